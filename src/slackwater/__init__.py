@@ -1,0 +1,1 @@
+"""Slackwater: RL post-training of language models on the slack of a GPU fleet."""

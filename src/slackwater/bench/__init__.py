@@ -1,0 +1,1 @@
+"""Measurements behind `slackwater bench NAME`: each module has one `run(options) -> figures`."""

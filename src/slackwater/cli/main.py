@@ -1,0 +1,54 @@
+"""`slackwater`: the commands, each imported only when it is called."""
+
+import importlib
+import sys
+from typing import Any
+
+import click
+import typer
+
+from slackwater.model.errors import SlackwaterError
+
+# name -> (module with a typer `app`, one line of help). Add a command by adding a line.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "bench": ("slackwater.cli.bench", "Measure, and print one JSON object."),
+}
+
+
+class LateCommands(click.Group):
+    """A group whose members are imported when named: `--help` stays instant."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(COMMANDS[cmd_name][0])
+        return typer.main.get_command(module.app)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+@click.group(cls=LateCommands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="slackwater")
+def root() -> None:
+    """RL post-training of language models on the slack of a GPU fleet."""
+
+
+def main() -> None:
+    """Exit 0 if it worked, 1 if it failed, 2 if the input was wrong, 130 on Ctrl-C."""
+    try:
+        status = root.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (click.Abort, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except SlackwaterError as error:
+        print(f"slackwater: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, ValueError) else 1)
+    sys.exit(status if isinstance(status, int) else 0)

@@ -1,0 +1,1 @@
+"""Who decides when: controllers. Events go in with their time, commands come out; no I/O."""

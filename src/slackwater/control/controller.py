@@ -1,0 +1,31 @@
+"""The shape of every controller: `commands = controller.handle(event)`.
+
+`event.now_s` is the only clock. The same events in the same order give the same commands,
+whether they come from sockets (`runtime/`) or from an event queue in virtual time (`sim/`).
+"""
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+
+class Timed(Protocol):
+    """Anything that happened at a moment."""
+
+    @property
+    def now_s(self) -> float: ...
+
+
+E = TypeVar("E", bound=Timed, contravariant=True)
+C = TypeVar("C", covariant=True)
+
+
+class Controller(Protocol[E, C]):
+    """A state machine without I/O."""
+
+    def handle(self, event: E) -> Sequence[C]:
+        """Take one event, return what the body must do about it, in order."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if an invariant does not hold; tests call it after every event."""
+        ...

@@ -1,0 +1,69 @@
+"""Recording what a controller saw and did, and replaying it.
+
+One JSON line per event: `{"event": {"type": ..., "body": ...}, "commands": [...]}`. Bodies (live or
+simulated) choose where the lines go; replaying them through a fresh controller must give the same commands.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from slackwater.control.controller import Controller, Timed
+from slackwater.model.errors import ConfigError
+
+E = TypeVar("E", bound=Timed)
+C = TypeVar("C")
+
+
+def tagged(value: object) -> dict[str, Any]:
+    """A dataclass as plain data that names its type."""
+    return {"type": type(value).__name__, "body": msgspec.to_builtins(value)}
+
+
+class RecordedController(Generic[E, C]):
+    """Passes events through, and gives one line for each to `sink`."""
+
+    def __init__(self, inner: Controller[E, C], sink: Callable[[bytes], None]) -> None:
+        self.inner = inner
+        self._sink = sink
+
+    def handle(self, event: E) -> Sequence[C]:
+        commands = self.inner.handle(event)
+        line = {"event": tagged(event), "commands": [tagged(command) for command in commands]}
+        self._sink(msgspec.json.encode(line) + b"\n")
+        return commands
+
+    def check_integrity(self) -> None:
+        self.inner.check_integrity()
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first recorded event to which the controller answered otherwise."""
+
+    line: int
+    event: dict[str, Any]
+    recorded: list[dict[str, Any]]
+    replayed: list[dict[str, Any]]
+
+
+def replay(
+    controller: Controller[Any, Any], lines: Iterable[bytes], event_types: Mapping[str, type]
+) -> tuple[int, Divergence | None]:
+    """Feed a record to a fresh controller: how many events agreed, and the first that did not."""
+    agreed = 0
+    for number, line in enumerate(lines, start=1):
+        entry = msgspec.json.decode(line)
+        name = entry["event"]["type"]
+        if name not in event_types:
+            raise ConfigError.of(f"record line {number}", name, "is no event of this controller")
+        event: Any = msgspec.convert(entry["event"]["body"], event_types[name])
+        answered = [tagged(command) for command in controller.handle(event)]
+        # Through JSON and back, so that tuples and lists compare equal.
+        replayed = msgspec.json.decode(msgspec.json.encode(answered))
+        if replayed != entry["commands"]:
+            return agreed, Divergence(number, entry["event"], entry["commands"], replayed)
+        agreed += 1
+    return agreed, None

@@ -1,0 +1,35 @@
+"""Every error that a user can meet.
+
+    SlackwaterError
+    ├── ConfigError       a file, flag or request field is wrong      (ValueError)
+    ├── RefusedError      well formed, but cannot be done here        (RuntimeError)
+    ├── NotFoundError     no such job, session, model or instance     (LookupError)
+    └── UnavailableError  transient: the same call may work later     (ConnectionError)
+
+A message says what was wrong, the value seen, and what to write instead.
+"""
+
+
+class SlackwaterError(Exception):
+    """Base of all errors that are shown to a user as one line."""
+
+
+class ConfigError(SlackwaterError, ValueError):
+    """A field has a value that cannot be used."""
+
+    @classmethod
+    def of(cls, field: str, value: object, fix: str) -> "ConfigError":
+        """Name the field, the value seen and the fix."""
+        return cls(f"{field}: {value!r} {fix}")
+
+
+class RefusedError(SlackwaterError, RuntimeError):
+    """The request is well formed, but this fleet or service cannot do it."""
+
+
+class NotFoundError(SlackwaterError, LookupError):
+    """The id names nothing, or nothing that this caller may see."""
+
+
+class UnavailableError(SlackwaterError, ConnectionError):
+    """A peer or resource is missing for the moment; trying again may work."""

@@ -1,0 +1,66 @@
+"""Jobs: one RL post-training run each, as the co-scheduler sees it."""
+
+from dataclasses import dataclass
+
+from slackwater.model.errors import ConfigError
+from slackwater.model.ids import JobId
+
+
+@dataclass(frozen=True, slots=True)
+class JobProfile:
+    """What one iteration needs, at worst: every response at the job's token limit (WEAVE 4.2).
+
+    `train_s` holds on `train_nodes` nodes; on n nodes it is `train_s * train_nodes / n`, since the
+    data-parallel degree is matched to the group. State sizes are what one node keeps in host memory.
+    """
+
+    rollout_s: float
+    train_s: float
+    sync_s: float = 0.0
+    rollout_nodes: int = 1
+    train_nodes: int = 1
+    rollout_state_gb: float = 275.7
+    train_state_gb: float = 240.0
+    model_billions: float = 7.0
+
+    def __post_init__(self) -> None:
+        for field in ("rollout_s", "train_s", "rollout_nodes", "train_nodes", "model_billions"):
+            if getattr(self, field) <= 0:
+                raise ConfigError.of(f"profile: {field}", getattr(self, field), "must be above 0")
+        for field in ("sync_s", "rollout_state_gb", "train_state_gb"):
+            if getattr(self, field) < 0:
+                raise ConfigError.of(
+                    f"profile: {field}", getattr(self, field), "must not be negative"
+                )
+
+    def train_s_on(self, nodes: int) -> float:
+        """Train time with the data-parallel degree matched to `nodes`."""
+        return self.train_s * self.train_nodes / nodes
+
+    @property
+    def solo_s(self) -> float:
+        """One iteration alone: rollout, train, sync, one after the other."""
+        return self.rollout_s + self.train_s + self.sync_s
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """One run: when it comes, how many iterations it makes, and the slowdown it tolerates."""
+
+    job: JobId
+    arrival_s: float
+    iterations: int
+    slo: float
+    profile: JobProfile
+
+    def __post_init__(self) -> None:
+        if self.arrival_s < 0:
+            raise ConfigError.of(
+                f"job {self.job}: arrival_s", self.arrival_s, "must not be negative"
+            )
+        if self.iterations <= 0:
+            raise ConfigError.of(f"job {self.job}: iterations", self.iterations, "must be above 0")
+        if self.slo < 1:
+            raise ConfigError.of(
+                f"job {self.job}: slo", self.slo, "must be at least 1 (1.2 allows 20 % slowdown)"
+            )

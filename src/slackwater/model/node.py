@@ -1,0 +1,66 @@
+"""Nodes and pools: devices, host memory, links and a price."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from slackwater.model.errors import ConfigError
+
+
+class Role(StrEnum):
+    """What a pool's nodes are for."""
+
+    TRAIN = "train"
+    ROLLOUT = "rollout"
+    SERVING = "serving"
+    SPOT = "spot"
+    EXTERNAL = "external"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeType:
+    """One kind of machine. Prices are per device and hour, as the papers' tables give them."""
+
+    name: str
+    devices: int
+    device_price_per_h: float
+    host_memory_gb: float
+    tflops: float
+    hbm_gb: float
+    hbm_tb_per_s: float
+
+    def __post_init__(self) -> None:
+        for field in (
+            "devices",
+            "device_price_per_h",
+            "host_memory_gb",
+            "tflops",
+            "hbm_gb",
+            "hbm_tb_per_s",
+        ):
+            if getattr(self, field) <= 0:
+                raise ConfigError.of(
+                    f"node type {self.name}: {field}", getattr(self, field), "must be above 0"
+                )
+
+    @property
+    def price_per_h(self) -> float:
+        """Of the whole node."""
+        return self.devices * self.device_price_per_h
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Nodes of one role and one type; `max_nodes` is how many can be rented at once."""
+
+    role: Role
+    node_type: NodeType
+    max_nodes: int
+
+    def __post_init__(self) -> None:
+        if self.max_nodes <= 0:
+            raise ConfigError.of(f"pool {self.role}: max_nodes", self.max_nodes, "must be above 0")
+
+
+# WEAVE Table 1: prices and rates of the two clusters; host memory of section 3.2 (1-2 TB nodes).
+H20 = NodeType("H20", 8, 1.85, 2048.0, 148.0, 96.0, 4.0)
+H800 = NodeType("H800", 8, 5.28, 2048.0, 989.5, 80.0, 3.35)
