@@ -1,0 +1,5 @@
+"""`python -m slackwater`."""
+
+from slackwater.cli.main import main
+
+main()

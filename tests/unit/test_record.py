@@ -1,0 +1,64 @@
+"""A record of events, replayed through a fresh controller, gives the same commands."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from slackwater.control.record import RecordedController, replay
+from slackwater.model.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    now_s: float
+    amounts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    value: int
+    parts: tuple[int, ...]
+
+
+class Adder:
+    """Sums what it is given; `offset` stands for a change of behaviour between two releases."""
+
+    def __init__(self, offset: int = 0) -> None:
+        self._sum = offset
+
+    def handle(self, event: Added) -> Sequence[Total]:
+        self._sum += sum(event.amounts)
+        return (Total(self._sum, event.amounts),)
+
+    def check_integrity(self) -> None:
+        assert self._sum >= 0
+
+
+def recorded(events: Sequence[Added]) -> list[bytes]:
+    lines: list[bytes] = []
+    controller = RecordedController(Adder(), lines.append)
+    for event in events:
+        controller.handle(event)
+    return lines
+
+
+EVENTS = [Added(0.0, (1, 2)), Added(1.5, ()), Added(2.0, (3,))]
+
+
+def test_a_replay_of_the_same_controller_agrees_to_the_end() -> None:
+    assert replay(Adder(), recorded(EVENTS), {"Added": Added}) == (3, None)
+
+
+def test_a_controller_that_decides_otherwise_is_found_at_its_first_other_command() -> None:
+    agreed, divergence = replay(Adder(offset=1), recorded(EVENTS), {"Added": Added})
+    assert agreed == 0
+    assert divergence is not None
+    assert divergence.line == 1
+    assert divergence.recorded[0]["body"]["value"] == 3
+    assert divergence.replayed[0]["body"]["value"] == 4
+
+
+def test_an_event_of_another_controller_is_refused_by_its_line() -> None:
+    with pytest.raises(ConfigError, match="record line 1: 'Added' is no event"):
+        replay(Adder(), recorded(EVENTS), {})
