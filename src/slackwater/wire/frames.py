@@ -1,0 +1,89 @@
+"""Length-prefixed frames: a header of 8 bytes, then the body.
+
+    b"SW"  version u8  kind u8  length u32 (little-endian)  body
+
+The codec is pure: bytes go in, whole frames come out. Garbage, a foreign version, an unknown kind and
+a length above the limit raise `FrameError` at the header, before any of the body is buffered.
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from slackwater.model.errors import SlackwaterError
+
+MAGIC = b"SW"
+VERSION = 1
+MAX_FRAME_BYTES = 1 << 30
+_HEADER = struct.Struct("<2sBBI")
+HEADER_BYTES = _HEADER.size
+
+
+class FrameError(SlackwaterError, ValueError):
+    """The peer does not speak this protocol; the connection must be closed."""
+
+
+class FrameKind(IntEnum):
+    """What the body holds."""
+
+    CONTROL = 1
+    TOKENS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message's bytes."""
+
+    kind: FrameKind
+    body: bytes
+
+
+def encode_frame(kind: FrameKind, body: bytes) -> bytes:
+    """Header and body, ready to send."""
+    if len(body) > MAX_FRAME_BYTES:
+        raise FrameError(f"frame body of {len(body)} bytes is above the limit {MAX_FRAME_BYTES}")
+    return _HEADER.pack(MAGIC, VERSION, kind, len(body)) + body
+
+
+def decode_header(header: bytes, max_bytes: int = MAX_FRAME_BYTES) -> tuple[FrameKind, int]:
+    """The kind and the length of the body that follows."""
+    magic, version, kind, length = _HEADER.unpack(header)
+    if magic != MAGIC:
+        raise FrameError(f"frame begins with {magic!r}, not {MAGIC!r}: the peer is no worker")
+    if version != VERSION:
+        raise FrameError(f"frame version {version}, this process speaks {VERSION}")
+    if length > max_bytes:
+        raise FrameError(f"frame of {length} bytes is above the limit {max_bytes}")
+    try:
+        return FrameKind(kind), length
+    except ValueError:
+        raise FrameError(f"frame kind {kind} is unknown") from None
+
+
+class FrameDecoder:
+    """Cuts a stream of bytes into frames, whatever the sizes of its pieces."""
+
+    def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Take bytes as they came; return the frames that are now whole."""
+        self._buffer += data
+        frames: list[Frame] = []
+        start = 0
+        while len(self._buffer) - start >= HEADER_BYTES:
+            header = bytes(self._buffer[start : start + HEADER_BYTES])
+            kind, length = decode_header(header, self._max_bytes)
+            end = start + HEADER_BYTES + length
+            if len(self._buffer) < end:
+                break
+            frames.append(Frame(kind, bytes(self._buffer[start + HEADER_BYTES : end])))
+            start = end
+        del self._buffer[:start]
+        return frames
+
+    def finish(self) -> None:
+        """The stream ended: raise if it ended inside a frame."""
+        if self._buffer:
+            raise FrameError(f"the stream ended {len(self._buffer)} bytes into a frame")

@@ -1,0 +1,301 @@
+"""Control messages, as msgpack: the hello, what engines and trainers are told, and what they answer.
+
+Token ids travel as raw u32 bytes. Each message is a tagged struct; `decode` refuses anything else.
+"""
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from slackwater.wire.frames import FrameError, FrameKind, encode_frame
+
+PROTOCOL = 1
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Base of all control messages."""
+
+
+# ---- connection ----
+class Hello(Message, frozen=True):
+    """First message of a worker: who it is, and that it knows the secret."""
+
+    secret: str
+    worker: str
+    role: Literal["engine", "trainer"]
+    protocol: int = PROTOCOL
+
+
+class Welcome(Message, frozen=True):
+    """The control plane took the worker in."""
+
+    heartbeat_every_s: float
+
+
+class Refused(Message, frozen=True):
+    """The control plane will not talk to this peer; it closes after this."""
+
+    reason: str
+
+
+class Heartbeat(Message, frozen=True):
+    """The worker lives."""
+
+    gauges: dict[str, float] = {}
+
+
+class Stop(Message, frozen=True):
+    """Leave cleanly."""
+
+
+# ---- engine ----
+class Sampling(msgspec.Struct, frozen=True, array_like=True):
+    """How to sample; `stop_token_ids` holds everything that ends the text, end-of-text included."""
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    stop_token_ids: tuple[int, ...]
+    stop_strings: tuple[str, ...]
+    prompt_logprobs: bool
+    topk_prompt_logprobs: int
+    topk_logprobs: int
+
+
+class Generate(Message, frozen=True):
+    """Continue `prompt + generated`; `generated` was sampled before, here or elsewhere."""
+
+    request: int
+    version: str
+    prompt: bytes
+    generated: bytes
+    sampling: Sampling
+
+
+class Abort(Message, frozen=True):
+    """Drop a request; no answer comes."""
+
+    request: int
+
+
+class PullVersion(Message, frozen=True):
+    """Fetch a weight version from the weight store and make it readable."""
+
+    version: str
+
+
+class DropVersion(Message, frozen=True):
+    """Forget a weight version."""
+
+    version: str
+
+
+class VersionReady(Message, frozen=True):
+    """A version can be sampled from."""
+
+    version: str
+
+
+class VersionFailed(Message, frozen=True):
+    """A version could not be fetched."""
+
+    version: str
+    error: str
+
+
+class TopK(msgspec.Struct, frozen=True, array_like=True):
+    """`k` best per row, best first: token ids u32 and log-probs f32, row-major."""
+
+    k: int
+    tokens: bytes
+    logprobs: bytes
+
+
+class PromptScores(Message, frozen=True):
+    """Log-probs of a prompt's tokens (f32, NaN at position 0), and the best alternatives if asked."""
+
+    request: int
+    logprobs: bytes
+    topk: TopK | None = None
+
+
+class SampledTopK(Message, frozen=True):
+    """The best alternatives at each token that a request sampled, sent when it ends."""
+
+    request: int
+    topk: TopK
+
+
+class Ended(Message, frozen=True):
+    """A request sampled its last token, which went out in the token frame before."""
+
+    request: int
+    reason: Literal["stop", "length"]
+    cached_tokens: int = 0
+
+
+class GenerateRefused(Message, frozen=True):
+    """A request that can never run here."""
+
+    request: int
+    error: str
+
+
+# ---- trainer ----
+class CreateModel(Message, frozen=True):
+    """Make a model's trainable state from its base model."""
+
+    op: int
+    model: str
+    source: str
+    lora_rank: int
+    seed: int
+    train_attn: bool = True
+    train_mlp: bool = True
+    train_unembed: bool = True
+
+
+class RestoreModel(Message, frozen=True):
+    """Make a model's trainable state from a saved one."""
+
+    op: int
+    model: str
+    directory: str
+
+
+class RunPass(Message, frozen=True):
+    """forward or forward_backward; `batch` is a `wire.batches.PassBatch`."""
+
+    op: int
+    model: str
+    batch: bytes
+
+
+class StepOptimizer(Message, frozen=True):
+    """optim_step."""
+
+    op: int
+    model: str
+    learning_rate: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    grad_clip_norm: float
+
+
+class DiscardGradients(Message, frozen=True):
+    """Clear what was accumulated."""
+
+    op: int
+    model: str
+
+
+class SaveState(Message, frozen=True):
+    """Write the complete state."""
+
+    op: int
+    model: str
+    directory: str
+
+
+class LoadState(Message, frozen=True):
+    """Load weights, and the optimizer's state if asked, into a model."""
+
+    op: int
+    model: str
+    directory: str
+    optimizer: bool
+
+
+class PublishWeights(Message, frozen=True):
+    """Put what a sampler needs into the weight store."""
+
+    op: int
+    model: str
+    version: str
+
+
+class DropModel(Message, frozen=True):
+    """Forget a model's state."""
+
+    op: int
+    model: str
+
+
+class OpDone(Message, frozen=True):
+    """An operation succeeded; `result` is a `PassResult`, metrics, or empty."""
+
+    op: int
+    elapsed_s: float
+    result: bytes = b""
+
+
+class OpFailed(Message, frozen=True):
+    """An operation failed. `user`: refused before it touched any state. `server`: the state is gone."""
+
+    op: int
+    error: str
+    category: Literal["user", "server"]
+
+
+ToWorker: TypeAlias = (
+    Welcome
+    | Refused
+    | Stop
+    | Generate
+    | Abort
+    | PullVersion
+    | DropVersion
+    | CreateModel
+    | RestoreModel
+    | RunPass
+    | StepOptimizer
+    | DiscardGradients
+    | SaveState
+    | LoadState
+    | PublishWeights
+    | DropModel
+)
+FromWorker: TypeAlias = (
+    Hello
+    | Heartbeat
+    | VersionReady
+    | VersionFailed
+    | PromptScores
+    | SampledTopK
+    | Ended
+    | GenerateRefused
+    | OpDone
+    | OpFailed
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+_from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+
+
+def encode(message: Message) -> bytes:
+    """A whole CONTROL frame."""
+    return encode_frame(FrameKind.CONTROL, _encoder.encode(message))
+
+
+def _decode(decoder: "msgspec.msgpack.Decoder[Any]", body: bytes) -> Any:
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise FrameError(f"control message cannot be read: {error}") from None
+
+
+def decode_to_worker(body: bytes) -> ToWorker:
+    """What the control plane told a worker."""
+    message: ToWorker = _decode(_to_worker, body)
+    return message
+
+
+def decode_from_worker(body: bytes) -> FromWorker:
+    """What a worker told the control plane."""
+    message: FromWorker = _decode(_from_worker, body)
+    return message

@@ -1,0 +1,135 @@
+"""Frames survive any cutting of the stream; anything else ends in a clear error."""
+
+import contextlib
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slackwater.wire import messages
+from slackwater.wire.batches import (
+    Array,
+    Example,
+    PassBatch,
+    PassResult,
+    decode_batch,
+    decode_result,
+    encode_batch,
+    encode_result,
+)
+from slackwater.wire.frames import Frame, FrameDecoder, FrameError, FrameKind, encode_frame
+from slackwater.wire.tokens import TokenColumns, decode_tokens, encode_tokens
+
+kinds = st.sampled_from(FrameKind)
+
+
+@given(st.lists(st.tuples(kinds, st.binary(max_size=64)), max_size=8), st.data())
+def test_frames_come_out_whole_however_the_stream_is_cut(
+    sent: list[tuple[FrameKind, bytes]], data: st.DataObject
+) -> None:
+    stream = b"".join(encode_frame(kind, body) for kind, body in sent)
+    decoder, received = FrameDecoder(), []
+    while stream:
+        cut = data.draw(st.integers(1, len(stream)))
+        received += decoder.feed(stream[:cut])
+        stream = stream[cut:]
+    decoder.finish()
+    assert received == [Frame(kind, body) for kind, body in sent]
+
+
+@given(st.binary(min_size=8, max_size=64).filter(lambda data: data[:2] != b"SW"))
+def test_garbage_is_refused_at_its_first_header(garbage: bytes) -> None:
+    with pytest.raises(FrameError, match="begins with"):
+        FrameDecoder().feed(garbage)
+
+
+def test_an_oversized_length_is_refused_before_its_body_comes() -> None:
+    with pytest.raises(FrameError, match="above the limit 10"):
+        FrameDecoder(max_bytes=10).feed(struct.pack("<2sBBI", b"SW", 1, 1, 11))
+
+
+def test_a_foreign_version_and_an_unknown_kind_are_named() -> None:
+    with pytest.raises(FrameError, match="version 9"):
+        FrameDecoder().feed(struct.pack("<2sBBI", b"SW", 9, 1, 0))
+    with pytest.raises(FrameError, match="kind 77"):
+        FrameDecoder().feed(struct.pack("<2sBBI", b"SW", 1, 77, 0))
+
+
+@given(st.binary(min_size=1, max_size=40), st.data())
+def test_a_truncated_stream_is_an_error_and_no_message(body: bytes, data: st.DataObject) -> None:
+    frame = encode_frame(FrameKind.CONTROL, body)
+    decoder = FrameDecoder()
+    assert decoder.feed(frame[: data.draw(st.integers(1, len(frame) - 1))]) == []
+    with pytest.raises(FrameError, match="ended"):
+        decoder.finish()
+
+
+u32 = st.integers(0, 2**32 - 1)
+rows = st.lists(st.tuples(u32, u32, st.floats(width=32, allow_nan=False)), max_size=50)
+
+
+@given(rows)
+def test_token_columns_survive_the_wire(sent: list[tuple[int, int, float]]) -> None:
+    columns = TokenColumns(
+        np.array([row[0] for row in sent], np.uint32),
+        np.array([row[1] for row in sent], np.uint32),
+        np.array([row[2] for row in sent], np.float32),
+    )
+    got = decode_tokens(encode_tokens(columns))
+    assert list(
+        zip(got.requests.tolist(), got.tokens.tolist(), got.logprobs.tolist(), strict=True)
+    ) == [(request, token, logprob) for request, token, logprob in sent]
+
+
+@given(st.binary(max_size=40))
+def test_a_token_frame_of_the_wrong_size_is_refused(body: bytes) -> None:
+    if len(body) >= 4 and len(body) == 4 + 12 * struct.unpack("<I", body[:4])[0]:
+        return
+    with pytest.raises(FrameError, match="token frame"):
+        decode_tokens(body)
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_crash_the_message_decoders(body: bytes) -> None:
+    for decode in (messages.decode_to_worker, messages.decode_from_worker):
+        with contextlib.suppress(FrameError):
+            decode(body)
+
+
+def test_every_message_comes_back_as_it_went() -> None:
+    sampling = messages.Sampling(5, 1.0, 0.9, 0, 2**63, (1, 2), ("\n",), True, 3, 2)
+    to_worker = messages.Generate(7, "v1", b"\1\0\0\0", b"", sampling)
+    (frame,) = FrameDecoder().feed(messages.encode(to_worker))
+    assert messages.decode_to_worker(frame.body) == to_worker
+    from_worker = messages.OpFailed(3, "no", "user")
+    (frame,) = FrameDecoder().feed(messages.encode(from_worker))
+    assert messages.decode_from_worker(frame.body) == from_worker
+
+
+def test_a_message_of_the_other_direction_is_refused() -> None:
+    (frame,) = FrameDecoder().feed(messages.encode(messages.Stop()))
+    with pytest.raises(FrameError, match="cannot be read"):
+        messages.decode_from_worker(frame.body)
+
+
+def test_batches_and_results_keep_every_bit() -> None:
+    tokens = np.arange(5, dtype=np.int64)
+    weights = np.array([[0.5, np.nan]] * 5, np.float32)
+    batch = PassBatch(
+        "ppo", {"clip": 0.2}, False, [Example(Array.of(tokens), {"w": Array.of(weights)})]
+    )
+    got = decode_batch(encode_batch(batch))
+    assert got == batch
+    assert got.examples[0].inputs["w"].numpy().tobytes() == weights.tobytes()
+    assert got.examples[0].inputs["w"].numpy().shape == (5, 2)
+    result = PassResult([Array.of(weights)], {"loss:sum": 1.5})
+    assert decode_result(encode_result(result)) == result
+
+
+def test_an_array_whose_shape_does_not_fit_its_bytes_is_refused() -> None:
+    with pytest.raises(ValueError, match="shape"):
+        Array("float32", (3,), b"\0" * 8).numpy()
+    with pytest.raises(ValueError, match="shape"):
+        Array("float32", (-2, -1), b"\0" * 8).numpy()
