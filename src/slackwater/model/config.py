@@ -1,0 +1,250 @@
+"""From tables (TOML, JSON, `--set`) to frozen dataclasses, and back.
+
+A component's configuration is its own dataclass; nothing here knows any of them. Unknown keys are refused with the key that was
+probably meant, and every error is one line that names the field by its path (`fleet.rollout.max_nodes`, `jobs[3].slo`), the value
+and the fix. A union of dataclasses is told apart by a `Literal` field that each of them has under the same name.
+"""
+
+import dataclasses
+import difflib
+import math
+import tomllib
+import types
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from pathlib import PurePath
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from slackwater.model.errors import ConfigError
+
+T = TypeVar("T")
+
+_UNITS: Mapping[str, str] = {
+    "s": "seconds",
+    "ms": "milliseconds",
+    "h": "hours",
+    "gb": "gigabytes",
+    "bytes": "bytes",
+    "tokens": "tokens",
+    "gbit_per_s": "gigabits per second",
+    "price_per_h": "dollars per hour",
+}
+_OTHER_UNITS = (
+    "sec",
+    "secs",
+    "seconds",
+    "min",
+    "mins",
+    "minutes",
+    "hours",
+    "d",
+    "days",
+    "mb",
+    "tb",
+)
+
+
+def decode(cls: type[T], table: Mapping[str, Any], at: str = "") -> T:
+    """Build `cls` from a table; `at` is the table's own path, empty at the root of a file."""
+    if not isinstance(table, Mapping):
+        raise ConfigError.of(at or "file", table, "must be a table")
+    fields = {field.name: field for field in dataclasses.fields(cast(Any, cls)) if field.init}
+    hints = get_type_hints(cls)
+    for key in table:
+        if key not in fields:
+            raise ConfigError(f"{_join(at, key)}: unknown key; {_meant(key, fields)}")
+    values: dict[str, Any] = {}
+    for name, field in fields.items():
+        if name in table:
+            values[name] = _convert(hints[name], table[name], _join(at, name))
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"{_join(at, name)}: missing; write {name} = {_wanted(hints[name])}")
+    try:
+        return cls(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{at}: {error}" if at else str(error)) from None
+
+
+def override(table: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
+    """A copy of `table` with each `a.b=c` put in; list members are named by number (`jobs.0.slo=1.5`)."""
+    result = cast(dict[str, Any], _copy(table))
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        keys = path.strip().split(".")
+        if not equals or not all(keys):
+            raise ConfigError.of("--set", assignment, "must be written a.b=value")
+        _put(result, keys, _scalar(text.strip()), assignment)
+    return result
+
+
+def plain(value: Any) -> Any:
+    """A configuration as tables, lists and scalars again, without what is `None`."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {
+            field.name: getattr(value, field.name)
+            for field in dataclasses.fields(value)
+            if field.init
+        }
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items() if item is not None}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, Enum):
+        return value.value
+    return str(value) if isinstance(value, PurePath) else value
+
+
+def _join(at: str, key: str) -> str:
+    return f"{at}.{key}" if at else key
+
+
+def _meant(key: str, fields: Iterable[str]) -> str:
+    names = list(fields)
+    for name in names:
+        stem, _, unit = name.rpartition("_")
+        if stem and unit in _UNITS and key in {stem, *(f"{stem}_{u}" for u in _all_units())}:
+            return f"write {name}, in {_UNITS[unit]}"
+    close = difflib.get_close_matches(key, names, n=1, cutoff=0.6)
+    return f"did you mean {close[0]}?" if close else f"known keys: {', '.join(sorted(names))}"
+
+
+def _all_units() -> tuple[str, ...]:
+    return (*_UNITS, *_OTHER_UNITS)
+
+
+def _wanted(hint: Any) -> str:
+    """What kind of value a hint asks for, in words."""
+    origin = get_origin(hint)
+    if origin is Literal:
+        return " or ".join(repr(choice) for choice in get_args(hint))
+    if _is_union(hint):
+        return _wanted(next(arm for arm in get_args(hint) if arm is not type(None)))
+    if origin in (tuple, list):
+        return "[...]"
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: '"..."'}
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return " or ".join(repr(member.value) for member in hint)
+    return names.get(getattr(hint, "__supertype__", hint), "a table")
+
+
+def _is_union(hint: Any) -> bool:
+    return get_origin(hint) in (Union, types.UnionType)
+
+
+def _convert(hint: Any, value: Any, at: str) -> Any:
+    hint = getattr(hint, "__supertype__", hint)  # a NewType is its base here
+    origin = get_origin(hint)
+    if _is_union(hint):
+        return _convert_union(hint, value, at)
+    if origin is Literal:
+        return _one_of(get_args(hint), value, at)
+    if origin in (tuple, list):
+        return _convert_list(hint, value, at)
+    if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(value, Mapping):
+            raise ConfigError.of(at, value, "must be a table")
+        of = get_args(hint)[1]
+        return {str(key): _convert(of, item, _join(at, str(key))) for key, item in value.items()}
+    if dataclasses.is_dataclass(hint):
+        return decode(cast(Any, hint), value, at)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint(_one_of(tuple(member.value for member in hint), value, at))
+    return _convert_scalar(hint, value, at)
+
+
+def _convert_list(hint: Any, value: Any, at: str) -> Any:
+    if not isinstance(value, list):
+        raise ConfigError.of(at, value, "must be a list, written [a, b]")
+    arms = get_args(hint)
+    if get_origin(hint) is list:
+        return [_convert(arms[0], item, f"{at}[{i}]") for i, item in enumerate(value)]
+    if len(arms) == 2 and arms[1] is Ellipsis:
+        return tuple(_convert(arms[0], item, f"{at}[{i}]") for i, item in enumerate(value))
+    if len(arms) != len(value):
+        raise ConfigError.of(at, value, f"must have {len(arms)} members")
+    members = enumerate(zip(arms, value, strict=True))
+    return tuple(_convert(arm, item, f"{at}[{i}]") for i, (arm, item) in members)
+
+
+def _convert_union(hint: Any, value: Any, at: str) -> Any:
+    arms = [arm for arm in get_args(hint) if arm is not type(None)]
+    if len(arms) == 1:
+        return _convert(arms[0], value, at)
+    if isinstance(value, Mapping):
+        return _convert_tagged([arm for arm in arms if dataclasses.is_dataclass(arm)], value, at)
+    for arm in arms:
+        if isinstance(arm, type) and isinstance(value, arm) and not isinstance(value, bool):
+            return value
+    raise ConfigError.of(at, value, f"must be {' or '.join(_wanted(arm) for arm in arms)}")
+
+
+def _convert_tagged(arms: list[Any], value: Mapping[str, Any], at: str) -> Any:
+    tags: dict[str, Any] = {}
+    tag = "kind"
+    for arm in arms:
+        for name, hint in get_type_hints(arm).items():
+            if get_origin(hint) is Literal:
+                tag = name
+                tags.update(dict.fromkeys(get_args(hint), arm))
+    if tag not in value:
+        raise ConfigError(f"{_join(at, tag)}: missing; write {' or '.join(map(repr, tags))}")
+    return decode(tags[_one_of(tuple(tags), value[tag], _join(at, tag))], value, at)
+
+
+def _one_of(choices: tuple[Any, ...], value: Any, at: str) -> Any:
+    if value in choices and type(value) in {type(choice) for choice in choices}:
+        return value
+    names = [str(choice) for choice in choices]
+    close = difflib.get_close_matches(str(value), names, n=1, cutoff=0.7)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    raise ConfigError.of(at, value, f"must be one of {', '.join(names)}{hint}")
+
+
+def _convert_scalar(hint: Any, value: Any, at: str) -> Any:
+    if hint is Any:
+        return value
+    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise ConfigError.of(at, value, "must be a finite number")
+        return float(value)
+    if isinstance(hint, type) and issubclass(hint, PurePath) and isinstance(value, str):
+        return hint(value)
+    if isinstance(value, hint) and isinstance(value, bool) == (hint is bool):
+        return value
+    unit = next((words for key, words in _UNITS.items() if at.endswith(f"_{key}")), None)
+    of = f" of {unit}, without a unit" if unit and hint in (int, float) else ""
+    raise ConfigError.of(at, value, f"must be {_wanted(hint)}{of}")
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value
+
+
+def _put(table: Any, keys: list[str], value: Any, assignment: str) -> None:
+    for depth, key in enumerate(keys):
+        last = depth == len(keys) - 1
+        if isinstance(table, list):
+            if not key.isdigit() or int(key) >= len(table):
+                raise ConfigError.of(
+                    "--set", assignment, f"must name a member 0 to {len(table) - 1}, not {key}"
+                )
+            if last:
+                table[int(key)] = value
+            else:
+                table = table[int(key)]
+        elif not isinstance(table, dict):
+            raise ConfigError.of("--set", assignment, f"goes into {keys[depth - 1]}, a plain value")
+        elif last:
+            table[key] = value
+        else:
+            table = table.setdefault(key, {})
+
+
+def _scalar(text: str) -> Any:
+    """A value as TOML would read it; what TOML cannot read is taken as text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

@@ -1,0 +1,47 @@
+"""Plain data as TOML text: what `--dry-run` prints can be read back as a file."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+
+def toml_text(table: Mapping[str, Any]) -> str:
+    """Scalars and short lists first, then one section per table, one `[[section]]` per member of a list of tables."""
+    return "\n".join(_lines(table, "")).strip("\n") + "\n"
+
+
+def _lines(table: Mapping[str, Any], at: str) -> list[str]:
+    lines = []
+    sections: list[str] = []
+    for key, value in table.items():
+        path = f"{at}.{_key(key)}" if at else _key(key)
+        if isinstance(value, Mapping):
+            sections += ["", f"[{path}]", *_lines(value, path)]
+        elif isinstance(value, list) and value and all(isinstance(v, Mapping) for v in value):
+            for member in value:
+                sections += ["", f"[[{path}]]", *_lines(member, path)]
+        else:
+            lines.append(f"{_key(key)} = {_scalar(value)}")
+    return lines + sections
+
+
+def _key(key: str) -> str:
+    bare = key and all(c.isascii() and (c.isalnum() or c in "-_") for c in key)
+    return key if bare else _text(key)
+
+
+def _text(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, list):
+        return f"[{', '.join(_scalar(item) for item in value)}]"
+    if isinstance(value, Mapping):
+        pairs = (f"{_key(key)} = {_scalar(item)}" for key, item in value.items())
+        return f"{{ {', '.join(pairs)} }}"
+    return repr(value)
