@@ -1,0 +1,1 @@
+"""The rollout manager: who owns turns, where they run, and what happens when an instance leaves."""

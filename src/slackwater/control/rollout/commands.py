@@ -1,0 +1,145 @@
+"""What the rollout manager asks its body to do."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slackwater.model.ids import InstanceId, JobId, TurnId
+from slackwater.model.turn import AttemptId, FinishReason, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Run the turn there: prefill prompt + generated, then go on at that position.
+
+    `attempt` is the request id for the engine. `sampling.max_tokens` counts `generated` too.
+    """
+
+    instance: InstanceId
+    attempt: AttemptId
+    turn: TurnId
+    version: str
+    prompt: Sequence[int]
+    generated: Sequence[int]
+    sampling: Sampling
+    score_prompt: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AbortOn:
+    """Forget the attempt; what it still sends is discarded."""
+
+    instance: InstanceId
+    attempt: AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class PullWeights:
+    """Get the version; answer `InstanceReady` or `PullFailed`."""
+
+    instance: InstanceId
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropVersion:
+    """Free the version's memory; nothing on the instance uses it."""
+
+    instance: InstanceId
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class AppendTokens:
+    """New tokens of a streamed turn."""
+
+    turn: TurnId
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteTurn:
+    """The turn is whole. Exactly one of Complete, Fail or a cancellation ends every turn."""
+
+    turn: TurnId
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    reason: FinishReason
+    version: str
+    moves: int
+    topk: Sequence[Sequence[tuple[int, float]]] = ()
+    prompt_logprobs: Sequence[float | None] | None = None
+    prompt_topk: Sequence[Sequence[tuple[int, float]] | None] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FailTurn:
+    """The turn alone has failed; `error` says why."""
+
+    turn: TurnId
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """Send `TimerFired(name)` at `at_s`; replaces the timer of that name."""
+
+    name: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseInstance:
+    """Let the instance go: nothing of ours runs on it any more."""
+
+    instance: InstanceId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFault:
+    """Something that an operator should see; the manager has dealt with it."""
+
+    instance: InstanceId
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndSeeding:
+    """Local engines are released: the trainer may have its devices."""
+
+    job: JobId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeSeeding:
+    """The trainer waits and generation is short of hands: start local engines again."""
+
+    job: JobId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LimitInstances:
+    """More remote instances than this would not make the job's steps shorter."""
+
+    job: JobId
+    most: int
+
+
+RolloutCommand = (
+    Dispatch
+    | AbortOn
+    | PullWeights
+    | DropVersion
+    | AppendTokens
+    | CompleteTurn
+    | FailTurn
+    | SetTimer
+    | ReleaseInstance
+    | ReportFault
+    | EndSeeding
+    | ResumeSeeding
+    | LimitInstances
+)

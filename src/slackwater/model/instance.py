@@ -1,0 +1,55 @@
+"""Instances: one rollout engine process each, of any kind."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from slackwater.model.errors import ConfigError
+from slackwater.model.ids import InstanceId, JobId
+
+
+class InstanceKind(StrEnum):
+    """Where the engine runs, hence how it may leave."""
+
+    LOCAL = "local"  # a training node while it seeds
+    DEDICATED = "dedicated"
+    SPOT = "spot"  # may vanish at any moment
+    BORROWED = "borrowed"  # on a serving node: its budget may be cut
+
+
+class InstanceState(StrEnum):
+    """Joining -> pulling -> ready -> draining -> gone; a ready one may pull another version."""
+
+    JOINING = "joining"
+    PULLING = "pulling"
+    READY = "ready"
+    DRAINING = "draining"
+    GONE = "gone"
+
+
+OWN_KINDS = (InstanceKind.LOCAL, InstanceKind.DEDICATED)
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSpec:
+    """What an instance says of itself when it joins.
+
+    `max_running` is the concurrency cap (profiled for own engines, the SLO-safe room for borrowed ones).
+    `job` is set when it serves one job only. Without `exact_continuation` (an engine that cannot go on
+    at a position of a random stream) a moved turn still keeps its tokens, but the rest may differ.
+    """
+
+    instance: InstanceId
+    kind: InstanceKind
+    max_running: int
+    max_context_tokens: int
+    kv_tokens: int
+    max_versions: int = 4
+    exact_continuation: bool = True
+    job: JobId | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("max_running", "max_context_tokens", "kv_tokens", "max_versions"):
+            if getattr(self, field) <= 0:
+                raise ConfigError.of(
+                    f"instance {self.instance}: {field}", getattr(self, field), "must be above 0"
+                )
