@@ -1,0 +1,91 @@
+"""The losses of a pass: each a SUM over tokens, never a mean, so that chunks of a batch just add up.
+
+`lp` is the learner's log-prob of a target, q the sampler's (`logprobs`), A the `advantages`, and
+r = exp(lp - q). A loss computed by the caller needs no entry here: it arrives as `cross_entropy` with
+weights = -dC/dlp, which may be negative.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from slackwater.model.errors import ConfigError
+
+Inputs: TypeAlias = Mapping[str, Tensor]
+LossConfig: TypeAlias = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """`value(lp, inputs, config)` gives one number per target; `config` names the keys it takes."""
+
+    inputs: tuple[str, ...]
+    value: Callable[[Tensor, Inputs, LossConfig], Tensor]
+    config: Mapping[str, float] = field(default_factory=dict)
+
+    def configured(self, name: str, given: LossConfig) -> dict[str, float]:
+        """The defaults with what was given over them; a key that the loss does not take is refused."""
+        for key, number in given.items():
+            if key not in self.config:
+                takes = ", ".join(self.config) or "no keys"
+                raise ConfigError.of(f"loss_fn_config.{key}", number, f"is not of {name}: {takes}")
+        config = {**self.config, **given}
+        low, high = config.get("clip_low_threshold"), config.get("clip_high_threshold")
+        if low is not None and high is not None and not 0 <= low <= high:
+            raise ConfigError.of(
+                "loss_fn_config.clip_low_threshold",
+                low,
+                f"must be at least 0 and at most clip_high_threshold ({high})",
+            )
+        return config
+
+
+def _cross_entropy(lp: Tensor, inputs: Inputs, config: LossConfig) -> Tensor:
+    del config
+    return -lp * inputs["weights"]
+
+
+def _importance_sampling(lp: Tensor, inputs: Inputs, config: LossConfig) -> Tensor:
+    del config
+    return -_ratio(lp, inputs) * inputs["advantages"]
+
+
+def _ppo(lp: Tensor, inputs: Inputs, config: LossConfig) -> Tensor:
+    ratio, advantages = _ratio(lp, inputs), inputs["advantages"]
+    return -torch.minimum(ratio * advantages, _clipped(ratio, config) * advantages)
+
+
+def _cispo(lp: Tensor, inputs: Inputs, config: LossConfig) -> Tensor:
+    return -_clipped(_ratio(lp, inputs), config).detach() * lp * inputs["advantages"]
+
+
+def _ratio(lp: Tensor, inputs: Inputs) -> Tensor:
+    return torch.exp(lp - inputs["logprobs"])
+
+
+def _clipped(ratio: Tensor, config: LossConfig) -> Tensor:
+    return ratio.clamp(config["clip_low_threshold"], config["clip_high_threshold"])
+
+
+def _thresholds(low: float, high: float) -> dict[str, float]:
+    return {"clip_low_threshold": low, "clip_high_threshold": high}
+
+
+LOSSES: Mapping[str, Loss] = {
+    "cross_entropy": Loss(("weights",), _cross_entropy),
+    "importance_sampling": Loss(("logprobs", "advantages"), _importance_sampling),
+    "ppo": Loss(("logprobs", "advantages"), _ppo, _thresholds(0.8, 1.2)),
+    "cispo": Loss(("logprobs", "advantages"), _cispo, _thresholds(0.0, 4.0)),
+}
+
+
+def loss_named(name: str) -> Loss:
+    """The loss, or an error that lists those there are."""
+    if name not in LOSSES:
+        raise ConfigError.of(
+            "loss_fn", name, f"is not implemented; write one of {', '.join(LOSSES)}"
+        )
+    return LOSSES[name]

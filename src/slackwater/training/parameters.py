@@ -1,0 +1,110 @@
+"""The trainable parameters of a net as one flat vector, with its gradient and its two Adam moments.
+
+The net's own parameters become views of the vector, so that clipping, stepping, snapshots and clearing are a
+few operations on long vectors however many tensors the net has. Below fp32 the net computes in its own dtype
+and the vector is its fp32 master copy.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from slackwater.model.errors import ConfigError
+from slackwater.training.datum import AdamParams
+
+
+class FlatParameters:
+    """Master weights, gradient and moments; `steps` counts updates for Adam's bias correction."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        self._parameters = dict(parameters)
+        first = next(iter(self._parameters.values()))
+        size = sum(parameter.numel() for parameter in self._parameters.values())
+        self._live = torch.empty(size, dtype=first.dtype, device=first.device)
+        self._live_gradient = torch.zeros_like(self._live)
+        self._slices: dict[str, slice] = {}
+        start = 0
+        for name, parameter in self._parameters.items():
+            part = slice(start, start + parameter.numel())
+            self._slices[name] = part
+            self._live[part] = parameter.detach().reshape(-1)
+            parameter.data = self._live[part].view_as(parameter)
+            parameter.grad = self._live_gradient[part].view_as(parameter)
+            start = part.stop
+        fp32 = first.dtype == torch.float32
+        self.master = self._live if fp32 else self._live.float()
+        self.gradient = self._live_gradient if fp32 else torch.zeros_like(self.master)
+        self.moment1 = torch.zeros_like(self.master)
+        self.moment2 = torch.zeros_like(self.master)
+        self.steps = 0
+
+    def collect(self) -> None:
+        """Add what backward left in the net's dtype to the fp32 gradient."""
+        if self.gradient is not self._live_gradient:
+            self.gradient += self._live_gradient
+            self._live_gradient.zero_()
+
+    def set_gradient(self, value: Tensor | None) -> None:
+        """Make the accumulated gradient `value`, or nothing."""
+        self._live_gradient.zero_()
+        if value is None:
+            self.gradient.zero_()
+        else:
+            self.gradient.copy_(value)
+
+    def step(self, adam: AdamParams) -> float:
+        """One AdamW update with the accumulated gradient, clipped by its norm; returns the norm before."""
+        norm = float(torch.linalg.vector_norm(self.gradient))
+        if adam.grad_clip_norm and norm > adam.grad_clip_norm:
+            self.gradient *= adam.grad_clip_norm / norm
+        self.steps += 1
+        self.moment1.lerp_(self.gradient, 1 - adam.beta1)
+        self.moment2.mul_(adam.beta2).addcmul_(self.gradient, self.gradient, value=1 - adam.beta2)
+        correction1 = 1 - adam.beta1**self.steps
+        correction2 = 1 - adam.beta2**self.steps
+        scale = self.moment2.sqrt().div_(correction2**0.5).add_(adam.eps)
+        if adam.weight_decay:
+            self.master *= 1 - adam.learning_rate * adam.weight_decay
+        self.master.addcdiv_(self.moment1, scale, value=-adam.learning_rate / correction1)
+        self._refresh()
+        return norm
+
+    def named(self, vector: Tensor) -> dict[str, Tensor]:
+        """A vector of this layout by parameter name, as views."""
+        return {
+            name: vector[part].view(self._parameters[name].shape)
+            for name, part in self._slices.items()
+        }
+
+    def live(self) -> dict[str, Tensor]:
+        """The net's own tensors, in its dtype, as views."""
+        return self.named(self._live)
+
+    def check(self, tensors: Mapping[str, Tensor]) -> None:
+        """Refuse tensors that are not of this net: a missing, extra or differently shaped one is named."""
+        expected = {name: tuple(item.shape) for name, item in self._parameters.items()}
+        given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        for name in sorted(expected.keys() | given.keys()):
+            if expected.get(name) != given.get(name):
+                raise ConfigError.of(
+                    f"state tensor {name}", given.get(name), f"must be {expected.get(name)} here"
+                )
+
+    def fill(self, vector: Tensor, tensors: Mapping[str, Tensor]) -> None:
+        """Write named tensors into a vector of this layout; weights reach the net at once."""
+        self.check(tensors)
+        for name, part in self._slices.items():
+            vector[part] = tensors[name].reshape(-1).to(vector)
+        if vector is self.master:
+            self._refresh()
+
+    def reset_optimizer(self) -> None:
+        """Forget the moments and the step count."""
+        self.moment1.zero_()
+        self.moment2.zero_()
+        self.steps = 0
+
+    def _refresh(self) -> None:
+        if self.master is not self._live:
+            self._live.copy_(self.master)

@@ -1,0 +1,1 @@
+"""Weight versions: published whole by a trainer, pulled by whoever samples with them."""

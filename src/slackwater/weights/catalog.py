@@ -1,0 +1,52 @@
+"""The versions in a folder: one checked tensor file each. Loads no tensor library."""
+
+from collections.abc import Collection
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from slackwater.model.errors import ConfigError, NotFoundError
+from slackwater.tensors.header import TensorHeader, read_header
+
+_SUFFIX = ".safetensors"
+_MAX_NAME_BYTES = 255 - len(".") - len(_SUFFIX) - len(".partial") - 33
+
+
+class VersionCatalog:
+    """Which versions a folder holds, what is in them, and which may go."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        root.mkdir(parents=True, exist_ok=True)
+
+    def path(self, version: str) -> Path:
+        """The file of a version, whether it is there or not."""
+        name = quote(version, safe="-_:+=@").replace(".", "%2E")
+        if not name or len(name.encode()) > _MAX_NAME_BYTES:
+            raise ConfigError.of("version", version, f"must have 1 to {_MAX_NAME_BYTES} characters")
+        return self._root / f"{name}{_SUFFIX}"
+
+    def versions(self) -> tuple[str, ...]:
+        """Every visible version, by name."""
+        names = (path.name for path in self._root.glob(f"*{_SUFFIX}"))
+        return tuple(
+            sorted(unquote(name.removesuffix(_SUFFIX)) for name in names if name[0] != ".")
+        )
+
+    def present(self, version: str) -> Path:
+        """The version's file, or an error that lists the newest there are."""
+        path = self.path(version)
+        if not path.is_file():
+            held = ", ".join(self.versions()[-5:]) or "none"
+            raise NotFoundError(f"version: {version!r} is not in {self._root}; it holds {held}")
+        return path
+
+    def manifest(self, version: str) -> TensorHeader:
+        """The version's shapes, checksums and `meta`."""
+        return read_header(self.present(version))
+
+    def retain(self, keep: Collection[str]) -> tuple[str, ...]:
+        """Drop every version not named; a reader that has a file open keeps it."""
+        dropped = tuple(version for version in self.versions() if version not in keep)
+        for version in dropped:
+            self.path(version).unlink(missing_ok=True)
+        return dropped

@@ -1,0 +1,31 @@
+"""The weight port over a folder that publishers and pullers share."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from slackwater.model.errors import RefusedError
+from slackwater.tensors.checked_file import checksum, read_tensors, write_tensors
+from slackwater.weights.catalog import VersionCatalog
+
+
+class DirectoryWeightStore(VersionCatalog):
+    """Whole versions as checked files; visible by one rename."""
+
+    def publish(self, version: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        """Make the version visible, whole. Publishing the same again is nothing; other bytes are refused."""
+        path = self.path(version)
+        if path.is_file():
+            held = self.manifest(version).crc32
+            given = {name: checksum(tensor.detach().cpu()) for name, tensor in tensors.items()}
+            if held != given:
+                raise RefusedError(
+                    f"version: {version!r} is published with other weights; publish under a new name"
+                )
+            return
+        write_tensors(path, tensors, meta)
+
+    def pull(self, version: str, device: str = "cpu") -> dict[str, Tensor]:
+        """The version's tensors, exactly as published."""
+        return read_tensors(self.present(version), device)[0]

@@ -1,0 +1,99 @@
+"""The weight port over a folder."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
+from slackwater.weights.directory import DirectoryWeightStore
+
+TENSORS = {
+    "model.embed.weight": torch.arange(12, dtype=torch.float32).reshape(3, 4),
+    "model.norm.weight": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+}
+
+
+def store(folder: Path) -> DirectoryWeightStore:
+    return DirectoryWeightStore(folder / "versions")
+
+
+def test_a_pulled_version_is_bit_for_bit_what_was_published(tmp_path: Path) -> None:
+    weights = store(tmp_path)
+    weights.publish("run:7", TENSORS, {"rank": 8})
+    pulled = weights.pull("run:7")
+    assert pulled.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert pulled[name].dtype == tensor.dtype
+        assert torch.equal(pulled[name], tensor)
+    assert weights.manifest("run:7").meta == {"rank": 8}
+    assert weights.manifest("run:7").shapes["model.embed.weight"] == (3, 4)
+
+
+@given(version=st.text(min_size=1, max_size=20))
+@settings(max_examples=40, deadline=None)
+def test_any_version_name_comes_back_and_stays_inside_the_folder(
+    tmp_path_factory: pytest.TempPathFactory, version: str
+) -> None:
+    if any(0xD800 <= ord(c) < 0xE000 for c in version):
+        return
+    root = tmp_path_factory.mktemp("store")
+    weights = DirectoryWeightStore(root)
+    weights.publish(version, {"w": torch.zeros(1)}, {})
+    assert weights.versions() == (version,)
+    assert weights.path(version).parent == root
+
+
+def test_an_unknown_version_is_an_error_that_names_what_is_there(tmp_path: Path) -> None:
+    weights = store(tmp_path)
+    weights.publish("a", TENSORS, {})
+    with pytest.raises(NotFoundError, match=r"'b' is not in .* holds a"):
+        weights.pull("b")
+
+
+@pytest.mark.parametrize("keep_bytes", [0, 4, 100, -1])
+def test_a_cut_version_is_refused(tmp_path: Path, keep_bytes: int) -> None:
+    weights = store(tmp_path)
+    weights.publish("a", TENSORS, {})
+    whole = weights.path("a").read_bytes()
+    weights.path("a").write_bytes(whole[:keep_bytes])
+    with pytest.raises(ConfigError, match="cannot be used"):
+        weights.pull("a")
+
+
+def test_one_flipped_bit_of_a_tensor_is_refused(tmp_path: Path) -> None:
+    weights = store(tmp_path)
+    weights.publish("a", TENSORS, {})
+    altered = bytearray(weights.path("a").read_bytes())
+    altered[-1] ^= 1
+    weights.path("a").write_bytes(altered)
+    with pytest.raises(ConfigError, match="not as written"):
+        weights.pull("a")
+
+
+def test_publishing_the_same_again_is_nothing_and_other_weights_are_refused(tmp_path: Path) -> None:
+    weights = store(tmp_path)
+    weights.publish("a", TENSORS, {})
+    weights.publish("a", TENSORS, {})
+    with pytest.raises(RefusedError, match="other weights"):
+        weights.publish("a", {**TENSORS, "model.norm.weight": torch.zeros(2)}, {})
+    assert torch.equal(weights.pull("a")["model.norm.weight"], TENSORS["model.norm.weight"])
+
+
+def test_a_publish_that_fails_leaves_nothing_visible_and_nothing_behind(tmp_path: Path) -> None:
+    weights = store(tmp_path)
+    with pytest.raises(TypeError):
+        weights.publish("a", TENSORS, {"not json": object()})
+    assert weights.versions() == ()
+    assert list((tmp_path / "versions").iterdir()) == []
+
+
+def test_retain_drops_the_others_only(tmp_path: Path) -> None:
+    weights = store(tmp_path)
+    for version in ("a", "b", "c"):
+        weights.publish(version, TENSORS, {})
+    assert weights.retain({"b", "z"}) == ("a", "c")
+    assert weights.versions() == ("b",)
+    weights.pull("b")
