@@ -52,7 +52,7 @@ def decode(cls: type[T], table: Mapping[str, Any], at: str = "") -> T:
     hints = get_type_hints(cls)
     for key in table:
         if key not in fields:
-            raise ConfigError(f"{_join(at, key)}: unknown key; {_meant(key, fields)}")
+            raise ConfigError(f"{_join(at, key)}: unknown key; {unknown_key(key, fields)}")
     values: dict[str, Any] = {}
     for name, field in fields.items():
         if name in table:
@@ -98,7 +98,8 @@ def _join(at: str, key: str) -> str:
     return f"{at}.{key}" if at else key
 
 
-def _meant(key: str, fields: Iterable[str]) -> str:
+def unknown_key(key: str, fields: Iterable[str]) -> str:
+    """What was probably meant by a key that is none of `fields`."""
     names = list(fields)
     for name in names:
         stem, _, unit = name.rpartition("_")

@@ -1,0 +1,34 @@
+"""Files that exist whole or not at all."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from slackwater.model.errors import ConfigError
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path, flag: str) -> Iterator[IO[bytes]]:
+    """Bytes for `path`, which appears under its name only when the block ends well; `flag` is named in errors."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise ConfigError.of(flag, str(path), "must be a file in a folder that exists")
+    try:
+        number, part = tempfile.mkstemp(".part", f".{path.name}.", path.parent)
+    except OSError as error:
+        raise ConfigError.of(flag, str(path), f"cannot be written: {error.strerror}") from None
+    here = Path(part)
+    try:
+        with open(number, "wb") as file:
+            yield file
+        here.chmod(0o644)
+        here.replace(path)
+    finally:
+        here.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, content: bytes, flag: str) -> None:
+    """Replace `path` by `content`, whole."""
+    with atomic_file(path, flag) as file:
+        file.write(content)
