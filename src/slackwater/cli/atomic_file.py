@@ -1,6 +1,7 @@
 """Files that exist whole or not at all."""
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ def atomic_file(path: Path, flag: str) -> Iterator[IO[bytes]]:
         raise ConfigError.of(flag, str(path), f"cannot be written: {error.strerror}") from None
     here = Path(part)
     try:
-        with open(number, "wb") as file:
+        with os.fdopen(number, "wb") as file:
             yield file
         here.chmod(0o644)
         here.replace(path)
