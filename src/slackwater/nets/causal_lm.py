@@ -1,0 +1,226 @@
+"""The causal language model: Hugging Face's parameter names, packed tokens, attention passed in.
+
+One class covers Llama, Qwen2 and Qwen3; they differ only in biases and in the per-head norm.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from slackwater.nets.attention import Attention
+from slackwater.nets.config import NetConfig
+from slackwater.nets.lora import RowAdapters
+from slackwater.nets.ops import NetOps, PlainOps
+from slackwater.nets.rotary import RotaryTable
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What one pass through the layers shares: rotation of every row, attention, arithmetic."""
+
+    cos: Tensor
+    sin: Tensor
+    attention: Attention
+    ops: NetOps
+    adapters: RowAdapters | None
+
+    def linear(self, x: Tensor, layer: nn.Linear, name: str) -> Tensor:
+        out = self.ops.linear(x, layer.weight, layer.bias)
+        return out if self.adapters is None else self.adapters.add_to(out, x, name, self.ops)
+
+
+class _FusedLinear(nn.Module):
+    """Several linear layers of one input; after `fuse()` they are slices of one weight."""
+
+    fused_weight: Tensor | None
+    fused_bias: Tensor | None
+    fused_names: tuple[str, ...] = ()
+
+    def fuse(self) -> None:
+        """Lay the weights side by side: one product instead of several. For inference only."""
+        layers = [getattr(self, name) for name in self.fused_names]
+        with torch.no_grad():
+            self.fused_weight = torch.cat([layer.weight for layer in layers])
+            bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
+            self.fused_bias = bias
+            row = 0
+            for layer in layers:
+                stop = row + layer.weight.shape[0]
+                layer.weight = nn.Parameter(self.fused_weight[row:stop], requires_grad=False)
+                if bias is not None:
+                    layer.bias = nn.Parameter(bias[row:stop], requires_grad=False)
+                row = stop
+
+    def apart(self, x: Tensor, run: Pass, prefix: str) -> tuple[Tensor, ...]:
+        """Every layer's output for `x`."""
+        layers = [getattr(self, name) for name in self.fused_names]
+        names = [f"{prefix}{name}" for name in self.fused_names]
+        if self.fused_weight is None:
+            return tuple(run.linear(x, *pair) for pair in zip(layers, names, strict=True))
+        out = run.ops.linear(x, self.fused_weight, self.fused_bias)
+        parts = torch.split(out, [layer.weight.shape[0] for layer in layers], dim=-1)
+        adapters = run.adapters
+        if adapters is None:
+            return parts
+        pairs = zip(parts, names, strict=True)
+        return tuple(adapters.add_to(part, x, name, run.ops) for part, name in pairs)
+
+
+class RmsNorm(nn.Module):
+    """Only the weight; the arithmetic is `NetOps`'."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+
+class SelfAttention(_FusedLinear):
+    """Queries, keys and values, the attention passed in, and the way back."""
+
+    fused_names = ("q_proj", "k_proj", "v_proj")
+
+    def __init__(self, config: NetConfig, layer: int) -> None:
+        super().__init__()
+        self.fused_weight = self.fused_bias = None
+        self._layer, self._name = layer, f"model.layers.{layer}.self_attn."
+        self._head_dim, self._eps = config.head_dim, config.norm_eps
+        heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, heads, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden_size, kv_heads, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(config.hidden_size, kv_heads, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(heads, config.hidden_size, bias=config.o_bias)
+        self.q_norm = RmsNorm(config.head_dim) if config.qk_norm else None
+        self.k_norm = RmsNorm(config.head_dim) if config.qk_norm else None
+
+    def forward(self, x: Tensor, run: Pass) -> Tensor:
+        rows = x.shape[0]
+        q, k, v = (part.view(rows, -1, self._head_dim) for part in self.apart(x, run, self._name))
+        q_norm = None if self.q_norm is None else self.q_norm.weight
+        k_norm = None if self.k_norm is None else self.k_norm.weight
+        q = run.ops.rotate(q, run.cos, run.sin, q_norm, self._eps)
+        k = run.ops.rotate(k, run.cos, run.sin, k_norm, self._eps)
+        seen = run.attention(self._layer, q, k, v).reshape(rows, -1)
+        return run.linear(seen, self.o_proj, f"{self._name}o_proj")
+
+
+class Mlp(_FusedLinear):
+    """Gate and up, multiplied, then down."""
+
+    fused_names = ("gate_proj", "up_proj")
+
+    def __init__(self, config: NetConfig, layer: int) -> None:
+        super().__init__()
+        self.fused_weight = self.fused_bias = None
+        self._name = f"model.layers.{layer}.mlp."
+        size, ffn, bias = config.hidden_size, config.ffn_size, config.mlp_bias
+        self.gate_proj = nn.Linear(size, ffn, bias=bias)
+        self.up_proj = nn.Linear(size, ffn, bias=bias)
+        self.down_proj = nn.Linear(ffn, size, bias=bias)
+
+    def forward(self, x: Tensor, run: Pass) -> Tensor:
+        gate, up = self.apart(x, run, self._name)
+        return run.linear(run.ops.silu_mul(gate, up), self.down_proj, f"{self._name}down_proj")
+
+
+class Layer(nn.Module):
+    """Attention and MLP, each after a norm; the residual travels beside."""
+
+    def __init__(self, config: NetConfig, layer: int) -> None:
+        super().__init__()
+        self._eps = config.norm_eps
+        self.self_attn = SelfAttention(config, layer)
+        self.mlp = Mlp(config, layer)
+        self.input_layernorm = RmsNorm(config.hidden_size)
+        self.post_attention_layernorm = RmsNorm(config.hidden_size)
+
+    def forward(self, x: Tensor, residual: Tensor | None, run: Pass) -> tuple[Tensor, Tensor]:
+        norm = self.input_layernorm.weight
+        if residual is None:
+            residual, x = x, run.ops.rms_norm(x, norm, self._eps)
+        else:
+            x, residual = run.ops.add_rms_norm(x, residual, norm, self._eps)
+        x = self.self_attn(x, run)
+        norm = self.post_attention_layernorm.weight
+        x, residual = run.ops.add_rms_norm(x, residual, norm, self._eps)
+        return self.mlp(x, run), residual
+
+
+class Decoder(nn.Module):
+    """Embedding, layers and the last norm: what Hugging Face calls `model`."""
+
+    def __init__(self, config: NetConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config, i) for i in range(config.num_layers))
+        self.norm = RmsNorm(config.hidden_size)
+
+
+class CausalLM(nn.Module):
+    """Tokens in, hidden states and logits out; rows are tokens of any number of sequences."""
+
+    def __init__(self, config: NetConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Decoder(config)
+        self.lm_head = (
+            None if config.tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        )
+        self.rotary = RotaryTable(config)
+        self.plain_ops: NetOps = PlainOps()
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.embed_tokens.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.embed_tokens.weight.dtype
+
+    @property
+    def unembedding(self) -> Tensor:
+        """The weight that turns hidden states into logits."""
+        return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+
+    def fuse(self) -> None:
+        """Put q/k/v and gate/up side by side, in place. For inference; do it before sampling."""
+        for module in self.modules():
+            if isinstance(module, _FusedLinear) and module.fused_weight is None:
+                module.fuse()
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attention: Attention,
+        *,
+        adapters: RowAdapters | None = None,
+        ops: NetOps | None = None,
+        recompute: bool = False,
+    ) -> Tensor:
+        """`tokens [N]` at `positions [N]` to `[N, hidden]` after the last norm.
+
+        Positions are below `config.max_positions`. `recompute` keeps only each layer's input for
+        the backward pass, and computes the rest again.
+        """
+        ops = ops or self.plain_ops
+        cos, sin = self.rotary.at(positions)
+        run = Pass(cos, sin, attention, ops, adapters)
+        x, residual = self.model.embed_tokens(tokens), None
+        for layer in self.model.layers:
+            if recompute:
+                x, residual = checkpoint(layer, x, residual, run, use_reentrant=False)
+            else:
+                x, residual = layer(x, residual, run)
+        assert residual is not None, "a model has at least one layer"
+        norm = self.model.norm.weight
+        return ops.add_rms_norm(x, residual, norm, self.config.norm_eps)[0]
+
+    def logits(
+        self, hidden: Tensor, *, adapters: RowAdapters | None = None, ops: NetOps | None = None
+    ) -> Tensor:
+        """Scores over the vocabulary for each row."""
+        ops = ops or self.plain_ops
+        out = ops.linear(hidden, self.unembedding, None)
+        return out if adapters is None else adapters.add_to(out, hidden, "lm_head", ops)

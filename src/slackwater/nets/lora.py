@@ -1,0 +1,162 @@
+"""Low-rank adapters on named linear layers, applied to the rows that ask for them.
+
+Names are peft's (`base_model.model.<layer>.lora_A.weight`), so that adapters move between tools.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slackwater.model.errors import ConfigError
+from slackwater.nets.config import NetConfig
+from slackwater.nets.ops import NetOps
+
+ATTENTION_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP_LAYERS = ("gate_proj", "up_proj", "down_proj")
+_PREFIX = "base_model.model."
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSpec:
+    """Which layers are adapted and how; the update is `alpha / rank * B @ A`."""
+
+    rank: int
+    alpha: float = 32.0
+    seed: int = 0
+    attn: bool = True
+    mlp: bool = True
+    unembed: bool = True
+
+    def __post_init__(self) -> None:
+        if self.rank <= 0:
+            raise ConfigError.of("lora rank", self.rank, "must be above 0 (0 is full fine-tuning)")
+        if not (self.attn or self.mlp or self.unembed):
+            raise ConfigError.of("lora layers", "none", "must train attn, mlp or unembed")
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    def shapes(self, config: NetConfig) -> dict[str, tuple[int, int]]:
+        """`(out, in)` of every adapted layer, by its name in the model."""
+        d, ffn = config.hidden_size, config.ffn_size
+        heads = config.num_heads * config.head_dim
+        kv_heads = config.num_kv_heads * config.head_dim
+        attention = {"q_proj": (heads, d), "k_proj": (kv_heads, d), "v_proj": (kv_heads, d)}
+        attention["o_proj"] = (d, heads)
+        mlp = {"gate_proj": (ffn, d), "up_proj": (ffn, d), "down_proj": (d, ffn)}
+        shapes: dict[str, tuple[int, int]] = {}
+        for layer in range(config.num_layers):
+            if self.attn:
+                for name, shape in attention.items():
+                    shapes[f"model.layers.{layer}.self_attn.{name}"] = shape
+            if self.mlp:
+                for name, shape in mlp.items():
+                    shapes[f"model.layers.{layer}.mlp.{name}"] = shape
+        if self.unembed:
+            shapes["lm_head"] = (config.vocab_size, d)
+        return shapes
+
+    def peft_config(self) -> dict[str, Any]:
+        """The fields of a peft `adapter_config.json`."""
+        layers = (
+            (ATTENTION_LAYERS if self.attn else ())
+            + (MLP_LAYERS if self.mlp else ())
+            + (("lm_head",) if self.unembed else ())
+        )
+        return {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "r": self.rank,
+            "lora_alpha": self.alpha,
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "target_modules": list(layers),
+        }
+
+
+class LoraAdapter:
+    """The two factors of every adapted layer."""
+
+    def __init__(self, spec: LoraSpec, config: NetConfig, tensors: Mapping[str, Tensor]) -> None:
+        self.spec = spec
+        self.tensors = dict(tensors)
+        self._pairs: dict[str, tuple[Tensor, Tensor]] = {}
+        expected: set[str] = set()
+        for layer, (rows, columns) in spec.shapes(config).items():
+            names = (f"{_PREFIX}{layer}.lora_A.weight", f"{_PREFIX}{layer}.lora_B.weight")
+            expected.update(names)
+            wanted = ((spec.rank, columns), (rows, spec.rank))
+            for name, shape in zip(names, wanted, strict=True):
+                if name not in tensors or tuple(tensors[name].shape) != shape:
+                    seen = tuple(tensors[name].shape) if name in tensors else "missing"
+                    raise ConfigError.of(f"adapter tensor {name}", seen, f"must be {shape}")
+            self._pairs[layer] = (self.tensors[names[0]], self.tensors[names[1]])
+        extra = set(tensors) - expected
+        if extra:
+            raise ConfigError.of("adapter tensors", sorted(extra)[:3], "are not of this adapter")
+
+    @classmethod
+    def create(
+        cls,
+        spec: LoraSpec,
+        config: NetConfig,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> "LoraAdapter":
+        """An adapter that changes nothing yet: A random from the seed, B zero."""
+        generator = torch.Generator().manual_seed(spec.seed)
+        tensors = {}
+        for layer, (rows, columns) in spec.shapes(config).items():
+            bound = 1 / math.sqrt(columns)
+            first = torch.empty(spec.rank, columns).uniform_(-bound, bound, generator=generator)
+            tensors[f"{_PREFIX}{layer}.lora_A.weight"] = first.to(device=device, dtype=dtype)
+            second = torch.zeros(rows, spec.rank, dtype=dtype, device=device)
+            tensors[f"{_PREFIX}{layer}.lora_B.weight"] = second
+        return cls(spec, config, tensors)
+
+    def parameters(self) -> Iterator[Tensor]:
+        """In a fixed order: that of the layers, A before B."""
+        return iter(self.tensors.values())
+
+    def require_grad(self) -> "LoraAdapter":
+        """Make every factor trainable, in place."""
+        for tensor in self.tensors.values():
+            tensor.requires_grad_(True)
+        return self
+
+    def pair(self, layer: str) -> tuple[Tensor, Tensor] | None:
+        """`(A, B)` of a layer, or None where it is not adapted."""
+        return self._pairs.get(layer)
+
+
+class RowAdapters:
+    """Which rows of a batch go through which adapter: spans `(start, stop, adapter)`."""
+
+    def __init__(self, spans: Sequence[tuple[int, int, LoraAdapter]]) -> None:
+        self._spans = tuple(spans)
+
+    @classmethod
+    def everywhere(cls, adapter: LoraAdapter, rows: int) -> "RowAdapters":
+        """All rows through one adapter, as in training."""
+        return cls([(0, rows, adapter)])
+
+    def add_to(self, out: Tensor, x: Tensor, layer: str, ops: NetOps) -> Tensor:
+        """`out` plus each span's low-rank update of `x`."""
+        for start, stop, adapter in self._spans:
+            pair = adapter.pair(layer)
+            if pair is None:
+                continue
+            whole = start == 0 and stop == x.shape[0]
+            rows = x if whole else x[start:stop]
+            update = ops.linear(ops.linear(rows, pair[0], None), pair[1], None)
+            if whole:
+                out = out.add(update, alpha=adapter.spec.scale)
+            else:
+                out[start:stop].add_(update, alpha=adapter.spec.scale)
+        return out

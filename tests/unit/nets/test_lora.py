@@ -1,0 +1,89 @@
+"""Low-rank adapters: names, arithmetic and rows."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from slackwater.model.errors import ConfigError
+from slackwater.nets.attention import PackedCausalAttention
+from slackwater.nets.causal_lm import CausalLM
+from slackwater.nets.config import NetConfig
+from slackwater.nets.loading import load_net, net_tensors
+from slackwater.nets.lora import LoraAdapter, LoraSpec, RowAdapters
+
+CONFIG = NetConfig(init_std=0.15, tied=False)
+
+
+def trained(spec: LoraSpec, seed: int) -> LoraAdapter:
+    """An adapter whose B is not zero any more."""
+    adapter = LoraAdapter.create(spec, CONFIG)
+    generator = torch.Generator().manual_seed(seed)
+    for name, tensor in adapter.tensors.items():
+        if "lora_B" in name:
+            tensor.normal_(0, 0.1, generator=generator)
+    return adapter
+
+
+def merged(adapter: LoraAdapter) -> CausalLM:
+    """The reference: the update folded into the weights."""
+    net = load_net(CONFIG, seed=1)
+    for layer in adapter.spec.shapes(CONFIG):
+        pair = adapter.pair(layer)
+        assert pair is not None
+        net_tensors(net)[f"{layer}.weight"] += adapter.spec.scale * pair[1] @ pair[0]
+    return net
+
+
+def logits(net: CausalLM, adapters: RowAdapters | None, **rows: Any) -> torch.Tensor:
+    tokens = torch.arange(20) % 13
+    positions = torch.cat([torch.arange(12), torch.arange(8)])
+    hidden = net.hidden(tokens, positions, PackedCausalAttention((0, 12, 20)), adapters=adapters)
+    return net.logits(hidden, adapters=adapters)
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+@pytest.mark.parametrize(
+    "spec", [LoraSpec(4), LoraSpec(2, attn=False), LoraSpec(3, mlp=False, unembed=False)]
+)
+def test_an_adapter_is_the_merged_weights(spec: LoraSpec, fuse: bool) -> None:
+    net = load_net(CONFIG, seed=1)
+    adapter = trained(spec, 5)
+    if fuse:
+        net.fuse()
+    found = logits(net, RowAdapters.everywhere(adapter, 20))
+    torch.testing.assert_close(found, logits(merged(adapter), None), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_each_span_of_rows_goes_through_its_own_adapter() -> None:
+    net = load_net(CONFIG, seed=1)
+    net.fuse()
+    first, second = trained(LoraSpec(4), 5), trained(LoraSpec(8), 6)
+    both = logits(net, RowAdapters([(0, 12, first), (12, 20, second)]))
+    torch.testing.assert_close(both[:12], logits(merged(first), None)[:12], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(both[12:], logits(merged(second), None)[12:], rtol=1e-4, atol=1e-4)
+
+
+def test_a_new_adapter_changes_nothing_and_the_same_seed_gives_the_same() -> None:
+    net = load_net(CONFIG, seed=1)
+    adapter = LoraAdapter.create(LoraSpec(4, seed=9), CONFIG)
+    assert torch.equal(logits(net, RowAdapters.everywhere(adapter, 20)), logits(net, None))
+    again = LoraAdapter.create(LoraSpec(4, seed=9), CONFIG)
+    assert all(torch.equal(again.tensors[name], t) for name, t in adapter.tensors.items())
+
+
+def test_only_the_adapter_gets_gradients_and_names_are_pefts() -> None:
+    net = load_net(CONFIG, seed=1).requires_grad_(False)
+    adapter = trained(LoraSpec(4), 5).require_grad()
+    logits(net, RowAdapters.everywhere(adapter, 20)).logsumexp(-1).sum().backward()
+    assert all(tensor.grad is not None for tensor in adapter.parameters())
+    assert "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight" in adapter.tensors
+
+
+def test_tensors_of_another_shape_are_refused_by_name() -> None:
+    adapter = LoraAdapter.create(LoraSpec(4), CONFIG)
+    with pytest.raises(ConfigError, match=r"q_proj\.lora_A"):
+        LoraAdapter(LoraSpec(8), CONFIG, adapter.tensors)
+    with pytest.raises(ConfigError, match="rank"):
+        LoraSpec(0)
