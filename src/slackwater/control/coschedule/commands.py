@@ -1,0 +1,103 @@
+"""What the co-scheduler asks its body to do."""
+
+from dataclasses import dataclass
+
+from slackwater.model.ids import GroupId, JobId, NodeId
+from slackwater.model.placement import Phase, Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class RentNodes:
+    """Start paying for these nodes."""
+
+    nodes: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnNodes:
+    """Stop paying for these nodes; nothing runs on them."""
+
+    nodes: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StartJob:
+    """Load a job's state on its nodes, then ask for a permit for its next phase under this epoch.
+
+    After a move (`epoch` above 1, or an earlier checkpoint) it resumes at `iterations_done`.
+    """
+
+    job: JobId
+    epoch: int
+    group: GroupId
+    rollout_nodes: tuple[NodeId, ...]
+    train_nodes: tuple[NodeId, ...]
+    iterations_done: int
+    strategy: Strategy
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopJob:
+    """End a job's processes where they are (it moves, or its node is gone); its epoch is over."""
+
+    job: JobId
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HoldJob:
+    """The job waits for room; `reason` is for its owner."""
+
+    job: JobId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseJob:
+    """The job can never run on this fleet; `reason` is for its owner."""
+
+    job: JobId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GrantPermit:
+    """Let a phase run on these nodes. `switch` says that another job's state is on one of them."""
+
+    permit: int
+    job: JobId
+    epoch: int
+    phase: Phase
+    nodes: tuple[NodeId, ...]
+    switch: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ShrinkRollout:
+    """Move a rollout's last responses to a few devices of its nodes; the rest are free for the next job."""
+
+    permit: int
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """Send `TimerFired` with this token at `at_s`."""
+
+    at_s: float
+    token: str
+
+
+Command = (
+    RentNodes
+    | ReturnNodes
+    | StartJob
+    | StopJob
+    | HoldJob
+    | RefuseJob
+    | GrantPermit
+    | ShrinkRollout
+    | SetTimer
+)

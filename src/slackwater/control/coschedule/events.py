@@ -1,0 +1,110 @@
+"""What can happen to the co-scheduler. Plain data, so that a record of it can be replayed.
+
+`epoch` counts a job's placements, and a permit's number is used once: a message that names an old epoch or a permit that is
+no longer held came late or twice, and is ignored.
+"""
+
+from dataclasses import dataclass
+
+from slackwater.model.ids import JobId, NodeId
+from slackwater.model.job import JobSpec
+from slackwater.model.placement import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class JobArrived:
+    """A new job, or one that recovered from a crash: then `iterations_done` are in its checkpoint."""
+
+    now_s: float
+    spec: JobSpec
+    iterations_done: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseRequested:
+    """A job's state is loaded and its next phase waits for a permit."""
+
+    now_s: float
+    job: JobId
+    epoch: int
+    phase: Phase
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class TailReached:
+    """So many of a rollout's responses are done that the rest would fit on a few devices."""
+
+    now_s: float
+    job: JobId
+    permit: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseFinished:
+    """A phase ended by itself; `work_s` is what it would have taken on its nodes alone, without a switch."""
+
+    now_s: float
+    job: JobId
+    permit: int
+    work_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobFinished:
+    """A job made its last iteration."""
+
+    now_s: float
+    job: JobId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobCrashed:
+    """A job's processes died. It may come back with `JobArrived`."""
+
+    now_s: float
+    job: JobId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """A node vanished, with the state of every job that is pinned to it."""
+
+    now_s: float
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """A timer that the co-scheduler asked for."""
+
+    now_s: float
+    token: str
+
+
+Event = (
+    JobArrived
+    | PhaseRequested
+    | TailReached
+    | PhaseFinished
+    | JobFinished
+    | JobCrashed
+    | NodeLost
+    | TimerFired
+)
+
+EVENT_TYPES: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        JobArrived,
+        PhaseRequested,
+        TailReached,
+        PhaseFinished,
+        JobFinished,
+        JobCrashed,
+        NodeLost,
+        TimerFired,
+    )
+}

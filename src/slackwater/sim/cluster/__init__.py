@@ -1,0 +1,1 @@
+"""The simulated fleet under the co-scheduler: scenarios, cost models, workloads, reports."""

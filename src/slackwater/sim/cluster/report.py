@@ -1,0 +1,139 @@
+"""What came out of a simulated run."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from slackwater.model.ids import GroupId, JobId, NodeId
+from slackwater.model.placement import Phase, Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One stretch of one node's time. What no span covers while the node was rented is idle: a bubble."""
+
+    node: NodeId
+    job: JobId
+    phase: Phase
+    start_s: float
+    end_s: float
+    kind: Literal["run", "switch", "tail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rental:
+    """One stretch in which a node was paid for."""
+
+    node: NodeId
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CostStep:
+    """From `at_s` on, the fleet costs so much."""
+
+    at_s: float
+    price_per_h: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """One job's run. Times are None for what did not happen.
+
+    `queued_s` runs from arrival to placement, `start_delay_s` from there to its first permit. `elapsed_s`, from placement to
+    completion (or to the run's end), is what the SLO bounds by `bound_s = slo * (first load + iterations * declared solo_s)`;
+    `solo_realised_s` is what the same drawn lengths would have taken alone. Time lost between a crash and the return is not counted.
+    """
+
+    job: JobId
+    slo: float
+    iterations: int
+    iterations_done: int
+    arrival_s: float
+    placed_s: float | None
+    finished_s: float | None
+    queued_s: float
+    start_delay_s: float
+    elapsed_s: float
+    bound_s: float
+    solo_realised_s: float
+    kept_slo: bool
+    kept_slo_realised: bool
+    iterations_in_bound: int
+    strategy: Strategy | None
+    group: GroupId | None
+    moves: int
+    crashes: int
+    reason: str
+
+    @property
+    def slowdown_realised(self) -> float:
+        """Against the same drawn lengths run alone."""
+        return self.elapsed_s / self.solo_realised_s if self.solo_realised_s else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolUse:
+    """How a pool's rented node time was spent, in node-hours."""
+
+    rented_h: float
+    run_h: float
+    switch_h: float
+    peak_nodes: int
+
+    @property
+    def bubble_share(self) -> float:
+        """Of rented time, the part in which nothing ran."""
+        return 1 - (self.run_h + self.switch_h) / self.rented_h if self.rented_h else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """One policy on one scenario."""
+
+    scenario: str
+    policy: str
+    ordering: str
+    seed: int
+    events: int
+    end_s: float
+    cost: float
+    jobs: tuple[JobRow, ...]
+    refusals: tuple[tuple[JobId, str], ...]
+    admissions: dict[str, int]
+    rollout: PoolUse
+    train: PoolUse
+    switches: int
+    moves: int
+    tail_migrations: int
+    spans: tuple[Span, ...] = ()
+    rentals: tuple[Rental, ...] = ()
+    cost_steps: tuple[CostStep, ...] = ()
+
+    @property
+    def cost_per_h(self) -> float:
+        """Mean over the run."""
+        return self.cost / (self.end_s / 3600) if self.end_s else 0.0
+
+    @property
+    def finished(self) -> int:
+        """Jobs that made all their iterations."""
+        return sum(row.finished_s is not None for row in self.jobs)
+
+    @property
+    def slo_attainment(self) -> float:
+        """Share of placed jobs that kept their bound."""
+        placed = [row for row in self.jobs if row.placed_s is not None]
+        return sum(row.kept_slo for row in placed) / len(placed) if placed else 1.0
+
+    @property
+    def slo_attainment_realised(self) -> float:
+        """The same against the job's own drawn lengths run alone (with drift in them)."""
+        placed = [row for row in self.jobs if row.placed_s is not None]
+        return sum(row.kept_slo_realised for row in placed) / len(placed) if placed else 1.0
+
+    @property
+    def iterations_in_bound_share(self) -> float:
+        """Of all iterations, those that took at most slo * declared solo_s."""
+        done = sum(row.iterations_done for row in self.jobs)
+        return sum(row.iterations_in_bound for row in self.jobs) / done if done else 1.0

@@ -1,0 +1,172 @@
+"""A simulated cluster, as a user writes it down: fleet, jobs, policy, and what may go wrong."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from slackwater.model.errors import ConfigError
+from slackwater.model.job import JobSpec
+from slackwater.model.node import H20, H800, Pool, Role
+from slackwater.sim.cluster.workload import CycleWorkload, ProductionWorkload, ProfileWorkload
+
+Workload = ProductionWorkload | ProfileWorkload | CycleWorkload
+
+
+def _share(where: str, **values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= value <= 1:
+            raise ConfigError.of(f"{where}: {name}", value, "must lie between 0 and 1")
+
+
+def _not_negative(where: str, **values: float) -> None:
+    for name, value in values.items():
+        if value < 0:
+            raise ConfigError.of(f"{where}: {name}", value, "must not be negative")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyConfig:
+    """Which placement policy, its own options, and the order of phases.
+
+    `ordering` "auto" takes the one that belongs to the policy.
+    """
+
+    name: str = "ours"
+    ordering: Literal["auto", "round_robin", "plan", "hrrs", "fcfs"] = "auto"
+    backfill: bool = True
+    learn: Literal["auto", "yes", "no"] = "auto"
+    regroup_every_s: float = 0.0
+    options: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LengthConfig:
+    """How long phases really are, as shares of the declared worst case.
+
+    "worst" takes every phase at its worst. "long_tail" draws each response's length from a log-normal with
+    median `median_share` of the token limit and log-deviation `sigma`, cut at the limit. A decode step reads the weights once
+    and every live response's KV cache, so a rollout takes `(1 - kv_share) * longest + kv_share * mean`
+    of its worst case; a train phase takes `mean`.
+    """
+
+    kind: Literal["worst", "long_tail"] = "worst"
+    responses: int = 256
+    median_share: float = 0.25
+    sigma: float = 0.9
+    kv_share: float = 0.4
+
+    def __post_init__(self) -> None:
+        _share("lengths", median_share=self.median_share, kv_share=self.kv_share)
+        _not_negative("lengths", sigma=self.sigma)
+        if self.responses <= 0:
+            raise ConfigError.of("lengths: responses", self.responses, "must be above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class TailConfig:
+    """Long-tail migration (WEAVE 4.3): at `threshold` responses done, the rest move to `keep_share` of the devices."""
+
+    enabled: bool = True
+    threshold: float = 0.8
+    keep_share: float = 0.25
+
+    def __post_init__(self) -> None:
+        _share("tail", threshold=self.threshold, keep_share=self.keep_share)
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchConfig:
+    """Loading state to devices. Warm (from host memory) is inside every declared phase length; cold (from disk, processes and
+    communicators built anew) is paid on every start; a move pays the restart of WEAVE 6.6, 197 s at 7B to 419 s at 32B.
+    """
+
+    warm_s_per_billion: float = 0.06
+    cold_s_per_billion: float = 3.0
+    cold_base_s: float = 35.0
+    move_base_s: float = 134.84
+    move_s_per_billion: float = 8.88
+
+    def __post_init__(self) -> None:
+        _not_negative(
+            "switching",
+            warm_s_per_billion=self.warm_s_per_billion,
+            cold_s_per_billion=self.cold_s_per_billion,
+            cold_base_s=self.cold_base_s,
+            move_base_s=self.move_base_s,
+            move_s_per_billion=self.move_s_per_billion,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FaultConfig:
+    """Crashes of jobs and losses of nodes, at exponential gaps; late and doubled messages."""
+
+    job_crashes_per_h: float = 0.0
+    node_losses_per_h: float = 0.0
+    repair_s: float = 2300.0
+    doubled_message_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        _share("faults", doubled_message_share=self.doubled_message_share)
+        _not_negative(
+            "faults",
+            job_crashes_per_h=self.job_crashes_per_h,
+            node_losses_per_h=self.node_losses_per_h,
+            repair_s=self.repair_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DriftConfig:
+    """Phase lengths that change over a job's life (WEAVE 6.6): each job draws a template of the setting.
+
+    `growth` is by how much the rollout has grown at the end under the increasing 1.0x template;
+    train lengths follow with `train_follows` of it.
+    """
+
+    setting: Literal["none", "increasing", "decreasing", "mixed"] = "none"
+    growth: float = 0.4
+    train_follows: float = 0.5
+
+    def __post_init__(self) -> None:
+        _not_negative("drift", growth=self.growth, train_follows=self.train_follows)
+
+
+def default_fleet() -> tuple[Pool, ...]:
+    """As many H20 and H800 nodes as anybody wants."""
+    return (Pool(Role.ROLLOUT, H20, 4096), Pool(Role.TRAIN, H800, 4096))
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterScenario:
+    """Everything that decides a simulated run. The same scenario gives the same run.
+
+    Jobs are listed, or drawn from `workload`; with both, the drawn ones come in addition.
+    """
+
+    name: str = "cluster"
+    fleet: tuple[Pool, ...] = field(default_factory=default_fleet)
+    jobs: tuple[JobSpec, ...] = ()
+    workload: Workload | None = None
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    lengths: LengthConfig = field(default_factory=LengthConfig)
+    tail: TailConfig = field(default_factory=TailConfig)
+    switching: SwitchConfig = field(default_factory=SwitchConfig)
+    faults: FaultConfig = field(default_factory=FaultConfig)
+    drift: DriftConfig = field(default_factory=DriftConfig)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.jobs and self.workload is None:
+            raise ConfigError("jobs: empty, and no workload is given; list jobs or add [workload]")
+        for role in (Role.ROLLOUT, Role.TRAIN):
+            if sum(pool.role is role for pool in self.fleet) != 1:
+                raise ConfigError(f"fleet: must hold exactly one pool with role = {role.value!r}")
+        names = [job.job for job in self.jobs]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError.of("jobs: job", name, "is used twice; give every job its own id")
+
+    def pool(self, role: Role) -> Pool:
+        """The fleet's pool of a role."""
+        return next(pool for pool in self.fleet if pool.role is role)

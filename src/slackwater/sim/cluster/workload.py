@@ -1,0 +1,98 @@
+"""Synthetic jobs, calibrated to what the papers publish about their inputs, never to their results."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from slackwater.model.errors import ConfigError
+
+
+def _check(where: str, jobs: int, slo_low: float, slo_high: float, **positive: float) -> None:
+    if jobs <= 0:
+        raise ConfigError.of(f"{where}: jobs", jobs, "must be above 0")
+    if not 1 <= slo_low <= slo_high:
+        raise ConfigError.of(
+            f"{where}: slo_low", slo_low, "must be at least 1 and at most slo_high"
+        )
+    for name, value in positive.items():
+        if value <= 0:
+            raise ConfigError.of(f"{where}: {name}", value, "must be above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class ProductionWorkload:
+    """One tenant's jobs (WEAVE 6.4): 200 in two weeks, 3B-32B, token limits of 4k-32k (mean 12.1k), mean 27.9 h.
+
+    Single-turn jobs have balanced phases, multi-turn ones rollouts 3-4 times as long as their training (Figure 2).
+    """
+
+    kind: Literal["production"] = "production"
+    jobs: int = 200
+    span_s: float = 14 * 86400.0
+    mean_duration_s: float = 27.9 * 3600.0
+    multi_turn_share: float = 0.5
+    slo_low: float = 1.0
+    slo_high: float = 2.0
+
+    def __post_init__(self) -> None:
+        _check(
+            "workload",
+            self.jobs,
+            self.slo_low,
+            self.slo_high,
+            span_s=self.span_s,
+            mean_duration_s=self.mean_duration_s,
+        )
+        if not 0 <= self.multi_turn_share <= 1:
+            raise ConfigError.of(
+                "workload: multi_turn_share", self.multi_turn_share, "must lie between 0 and 1"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileWorkload:
+    """Jobs with the phase lengths of WEAVE's Table 6. Arrivals and durations come from `arrivals`
+    (pairs of arrival and duration, in seconds), or are drawn: 300 jobs in 580 h, mean 14.4 h, at most 142.9 h.
+    """
+
+    kind: Literal["profiles"] = "profiles"
+    mix: Literal["balanced", "rollout_heavy", "train_heavy", "mixed"] = "mixed"
+    jobs: int = 300
+    span_s: float = 580 * 3600.0
+    mean_duration_s: float = 14.4 * 3600.0
+    max_duration_s: float = 142.9 * 3600.0
+    slo_low: float = 1.0
+    slo_high: float = 2.0
+    arrivals: tuple[tuple[float, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(
+            "workload",
+            self.jobs,
+            self.slo_low,
+            self.slo_high,
+            span_s=self.span_s,
+            mean_duration_s=self.mean_duration_s,
+            max_duration_s=self.max_duration_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CycleWorkload:
+    """Jobs with the cycles of PlexRL's table (7B, 30B, 235B), for time to drain on a fixed fleet."""
+
+    kind: Literal["cycles"] = "cycles"
+    jobs: int = 120
+    span_s: float = 24 * 3600.0
+    mean_iterations: float = 100.0
+    slo_low: float = 2.0
+    slo_high: float = 2.0
+
+    def __post_init__(self) -> None:
+        _check(
+            "workload",
+            self.jobs,
+            self.slo_low,
+            self.slo_high,
+            span_s=self.span_s,
+            mean_iterations=self.mean_iterations,
+        )
