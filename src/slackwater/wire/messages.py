@@ -234,11 +234,12 @@ class OpDone(Message, frozen=True):
 
 
 class OpFailed(Message, frozen=True):
-    """An operation failed. `user`: refused before it touched any state. `server`: the state is gone."""
+    """An operation failed; `state_lost` says that the model's state can no longer be trusted."""
 
     op: int
     error: str
-    category: Literal["user", "server"]
+    owner: Literal["user", "server"]
+    state_lost: bool
 
 
 ToWorker: TypeAlias = (

@@ -103,7 +103,7 @@ def test_every_message_comes_back_as_it_went() -> None:
     to_worker = messages.Generate(7, "v1", b"\1\0\0\0", b"", sampling)
     (frame,) = FrameDecoder().feed(messages.encode(to_worker))
     assert messages.decode_to_worker(frame.body) == to_worker
-    from_worker = messages.OpFailed(3, "no", "user")
+    from_worker = messages.OpFailed(3, "no", "user", False)
     (frame,) = FrameDecoder().feed(messages.encode(from_worker))
     assert messages.decode_from_worker(frame.body) == from_worker
 

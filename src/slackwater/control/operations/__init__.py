@@ -1,0 +1,1 @@
+"""Order and lifecycle of training operations, and of the sessions that own them."""

@@ -1,0 +1,100 @@
+"""What the body must do about operations. A ticket names one thing that one trainer does."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from slackwater.model.ids import ModelId, RequestId, WorkerId
+from slackwater.model.operation import FaultOwner, Operation
+
+
+@dataclass(frozen=True, slots=True)
+class RunOp:
+    """Run an operation; `replay` says that its result is known and only its effect is wanted."""
+
+    worker: WorkerId
+    ticket: int
+    operation: Operation
+    replay: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreState:
+    """Load the state that was saved after `seq`."""
+
+    worker: WorkerId
+    ticket: int
+    model: ModelId
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropGradients:
+    """Clear what was accumulated: the slate is clean after a failed optim_step."""
+
+    worker: WorkerId
+    ticket: int
+    model: ModelId
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSnapshot:
+    """Save the complete state as it is after `seq`."""
+
+    worker: WorkerId
+    ticket: int
+    model: ModelId
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitSnapshot:
+    """The state after `seq` is on disk: the log up to it is no longer needed."""
+
+    model: ModelId
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetModel:
+    """Let a trainer drop a model's state; nothing is reported back."""
+
+    worker: WorkerId
+    model: ModelId
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteOp:
+    """The result that came with `ticket` is this request's: make it durable, then tell."""
+
+    request: RequestId
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailOp:
+    """The request has failed: make it durable, then tell."""
+
+    request: RequestId
+    error: str
+    owner: FaultOwner
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """Come back with `TimerFired(name)` at `at_s`; a later one of the same name replaces it."""
+
+    name: str
+    at_s: float
+
+
+Command: TypeAlias = (
+    RunOp
+    | RestoreState
+    | DropGradients
+    | TakeSnapshot
+    | CommitSnapshot
+    | ForgetModel
+    | CompleteOp
+    | FailOp
+    | SetTimer
+)

@@ -1,0 +1,347 @@
+"""Which trainer runs which operation when (PlexRL 4.2: one deployment's operations run in order, one at a time).
+
+Invariants: an operation runs only when all before it are over; a trainer does one thing at a time; a
+model's state is never used unless it is the saved state plus the whole log, applied in order; a request
+ends exactly once. When a trainer is lost, its models come back elsewhere from the last saved state by
+replaying the log, and the operation that was running runs again.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from slackwater.control.operations import commands as do
+from slackwater.control.operations import events as on
+from slackwater.control.operations.model_line import ModelLine, Residency
+from slackwater.model.errors import RefusedError, UnavailableError
+from slackwater.model.ids import ModelId, WorkerId
+from slackwater.model.operation import FaultOwner, Operation, OpKind
+
+
+@dataclass(frozen=True, slots=True)
+class OperationsConfig:
+    """`save_log_after_s` bounds how long a replay takes; a snapshot may cost a tenth of the time."""
+
+    give_up_gap_after_s: float = 60.0
+    save_log_after_s: float = 30.0
+    snapshot_share: float = 0.1
+    max_attempts: int = 5
+    max_waiting_per_model: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """What a trainer is doing, and what follows from how it ends."""
+
+    ticket: int
+    line: ModelLine
+    done: Callable[[on.TicketDone], None]
+    failed: Callable[[on.TicketFailed], None]
+    runs_head: bool = False
+    restores: bool = False
+
+
+class OperationsController:
+    """A state machine without I/O over all models and trainers."""
+
+    def __init__(self, config: OperationsConfig | None = None) -> None:
+        self._config = config or OperationsConfig()
+        self._lines: dict[ModelId, ModelLine] = {}
+        self._flights: dict[WorkerId, _Flight | None] = {}
+        self._last_served: dict[ModelId, int] = {}
+        self._tickets = 0
+        self._out: list[do.Command] = []
+
+    def handle(self, event: on.Event) -> Sequence[do.Command]:
+        """Take one event, return what the body must do about it, in order."""
+        self._out = []
+        match event:
+            case on.ModelAdopted(_, model, saved_seq, records):
+                line = self._lines[model] = ModelLine(model)
+                line.adopt(saved_seq, records)
+                self._watch_gap(line, event.now_s)
+            case on.OpSubmitted(_, operation):
+                self._submitted(operation, event.now_s)
+            case on.OpRejected(_, operation, reason):
+                self._rejected(operation, reason, event.now_s)
+            case on.ModelClosed(_, model, reason):
+                self._close(model, reason)
+            case on.TrainerJoined(_, worker):
+                self._flights.setdefault(worker, None)
+            case on.TrainerLost(_, worker, reason):
+                self._lost(worker, reason)
+            case on.TicketDone():
+                flight = self._land(event.worker, event.ticket)
+                if flight is not None:
+                    flight.done(event)
+            case on.TicketFailed():
+                flight = self._land(event.worker, event.ticket)
+                if flight is not None:
+                    flight.failed(event)
+            case on.TimerFired(_, name):
+                self._timer(name)
+        self._dispatch()
+        return self._out
+
+    # ---- questions the body may ask ----
+    def check_room(self, model: ModelId) -> None:
+        """Raise if a model has more waiting than it may."""
+        line = self._lines.get(model)
+        if line is not None and len(line.waiting) >= self._config.max_waiting_per_model:
+            raise UnavailableError(f"model {model}: {len(line.waiting)} operations are waiting")
+
+    def check_open(self, model: ModelId, seq: int) -> None:
+        """Raise if a number can no longer be used."""
+        line = self._lines.get(model)
+        if line is None:
+            raise RefusedError(f"model {model}: its session has ended; make a new one")
+        if seq < line.next_seq:
+            raise RefusedError(
+                f"model {model}: seq_id {seq} was given up, the next is {line.next_seq}"
+            )
+
+    def waiting(self) -> dict[ModelId, int]:
+        """How many operations wait, by model."""
+        return {model: len(line.waiting) for model, line in self._lines.items()}
+
+    # ---- arrivals ----
+    def _submitted(self, operation: Operation, now_s: float) -> None:
+        line = self._lines.setdefault(operation.model, ModelLine(operation.model))
+        if line.knows(operation.seq):
+            self._fail(operation, f"seq_id {operation.seq} was used up before", FaultOwner.USER)
+            return
+        line.waiting[operation.seq] = operation
+        line.skip_refused()
+        self._watch_gap(line, now_s)
+
+    def _rejected(self, operation: Operation, reason: str, now_s: float) -> None:
+        line = self._lines.get(operation.model)
+        if line is None or line.knows(operation.seq):
+            return
+        line.refused[operation.seq] = (operation, reason)
+        line.skip_refused()
+        self._watch_gap(line, now_s)
+
+    def _watch_gap(self, line: ModelLine, now_s: float) -> None:
+        if line.has_gap():
+            at_s = now_s + self._config.give_up_gap_after_s
+            self._out.append(do.SetTimer(f"gap:{line.next_seq}:{line.model}", at_s))
+
+    def _timer(self, name: str) -> None:
+        kind, seq, model = name.split(":", 2)
+        line = self._lines.get(ModelId(model))
+        if kind == "gap" and line is not None and line.next_seq == int(seq) and line.has_gap():
+            line.give_up_gap()
+
+    def _close(self, model: ModelId, reason: str) -> None:
+        line = self._lines.pop(model, None)
+        if line is None:
+            return
+        self._last_served.pop(model, None)
+        for operation in sorted(line.waiting.values(), key=lambda operation: operation.seq):
+            self._fail(operation, reason, FaultOwner.USER)
+        line.waiting.clear()
+        self._forget(line)
+
+    def _forget(self, line: ModelLine) -> None:
+        """Let the trainer drop a state that is no longer wanted or trusted."""
+        if line.worker is not None:
+            self._out.append(do.ForgetModel(line.worker, line.model))
+        line.lose_state()
+
+    # ---- trainers ----
+    def _lost(self, worker: WorkerId, reason: str) -> None:
+        flight = self._flights.pop(worker, None)
+        for line in self._lines.values():
+            if line.worker == worker:
+                line.lose_state()
+        if flight is None or flight.line.model not in self._lines:
+            return
+        line = flight.line
+        if flight.restores:
+            self._restore_failed(line, f"trainer lost: {reason}")
+        if not flight.runs_head:
+            return
+        line.attempts += 1
+        if line.attempts >= self._config.max_attempts:
+            why = f"the trainer was lost {line.attempts} times while running it: {reason}"
+            self._fail(line.fail_head(why), why, FaultOwner.SERVER)
+
+    def _land(self, worker: WorkerId, ticket: int) -> _Flight | None:
+        """The flight that a report is about; stale reports are about none."""
+        flight = self._flights.get(worker)
+        if flight is None or flight.ticket != ticket:
+            return None
+        self._flights[worker] = None
+        return flight if flight.line.model in self._lines else None
+
+    def _restore_failed(self, line: ModelLine, why: str) -> None:
+        """Try again; after too many failures at the same place, fail what waits and say why."""
+        line.failed_restores += 1
+        if line.failed_restores < self._config.max_attempts:
+            return
+        line.failed_restores = 0
+        while (operation := line.head()) is not None:
+            error = f"model {line.model} cannot be brought back: {why}"
+            self._fail(operation, error, FaultOwner.SERVER)
+            line.fail_head(why)
+            line.skip_refused()
+
+    def _fail(self, operation: Operation, error: str, owner: FaultOwner) -> None:
+        self._out.append(do.FailOp(operation.request, error, owner))
+
+    # ---- dispatch ----
+    def _dispatch(self) -> None:
+        """Give every idle trainer something to do; the model served longest ago goes first."""
+        for worker in sorted(worker for worker, flight in self._flights.items() if flight is None):
+            while self._flights[worker] is None and (line := self._pick(worker)) is not None:
+                self._next(worker, line)
+
+    def _pick(self, worker: WorkerId) -> ModelLine | None:
+        loads = dict.fromkeys(self._flights, 0)
+        for line in self._lines.values():
+            if line.worker is not None:
+                loads[line.worker] += 1
+        least = min(loads.values())
+        able = [
+            line
+            for line in self._lines.values()
+            if line.has_work()
+            and (line.worker == worker or (line.worker is None and loads[worker] == least))
+        ]
+        return min(
+            able, key=lambda line: (self._last_served.get(line.model, 0), line.model), default=None
+        )
+
+    def _next(self, worker: WorkerId, line: ModelLine) -> None:
+        """Bring the state there, bring it up to date, or run the head."""
+        self._tickets += 1
+        ticket = self._tickets
+        self._last_served[line.model] = ticket
+        line.worker = worker
+        if line.residency is Residency.ABSENT:
+            if line.saved_seq is not None:
+                self._restore(worker, ticket, line, line.saved_seq)
+                return
+            line.residency = Residency.READY  # nothing saved: the log, or the head, creates it
+        if line.applied < len(line.log):
+            self._replay(worker, ticket, line)
+            return
+        operation = line.head()
+        assert operation is not None
+        if operation.kind is OpKind.OPTIM_STEP and line.poison is not None:
+            why = f"{line.poison}; its gradients were dropped, the next optim_step will work again"
+            self._fail(
+                operation, f"optim_step seq {operation.seq} was not run: {why}", FaultOwner.USER
+            )
+            line.fail_head(why)
+            line.skip_refused()
+            return
+        self._run_head(worker, ticket, line, operation)
+
+    def _restore(self, worker: WorkerId, ticket: int, line: ModelLine, seq: int) -> None:
+        def done(_: on.TicketDone) -> None:
+            line.residency = Residency.READY
+
+        self._fly(worker, _Flight(ticket, line, done, self._replay_failed(line), restores=True))
+        self._out.append(do.RestoreState(worker, ticket, line.model, seq))
+
+    def _replay(self, worker: WorkerId, ticket: int, line: ModelLine) -> None:
+        entry = line.log[line.applied]
+
+        def done(_: on.TicketDone) -> None:
+            line.applied += 1
+            if line.applied > line.furthest_applied:
+                line.furthest_applied, line.failed_restores = line.applied, 0
+
+        self._fly(worker, _Flight(ticket, line, done, self._replay_failed(line), restores=True))
+        if entry.ran:
+            self._out.append(do.RunOp(worker, ticket, entry.operation, replay=True))
+        else:
+            self._out.append(do.DropGradients(worker, ticket, line.model))
+
+    def _replay_failed(self, line: ModelLine) -> Callable[[on.TicketFailed], None]:
+        def failed(event: on.TicketFailed) -> None:
+            self._forget(line)
+            self._restore_failed(line, event.error)
+
+        return failed
+
+    def _run_head(self, worker: WorkerId, ticket: int, line: ModelLine, op: Operation) -> None:
+        def done(event: on.TicketDone) -> None:
+            if (
+                op.kind is OpKind.LOAD
+            ):  # its source may be deleted: own the state first, then say so
+                self._snapshot(worker, line, op, finishes=True)
+                return
+            line.finish_head()
+            line.skip_refused()
+            self._out.append(do.CompleteOp(op.request, ticket))
+            if op.kind.changes_state:
+                line.log_cost_s += event.elapsed_s
+            if op.kind is OpKind.OPTIM_STEP and self._snapshot_due(line):
+                self._snapshot(worker, line, op, finishes=False)
+
+        def failed(event: on.TicketFailed) -> None:
+            line.fail_head(event.error)
+            line.skip_refused()
+            self._fail(op, event.error, event.owner)
+            if event.state_lost:
+                self._forget(line)
+
+        self._fly(worker, _Flight(ticket, line, done, failed, runs_head=True))
+        self._out.append(do.RunOp(worker, ticket, op, replay=False))
+
+    def _snapshot_due(self, line: ModelLine) -> bool:
+        """Only right after an optim_step, when no gradients are pending."""
+        limit_s = max(
+            self._config.save_log_after_s, line.snapshot_cost_s / self._config.snapshot_share
+        )
+        return line.log_cost_s >= limit_s
+
+    def _snapshot(
+        self, worker: WorkerId, line: ModelLine, op: Operation, *, finishes: bool
+    ) -> None:
+        """Save the state as it is after `op`, which `finishes` if the operation is over only then."""
+        self._tickets += 1
+        ticket = self._tickets
+
+        def done(event: on.TicketDone) -> None:
+            line.snapshot_cost_s = event.elapsed_s
+            if finishes:
+                line.finish_head()
+                line.skip_refused()
+                self._out.append(do.CompleteOp(op.request, ticket))
+            line.saved(op.seq)
+            self._out.append(do.CommitSnapshot(line.model, op.seq))
+
+        def failed(event: on.TicketFailed) -> None:
+            line.log_cost_s = 0.0  # try again after as much work as before
+            if finishes:
+                self._fail(line.fail_head(event.error), event.error, event.owner)
+                line.skip_refused()
+            if event.state_lost or finishes:
+                self._forget(line)
+
+        self._fly(worker, _Flight(ticket, line, done, failed, runs_head=finishes))
+        self._out.append(do.TakeSnapshot(worker, ticket, line.model, op.seq))
+
+    def _fly(self, worker: WorkerId, flight: _Flight) -> None:
+        assert self._flights[worker] is None
+        self._flights[worker] = flight
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if an invariant does not hold."""
+        for model, line in self._lines.items():
+            assert line.model == model
+            assert all(seq >= line.next_seq for seq in line.waiting), "an operation was passed over"
+            assert not set(line.waiting) & set(line.refused)
+            assert line.applied <= len(line.log)
+            seqs = [entry.operation.seq for entry in line.log]
+            assert seqs == sorted(set(seqs)), "the log is out of order"
+            assert line.saved_seq is None or all(seq > line.saved_seq for seq in seqs)
+            assert line.worker is None or line.worker in self._flights, "state on a lost trainer"
+            assert line.worker is not None or line.applied == 0
+            if line.next_seq in line.refused:
+                raise AssertionError("a refused number blocks the line")
+        tickets = [flight.ticket for flight in self._flights.values() if flight is not None]
+        assert len(tickets) == len(set(tickets))

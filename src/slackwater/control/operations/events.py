@@ -1,0 +1,111 @@
+"""What can happen to operations."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from slackwater.model.ids import ModelId, WorkerId
+from slackwater.model.operation import FaultOwner, Operation, OperationRecord
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAdopted:
+    """A model from the durable log: its operations after the last saved state, by seq."""
+
+    now_s: float
+    model: ModelId
+    saved_seq: int | None
+    records: tuple[OperationRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpSubmitted:
+    """An operation was accepted and is in the durable log."""
+
+    now_s: float
+    operation: Operation
+
+
+@dataclass(frozen=True, slots=True)
+class OpRejected:
+    """A submission was refused at the door; it still uses up its number."""
+
+    now_s: float
+    operation: Operation
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelClosed:
+    """Nothing more will come for a model."""
+
+    now_s: float
+    model: ModelId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerJoined:
+    now_s: float
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerLost:
+    now_s: float
+    worker: WorkerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TicketDone:
+    """A trainer did what a ticket told it."""
+
+    now_s: float
+    worker: WorkerId
+    ticket: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TicketFailed:
+    """A trainer could not; `state_lost` says that the model's state there can no longer be trusted."""
+
+    now_s: float
+    worker: WorkerId
+    ticket: int
+    error: str
+    owner: FaultOwner
+    state_lost: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    now_s: float
+    name: str
+
+
+Event: TypeAlias = (
+    ModelAdopted
+    | OpSubmitted
+    | OpRejected
+    | ModelClosed
+    | TrainerJoined
+    | TrainerLost
+    | TicketDone
+    | TicketFailed
+    | TimerFired
+)
+EVENT_TYPES: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        ModelAdopted,
+        OpSubmitted,
+        OpRejected,
+        ModelClosed,
+        TrainerJoined,
+        TrainerLost,
+        TicketDone,
+        TicketFailed,
+        TimerFired,
+    )
+}

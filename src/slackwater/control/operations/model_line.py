@@ -1,0 +1,145 @@
+"""One model's line of operations: what comes next, what a replay needs, and the poison rule.
+
+Operations run in the order of `seq`. A number that was refused at the door is used up. A number that
+never comes is given up after a while and counts as a refused forward_backward, since it may have been one.
+
+**Poison.** A refused, failed or given-up forward_backward spoils the gradients that are being
+accumulated. The next optim_step then fails instead of stepping on incomplete gradients. Whenever an
+optim_step fails or is refused, whatever was accumulated is dropped and the slate is clean: the
+operations after it run as usual.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from slackwater.model.ids import ModelId, WorkerId
+from slackwater.model.operation import Operation, OperationRecord, OpKind, OpStatus
+
+
+class Residency(StrEnum):
+    """Whether the trainer has the state that the log starts from."""
+
+    ABSENT = "absent"
+    READY = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """One step of a replay: an operation that ran, or (`ran` false) gradients dropped in its place."""
+
+    operation: Operation
+    ran: bool
+
+
+@dataclass(slots=True)
+class ModelLine:
+    """The mutable state of one model; only the controller touches it."""
+
+    model: ModelId
+    next_seq: int = 0
+    waiting: dict[int, Operation] = field(default_factory=dict)
+    refused: dict[int, tuple[Operation, str]] = field(default_factory=dict)
+    poison: str | None = None
+    log: list[LogEntry] = field(default_factory=list)
+    applied: int = 0  # entries of the log whose effect the trainer has
+    saved_seq: int | None = None
+    log_cost_s: float = 0.0
+    snapshot_cost_s: float = 0.0
+    worker: WorkerId | None = None
+    residency: Residency = Residency.ABSENT
+    attempts: int = 0
+    failed_restores: int = 0
+    furthest_applied: int = 0  # of this log, by any trainer: progress resets `failed_restores`
+
+    def head(self) -> Operation | None:
+        """The operation whose turn it is, if it is here."""
+        return self.waiting.get(self.next_seq)
+
+    def has_gap(self) -> bool:
+        """Later operations wait for a number that has not come."""
+        return bool(self.waiting) and self.next_seq not in self.waiting
+
+    def has_work(self) -> bool:
+        """Something could run if a trainer were free."""
+        return self.head() is not None
+
+    def knows(self, seq: int) -> bool:
+        """The number is used up, waiting or refused."""
+        return seq < self.next_seq or seq in self.waiting or seq in self.refused
+
+    def skip_refused(self) -> None:
+        """Move past numbers that were refused at the door."""
+        while self.next_seq in self.refused:
+            operation, reason = self.refused.pop(self.next_seq)
+            self._over(operation, ran=False, why=f"was rejected: {reason}")
+
+    def give_up_gap(self) -> None:
+        """Use up the numbers before the first operation that is here."""
+        first = min(self.waiting)
+        while self.next_seq < first:
+            if self.next_seq in self.refused:
+                self.skip_refused()
+                continue
+            self._spoil(self.next_seq, "never arrived")
+            self.next_seq += 1
+
+    def finish_head(self) -> Operation:
+        """The head ran and had its effect."""
+        operation = self.waiting.pop(self.next_seq)
+        self._over(operation, ran=True, why="")
+        return operation
+
+    def fail_head(self, why: str) -> Operation:
+        """The head is over and had no effect."""
+        operation = self.waiting.pop(self.next_seq)
+        self._over(operation, ran=False, why=f"failed: {why}")
+        return operation
+
+    def _over(self, operation: Operation, *, ran: bool, why: str) -> None:
+        self.next_seq = operation.seq + 1
+        self.attempts = 0
+        if operation.kind is OpKind.OPTIM_STEP:
+            self.poison = None
+            self.log.append(LogEntry(operation, ran))
+            self.applied += ran
+        elif ran and operation.kind.changes_state:
+            self.log.append(LogEntry(operation, ran))
+            self.applied += 1
+        elif operation.kind is OpKind.FORWARD_BACKWARD:
+            self._spoil(operation.seq, why)
+
+    def _spoil(self, seq: int, why: str) -> None:
+        if self.poison is None:
+            self.poison = f"forward_backward seq {seq} {why}"
+
+    def saved(self, seq: int) -> None:
+        """The state after `seq` is durable: the log begins after it."""
+        dropped = sum(entry.operation.seq <= seq for entry in self.log)
+        del self.log[:dropped]
+        self.applied = max(self.applied - dropped, 0)
+        self.furthest_applied = self.applied
+        self.saved_seq = seq
+        self.log_cost_s = 0.0
+
+    def lose_state(self) -> None:
+        """The trainer no longer has this model."""
+        self.worker = None
+        self.residency = Residency.ABSENT
+        self.applied = 0
+
+    def adopt(self, saved_seq: int | None, records: tuple[OperationRecord, ...]) -> None:
+        """Take over from the durable log; a hole between finished numbers is one that was given up."""
+        self.saved_seq = saved_seq
+        self.next_seq = 0 if saved_seq is None else saved_seq + 1
+        for record in sorted(records, key=lambda record: record.operation.seq):
+            operation = record.operation
+            if record.status is OpStatus.WAITING:
+                self.waiting[operation.seq] = operation
+            elif self.waiting:
+                self.refused[operation.seq] = (operation, "before the service was restarted")
+            else:
+                for missing in range(self.next_seq, operation.seq):
+                    self._spoil(missing, "never arrived")
+                done = record.status is OpStatus.DONE
+                self._over(operation, ran=done, why="failed before the service was restarted")
+        self.applied = 0

@@ -1,0 +1,37 @@
+"""Which sessions live: a session ends when its client says so, or when its heartbeats stop.
+
+A session counts as alive from its creation, so that one which never sends a heartbeat is reaped too.
+"""
+
+from dataclasses import dataclass, field
+
+from slackwater.model.ids import SessionId
+
+
+@dataclass(slots=True)
+class SessionBook:
+    """Pure: times come in, the sessions to end come out."""
+
+    silent_after_s: float = 300.0
+    _seen_s: dict[SessionId, float] = field(default_factory=dict)
+
+    def seen(self, session: SessionId, now_s: float) -> None:
+        """A session was opened, or gave a sign of life."""
+        self._seen_s[session] = max(now_s, self._seen_s.get(session, now_s))
+
+    def end(self, session: SessionId) -> None:
+        self._seen_s.pop(session, None)
+
+    def lives(self, session: SessionId) -> bool:
+        return session in self._seen_s
+
+    def reap(self, now_s: float) -> list[SessionId]:
+        """Take out the sessions that have been silent for too long."""
+        silent = sorted(
+            session
+            for session, seen_s in self._seen_s.items()
+            if now_s - seen_s >= self.silent_after_s
+        )
+        for session in silent:
+            del self._seen_s[session]
+        return silent

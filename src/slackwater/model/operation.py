@@ -1,0 +1,61 @@
+"""Operations: the smallest model executions that a client asks for, in the order of their numbers."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from slackwater.model.ids import ModelId, RequestId
+
+
+class OpKind(StrEnum):
+    """What an operation does to a model's trainable state."""
+
+    CREATE = "create_model"
+    FORWARD = "forward"
+    FORWARD_BACKWARD = "forward_backward"
+    OPTIM_STEP = "optim_step"
+    SAVE = "save_weights"
+    LOAD = "load_weights"
+    PUBLISH = "save_weights_for_sampler"
+
+    @property
+    def changes_state(self) -> bool:
+        """Whether bringing a model back must run it again."""
+        return self in (
+            OpKind.CREATE,
+            OpKind.FORWARD_BACKWARD,
+            OpKind.OPTIM_STEP,
+            OpKind.LOAD,
+        )
+
+
+class OpStatus(StrEnum):
+    """Waiting covers queued and running: until its result is durable, an operation is to be done."""
+
+    WAITING = "waiting"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class FaultOwner(StrEnum):
+    """Who can mend a failure: the caller, or whoever runs the service."""
+
+    USER = "user"
+    SERVER = "server"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One accepted operation; `seq` orders it among those of its model (0 creates the model)."""
+
+    request: RequestId
+    model: ModelId
+    seq: int
+    kind: OpKind
+
+
+@dataclass(frozen=True, slots=True)
+class OperationRecord:
+    """An operation as the durable log has it."""
+
+    operation: Operation
+    status: OpStatus
