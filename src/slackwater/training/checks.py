@@ -35,7 +35,11 @@ def _check_inputs(where: str, datum: Datum, loss: Loss, vocab_size: int) -> None
     targets = datum.inputs["target_tokens"]
     _check_tokens(f"{where}.target_tokens", targets, vocab_size)
     takes_rows = "weights" in loss.inputs
-    if targets.shape[:1] != (datum.num_tokens,) or targets.ndim > (2 if takes_rows else 1):
+    if (
+        not targets.size
+        or targets.shape[:1] != (datum.num_tokens,)
+        or targets.ndim > (2 if takes_rows else 1)
+    ):
         raise ConfigError.of(
             f"{where}.target_tokens",
             targets.shape,

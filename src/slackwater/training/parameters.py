@@ -8,7 +8,7 @@ and the vector is its fp32 master copy.
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from slackwater.model.errors import ConfigError
 from slackwater.training.datum import AdamParams
@@ -17,7 +17,7 @@ from slackwater.training.datum import AdamParams
 class FlatParameters:
     """Master weights, gradient and moments; `steps` counts updates for Adam's bias correction."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = dict(parameters)
         first = next(iter(self._parameters.values()))
         size = sum(parameter.numel() for parameter in self._parameters.values())

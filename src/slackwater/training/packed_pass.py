@@ -1,0 +1,118 @@
+"""One pass over data of many lengths: packed micro-batches, each forward and, with gradients on, backward."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from slackwater.model.errors import RefusedError
+from slackwater.nets.attention import PackedCausalAttention
+from slackwater.nets.causal_lm import CausalLM
+from slackwater.nets.config import NetConfig
+from slackwater.nets.lora import LoraAdapter, RowAdapters
+from slackwater.training.datum import Datum, PassOutput
+from slackwater.training.logprobs import target_logprobs
+from slackwater.training.losses import Loss
+from slackwater.training.packing import pack
+
+ACTIVATION_BYTES = 1 << 29  # what one micro-batch may keep for its backward pass
+
+
+def micro_batch_tokens(config: NetConfig, element_bytes: int) -> int:
+    """How many tokens one micro-batch may hold: from the net's shape only, so that replays pack alike."""
+    per_layer = (
+        10 * config.hidden_size + 5 * config.num_heads * config.head_dim + 5 * config.ffn_size
+    )
+    per_token = element_bytes * config.num_layers * per_layer
+    return max(256, min(16384, ACTIVATION_BYTES // per_token))
+
+
+class PackedPass:
+    """Runs data through a net, and an adapter where there is one."""
+
+    def __init__(self, net: CausalLM, adapter: LoraAdapter | None) -> None:
+        self._net = net
+        self._adapter = adapter
+        self._budget_tokens = micro_batch_tokens(net.config, net.dtype.itemsize)
+
+    def run(
+        self,
+        data: Sequence[Datum],
+        loss: Loss,
+        config: Mapping[str, float],
+        collect: Callable[[], None],
+    ) -> PassOutput:
+        """Checked data in, log-probs and metrics out; `collect` is called after each backward."""
+        logprobs: list[npt.NDArray[np.float32] | None] = [None] * len(data)
+        total = 0.0
+        for indices in self._micro_batches(data):
+            batch = [data[index] for index in indices]
+            values, lp = self._forward(batch, loss, config)
+            value = values.sum()
+            if not torch.isfinite(value):
+                raise RefusedError("loss is not finite: logprobs and the model are too far apart")
+            if value.requires_grad:
+                value.backward()  # type: ignore[no-untyped-call]
+                collect()
+            total += value.item()
+            for index, part in zip(indices, _split(lp, batch), strict=True):
+                logprobs[index] = part
+        done = tuple(part for part in logprobs if part is not None)
+        tokens = float(sum(datum.num_tokens for datum in data))
+        return PassOutput(done, {"loss:sum": total, "num_tokens:sum": tokens})
+
+    def _micro_batches(self, data: Sequence[Datum]) -> list[list[int]]:
+        """Micro-batches of one target width each; few callers mix them."""
+        by_width: dict[int, list[int]] = {}
+        for index, datum in enumerate(data):
+            by_width.setdefault(_width(datum), []).append(index)
+        return [
+            [members[slot] for slot in batch]
+            for _, members in sorted(by_width.items())
+            for batch in pack([data[index].num_tokens for index in members], self._budget_tokens)
+        ]
+
+    def _forward(
+        self, batch: Sequence[Datum], loss: Loss, config: Mapping[str, float]
+    ) -> tuple[Tensor, Tensor]:
+        lengths = [datum.num_tokens for datum in batch]
+        cu_seqlens = [0, *np.cumsum(lengths).tolist()]
+        rows, device = cu_seqlens[-1], self._net.device
+        tokens = self._gather([datum.tokens for datum in batch])
+        positions = torch.from_numpy(np.concatenate([np.arange(n) for n in lengths])).to(device)
+        adapters = None if self._adapter is None else RowAdapters.everywhere(self._adapter, rows)
+        attention = PackedCausalAttention(cu_seqlens, device)
+        hidden = self._net.hidden(tokens, positions, attention, adapters=adapters)
+        targets = self._gather([datum.inputs["target_tokens"] for datum in batch])
+        shape = targets.shape
+        lp = target_logprobs(
+            hidden,
+            targets.view(rows, -1),
+            self._logits,
+            self._net.config.vocab_size,
+        ).view(shape)
+        inputs = {
+            name: self._gather([datum.inputs[name] for datum in batch]) for name in loss.inputs
+        }
+        return loss.value(lp, inputs, config), lp
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        adapter = self._adapter
+        rows = hidden.shape[0]
+        adapters = None if adapter is None else RowAdapters.everywhere(adapter, rows)
+        return self._net.logits(hidden, adapters=adapters)
+
+    def _gather(self, parts: Sequence[npt.NDArray[np.generic]]) -> Tensor:
+        return torch.from_numpy(np.concatenate(parts)).to(self._net.device)
+
+
+def _width(datum: Datum) -> int:
+    targets = datum.inputs["target_tokens"]
+    return 0 if targets.ndim == 1 else int(targets.shape[1])
+
+
+def _split(lp: Tensor, batch: Sequence[Datum]) -> list[npt.NDArray[np.float32]]:
+    host = lp.detach().cpu().numpy()
+    return np.split(host, np.cumsum([datum.num_tokens for datum in batch])[:-1])

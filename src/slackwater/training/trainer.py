@@ -1,0 +1,209 @@
+"""One model's trainable state, and the operations on it.
+
+Every operation either happens whole or leaves the state as it was: inputs are checked first, and a pass whose
+result is not finite gives its gradient back. From the same saved state the same operations in the same order
+end in the same bits (fp32, CPU, one thread count), so a log of operations can be replayed over a save.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from slackwater.model.errors import ConfigError, RefusedError
+from slackwater.nets.causal_lm import CausalLM
+from slackwater.nets.config import NetConfig
+from slackwater.nets.loading import load_net, net_tensors
+from slackwater.nets.lora import LoraAdapter, LoraSpec
+from slackwater.tensors.checked_file import checksum
+from slackwater.training.checks import check_adam, check_config, check_data
+from slackwater.training.datum import AdamParams, Datum, PassOutput
+from slackwater.training.losses import loss_named
+from slackwater.training.packed_pass import PackedPass
+from slackwater.training.parameters import FlatParameters
+from slackwater.training.state_file import TrainerMeta, TrainerState, read_state, write_state
+
+DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Trainer:
+    """Full-parameter where `lora` is None, else an adapter over a frozen base."""
+
+    def __init__(self, net: CausalLM, meta: TrainerMeta) -> None:
+        self._net = net
+        self._meta = meta
+        self._adapter: LoraAdapter | None = None
+        if meta.lora is None:
+            trainable: dict[str, Tensor] = dict(net.named_parameters())
+        else:
+            net.requires_grad_(False)
+            self._adapter = LoraAdapter.create(
+                meta.lora, net.config, dtype=net.dtype, device=net.device
+            ).require_grad()
+            trainable = self._adapter.tensors
+        self._flat = FlatParameters(trainable)
+        self._pass = PackedPass(net, self._adapter)
+
+    @classmethod
+    def create(
+        cls,
+        source: Path | NetConfig,
+        lora: LoraSpec | None = None,
+        seed: int = 0,
+        dtype: str = "float32",
+        device: str = "cpu",
+    ) -> "Trainer":
+        """A trainer of a model directory, or of a configuration with random weights from `seed`."""
+        if dtype not in DTYPES:
+            raise ConfigError.of("dtype", dtype, f"must be one of {', '.join(DTYPES)}")
+        net = load_net(source, dtype=DTYPES[dtype], device=device, seed=seed)
+        meta = TrainerMeta(
+            net=net.config.to_hf(),
+            source=None if isinstance(source, NetConfig) else str(source),
+            seed=seed,
+            dtype=dtype,
+            lora=lora,
+            base_crc32=_base_crc32(net) if lora else 0,
+        )
+        return cls(net, meta)
+
+    @classmethod
+    def load(cls, directory: Path, *, source: Path | None = None, device: str = "cpu") -> "Trainer":
+        """The trainer that was saved there; `source` says where an adapter's base has moved to."""
+        state = read_state(directory)
+        meta = state.meta
+        base: Path | NetConfig = meta.net_config
+        if meta.lora is not None and (source or meta.source):
+            base = source or Path(str(meta.source))
+        trainer = cls.create(base, meta.lora, meta.seed, meta.dtype, device)
+        if trainer._meta.base_crc32 != meta.base_crc32:
+            raise ConfigError.of(
+                "base model", str(base), "is not the one this state was trained on"
+            )
+        trainer._meta = meta
+        trainer._restore(state, optimizer=True)
+        return trainer
+
+    @property
+    def meta(self) -> TrainerMeta:
+        """The net, its origin and the counters."""
+        return self._meta
+
+    def forward_backward(
+        self,
+        data: Sequence[Datum],
+        loss_fn: str,
+        config: Mapping[str, float],
+        *,
+        forward_only: bool = False,
+    ) -> PassOutput:
+        """Log-probs and loss of the data; unless `forward_only`, add the loss's gradient to what is there."""
+        loss = loss_named(loss_fn)
+        check_config(config)
+        settings = loss.configured(loss_fn, config)
+        net = self._net.config
+        check_data(data, loss, net.vocab_size, net.max_positions)
+        if forward_only:
+            with torch.no_grad():
+                return self._pass.run(data, loss, settings, self._flat.collect)
+        before = self._flat.gradient.clone() if self._meta.accumulated_passes else None
+        try:
+            output = self._pass.run(data, loss, settings, self._flat.collect)
+            if not torch.isfinite(self._flat.gradient.sum()):
+                raise RefusedError(f"gradient of {loss_fn} is not finite; nothing was accumulated")
+        except BaseException:
+            self._flat.set_gradient(before)
+            raise
+        self._count(accumulated_passes=1, trained_tokens=sum(datum.num_tokens for datum in data))
+        return output
+
+    def optim_step(self, adam: AdamParams) -> dict[str, float]:
+        """Step with the accumulated gradient and clear it.
+
+        With no pass accumulated since the last step nothing changes, the step count included: there is no
+        gradient, which is not the same as a gradient of zero.
+        """
+        check_adam(adam)
+        passes = self._meta.accumulated_passes
+        norm = 0.0
+        if passes:
+            norm = self._flat.step(adam)
+            self._count(optimizer_steps=1)
+        self.discard_gradient()
+        return {
+            "grad_norm": norm,
+            "accumulated_passes": float(passes),
+            "optimizer_steps": float(self._meta.optimizer_steps),
+        }
+
+    def discard_gradient(self) -> None:
+        """Forget the passes accumulated since the last step."""
+        self._flat.set_gradient(None)
+        self._meta = dataclasses.replace(self._meta, accumulated_passes=0)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """What a sampler needs: the adapter's tensors, else the whole net's. Views: copy before the next step."""
+        return self._flat.live()
+
+    def gradient(self) -> Mapping[str, Tensor]:
+        """The accumulated gradient by parameter, in fp32. Views."""
+        return self._flat.named(self._flat.gradient)
+
+    def save(self, directory: Path) -> None:
+        """Write the complete state there: weights, moments, accumulated gradient, counters."""
+        flat = self._flat
+        parts = {"weight": flat.master, "moment1": flat.moment1, "moment2": flat.moment2}
+        if self._meta.accumulated_passes:
+            parts["gradient"] = flat.gradient
+        tensors = {part: flat.named(vector) for part, vector in parts.items()}
+        write_state(directory, TrainerState(self._meta, tensors))
+
+    def load_into(self, directory: Path, optimizer: bool) -> None:
+        """Take the weights saved there and, if `optimizer`, moments, step count and gradient; else those start anew."""
+        state = read_state(directory)
+        if state.meta.lora != self._meta.lora and _shape(state.meta.lora) != _shape(
+            self._meta.lora
+        ):
+            raise ConfigError.of("state's lora", state.meta.lora, f"must be {self._meta.lora} here")
+        if state.meta.base_crc32 != self._meta.base_crc32:
+            raise ConfigError.of("state", str(directory), "was trained over another base model")
+        for part in ("weight", "moment1", "moment2"):
+            self._flat.check(state.tensors.get(part, {}))
+        self._restore(state, optimizer)
+
+    def _restore(self, state: TrainerState, optimizer: bool) -> None:
+        flat = self._flat
+        flat.fill(flat.master, state.tensors["weight"])
+        flat.set_gradient(None)
+        flat.reset_optimizer()
+        passes = steps = 0
+        if optimizer:
+            flat.fill(flat.moment1, state.tensors["moment1"])
+            flat.fill(flat.moment2, state.tensors["moment2"])
+            flat.steps = steps = state.meta.optimizer_steps
+            if "gradient" in state.tensors:
+                flat.fill(flat.gradient, state.tensors["gradient"])
+                passes = state.meta.accumulated_passes
+        self._meta = dataclasses.replace(
+            self._meta,
+            optimizer_steps=steps,
+            accumulated_passes=passes,
+            trained_tokens=state.meta.trained_tokens,
+        )
+
+    def _count(self, **added: int) -> None:
+        counts = {name: getattr(self._meta, name) + number for name, number in added.items()}
+        self._meta = dataclasses.replace(self._meta, **counts)
+
+
+def _shape(lora: LoraSpec | None) -> LoraSpec | None:
+    return None if lora is None else dataclasses.replace(lora, seed=0)
+
+
+def _base_crc32(net: CausalLM) -> int:
+    total = 0
+    for tensor in net_tensors(net).values():
+        total = total * 31 + checksum(tensor.detach().cpu()) & 0xFFFFFFFF
+    return total

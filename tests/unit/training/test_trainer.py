@@ -1,0 +1,245 @@
+"""A trainer's operations: whole or not at all, and the same again from the same state."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from trainer_builders import NET, batch, datum, state_bytes, trainer
+
+from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
+from slackwater.nets.lora import LoraSpec
+from slackwater.training import logprobs, packed_pass
+from slackwater.training.datum import AdamParams, Datum
+from slackwater.training.trainer import Trainer
+
+LORA = LoraSpec(rank=4, seed=2)
+ADAM = AdamParams(learning_rate=1e-2, grad_clip_norm=1.0)
+
+
+def with_input(item: Datum, name: str, value: np.ndarray) -> Datum:
+    return Datum(item.tokens, {**item.inputs, name: value})
+
+
+def saved(subject: Trainer, folder: Path) -> bytes:
+    subject.save(folder)
+    return state_bytes(folder)
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_replaying_the_same_operations_over_a_save_ends_in_the_same_bits(
+    tmp_path: Path, lora: LoraSpec | None, dtype: str
+) -> None:
+    first = trainer(lora, dtype)
+    first.forward_backward(batch(1), "cross_entropy", {})
+    first.optim_step(ADAM)
+    first.forward_backward(batch(2), "ppo", {})  # saved with a pass accumulated
+    first.save(tmp_path / "middle")
+    second = Trainer.load(tmp_path / "middle")
+    for subject in (first, second):
+        subject.forward_backward(batch(3), "importance_sampling", {})
+        subject.optim_step(ADAM)
+        subject.forward_backward(batch(4), "cispo", {})
+        subject.optim_step(ADAM)
+    assert saved(first, tmp_path / "a") == saved(second, tmp_path / "b")
+
+
+def test_training_lowers_the_loss_in_full_and_with_an_adapter() -> None:
+    data = [with_input(d, "weights", np.ones(d.num_tokens, np.float32)) for d in batch()]
+    for subject in (trainer(), trainer(LORA), trainer(LORA, "bfloat16")):
+        losses = []
+        for _ in range(15):
+            losses.append(subject.forward_backward(data, "cross_entropy", {}).metrics["loss:sum"])
+            subject.optim_step(ADAM)
+        assert losses[-1] < 0.8 * losses[0]
+
+
+def test_an_adapter_trains_over_a_base_that_stays_as_it_is() -> None:
+    subject = trainer(LORA)
+    base = {name: tensor.clone() for name, tensor in subject._net.named_parameters()}
+    subject.forward_backward(batch(), "cross_entropy", {})
+    subject.optim_step(ADAM)
+    assert all("lora_" in name for name in subject.weights())
+    for name, tensor in subject._net.named_parameters():
+        assert torch.equal(tensor, base[name])
+
+
+def test_passes_add_up_until_the_step_and_the_step_clears_them() -> None:
+    split, whole = trainer(), trainer()
+    data = batch()
+    split.forward_backward(data[:2], "cross_entropy", {})
+    split.forward_backward(data[2:], "cross_entropy", {})
+    whole.forward_backward(data, "cross_entropy", {})
+    for name, gradient in whole.gradient().items():
+        torch.testing.assert_close(split.gradient()[name], gradient, rtol=1e-4, atol=1e-5)
+    assert split.optim_step(ADAM)["accumulated_passes"] == 2
+    assert not any(gradient.any() for gradient in split.gradient().values())
+
+
+def test_a_step_with_no_pass_before_it_changes_nothing(tmp_path: Path) -> None:
+    subject = trainer()
+    subject.forward_backward(batch(), "cross_entropy", {})
+    subject.optim_step(ADAM)
+    before = saved(subject, tmp_path / "a")
+    assert subject.optim_step(ADAM)["accumulated_passes"] == 0
+    assert saved(subject, tmp_path / "b") == before
+
+
+def test_a_forward_pass_changes_nothing_and_says_the_same(tmp_path: Path) -> None:
+    subject = trainer()
+    before = saved(subject, tmp_path / "a")
+    looked = subject.forward_backward(batch(), "ppo", {}, forward_only=True)
+    assert saved(subject, tmp_path / "b") == before
+    trained = subject.forward_backward(batch(), "ppo", {})
+    assert looked.metrics == trained.metrics
+    for one, other in zip(looked.logprobs, trained.logprobs, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_micro_batches_and_logit_chunks_do_not_change_what_is_learnt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = trainer()
+    whole.forward_backward(batch(), "ppo", {})
+    monkeypatch.setattr(packed_pass, "ACTIVATION_BYTES", 1)
+    monkeypatch.setattr(packed_pass, "micro_batch_tokens", lambda *_: 20)
+    monkeypatch.setattr(logprobs, "LOGITS_BUDGET", 4 * NET.vocab_size)
+    pieces = trainer()
+    pieces.forward_backward(batch(), "ppo", {})
+    for name, gradient in whole.gradient().items():
+        torch.testing.assert_close(pieces.gradient()[name], gradient, rtol=1e-4, atol=1e-5)
+
+
+BAD: list[tuple[str, Callable[[Datum], Datum]]] = [
+    (
+        r"data\[1\].advantages\[2\]: nan",
+        lambda d: with_input(d, "advantages", np.array([0, 0, np.nan, 0], np.float32)),
+    ),
+    (
+        r"data\[1\].logprobs\[0\]: -inf",
+        lambda d: with_input(d, "logprobs", np.array([-np.inf, 0, 0, 0], np.float32)),
+    ),
+    (
+        r"data\[1\].advantages: 'float64' must be float32",
+        lambda d: with_input(d, "advantages", np.zeros(4)),
+    ),
+    (
+        r"data\[1\].advantages: \(3,\) must have",
+        lambda d: with_input(d, "advantages", np.zeros(3, np.float32)),
+    ),
+    (
+        r"data\[1\].target_tokens: 61 must be a token from 0 to 60",
+        lambda d: with_input(d, "target_tokens", np.full(4, 61)),
+    ),
+    (
+        r"data\[1\].target_tokens: 'int32'",
+        lambda d: with_input(d, "target_tokens", np.zeros(4, np.int32)),
+    ),
+    (
+        r"data\[1\].target_tokens: \(5,\)",
+        lambda d: with_input(d, "target_tokens", np.zeros(5, np.int64)),
+    ),
+    (
+        r"data\[1\].target_tokens: \(4, 2\)",
+        lambda d: with_input(d, "target_tokens", np.zeros((4, 2), np.int64)),
+    ),
+    (r"data\[1\].tokens: -1", lambda d: Datum(np.array([0, -1, 0, 0]), d.inputs)),
+    (
+        r"data\[1\].tokens: \(0,\) must be a list of 1 to 64",
+        lambda d: Datum(np.zeros(0, np.int64), d.inputs),
+    ),
+    (r"data\[1\].tokens: \(65,\)", lambda d: Datum(np.zeros(65, np.int64), d.inputs)),
+    (
+        r"must also hold advantages",
+        lambda d: Datum(d.tokens, {k: v for k, v in d.inputs.items() if k != "advantages"}),
+    ),
+]
+
+
+@pytest.mark.parametrize(("message", "spoil"), BAD, ids=[message for message, _ in BAD])
+def test_bad_data_is_refused_by_name_before_any_state_changes(
+    tmp_path: Path, message: str, spoil: Callable[[Datum], Datum]
+) -> None:
+    subject = trainer()
+    subject.forward_backward(batch(), "ppo", {})
+    before = saved(subject, tmp_path / "a")
+    with pytest.raises(ConfigError, match=message):
+        subject.forward_backward([datum(0, 6), spoil(datum(1, 4))], "ppo", {})
+    assert saved(subject, tmp_path / "b") == before
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "config", "message"),
+    [
+        ("gspo", {}, "loss_fn: 'gspo' is not implemented"),
+        ("ppo", {"clip_low": 0.1}, "loss_fn_config.clip_low: 0.1 is not of ppo"),
+        ("ppo", {"clip_low_threshold": 2.0}, "clip_low_threshold: 2.0 must be"),
+        ("ppo", {"clip_high_threshold": float("nan")}, "must be a finite number"),
+    ],
+)
+def test_an_unknown_loss_or_setting_is_refused(
+    loss_fn: str, config: dict[str, float], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        trainer().forward_backward(batch(), loss_fn, config)
+
+
+def test_no_data_and_bad_steps_are_refused() -> None:
+    with pytest.raises(ConfigError, match="at least one datum"):
+        trainer().forward_backward([], "ppo", {})
+    with pytest.raises(ConfigError, match="learning_rate: nan"):
+        trainer().optim_step(AdamParams(learning_rate=float("nan")))
+    with pytest.raises(ConfigError, match=r"beta2: 1.0 must be below 1"):
+        trainer().optim_step(AdamParams(beta2=1.0))
+
+
+def test_a_pass_that_overflows_gives_its_gradient_back(tmp_path: Path) -> None:
+    subject = trainer()
+    subject.forward_backward(batch(), "ppo", {})
+    before = saved(subject, tmp_path / "a")
+    absurd = with_input(datum(0, 4), "logprobs", np.full(4, -1e4, np.float32))
+    with pytest.raises(RefusedError, match="not finite"):
+        subject.forward_backward([*batch(), absurd], "importance_sampling", {})
+    assert saved(subject, tmp_path / "b") == before
+
+
+def test_weights_alone_can_be_loaded_and_the_optimizer_starts_anew(tmp_path: Path) -> None:
+    first = trainer(LORA)
+    first.forward_backward(batch(), "cross_entropy", {})
+    first.optim_step(ADAM)
+    first.save(tmp_path)
+    second = trainer(LoraSpec(rank=4, seed=9))
+    second.load_into(tmp_path, optimizer=False)
+    for name, weight in first.weights().items():
+        assert torch.equal(second.weights()[name], weight)
+    assert second.meta.optimizer_steps == 0
+    second.load_into(tmp_path, optimizer=True)
+    assert second.meta.optimizer_steps == 1
+
+
+def test_a_state_of_another_net_base_or_rank_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    full, adapter = trainer(), trainer(LORA)
+    full.save(tmp_path / "full")
+    adapter.save(tmp_path / "adapter")
+    before = saved(full, tmp_path / "a")
+    with pytest.raises(ConfigError, match="lora"):
+        full.load_into(tmp_path / "adapter", optimizer=True)
+    with pytest.raises(ConfigError, match="lora"):
+        trainer(LoraSpec(rank=2)).load_into(tmp_path / "adapter", optimizer=True)
+    other_base = Trainer.create(NET, LORA, seed=4)
+    with pytest.raises(ConfigError, match="another base"):
+        other_base.load_into(tmp_path / "adapter", optimizer=True)
+    with pytest.raises(NotFoundError, match="holds no"):
+        full.load_into(tmp_path / "nowhere", optimizer=True)
+    assert saved(full, tmp_path / "b") == before
+
+
+def test_a_damaged_state_is_refused(tmp_path: Path) -> None:
+    trainer().save(tmp_path)
+    altered = bytearray(state_bytes(tmp_path))
+    altered[-7] ^= 4
+    (tmp_path / "trainer.safetensors").write_bytes(altered)
+    with pytest.raises(ConfigError, match="not as written"):
+        Trainer.load(tmp_path)
