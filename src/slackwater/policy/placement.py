@@ -5,6 +5,7 @@ number first) and gives them back when no job uses them. Whoever drives it compa
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from slackwater.model.ids import JobId, NodeId
@@ -12,22 +13,38 @@ from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.placement import Placement, Refusal
 
 
-class PlacementPolicy(Protocol):
-    """Which jobs share which nodes. `remove`, `revise` and `rebalance` may answer with moves of jobs already placed.
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a placed job stands: what it has still to do, and the time that its SLO leaves for it.
 
-    A placement that carries a plan replaces the plan of its whole group, from now on. A move names a job that
-    is placed already: its processes restart on the new nodes.
+    `budget_s` is `slo * iterations * declared solo_s` less the time since its first permit: at most so long may the
+    `iterations_left` (the running one counts whole) still take. `learned` holds bounds on the mean phase lengths, true but for the miss
+    probability, once enough iterations were seen; the declared worst case stays in the job's spec.
+    """
+
+    job: JobId
+    iterations_left: int
+    budget_s: float
+    learned: JobProfile | None = None
+
+
+class PlacementPolicy(Protocol):
+    """Which jobs share which nodes. `remove`, `revise`, `isolate` and `rebalance` may answer with moves of jobs already placed.
+
+    A placement that carries a plan replaces the plan of its whole group, from now on. A placement on the nodes that its job
+    has already only brings that plan; on others it is a move, and the job's processes restart there. Whoever drives the policy
+    calls `observe` with all placed jobs just before each of `place`, `remove`, `revise`, `isolate` and `rebalance`.
     """
 
     @property
     def name(self) -> str: ...
 
-    def place(self, job: JobSpec, now_s: float) -> Placement | Refusal:
-        """Find nodes for an arriving job; nothing changes on a refusal."""
+    def observe(self, standings: Sequence[Standing]) -> None:
+        """How the placed jobs stand now: credit to spend, and learned lengths. Most policies ignore it."""
         ...
 
-    def report(self, job: JobId, iterations_done: int, now_s: float) -> None:
-        """A job has made so many iterations since it was placed first; time it is ahead of its bound is credit."""
+    def place(self, job: JobSpec, now_s: float) -> Placement | Refusal:
+        """Find nodes for an arriving job; nothing changes on a refusal."""
         ...
 
     def remove(self, job: JobId, now_s: float) -> Sequence[Placement]:
@@ -35,7 +52,11 @@ class PlacementPolicy(Protocol):
         ...
 
     def revise(self, job: JobId, profile: JobProfile, now_s: float) -> Sequence[Placement]:
-        """A job's profile changed (drift, or learned lengths); answers the moves this asks for."""
+        """A job's lengths have drifted beyond what it declared; answers the moves this asks for."""
+        ...
+
+    def isolate(self, job: JobId, now_s: float) -> Sequence[Placement]:
+        """Give a placed job nodes of its own, since its SLO leaves no time for others; empty if there are none."""
         ...
 
     def rebalance(self, now_s: float) -> Sequence[Placement]:
