@@ -171,8 +171,11 @@ def _convert_union(hint: Any, value: Any, at: str) -> Any:
     arms = [arm for arm in get_args(hint) if arm is not type(None)]
     if len(arms) == 1:
         return _convert(arms[0], value, at)
-    if isinstance(value, Mapping):
-        return _convert_tagged([arm for arm in arms if dataclasses.is_dataclass(arm)], value, at)
+    tables = [arm for arm in arms if dataclasses.is_dataclass(arm)]
+    if isinstance(value, Mapping) and tables:
+        if len(tables) == 1:
+            return decode(cast(Any, tables[0]), value, at)
+        return _convert_tagged(tables, value, at)
     for arm in arms:
         if isinstance(arm, type) and isinstance(value, arm) and not isinstance(value, bool):
             return value

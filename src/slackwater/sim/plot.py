@@ -1,0 +1,210 @@
+"""Pictures of runs: whose phase ran where, with bubbles in grey, and what the fleet cost over time."""
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from slackwater.model.ids import JobId, NodeId
+from slackwater.sim.cluster.report import CostStep, Rental, RunReport, Span
+from slackwater.sim.perfetto import node_order
+
+FORMATS = ("png", "svg", "pdf")
+_BUBBLE = "#d9d9d9"
+_SWITCH = "#222222"
+_INK = "#333333"
+_LEGEND_JOBS = 14
+_RASTER_ABOVE = 4000
+# Twenty colours that stay apart for most eyes on a grey ground: ten hues, dark and light.
+_COLOURS = tuple(
+    f"#{value:06x}"
+    for value in (
+        0x1F6FB4, 0xE8751A, 0x2C9A4B, 0xC7353A, 0x8458B3, 0x8A5A44, 0xD45FA6, 0x6B7A00, 0x0F9BAE, 0x3D4A8A,
+        0x7DB7E8, 0xF9B872, 0x8FD19E, 0xF2918E, 0xBFA3DB, 0xC49C8B, 0xF0A9D2, 0xBBC655, 0x7FD3DD, 0x9AA5DE,
+    )
+)  # fmt: skip
+
+
+def timeline_image(report: RunReport, fmt: str, hours: tuple[float, float] | None = None) -> bytes:
+    """The fleet's timeline above its cost; `hours` cuts a window out of the run."""
+    window_s = (0.0, report.end_s) if hours is None else (hours[0] * 3600, hours[1] * 3600)
+    nodes = _nodes_in(report, window_s)
+    height = min(max(0.26 * len(nodes), 0.5 * min(len(nodes), 4)), 16.0)
+    figure = Figure(figsize=(13, height + 3.2), layout="constrained")
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[height, 1.8])
+    scale, unit = _time_unit(window_s[1] - window_s[0])
+    _draw_nodes(top, report, nodes, window_s, scale)
+    _draw_cost(bottom, [report], scale)
+    bottom.set_xlim(window_s[0] / scale, window_s[1] / scale)
+    bottom.set_xlabel(f"time ({unit})")
+    figure.suptitle(_title(report), x=0.01, ha="left", fontsize=12, color=_INK)
+    return _rendered(figure, fmt)
+
+
+def comparison_image(reports: Sequence[RunReport], fmt: str) -> bytes:
+    """Cost over time of several policies on one scenario, and their totals beside it."""
+    figure = Figure(figsize=(13, 5), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[2.4, 1])
+    end_s = max(report.end_s for report in reports)
+    scale, unit = _time_unit(end_s)
+    _draw_cost(left, reports, scale)
+    left.set_xlim(0, end_s / scale)
+    left.set_xlabel(f"time ({unit})")
+    rows = list(reversed(list(enumerate(reports))))
+    costs = [report.cost / 1000 for _, report in rows]
+    colours = [_COLOURS[number % len(_COLOURS)] for number, _ in rows]
+    bars = right.barh([report.policy for _, report in rows], costs, color=colours)
+    labels = [f" {report.cost / 1000:.2f}   SLO {report.slo_attainment:.1%}" for _, report in rows]
+    right.bar_label(bars, labels, fontsize=9)
+    right.set_xlim(0, 1.45 * max(costs))
+    right.set_xlabel(r"total cost (thousand \$)")
+    _bare(right)
+    figure.suptitle(f"{reports[0].scenario}: what each policy pays", x=0.01, ha="left", fontsize=12)
+    return _rendered(figure, fmt)
+
+
+def job_colours(jobs: Sequence[JobId]) -> dict[JobId, str]:
+    """A colour for each job, in order of first appearance."""
+    seen = dict.fromkeys(jobs)
+    return {job: _COLOURS[number % len(_COLOURS)] for number, job in enumerate(seen)}
+
+
+def _nodes_in(report: RunReport, window_s: tuple[float, float]) -> list[NodeId]:
+    inside = {
+        rental.node
+        for rental in report.rentals
+        if rental.end_s > window_s[0] and rental.start_s < window_s[1]
+    }
+    return sorted(inside, key=node_order)
+
+
+def _draw_nodes(
+    axes: Any,
+    report: RunReport,
+    nodes: list[NodeId],
+    window_s: tuple[float, float],
+    scale: float,
+) -> None:
+    row = {node: number for number, node in enumerate(nodes)}
+
+    def inside(part: Any) -> bool:
+        return part.node in row and part.end_s > window_s[0] and part.start_s < window_s[1]
+
+    rentals = [rental for rental in report.rentals if inside(rental)]
+    spans = [span for span in report.spans if inside(span)]
+    runs = [span for span in spans if span.kind == "run"]
+    tails = [span for span in spans if span.kind == "tail"]
+    switches = [span for span in spans if span.kind == "switch"]
+    colours = job_colours([span.job for span in spans])
+    boxes = _Boxes(axes, row, scale, rasterized=len(spans) > _RASTER_ABOVE)
+    boxes.add(rentals, _BUBBLE)
+    boxes.add(runs, [colours[span.job] for span in runs])
+    boxes.add(tails, [colours[span.job] for span in tails], top=0.15)
+    boxes.add(switches, _SWITCH)
+    axes.set_ylim(len(nodes) - 0.4, -0.6)
+    step = max(1, len(nodes) // 48)
+    axes.set_yticks(range(0, len(nodes), step), nodes[::step], fontsize=8)
+    _divide_pools(axes, nodes)
+    _bare(axes)
+    _add_legend(axes, colours, bool(switches))
+
+
+class _Boxes:
+    """Adds stretches of node time to the timeline; a row is 0.8 high, `top` and `bottom` are counted from its middle, down."""
+
+    def __init__(
+        self, axes: Any, row: dict[NodeId, int], scale: float, *, rasterized: bool
+    ) -> None:
+        self._axes = axes
+        self._row = row
+        self._scale = scale
+        # Vector files with hundreds of thousands of boxes do not open anywhere.
+        self._rasterized = rasterized
+
+    def add(
+        self, parts: Sequence[Span | Rental], colours: Any, top: float = -0.4, bottom: float = 0.4
+    ) -> None:
+        boxes = []
+        for part in parts:
+            left, right = part.start_s / self._scale, part.end_s / self._scale
+            high, low = self._row[part.node] + top, self._row[part.node] + bottom
+            boxes.append([(left, high), (right, high), (right, low), (left, low)])
+        drawn = PolyCollection(
+            boxes,
+            facecolors=colours,
+            edgecolors="none",
+            linewidths=0,
+            rasterized=self._rasterized,
+        )
+        self._axes.add_collection(drawn, autolim=False)
+
+
+def _divide_pools(axes: Any, nodes: list[NodeId]) -> None:
+    ranks = [node_order(node)[0] for node in nodes]
+    for number in range(1, len(ranks)):
+        if ranks[number] != ranks[number - 1]:
+            axes.axhline(number - 0.5, color=_INK, linewidth=0.8)
+
+
+def _add_legend(axes: Any, colours: dict[JobId, str], switches: bool) -> None:
+    patches = [Patch(color=colour, label=job) for job, colour in colours.items()]
+    if len(patches) > _LEGEND_JOBS:
+        patches = [Patch(color=_COLOURS[0], label=f"one colour per job ({len(patches)} jobs)")]
+    patches.append(Patch(color=_BUBBLE, label="bubble: rented, idle"))
+    if switches:
+        patches.append(Patch(color=_SWITCH, label="switch"))
+    axes.legend(
+        handles=patches,
+        loc="lower left",
+        bbox_to_anchor=(0, 1.0),
+        ncols=8,
+        frameon=False,
+        fontsize=8,
+        borderaxespad=0.2,
+    )
+
+
+def _draw_cost(axes: Any, reports: Sequence[RunReport], scale: float) -> None:
+    for number, report in enumerate(reports):
+        steps = [*report.cost_steps, CostStep(report.end_s, 0.0)]
+        times = [step.at_s / scale for step in steps]
+        prices = [step.price_per_h for step in steps]
+        colour = _COLOURS[number % len(_COLOURS)]
+        if len(reports) == 1:
+            axes.fill_between(times, prices, step="post", color=colour, alpha=0.2, linewidth=0)
+        axes.step(times, prices, where="post", color=colour, label=report.policy, linewidth=1.3)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel(r"cost (\$/h)")
+    axes.grid(axis="y", color="#eeeeee", zorder=0)
+    _bare(axes)
+    if len(reports) > 1:
+        axes.legend(frameon=False, fontsize=8, ncols=2)
+
+
+def _bare(axes: Any) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=_INK, labelsize=8)
+
+
+def _time_unit(length_s: float) -> tuple[float, str]:
+    for seconds, unit in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
+        if length_s > 4 * seconds:
+            return seconds, unit
+    return 1.0, "seconds"
+
+
+def _title(report: RunReport) -> str:
+    return (
+        rf"{report.scenario}, policy {report.policy}: {report.cost:,.0f} \$ ({report.cost_per_h:,.1f} \$/h), "
+        f"SLO kept by {report.slo_attainment:.1%}, bubbles {report.rollout.bubble_share:.0%} of rollout "
+        f"and {report.train.bubble_share:.0%} of train node time"
+    )
+
+
+def _rendered(figure: Figure, fmt: str) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=fmt, dpi=130)
+    return buffer.getvalue()

@@ -1,0 +1,51 @@
+"""Pictures: a bubble is grey, a phase has its job's colour, and all formats can be written."""
+
+import io
+
+import numpy as np
+import pytest
+from handmade_reports import two_jobs_taking_turns
+from matplotlib.image import imread
+from numpy.typing import NDArray
+
+from slackwater.model.ids import JobId
+from slackwater.sim.plot import comparison_image, job_colours, timeline_image
+
+
+def share_of(image: NDArray[np.float64], colour: str) -> float:
+    """Of all pixels, those of this colour."""
+    wanted = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+    near = np.abs(image[:, :, :3] * 255 - wanted).max(axis=2) < 2
+    return float(near.mean())
+
+
+def picture(cycles: int, hours: tuple[float, float] | None = None) -> NDArray[np.float64]:
+    image = timeline_image(two_jobs_taking_turns(cycles), "png", hours)
+    return np.asarray(imread(io.BytesIO(image), format="png"), dtype=np.float64)
+
+
+def test_phases_and_bubbles_take_space_as_they_took_time() -> None:
+    image = picture(cycles=20)
+    colours = job_colours([JobId("a"), JobId("b")])
+    a, b = share_of(image, colours[JobId("a")]), share_of(image, colours[JobId("b")])
+    bubbles = share_of(image, "#d9d9d9")
+    report = two_jobs_taking_turns(20)
+    run_h = report.rollout.run_h + report.train.run_h
+    idle_h = sum(use.rented_h * use.bubble_share for use in (report.rollout, report.train))
+    assert a == pytest.approx(b, rel=0.05)
+    assert bubbles / (a + b) == pytest.approx(idle_h / run_h, rel=0.1)
+
+
+def test_a_window_shows_only_what_ran_in_it() -> None:
+    first_rollout = picture(cycles=2, hours=(0.0, 100 / 3600))
+    assert share_of(first_rollout, job_colours([JobId("a")])[JobId("a")]) > 0.05
+    assert share_of(first_rollout, job_colours([JobId("x"), JobId("b")])[JobId("b")]) < 0.001
+
+
+@pytest.mark.parametrize(
+    ("fmt", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")]
+)
+def test_all_formats_can_be_written(fmt: str, start: bytes) -> None:
+    reports = [two_jobs_taking_turns(2), two_jobs_taking_turns(4, "solo")]
+    assert comparison_image(reports, fmt).startswith(start)
+    assert timeline_image(reports[0], fmt).startswith(start)
