@@ -107,7 +107,10 @@ class TurnRefused:
 
 @dataclass(frozen=True, slots=True)
 class InstanceHeartbeat:
-    """Alive; with its load. `produced_tokens` only ever grows: it tells a stall from a quiet moment."""
+    """Alive; with its load. `produced_tokens` (decoded) and `prefilled_tokens` only ever grow.
+
+    They tell a stall from a quiet moment, and teach the manager the engine's rate by batch size.
+    """
 
     now_s: float
     instance: InstanceId
@@ -115,6 +118,7 @@ class InstanceHeartbeat:
     waiting: int
     produced_tokens: int
     kv_used_tokens: int
+    prefilled_tokens: int = 0
     stalled: bool = False
 
 

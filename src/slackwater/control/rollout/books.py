@@ -1,0 +1,117 @@
+"""What the parts of the rollout manager share: live turns, instances, counters, and how a turn ends."""
+
+import heapq
+from dataclasses import dataclass, field
+
+from slackwater.control.rollout.commands import (
+    AbortOn,
+    CompleteTurn,
+    FailTurn,
+    ReportFault,
+    RolloutCommand,
+)
+from slackwater.control.rollout.dispatcher import Dispatcher
+from slackwater.control.rollout.fleet import Fleet, InstanceRecord
+from slackwater.control.rollout.live_turn import LiveTurn
+from slackwater.control.rollout.settings import RolloutSettings
+from slackwater.model.ids import InstanceId, TurnId
+from slackwater.model.turn import FinishReason
+from slackwater.policy.plateau import ThroughputProfile
+
+Out = list[RolloutCommand]
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the manager started."""
+
+    submitted: int = 0
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    moved: int = 0
+    late_tokens: int = 0
+    accepted_tokens: int = 0
+    faults: int = 0
+
+
+@dataclass(slots=True)
+class Books:
+    """The manager's memory."""
+
+    settings: RolloutSettings
+    fleet: Fleet = field(default_factory=Fleet)
+    turns: dict[TurnId, LiveTurn] = field(default_factory=dict)
+    deadlines: list[tuple[float, int, TurnId]] = field(default_factory=list)
+    counters: Counters = field(default_factory=Counters)
+    profile: ThroughputProfile = field(default_factory=ThroughputProfile)
+    published: dict[str, str] = field(default_factory=dict)
+    dispatcher: Dispatcher = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.dispatcher = Dispatcher(self.settings, self.fleet)
+
+    def open(self, turn: LiveTurn) -> None:
+        """A turn begins to live."""
+        self.turns[turn.spec.turn] = turn
+        self.counters.submitted += 1
+        heapq.heappush(self.deadlines, (turn.deadline_s, turn.sequence, turn.spec.turn))
+
+    def complete(self, turn: LiveTurn, reason: FinishReason, now_s: float, out: Out) -> None:
+        """The turn is whole: hand it over, and use the room it leaves."""
+        self.counters.completed += 1
+        out.append(
+            CompleteTurn(
+                turn.spec.turn,
+                turn.tokens.tolist(),
+                turn.logprobs.tolist(),
+                reason,
+                turn.version,
+                turn.moves,
+                turn.topk or (),
+                turn.prompt_logprobs,
+                turn.prompt_topk,
+            )
+        )
+        self.close(turn, now_s, out)
+
+    def fail(self, turn: LiveTurn, error: str, now_s: float, out: Out) -> None:
+        """The turn alone fails."""
+        self.counters.failed += 1
+        out.append(FailTurn(turn.spec.turn, error))
+        self.close(turn, now_s, out)
+
+    def stop(self, turn: LiveTurn, out: Out) -> None:
+        """Tell the instance that runs the turn, if any, to forget it; `close` follows."""
+        if turn.attempt is not None and turn.instance is not None:
+            out.append(AbortOn(turn.instance, turn.attempt))
+
+    def close(self, turn: LiveTurn, now_s: float, out: Out) -> None:
+        """Take the turn out of all books, and use the room it leaves."""
+        del self.turns[turn.spec.turn]
+        self.dispatcher.line.remove(turn)
+        if turn.instance is not None:
+            self.dispatcher.remember(turn)
+        record = self.dispatcher.detach(turn)
+        if record is not None:
+            self.dispatcher.fill(record, now_s, out)
+
+    def resume(self, turn: LiveTurn, now_s: float, out: Out) -> None:
+        """Go on with a turn that runs nowhere, unless its tokens already end it."""
+        reason = turn.finished_reason()
+        if reason is not None:
+            self.complete(turn, reason, now_s, out)
+            return
+        self.counters.moved += 1
+        self.dispatcher.place(turn, now_s, out, first=True)
+
+    def report(self, instance: InstanceId, what: str, out: Out) -> None:
+        """Tell the operator."""
+        self.counters.faults += 1
+        out.append(ReportFault(instance, what))
+
+    def room_changed(self, record: InstanceRecord, now_s: float, out: Out) -> None:
+        """The instance can take turns that it could not take before."""
+        record.refresh()
+        self.fleet.changed()
+        self.dispatcher.fill(record, now_s, out)

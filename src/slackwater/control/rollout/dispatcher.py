@@ -1,0 +1,209 @@
+"""Turns to instances: asks the routing policy, keeps the waiting line, and has versions pulled on demand."""
+
+from collections import OrderedDict
+
+from slackwater.control.rollout.commands import (
+    AbortOn,
+    Dispatch,
+    DropVersion,
+    PullWeights,
+    RolloutCommand,
+)
+from slackwater.control.rollout.fleet import Fleet, InstanceRecord
+from slackwater.control.rollout.live_turn import LiveTurn
+from slackwater.control.rollout.settings import RolloutSettings
+from slackwater.control.rollout.waiting_line import NeedKey, WaitingLine, need_key
+from slackwater.model.ids import InstanceId, TrajectoryId
+from slackwater.model.turn import AttemptId
+from slackwater.policy.instance_load import InstanceLoad
+from slackwater.policy.routing import Placement, TurnNeed
+
+
+class Dispatcher:
+    """Owns attempts: which turn runs where under which number. Commands are appended to `out`."""
+
+    def __init__(self, settings: RolloutSettings, fleet: Fleet) -> None:
+        self._settings = settings
+        self._fleet = fleet
+        self.line = WaitingLine()
+        self.attempts: dict[int, LiveTurn] = {}
+        self.next_attempt = 1
+        self._placed = 0
+        self._homes: OrderedDict[TrajectoryId, tuple[InstanceId, int]] = OrderedDict()
+
+    def place(
+        self, turn: LiveTurn, now_s: float, out: list[RolloutCommand], *, first: bool = False
+    ) -> None:
+        """Send the turn where the policy says, or let it wait."""
+        need = self._need(turn)
+        key = need_key(turn)
+        placement = self._settings.routing.place(need, self._able(turn, key))
+        if placement.instance is not None:
+            self._send(turn, self._fleet.records[placement.instance], now_s, out)
+            return
+        self._wait(turn, need, placement, now_s, first)
+        self.demand(key, out)
+
+    def _wait(
+        self, turn: LiveTurn, need: TurnNeed, placement: Placement, now_s: float, first: bool
+    ) -> None:
+        bound = placement.bound_to
+        turn.waiting_since_s = now_s
+        prefers = bound if bound is not None else need.affine
+        self.line.add(turn, first=first, prefers=prefers, bound=bound is not None)
+
+    def fill(self, record: InstanceRecord, now_s: float, out: list[RolloutCommand]) -> None:
+        """Give waiting turns to an instance that has room again."""
+        while len(self.line) and record.load.accepting:
+            turn = self._next_for(record)
+            if turn is None:
+                return
+            self.line.remove(turn)
+            self._send(turn, record, now_s, out)
+
+    def _next_for(self, record: InstanceRecord) -> LiveTurn | None:
+        takes = self._settings.routing.takes
+        preferring = self.line.preferring(record.spec.instance)
+        if preferring is not None and self._can_run(preferring, record):
+            return preferring if takes(self._need(preferring), record.load) else None
+        heads = [
+            turn
+            for turn in self.line.heads()
+            if self._can_run(turn, record) and takes(self._need(turn), record.load)
+        ]
+        return min(heads, key=lambda turn: turn.sequence, default=None)
+
+    @staticmethod
+    def _can_run(turn: LiveTurn, record: InstanceRecord) -> bool:
+        return (
+            record.serves(turn.spec.job)
+            and record.version_for(turn) is not None
+            and turn.context_tokens < record.spec.max_context_tokens
+        )
+
+    def move(
+        self, turn: LiveTurn, target: InstanceRecord, now_s: float, out: list[RolloutCommand]
+    ) -> None:
+        """Stop the turn where it runs and go on at `target`."""
+        self.recall(turn, out)
+        self._send(turn, target, now_s, out)
+
+    def movable(self, turn: LiveTurn, target: InstanceRecord) -> bool:
+        """Whether `target` could go on with the turn."""
+        return target.load.accepting and self._can_run(turn, target)
+
+    def recall(self, turn: LiveTurn, out: list[RolloutCommand]) -> None:
+        """Stop the turn's attempt; the instance lives on."""
+        assert turn.instance is not None
+        assert turn.attempt is not None
+        out.append(AbortOn(turn.instance, turn.attempt))
+        load = self._fleet.records[turn.instance].load
+        if load.waiting:
+            load.waiting -= 1
+        self.detach(turn)
+        turn.moves += 1
+
+    def detach(self, turn: LiveTurn) -> InstanceRecord | None:
+        """Undo the assignment in the books; the instance, if it still lives."""
+        if turn.attempt is None:
+            return None
+        assert turn.instance is not None
+        self.attempts.pop(turn.attempt)
+        record = self._fleet.records.get(turn.instance)
+        if record is not None:
+            del record.attempts[turn.attempt]
+            record.load.in_flight -= 1
+            record.load.waiting = min(record.load.waiting, record.load.in_flight)
+            record.load.kv_load_tokens = max(record.load.kv_load_tokens - turn.sent_context, 0)
+        turn.attempt = None
+        turn.instance = None
+        return record
+
+    def demand(self, key: NeedKey, out: list[RolloutCommand]) -> None:
+        """Have one more instance pull the version that turns wait for, one at a time per version."""
+        job, version, _ = key
+        candidates = self._fleet.accepting_for(job)
+        if any(version in record.pulling for record in candidates):
+            return
+        without = [record for record in candidates if version not in record.versions]
+        if without:
+            chosen = min(without, key=lambda r: (r.load.in_flight, r.spec.instance))
+            self.pull(chosen, version, out)
+
+    def pull(self, record: InstanceRecord, version: str, out: list[RolloutCommand]) -> None:
+        """Let the instance get a version that it neither holds nor is getting."""
+        if version in record.versions or version in record.pulling:
+            return
+        record.pulling.add(version)
+        out.append(PullWeights(record.spec.instance, version))
+
+    def drop_surplus(self, record: InstanceRecord, keep: str, out: list[RolloutCommand]) -> None:
+        """Free what the instance holds beyond its limit, least recently used first."""
+        while len(record.versions) > record.spec.max_versions:
+            victim = record.idle_version(keep)
+            if victim is None:
+                return
+            del record.versions[victim]
+            self._fleet.changed()
+            out.append(DropVersion(record.spec.instance, victim))
+
+    def _able(self, turn: LiveTurn, key: NeedKey) -> list[InstanceLoad]:
+        eligible = self._fleet.eligible(key)
+        context = turn.context_tokens
+        if context < self._fleet.shortest_context:
+            return eligible
+        return [load for load in eligible if context < load.max_context_tokens]
+
+    def _need(self, turn: LiveTurn) -> TurnNeed:
+        spec = turn.spec
+        home, cached = self._homes.get(spec.trajectory, (None, 0))
+        return TurnNeed(
+            spec.turn,
+            spec.trajectory,
+            turn.context_tokens,
+            min(cached, len(spec.prompt)),
+            home,
+            self._placed,
+        )
+
+    def _send(
+        self, turn: LiveTurn, record: InstanceRecord, now_s: float, out: list[RolloutCommand]
+    ) -> None:
+        version = record.version_for(turn)
+        assert version is not None, f"{turn.spec.turn} sent where its weights are not"
+        attempt = AttemptId(self.next_attempt)
+        self.next_attempt += 1
+        self._placed += 1
+        record.use(version)
+        turn.attempt, turn.instance, turn.version = attempt, record.spec.instance, version
+        turn.base_tokens = len(turn.tokens)
+        turn.sent_context = turn.context_tokens
+        turn.waiting_since_s = None
+        self.attempts[attempt] = turn
+        record.attempts[attempt] = turn
+        load = record.load
+        if load.in_flight == 0:
+            record.progress_s = now_s
+        load.in_flight += 1
+        load.kv_load_tokens += turn.sent_context
+        self.remember(turn)
+        out.append(
+            Dispatch(
+                record.spec.instance,
+                attempt,
+                turn.spec.turn,
+                version,
+                turn.spec.prompt,
+                turn.tokens.tolist(),
+                turn.spec.sampling,
+                turn.wants_prompt_scores,
+            )
+        )
+
+    def remember(self, turn: LiveTurn) -> None:
+        """The turn's instance holds the trajectory's prefix, as far as it has got."""
+        assert turn.instance is not None
+        self._homes[turn.spec.trajectory] = (turn.instance, turn.context_tokens)
+        self._homes.move_to_end(turn.spec.trajectory)
+        if len(self._homes) > self._settings.remembered_trajectories:
+            self._homes.popitem(last=False)

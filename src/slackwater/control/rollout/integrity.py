@@ -1,0 +1,37 @@
+"""The rollout manager's invariants."""
+
+from slackwater.control.rollout.books import Books
+
+
+def check_books(books: Books) -> None:
+    """Raise AssertionError if the books disagree with each other."""
+    counters, dispatcher = books.counters, books.dispatcher
+    ended = counters.completed + counters.failed + counters.cancelled
+    assert counters.submitted == len(books.turns) + ended, "a turn was lost or ended twice"
+    dispatcher.line.check_integrity()
+    timed = {name for _, _, name in books.deadlines}
+    for name, turn in books.turns.items():
+        assert (turn.attempt is not None) != (name in dispatcher.line), f"{name} runs xor waits"
+        assert len(turn.tokens) == len(turn.logprobs) <= turn.limit, f"{name} over its budget"
+        assert turn.topk is None or len(turn.topk) == len(turn.tokens)
+        assert name in timed, f"{name} could wait for ever"
+    _check_attempts(books)
+
+
+def _check_attempts(books: Books) -> None:
+    dispatcher = books.dispatcher
+    held = 0
+    for record in books.fleet:
+        held += len(record.attempts)
+        assert record.load.in_flight == len(record.attempts)
+        assert 0 <= record.load.waiting <= record.load.in_flight
+        assert not record.pulling & set(record.versions)
+        assert record.load.accepting <= (bool(record.versions) and not record.draining)
+        for attempt, turn in record.attempts.items():
+            assert dispatcher.attempts[attempt] is turn
+            assert turn.attempt == attempt < dispatcher.next_attempt
+            assert turn.instance == record.spec.instance
+            assert turn.version in record.versions, "runs on weights that are not there"
+            assert turn.version in (turn.spec.version, *turn.spec.also_versions)
+            assert books.turns[turn.spec.turn] is turn
+    assert held == len(dispatcher.attempts)

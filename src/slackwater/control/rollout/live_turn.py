@@ -1,0 +1,83 @@
+"""One turn while it lives: the manager's copy of its tokens is the only one that counts."""
+
+from array import array
+from collections.abc import Sequence
+
+from slackwater.model.ids import InstanceId
+from slackwater.model.turn import AttemptId, FinishReason, TurnSpec
+
+
+class LiveTurn:
+    """Tokens so far, and where the rest is being made.
+
+    `base_tokens` is how many there were at the last dispatch: an attempt that proves to be false is
+    rolled back to it. `barren_losses` counts instances lost under the turn since its last token.
+    """
+
+    __slots__ = (
+        "attempt",
+        "barren_losses",
+        "base_tokens",
+        "deadline_s",
+        "instance",
+        "limit",
+        "logprobs",
+        "moves",
+        "prompt_logprobs",
+        "prompt_topk",
+        "sent_context",
+        "sequence",
+        "spec",
+        "streamed_tokens",
+        "tokens",
+        "topk",
+        "version",
+        "waiting_since_s",
+    )
+
+    def __init__(self, spec: TurnSpec, deadline_s: float, sequence: int) -> None:
+        self.spec = spec
+        self.deadline_s = deadline_s
+        self.sequence = sequence
+        self.limit = spec.sampling.max_tokens
+        self.tokens = array("Q")
+        self.logprobs = array("d")
+        self.topk: list[Sequence[tuple[int, float]]] | None = (
+            [] if spec.sampling.topk_logprobs else None
+        )
+        self.prompt_logprobs: Sequence[float | None] | None = None
+        self.prompt_topk: Sequence[Sequence[tuple[int, float]] | None] = ()
+        self.attempt: AttemptId | None = None
+        self.instance: InstanceId | None = None
+        self.version = spec.version
+        self.base_tokens = 0
+        self.sent_context = 0
+        self.moves = 0
+        self.streamed_tokens = 0
+        self.barren_losses = 0
+        self.waiting_since_s: float | None = None
+
+    @property
+    def context_tokens(self) -> int:
+        """What an instance must hold to go on."""
+        return len(self.spec.prompt) + len(self.tokens)
+
+    @property
+    def wants_prompt_scores(self) -> bool:
+        """Whether the prompt still has to be scored."""
+        sampling = self.spec.sampling
+        asked = sampling.prompt_logprobs or sampling.topk_prompt_logprobs > 0
+        return asked and self.prompt_logprobs is None
+
+    def finished_reason(self) -> FinishReason | None:
+        """Why the tokens at hand are already all there will be, if so."""
+        if self.tokens and self.tokens[-1] in self.spec.sampling.stop_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.tokens) >= self.limit else None
+
+    def roll_back(self) -> None:
+        """Forget what the current attempt sent."""
+        del self.tokens[self.base_tokens :]
+        del self.logprobs[self.base_tokens :]
+        if self.topk is not None:
+            del self.topk[self.base_tokens :]

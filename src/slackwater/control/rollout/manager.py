@@ -1,0 +1,146 @@
+"""The rollout manager: one controller for every kind of instance.
+
+    events -> manager.handle(event) -> commands
+
+It owns every turn's tokens; instances only lend a hand. Parts: `dispatcher` (where a turn goes),
+`ownership` (what instances say about turns), `membership` (instances that come and go), `rebalancer`
+(moves), `seeding_desk` (how long training nodes roll out themselves).
+"""
+
+import heapq
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from slackwater.control.rollout.books import Books, Out
+from slackwater.control.rollout.commands import RolloutCommand, SetTimer
+from slackwater.control.rollout.events import (
+    BudgetChanged,
+    DrainAsked,
+    InstanceHeartbeat,
+    InstanceJoined,
+    InstanceLost,
+    InstanceNotice,
+    InstanceReady,
+    PromptScored,
+    PullFailed,
+    RolloutEvent,
+    TimerFired,
+    TokensArrived,
+    TurnCancelled,
+    TurnEnded,
+    TurnRefused,
+    TurnSubmitted,
+    WeightsPublished,
+    WeightsRetired,
+)
+from slackwater.control.rollout.integrity import check_books
+from slackwater.control.rollout.live_turn import LiveTurn
+from slackwater.control.rollout.membership import Membership
+from slackwater.control.rollout.ownership import Ownership
+from slackwater.control.rollout.rebalancer import Rebalancer
+from slackwater.control.rollout.settings import RolloutSettings
+
+WATCH = "rollout-watch"
+
+
+class RolloutManager:
+    """See the module. `check_integrity()` holds after every event."""
+
+    def __init__(self, settings: RolloutSettings | None = None) -> None:
+        self.books = Books(settings or RolloutSettings())
+        self._membership = Membership(self.books)
+        self._ownership = Ownership(self.books, self._membership)
+        self._rebalancer = Rebalancer(self.books)
+        self._watching = False
+        self._handlers: dict[type, Callable[[Any, Out], None]] = {
+            TurnSubmitted: self._submitted,
+            TurnCancelled: self._cancelled,
+            TokensArrived: self._ownership.tokens_arrived,
+            PromptScored: self._ownership.prompt_scored,
+            TurnEnded: self._ownership.turn_ended,
+            TurnRefused: self._ownership.turn_refused,
+            InstanceJoined: self._membership.joined,
+            InstanceReady: self._membership.ready,
+            PullFailed: self._membership.pull_failed,
+            InstanceHeartbeat: self._membership.heartbeat,
+            InstanceNotice: self._membership.notice,
+            DrainAsked: self._membership.drain_asked,
+            InstanceLost: self._membership.lost,
+            BudgetChanged: self._membership.budget_changed,
+            WeightsPublished: self._membership.published,
+            WeightsRetired: self._membership.retired,
+            TimerFired: self._timer,
+        }
+
+    def handle(self, event: RolloutEvent) -> Sequence[RolloutCommand]:
+        """Take one event; return what the body must do, in order."""
+        out: Out = []
+        self._handlers[type(event)](event, out)
+        if not self._watching and (self.books.turns or len(self.books.fleet)):
+            self._watching = True
+            out.append(SetTimer(WATCH, event.now_s + self.books.settings.watch_every_s))
+        return out
+
+    def _submitted(self, event: TurnSubmitted, out: Out) -> None:
+        spec, books = event.spec, self.books
+        if spec.turn in books.turns:
+            return  # submitted twice: it is being generated already
+        limit_s = event.now_s + books.settings.turn_timeout_s
+        deadline_s = limit_s if spec.deadline_s is None else min(spec.deadline_s, limit_s)
+        turn = LiveTurn(spec, deadline_s, books.counters.submitted)
+        books.open(turn)
+        longest = max((record.spec.max_context_tokens for record in books.fleet), default=None)
+        if longest is not None and turn.context_tokens >= longest:
+            error = f"prompt: {turn.context_tokens} tokens leave no room in a context of {longest}"
+            books.fail(turn, error, event.now_s, out)
+            return
+        books.dispatcher.place(turn, event.now_s, out)
+
+    def _cancelled(self, event: TurnCancelled, out: Out) -> None:
+        turn = self.books.turns.get(event.turn)
+        if turn is not None:
+            self.books.counters.cancelled += 1
+            self.books.stop(turn, out)
+            self.books.close(turn, event.now_s, out)
+
+    def _timer(self, event: TimerFired, out: Out) -> None:
+        if event.name == WATCH:
+            self._watching = False
+            self._expire(event.now_s, out)
+            self._membership.watch(event.now_s, out)
+            self._rebalancer.watch(event.now_s, out)
+
+    def _expire(self, now_s: float, out: Out) -> None:
+        """Fail the turns whose deadline has come."""
+        deadlines, books = self.books.deadlines, self.books
+        while deadlines and deadlines[0][0] <= now_s:
+            _, sequence, name = heapq.heappop(deadlines)
+            turn = books.turns.get(name)
+            if turn is None or turn.sequence != sequence:
+                continue
+            where = f"on {turn.instance}" if turn.instance else "waiting for an instance"
+            made = f"{len(turn.tokens)} of {turn.limit} tokens made, {where}"
+            books.stop(turn, out)
+            books.fail(turn, f"deadline passed: {made}", now_s, out)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if an invariant does not hold."""
+        check_books(self.books)
+        assert self._watching or not (self.books.turns or len(self.books.fleet))
+
+    def gauges(self) -> dict[str, float]:
+        """For metrics: the present and the totals."""
+        counters = self.books.counters
+        return {
+            "live_turns": len(self.books.turns),
+            "waiting_turns": len(self.books.dispatcher.line),
+            "instances": len(self.books.fleet),
+            "submitted_turns": counters.submitted,
+            "completed_turns": counters.completed,
+            "failed_turns": counters.failed,
+            "cancelled_turns": counters.cancelled,
+            "moved_turns": counters.moved,
+            "accepted_tokens": counters.accepted_tokens,
+            "late_tokens": counters.late_tokens,
+            "faults": counters.faults,
+        }

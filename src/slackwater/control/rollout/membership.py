@@ -1,0 +1,245 @@
+"""Instances that join, pull, work, drain and go; leases, stalls and faults."""
+
+from slackwater.control.rollout.books import Books, Out
+from slackwater.control.rollout.commands import DropVersion, ReleaseInstance
+from slackwater.control.rollout.events import (
+    BudgetChanged,
+    DrainAsked,
+    InstanceHeartbeat,
+    InstanceJoined,
+    InstanceLost,
+    InstanceNotice,
+    InstanceReady,
+    PullFailed,
+    WeightsPublished,
+    WeightsRetired,
+)
+from slackwater.control.rollout.fleet import InstanceRecord
+from slackwater.model.instance import InstanceKind
+
+
+class Membership:
+    """Handles everything that happens to an instance."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+
+    def joined(self, event: InstanceJoined, out: Out) -> None:
+        """Take it in and let it pull what is wanted now, else the newest weights."""
+        books, spec = self._books, event.spec
+        if spec.instance in books.fleet.records:
+            self.gone(books.fleet.records[spec.instance], "joined again", event.now_s, out)
+        record = InstanceRecord(spec, event.now_s)
+        books.fleet.add(record)
+        wanted = dict.fromkeys(
+            version for job, version, _ in books.dispatcher.line.needs() if record.serves(job)
+        )
+        newest = [version for job, version in books.published.items() if spec.job in (None, job)]
+        for version in [*wanted, *newest[-1:]][: spec.max_versions]:
+            books.dispatcher.pull(record, version, out)
+
+    def ready(self, event: InstanceReady, out: Out) -> None:
+        """It holds a version that it was asked to pull."""
+        record = self._heard(event, out)
+        if record is None:
+            return
+        if event.version not in record.pulling:
+            self.fault(record, f"version {event.version} that was not asked for", event.now_s, out)
+            return
+        record.pulling.discard(event.version)
+        record.versions[event.version] = None
+        record.progress_s = event.now_s
+        self._books.dispatcher.drop_surplus(record, event.version, out)
+        self._books.room_changed(record, event.now_s, out)
+
+    def pull_failed(self, event: PullFailed, out: Out) -> None:
+        """Report it; the watch asks again for what is still wanted."""
+        record = self._heard(event, out)
+        if record is not None and event.version in record.pulling:
+            record.pulling.discard(event.version)
+            self.fault(record, f"pull of {event.version} failed: {event.error}", event.now_s, out)
+
+    def published(self, event: WeightsPublished, out: Out) -> None:
+        """Every instance that may serve the job pulls the new version."""
+        self._books.published.pop(event.job, None)
+        self._books.published[event.job] = event.version
+        for record in self._books.fleet.accepting_for(event.job):
+            self._books.dispatcher.pull(record, event.version, out)
+
+    def retired(self, event: WeightsRetired, out: Out) -> None:
+        """Free it wherever nothing runs with it."""
+        for record in self._books.fleet:
+            busy = any(turn.version == event.version for turn in record.attempts.values())
+            if event.version in record.versions and not busy:
+                del record.versions[event.version]
+                record.refresh()
+                out.append(DropVersion(record.spec.instance, event.version))
+        self._books.fleet.changed()
+
+    def heartbeat(self, event: InstanceHeartbeat, out: Out) -> None:
+        """Renew the lease and learn the load."""
+        record = self._heard(event, out)
+        if record is None:
+            return
+        self._learn_rate(record, event)
+        produced = event.produced_tokens + event.prefilled_tokens
+        if produced > record.produced_tokens + record.prefilled_tokens:
+            record.progress_s = event.now_s
+        record.produced_tokens = event.produced_tokens
+        record.prefilled_tokens = event.prefilled_tokens
+        record.reported_s, record.reported_running = event.now_s, event.running
+        load = record.load
+        load.waiting = min(event.waiting, load.in_flight)
+        load.kv_load_tokens = event.kv_used_tokens
+        if event.stalled and not record.stalled:
+            self._stall(record, "it said that it is stalled", event.now_s, out)
+        elif record.stalled and not event.stalled:
+            record.stalled = False
+            self._books.room_changed(record, event.now_s, out)
+        else:
+            self._books.dispatcher.fill(record, event.now_s, out)
+
+    def _learn_rate(self, record: InstanceRecord, event: InstanceHeartbeat) -> None:
+        """Between two reports with about the same batch and no prefill, the decode rate is plain."""
+        since_s = event.now_s - record.reported_s if record.reported_s is not None else 0.0
+        made = event.produced_tokens - record.produced_tokens
+        if since_s <= 0 or made <= 0:
+            record.load.produced_per_s = 0.0
+            return
+        record.load.produced_per_s = made / since_s
+        steady = abs(event.running - record.reported_running) <= max(1, event.running // 8)
+        if steady and event.prefilled_tokens == record.prefilled_tokens:
+            self._books.profile.observe(event.running, made / since_s)
+
+    def notice(self, event: InstanceNotice, out: Out) -> None:
+        """It will be taken away: move its turns while both ends still live."""
+        record = self._heard(event, out)
+        if record is not None:
+            record.leaves_at_s = event.leaves_at_s
+            self._drain(record, event.now_s, out)
+            self.evacuate(record, event.now_s, out)
+            self.release_if_empty(record, "notice of removal", event.now_s, out)
+
+    def drain_asked(self, event: DrainAsked, out: Out) -> None:
+        """An operator's wish."""
+        record = self._books.fleet.records.get(event.instance)
+        if record is not None:
+            self._drain(record, event.now_s, out)
+            if event.move_turns:
+                self.evacuate(record, event.now_s, out)
+            self.release_if_empty(record, "drained", event.now_s, out)
+
+    def _drain(self, record: InstanceRecord, now_s: float, out: Out) -> None:
+        record.draining = True
+        record.refresh()
+        self._books.fleet.changed()
+        self._unbind(record, now_s, out)
+
+    def evacuate(self, record: InstanceRecord, now_s: float, out: Out) -> None:
+        """Move everything off a living instance that takes no more."""
+        for turn in list(record.attempts.values()):
+            self._books.dispatcher.recall(turn, out)
+            self._books.resume(turn, now_s, out)
+
+    def release_if_empty(self, record: InstanceRecord, why: str, now_s: float, out: Out) -> None:
+        """Let a draining instance go once nothing of ours is on it."""
+        del now_s
+        if record.draining and not record.attempts:
+            self._books.fleet.remove(record.spec.instance)
+            out.append(ReleaseInstance(record.spec.instance, why))
+
+    def lost(self, event: InstanceLost, out: Out) -> None:
+        """The process or its connection is gone."""
+        record = self._books.fleet.records.get(event.instance)
+        if record is not None:
+            self.gone(record, event.error, event.now_s, out)
+
+    def gone(self, record: InstanceRecord, why: str, now_s: float, out: Out) -> None:
+        """Strike it from the books and go on elsewhere with its turns, oldest first."""
+        books = self._books
+        books.fleet.remove(record.spec.instance)
+        self._unbind(record, now_s, out)
+        for turn in list(record.attempts.values()):
+            books.dispatcher.attempts.pop(turn.attempt or 0)
+            turn.attempt = turn.instance = None
+            turn.moves += 1
+            turn.barren_losses += len(turn.tokens) == turn.base_tokens
+        for turn in list(record.attempts.values()):
+            if turn.barren_losses > books.settings.barren_losses:
+                error = f"lost {turn.barren_losses} instances in a row without a token: {why}"
+                books.fail(turn, error, now_s, out)
+            else:
+                books.resume(turn, now_s, out)
+
+    def _unbind(self, record: InstanceRecord, now_s: float, out: Out) -> None:
+        for turn in self._books.dispatcher.line.bound_to(record.spec.instance):
+            self._books.dispatcher.line.remove(turn)
+            self._books.dispatcher.place(turn, now_s, out)
+
+    def budget_changed(self, event: BudgetChanged, out: Out) -> None:
+        """A serving node lends another amount: what no longer fits moves, youngest first."""
+        record = self._heard(event, out)
+        if record is None:
+            return
+        load = record.load
+        load.max_running, load.kv_tokens = max(event.max_running, 0), max(event.kv_tokens, 0)
+        for turn in reversed(list(record.attempts.values())):
+            fits = load.in_flight <= load.max_running and load.kv_load_tokens <= load.kv_tokens
+            if fits:
+                break
+            self._books.dispatcher.recall(turn, out)
+            self._books.resume(turn, event.now_s, out)
+        self._books.room_changed(record, event.now_s, out)
+
+    def fault(self, record: InstanceRecord, what: str, now_s: float, out: Out) -> None:
+        """Count a lie or a failure; release the instance when there were too many."""
+        record.faults += 1
+        instance = record.spec.instance
+        self._books.report(instance, what, out)
+        released = instance not in self._books.fleet.records
+        if record.faults > self._books.settings.faults_allowed and not released:
+            self.gone(record, f"released after {record.faults} faults", now_s, out)
+            out.append(ReleaseInstance(instance, f"{record.faults} faults, the last: {what}"))
+
+    def watch(self, now_s: float, out: Out) -> None:
+        """Leases, stalls, notices that have run out, drained instances, pulls still wanted."""
+        settings = self._books.settings
+        for record in list(self._books.fleet):
+            borrowed = record.spec.kind is InstanceKind.BORROWED
+            patience_s = settings.borrowed_stall_s if borrowed else settings.stall_s
+            if now_s - record.heard_s > settings.lease_s:
+                why = f"not heard for {now_s - record.heard_s:.1f} s"
+                self._books.report(record.spec.instance, why, out)
+                self.gone(record, why, now_s, out)
+                out.append(ReleaseInstance(record.spec.instance, why))
+            elif record.attempts and now_s - record.progress_s > patience_s and not record.stalled:
+                why = f"no token for {now_s - record.progress_s:.1f} s"
+                self._stall(record, why, now_s, out)
+                if not borrowed:
+                    self.fault(record, why, now_s, out)
+            else:
+                self.release_if_empty(record, "drained", now_s, out)
+        for key in self._books.dispatcher.line.needs():
+            self._books.dispatcher.demand(key, out)
+
+    def _stall(self, record: InstanceRecord, why: str, now_s: float, out: Out) -> None:
+        """Give it nothing until it is heard to go on, and move what it has."""
+        record.stalled = True
+        record.refresh()
+        self._books.fleet.changed()
+        self._books.report(record.spec.instance, why, out)
+        self._unbind(record, now_s, out)
+        self.evacuate(record, now_s, out)
+
+    def _heard(
+        self,
+        event: InstanceReady | PullFailed | InstanceHeartbeat | InstanceNotice | BudgetChanged,
+        out: Out,
+    ) -> InstanceRecord | None:
+        """The record, with its lease renewed; one that is not in the books is told to go."""
+        record = self._books.fleet.records.get(event.instance)
+        if record is None:
+            out.append(ReleaseInstance(event.instance, "it is not in the fleet: join again"))
+            return None
+        record.heard_s = event.now_s
+        return record

@@ -1,0 +1,197 @@
+"""Token-level ownership (RLBoost 4.2): what instances send is checked, appended, and only then believed.
+
+A reply of an attempt that is not the turn's current one is late and discarded. A reply that cannot be true
+(an attempt never sent there, tokens beyond the budget, another version, a gap) is a fault of the instance:
+the attempt is undone, the turn goes on elsewhere, and an instance with too many faults is released.
+"""
+
+from slackwater.control.rollout.books import Books, Out
+from slackwater.control.rollout.commands import AppendTokens
+from slackwater.control.rollout.events import PromptScored, TokensArrived, TurnEnded, TurnRefused
+from slackwater.control.rollout.live_turn import LiveTurn
+from slackwater.control.rollout.membership import Membership
+from slackwater.model.ids import InstanceId
+from slackwater.model.turn import FinishReason
+
+_TOKEN_IDS = 2**32
+
+
+class Ownership:
+    """Handles everything that an instance says about a turn."""
+
+    def __init__(self, books: Books, membership: Membership) -> None:
+        self._books = books
+        self._membership = membership
+
+    def tokens_arrived(self, event: TokensArrived, out: Out) -> None:
+        """Append a frame."""
+        record = self._books.fleet.records.get(event.instance)
+        if record is None:
+            self._books.counters.late_tokens += len(event.tokens)
+            return
+        record.heard_s = record.progress_s = event.now_s
+        if not self._well_formed(event):
+            self._membership.fault(record, "a malformed token frame", event.now_s, out)
+            return
+        if event.counts or event.topk:
+            self._append_rows(event, out)
+        else:
+            self._append_singles(event, out)
+
+    def _append_singles(self, event: TokensArrived, out: Out) -> None:
+        """The common frame, one token a turn, without a call or a slice per token."""
+        attempts, instance, accepted = self._books.dispatcher.attempts, event.instance, 0
+        for row, attempt in enumerate(event.attempts):
+            turn = attempts.get(attempt)
+            if (
+                turn is None
+                or turn.instance != instance
+                or turn.spec.stream
+                or turn.topk is not None
+                or len(turn.tokens) >= turn.limit
+            ):
+                self._append_row(event, attempt, row, row + 1, out)
+                continue
+            turn.tokens.append(event.tokens[row])
+            turn.logprobs.append(event.logprobs[row])
+            turn.barren_losses = 0
+            accepted += 1
+        self._books.counters.accepted_tokens += accepted
+
+    def _append_rows(self, event: TokensArrived, out: Out) -> None:
+        start = 0
+        for row, attempt in enumerate(event.attempts):
+            end = start + (event.counts[row] if event.counts else 1)
+            self._append_row(event, attempt, start, end, out)
+            start = end
+
+    def _append_row(
+        self, event: TokensArrived, attempt: int, start: int, end: int, out: Out
+    ) -> None:
+        turn = self._current(event.instance, attempt, event.now_s, out)
+        if turn is None:
+            self._books.counters.late_tokens += end - start
+        else:
+            self._append(turn, event, start, end, out)
+
+    @staticmethod
+    def _well_formed(event: TokensArrived) -> bool:
+        tokens = len(event.tokens)
+        counted = sum(event.counts) if event.counts else len(event.attempts)
+        return (
+            counted == tokens == len(event.logprobs)
+            and (not event.counts or len(event.counts) == len(event.attempts))
+            and (not event.topk or len(event.topk) == tokens)
+            and min(event.counts, default=1) > 0
+            and min(event.tokens, default=0) >= 0
+            and max(event.tokens, default=0) < _TOKEN_IDS
+        )
+
+    def _append(self, turn: LiveTurn, event: TokensArrived, start: int, end: int, out: Out) -> None:
+        room = turn.limit - len(turn.tokens)
+        if end - start > room:
+            what = f"more than the {turn.limit} tokens that {turn.spec.turn} may have"
+            self._undo(turn, what, event.now_s, out)
+            return
+        tokens = event.tokens[start:end]
+        logprobs = event.logprobs[start:end]
+        turn.tokens.extend(tokens)
+        turn.logprobs.extend(logprobs)
+        if turn.topk is not None:
+            turn.topk.extend(event.topk[start:end] if event.topk else [()] * (end - start))
+        turn.barren_losses = 0
+        self._books.counters.accepted_tokens += end - start
+        if turn.spec.stream:
+            self._stream(turn, out)
+
+    @staticmethod
+    def _stream(turn: LiveTurn, out: Out) -> None:
+        """Pass on what the client has not seen: after a rollback the same positions come again."""
+        seen = turn.streamed_tokens
+        if len(turn.tokens) > seen:
+            tokens, logprobs = turn.tokens[seen:].tolist(), turn.logprobs[seen:].tolist()
+            out.append(AppendTokens(turn.spec.turn, tokens, logprobs))
+            turn.streamed_tokens = len(turn.tokens)
+
+    def prompt_scored(self, event: PromptScored, out: Out) -> None:
+        """Keep the prompt's log-probs; a later attempt need not make them again."""
+        turn = self._current(event.instance, event.attempt, event.now_s, out)
+        if turn is None:
+            return
+        if len(event.logprobs) != len(turn.spec.prompt):
+            what = f"{len(event.logprobs)} log-probs for a prompt of {len(turn.spec.prompt)} tokens"
+            self._undo(turn, what, event.now_s, out)
+            return
+        turn.prompt_logprobs = event.logprobs
+        turn.prompt_topk = event.topk
+
+    def turn_ended(self, event: TurnEnded, out: Out) -> None:
+        """Believe an ending that agrees with what was received."""
+        turn = self._current(event.instance, event.attempt, event.now_s, out)
+        if turn is None:
+            return
+        record = self._books.fleet.records[event.instance]
+        record.heard_s = record.progress_s = event.now_s
+        what = self._contradiction(turn, event, record.spec.max_context_tokens)
+        if what is not None:
+            self._undo(turn, what, event.now_s, out)
+            return
+        self._books.complete(turn, event.reason, event.now_s, out)
+
+    @staticmethod
+    def _contradiction(turn: LiveTurn, event: TurnEnded, max_context_tokens: int) -> str | None:
+        if event.version != turn.version:
+            return f"{turn.spec.turn} made with {event.version}, asked for {turn.version}"
+        if event.total_tokens != len(turn.tokens):
+            return f"{event.total_tokens} tokens of {turn.spec.turn}, received {len(turn.tokens)}"
+        if turn.wants_prompt_scores:
+            return f"no prompt log-probs of {turn.spec.turn}"
+        cut_short = event.reason is FinishReason.LENGTH and len(turn.tokens) < turn.limit
+        if cut_short and turn.context_tokens + 1 < max_context_tokens:
+            return f"{turn.spec.turn} cut at {len(turn.tokens)} of {turn.limit} tokens"
+        return None
+
+    def turn_refused(self, event: TurnRefused, out: Out) -> None:
+        """Fail the turn if it is at fault, else run it elsewhere."""
+        turn = self._current(event.instance, event.attempt, event.now_s, out)
+        if turn is None:
+            return
+        if event.turn_at_fault:
+            self._books.fail(turn, event.error, event.now_s, out)
+            return
+        record = self._books.dispatcher.detach(turn)
+        turn.moves += 1
+        self._count_barren(turn, event.error, event.now_s, out)
+        if record is not None:
+            self._books.dispatcher.fill(record, event.now_s, out)
+
+    def _count_barren(self, turn: LiveTurn, error: str, now_s: float, out: Out) -> None:
+        turn.barren_losses += 1
+        if turn.barren_losses > self._books.settings.barren_losses:
+            self._books.fail(turn, f"given back {turn.barren_losses} times: {error}", now_s, out)
+        else:
+            self._books.resume(turn, now_s, out)
+
+    def _current(
+        self, instance: InstanceId, attempt: int, now_s: float, out: Out
+    ) -> LiveTurn | None:
+        turn = self._books.dispatcher.attempts.get(attempt)
+        if turn is not None and turn.instance == instance:
+            return turn
+        record = self._books.fleet.records.get(instance)
+        foreign = turn is not None or not 0 < attempt < self._books.dispatcher.next_attempt
+        if foreign and record is not None:
+            what = f"attempt {attempt}, which was never sent there"
+            self._membership.fault(record, what, now_s, out)
+        return None
+
+    def _undo(self, turn: LiveTurn, what: str, now_s: float, out: Out) -> None:
+        """Disbelieve the whole attempt: back to the tokens before it, and on elsewhere."""
+        assert turn.instance is not None
+        record = self._books.fleet.records[turn.instance]
+        turn.roll_back()
+        self._books.dispatcher.recall(turn, out)
+        self._membership.fault(record, what, now_s, out)
+        self._count_barren(turn, what, now_s, out)
+        if record.spec.instance in self._books.fleet.records:
+            self._books.dispatcher.fill(record, now_s, out)

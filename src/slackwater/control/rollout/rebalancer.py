@@ -1,0 +1,47 @@
+"""Carries out the balancing policy: picks the turns to move, within a rate limit."""
+
+from slackwater.control.rollout.books import Books, Out
+from slackwater.control.rollout.fleet import InstanceRecord
+from slackwater.control.rollout.live_turn import LiveTurn
+from slackwater.policy.balancing import Move
+
+
+class Rebalancer:
+    """Asks the policy every `balance_every_s`."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._last_s = float("-inf")
+
+    def watch(self, now_s: float, out: Out) -> None:
+        """Balance if it is time and there is anything to balance."""
+        books = self._books
+        if now_s - self._last_s < books.settings.balance_every_s or not books.dispatcher.attempts:
+            return
+        self._last_s = now_s
+        loads = [record.load for record in books.fleet]
+        for move in books.settings.balancing.moves(loads, books.profile.plateau()):
+            self._carry_out(move, now_s, out)
+
+    def _carry_out(self, move: Move, now_s: float, out: Out) -> None:
+        books = self._books
+        source = books.fleet.records.get(move.source)
+        target = books.fleet.records.get(move.target)
+        if source is None or target is None:
+            return
+        for turn in self._chosen(source, target, move):
+            books.counters.moved += 1
+            books.dispatcher.move(turn, target, now_s, out)
+        books.dispatcher.fill(source, now_s, out)
+
+    def _chosen(self, source: InstanceRecord, target: InstanceRecord, move: Move) -> list[LiveTurn]:
+        """The youngest, which hold the least cache; the pending ones are among the last sent."""
+        chosen: list[LiveTurn] = []
+        room_tokens = target.load.kv_tokens - target.load.kv_load_tokens
+        for turn in reversed(source.attempts.values()):
+            if len(chosen) == move.count:
+                break
+            if turn.context_tokens <= room_tokens and self._books.dispatcher.movable(turn, target):
+                chosen.append(turn)
+                room_tokens -= turn.context_tokens
+        return chosen

@@ -1,0 +1,35 @@
+"""What an operator can set of the rollout manager."""
+
+from dataclasses import dataclass, field
+
+from slackwater.model.errors import ConfigError
+from slackwater.policy.balancing import BalancingPolicy, FillIdle
+from slackwater.policy.routing import CacheAffine, RoutingPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSettings:
+    """Policies, and the limits that make sure that nothing waits for ever.
+
+    `lease_s`: an instance not heard for so long is gone. `stall_s`: turns leave an instance that runs some
+    and makes no token for so long (`borrowed_stall_s` for borrowed ones, ROSE 4.1).
+    `barren_losses`: a turn whose instances vanish so often without one token of progress fails.
+    `faults_allowed`: an instance that lies more often is released.
+    """
+
+    routing: RoutingPolicy = field(default_factory=CacheAffine)
+    balancing: BalancingPolicy = field(default_factory=FillIdle)
+    lease_s: float = 10.0
+    stall_s: float = 60.0
+    borrowed_stall_s: float = 2.0
+    turn_timeout_s: float = 3600.0
+    watch_every_s: float = 1.0
+    balance_every_s: float = 1.0
+    barren_losses: int = 8
+    faults_allowed: int = 3
+    remembered_trajectories: int = 100_000
+
+    def __post_init__(self) -> None:
+        for name in ("lease_s", "stall_s", "borrowed_stall_s", "turn_timeout_s", "watch_every_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError.of(f"rollout: {name}", getattr(self, name), "must be above 0")

@@ -1,0 +1,55 @@
+"""What a rollout policy may look at of one instance. The controller keeps it up to date; policies read it."""
+
+from dataclasses import dataclass
+
+from slackwater.model.ids import InstanceId, JobId
+from slackwater.model.instance import OWN_KINDS, InstanceKind
+
+
+@dataclass(slots=True)
+class InstanceLoad:
+    """One instance's limits and load.
+
+    `waiting` is what the instance last said it holds but does not run; `kv_load_tokens` its last report
+    plus what was sent since. `produced_per_s` is its decode rate between its last two reports.
+    """
+
+    instance: InstanceId
+    kind: InstanceKind
+    max_running: int
+    kv_tokens: int
+    max_context_tokens: int
+    job: JobId | None = None
+    accepting: bool = False
+    in_flight: int = 0
+    waiting: int = 0
+    kv_load_tokens: int = 0
+    produced_per_s: float = 0.0
+
+    @property
+    def pending(self) -> int:
+        """Sent, but not running (RLBoost's m_pending)."""
+        return max(self.waiting, self.in_flight - self.max_running, 0)
+
+    @property
+    def executing(self) -> int:
+        """Running (RLBoost's m_exec)."""
+        return self.in_flight - self.pending
+
+    @property
+    def owned(self) -> bool:
+        """Ours to fill, as against lent or preemptible."""
+        return self.kind in OWN_KINDS
+
+    def runs_now(self, context_tokens: int) -> bool:
+        """Whether a turn of that context would start at once, as far as is known."""
+        return (
+            self.accepting
+            and self.waiting == 0
+            and self.in_flight < self.max_running
+            and (self.in_flight == 0 or self.kv_load_tokens + context_tokens <= self.kv_tokens)
+        )
+
+    def may_queue(self, limit: int) -> bool:
+        """Whether one more may wait there (delayed dispatch: at most `limit` pending)."""
+        return self.accepting and self.pending < limit

@@ -1,0 +1,44 @@
+"""The batch size at which an engine's throughput stops growing, learned while it runs (RLBoost 4.2.1)."""
+
+
+class ThroughputProfile:
+    """Decode rate by batch size, in buckets of powers of two; newer observations weigh more.
+
+    Context grows as a step goes on and makes the same batch slower; the moving average keeps the table
+    near the present context instead of modelling a second dimension.
+    """
+
+    def __init__(self, *, weight: float = 0.2, enough: float = 0.9) -> None:
+        self._weight = weight
+        self._enough = enough
+        self._rate_by_bucket: dict[int, float] = {}
+
+    def observe(self, batch: int, tokens_per_s: float) -> None:
+        """One measurement: `batch` turns ran and made that many tokens a second."""
+        if batch <= 0 or tokens_per_s <= 0:
+            return
+        bucket = batch.bit_length()
+        seen = self._rate_by_bucket.get(bucket)
+        self._rate_by_bucket[bucket] = (
+            tokens_per_s if seen is None else seen + self._weight * (tokens_per_s - seen)
+        )
+
+    def rate(self, batch: int) -> float | None:
+        """Tokens a second at about this batch; the nearest bucket's if it was never seen."""
+        if not self._rate_by_bucket or batch <= 0:
+            return None
+        bucket = min(self._rate_by_bucket, key=lambda seen: (abs(seen - batch.bit_length()), seen))
+        return self._rate_by_bucket[bucket]
+
+    @property
+    def best_rate(self) -> float | None:
+        """The highest rate in the table."""
+        return max(self._rate_by_bucket.values(), default=None)
+
+    def plateau(self) -> int | None:
+        """The smallest batch with nearly the best rate; None until two sizes have been seen."""
+        if len(self._rate_by_bucket) < 2:
+            return None
+        wanted = self._enough * max(self._rate_by_bucket.values())
+        bucket = min(bucket for bucket, rate in self._rate_by_bucket.items() if rate >= wanted)
+        return int(2**bucket * 0.75)  # the middle of [2^(b-1), 2^b)

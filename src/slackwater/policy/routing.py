@@ -1,0 +1,142 @@
+"""Where a turn goes (ROSE 4.3; RLBoost Algorithm 2, SELECTINSTANCE), and the ways it is compared with.
+
+Pure: a need and the loads of the eligible instances in, a placement out; ties are broken by id.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from slackwater.model.ids import InstanceId, TrajectoryId, TurnId
+from slackwater.policy.instance_load import InstanceLoad
+
+
+@dataclass(frozen=True, slots=True)
+class TurnNeed:
+    """One turn to place. `affine` served the trajectory's last turn and may hold its prefix."""
+
+    turn: TurnId
+    trajectory: TrajectoryId
+    context_tokens: int
+    cached_tokens: int = 0
+    affine: InstanceId | None = None
+    sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Go to `instance` now; or wait: for `bound_to` if nothing else will do, else for anyone."""
+
+    instance: InstanceId | None = None
+    bound_to: InstanceId | None = None
+
+
+WAIT = Placement()
+
+
+class RoutingPolicy(Protocol):
+    """Chooses an instance for a turn among those that hold its weights and may serve its job."""
+
+    def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Placement:
+        """Decide for one turn."""
+        ...
+
+    def takes(self, need: TurnNeed, load: InstanceLoad) -> bool:
+        """Whether this one instance may take the turn now (asked when it has room again)."""
+        ...
+
+
+def _affine(need: TurnNeed, eligible: Sequence[InstanceLoad]) -> InstanceLoad | None:
+    if need.affine is None:
+        return None
+    return next((load for load in eligible if load.instance == need.affine), None)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRobin:
+    """Baseline: the next instance in order, whatever its load."""
+
+    def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Placement:
+        taking = [load for load in eligible if load.accepting]
+        if not taking:
+            return WAIT
+        return Placement(taking[need.sequence % len(taking)].instance)
+
+    def takes(self, need: TurnNeed, load: InstanceLoad) -> bool:
+        del need
+        return load.accepting
+
+
+@dataclass(frozen=True, slots=True)
+class ShortestQueue:
+    """RLBoost: the fewest pending, at most `pending_limit` (Theta) anywhere; else wait."""
+
+    pending_limit: int = 8
+
+    def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Placement:
+        best = min(
+            (load for load in eligible if self.takes(need, load)),
+            key=lambda load: (load.pending, load.in_flight, load.instance),
+            default=None,
+        )
+        return WAIT if best is None else Placement(best.instance)
+
+    def takes(self, need: TurnNeed, load: InstanceLoad) -> bool:
+        return load.runs_now(need.context_tokens) or load.may_queue(self.pending_limit)
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedTrajectory:
+    """Baseline of ROSE 6.4: a trajectory stays where its first turn went, for life.
+
+    Only when that instance is gone does it choose again.
+    """
+
+    def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Placement:
+        home = _affine(need, eligible)
+        if home is None:
+            home = min(
+                (load for load in eligible if load.accepting),
+                key=lambda load: (load.in_flight, load.instance),
+                default=None,
+            )
+        if home is None:
+            return WAIT
+        if self.takes(need, home):
+            return Placement(home.instance)
+        return Placement(bound_to=home.instance)
+
+    def takes(self, need: TurnNeed, load: InstanceLoad) -> bool:
+        return load.runs_now(need.context_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class LeastLoaded:
+    """Turn-wise: the least loaded own instance with room, else the least loaded other; else wait."""
+
+    def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Placement:
+        best = min(
+            (load for load in eligible if load.runs_now(need.context_tokens)),
+            key=lambda load: (not load.owned, load.in_flight, load.instance),
+            default=None,
+        )
+        return WAIT if best is None else Placement(best.instance)
+
+    def takes(self, need: TurnNeed, load: InstanceLoad) -> bool:
+        return load.runs_now(need.context_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheAffine:
+    """ROSE: the instance that served the last turn if it has room, else the least loaded."""
+
+    otherwise: LeastLoaded = LeastLoaded()
+
+    def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Placement:
+        home = _affine(need, eligible)
+        if home is not None and self.takes(need, home):
+            return Placement(home.instance)
+        return self.otherwise.place(need, eligible)
+
+    def takes(self, need: TurnNeed, load: InstanceLoad) -> bool:
+        return load.runs_now(need.context_tokens)
