@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from slackwater.model.turn import Sampling
 from slackwater.wire.frames import FrameError, FrameKind, encode_frame
 
 PROTOCOL = 1
@@ -23,7 +24,18 @@ class Hello(Message, frozen=True):
     secret: str
     worker: str
     role: Literal["engine", "trainer"]
+    engine: "EngineFacts | None" = None
     protocol: int = PROTOCOL
+
+
+class EngineFacts(msgspec.Struct, frozen=True):
+    """What an engine can hold, and the version that it has from the start."""
+
+    version: str
+    max_running: int
+    max_context_tokens: int
+    kv_tokens: int
+    max_versions: int
 
 
 class Welcome(Message, frozen=True):
@@ -49,21 +61,6 @@ class Stop(Message, frozen=True):
 
 
 # ---- engine ----
-class Sampling(msgspec.Struct, frozen=True, array_like=True):
-    """How to sample; `stop_token_ids` holds everything that ends the text, end-of-text included."""
-
-    max_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int
-    stop_token_ids: tuple[int, ...]
-    stop_strings: tuple[str, ...]
-    prompt_logprobs: bool
-    topk_prompt_logprobs: int
-    topk_logprobs: int
-
-
 class Generate(Message, frozen=True):
     """Continue `prompt + generated`; `generated` was sampled before, here or elsewhere."""
 
@@ -105,27 +102,18 @@ class VersionFailed(Message, frozen=True):
     error: str
 
 
-class TopK(msgspec.Struct, frozen=True, array_like=True):
-    """`k` best per row, best first: token ids u32 and log-probs f32, row-major."""
-
-    k: int
-    tokens: bytes
-    logprobs: bytes
-
-
 class PromptScores(Message, frozen=True):
-    """Log-probs of a prompt's tokens (f32, NaN at position 0), and the best alternatives if asked."""
+    """Log-probs of a prompt's tokens (None for the first), and the best alternatives if asked."""
 
     request: int
-    logprobs: bytes
-    topk: TopK | None = None
+    logprobs: list[float | None]
+    topk: list[list[tuple[int, float]] | None] = []
 
 
 class SampledTopK(Message, frozen=True):
-    """The best alternatives at each token that a request sampled, sent when it ends."""
+    """The best alternatives of every row of the token frame that follows; empty where none were asked."""
 
-    request: int
-    topk: TopK
+    rows: list[list[tuple[int, float]]]
 
 
 class Ended(Message, frozen=True):
@@ -133,14 +121,16 @@ class Ended(Message, frozen=True):
 
     request: int
     reason: Literal["stop", "length"]
-    cached_tokens: int = 0
+    total_tokens: int
+    version: str
 
 
 class GenerateRefused(Message, frozen=True):
-    """A request that can never run here."""
+    """A request that cannot run here: `turn_at_fault` if it can run nowhere."""
 
     request: int
     error: str
+    turn_at_fault: bool
 
 
 # ---- trainer ----
@@ -219,10 +209,31 @@ class PublishWeights(Message, frozen=True):
 
 
 class DropModel(Message, frozen=True):
-    """Forget a model's state."""
+    """Forget a model's state; no answer comes."""
 
-    op: int
     model: str
+
+
+TrainerOp: TypeAlias = (
+    CreateModel
+    | RestoreModel
+    | RunPass
+    | StepOptimizer
+    | DiscardGradients
+    | SaveState
+    | LoadState
+    | PublishWeights
+)
+TRAINER_OPS = (
+    CreateModel,
+    RestoreModel,
+    RunPass,
+    StepOptimizer,
+    DiscardGradients,
+    SaveState,
+    LoadState,
+    PublishWeights,
+)
 
 
 class OpDone(Message, frozen=True):
@@ -243,22 +254,7 @@ class OpFailed(Message, frozen=True):
 
 
 ToWorker: TypeAlias = (
-    Welcome
-    | Refused
-    | Stop
-    | Generate
-    | Abort
-    | PullVersion
-    | DropVersion
-    | CreateModel
-    | RestoreModel
-    | RunPass
-    | StepOptimizer
-    | DiscardGradients
-    | SaveState
-    | LoadState
-    | PublishWeights
-    | DropModel
+    Welcome | Refused | Stop | Generate | Abort | PullVersion | DropVersion | DropModel | TrainerOp
 )
 FromWorker: TypeAlias = (
     Hello

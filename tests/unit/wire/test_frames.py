@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slackwater.model.turn import Sampling
 from slackwater.wire import messages
 from slackwater.wire.batches import (
     Array,
@@ -99,7 +100,7 @@ def test_no_bytes_crash_the_message_decoders(body: bytes) -> None:
 
 
 def test_every_message_comes_back_as_it_went() -> None:
-    sampling = messages.Sampling(5, 1.0, 0.9, 0, 2**63, (1, 2), ("\n",), True, 3, 2)
+    sampling = Sampling(5, 1.0, 0.9, 0, 2**63, [1, 2], ["\n"], True, 3, 2)
     to_worker = messages.Generate(7, "v1", b"\1\0\0\0", b"", sampling)
     (frame,) = FrameDecoder().feed(messages.encode(to_worker))
     assert messages.decode_to_worker(frame.body) == to_worker

@@ -1,0 +1,1 @@
+"""The live body: sockets, processes, timers and the durable store. It decides nothing."""

@@ -1,0 +1,1 @@
+"""Process mains: plain synchronous loops that take commands, do them, and report."""

@@ -1,0 +1,77 @@
+"""What every worker process does at its start and end."""
+
+import argparse
+import ctypes
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+from slackwater.model.errors import ConfigError, SlackwaterError
+from slackwater.worker.connection import EXIT_ORPHANED, DisconnectedError
+
+SECRET_VARIABLE = "SLACKWATER_WORKER_SECRET"
+_PR_SET_PDEATHSIG = 1
+
+
+def base_parser(description: str) -> argparse.ArgumentParser:
+    """The options that all workers have."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--connect", required=True, metavar="HOST:PORT", help="the control plane")
+    parser.add_argument("--worker", required=True, help="this worker's name")
+    parser.add_argument("--weights", required=True, help="folder of the weight store")
+    parser.add_argument("--threads", type=int, default=1, help="compute threads")
+    parser.add_argument("--device", default="cpu")
+    return parser
+
+
+def address_of(connect: str) -> tuple[str, int]:
+    """`HOST:PORT` as a pair."""
+    host, _, port = connect.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError.of("--connect", connect, "must be HOST:PORT")
+    return host, int(port)
+
+
+def secret() -> str:
+    """What proves to the control plane that it started us."""
+    value = os.environ.get(SECRET_VARIABLE)
+    if not value:
+        raise ConfigError.of(SECRET_VARIABLE, value, "must be set; `slackwater up` sets it")
+    return value
+
+
+def run_worker(main: Callable[[], None]) -> None:
+    """Run a worker's main to a clean exit: 0 when told to stop, 3 when the control plane has gone."""
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        stream=sys.stderr,
+    )
+    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the control plane, which stops us
+    _die_with_parent()
+    try:
+        main()
+    except DisconnectedError as error:
+        logging.getLogger(__name__).info("leaving: %s", error)
+        sys.exit(EXIT_ORPHANED)
+    except SlackwaterError as error:
+        logging.getLogger(__name__).error("%s", error)
+        sys.exit(2 if isinstance(error, ValueError) else 1)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    sys.exit(0)
+
+
+def _die_with_parent() -> None:
+    """Linux: be killed when the parent dies, whatever we are in the middle of."""
+    if sys.platform != "linux":
+        return
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the call
+        sys.exit(EXIT_ORPHANED)

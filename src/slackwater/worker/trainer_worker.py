@@ -1,0 +1,150 @@
+"""The trainer process: takes one operation at a time for any of its models, and reports how it ended."""
+
+import logging
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from slackwater.model.errors import NotFoundError, SlackwaterError
+from slackwater.nets.lora import LoraSpec
+from slackwater.training.datum import AdamParams, Datum
+from slackwater.training.trainer import Trainer
+from slackwater.weights.directory import DirectoryWeightStore
+from slackwater.weights.port import WeightStore
+from slackwater.wire import messages
+from slackwater.wire.batches import (
+    Array,
+    PassResult,
+    decode_batch,
+    encode_metrics,
+    encode_result,
+)
+from slackwater.worker.connection import Connection
+from slackwater.worker.process import address_of, base_parser, run_worker, secret
+from slackwater.worker.published import lora_meta
+
+logger = logging.getLogger(__name__)
+
+
+class TrainerWorker:
+    """Models by id, each a `Trainer`."""
+
+    def __init__(self, connection: Connection, store: WeightStore, device: str) -> None:
+        self._connection = connection
+        self._store = store
+        self._device = device
+        self._trainers: dict[str, Trainer] = {}
+
+    def run(self) -> None:
+        """Until told to stop."""
+        while True:
+            for message in self._connection.receive(None):
+                if isinstance(message, messages.Stop):
+                    return
+                self._do(message)
+
+    def _do(self, message: messages.ToWorker) -> None:
+        if isinstance(message, messages.DropModel):
+            self._trainers.pop(message.model, None)
+            return
+        if not isinstance(message, messages.TRAINER_OPS):
+            logger.warning("not for a trainer: %s", type(message).__name__)
+            return
+        started_s = time.perf_counter()
+        try:
+            result = self._result(message)
+        except Exception as error:  # noqa: BLE001  (the process edge: one operation fails, not all)
+            self._connection.send(messages.encode(self._failure(message, error)))
+            return
+        elapsed_s = time.perf_counter() - started_s
+        self._connection.send(messages.encode(messages.OpDone(message.op, elapsed_s, result)))
+
+    def _failure(self, message: messages.TrainerOp, error: Exception) -> messages.OpFailed:
+        """Refusals leave the state as it was; so does a disk that is full. After anything else it is dropped."""
+        if isinstance(error, SlackwaterError):
+            return messages.OpFailed(message.op, str(error), "user", state_lost=False)
+        logger.exception("operation failed kind=%s model=%s", type(message).__name__, message.model)
+        said = f"{type(error).__name__}: {error}"
+        if isinstance(error, OSError):
+            return messages.OpFailed(message.op, said, "server", state_lost=False)
+        self._trainers.pop(message.model, None)
+        return messages.OpFailed(message.op, said, "server", state_lost=True)
+
+    def _result(self, message: messages.TrainerOp) -> bytes:
+        match message:
+            case messages.CreateModel():
+                self._trainers[message.model] = self._created(message)
+                return b""
+            case messages.RestoreModel(_, model, directory):
+                self._trainers[model] = Trainer.load(Path(directory), device=self._device)
+                return b""
+        trainer = self._trainers.get(message.model)
+        if trainer is None:
+            raise NotFoundError(f"model {message.model}: has no state here; was it ever created?")
+        match message:
+            case messages.RunPass(_, _, batch):
+                return _run_pass(trainer, batch)
+            case messages.StepOptimizer():
+                return encode_metrics(trainer.optim_step(_adam(message)))
+            case messages.DiscardGradients():
+                trainer.discard_gradient()
+            case messages.SaveState(_, _, directory):
+                trainer.save(Path(directory))
+            case messages.LoadState(_, _, directory, optimizer):
+                trainer.load_into(Path(directory), optimizer)
+            case messages.PublishWeights(_, _, version):
+                self._store.publish(version, trainer.weights(), lora_meta(trainer.meta.lora))
+        return b""
+
+    def _created(self, message: messages.CreateModel) -> Trainer:
+        lora = None
+        if message.lora_rank:
+            lora = LoraSpec(
+                message.lora_rank,
+                seed=message.seed,
+                attn=message.train_attn,
+                mlp=message.train_mlp,
+                unembed=message.train_unembed,
+            )
+        return Trainer.create(Path(message.source), lora, message.seed, device=self._device)
+
+
+def _adam(message: messages.StepOptimizer) -> AdamParams:
+    return AdamParams(
+        learning_rate=message.learning_rate,
+        beta1=message.beta1,
+        beta2=message.beta2,
+        eps=message.eps,
+        weight_decay=message.weight_decay,
+        grad_clip_norm=message.grad_clip_norm,
+    )
+
+
+def _run_pass(trainer: Trainer, data: bytes) -> bytes:
+    batch = decode_batch(data)
+    examples = [
+        Datum(
+            example.tokens.numpy().astype(np.int64, copy=False),
+            {name: array.numpy() for name, array in example.inputs.items()},
+        )
+        for example in batch.examples
+    ]
+    output = trainer.forward_backward(
+        examples, batch.loss_fn, batch.loss_config, forward_only=batch.forward_only
+    )
+    logprobs = [Array.of(values) for values in output.logprobs]
+    return encode_result(PassResult(logprobs, dict(output.metrics)))
+
+
+def main() -> None:
+    options = base_parser("A trainer worker; `slackwater up` starts it.").parse_args()
+    torch.set_num_threads(options.threads)
+    hello = messages.Hello(secret(), options.worker, "trainer")
+    with Connection(address_of(options.connect), hello) as connection:
+        TrainerWorker(connection, DirectoryWeightStore(Path(options.weights)), options.device).run()
+
+
+if __name__ == "__main__":
+    run_worker(main)
