@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from slackwater.nets.attention import Attention
 from slackwater.nets.config import NetConfig
 from slackwater.nets.lora import RowAdapters
-from slackwater.nets.ops import NetOps, PlainOps
+from slackwater.nets.ops import HeadNorms, NetOps, PlainOps, Rotation
 from slackwater.nets.rotary import RotaryTable
 
 
@@ -20,8 +20,7 @@ from slackwater.nets.rotary import RotaryTable
 class Pass:
     """What one pass through the layers shares: rotation of every row, attention, arithmetic."""
 
-    cos: Tensor
-    sin: Tensor
+    rotation: Rotation
     attention: Attention
     ops: NetOps
     adapters: RowAdapters | None
@@ -31,6 +30,11 @@ class Pass:
         return out if self.adapters is None else self.adapters.add_to(out, x, name, self.ops)
 
 
+def laid_out(weight: Tensor, by_column: bool) -> Tensor:
+    """The same matrix, stored by column or by row."""
+    return weight.T.contiguous().T if by_column else weight.contiguous()
+
+
 class _FusedLinear(nn.Module):
     """Several linear layers of one input; after `fuse()` they are slices of one weight."""
 
@@ -38,11 +42,11 @@ class _FusedLinear(nn.Module):
     fused_bias: Tensor | None
     fused_names: tuple[str, ...] = ()
 
-    def fuse(self) -> None:
+    def fuse(self, by_column: bool) -> None:
         """Lay the weights side by side: one product instead of several. For inference only."""
         layers = [getattr(self, name) for name in self.fused_names]
         with torch.no_grad():
-            self.fused_weight = torch.cat([layer.weight for layer in layers])
+            self.fused_weight = laid_out(torch.cat([layer.weight for layer in layers]), by_column)
             bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
             self.fused_bias = bias
             row = 0
@@ -95,13 +99,11 @@ class SelfAttention(_FusedLinear):
         self.k_norm = RmsNorm(config.head_dim) if config.qk_norm else None
 
     def forward(self, x: Tensor, run: Pass) -> Tensor:
-        rows = x.shape[0]
-        q, k, v = (part.view(rows, -1, self._head_dim) for part in self.apart(x, run, self._name))
         q_norm = None if self.q_norm is None else self.q_norm.weight
         k_norm = None if self.k_norm is None else self.k_norm.weight
-        q = run.ops.rotate(q, run.cos, run.sin, q_norm, self._eps)
-        k = run.ops.rotate(k, run.cos, run.sin, k_norm, self._eps)
-        seen = run.attention(self._layer, q, k, v).reshape(rows, -1)
+        norms = HeadNorms(self._head_dim, q_norm, k_norm, self._eps)
+        q, k, v = run.ops.rotate(self.apart(x, run, self._name), run.rotation, norms)
+        seen = run.attention(self._layer, q, k, v).reshape(x.shape[0], -1)
         return run.linear(seen, self.o_proj, f"{self._name}o_proj")
 
 
@@ -169,6 +171,7 @@ class CausalLM(nn.Module):
         )
         self.rotary = RotaryTable(config)
         self.plain_ops: NetOps = PlainOps()
+        self._unembedding: Tensor | None = None
 
     @property
     def device(self) -> torch.device:
@@ -181,13 +184,31 @@ class CausalLM(nn.Module):
     @property
     def unembedding(self) -> Tensor:
         """The weight that turns hidden states into logits."""
+        if self._unembedding is not None:
+            return self._unembedding
         return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
-    def fuse(self) -> None:
-        """Put q/k/v and gate/up side by side, in place. For inference; do it before sampling."""
+    def fuse(self, *, by_column: bool = False) -> None:
+        """Put q/k/v and gate/up side by side, in place. For inference; names and values stay.
+
+        `by_column` stores each weight column by column, as a product of few rows reads it; a tied
+        unembedding then is a copy, and `refresh()` follows every write to the embedding.
+        """
         for module in self.modules():
-            if isinstance(module, _FusedLinear) and module.fused_weight is None:
-                module.fuse()
+            if isinstance(module, _FusedLinear):
+                module.fuse(by_column)
+        if by_column:
+            for layer in self.modules():
+                if isinstance(layer, nn.Linear) and layer.weight.is_contiguous():
+                    weight = laid_out(layer.weight.detach(), by_column)
+                    layer.weight = nn.Parameter(weight, requires_grad=False)
+            if self.lm_head is None:
+                self._unembedding = laid_out(self.model.embed_tokens.weight.detach(), by_column)
+
+    def refresh(self) -> None:
+        """Bring the copy of a tied unembedding up to date after a write to the weights."""
+        if self._unembedding is not None:
+            self._unembedding.copy_(self.model.embed_tokens.weight.detach())
 
     def hidden(
         self,
@@ -205,8 +226,7 @@ class CausalLM(nn.Module):
         the backward pass, and computes the rest again.
         """
         ops = ops or self.plain_ops
-        cos, sin = self.rotary.at(positions)
-        run = Pass(cos, sin, attention, ops, adapters)
+        run = Pass(Rotation(*self.rotary.at(positions)), attention, ops, adapters)
         x, residual = self.model.embed_tokens(tokens), None
         for layer in self.model.layers:
             if recompute:

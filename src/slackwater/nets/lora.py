@@ -147,7 +147,7 @@ class RowAdapters:
         return cls([(0, rows, adapter)])
 
     def add_to(self, out: Tensor, x: Tensor, layer: str, ops: NetOps) -> Tensor:
-        """`out` plus each span's low-rank update of `x`."""
+        """Add each span's low-rank update of `x` to `out`, in place."""
         for start, stop, adapter in self._spans:
             pair = adapter.pair(layer)
             if pair is None:
@@ -155,8 +155,6 @@ class RowAdapters:
             whole = start == 0 and stop == x.shape[0]
             rows = x if whole else x[start:stop]
             update = ops.linear(ops.linear(rows, pair[0], None), pair[1], None)
-            if whole:
-                out = out.add(update, alpha=adapter.spec.scale)
-            else:
-                out[start:stop].add_(update, alpha=adapter.spec.scale)
+            target = out if whole else out[start:stop]
+            target.add_(update, alpha=adapter.spec.scale)
         return out

@@ -3,11 +3,30 @@
 The engine replaces it by fused or batch-invariant forms with the same meaning.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Each row's cosines and sines, `[N, d / 2]`."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """The size of a head, and the weights of its norms where the family has them (Qwen3)."""
+
+    head_dim: int
+    q: Tensor | None
+    k: Tensor | None
+    eps: float
 
 
 class NetOps(Protocol):
@@ -24,14 +43,9 @@ class NetOps(Protocol):
         ...
 
     def rotate(
-        self,
-        heads: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        norm: Tensor | None,
-        eps: float,
-    ) -> Tensor:
-        """Norm each head where a weight is given, then turn it by its position."""
+        self, parts: tuple[Tensor, ...], rotation: Rotation, norms: HeadNorms
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Flat `q, k, v` to heads `[N, heads, d]`; q and k normed where asked, then turned."""
         ...
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor: ...
@@ -53,13 +67,33 @@ class PlainOps:
         return functional.rms_norm(total, (total.shape[-1],), weight, eps), total
 
     def rotate(
-        self, heads: Tensor, cos: Tensor, sin: Tensor, norm: Tensor | None, eps: float
-    ) -> Tensor:
-        if norm is not None:
-            heads = functional.rms_norm(heads, (heads.shape[-1],), norm, eps)
-        first, second = heads.chunk(2, dim=-1)
-        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        self, parts: tuple[Tensor, ...], rotation: Rotation, norms: HeadNorms
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = (part.view(part.shape[0], -1, norms.head_dim) for part in parts)
+        if norms.q is not None and norms.k is not None:
+            q = functional.rms_norm(q, (norms.head_dim,), norms.q, norms.eps)
+            k = functional.rms_norm(k, (norms.head_dim,), norms.k, norms.eps)
+        return _turned(q, rotation), _turned(k, rotation), v
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         return functional.silu(gate) * up
+
+
+def _turned(heads: Tensor, rotation: Rotation) -> Tensor:
+    first, second = heads.chunk(2, dim=-1)
+    cos, sin = rotation.cos.unsqueeze(1), rotation.sin.unsqueeze(1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def side_by_side(parts: tuple[Tensor, ...]) -> Tensor | None:
+    """The one `[N, width]` tensor that `parts` are column slices of, without a copy, or None."""
+    first = parts[0]
+    width = first.stride(0)
+    if first.stride(-1) != 1 or width != sum(part.shape[1] for part in parts):
+        return None
+    address = first.data_ptr()
+    for part in parts:
+        if part.data_ptr() != address or part.stride() != first.stride():
+            return None
+        address += part.shape[1] * part.element_size()
+    return first.as_strided((first.shape[0], width), (width, 1))
