@@ -4,6 +4,7 @@ One class covers Llama, Qwen2 and Qwen3; they differ only in biases and in the p
 """
 
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +65,8 @@ class _FusedLinear(nn.Module):
         if self.fused_weight is None:
             return tuple(run.linear(x, *pair) for pair in zip(layers, names, strict=True))
         out = run.ops.linear(x, self.fused_weight, self.fused_bias)
-        parts = torch.split(out, [layer.weight.shape[0] for layer in layers], dim=-1)
+        stops = list(accumulate(layer.weight.shape[0] for layer in layers))
+        parts = tuple(out[:, start:stop] for start, stop in pairwise([0, *stops]))
         adapters = run.adapters
         if adapters is None:
             return parts
