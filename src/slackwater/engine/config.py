@@ -1,0 +1,43 @@
+"""What an engine may use: memory, rows per step, versions."""
+
+from dataclasses import dataclass
+
+from slackwater.model.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """`kv_bytes` bounds the cache's physical pages; the rest bounds work per step and versions.
+
+    `batch_invariant` makes a row's result independent of who shares its batch and of how its keys
+    came into the cache, so that a request goes on identically elsewhere. On CUDA it is off unless
+    asked for: pass `batch_invariant=None` for the device's default.
+    """
+
+    kv_bytes: int = 1 << 30
+    page_bytes: int = 2 << 20
+    max_running: int = 256
+    max_step_tokens: int = 512
+    max_context: int | None = None
+    prefix_cache: bool = True
+    batch_invariant: bool | None = None
+    max_full_versions: int = 3
+    max_adapters: int = 64
+    base_version: str = "base"
+
+    def __post_init__(self) -> None:
+        for field in (
+            "kv_bytes",
+            "page_bytes",
+            "max_running",
+            "max_step_tokens",
+            "max_full_versions",
+        ):
+            if getattr(self, field) <= 0:
+                raise ConfigError.of(field, getattr(self, field), "must be above 0")
+        if self.page_bytes % 4096:
+            raise ConfigError.of("page_bytes", self.page_bytes, "must be a multiple of 4096")
+        if self.max_context is not None and self.max_context < 2:
+            raise ConfigError.of("max_context", self.max_context, "must be at least 2")
+        if self.max_adapters < 0:
+            raise ConfigError.of("max_adapters", self.max_adapters, "must not be negative")

@@ -1,0 +1,124 @@
+"""What goes into the engine and what comes out of a step."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slackwater.model.errors import ConfigError
+
+StopReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 truncate nothing.
+
+    `max_tokens` 0 scores the prompt only. A stop token ends the output and is part of it, as are
+    the tokens of a stop string; the engine's end-of-sequence tokens stop too, unless `ignore_eos`.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 0:
+            raise ConfigError.of("max_tokens", self.max_tokens, "must not be negative")
+        if not 0 <= self.temperature < float("inf"):
+            raise ConfigError.of("temperature", self.temperature, "must be 0 or above, and finite")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError.of("top_p", self.top_p, "must be above 0 and at most 1")
+        if self.top_k < 0:
+            raise ConfigError.of("top_k", self.top_k, "must not be negative (0 is no limit)")
+        if "" in self.stop_strings:
+            raise ConfigError.of("stop_strings", "", "must not hold an empty string")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One generation. `generated` are tokens already sampled elsewhere: they count in `max_tokens`,
+
+    are not given out again, and the next token is the one that would have followed there.
+    """
+
+    request_id: int
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    version: str
+    generated: tuple[int, ...] = ()
+    prompt_logprobs: bool = False
+    topk_prompt_logprobs: int = 0
+    topk_logprobs: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.request_id < 2**32:
+            raise ConfigError.of("request_id", self.request_id, "must fit 32 bits")
+        if not self.prompt:
+            raise ConfigError.of("prompt", self.prompt, "must hold at least one token")
+        for name in ("topk_prompt_logprobs", "topk_logprobs"):
+            if getattr(self, name) < 0:
+                raise ConfigError.of(name, getattr(self, name), "must not be negative")
+
+    @property
+    def scores_prompt(self) -> bool:
+        return self.prompt_logprobs or self.topk_prompt_logprobs > 0
+
+
+@dataclass(frozen=True, slots=True)
+class TopTokens:
+    """The likeliest tokens at one or more positions, likeliest first: `[positions, k]` each."""
+
+    tokens: NDArray[np.uint32]
+    logprobs: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Log-probs of a prompt's tokens, at temperature 1; NaN at position 0, which nothing predicts.
+
+    Row i of `top` holds the likeliest tokens for position i; row 0 is token 0 at -99999.
+    """
+
+    request_id: int
+    logprobs: NDArray[np.float32]
+    top: TopTokens | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A request that ended in this step, its last token being in the same step's columns."""
+
+    request_id: int
+    reason: StopReason
+    prompt_cached_tokens: int = 0
+
+
+def _no_ids() -> NDArray[np.uint32]:
+    return np.empty(0, np.uint32)
+
+
+def _no_logprobs() -> NDArray[np.float32]:
+    return np.empty(0, np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """One step of all requests, by column: row i is one new token of `request_ids[i]`.
+
+    A log-prob is of the token under the whole distribution at the request's temperature, before
+    top-k and top-p cut it (at temperature 0: under the model's own). `top[request_id]` has one row.
+    """
+
+    request_ids: NDArray[np.uint32] = field(default_factory=_no_ids)
+    tokens: NDArray[np.uint32] = field(default_factory=_no_ids)
+    logprobs: NDArray[np.float32] = field(default_factory=_no_logprobs)
+    finished: tuple[Finished, ...] = ()
+    prompt_scores: tuple[PromptScores, ...] = ()
+    top: dict[int, TopTokens] = field(default_factory=dict)
