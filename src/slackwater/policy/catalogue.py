@@ -1,0 +1,73 @@
+"""Placement policies by the names that scenarios and benches use."""
+
+from collections.abc import Callable, Mapping
+
+from slackwater.model.errors import ConfigError
+from slackwater.policy.dedicated import CoLocated, SoloDisaggregated
+from slackwater.policy.fleet import Fleet
+from slackwater.policy.group_placement import GroupPlacement
+from slackwater.policy.group_table import MAX_MEMBERS
+from slackwater.policy.placement import PlacementPolicy
+
+
+class Options:
+    """A policy's own options; what a policy does not know is refused."""
+
+    def __init__(self, policy: str, given: Mapping[str, float]) -> None:
+        self._policy = policy
+        self._given = dict(given)
+        self._known: list[str] = []
+
+    def number(self, name: str, default: float) -> float:
+        """Take one out."""
+        self._known.append(name)
+        return self._given.pop(name, default)
+
+    def whole(self, name: str, default: int) -> int:
+        """Take one out that must be a whole number."""
+        value = self.number(name, default)
+        if value != int(value):
+            raise ConfigError.of(f"policy options: {name}", value, "must be a whole number")
+        return int(value)
+
+    def finish(self) -> None:
+        """Refuse what is left."""
+        for name, value in self._given.items():
+            known = ", ".join(self._known) or "none"
+            raise ConfigError.of(
+                f"policy options: {name}", value, f"is no option of {self._policy}; it has: {known}"
+            )
+
+
+def _solo(fleet: Fleet, options: Options, seed: int) -> PlacementPolicy:
+    del options, seed
+    return SoloDisaggregated(fleet)
+
+
+def _colocated(fleet: Fleet, options: Options, seed: int) -> PlacementPolicy:
+    del options, seed
+    return CoLocated(fleet)
+
+
+def _group(fleet: Fleet, options: Options, seed: int) -> PlacementPolicy:
+    del seed
+    return GroupPlacement(fleet, options.whole("max_group_size", MAX_MEMBERS))
+
+
+POLICIES: dict[str, Callable[[Fleet, Options, int], PlacementPolicy]] = {
+    "group": _group,
+    "solo": _solo,
+    "colocated": _colocated,
+}
+
+
+def make_policy(
+    name: str, fleet: Fleet, options: Mapping[str, float] | None = None, seed: int = 0
+) -> PlacementPolicy:
+    """A fresh policy. `seed` is for those that draw."""
+    if name not in POLICIES:
+        raise ConfigError.of("policy: name", name, f"is none of: {', '.join(POLICIES)}")
+    given = Options(name, options or {})
+    policy = POLICIES[name](fleet, given, seed)
+    given.finish()
+    return policy

@@ -1,0 +1,73 @@
+"""Co-execution groups as flat arrays, so that compiled code can scan all of them for every arrival.
+
+A row is a group; its members keep the order of admission. A group's rollout nodes are bits of a mask, and a member's
+pinning is a sub-mask; the empty pinning means that the member rolls out on the group's train nodes.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+MAX_MEMBERS = 16
+MAX_ROLLOUT_NODES = 48
+
+
+class GroupTable:
+    """Columns grow as groups come; rows of dissolved groups are used again, the lowest first."""
+
+    def __init__(self, rows: int = 64) -> None:
+        self.rows = 0
+        self.members: Ints = np.zeros(rows, np.int64)
+        self.train_nodes: Ints = np.zeros(rows, np.int64)
+        self.node_mask: Ints = np.zeros(rows, np.int64)
+        self.train_gb: Floats = np.zeros(rows)
+        self.node_gb: Floats = np.zeros((rows, MAX_ROLLOUT_NODES))
+        self.roll_s: Floats = np.zeros((rows, MAX_MEMBERS))
+        self.train_s: Floats = np.zeros((rows, MAX_MEMBERS))
+        self.sync_s: Floats = np.zeros((rows, MAX_MEMBERS))
+        self.bound_s: Floats = np.zeros((rows, MAX_MEMBERS))
+        self.budget_s: Floats = np.zeros((rows, MAX_MEMBERS))
+        self.left: Floats = np.zeros((rows, MAX_MEMBERS))
+        self.pins: Ints = np.zeros((rows, MAX_MEMBERS), np.int64)
+
+    _PER_GROUP = ("members", "train_nodes", "node_mask", "train_gb", "node_gb")
+    _PER_MEMBER = ("roll_s", "train_s", "sync_s", "bound_s", "budget_s", "left", "pins")
+
+    def take_row(self, train_nodes: int) -> int:
+        """A row for a new group without members."""
+        used = self.rows
+        empty = np.flatnonzero(self.train_nodes[:used] == 0)
+        row = int(empty[0]) if len(empty) else used
+        if row == len(self.members):
+            for name in (*self._PER_GROUP, *self._PER_MEMBER):
+                column = getattr(self, name)
+                setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
+        self.rows = max(used, row + 1)
+        self.train_nodes[row] = train_nodes
+        return row
+
+    def clear_row(self, row: int) -> None:
+        """Forget a group."""
+        for name in (*self._PER_GROUP, *self._PER_MEMBER):
+            getattr(self, name)[row] = 0
+        while self.rows and self.train_nodes[self.rows - 1] == 0:
+            self.rows -= 1
+
+    def append(self, row: int, **values: float) -> None:
+        """Add a member; `values` names every per-member column."""
+        index = self.members[row]
+        assert index < MAX_MEMBERS, f"group {row} is full"
+        for name in self._PER_MEMBER:
+            getattr(self, name)[row, index] = values[name]
+        self.members[row] += 1
+
+    def drop(self, row: int, index: int) -> None:
+        """Take a member out; those behind it move up."""
+        last = self.members[row] - 1
+        for name in self._PER_MEMBER:
+            column = getattr(self, name)[row]
+            column[index:last] = column[index + 1 : last + 1]
+            column[last] = 0
+        self.members[row] -= 1
