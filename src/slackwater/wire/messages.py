@@ -29,13 +29,19 @@ class Hello(Message, frozen=True):
 
 
 class EngineFacts(msgspec.Struct, frozen=True):
-    """What an engine can hold, and the version that it has from the start."""
+    """What an engine can hold, the version that it has from the start, and what it cannot do.
+
+    `kind` is one of `model.instance.InstanceKind`. Without `exact_continuation` it cannot go on at a
+    position of a turn's random stream.
+    """
 
     version: str
     max_running: int
     max_context_tokens: int
     kv_tokens: int
     max_versions: int
+    kind: Literal["local", "dedicated", "spot", "borrowed"] = "dedicated"
+    exact_continuation: bool = True
 
 
 class Welcome(Message, frozen=True):
