@@ -30,6 +30,11 @@ class Options:
             raise ConfigError.of(f"policy options: {name}", value, "must be a whole number")
         return int(value)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that the policy asked for."""
+        return tuple(self._known)
+
     def finish(self) -> None:
         """Refuse what is left."""
         for name, value in self._given.items():
@@ -61,13 +66,24 @@ POLICIES: dict[str, Callable[[Fleet, Options, int], PlacementPolicy]] = {
 }
 
 
+def option_names(name: str, fleet: Fleet) -> tuple[str, ...]:
+    """The options that a policy has."""
+    asked = Options(name, {})
+    _maker(name)(fleet, asked, 0)
+    return asked.names
+
+
 def make_policy(
     name: str, fleet: Fleet, options: Mapping[str, float] | None = None, seed: int = 0
 ) -> PlacementPolicy:
     """A fresh policy. `seed` is for those that draw."""
-    if name not in POLICIES:
-        raise ConfigError.of("policy: name", name, f"is none of: {', '.join(POLICIES)}")
     given = Options(name, options or {})
-    policy = POLICIES[name](fleet, given, seed)
+    policy = _maker(name)(fleet, given, seed)
     given.finish()
     return policy
+
+
+def _maker(name: str) -> Callable[[Fleet, Options, int], PlacementPolicy]:
+    if name not in POLICIES:
+        raise ConfigError.of("policy.name", name, f"is none of: {', '.join(POLICIES)}")
+    return POLICIES[name]
