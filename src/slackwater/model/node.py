@@ -48,11 +48,6 @@ class NodeType:
         return self.devices * self.device_price_per_h
 
 
-def decode_slowdown(usual: NodeType, other: NodeType) -> float:
-    """How much longer memory-bound decoding takes on `other`: the ratio of memory bandwidths (WEAVE Table 1)."""
-    return (usual.devices * usual.hbm_tb_per_s) / (other.devices * other.hbm_tb_per_s)
-
-
 @dataclass(frozen=True, slots=True)
 class Pool:
     """Nodes of one role and one type; `max_nodes` is how many can be rented at once."""

@@ -17,13 +17,14 @@ from slackwater.model.config import decode, override
 from slackwater.model.errors import ConfigError
 from slackwater.model.job import JobSpec
 from slackwater.model.node import H20, H800, NodeType, Pool, Role
+from slackwater.model.switching import SwitchCosts
+from slackwater.policy.fleet import Fleet
 from slackwater.sim.cluster.scenario import (
     ClusterScenario,
     DriftConfig,
     FaultConfig,
     LengthConfig,
     PolicyConfig,
-    SwitchConfig,
     TailConfig,
     Workload,
 )
@@ -60,6 +61,7 @@ class FleetEntry:
     train: PoolEntry
 
     def pools(self) -> tuple[Pool, ...]:
+        """As a scenario holds them."""
         return (self.rollout.pool(Role.ROLLOUT), self.train.pool(Role.TRAIN))
 
 
@@ -92,7 +94,7 @@ class ScenarioFile:
     compare: tuple[str, ...] = ()
     lengths: LengthConfig = field(default_factory=LengthConfig)
     tail: TailConfig = field(default_factory=TailConfig)
-    switching: SwitchConfig = field(default_factory=SwitchConfig)
+    switching: SwitchCosts = field(default_factory=SwitchCosts)
     faults: FaultConfig = field(default_factory=FaultConfig)
     drift: DriftConfig = field(default_factory=DriftConfig)
 
@@ -111,8 +113,9 @@ class ScenarioFile:
             drift=self.drift,
             seed=self.seed,
         )
+        fleet = Fleet(scenario.pool(Role.ROLLOUT), scenario.pool(Role.TRAIN))
         for number, spec in enumerate(scenario.jobs):
-            check_fits(spec, scenario.fleet, f"jobs[{number}]")
+            check_fits(spec, fleet, f"jobs[{number}]")
         return scenario
 
     def _workload(self, folder: Path) -> Workload | None:
@@ -127,23 +130,11 @@ class ScenarioFile:
         return dataclasses.replace(self.workload, jobs=len(arrivals), arrivals=arrivals)
 
 
-def check_fits(spec: JobSpec, fleet: Iterable[Pool], at: str) -> None:
+def check_fits(spec: JobSpec, fleet: Fleet, at: str) -> None:
     """Refuse a job that would not run even with the whole fleet to itself."""
-    needs = {
-        Role.ROLLOUT: ("rollout", spec.profile.rollout_nodes, spec.profile.rollout_state_gb),
-        Role.TRAIN: ("train", spec.profile.train_nodes, spec.profile.train_state_gb),
-    }
-    for pool in fleet:
-        if pool.role not in needs:
-            continue
-        word, nodes, state_gb = needs[pool.role]
-        if nodes > pool.max_nodes:
-            fix = f"fits nowhere: write at most {pool.max_nodes}, or raise fleet.{word}.max_nodes"
-            raise ConfigError.of(f"{at}.{word}_nodes (job {spec.job})", nodes, fix)
-        memory_gb = pool.node_type.host_memory_gb
-        if state_gb > memory_gb:
-            fix = f"fits nowhere: a {pool.node_type.name} node keeps at most {memory_gb:g} GB"
-            raise ConfigError.of(f"{at}.{word}_state_gb (job {spec.job})", state_gb, fix)
+    why = fleet.why_never(spec.profile)
+    if why is not None:
+        raise ConfigError(f"{at}: job {spec.job!r} fits nowhere: it {why}")
 
 
 def shipped_scenarios() -> Mapping[str, ScenarioFile]:
@@ -175,13 +166,13 @@ def read_scenario(source: str, assignments: Iterable[str] = ()) -> tuple[Scenari
     return decode(ScenarioFile, override(table, assignments)), folder
 
 
-def read_fleet(path: Path, assignments: Iterable[str] = ()) -> tuple[Pool, ...]:
+def read_fleet(path: Path, assignments: Iterable[str] = ()) -> FleetEntry:
     """`fleet.toml`: the tables `[rollout]` and `[train]`, or the same under `[fleet]`."""
     table, _ = read_table(str(path))
     inner = override(table, assignments)
     if "fleet" in inner and not {"rollout", "train"} & inner.keys():
-        return decode(FleetEntry, inner["fleet"], "fleet").pools()
-    return decode(FleetEntry, inner, "").pools()
+        return decode(FleetEntry, inner["fleet"], "fleet")
+    return decode(FleetEntry, inner)
 
 
 def _shipped_tables() -> dict[str, tuple[dict[str, Any], Path]]:

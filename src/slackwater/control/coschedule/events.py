@@ -13,11 +13,12 @@ from slackwater.model.placement import Phase
 
 @dataclass(frozen=True, slots=True)
 class JobArrived:
-    """A new job, or one that recovered from a crash: then `iterations_done` are in its checkpoint."""
+    """A new job, or one that recovered from its `crashes`-th crash: then `iterations_done` are in its checkpoint."""
 
     now_s: float
     spec: JobSpec
     iterations_done: int = 0
+    crashes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class TailReached:
 
 @dataclass(frozen=True, slots=True)
 class PhaseFinished:
-    """A phase ended by itself; `work_s` is what it would have taken on its nodes alone, without a switch."""
+    """A phase ended by itself; `work_s` is what its work would take on the nodes of its profile, without a switch."""
 
     now_s: float
     job: JobId

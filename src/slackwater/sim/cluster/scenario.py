@@ -7,6 +7,7 @@ from typing import Literal
 from slackwater.model.errors import ConfigError
 from slackwater.model.job import JobSpec
 from slackwater.model.node import H20, H800, Pool, Role
+from slackwater.model.switching import SwitchCosts
 from slackwater.sim.cluster.workload import CycleWorkload, ProductionWorkload, ProfileWorkload
 
 Workload = ProductionWorkload | ProfileWorkload | CycleWorkload
@@ -75,29 +76,6 @@ class TailConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class SwitchConfig:
-    """Loading state to devices. Warm (from host memory) is inside every declared phase length; cold (from disk, processes and
-    communicators built anew) is paid on every start; a move pays the restart of WEAVE 6.6, 197 s at 7B to 419 s at 32B.
-    """
-
-    warm_s_per_billion: float = 0.06
-    cold_s_per_billion: float = 3.0
-    cold_base_s: float = 35.0
-    move_base_s: float = 134.84
-    move_s_per_billion: float = 8.88
-
-    def __post_init__(self) -> None:
-        _not_negative(
-            "switching",
-            warm_s_per_billion=self.warm_s_per_billion,
-            cold_s_per_billion=self.cold_s_per_billion,
-            cold_base_s=self.cold_base_s,
-            move_base_s=self.move_base_s,
-            move_s_per_billion=self.move_s_per_billion,
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class FaultConfig:
     """Crashes of jobs and losses of nodes, at exponential gaps; late and doubled messages."""
 
@@ -151,7 +129,7 @@ class ClusterScenario:
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     lengths: LengthConfig = field(default_factory=LengthConfig)
     tail: TailConfig = field(default_factory=TailConfig)
-    switching: SwitchConfig = field(default_factory=SwitchConfig)
+    switching: SwitchCosts = field(default_factory=SwitchCosts)
     faults: FaultConfig = field(default_factory=FaultConfig)
     drift: DriftConfig = field(default_factory=DriftConfig)
     seed: int = 0

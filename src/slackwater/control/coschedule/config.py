@@ -1,0 +1,53 @@
+"""How the co-scheduler is set up."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from slackwater.model.errors import ConfigError
+from slackwater.model.switching import SwitchCosts
+from slackwater.policy.ordering import FirstComeFirstServed, HighestResponseRatio, Ordering
+from slackwater.policy.turn_order import PlannedOrder, RoundRobin
+
+OrderingName = Literal["round_robin", "plan", "hrrs", "fcfs"]
+
+_ORDERINGS: dict[str, type] = {
+    "round_robin": RoundRobin,
+    "plan": PlannedOrder,
+    "hrrs": HighestResponseRatio,
+    "fcfs": FirstComeFirstServed,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CoScheduleConfig:
+    """`backfill` lets a waiting job be placed before one that came earlier and fits nowhere yet. With `learn`, policies see learned
+    lengths, and the guard gives a job its own nodes before its SLO could break. `rebalance_every_s` 0: on arrivals only.
+    """
+
+    ordering: OrderingName = "plan"
+    backfill: bool = True
+    learn: bool = True
+    shrink_tails: bool = True
+    miss_probability: float = 0.05
+    min_samples: int = 12
+    drift_tolerance: float = 0.02
+    drift_headroom: float = 0.08
+    rebalance_every_s: float = 0.0
+    switching: SwitchCosts = field(default_factory=SwitchCosts)
+
+    def __post_init__(self) -> None:
+        if self.ordering not in _ORDERINGS:
+            raise ConfigError.of(
+                "ordering", self.ordering, f"is not known; write one of {', '.join(_ORDERINGS)}"
+            )
+        if not 0 < self.miss_probability < 1:
+            raise ConfigError.of(
+                "miss_probability", self.miss_probability, "must lie between 0 and 1"
+            )
+        if self.min_samples < 2:
+            raise ConfigError.of("min_samples", self.min_samples, "must be at least 2")
+
+    def new_ordering(self) -> Ordering:
+        """One per group."""
+        made: Ordering = _ORDERINGS[self.ordering]()
+        return made

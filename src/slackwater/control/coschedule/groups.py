@@ -1,0 +1,192 @@
+"""Groups of jobs that share nodes, as the co-scheduler runs them: who is in, what they wait for, which order they keep."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from slackwater.control.coschedule.commands import GrantPermit
+from slackwater.control.coschedule.config import CoScheduleConfig
+from slackwater.control.coschedule.job_state import JobState
+from slackwater.control.coschedule.permits import PermitDesk
+from slackwater.model.ids import GroupId, JobId, NodeId
+from slackwater.model.placement import GroupPlan, Phase
+from slackwater.policy.fleet import Fleet
+from slackwater.policy.ordering import Member, Ordering, Waiting
+from slackwater.policy.plan_alignment import worst_period_s
+
+
+@dataclass(slots=True)
+class _Group:
+    ordering: Ordering
+    jobs: dict[JobId, JobState] = field(default_factory=dict)
+    waiting: dict[JobId, Waiting] = field(default_factory=dict)
+    plan: GroupPlan | None = None
+
+
+class Groups:
+    """All groups, and the requests that wait in them."""
+
+    def __init__(self, config: CoScheduleConfig, fleet: Fleet, desk: PermitDesk) -> None:
+        self._config = config
+        self._fleet = fleet
+        self._desk = desk
+        self._groups: dict[GroupId, _Group] = {}
+        self._users: dict[NodeId, dict[GroupId, int]] = {}
+
+    def enter(self, state: JobState) -> None:
+        """A job was placed; it takes part in the order once its state is loaded."""
+        placement = state.placement
+        assert placement is not None
+        group = self._groups.get(placement.group)
+        if group is None:
+            group = self._groups[placement.group] = _Group(self._config.new_ordering())
+        group.jobs[state.spec.job] = state
+        for node in {*placement.rollout_nodes, *placement.train_nodes}:
+            users = self._users.setdefault(node, {})
+            users[placement.group] = users.get(placement.group, 0) + 1
+
+    def plan(self, group_id: GroupId, plan: GroupPlan, now_s: float, *, joining: bool) -> None:
+        """A group's new plan; with a member still loading it waits for that one."""
+        group = self._groups[group_id]
+        group.plan = plan
+        if not joining:
+            self._adopt(group, now_s)
+
+    def join(self, state: JobState, now_s: float) -> None:
+        """A job's state is loaded."""
+        assert state.placement is not None
+        group = self._groups[state.placement.group]
+        state.joined = True
+        if group.plan is not None and self._config.ordering == "plan":
+            self._adopt(group, now_s)
+        else:
+            group.ordering.join(self._member(state, group, now_s))
+
+    def leave(self, state: JobState) -> None:
+        """A job finished, crashed or moves on; its permit is back already."""
+        placement = state.placement
+        assert placement is not None
+        job = state.spec.job
+        group = self._groups[placement.group]
+        group.ordering.leave(job)
+        group.waiting.pop(job, None)
+        del group.jobs[job]
+        if not group.jobs:
+            del self._groups[placement.group]
+        for node in {*placement.rollout_nodes, *placement.train_nodes}:
+            users = self._users[node]
+            users[placement.group] -= 1
+            if not users[placement.group]:
+                del users[placement.group]
+            if not users:
+                del self._users[node]
+        state.joined = False
+
+    def request(self, state: JobState, phase: Phase, now_s: float) -> GroupId:
+        """A job's next phase waits for its turn."""
+        placement = state.placement
+        assert placement is not None
+        nodes = placement.rollout_nodes if phase is Phase.ROLLOUT else placement.train_nodes
+        billions = state.profile.model_billions
+        needs = self._desk.needs_switch(state.spec.job, phase, nodes)
+        setup_s = self._config.switching.warm_s(billions) if needs else 0.0
+        service_s = state.phase_s(phase, self._fleet)
+        request = Waiting(state.spec.job, phase, nodes, now_s, service_s, setup_s)
+        self._groups[placement.group].waiting[state.spec.job] = request
+        return placement.group
+
+    def is_waiting(self, state: JobState) -> bool:
+        """Whether it has asked for a permit and not got it."""
+        assert state.placement is not None
+        return state.spec.job in self._groups[state.placement.group].waiting
+
+    def grants(self, group_id: GroupId, now_s: float) -> Iterator[GrantPermit]:
+        """Every phase of the group that may run now."""
+        group = self._groups.get(group_id)
+        while group is not None and group.waiting:
+            request = group.ordering.pick(group.waiting.values(), self._desk.is_free, now_s)
+            if request is None:
+                return
+            state = group.jobs[request.job]
+            del group.waiting[request.job]
+            group.ordering.started(request.job, request.phase, request.nodes)
+            yield self._desk.grant(request, state.epoch, now_s)
+
+    def using(self, nodes: tuple[NodeId, ...]) -> list[GroupId]:
+        """Groups that have a stake in one of the nodes."""
+        if len(nodes) == 1:
+            return list(self._users.get(nodes[0], ()))
+        return list(dict.fromkeys(group for node in nodes for group in self._users.get(node, ())))
+
+    def shares(self, state: JobState) -> bool:
+        """Whether there is another job in the group."""
+        assert state.placement is not None
+        return len(self._groups[state.placement.group].jobs) > 1
+
+    def worst_iteration_s(self, state: JobState) -> float:
+        """At most so long does one iteration take in its group when every phase takes its worst."""
+        assert state.placement is not None
+        group = self._groups[state.placement.group]
+        lengths = {
+            (member.spec.job, phase): member.phase_s(phase, self._fleet)
+            for member in group.jobs.values()
+            for phase in (Phase.ROLLOUT, Phase.TRAIN)
+        }
+        if group.plan is None:
+            return sum(lengths.values()) + state.sync_s
+        syncs = {job: member.sync_s for job, member in group.jobs.items()}
+        period_s = worst_period_s(group.plan, lengths, syncs)
+        return period_s / max(group.plan.rounds(state.spec.job), 1)
+
+    def waits_for(self, nodes: tuple[NodeId, ...], but: JobId) -> bool:
+        """Whether another job's rollout waits for one of the nodes."""
+        wanted = set(nodes)
+        return any(
+            request.phase is Phase.ROLLOUT and not wanted.isdisjoint(request.nodes)
+            for group_id in self.using(nodes)
+            for request in self._groups[group_id].waiting.values()
+            if request.job != but
+        )
+
+    def _adopt(self, group: _Group, now_s: float) -> None:
+        assert group.plan is not None
+        members = [
+            self._member(state, group, now_s) for state in group.jobs.values() if state.joined
+        ]
+        group.ordering.adopt(group.plan, members)
+
+    def _member(self, state: JobState, group: _Group, now_s: float) -> Member:
+        placement = state.placement
+        assert placement is not None
+        permit = self._desk.held_by(state.spec.job)
+        if permit is None:
+            running_s = max(state.free_s - now_s, 0.0)
+        else:
+            left_s = self.phase_end_s(state, permit.phase, permit.started_s) - now_s
+            running_s = max(left_s, 0.0) + (state.sync_s if permit.phase is Phase.TRAIN else 0.0)
+        pace_s = state.profile.solo_s
+        if group.plan is not None:
+            pace_s = group.plan.period_s / max(group.plan.rounds(state.spec.job), 1)
+        return Member(
+            state.spec.job,
+            placement.rollout_nodes,
+            placement.train_nodes,
+            state.sync_s,
+            state.next_phase,
+            running_s,
+            state.budget_s(now_s) - state.iterations_left * pace_s,
+        )
+
+    def phase_end_s(self, state: JobState, phase: Phase, started_s: float) -> float:
+        """When a phase that began at `started_s` ends at worst."""
+        return started_s + state.phase_s(phase, self._fleet)
+
+    def check_integrity(self) -> None:
+        """Every waiting or ordered job is a member, and nobody waits who runs."""
+        for group_id, group in self._groups.items():
+            assert group.jobs, f"group {group_id} is empty"
+            for job, request in group.waiting.items():
+                assert job in group.jobs and request.job == job
+                assert self._desk.held_by(job) is None, f"{job} waits while it runs"
+            for job, state in group.jobs.items():
+                assert state.placement is not None and state.placement.group == group_id
+                assert state.joined == (job in group.ordering.jobs()), f"{job}: order out of step"

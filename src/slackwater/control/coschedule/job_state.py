@@ -1,0 +1,121 @@
+"""What the co-scheduler knows of one job."""
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from slackwater.model.job import JobProfile, JobSpec
+from slackwater.model.placement import Phase, Placement
+from slackwater.model.switching import SwitchCosts
+from slackwater.policy.fleet import Fleet
+from slackwater.policy.learned_lengths import LengthEstimate
+from slackwater.policy.placement import Standing
+
+
+class JobStatus(StrEnum):
+    """Where a job stands."""
+
+    HELD = "held"  # waits for room
+    PLACED = "placed"
+    AWAY = "away"  # crashed; may come back
+    FINISHED = "finished"
+    REFUSED = "refused"
+
+
+@dataclass(slots=True)
+class JobState:
+    """One job. Its SLO clock runs from its first permit, and stands still while it is away."""
+
+    spec: JobSpec
+    status: JobStatus = JobStatus.HELD
+    reason: str = ""
+    epoch: int = 0
+    crashes: int = 0
+    iterations_done: int = 0
+    placement: Placement | None = None
+    joined: bool = False  # its state is loaded, and it takes part in its group's order
+    next_phase: Phase = Phase.ROLLOUT
+    free_s: float = 0.0  # when its last phase, and the sync after it, ended
+    clock_s: float | None = None  # since when its clock runs
+    spent_s: float = 0.0  # before that
+    iteration_began_s: float = 0.0  # on its clock
+    rollout: LengthEstimate = field(default_factory=LengthEstimate)
+    train: LengthEstimate = field(default_factory=LengthEstimate)
+    recent: dict[Phase, float] = field(default_factory=dict)
+    planned: JobProfile | None = None  # after drift; else the declared one
+
+    @property
+    def profile(self) -> JobProfile:
+        """What placement goes by."""
+        return self.planned or self.spec.profile
+
+    @property
+    def iterations_left(self) -> int:
+        return self.spec.iterations - self.iterations_done
+
+    def elapsed_s(self, now_s: float) -> float:
+        """On its SLO clock."""
+        return self.spent_s + (now_s - self.clock_s if self.clock_s is not None else 0.0)
+
+    def budget_s(self, now_s: float) -> float:
+        """What its SLO leaves for the iterations that are left."""
+        spec = self.spec
+        return spec.slo * spec.iterations * spec.profile.solo_s - self.elapsed_s(now_s)
+
+    def phase_s(self, phase: Phase, fleet: Fleet) -> float:
+        """At worst, on the nodes where it is placed."""
+        assert self.placement is not None
+        train_nodes = len(self.placement.train_nodes)
+        if phase is Phase.TRAIN:
+            return self.profile.train_s_on(train_nodes)
+        if self.is_local:
+            return fleet.local_rollout_s(self.profile, train_nodes)
+        return self.profile.rollout_s
+
+    @property
+    def is_local(self) -> bool:
+        """All phases on train nodes: then there is nothing to sync over the link."""
+        assert self.placement is not None
+        return self.placement.rollout_nodes == self.placement.train_nodes
+
+    @property
+    def sync_s(self) -> float:
+        return 0.0 if self.is_local else self.profile.sync_s
+
+    def observe(self, phase: Phase, work_s: float) -> None:
+        """One phase ended that would take `work_s` on the nodes of its profile."""
+        (self.rollout if phase is Phase.ROLLOUT else self.train).add(work_s)
+        last = self.recent.get(phase, work_s)
+        self.recent[phase] = last + 0.25 * (work_s - last)
+
+    def drifted(self, tolerance: float, headroom: float) -> JobProfile | None:
+        """A profile with room for what was seen lately, if that is more than placement goes by."""
+        profile = self.profile
+        rollout_s = self.recent.get(Phase.ROLLOUT, 0.0)
+        train_s = self.recent.get(Phase.TRAIN, 0.0)
+        if max(rollout_s / profile.rollout_s, train_s / profile.train_s) <= 1 + tolerance:
+            return None
+        return replace(
+            profile,
+            rollout_s=max(profile.rollout_s, rollout_s * (1 + headroom)),
+            train_s=max(profile.train_s, train_s * (1 + headroom)),
+        )
+
+    def standing(self, now_s: float, learned: JobProfile | None) -> Standing:
+        """For placement policies."""
+        return Standing(self.spec.job, self.iterations_left, self.budget_s(now_s), learned)
+
+    def learned(
+        self, min_samples: int, miss_probability: float, costs: SwitchCosts
+    ) -> JobProfile | None:
+        """Bounds on mean lengths, a warm switch in each, once there is enough to go by."""
+        if self.train.count < min_samples:
+            return None
+        profile = self.profile
+        warm_s = costs.warm_s(profile.model_billions)
+        rollout_s = self.rollout.mean_bound_s(profile.rollout_s, miss_probability / 2) + warm_s
+        train_s = self.train.mean_bound_s(profile.train_s, miss_probability / 2) + warm_s
+        return replace(
+            profile,
+            rollout_s=min(rollout_s, profile.rollout_s),
+            train_s=min(train_s, profile.train_s),
+        )

@@ -1,0 +1,118 @@
+"""Permits: which phase holds which nodes, and whose state is on the devices there."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from slackwater.control.coschedule.commands import GrantPermit
+from slackwater.model.ids import JobId, NodeId
+from slackwater.model.placement import Phase
+from slackwater.policy.ordering import Waiting
+
+
+@dataclass(slots=True)
+class Permit:
+    """One phase of one job on nodes. A shrunk one keeps a few devices of each, beside the next rollout."""
+
+    number: int
+    job: JobId
+    phase: Phase
+    nodes: tuple[NodeId, ...]
+    started_s: float
+    shrunk: bool = False
+
+
+class PermitDesk:
+    """Gives permits out and takes them back. A node runs one phase, and at most the tail of one rollout beside another."""
+
+    def __init__(self) -> None:
+        self._permits: dict[int, Permit] = {}
+        self._by_job: dict[JobId, Permit] = {}
+        self._holder: dict[NodeId, int] = {}
+        self._tail: dict[NodeId, int] = {}
+        self._resident: dict[NodeId, tuple[JobId, Phase]] = {}
+        self._given = 0
+
+    def held_by(self, job: JobId) -> Permit | None:
+        """The job's permit, if it has one: a job runs one phase at a time."""
+        return self._by_job.get(job)
+
+    def find(self, number: int) -> Permit | None:
+        """A permit that is still held."""
+        return self._permits.get(number)
+
+    def needs_switch(self, job: JobId, phase: Phase, nodes: Iterable[NodeId]) -> bool:
+        """Whether another state is on one of the nodes."""
+        return any(self._resident.get(node, (job, phase)) != (job, phase) for node in nodes)
+
+    def is_free(self, request: Waiting) -> bool:
+        """Whether all its nodes can take the phase now; beside a tail only a rollout can run."""
+        for node in request.nodes:
+            if node in self._holder:
+                return False
+            if node in self._tail and request.phase is not Phase.ROLLOUT:
+                return False
+        return True
+
+    def grant(self, request: Waiting, epoch: int, now_s: float) -> GrantPermit:
+        """Give the permit; the caller has asked `is_free`."""
+        assert self.is_free(request), f"nodes of {request.job} are taken"
+        assert request.job not in self._by_job, f"{request.job} holds a permit already"
+        switch = self.needs_switch(request.job, request.phase, request.nodes)
+        self._given += 1
+        permit = Permit(self._given, request.job, request.phase, request.nodes, now_s)
+        self._permits[permit.number] = permit
+        self._by_job[permit.job] = permit
+        for node in permit.nodes:
+            self._holder[node] = permit.number
+            self._resident[node] = (permit.job, permit.phase)
+        return GrantPermit(permit.number, permit.job, epoch, permit.phase, permit.nodes, switch)
+
+    def can_shrink(self, permit: Permit) -> bool:
+        """Not while another rollout's tail is on one of its nodes."""
+        return (
+            permit.phase is Phase.ROLLOUT
+            and not permit.shrunk
+            and not any(node in self._tail for node in permit.nodes)
+        )
+
+    def shrink(self, permit: Permit) -> None:
+        """Keep a few devices of each node, free the rest."""
+        assert self.can_shrink(permit), f"permit {permit.number} cannot shrink"
+        permit.shrunk = True
+        for node in permit.nodes:
+            del self._holder[node]
+            self._tail[node] = permit.number
+
+    def take_back(self, permit: Permit) -> None:
+        """The phase ended, or its job did."""
+        del self._permits[permit.number]
+        del self._by_job[permit.job]
+        held = self._tail if permit.shrunk else self._holder
+        for node in permit.nodes:
+            assert held[node] == permit.number, f"{node} is held by another"
+            del held[node]
+
+    def forget(self, nodes: Iterable[NodeId]) -> None:
+        """These nodes were given back: nothing is resident there any more."""
+        for node in nodes:
+            assert node not in self._holder and node not in self._tail, f"{node} is in use"
+            self._resident.pop(node, None)
+
+    def held(self) -> Iterable[Permit]:
+        """All permits that are out."""
+        return self._permits.values()
+
+    def check_integrity(self) -> None:
+        """One phase per node, one permit per job, no phase without its state."""
+        for number, permit in self._permits.items():
+            assert self._by_job[permit.job] is permit and permit.number == number
+            table = self._tail if permit.shrunk else self._holder
+            for node in permit.nodes:
+                assert table[node] == number, f"{node} is not held by permit {number}"
+                if not permit.shrunk:
+                    assert self._resident[node] == (permit.job, permit.phase), (
+                        f"{node} holds other state"
+                    )
+        held = sum(len(permit.nodes) for permit in self._permits.values())
+        assert held == len(self._holder) + len(self._tail), "a node is held without a permit"
+        assert len(self._by_job) == len(self._permits)

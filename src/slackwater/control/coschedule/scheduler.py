@@ -1,0 +1,381 @@
+"""The co-scheduler: admits jobs, gives permits for their phases, and keeps every admitted job within its SLO.
+
+One event in, commands out. Placement policies say which jobs share which nodes; orderings say whose phase is next. Messages that
+come late or twice (an old epoch, a permit that is back already) change nothing.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from slackwater.control.coschedule.commands import (
+    Command,
+    HoldJob,
+    RefuseJob,
+    RentNodes,
+    ReturnNodes,
+    SetTimer,
+    ShrinkRollout,
+    StartJob,
+    StopJob,
+)
+from slackwater.control.coschedule.config import CoScheduleConfig
+from slackwater.control.coschedule.events import (
+    Event,
+    JobArrived,
+    JobCrashed,
+    JobFinished,
+    NodeLost,
+    PhaseFinished,
+    PhaseRequested,
+    TailReached,
+    TimerFired,
+)
+from slackwater.control.coschedule.groups import Groups
+from slackwater.control.coschedule.job_state import JobState, JobStatus
+from slackwater.control.coschedule.permits import PermitDesk
+from slackwater.model.ids import JobId, NodeId
+from slackwater.model.placement import Phase, Placement, Refusal
+from slackwater.policy.fleet import Fleet
+from slackwater.policy.placement import PlacementPolicy, Standing
+
+_REBALANCE = "rebalance"
+
+
+class CoScheduler:
+    """A state machine without I/O over one fleet."""
+
+    def __init__(
+        self, policy: PlacementPolicy, fleet: Fleet, config: CoScheduleConfig | None = None
+    ) -> None:
+        self._policy = policy
+        self._fleet = fleet
+        self._config = config or CoScheduleConfig()
+        self._desk = PermitDesk()
+        self._groups = Groups(self._config, fleet, self._desk)
+        self._jobs: dict[JobId, JobState] = {}
+        self._placed: dict[JobId, JobState] = {}
+        self._held: dict[JobId, JobState] = {}
+        self._rented: frozenset[NodeId] = frozenset()
+        self._timer_set = False
+        self._handlers: dict[type, Callable[[Any], list[Command]]] = {
+            JobArrived: self._on_arrived,
+            PhaseRequested: self._on_requested,
+            PhaseFinished: self._on_finished_phase,
+            TailReached: self._on_tail,
+            JobFinished: self._on_finished_job,
+            JobCrashed: self._on_crashed,
+            NodeLost: self._on_node_lost,
+            TimerFired: self._on_timer,
+        }
+
+    def handle(self, event: Event) -> Sequence[Command]:
+        """Take one event, return what the body must do about it, in order."""
+        return self._handlers[type(event)](event)
+
+    def job(self, job: JobId) -> JobState:
+        """What is known of a job; the body must not change it."""
+        return self._jobs[job]
+
+    def hourly_cost(self) -> float:
+        """Of the nodes that are rented now."""
+        return self._policy.hourly_cost()
+
+    # Jobs that come and go.
+
+    def _on_arrived(self, event: JobArrived) -> list[Command]:
+        state = self._jobs.get(event.spec.job)
+        if state is None:
+            state = self._jobs[event.spec.job] = JobState(event.spec)
+        elif state.status is not JobStatus.AWAY or event.crashes != state.crashes:
+            return []
+        state.iterations_done = event.iterations_done
+        state.next_phase = Phase.ROLLOUT
+        commands = self._admit(state, event.now_s)
+        if self._config.rebalance_every_s and not self._timer_set:
+            self._timer_set = True
+            commands.append(SetTimer(event.now_s + self._config.rebalance_every_s, _REBALANCE))
+        return commands
+
+    def _admit(self, state: JobState, now_s: float) -> list[Command]:
+        job = state.spec.job
+        self._observe(now_s)
+        answer = self._policy.place(state.spec, now_s)
+        if isinstance(answer, Refusal):
+            changed = state.reason != answer.reason
+            state.reason = answer.reason
+            if answer.final:
+                state.status = JobStatus.REFUSED
+                self._held.pop(job, None)
+                return [RefuseJob(job, answer.reason)]
+            state.status = JobStatus.HELD
+            self._held[job] = state
+            return [HoldJob(job, answer.reason)] if changed else []
+        self._held.pop(job, None)
+        commands = self._apply([answer], now_s)
+        self._observe(now_s)
+        commands.extend(self._apply(self._policy.rebalance(now_s), now_s))
+        return commands
+
+    def _on_finished_job(self, event: JobFinished) -> list[Command]:
+        state = self._current(event.job, event.epoch)
+        if state is None:
+            return []
+        state.status = JobStatus.FINISHED
+        return self._depart([state], event.now_s)
+
+    def _on_crashed(self, event: JobCrashed) -> list[Command]:
+        state = self._current(event.job, event.epoch)
+        if state is None:
+            return []
+        self._strike(state)
+        return self._depart([state], event.now_s)
+
+    def _on_node_lost(self, event: NodeLost) -> list[Command]:
+        struck = [
+            state
+            for state in self._placed.values()
+            if state.placement is not None
+            and event.node in (*state.placement.rollout_nodes, *state.placement.train_nodes)
+        ]
+        commands: list[Command] = []
+        for state in struck:
+            self._strike(state)
+            commands.append(StopJob(state.spec.job, state.epoch, f"{event.node} is lost"))
+        return commands + self._depart(struck, event.now_s) if struck else []
+
+    def _strike(self, state: JobState) -> None:
+        """A crash: the broken iteration is done again, and is no one's delay."""
+        state.status = JobStatus.AWAY
+        state.crashes += 1
+        state.spent_s, state.clock_s = state.iteration_began_s, None
+
+    def _depart(self, leaving: Iterable[JobState], now_s: float) -> list[Command]:
+        commands: list[Command] = []
+        for state in leaving:
+            job = state.spec.job
+            freed = self._withdraw(state, now_s)
+            self._observe(now_s)
+            commands.extend(self._apply(self._policy.remove(job, now_s), now_s))
+            commands.extend(self._grant(freed, now_s))
+        commands.extend(self._admit_held(now_s))
+        return commands
+
+    def _admit_held(self, now_s: float) -> list[Command]:
+        commands: list[Command] = []
+        for state in list(self._held.values()):
+            commands.extend(self._admit(state, now_s))
+            if state.status is JobStatus.HELD and not self._config.backfill:
+                break
+        return commands
+
+    def _withdraw(self, state: JobState, now_s: float) -> tuple[NodeId, ...]:
+        """Take a placed job off its nodes and out of its group; its clock stands still."""
+        assert state.placement is not None
+        nodes = tuple({*state.placement.rollout_nodes, *state.placement.train_nodes})
+        permit = self._desk.held_by(state.spec.job)
+        if permit is not None:
+            self._desk.take_back(permit)
+        self._groups.leave(state)
+        del self._placed[state.spec.job]
+        state.placement = None
+        state.spent_s, state.clock_s = state.elapsed_s(now_s), None
+        return tuple(sorted(nodes))
+
+    # Placements.
+
+    def _apply(self, placements: Sequence[Placement], now_s: float) -> list[Command]:
+        """Carry out what a policy answered: new placements, moves, plans, and nodes rented or given back."""
+        commands: list[Command] = []
+        freed: list[NodeId] = []
+        fresh: list[tuple[JobState, Placement]] = []
+        for placement in placements:
+            state = self._jobs[placement.job]
+            old = state.placement
+            if old is not None and _same_nodes(old, placement):
+                state.placement = placement
+                continue
+            if old is not None:
+                commands.append(StopJob(placement.job, state.epoch, placement.reason))
+                runs = state.clock_s is not None
+                freed.extend(self._withdraw(state, now_s))
+                state.clock_s = now_s if runs else None  # A move is on the job's own time.
+            fresh.append((state, placement))
+        commands.extend(self._settle_rent())
+        commands.extend(self._start(state, placement) for state, placement in fresh)
+        joining = {placement.group for _, placement in fresh}
+        for group, plan in {p.group: p.plan for p in placements if p.plan is not None}.items():
+            self._groups.plan(group, plan, now_s, joining=group in joining)
+        commands.extend(self._grant(tuple(freed), now_s))
+        for group in {p.group for p in placements} - joining:
+            commands.extend(self._groups.grants(group, now_s))
+        return commands
+
+    def _start(self, state: JobState, placement: Placement) -> StartJob:
+        state.placement = placement
+        state.status = JobStatus.PLACED
+        state.reason = placement.reason
+        state.epoch += 1
+        state.next_phase = Phase.ROLLOUT
+        self._placed[placement.job] = state
+        self._groups.enter(state)
+        return StartJob(
+            placement.job,
+            state.epoch,
+            placement.group,
+            placement.rollout_nodes,
+            placement.train_nodes,
+            state.iterations_done,
+            placement.strategy,
+            placement.reason,
+        )
+
+    def _settle_rent(self) -> list[Command]:
+        rented = frozenset(self._policy.rented())
+        gone, come = self._rented - rented, rented - self._rented
+        self._rented = rented
+        commands: list[Command] = []
+        if gone:
+            self._desk.forget(gone)
+            commands.append(ReturnNodes(tuple(sorted(gone))))
+        if come:
+            commands.append(RentNodes(tuple(sorted(come))))
+        return commands
+
+    # Phases.
+
+    def _on_requested(self, event: PhaseRequested) -> list[Command]:
+        state = self._current(event.job, event.epoch)
+        if state is None or event.phase is not state.next_phase:
+            return []
+        if event.iteration != state.iterations_done or self._desk.held_by(event.job) is not None:
+            return []
+        if not state.joined:
+            self._groups.join(state, event.now_s)
+        elif self._groups.is_waiting(state):
+            return []
+        group = self._groups.request(state, event.phase, event.now_s)
+        return self._grant_group(group, event.now_s)
+
+    def _on_finished_phase(self, event: PhaseFinished) -> list[Command]:
+        permit = self._desk.find(event.permit)
+        if permit is None or permit.job != event.job:
+            return []
+        state = self._placed[event.job]
+        self._desk.take_back(permit)
+        state.observe(permit.phase, event.work_s)
+        state.free_s = event.now_s
+        if permit.phase is Phase.ROLLOUT:
+            state.next_phase = Phase.TRAIN
+            return self._grant(permit.nodes, event.now_s)
+        state.next_phase = Phase.ROLLOUT
+        state.iterations_done += 1
+        state.free_s += state.sync_s
+        state.iteration_began_s = state.elapsed_s(event.now_s)
+        return self._after_iteration(state, event.now_s) + self._grant(permit.nodes, event.now_s)
+
+    def _on_tail(self, event: TailReached) -> list[Command]:
+        permit = self._desk.find(event.permit)
+        if permit is None or permit.job != event.job or not self._config.shrink_tails:
+            return []
+        if not self._desk.can_shrink(permit) or not self._groups.waits_for(permit.nodes, event.job):
+            return []
+        self._desk.shrink(permit)
+        shrink: list[Command] = [ShrinkRollout(permit.number, permit.job)]
+        return shrink + self._grant(permit.nodes, event.now_s)
+
+    def _grant(self, nodes: tuple[NodeId, ...], now_s: float) -> list[Command]:
+        """Permits for whoever waited for one of the nodes."""
+        commands: list[Command] = []
+        for group in self._groups.using(nodes):
+            commands.extend(self._grant_group(group, now_s))
+        return commands
+
+    def _grant_group(self, group: Any, now_s: float) -> list[Command]:
+        commands: list[Command] = []
+        for grant in self._groups.grants(group, now_s):
+            state = self._placed[grant.job]
+            if state.clock_s is None:
+                state.clock_s = now_s
+            commands.append(grant)
+        return commands
+
+    # Keeping the SLO.
+
+    def _after_iteration(self, state: JobState, now_s: float) -> list[Command]:
+        """Drift and the SLO guard, once per iteration."""
+        if state.iterations_left == 0:
+            return []
+        profile = state.drifted(self._config.drift_tolerance, self._config.drift_headroom)
+        if profile is not None:
+            state.planned = profile
+            self._observe(now_s)
+            return self._apply(self._policy.revise(state.spec.job, profile, now_s), now_s)
+        if self._config.learn and self._groups.shares(state) and self._is_at_risk(state, now_s):
+            self._observe(now_s)
+            return self._apply(self._policy.isolate(state.spec.job, now_s), now_s)
+        return []
+
+    def _is_at_risk(self, state: JobState, now_s: float) -> bool:
+        """Whether one more shared iteration at worst could leave too little to finish alone at worst."""
+        budget_s = state.budget_s(now_s)
+        alone_s = state.iterations_left * state.profile.solo_s
+        move_s = self._fleet.move.of(state.profile)
+        if alone_s + move_s > budget_s:
+            return False  # Moving would break it for certain; its group may still hold.
+        worst_s = self._groups.worst_iteration_s(state)
+        if state.iterations_left * worst_s <= budget_s:
+            return False
+        return alone_s + move_s + worst_s > budget_s
+
+    def _on_timer(self, event: TimerFired) -> list[Command]:
+        if event.token != _REBALANCE:
+            return []
+        self._timer_set = bool(self._placed or self._held)
+        self._observe(event.now_s)
+        commands = self._apply(self._policy.rebalance(event.now_s), event.now_s)
+        if self._timer_set:
+            commands.append(SetTimer(event.now_s + self._config.rebalance_every_s, _REBALANCE))
+        return commands
+
+    def _observe(self, now_s: float) -> None:
+        config = self._config
+        standings: list[Standing] = []
+        for state in self._placed.values():
+            learned = None
+            if config.learn:
+                learned = state.learned(
+                    config.min_samples, config.miss_probability, config.switching
+                )
+            standings.append(state.standing(now_s, learned))
+        self._policy.observe(standings)
+
+    def _current(self, job: JobId, epoch: int) -> JobState | None:
+        """The job, if it is placed and the message is of this placement."""
+        state = self._placed.get(job)
+        return state if state is not None and state.epoch == epoch else None
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if an invariant does not hold."""
+        self._policy.check_integrity()
+        self._desk.check_integrity()
+        self._groups.check_integrity()
+        assert self._rented == frozenset(self._policy.rented()), "rent is out of step"
+        for permit in self._desk.held():
+            assert permit.job in self._placed, f"{permit.job} holds a permit but is not placed"
+        for job, state in self._jobs.items():
+            assert (state.status is JobStatus.PLACED) == (job in self._placed)
+            assert (state.status is JobStatus.HELD) == (job in self._held)
+            assert 0 <= state.iterations_done <= state.spec.iterations
+            if state.placement is not None:
+                nodes = (*state.placement.rollout_nodes, *state.placement.train_nodes)
+                assert self._rented.issuperset(nodes), f"{job} is pinned to a node nobody pays for"
+            if state.status in (JobStatus.HELD, JobStatus.REFUSED):
+                assert state.reason, f"{job} was not told why it does not run"
+
+
+def _same_nodes(old: Placement, new: Placement) -> bool:
+    return (
+        old.group == new.group
+        and old.rollout_nodes == new.rollout_nodes
+        and old.train_nodes == new.train_nodes
+    )

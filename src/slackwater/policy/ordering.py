@@ -1,0 +1,127 @@
+"""Whose phase runs next on a group's nodes: highest response ratio with setup, and first come first served.
+
+An ordering is a deterministic state machine beside a group. It is told who joined and who left, and picks among the requests
+that wait. Round robin and planned orders, which fix every node's sequence, are in `turn_order.py`.
+"""
+
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from slackwater.model.ids import JobId, NodeId
+from slackwater.model.placement import GroupPlan, Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A phase that wants to run: on which nodes, since when, how long it is expected to take, and to set up if its state is
+    not on the devices now."""
+
+    job: JobId
+    phase: Phase
+    nodes: tuple[NodeId, ...]
+    since_s: float
+    service_s: float
+    setup_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A job of the group whose state is loaded; `next_phase` is the one that it has not begun yet.
+
+    `running_s` is how much longer, at worst, what it runs now will take (its sync with it); `slack_s` is how much time it can lose and
+    keep its SLO.
+    """
+
+    job: JobId
+    rollout_nodes: tuple[NodeId, ...]
+    train_nodes: tuple[NodeId, ...]
+    sync_s: float
+    next_phase: Phase
+    running_s: float = 0.0
+    slack_s: float = 0.0
+
+
+class Ordering(Protocol):
+    """Picks the next phase to run in one group."""
+
+    def join(self, member: Member) -> None:
+        """A job's state is loaded; it will ask for its first rollout."""
+        ...
+
+    def leave(self, job: JobId) -> None:
+        """A job finished, crashed or moved."""
+        ...
+
+    def adopt(self, plan: GroupPlan, members: Sequence[Member]) -> None:
+        """Follow a new plan from now on; orderings without plans ignore it."""
+        ...
+
+    def pick(
+        self, waiting: Iterable[Waiting], free: Callable[[Waiting], bool], now_s: float
+    ) -> Waiting | None:
+        """The next to run of those whose nodes are all free, or None if all had better wait."""
+        ...
+
+    def started(self, job: JobId, phase: Phase, nodes: Sequence[NodeId]) -> None:
+        """The body was told to run it."""
+        ...
+
+    def jobs(self) -> Container[JobId]:
+        """Who takes part."""
+        ...
+
+
+def response_ratio(request: Waiting, now_s: float) -> float:
+    """1 + waiting / (service + setup if a switch is needed), PlexRL 4.4: long waits win in the end, so no one starves."""
+    return 1 + (now_s - request.since_s) / (request.service_s + request.setup_s)
+
+
+class _ByPriority:
+    """The first by priority runs if it can; one that cannot keeps its nodes from those behind it."""
+
+    def __init__(self) -> None:
+        self._jobs: set[JobId] = set()
+
+    def join(self, member: Member) -> None:
+        self._jobs.add(member.job)
+
+    def leave(self, job: JobId) -> None:
+        self._jobs.discard(job)
+
+    def adopt(self, plan: GroupPlan, members: Sequence[Member]) -> None:
+        del plan, members
+
+    def started(self, job: JobId, phase: Phase, nodes: Sequence[NodeId]) -> None:
+        del job, phase, nodes
+
+    def jobs(self) -> Container[JobId]:
+        return self._jobs
+
+    def _rank(self, request: Waiting, now_s: float) -> tuple[float, JobId]:
+        raise NotImplementedError
+
+    def pick(
+        self, waiting: Iterable[Waiting], free: Callable[[Waiting], bool], now_s: float
+    ) -> Waiting | None:
+        claimed: set[NodeId] = set()
+        for request in sorted(waiting, key=lambda request: self._rank(request, now_s)):
+            if claimed.isdisjoint(request.nodes) and free(request):
+                return request
+            claimed.update(request.nodes)
+        return None
+
+
+class HighestResponseRatio(_ByPriority):
+    """HRRS (PlexRL 4.4): setup inflates the denominator, so work for the resident job is batched."""
+
+    def _rank(self, request: Waiting, now_s: float) -> tuple[float, JobId]:
+        return -response_ratio(request, now_s), request.job
+
+
+class FirstComeFirstServed(_ByPriority):
+    """By time of request."""
+
+    def _rank(self, request: Waiting, now_s: float) -> tuple[float, JobId]:
+        del now_s
+        return request.since_s, request.job

@@ -1,0 +1,122 @@
+"""Fixed cyclic orders: on every node phases take turns in one sequence, and each waits for its turn.
+
+With the sequences fixed, execution is max-plus linear: shorter phases never make anything later, so the worst case that
+admission looked at bounds every run (WEAVE 4.3 with one turn per job and cycle; plans may give a job several).
+"""
+
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from slackwater.model.ids import JobId, NodeId
+from slackwater.model.placement import GroupPlan, Phase
+from slackwater.policy.ordering import Member, Waiting
+from slackwater.policy.plan_alignment import Alignment, align
+
+
+@dataclass(slots=True)
+class _Turn:
+    """`skip`: pass over it once, since its job is not at this phase when the order begins."""
+
+    job: JobId
+    phase: Phase
+    skip: bool = False
+
+
+@dataclass(slots=True)
+class _Cycle:
+    """One node's turns, and the number of the next."""
+
+    turns: list[_Turn] = field(default_factory=list)
+    next: int = 0
+
+    def is_head(self, job: JobId, phase: Phase) -> bool:
+        """Whether the next turn is this one."""
+        turn = self.turns[self.next]
+        while turn.skip:
+            turn.skip = False
+            self.step()
+            turn = self.turns[self.next]
+        return turn.job == job and turn.phase is phase
+
+    def step(self) -> None:
+        self.next = (self.next + 1) % len(self.turns)
+
+    def append(self, turn: _Turn) -> None:
+        """Behind all turns that are still to come in this round."""
+        if self.turns:
+            self.turns.insert(self.next, turn)
+            self.step()
+        else:
+            self.turns.append(turn)
+
+    def drop(self, job: JobId) -> None:
+        before = sum(turn.job == job for turn in self.turns[: self.next])
+        self.turns = [turn for turn in self.turns if turn.job != job]
+        self.next = (self.next - before) % len(self.turns) if self.turns else 0
+
+
+class RoundRobin:
+    """One rollout and one train phase per job and meta-iteration; a newcomer goes to the end of the round."""
+
+    def __init__(self) -> None:
+        self._cycles: dict[NodeId, _Cycle] = {}
+        self._nodes: dict[JobId, tuple[NodeId, ...]] = {}
+
+    def join(self, member: Member) -> None:
+        assert member.job not in self._nodes, f"{member.job} joined twice"
+        self._nodes[member.job] = (*member.rollout_nodes, *member.train_nodes)
+        for phase, nodes in (
+            (Phase.ROLLOUT, member.rollout_nodes),
+            (Phase.TRAIN, member.train_nodes),
+        ):
+            for node in nodes:
+                self._cycles.setdefault(node, _Cycle()).append(_Turn(member.job, phase))
+
+    def leave(self, job: JobId) -> None:
+        for node in self._nodes.pop(job, ()):
+            if node in self._cycles:
+                self._cycles[node].drop(job)
+                if not self._cycles[node].turns:
+                    del self._cycles[node]
+
+    def adopt(self, plan: GroupPlan, members: Sequence[Member]) -> None:
+        del plan, members
+
+    def pick(
+        self, waiting: Iterable[Waiting], free: Callable[[Waiting], bool], now_s: float
+    ) -> Waiting | None:
+        del now_s
+        cycles = self._cycles
+        for request in waiting:
+            job, phase = request.job, request.phase
+            if all(cycles[node].is_head(job, phase) for node in request.nodes) and free(request):
+                return request
+        return None
+
+    def started(self, job: JobId, phase: Phase, nodes: Sequence[NodeId]) -> None:
+        for node in nodes:
+            assert self._cycles[node].is_head(job, phase), f"{job} took another's turn on {node}"
+            self._cycles[node].step()
+
+    def jobs(self) -> Container[JobId]:
+        return self._nodes
+
+
+class PlannedOrder(RoundRobin):
+    """The turns of a group's plan; until there is one, a round robin.
+
+    A plan is taken up at the point of its cycle at which the members, as they stand, lose least.
+    """
+
+    def adopt(self, plan: GroupPlan, members: Sequence[Member]) -> None:
+        unplanned = {member.job for member in members} - {slot.job for slot in plan.slots}
+        assert not unplanned, f"the plan leaves out {sorted(unplanned)}"
+        self._nodes = {m.job: (*m.rollout_nodes, *m.train_nodes) for m in members}
+        self._lay_out(align(plan, members))
+
+    def _lay_out(self, alignment: Alignment) -> None:
+        self._cycles = {}
+        for slot, skip in zip(alignment.slots, alignment.skip_first, strict=True):
+            for node in slot.nodes:
+                turns = self._cycles.setdefault(node, _Cycle()).turns
+                turns.append(_Turn(slot.job, slot.phase, skip))

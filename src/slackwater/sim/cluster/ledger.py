@@ -1,0 +1,183 @@
+"""Accounts of a simulated run: what nodes cost and did, and how each job fared."""
+
+from dataclasses import dataclass, field
+
+from slackwater.model.ids import GroupId, JobId, NodeId
+from slackwater.model.job import JobSpec
+from slackwater.model.node import Pool, Role
+from slackwater.model.placement import Phase, Strategy
+from slackwater.sim.cluster.report import CostStep, JobRow, PoolUse, Rental, Span
+
+# Sums of many floating point times; far below any phase.
+_TOLERANCE = 1e-9
+
+
+@dataclass(slots=True)
+class JobAccount:
+    """One job's run so far. Its clock runs from its first permit and stands still while it is away."""
+
+    spec: JobSpec
+    placed_s: float | None = None
+    first_permit_s: float | None = None
+    clock_s: float | None = None
+    spent_s: float = 0.0
+    iteration_began_s: float = 0.0  # on its clock
+    iterations_done: int = 0
+    iterations_in_bound: int = 0
+    solo_realised_s: float = 0.0
+    finished_s: float | None = None
+    strategy: Strategy | None = None
+    group: GroupId | None = None
+    moves: int = 0
+    crashes: int = 0
+    reason: str = ""
+
+    def elapsed_s(self, now_s: float) -> float:
+        """On its clock."""
+        return self.spent_s + (now_s - self.clock_s if self.clock_s is not None else 0.0)
+
+    def permitted(self, now_s: float) -> None:
+        """A phase begins."""
+        if self.clock_s is None:
+            self.clock_s = now_s
+            if self.first_permit_s is None:
+                self.first_permit_s = now_s
+
+    def iteration_ended(self, now_s: float, solo_s: float) -> None:
+        """One more; alone it would have taken `solo_s`."""
+        elapsed_s = self.elapsed_s(now_s)
+        bound_s = self.spec.slo * self.spec.profile.solo_s * (1 + _TOLERANCE)
+        self.iterations_in_bound += elapsed_s - self.iteration_began_s <= bound_s
+        self.iteration_began_s = elapsed_s
+        self.iterations_done += 1
+        self.solo_realised_s += solo_s
+
+    def crashed(self) -> None:
+        """The broken iteration is done again, and is no one's delay."""
+        self.crashes += 1
+        self.spent_s, self.clock_s = self.iteration_began_s, None
+
+    def row(self, end_s: float) -> JobRow:
+        """For the report."""
+        spec = self.spec
+        elapsed_s = self.iteration_began_s if self.finished_s is not None else self.elapsed_s(end_s)
+        bound_s = spec.slo * spec.iterations * spec.profile.solo_s
+        realised_s = spec.slo * self.solo_realised_s
+        queued_until_s = self.placed_s if self.placed_s is not None else end_s
+        begun_s = self.first_permit_s if self.first_permit_s is not None else queued_until_s
+        return JobRow(
+            job=spec.job,
+            slo=spec.slo,
+            iterations=spec.iterations,
+            iterations_done=self.iterations_done,
+            arrival_s=spec.arrival_s,
+            placed_s=self.placed_s,
+            finished_s=self.finished_s,
+            queued_s=queued_until_s - spec.arrival_s,
+            start_delay_s=begun_s - queued_until_s,
+            elapsed_s=elapsed_s,
+            bound_s=bound_s,
+            solo_realised_s=self.solo_realised_s,
+            kept_slo=elapsed_s <= bound_s * (1 + _TOLERANCE),
+            kept_slo_realised=elapsed_s <= realised_s * (1 + _TOLERANCE),
+            iterations_in_bound=self.iterations_in_bound,
+            strategy=self.strategy,
+            group=self.group,
+            moves=self.moves,
+            crashes=self.crashes,
+            reason=self.reason,
+        )
+
+
+@dataclass(slots=True)
+class FleetAccount:
+    """Rent and use of all nodes."""
+
+    prices_per_h: dict[Role, float]
+    keep_spans: bool
+    cost: float = 0.0
+    switches: int = 0
+    _since_s: dict[NodeId, float] = field(default_factory=dict)
+    _rented_s: dict[Role, float] = field(default_factory=lambda: dict.fromkeys(Role, 0.0))
+    _run_s: dict[Role, float] = field(default_factory=lambda: dict.fromkeys(Role, 0.0))
+    _switch_s: dict[Role, float] = field(default_factory=lambda: dict.fromkeys(Role, 0.0))
+    _count: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 0))
+    _peak: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 0))
+    spans: list[Span] = field(default_factory=list)
+    rentals: list[Rental] = field(default_factory=list)
+    steps: list[CostStep] = field(default_factory=list)
+
+    @staticmethod
+    def of(pools: tuple[Pool, ...], keep_spans: bool) -> "FleetAccount":
+        """For a fleet."""
+        return FleetAccount({pool.role: pool.node_type.price_per_h for pool in pools}, keep_spans)
+
+    def rent(self, nodes: tuple[NodeId, ...], now_s: float) -> None:
+        """Paid for from now."""
+        for node in nodes:
+            role = role_of(node)
+            self._since_s[node] = now_s
+            self._count[role] += 1
+            self._peak[role] = max(self._peak[role], self._count[role])
+        self._step(now_s)
+
+    def give_back(self, nodes: tuple[NodeId, ...], now_s: float) -> None:
+        """Not paid for any more."""
+        for node in nodes:
+            role = role_of(node)
+            began_s = self._since_s.pop(node)
+            self._count[role] -= 1
+            self._rented_s[role] += now_s - began_s
+            self.cost += (now_s - began_s) / 3600 * self.prices_per_h[role]
+            if self.keep_spans:
+                self.rentals.append(Rental(node, began_s, now_s))
+        self._step(now_s)
+
+    def close(self, now_s: float) -> None:
+        """The run is over."""
+        self.give_back(tuple(sorted(self._since_s)), now_s)
+
+    def ran(
+        self,
+        job: JobId,
+        phase: Phase,
+        nodes: tuple[NodeId, ...],
+        times_s: tuple[float, float, float],
+        shrunk_s: float | None,
+        kept_share: float,
+    ) -> None:
+        """A phase held nodes: began, switched until, ended; from `shrunk_s` on it had only `kept_share` of their devices."""
+        began_s, switched_s, ended_s = times_s
+        whole_until_s = ended_s if shrunk_s is None else shrunk_s
+        busy_s = whole_until_s - switched_s + kept_share * (ended_s - whole_until_s)
+        for node in nodes:
+            role = role_of(node)
+            self._switch_s[role] += switched_s - began_s
+            self._run_s[role] += busy_s
+            if not self.keep_spans:
+                continue
+            if switched_s > began_s:
+                self.spans.append(Span(node, job, phase, began_s, switched_s, "switch"))
+            self.spans.append(Span(node, job, phase, switched_s, whole_until_s, "run"))
+            if shrunk_s is not None:
+                self.spans.append(Span(node, job, phase, shrunk_s, ended_s, "tail"))
+
+    def use(self, role: Role) -> PoolUse:
+        """How a pool's time was spent."""
+        return PoolUse(
+            self._rented_s[role] / 3600,
+            self._run_s[role] / 3600,
+            self._switch_s[role] / 3600,
+            self._peak[role],
+        )
+
+    def _step(self, now_s: float) -> None:
+        price = sum(self.prices_per_h[role] * self._count[role] for role in self.prices_per_h)
+        if self.steps and self.steps[-1].at_s == now_s:
+            self.steps.pop()
+        self.steps.append(CostStep(now_s, price))
+
+
+def role_of(node: NodeId) -> Role:
+    """Nodes are named for their pool (`rollout-3`)."""
+    return Role(node.partition("-")[0])
