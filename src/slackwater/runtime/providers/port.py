@@ -1,0 +1,75 @@
+"""The port between the control plane and whoever has machines to give.
+
+Commands go in (`start`, `notice`, `release`, `kill`); what became of them comes out as events, to one
+callback on the event loop. A provider decides nothing: it does not choose which instance goes, nor when.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from slackwater.model.ids import InstanceId
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceUp:
+    """Its process runs; it will connect to the control plane by itself."""
+
+    instance: InstanceId
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceNoticed:
+    """It will be taken away in `leaves_in_s`."""
+
+    instance: InstanceId
+    leaves_in_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceEnded:
+    """It is gone, whether it was asked to go or not."""
+
+    instance: InstanceId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    """A start did not work; it is tried again in `retry_in_s`, or never (None)."""
+
+    instance: InstanceId
+    error: str
+    retry_in_s: float | None
+
+
+ProviderEvent = InstanceUp | InstanceNoticed | InstanceEnded | StartFailed
+Tell = Callable[[ProviderEvent], None]
+
+
+class Provider(Protocol):
+    """Gives and takes instances. Commands on an instance that is gone do nothing."""
+
+    def start(self, count: int) -> tuple[InstanceId, ...]:
+        """Begin to bring up to `count` more instances; returns their names at once."""
+        ...
+
+    def notice(self, instance: InstanceId, grace_s: float) -> None:
+        """Say that it will be taken away; it is killed when the grace ends, if it is still there."""
+        ...
+
+    def release(self, instance: InstanceId) -> None:
+        """Nothing runs on it any more: ask it to leave, then make it."""
+        ...
+
+    def kill(self, instance: InstanceId) -> None:
+        """End it now, without a word."""
+        ...
+
+    def instances(self) -> tuple[InstanceId, ...]:
+        """Those started and not yet gone, by name."""
+        ...
+
+    async def close(self) -> None:
+        """Release everything and wait until it is gone."""
+        ...
