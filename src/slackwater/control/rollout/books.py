@@ -14,8 +14,9 @@ from slackwater.control.rollout.dispatcher import Dispatcher
 from slackwater.control.rollout.fleet import Fleet, InstanceRecord
 from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.control.rollout.settings import RolloutSettings
-from slackwater.model.ids import InstanceId, TurnId
+from slackwater.model.ids import InstanceId, JobId, TurnId
 from slackwater.model.turn import FinishReason
+from slackwater.policy.length_law import LengthLaw
 from slackwater.policy.plateau import ThroughputProfile
 
 Out = list[RolloutCommand]
@@ -36,6 +37,15 @@ class Counters:
 
 
 @dataclass(slots=True)
+class JobWork:
+    """What of a job's turns is behind us, and when the last of them ended."""
+
+    closed_turns: int = 0
+    done_tokens: int = 0
+    closed_s: float = 0.0
+
+
+@dataclass(slots=True)
 class Books:
     """The manager's memory."""
 
@@ -45,11 +55,17 @@ class Books:
     deadlines: list[tuple[float, int, TurnId]] = field(default_factory=list)
     counters: Counters = field(default_factory=Counters)
     profile: ThroughputProfile = field(default_factory=ThroughputProfile)
-    published: dict[str, str] = field(default_factory=dict)
+    lengths: LengthLaw = field(default_factory=LengthLaw)
+    work: dict[JobId, JobWork] = field(default_factory=dict)
+    published: dict[JobId, str] = field(default_factory=dict)
     dispatcher: Dispatcher = field(init=False)
 
     def __post_init__(self) -> None:
         self.dispatcher = Dispatcher(self.settings, self.fleet)
+
+    def work_of(self, job: JobId) -> JobWork:
+        """The job's totals."""
+        return self.work.setdefault(job, JobWork())
 
     def open(self, turn: LiveTurn) -> None:
         """A turn begins to live."""
@@ -60,6 +76,8 @@ class Books:
     def complete(self, turn: LiveTurn, reason: FinishReason, now_s: float, out: Out) -> None:
         """The turn is whole: hand it over, and use the room it leaves."""
         self.counters.completed += 1
+        self.lengths.observe(len(turn.tokens))
+        self.work_of(turn.spec.job).done_tokens += len(turn.tokens)
         out.append(
             CompleteTurn(
                 turn.spec.turn,
@@ -89,6 +107,9 @@ class Books:
     def close(self, turn: LiveTurn, now_s: float, out: Out) -> None:
         """Take the turn out of all books, and use the room it leaves."""
         del self.turns[turn.spec.turn]
+        work = self.work_of(turn.spec.job)
+        work.closed_turns += 1
+        work.closed_s = now_s
         self.dispatcher.line.remove(turn)
         if turn.instance is not None:
             self.dispatcher.remember(turn)

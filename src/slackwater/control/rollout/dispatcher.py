@@ -150,9 +150,13 @@ class Dispatcher:
     def _able(self, turn: LiveTurn, key: NeedKey) -> list[InstanceLoad]:
         eligible = self._fleet.eligible(key)
         context = turn.context_tokens
-        if context < self._fleet.shortest_context:
+        if context < self._fleet.shortest_context and turn.avoids is None:
             return eligible
-        return [load for load in eligible if context < load.max_context_tokens]
+        return [
+            load
+            for load in eligible
+            if context < load.max_context_tokens and load.instance != turn.avoids
+        ]
 
     def _need(self, turn: LiveTurn) -> TurnNeed:
         spec = turn.spec

@@ -11,11 +11,13 @@ class LiveTurn:
     """Tokens so far, and where the rest is being made.
 
     `base_tokens` is how many there were at the last dispatch: an attempt that proves to be false is
-    rolled back to it. `barren_losses` counts instances lost under the turn since its last token.
+    rolled back to it. `barren_losses` counts instances lost under the turn since its last token;
+    `avoids` is the one that gave it back last.
     """
 
     __slots__ = (
         "attempt",
+        "avoids",
         "barren_losses",
         "base_tokens",
         "deadline_s",
@@ -52,6 +54,7 @@ class LiveTurn:
         self.version = spec.version
         self.base_tokens = 0
         self.sent_context = 0
+        self.avoids: InstanceId | None = None
         self.moves = 0
         self.streamed_tokens = 0
         self.barren_losses = 0

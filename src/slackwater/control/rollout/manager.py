@@ -24,8 +24,11 @@ from slackwater.control.rollout.events import (
     PromptScored,
     PullFailed,
     RolloutEvent,
+    StepBegan,
+    StepEnded,
     TimerFired,
     TokensArrived,
+    TrainerWaits,
     TurnCancelled,
     TurnEnded,
     TurnRefused,
@@ -38,6 +41,7 @@ from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.control.rollout.membership import Membership
 from slackwater.control.rollout.ownership import Ownership
 from slackwater.control.rollout.rebalancer import Rebalancer
+from slackwater.control.rollout.seeding_desk import SEEDING, SeedingDesk
 from slackwater.control.rollout.settings import RolloutSettings
 
 WATCH = "rollout-watch"
@@ -51,6 +55,7 @@ class RolloutManager:
         self._membership = Membership(self.books)
         self._ownership = Ownership(self.books, self._membership)
         self._rebalancer = Rebalancer(self.books)
+        self._desk = SeedingDesk(self.books, self._membership)
         self._watching = False
         self._handlers: dict[type, Callable[[Any, Out], None]] = {
             TurnSubmitted: self._submitted,
@@ -70,12 +75,16 @@ class RolloutManager:
             WeightsPublished: self._membership.published,
             WeightsRetired: self._membership.retired,
             TimerFired: self._timer,
+            StepBegan: self._desk.began,
+            TrainerWaits: self._desk.trainer_waits,
+            StepEnded: self._desk.ended,
         }
 
     def handle(self, event: RolloutEvent) -> Sequence[RolloutCommand]:
         """Take one event; return what the body must do, in order."""
         out: Out = []
         self._handlers[type(event)](event, out)
+        self._desk.settle(event.now_s, out)
         if not self._watching and (self.books.turns or len(self.books.fleet)):
             self._watching = True
             out.append(SetTimer(WATCH, event.now_s + self.books.settings.watch_every_s))
@@ -108,7 +117,10 @@ class RolloutManager:
             self._watching = False
             self._expire(event.now_s, out)
             self._membership.watch(event.now_s, out)
+            self._desk.watch(event.now_s, out)
             self._rebalancer.watch(event.now_s, out)
+        elif event.name.startswith(SEEDING):
+            self._desk.timer(event.name, event.now_s, out)
 
     def _expire(self, now_s: float, out: Out) -> None:
         """Fail the turns whose deadline has come."""

@@ -116,9 +116,7 @@ class Membership:
         record = self._heard(event, out)
         if record is not None:
             record.leaves_at_s = event.leaves_at_s
-            self._drain(record, event.now_s, out)
-            self.evacuate(record, event.now_s, out)
-            self.release_if_empty(record, "notice of removal", event.now_s, out)
+            self.hand_over(record, "notice of removal", event.now_s, out)
 
     def drain_asked(self, event: DrainAsked, out: Out) -> None:
         """An operator's wish."""
@@ -128,6 +126,12 @@ class Membership:
             if event.move_turns:
                 self.evacuate(record, event.now_s, out)
             self.release_if_empty(record, "drained", event.now_s, out)
+
+    def hand_over(self, record: InstanceRecord, why: str, now_s: float, out: Out) -> None:
+        """Move all turns off and let it go, now."""
+        self._drain(record, now_s, out)
+        self.evacuate(record, now_s, out)
+        self.release_if_empty(record, why, now_s, out)
 
     def _drain(self, record: InstanceRecord, now_s: float, out: Out) -> None:
         record.draining = True

@@ -159,11 +159,10 @@ class Ownership:
         if event.turn_at_fault:
             self._books.fail(turn, event.error, event.now_s, out)
             return
-        record = self._books.dispatcher.detach(turn)
+        self._books.dispatcher.detach(turn)
         turn.moves += 1
+        turn.avoids = event.instance  # until its next report shows room, or another takes the turn
         self._count_barren(turn, event.error, event.now_s, out)
-        if record is not None:
-            self._books.dispatcher.fill(record, event.now_s, out)
 
     def _count_barren(self, turn: LiveTurn, error: str, now_s: float, out: Out) -> None:
         turn.barren_losses += 1
@@ -190,6 +189,7 @@ class Ownership:
         assert turn.instance is not None
         record = self._books.fleet.records[turn.instance]
         turn.roll_back()
+        turn.avoids = turn.instance
         self._books.dispatcher.recall(turn, out)
         self._membership.fault(record, what, now_s, out)
         self._count_barren(turn, what, now_s, out)

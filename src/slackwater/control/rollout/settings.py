@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from slackwater.model.errors import ConfigError
 from slackwater.policy.balancing import BalancingPolicy, FillIdle
 from slackwater.policy.routing import CacheAffine, RoutingPolicy
+from slackwater.policy.seeding import BalancedFinish, SeedingPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class RolloutSettings:
 
     routing: RoutingPolicy = field(default_factory=CacheAffine)
     balancing: BalancingPolicy = field(default_factory=FillIdle)
+    seeding: SeedingPolicy = field(default_factory=BalancedFinish)
     lease_s: float = 10.0
     stall_s: float = 60.0
     borrowed_stall_s: float = 2.0

@@ -1,0 +1,240 @@
+"""A simulated engine: continuous batching in virtual time, advanced in closed form between changes.
+
+Prefill goes first and holds decoding up; then all running turns gain one token a step. A step's length grows
+linearly with the context it reads, so the time of k steps is a quadratic in k: no step is simulated by itself.
+When the cache is full the youngest turn is preempted and prefilled again later.
+"""
+
+import math
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+from slackwater.model.ids import TrajectoryId
+from slackwater.sim.rollout.engine_cost import EngineCost
+
+_DONE = 1e-9
+
+
+@dataclass(slots=True)
+class Request:
+    """One attempt inside the engine: `goal_tokens` to make after a context of `base_tokens`.
+
+    `reported_tokens` belongs to the body: how many of those made it has streamed.
+    """
+
+    attempt: int
+    trajectory: TrajectoryId
+    base_tokens: int
+    goal_tokens: int
+    made_tokens: float = 0.0
+    reported_tokens: int = 0
+    started_step: float = 0.0
+
+    @property
+    def context_tokens(self) -> int:
+        return self.base_tokens + int(self.made_tokens)
+
+
+class SimulatedEngine:
+    """Holds requests and moves them on to a moment in time. Knows nothing of managers."""
+
+    def __init__(
+        self,
+        cost: EngineCost,
+        max_running: int,
+        now_s: float,
+        *,
+        prefix_cache: bool = True,
+        slowdown: float = 1.0,
+    ) -> None:
+        self.cost = cost
+        self.max_running = max_running
+        self.now_s = now_s
+        self.slowdown = slowdown
+        self.kv_tokens = cost.kv_tokens
+        self.requests: dict[int, Request] = {}
+        self.produced = 0.0
+        self.prefilled = 0
+        self._steps = 0.0
+        self._running: dict[int, Request] = {}
+        self._running_context = 0.0
+        self._waiting: deque[Request] = deque()
+        self._prefilling: deque[tuple[Request, float]] = deque()
+        self._prefilling_context = 0
+        self._cache: OrderedDict[TrajectoryId, int] | None = OrderedDict() if prefix_cache else None
+        self._cached_tokens = 0
+
+    @property
+    def running(self) -> int:
+        return len(self._running) + len(self._prefilling)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def kv_used_tokens(self) -> int:
+        return int(self._running_context) + self._prefilling_context
+
+    def add(self, request: Request) -> None:
+        """Take a request in; it runs when there is room."""
+        self.requests[request.attempt] = request
+        self._waiting.append(request)
+        self._admit()
+
+    def abort(self, attempt: int) -> Request | None:
+        """Forget a request; its cache stays as a prefix."""
+        request = self.requests.pop(attempt, None)
+        if request is None:
+            return None
+        if attempt in self._running:
+            self._leave(request)
+            self._keep_prefix(request)
+        elif request in self._waiting:
+            self._waiting.remove(request)
+        else:
+            self._prefilling = deque(row for row in self._prefilling if row[0] is not request)
+            self._prefilling_context -= request.context_tokens
+        self._admit()
+        return request
+
+    def advance(self, to_s: float) -> list[Request]:
+        """Work until `to_s`; the requests that finished, in order."""
+        finished: list[Request] = []
+        while self.now_s < to_s - _DONE:
+            until_s = min(self.next_change_s(), to_s)
+            if self._prefilling:
+                self._prefill(until_s)
+            elif self._running:
+                self._decode(until_s)
+                finished += self._finish()
+            else:
+                self.now_s = to_s
+            self._admit()
+        self.now_s = max(self.now_s, to_s)
+        return finished
+
+    def settle(self) -> None:
+        """Bring every running request's progress up to date."""
+        for request in self._running.values():
+            self._progress(request)
+
+    def next_change_s(self) -> float:
+        """When the batch changes next by itself, infinity if it does not."""
+        if self._prefilling:
+            return self.now_s + self._prefilling[0][1]
+        if not self._running:
+            return math.inf
+        steps = min(
+            request.goal_tokens - (self._steps - request.started_step)
+            for request in self._running.values()
+        )
+        full = (self.kv_tokens - self._running_context) / len(self._running)
+        if 0 < full < steps:
+            steps = full
+        return self.now_s + self._time_of(max(steps, 0.0))
+
+    def _time_of(self, steps: float) -> float:
+        batch = len(self._running)
+        per_step = self.cost.step_s(batch) + self.cost.context_s * self._running_context
+        growth = self.cost.context_s * batch / 2
+        return self.slowdown * (per_step * steps + growth * steps * steps)
+
+    def _steps_in(self, seconds: float) -> float:
+        batch = len(self._running)
+        per_step = self.cost.step_s(batch) + self.cost.context_s * self._running_context
+        growth = self.cost.context_s * batch / 2
+        seconds /= self.slowdown
+        return 2 * seconds / (per_step + math.sqrt(per_step * per_step + 4 * growth * seconds))
+
+    def _prefill(self, until_s: float) -> None:
+        request, left_s = self._prefilling[0]
+        spent_s = until_s - self.now_s
+        self.now_s = until_s
+        if left_s - spent_s > _DONE:
+            self._prefilling[0] = (request, left_s - spent_s)
+            return
+        self._prefilling.popleft()
+        self._prefilling_context -= request.context_tokens
+        request.started_step = self._steps - request.made_tokens
+        self._running[request.attempt] = request
+        self._running_context += request.base_tokens + request.made_tokens
+
+    def _decode(self, until_s: float) -> None:
+        steps = self._steps_in(until_s - self.now_s)
+        self.now_s = until_s
+        self._steps += steps
+        made = steps * len(self._running)
+        self._running_context += made
+        self.produced += made
+
+    def _progress(self, request: Request) -> None:
+        request.made_tokens = min(self._steps - request.started_step, float(request.goal_tokens))
+
+    def _finish(self) -> list[Request]:
+        done = [
+            request
+            for request in self._running.values()
+            if request.goal_tokens - (self._steps - request.started_step) <= 1e-6
+        ]
+        for request in done:
+            self._leave(request)
+            request.made_tokens = float(request.goal_tokens)
+            self._keep_prefix(request)
+            del self.requests[request.attempt]
+        while len(self._running) > 1 and self._running_context >= self.kv_tokens - 1e-3:
+            self._preempt()
+        return done
+
+    def _preempt(self) -> None:
+        """The youngest waits again, in front; what it has made was streamed and is prefilled again."""
+        request = next(reversed(self._running.values()))
+        self._leave(request)
+        self._waiting.appendleft(request)
+
+    def _leave(self, request: Request) -> None:
+        self._progress(request)
+        del self._running[request.attempt]
+        self._running_context = max(
+            self._running_context - (request.base_tokens + request.made_tokens), 0.0
+        )
+        if not self._running:
+            self._running_context = 0.0
+
+    def _admit(self) -> None:
+        while self._waiting and self.running < self.max_running:
+            request = self._waiting[0]
+            used = self.kv_used_tokens
+            if self.running and used + request.context_tokens > 0.95 * self.kv_tokens:
+                return
+            self._waiting.popleft()
+            hit = self._hit(request)
+            fresh = request.context_tokens - hit
+            self.prefilled += fresh
+            self._prefilling_context += request.context_tokens
+            cost_s = self.slowdown * self.cost.prefill_s(fresh, request.context_tokens)
+            self._prefilling.append((request, cost_s))
+            self._trim_cache()
+
+    def _hit(self, request: Request) -> int:
+        if self._cache is None:
+            return 0
+        cached = self._cache.pop(request.trajectory, 0)
+        self._cached_tokens -= cached
+        return min(cached, request.context_tokens - 1)
+
+    def _keep_prefix(self, request: Request) -> None:
+        if self._cache is None:
+            return
+        self._cached_tokens -= self._cache.pop(request.trajectory, 0)
+        self._cache[request.trajectory] = request.context_tokens
+        self._cached_tokens += request.context_tokens
+        self._trim_cache()
+
+    def _trim_cache(self) -> None:
+        if self._cache is None:
+            return
+        room = self.kv_tokens - self.kv_used_tokens
+        while self._cached_tokens > room and self._cache:
+            _, tokens = self._cache.popitem(last=False)
+            self._cached_tokens -= tokens
