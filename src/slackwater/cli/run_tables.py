@@ -1,0 +1,136 @@
+"""Reports as tables for people."""
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from slackwater.sim.cluster.report import JobRow, RunReport
+from slackwater.sim.summary import cost_baseline, mean_slowdown, ratio
+
+_ROWS_SHOWN = 25
+
+
+def run_table(report: RunReport) -> RenderableType:
+    """One run: its totals, then its jobs (the first of many)."""
+    heading = Table(
+        title=f"{report.scenario}: policy {report.policy}, order {report.ordering}, seed {report.seed}",
+        show_header=False,
+        title_justify="left",
+    )
+    heading.add_row(
+        "cost", f"{report.cost:,.0f} $ in {hours(report.end_s)} ({report.cost_per_h:,.2f} $/h)"
+    )
+    heading.add_row(
+        "jobs", f"{report.finished} of {len(report.jobs)} finished, {len(report.refusals)} refused"
+    )
+    heading.add_row("SLO kept", f"{share(report.slo_attainment)} of placed jobs")
+    heading.add_row("mean slowdown", times(mean_slowdown(report)))
+    for name, use in (("rollout", report.rollout), ("train", report.train)):
+        heading.add_row(
+            f"{name} nodes",
+            f"{use.rented_h:,.0f} node-hours, peak {use.peak_nodes}, "
+            f"idle {share(use.bubble_share)}, switching {share(use.switch_h / use.rented_h if use.rented_h else 0.0)}",
+        )
+    placed = ", ".join(f"{count} {name}" for name, count in report.admissions.items() if count)
+    heading.add_row("placed by", placed or "nothing")
+    heading.add_row(
+        "events",
+        f"{report.events:,}; {report.switches:,} switches, {report.moves} moves, {report.tail_migrations:,} tails moved",
+    )
+    return Group(heading, _jobs_table(report.jobs), *_refusals(report))
+
+
+def comparison_table(reports: Sequence[RunReport]) -> RenderableType:
+    """Policies side by side, the cheapest marked."""
+    against = cost_baseline(reports)
+    table = Table(title=f"{reports[0].scenario}: {len(reports[0].jobs)} jobs", title_justify="left")
+    table.add_column("policy")
+    names = (
+        "cost $",
+        "$/h",
+        f"x below {against.policy}",
+        "SLO kept",
+        "slowdown",
+        "idle rollout",
+        "idle train",
+        "done after",
+        "refused",
+    )
+    for name in names:
+        table.add_column(name, justify="right")
+    cheapest = min(
+        (r for r in reports if r.slo_attainment == 1.0), key=lambda r: r.cost, default=None
+    )
+    for report in reports:
+        table.add_row(
+            report.policy,
+            f"{report.cost:,.0f}",
+            f"{report.cost_per_h:,.1f}",
+            times(ratio(against, report)),
+            share(report.slo_attainment),
+            times(mean_slowdown(report)),
+            share(report.rollout.bubble_share),
+            share(report.train.bubble_share),
+            hours(report.end_s),
+            str(len(report.refusals)),
+            style="bold green" if report is cheapest else None,
+        )
+    return table
+
+
+def hours(seconds: float) -> str:
+    """A length of time as a person would say it."""
+    if seconds < 7200:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 4 * 86400 else f"{seconds / 86400:.1f} days"
+
+
+def share(value: float) -> str:
+    """A share in percent; only all is 100 %."""
+    text = f"{100 * value:.1f}"
+    return "99.9 %" if text == "100.0" and value < 1 else f"{text} %"
+
+
+def times(value: float | None) -> str:
+    """A ratio, if there is one."""
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def _jobs_table(rows: Sequence[JobRow]) -> RenderableType:
+    table = Table()
+    table.add_column("job")
+    for name in (
+        "SLO",
+        "slowdown",
+        "kept",
+        "arrived",
+        "waited",
+        "ran",
+        "iterations",
+        "group",
+        "placed by",
+        "moves",
+    ):
+        table.add_column(name, justify="right")
+    for row in rows[:_ROWS_SHOWN]:
+        table.add_row(
+            row.job,
+            f"{row.slo:.2f}",
+            times(row.slowdown_realised) if row.placed_s is not None else "-",
+            "yes" if row.kept_slo else "[red]no[/red]",
+            hours(row.arrival_s),
+            hours(row.queued_s),
+            hours(row.elapsed_s),
+            f"{row.iterations_done}/{row.iterations}",
+            row.group or "-",
+            row.strategy.value if row.strategy else "-",
+            str(row.moves),
+        )
+    if len(rows) > _ROWS_SHOWN:
+        table.caption = f"{len(rows) - _ROWS_SHOWN} more jobs: --json prints all"
+    return table
+
+
+def _refusals(report: RunReport) -> list[str]:
+    return [f"refused {job}: {reason}" for job, reason in report.refusals[:_ROWS_SHOWN]]

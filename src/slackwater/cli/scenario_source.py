@@ -1,0 +1,96 @@
+"""From a command's arguments to scenarios that are ready to run, and back to text for `--dry-run`."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+from slackwater.model.config import plain
+from slackwater.model.errors import ConfigError
+from slackwater.model.node import Pool, Role
+from slackwater.model.toml_text import toml_text
+from slackwater.policy.catalogue import make_policy, option_names
+from slackwater.policy.fleet import Fleet
+from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
+from slackwater.sim.scenario_file import ScenarioFile, read_scenario
+
+PLOT_FORMATS = ("png", "svg", "pdf")
+
+
+def read_source(
+    source: str, sets: list[str] | None, policy: str | None, seed: int | None
+) -> tuple[ScenarioFile, ClusterScenario]:
+    """A file or shipped scenario with the command's changes put in, as written and as it will run."""
+    assignments = list(sets or [])
+    if policy is not None:
+        assignments.append(f"policy.name={policy}")
+    if seed is not None:
+        assignments.append(f"seed={seed}")
+    written, folder = read_scenario(source, assignments)
+    return written, written.scenario(folder)
+
+
+def check_policy(scenario: ClusterScenario) -> None:
+    """Refuse a policy that is not known, or an option that it does not have."""
+    make_policy(scenario.policy.name, fleet_of(scenario), scenario.policy.options, scenario.seed)
+
+
+def under_each(
+    scenario: ClusterScenario, written: ScenarioFile, policies: str | None
+) -> list[ClusterScenario]:
+    """The scenario under every policy to compare; an option goes to those policies that have it."""
+    names = [name.strip() for name in policies.split(",")] if policies else list(written.compare)
+    names = list(dict.fromkeys(names or [scenario.policy.name, "group", "solo"]))
+    fleet = fleet_of(scenario)
+    known = {name: option_names(name, fleet) for name in names}
+    for option, value in scenario.policy.options.items():
+        if not any(option in theirs for theirs in known.values()):
+            fix = f"is an option of none of: {', '.join(names)}"
+            raise ConfigError.of(f"policy.options.{option}", value, fix)
+    result = []
+    for name in names:
+        options = {k: v for k, v in scenario.policy.options.items() if k in known[name]}
+        policy: PolicyConfig = dataclasses.replace(scenario.policy, name=name, options=options)
+        result.append(dataclasses.replace(scenario, policy=policy))
+        check_policy(result[-1])
+    return result
+
+
+def fleet_of(scenario: ClusterScenario) -> Fleet:
+    """The pools as policies see them."""
+    return fleet_of_pools(scenario.fleet)
+
+
+def fleet_of_pools(pools: tuple[Pool, ...]) -> Fleet:
+    """One pool of each role."""
+    by_role = {pool.role: pool for pool in pools}
+    return Fleet(by_role[Role.ROLLOUT], by_role[Role.TRAIN])
+
+
+def resolved_text(written: ScenarioFile, as_json: bool) -> str:
+    """All settings, defaults too; as TOML it can be saved and run."""
+    table = plain(written)
+    return json.dumps(table) if as_json else toml_text(table).rstrip("\n")
+
+
+def plot_format(path: Path | None) -> str:
+    """By the file's name."""
+    if path is None:
+        return PLOT_FORMATS[0]
+    fmt = path.suffix.removeprefix(".").lower()
+    if fmt not in PLOT_FORMATS:
+        raise ConfigError.of("--plot", str(path), "must end in .png, .svg or .pdf")
+    return fmt
+
+
+def hour_window(text: str | None) -> tuple[float, float] | None:
+    """`FROM:TO` in hours."""
+    if text is None:
+        return None
+    first, _, last = text.partition(":")
+    try:
+        window = float(first), float(last)
+    except ValueError:
+        raise ConfigError.of("--hours", text, "must be written FROM:TO, such as 0:6") from None
+    if not 0 <= window[0] < window[1]:
+        raise ConfigError.of("--hours", text, "must begin at 0 or later and end after its begin")
+    return window
