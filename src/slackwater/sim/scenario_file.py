@@ -18,6 +18,7 @@ from slackwater.model.errors import ConfigError
 from slackwater.model.job import JobSpec
 from slackwater.model.node import H20, H800, NodeType, Pool, Role
 from slackwater.model.switching import SwitchCosts
+from slackwater.model.switching import SwitchCosts
 from slackwater.policy.fleet import Fleet
 from slackwater.sim.cluster.scenario import (
     ClusterScenario,
