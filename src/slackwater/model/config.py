@@ -58,7 +58,10 @@ def decode(cls: type[T], table: Mapping[str, Any], at: str = "") -> T:
         if name in table:
             values[name] = _convert(hints[name], table[name], _join(at, name))
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ConfigError(f"{_join(at, name)}: missing; write {name} = {_wanted(hints[name])}")
+            fix = f"write {name} = {_wanted(hints[name])}"
+            if dataclasses.is_dataclass(hints[name]):
+                fix = f"add the table [{_join(at, name)}]"
+            raise ConfigError(f"{_join(at, name)}: missing; {fix}")
     try:
         return cls(**values)
     except ConfigError as error:

@@ -18,7 +18,6 @@ from slackwater.model.errors import ConfigError
 from slackwater.model.job import JobSpec
 from slackwater.model.node import H20, H800, NodeType, Pool, Role
 from slackwater.model.switching import SwitchCosts
-from slackwater.model.switching import SwitchCosts
 from slackwater.policy.fleet import Fleet
 from slackwater.sim.cluster.scenario import (
     ClusterScenario,
@@ -31,9 +30,10 @@ from slackwater.sim.cluster.scenario import (
 )
 from slackwater.sim.cluster.workload import ProfileWorkload
 from slackwater.sim.job_entry import JobEntry
-from slackwater.sim.traces import read_jobs_trace
+from slackwater.sim.traces import read_jobs_trace, read_lengths
 
 KNOWN_NODE_TYPES: Mapping[str, NodeType] = {kind.name: kind for kind in (H20, H800)}
+_QUANTILES = 201
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,21 @@ class FleetEntry:
 
 @dataclass(frozen=True, slots=True)
 class TraceEntry:
-    """Arrivals and durations from a public job trace, for a workload of kind "profiles"."""
+    """Public traces: arrivals and durations for a workload of kind "profiles", and response lengths.
 
-    jobs: Path
+    `limit` is how many jobs are taken, `limit_tokens` the token limit that lengths are shares of (the longest, unless given).
+    """
+
+    jobs: Path | None = None
     limit: int = 300
+    lengths: Path | None = None
+    limit_tokens: float | None = None
 
     def __post_init__(self) -> None:
         if self.limit <= 0:
             raise ConfigError.of("limit", self.limit, "must be above 0")
+        if self.limit_tokens is not None and self.limit_tokens <= 0:
+            raise ConfigError.of("limit_tokens", self.limit_tokens, "must be above 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +114,7 @@ class ScenarioFile:
             jobs=tuple(entry.spec() for entry in self.jobs),
             workload=self._workload(folder),
             policy=self.policy,
-            lengths=self.lengths,
+            lengths=self._lengths(folder),
             tail=self.tail,
             switching=self.switching,
             faults=self.faults,
@@ -120,7 +127,7 @@ class ScenarioFile:
         return scenario
 
     def _workload(self, folder: Path) -> Workload | None:
-        if self.trace is None:
+        if self.trace is None or self.trace.jobs is None:
             return self.workload
         if not isinstance(self.workload, ProfileWorkload):
             raise ConfigError.of(
@@ -129,6 +136,13 @@ class ScenarioFile:
         traced = read_jobs_trace(folder / self.trace.jobs, self.trace.limit)
         arrivals = tuple((job.arrival_s, job.duration_s) for job in traced)
         return dataclasses.replace(self.workload, jobs=len(arrivals), arrivals=arrivals)
+
+    def _lengths(self, folder: Path) -> LengthConfig:
+        if self.trace is None or self.trace.lengths is None:
+            return self.lengths
+        traced = read_lengths(folder / self.trace.lengths)
+        quantiles = traced.shares_of(self.trace.limit_tokens or traced.limit_tokens, _QUANTILES)
+        return dataclasses.replace(self.lengths, kind="quantiles", quantiles=quantiles)
 
 
 def check_fits(spec: JobSpec, fleet: Fleet, at: str) -> None:

@@ -59,6 +59,11 @@ class LengthDistribution:
         """The area under the quantile function."""
         return float(np.trapezoid(self.tokens, self.shares))
 
+    def shares_of(self, limit_tokens: float, count: int) -> tuple[float, ...]:
+        """`count` quantiles at even steps, as shares of a token limit at which longer responses are cut."""
+        tokens = np.interp(np.linspace(0.0, 1.0, count), self.shares, self.tokens)
+        return tuple(np.minimum(tokens / limit_tokens, 1.0).tolist())
+
     def draw(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
         """`count` lengths, independent."""
         drawn: NDArray[np.float64] = np.interp(rng.random(count), self.shares, self.tokens)

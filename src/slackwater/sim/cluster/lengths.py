@@ -42,28 +42,37 @@ def draw_shares(
         ones = np.ones(spec.iterations)
         rollout, tail, train = ones, ones, ones
     else:
-        rollout, tail, train = _long_tail(generator, spec.iterations, lengths, threshold)
+        rollout, tail, train = _drawn(generator, spec.iterations, lengths, threshold)
     grown_train = 1 + (growth - 1) * drift.train_follows
     return PhaseShares((rollout * growth).tolist(), tail.tolist(), (train * grown_train).tolist())
 
 
-def _long_tail(
+def _drawn(
     generator: np.random.Generator, iterations: int, lengths: LengthConfig, threshold: float
 ) -> tuple[Shares, Shares, Shares]:
     rollout, tail, train = (np.empty(iterations) for _ in range(3))
     kv = lengths.kv_share
     for begin in range(0, iterations, _BLOCK):
         end = min(begin + _BLOCK, iterations)
-        drawn = generator.normal(
-            np.log(lengths.median_share), lengths.sigma, (end - begin, lengths.responses)
-        )
-        share = np.minimum(np.exp(drawn), 1.0)
+        share = _response_shares(generator, (end - begin, lengths.responses), lengths)
         mean = share.mean(axis=1)
         whole = (1 - kv) * share.max(axis=1) + kv * mean
         at = np.quantile(share, threshold, axis=1)
         until = (1 - kv) * at + kv * np.minimum(share, at[:, None]).mean(axis=1)
         rollout[begin:end], tail[begin:end], train[begin:end] = whole, until / whole, mean
     return rollout, tail, train
+
+
+def _response_shares(
+    generator: np.random.Generator, size: tuple[int, int], lengths: LengthConfig
+) -> Shares:
+    """Each response's length over the token limit."""
+    if lengths.kind == "quantiles":
+        steps = np.linspace(0.0, 1.0, len(lengths.quantiles))
+        shares: Shares = np.interp(generator.random(size), steps, lengths.quantiles)
+        return shares
+    drawn = generator.normal(np.log(lengths.median_share), lengths.sigma, size)
+    return np.minimum(np.exp(drawn), 1.0)
 
 
 def _growth(generator: np.random.Generator, iterations: int, drift: DriftConfig) -> Shares:

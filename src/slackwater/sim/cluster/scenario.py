@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 from slackwater.model.errors import ConfigError
@@ -47,17 +48,26 @@ class LengthConfig:
     "worst" takes every phase at its worst. "long_tail" draws each response's length from a log-normal with
     median `median_share` of the token limit and log-deviation `sigma`, cut at the limit. A decode step reads the weights once
     and every live response's KV cache, so a rollout takes `(1 - kv_share) * longest + kv_share * mean`
-    of its worst case; a train phase takes `mean`.
+    of its worst case; a train phase takes `mean`. "quantiles" draws each response's share of the token limit from `quantiles`,
+    which stand at even steps from the shortest response to the longest.
     """
 
-    kind: Literal["worst", "long_tail"] = "worst"
+    kind: Literal["worst", "long_tail", "quantiles"] = "worst"
     responses: int = 256
     median_share: float = 0.25
     sigma: float = 0.9
     kv_share: float = 0.4
+    quantiles: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         _share("lengths", median_share=self.median_share, kv_share=self.kv_share)
+        if self.kind == "quantiles" and len(self.quantiles) < 2:
+            raise ConfigError.of("lengths: quantiles", len(self.quantiles), "must be 2 or more")
+        for low, high in pairwise((0.0, *self.quantiles, 1.0)):
+            if low > high:
+                raise ConfigError.of(
+                    "lengths: quantiles", high, "must lie between 0 and 1 and never fall"
+                )
         _not_negative("lengths", sigma=self.sigma)
         if self.responses <= 0:
             raise ConfigError.of("lengths: responses", self.responses, "must be above 0")
