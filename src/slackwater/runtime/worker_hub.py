@@ -8,9 +8,11 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import secrets
 from collections.abc import Sequence
 from typing import Protocol
 
+from slackwater.model.errors import UnavailableError
 from slackwater.model.ids import WorkerId
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame, FrameDecoder, FrameError, FrameKind
@@ -51,8 +53,16 @@ class WorkerHub:
         self.address = ("127.0.0.1", 0)
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1 << 20)
+        self._server = await self._bind()
         self.address = self._server.sockets[0].getsockname()
+
+    async def _bind(self) -> asyncio.Server:
+        """A free port below the ephemeral range: one above could be connected to itself by a client."""
+        for _ in range(100):
+            port = 20_000 + secrets.randbelow(12_000)
+            with contextlib.suppress(OSError):
+                return await asyncio.start_server(self._serve, "127.0.0.1", port, limit=1 << 20)
+        raise UnavailableError("no free port between 20000 and 32000 for the workers")
 
     async def close(self) -> None:
         """Tell everybody to stop, and hang up."""

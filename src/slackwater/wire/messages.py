@@ -29,13 +29,13 @@ class Hello(Message, frozen=True):
 
 
 class EngineFacts(msgspec.Struct, frozen=True):
-    """What an engine can hold, the version that it has from the start, and what it cannot do.
+    """Which base model an engine has, what it can hold, and what it cannot do.
 
     `kind` is one of `model.instance.InstanceKind`. Without `exact_continuation` it cannot go on at a
     position of a turn's random stream.
     """
 
-    version: str
+    base_model: str
     max_running: int
     max_context_tokens: int
     kv_tokens: int
@@ -75,6 +75,7 @@ class Generate(Message, frozen=True):
     prompt: bytes
     generated: bytes
     sampling: Sampling
+    score_prompt: bool = False
 
 
 class Abort(Message, frozen=True):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from slackwater.control.operations import commands as do
 from slackwater.control.operations import events as on
 from slackwater.control.operations.model_line import ModelLine, Residency
-from slackwater.model.errors import RefusedError, UnavailableError
+from slackwater.model.errors import UnavailableError
 from slackwater.model.ids import ModelId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OpKind
 
@@ -88,16 +88,6 @@ class OperationsController:
         line = self._lines.get(model)
         if line is not None and len(line.waiting) >= self._config.max_waiting_per_model:
             raise UnavailableError(f"model {model}: {len(line.waiting)} operations are waiting")
-
-    def check_open(self, model: ModelId, seq: int) -> None:
-        """Raise if a number can no longer be used."""
-        line = self._lines.get(model)
-        if line is None:
-            raise RefusedError(f"model {model}: its session has ended; make a new one")
-        if seq < line.next_seq:
-            raise RefusedError(
-                f"model {model}: seq_id {seq} was given up, the next is {line.next_seq}"
-            )
 
     def waiting(self) -> dict[ModelId, int]:
         """How many operations wait, by model."""

@@ -1,0 +1,56 @@
+"""Sessions, trained models and sampling sessions: what a client's ids stand for."""
+
+from dataclasses import dataclass
+
+from slackwater.model.ids import ModelId, SamplingSessionId, SessionId, TenantId
+
+
+@dataclass(frozen=True, slots=True)
+class LoraShape:
+    """Rank 0 is full fine-tuning; the flags say which layers an adapter changes."""
+
+    rank: int
+    train_attn: bool = True
+    train_mlp: bool = True
+    train_unembed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A client's connection in the large: it owns models, and dies with its heartbeats."""
+
+    session: SessionId
+    tenant: TenantId
+    created_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """One model in training; `model_seq` counts those of its session."""
+
+    model: ModelId
+    session: SessionId
+    tenant: TenantId
+    model_seq: int
+    base_model: str
+    lora: LoraShape
+    seed: int
+    created_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSession:
+    """An immutable snapshot of weights to sample from.
+
+    `lineage` says where the weights come from in words that a rerun repeats (no random ids): default
+    seeds are drawn from it.
+    """
+
+    sampling_session: SamplingSessionId
+    tenant: TenantId
+    session: SessionId
+    base_model: str
+    version: str
+    lineage: str
+    model_path: str | None = None
+    model: ModelId | None = None

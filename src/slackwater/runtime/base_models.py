@@ -1,0 +1,88 @@
+"""Base models on disk: what the service must know of one without loading it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slackwater.model.errors import ConfigError, NotFoundError
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModel:
+    """A Hugging Face directory under a name."""
+
+    name: str
+    directory: Path
+    vocab_size: int
+    max_context_tokens: int
+    stop_token_ids: tuple[int, ...]
+    architecture: str
+
+    @property
+    def version(self) -> str:
+        """The weight version that means the base itself."""
+        return f"base:{self.name}"
+
+    @classmethod
+    def read(cls, name: str, directory: Path) -> "BaseModel":
+        """From `config.json`; `generation_config.json` and the tokenizer may name more end tokens."""
+        directory = directory.expanduser().resolve()
+        config = _json(directory / "config.json")
+        if config is None:
+            raise ConfigError.of(
+                f"model {name}", str(directory), "must be a directory with a config.json"
+            )
+        try:
+            return cls(
+                name=name,
+                directory=directory,
+                vocab_size=int(config["vocab_size"]),
+                max_context_tokens=int(config.get("max_position_embeddings", 2048)),
+                stop_token_ids=_stop_token_ids(directory, config),
+                architecture=str(config.get("model_type", "unknown")),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError.of(
+                f"model {name}: config.json", str(error), "is missing or wrong"
+            ) from error
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ConfigError.of("model file", str(path), f"cannot be read: {error}") from None
+    return found if isinstance(found, dict) else None
+
+
+def _stop_token_ids(directory: Path, config: dict[str, Any]) -> tuple[int, ...]:
+    found: set[int] = set()
+    for source in (config, _json(directory / "generation_config.json") or {}):
+        ids = source.get("eos_token_id")
+        found.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
+    return tuple(sorted(found))
+
+
+class BaseModels:
+    """The models that this service offers; a model may also be named by its directory."""
+
+    def __init__(self, models: Mapping[str, BaseModel]) -> None:
+        if not models:
+            raise ConfigError.of("--model", "none", "must name at least one: NAME=DIRECTORY")
+        self._by_name = dict(models)
+        self._by_directory = {str(model.directory): model for model in models.values()}
+
+    def __iter__(self) -> Any:
+        return iter(self._by_name.values())
+
+    def get(self, name: str) -> BaseModel:
+        """By name or directory."""
+        model = self._by_name.get(name) or self._by_directory.get(name.rstrip("/"))
+        if model is None:
+            known = ", ".join(sorted(self._by_name))
+            raise NotFoundError(f"base_model: {name!r} is not served here; there are: {known}")
+        return model

@@ -1,0 +1,136 @@
+"""What is done now and then: silent sessions end, results and checkpoints expire, old weights go."""
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from slackwater.model.ids import SamplingSessionId, SessionId
+from slackwater.model.session import SamplingSession, TrainedModel
+from slackwater.runtime.checkpoint_shelf import (
+    SAMPLER,
+    Checkpoint,
+    drop_checkpoint,
+    expired,
+    remove_folder,
+    size_of,
+)
+from slackwater.runtime.schema import checkpoints, operations, samples, sampling_sessions
+
+if TYPE_CHECKING:
+    from slackwater.runtime.plane import ControlPlane
+
+logger = logging.getLogger(__name__)
+
+_EVERY_S = 5.0
+
+
+class Housekeeping:
+    """Runs until it is stopped."""
+
+    def __init__(self, plane: "ControlPlane") -> None:
+        self._plane = plane
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._stopping.is_set():
+            for session in self._plane.sessions.silent(loop.time()):
+                reason = f"session {session} ended: no heartbeat came for too long"
+                logger.info("session reaped session=%s", session)
+                await self._plane.end_session(
+                    session, {"type": "cancelled", "detail": "no heartbeat"}, reason
+                )
+            await self._expire()
+            try:
+                async with asyncio.timeout(_EVERY_S):
+                    await self._stopping.wait()
+            except TimeoutError:
+                continue
+
+    async def _expire(self) -> None:
+        now_s = time.time()
+        oldest_s = now_s - self._plane.settings.results_kept_s
+
+        def write(connection: Connection) -> list[Checkpoint]:
+            for table in (operations, samples):
+                connection.execute(
+                    table.update()
+                    .where(table.c.finished_s < oldest_s, table.c.result.is_not(None))
+                    .values(result=None)
+                )
+            gone = expired(connection, now_s)
+            for checkpoint in gone:
+                drop_checkpoint(connection, checkpoint.path)
+            return gone
+
+        for checkpoint in await self._plane.store.call(write):
+            await self.remove_files(checkpoint)
+
+    async def remove_files(self, checkpoint: Checkpoint) -> None:
+        """Of a checkpoint that is no longer listed."""
+        if checkpoint.kind == SAMPLER:
+            await self.drop_unused_versions()
+        else:
+            await asyncio.to_thread(remove_folder, Path(checkpoint.held_as))
+
+    async def drop_sampling_sessions(self, session: SessionId) -> None:
+        """The session has ended: nobody samples from its snapshots any more."""
+        gone = [s for s in self._plane.sampling.sessions() if s.session == session]
+        await self._drop(gone)
+
+    async def trim_versions(self, model: TrainedModel) -> None:
+        """Keep the newest snapshots of a model within its share of the disk."""
+        settings = self._plane.settings
+        own = [
+            session for session in self._plane.sampling.sessions() if session.model == model.model
+        ]
+        kept_bytes, gone = 0, []
+        for place, session in enumerate(reversed(own)):
+            file = self._plane.shelf.path(session.version)
+            kept_bytes += await asyncio.to_thread(_size_or_0, file)
+            if place >= settings.ephemeral_versions_kept and (
+                kept_bytes > settings.ephemeral_bytes_per_model
+            ):
+                gone.append(session)
+        if gone:
+            await self._drop(gone)
+
+    async def _drop(self, gone: list[SamplingSession]) -> None:
+        names = [session.sampling_session for session in gone]
+
+        def write(connection: Connection) -> None:
+            columns = sampling_sessions.c
+            connection.execute(
+                sampling_sessions.delete().where(columns.sampling_session.in_(names))
+            )
+
+        await self._plane.store.call(write)
+        self._plane.sampling.drop_sessions([SamplingSessionId(name) for name in names])
+        await self.drop_unused_versions()
+
+    async def drop_unused_versions(self) -> None:
+        """Weight versions that neither a sampling session nor a checkpoint names."""
+
+        def read(connection: Connection) -> set[str]:
+            held = connection.execute(
+                sa.select(checkpoints.c.held_as).where(checkpoints.c.kind == SAMPLER)
+            )
+            return set(held.scalars())
+
+        named = await self._plane.store.call(read)
+        named |= {session.version for session in self._plane.sampling.sessions()}
+        named |= self._plane.training.versions_under_way()
+        for version in await asyncio.to_thread(self._plane.shelf.retain, named):
+            self._plane.rollout.retired(version)
+
+
+def _size_or_0(path: Path) -> int:
+    return size_of(path) if path.exists() else 0

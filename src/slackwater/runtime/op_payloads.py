@@ -1,0 +1,84 @@
+"""What the durable log keeps of each kind of operation, and what it answers with."""
+
+import msgspec
+
+
+class OptimPayload(msgspec.Struct, frozen=True):
+    """AdamW's settings of one optim_step."""
+
+    learning_rate: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    grad_clip_norm: float
+
+
+class SavePayload(msgspec.Struct, frozen=True):
+    """A named save; `path` is what it will be known as."""
+
+    path: str
+    name: str
+    ttl_s: float | None = None
+    user_metadata: dict[str, str] | None = None
+
+
+class LoadPayload(msgspec.Struct, frozen=True):
+    """A load from a saved state, whose folder is `held_as`."""
+
+    path: str
+    held_as: str
+    optimizer: bool
+
+
+class PublishPayload(msgspec.Struct, frozen=True):
+    """Weights for samplers: under a name, or for a sampling session of their own."""
+
+    version: str
+    save: SavePayload | None = None
+    sampling_session: str | None = None
+    sampling_seq: int | None = None
+
+
+class SequencePayload(msgspec.Struct, frozen=True, array_like=True):
+    """One sampled sequence: i32 tokens, f32 log-probs, and the best alternatives if asked."""
+
+    reason: str
+    tokens: bytes
+    logprobs: bytes
+    topk: list[list[tuple[int, float]]] = []
+
+
+class SamplePayload(msgspec.Struct, frozen=True):
+    """A sample request as it is kept until it is answered; `seeds` has one per sequence."""
+
+    prompt: bytes
+    seeds: list[int]
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    stop_token_ids: list[int]
+    stop_strings: list[str]
+    prompt_logprobs: bool
+    topk_prompt_logprobs: int
+    topk_logprobs: int
+    prompt_logprobs_last_n: int | None = None
+
+
+class SampleResult(msgspec.Struct, frozen=True):
+    """What a sample request gave."""
+
+    sequences: list[SequencePayload]
+    prompt_logprobs: list[float | None] | None = None
+    prompt_topk: list[list[tuple[int, float]] | None] = []
+
+
+encoder = msgspec.msgpack.Encoder()
+encode = encoder.encode
+decode_optim = msgspec.msgpack.Decoder(OptimPayload).decode
+decode_save = msgspec.msgpack.Decoder(SavePayload).decode
+decode_load = msgspec.msgpack.Decoder(LoadPayload).decode
+decode_publish = msgspec.msgpack.Decoder(PublishPayload).decode
+decode_sample = msgspec.msgpack.Decoder(SamplePayload).decode
+decode_sample_result = msgspec.msgpack.Decoder(SampleResult).decode

@@ -1,0 +1,255 @@
+"""The control plane of one service: its parts put together, started, watched and stopped."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from slackwater.control.operations.controller import OperationsController
+from slackwater.control.record import RecordedController
+from slackwater.control.rollout.manager import RolloutManager
+from slackwater.model.errors import NotFoundError
+from slackwater.model.ids import RequestId, SessionId, TenantId, WorkerId
+from slackwater.model.operation import FaultOwner, Operation, OpKind, OpStatus
+from slackwater.model.session import TrainedModel
+from slackwater.runtime.background import Background
+from slackwater.runtime.base_models import BaseModel, BaseModels
+from slackwater.runtime.finishing import Finishing, sampling_session_of
+from slackwater.runtime.future_board import FutureBoard, Outcome
+from slackwater.runtime.housekeeping import Housekeeping
+from slackwater.runtime.launcher import Launcher, WorkerPlan
+from slackwater.runtime.op_payloads import decode_publish
+from slackwater.runtime.rollout_desk import RolloutDesk
+from slackwater.runtime.sampling_desk import KIND as SAMPLE
+from slackwater.runtime.sampling_desk import SamplingDesk
+from slackwater.runtime.schema import operations, samples
+from slackwater.runtime.session_desk import SessionDesk
+from slackwater.runtime.settings import ServiceSettings
+from slackwater.runtime.state_directory import StateDirectory
+from slackwater.runtime.store import Store
+from slackwater.runtime.tenants import Tenants
+from slackwater.runtime.training_desk import DeskParts, TrainingDesk
+from slackwater.runtime.version_shelf import VersionShelf
+from slackwater.runtime.worker_hub import WorkerHub
+from slackwater.wire import messages
+from slackwater.wire.frames import Frame, FrameKind
+
+logger = logging.getLogger(__name__)
+
+
+class ControlPlane:
+    """Everything behind the HTTP face. `failed` is set when something died that must not."""
+
+    def __init__(
+        self, settings: ServiceSettings, state: StateDirectory, shelf: VersionShelf
+    ) -> None:
+        self.settings = settings
+        self.state = state
+        self.shelf = shelf
+        self.bases = BaseModels(
+            {name: BaseModel.read(name, path) for name, path in settings.models.items()}
+        )
+        self.tenants = Tenants.open(state, settings.tenants)
+        self.store = Store(settings.database_url or state.database_url)
+        self.board = FutureBoard()
+        self.failed = asyncio.Event()
+        self.background = Background(lambda error: self.failed.set())
+        secret = secrets.token_urlsafe(32)
+        self.hub = WorkerHub(self, secret)
+        self.launcher = Launcher(state.logs, secret)
+        self.sessions = SessionDesk(self.store, settings.session_silent_after_s)
+        self._recording = _Recording(settings.record)
+        self.manager = RolloutManager()
+        operations_controller = OperationsController(settings.operations)
+        self.rollout = RolloutDesk(
+            self.hub,
+            self._recording.of("rollout", self.manager),
+            self.launcher.kill,
+        )
+        self.sampling = SamplingDesk(
+            self.store, self.board, self.background, self.rollout, settings.max_live_turns
+        )
+        self.training = TrainingDesk(
+            DeskParts(self.store, self.board, self.hub, state, self.bases, self.background),
+            operations_controller,
+            self._recording.of("operations", operations_controller),
+            Finishing(state, shelf),
+            self._operation_finished,
+        )
+        self.housekeeping = Housekeeping(self)
+        self._roles: dict[WorkerId, str] = {}
+        self.gauges_by_worker: dict[WorkerId, dict[str, float]] = {}
+
+    async def start(self) -> None:
+        """Open the store, take over what it has, and start the workers."""
+        await self.store.open()
+        await self.hub.start()
+        await self.sessions.adopt(asyncio.get_running_loop().time())
+        for base in self.bases:
+            self.rollout.published(base.name, base.version)
+        await self.training.adopt()
+        await self.sampling.adopt()
+        self.background.spawn(self.housekeeping.run())
+        host, port = self.hub.address
+        self.launcher.start(list(self._plans()), f"{host}:{port}")
+
+    async def stop(self) -> None:
+        """Leave everything durable; what was under way goes on after the next start."""
+        self.training.close()
+        self.rollout.close()
+        self.housekeeping.stop()
+        await self.hub.close()
+        await self.launcher.close()
+        await self.background.drain(5.0)
+        await self.store.close()
+        self._recording.close()
+
+    def _plans(self) -> Sequence[WorkerPlan]:
+        common = (
+            "--weights",
+            str(self.state.weights),
+            "--threads",
+            str(self.settings.threads),
+            "--device",
+            self.settings.device,
+        )
+        plans = [
+            WorkerPlan(f"trainer-{number}", "slackwater.worker.trainer_worker", common)
+            for number in range(self.settings.trainers)
+        ]
+        for place, base in enumerate(self.bases):
+            model = (
+                "--model",
+                str(base.directory),
+                "--base",
+                base.name,
+                "--base-version",
+                base.version,
+            )
+            plans += [
+                WorkerPlan(
+                    f"engine-{place}-{number}", "slackwater.worker.engine_worker", common + model
+                )
+                for number in range(self.settings.engines)
+            ]
+        return plans
+
+    # ---- workers ----
+    def worker_joined(self, hello: messages.Hello) -> None:
+        worker = WorkerId(hello.worker)
+        self._roles[worker] = hello.role
+        logger.info("worker joined worker=%s role=%s", worker, hello.role)
+        if hello.role == "trainer":
+            self.training.trainer_joined(worker)
+        elif hello.engine is not None:
+            self.rollout.engine_joined(worker, hello.engine)
+
+    def worker_said(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
+        for frame in frames:
+            if self._roles[worker] == "engine":
+                self.rollout.engine_said(worker, frame)
+            elif frame.kind is FrameKind.CONTROL:
+                message = messages.decode_from_worker(frame.body)
+                self.training.trainer_said(worker, message)
+
+    def worker_lost(self, worker: WorkerId, reason: str) -> None:
+        role = self._roles.pop(worker)
+        self.gauges_by_worker.pop(worker, None)
+        logger.warning("worker lost worker=%s reason=%s", worker, reason)
+        self.launcher.kill(worker)
+        if role == "trainer":
+            self.training.trainer_lost(worker, reason)
+        else:
+            self.rollout.engine_lost(worker, reason)
+
+    def workers_by_role(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {"engine": [], "trainer": []}
+        for worker, role in sorted(self._roles.items()):
+            found[role].append(worker)
+        return found
+
+    # ---- operations and futures ----
+    def _operation_finished(
+        self, model: TrainedModel, operation: Operation, payload: bytes
+    ) -> None:
+        """Weights that were published can be sampled from."""
+        if operation.kind is not OpKind.PUBLISH:
+            return
+        publish = decode_publish(payload)
+        if publish.sampling_session is not None:
+            self.sampling.add_session(sampling_session_of(model, operation, publish))
+            self.background.spawn(self.housekeeping.trim_versions(model))
+        self.rollout.published(model.base_model, publish.version)
+
+    async def outcome(self, tenant: TenantId, request: RequestId, hold_s: float) -> Outcome | None:
+        """How a request ended, or None if it has not within `hold_s`. Not the tenant's: NotFoundError."""
+        table = samples if request.startswith("sm-") else operations
+        kind = sa.literal(SAMPLE) if table is samples else operations.c.kind
+
+        def read(connection: Connection) -> Any:
+            columns = table.c
+            return connection.execute(
+                sa.select(
+                    columns.tenant,
+                    kind.label("kind"),
+                    columns.status,
+                    columns.result,
+                    columns.error,
+                    columns.owner,
+                ).where(columns.request == request)
+            ).first()
+
+        row = await self.store.call(read)
+        if row is None or row.tenant != tenant:
+            raise NotFoundError(
+                f"request_id: {request!r} is not a request of yours, or has expired"
+            )
+        if row.status == OpStatus.WAITING.value:
+            if not await self.board.wait(request, hold_s):
+                return None
+            settled = self.board.recent(request)
+            if settled is not None:
+                return settled
+            row = await self.store.call(read)
+        owner = None if row.owner is None else FaultOwner(row.owner)
+        return Outcome(row.kind, row.result, row.error, owner)
+
+    async def end_session(self, session: SessionId, status: dict[str, Any], reason: str) -> None:
+        """Its models stop training; what they saved stays."""
+        await self.sessions.end(session, status)
+        for model in self.training.models():
+            if model.session == session:
+                await self.training.close_model(model.model, reason)
+        await self.housekeeping.drop_sampling_sessions(session)
+
+
+class _Recording:
+    """Where recorded events go, if anybody asked."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._files: list[BinaryIO] = []
+
+    def of(self, name: str, controller: Any) -> Any:
+        """The controller itself, or one that writes `<record>.<name>.jsonl`."""
+        if self._path is None:
+            return controller
+        file = self._path.with_name(f"{self._path.name}.{name}.jsonl").open("ab")
+        self._files.append(file)
+        write: Callable[[bytes], Any] = file.write
+        return RecordedController(controller, write)
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+
+def wall_s() -> float:
+    """Seconds since the epoch, for what is written down."""
+    return time.time()

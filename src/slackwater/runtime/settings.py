@@ -1,0 +1,42 @@
+"""What an operator can set of a service."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slackwater.control.operations.controller import OperationsConfig
+from slackwater.model.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSettings:
+    """`models` maps names to directories; `engines` is per model; `record` is a file for events."""
+
+    state: Path
+    models: Mapping[str, Path]
+    engines: int = 1
+    trainers: int = 1
+    tenants: tuple[str, ...] = ("default",)
+    host: str = "127.0.0.1"
+    port: int = 8123
+    database_url: str | None = None
+    record: Path | None = None
+    device: str = "cpu"
+    threads: int = 1
+    max_live_turns: int = 8192
+    max_body_bytes: int = 64 << 20
+    hold_s: float = 25.0
+    session_silent_after_s: float = 300.0
+    results_kept_s: float = 24 * 3600.0
+    ephemeral_bytes_per_model: int = 8 << 30
+    ephemeral_versions_kept: int = 4
+    operations: OperationsConfig = field(default_factory=OperationsConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("engines", "trainers", "threads", "max_live_turns", "max_body_bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigError.of(f"--{name}", getattr(self, name), "must be at least 1")
+        if not 0 < self.hold_s <= 30:
+            raise ConfigError.of("hold_s", self.hold_s, "must be above 0 and at most 30")
+        if not 0 <= self.port < 65536:
+            raise ConfigError.of("--port", self.port, "must be a port number")

@@ -1,0 +1,115 @@
+"""The folder that holds everything a service keeps; one service at a time may use it."""
+
+import fcntl
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from slackwater.model.errors import ConfigError, RefusedError
+from slackwater.model.ids import ModelId
+
+
+def write_whole(path: Path, text: str, mode: int = 0o600) -> None:
+    """Write a small file so that readers see the old text or the new, never a part."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+class StateDirectory:
+    """Where things are. `lock()` keeps a second service out."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.expanduser().resolve()
+        try:
+            self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise ConfigError.of("--state", str(root), f"cannot be made: {error}") from None
+        self._lock: int | None = None
+
+    @property
+    def database_url(self) -> str:
+        return f"sqlite:///{self.root / 'slackwater.db'}"
+
+    @property
+    def weights(self) -> Path:
+        return self.root / "weights"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def keys_file(self) -> Path:
+        return self.root / "keys.json"
+
+    def snapshot(self, model: ModelId, seq: int) -> Path:
+        """A trainer's state as the service saves it for itself."""
+        return self.snapshots(model) / str(seq)
+
+    def snapshots(self, model: ModelId) -> Path:
+        return self.root / "snapshots" / quote(model, safe=":-_")
+
+    def checkpoint(self, model: ModelId, name: str, seq: int) -> Path:
+        """A trainer's state as a client saved it; `seq` keeps an overwritten one apart."""
+        return (
+            self.root / "checkpoints" / quote(model, safe=":-_") / f"{quote(name, safe='-_')}@{seq}"
+        )
+
+    def lock(self) -> None:
+        """Take the folder for this process, or say who has it."""
+        descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            running = self.read_server() or {}
+            where = running.get("url", "not ready yet")
+            raise RefusedError(
+                f"a service is running on {self.root} (pid {running.get('pid', '?')}, {where}): "
+                "stop it with `slackwater down`, or give another --state"
+            ) from None
+        self._lock = descriptor
+
+    def unlock(self) -> None:
+        """Give the folder back; the kernel does it too when the process dies."""
+        if self._lock is not None:
+            self.server_file.unlink(missing_ok=True)
+            os.close(self._lock)
+            self._lock = None
+
+    def is_locked(self) -> bool:
+        """Whether a live process has it."""
+        path = self.root / "lock"
+        if not path.exists():
+            return False
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    @property
+    def server_file(self) -> Path:
+        return self.root / "server.json"
+
+    def write_server(self, facts: dict[str, Any]) -> None:
+        """What `down` and `status` need: pid, URL, key."""
+        write_whole(self.server_file, json.dumps(facts))
+
+    def read_server(self) -> dict[str, Any] | None:
+        try:
+            found = json.loads(self.server_file.read_text())
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None

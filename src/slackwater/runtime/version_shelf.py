@@ -1,0 +1,21 @@
+"""The weight versions on disk, as far as the service must know them; `weights/` has the real thing."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Protocol
+
+
+class VersionShelf(Protocol):
+    """Which versions there are."""
+
+    def path(self, version: str) -> Path:
+        """The file of a version, whether it is there or not."""
+        ...
+
+    def versions(self) -> tuple[str, ...]:
+        """Every visible version."""
+        ...
+
+    def retain(self, keep: Collection[str]) -> tuple[str, ...]:
+        """Drop every version not named; returns those dropped."""
+        ...

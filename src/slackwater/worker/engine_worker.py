@@ -1,0 +1,212 @@
+"""The engine process: commands in, one step, one frame of tokens out."""
+
+import argparse
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from slackwater.engine.config import EngineConfig
+from slackwater.engine.engine import Engine
+from slackwater.engine.request import GenerationRequest, PromptScores, SamplingParams, StepOutput
+from slackwater.model.errors import ConfigError, SlackwaterError
+from slackwater.nets.loading import load_net
+from slackwater.weights.directory import DirectoryWeightStore
+from slackwater.weights.port import WeightStore
+from slackwater.wire import messages
+from slackwater.wire.frames import FrameKind, encode_frame
+from slackwater.wire.tokens import TokenColumns, encode_tokens
+from slackwater.worker.connection import Connection
+from slackwater.worker.process import address_of, base_parser, run_worker, secret
+from slackwater.worker.published import lora_of
+
+logger = logging.getLogger(__name__)
+
+_MAX_VERSIONS = 4
+_VERSIONS_IN_PASSING = 4  # pulled before the manager has had older ones dropped
+
+
+class EngineWorker:
+    """One engine with one base model, and the versions over it."""
+
+    def __init__(self, connection: Connection, engine: Engine, store: WeightStore) -> None:
+        self._connection = connection
+        self._engine = engine
+        self._store = store
+        self._requests: dict[int, GenerationRequest] = {}
+        self._made: dict[int, int] = {}
+
+    def run(self) -> None:
+        """Until told to stop."""
+        while True:
+            for message in self._connection.receive(0 if self._engine.busy else None):
+                if isinstance(message, messages.Stop):
+                    return
+                self._do(message)
+            if self._engine.busy:
+                self._tell(self._engine.step())
+
+    def _do(self, message: messages.ToWorker) -> None:
+        match message:
+            case messages.Generate():
+                self._generate(message)
+            case messages.Abort(request):
+                self._engine.abort(request)
+                self._requests.pop(request, None)
+                self._made.pop(request, None)
+            case messages.PullVersion(version):
+                self._pull(version)
+            case messages.DropVersion(version):
+                if version != self._engine.config.base_version:
+                    self._engine.drop_version(version)
+            case _:
+                logger.warning("not for an engine: %s", type(message).__name__)
+
+    def _generate(self, message: messages.Generate) -> None:
+        try:
+            request = _request(message)
+            self._engine.add(request)
+        except SlackwaterError as error:
+            at_fault = isinstance(error, ConfigError)
+            refused = messages.GenerateRefused(message.request, str(error), at_fault)
+            self._connection.send(messages.encode(refused))
+            return
+        self._requests[request.request_id] = request
+        self._made[request.request_id] = len(request.generated)
+
+    def _pull(self, version: str) -> None:
+        try:
+            if version not in self._engine.versions():
+                lora = lora_of(self._store.manifest(version).meta)
+                self._engine.put_version(version, self._store.pull(version), lora=lora)
+        except (SlackwaterError, OSError) as error:
+            self._connection.send(messages.encode(messages.VersionFailed(version, str(error))))
+            return
+        self._connection.send(messages.encode(messages.VersionReady(version)))
+
+    def _tell(self, output: StepOutput) -> None:
+        """What a step made, in one write: prompt scores, alternatives, the tokens, then the endings."""
+        frames = [messages.encode(_prompt_scores(scores)) for scores in output.prompt_scores]
+        ids = output.request_ids.tolist()
+        if output.top:
+            frames.append(messages.encode(messages.SampledTopK([_top(output, row) for row in ids])))
+        if ids:
+            columns = TokenColumns(output.request_ids, output.tokens, output.logprobs)
+            frames.append(encode_frame(FrameKind.TOKENS, encode_tokens(columns)))
+        made = self._made
+        for request in ids:
+            made[request] += 1
+        for ended in output.finished:
+            request = self._requests.pop(ended.request_id)
+            total = made.pop(ended.request_id)
+            frames.append(
+                messages.encode(
+                    messages.Ended(ended.request_id, ended.reason, total, request.version)
+                )
+            )
+        if frames:
+            self._connection.send(*frames)
+
+
+def _request(message: messages.Generate) -> GenerationRequest:
+    sampling = message.sampling
+    params = SamplingParams(
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        stop_token_ids=tuple(sampling.stop_token_ids),
+        stop_strings=tuple(sampling.stop_strings),
+    )
+    return GenerationRequest(
+        request_id=message.request,
+        prompt=tuple(np.frombuffer(message.prompt, "<u4").tolist()),
+        params=params,
+        version=message.version,
+        generated=tuple(np.frombuffer(message.generated, "<u4").tolist()),
+        prompt_logprobs=message.score_prompt,
+        topk_prompt_logprobs=sampling.topk_prompt_logprobs if message.score_prompt else 0,
+        topk_logprobs=sampling.topk_logprobs,
+    )
+
+
+def _prompt_scores(scores: PromptScores) -> messages.PromptScores:
+    logprobs: list[float | None] = [None, *scores.logprobs[1:].tolist()]
+    topk: list[list[tuple[int, float]] | None] = []
+    if scores.top is not None:
+        rows = zip(scores.top.tokens.tolist(), scores.top.logprobs.tolist(), strict=True)
+        topk = [list(zip(tokens, values, strict=True)) for tokens, values in rows]
+        topk[0] = None
+    return messages.PromptScores(scores.request_id, logprobs, topk)
+
+
+def _top(output: StepOutput, request: int) -> list[tuple[int, float]]:
+    top = output.top.get(request)
+    if top is None:
+        return []
+    return list(zip(top.tokens[0].tolist(), top.logprobs[0].tolist(), strict=True))
+
+
+def _decoder(model: Path) -> Callable[[Sequence[int]], str] | None:
+    """Token ids to text, for stop strings; None if the model brings no tokenizer."""
+    file = model / "tokenizer.json"
+    if not file.is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(file))
+
+    def decode(ids: Sequence[int]) -> str:
+        text: str = tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
+
+    return decode
+
+
+def _heartbeat_gauges(engine: Engine) -> dict[str, float]:
+    gauges = engine.gauges()
+    block_tokens = engine.capacity_tokens / max(gauges["kv_blocks_total"], 1.0)
+    return gauges | {
+        "produced_tokens": gauges["tokens_sampled"],
+        "prefilled_tokens": max(gauges["tokens_computed"] - gauges["tokens_sampled"], 0.0),
+        "kv_used_tokens": gauges["kv_blocks_in_use"] * block_tokens,
+    }
+
+
+def _engine(options: argparse.Namespace) -> Engine:
+    dtype = torch.bfloat16 if options.device.startswith("cuda") else torch.float32
+    model = Path(options.model)
+    net = load_net(model, dtype=dtype, device=options.device)
+    config = EngineConfig(
+        kv_bytes=options.kv_mb << 20,
+        max_running=options.max_running,
+        max_full_versions=_MAX_VERSIONS + _VERSIONS_IN_PASSING,
+        base_version=options.base_version,
+    )
+    return Engine(net, config, _decoder(model))
+
+
+def main() -> None:
+    parser = base_parser("An engine worker; `slackwater up` starts it.")
+    parser.add_argument("--model", required=True, help="folder of the base model")
+    parser.add_argument("--base", required=True, help="name of the base model")
+    parser.add_argument("--base-version", required=True, help="weight version of the base itself")
+    parser.add_argument("--max-running", type=int, default=64)
+    parser.add_argument("--kv-mb", type=int, default=512, help="memory of the KV cache")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    engine = _engine(options)
+    facts = messages.EngineFacts(
+        options.base, options.max_running, engine.max_context, engine.capacity_tokens, _MAX_VERSIONS
+    )
+    hello = messages.Hello(secret(), options.worker, "engine", facts)
+    with Connection(address_of(options.connect), hello) as connection:
+        connection.report_gauges(lambda: _heartbeat_gauges(engine))
+        EngineWorker(connection, engine, DirectoryWeightStore(Path(options.weights))).run()
+
+
+if __name__ == "__main__":
+    run_worker(main)
