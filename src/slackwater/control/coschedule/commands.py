@@ -39,10 +39,12 @@ class StartJob:
 
 @dataclass(frozen=True, slots=True)
 class StopJob:
-    """End a job's processes where they are (it moves, or its node is gone); its epoch is over."""
+    """End a job's processes where they are; its epoch is over. One that `moves` is started again at once, another (its
+    node is gone) must be brought back by its owner, as after a crash."""
 
     job: JobId
     epoch: int
+    moves: bool
     reason: str
 
 

@@ -56,7 +56,7 @@ class CoScheduler:
         self._placed: dict[JobId, JobState] = {}
         self._held: dict[JobId, JobState] = {}
         self._rented: frozenset[NodeId] = frozenset()
-        self._timer_set = False
+        self._rebalance_at_s: float | None = None
         self._handlers: dict[type, Callable[[Any], list[Command]]] = {
             JobArrived: self._on_arrived,
             PhaseRequested: self._on_requested,
@@ -91,9 +91,8 @@ class CoScheduler:
         state.iterations_done = event.iterations_done
         state.next_phase = Phase.ROLLOUT
         commands = self._admit(state, event.now_s)
-        if self._config.rebalance_every_s and not self._timer_set:
-            self._timer_set = True
-            commands.append(SetTimer(event.now_s + self._config.rebalance_every_s, _REBALANCE))
+        if self._config.rebalance_every_s and self._rebalance_at_s is None:
+            commands.append(self._set_timer(event.now_s))
         return commands
 
     def _admit(self, state: JobState, now_s: float) -> list[Command]:
@@ -140,7 +139,7 @@ class CoScheduler:
         commands: list[Command] = []
         for state in struck:
             self._strike(state)
-            commands.append(StopJob(state.spec.job, state.epoch, f"{event.node} is lost"))
+            commands.append(StopJob(state.spec.job, state.epoch, False, f"{event.node} is lost"))
         return commands + self._depart(struck, event.now_s) if struck else []
 
     def _strike(self, state: JobState) -> None:
@@ -195,7 +194,7 @@ class CoScheduler:
                 state.placement = placement
                 continue
             if old is not None:
-                commands.append(StopJob(placement.job, state.epoch, placement.reason))
+                commands.append(StopJob(placement.job, state.epoch, True, placement.reason))
                 runs = state.clock_s is not None
                 freed.extend(self._withdraw(state, now_s))
                 state.clock_s = now_s if runs else None  # A move is on the job's own time.
@@ -328,14 +327,19 @@ class CoScheduler:
         return alone_s + move_s + worst_s > budget_s
 
     def _on_timer(self, event: TimerFired) -> list[Command]:
-        if event.token != _REBALANCE:
+        due_s = self._rebalance_at_s
+        if event.token != _REBALANCE or due_s is None or event.now_s < due_s:
             return []
-        self._timer_set = bool(self._placed or self._held)
+        self._rebalance_at_s = None
         self._observe(event.now_s)
         commands = self._apply(self._policy.rebalance(event.now_s), event.now_s)
-        if self._timer_set:
-            commands.append(SetTimer(event.now_s + self._config.rebalance_every_s, _REBALANCE))
+        if self._placed or self._held:
+            commands.append(self._set_timer(event.now_s))
         return commands
+
+    def _set_timer(self, now_s: float) -> SetTimer:
+        self._rebalance_at_s = now_s + self._config.rebalance_every_s
+        return SetTimer(self._rebalance_at_s, _REBALANCE)
 
     def _observe(self, now_s: float) -> None:
         config = self._config

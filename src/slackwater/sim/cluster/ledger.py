@@ -133,6 +133,10 @@ class FleetAccount:
                 self.rentals.append(Rental(node, began_s, now_s))
         self._step(now_s)
 
+    def rented(self) -> list[NodeId]:
+        """What is paid for now, sorted."""
+        return sorted(self._since_s)
+
     def close(self, now_s: float) -> None:
         """The run is over."""
         self.give_back(tuple(sorted(self._since_s)), now_s)

@@ -47,6 +47,14 @@ def draw_shares(
     return PhaseShares((rollout * growth).tolist(), tail.tolist(), (train * grown_train).tolist())
 
 
+def expected_shares(lengths: LengthConfig) -> tuple[float, float]:
+    """Mean shares of the rollout and of the train phase, without drift."""
+    if lengths.kind == "worst":
+        return 1.0, 1.0
+    rollout, _, train = _drawn(np.random.default_rng(0), 256, lengths, 0.8)
+    return float(rollout.mean()), float(train.mean())
+
+
 def _drawn(
     generator: np.random.Generator, iterations: int, lengths: LengthConfig, threshold: float
 ) -> tuple[Shares, Shares, Shares]:
@@ -72,7 +80,8 @@ def _response_shares(
         shares: Shares = np.interp(generator.random(size), steps, lengths.quantiles)
         return shares
     drawn = generator.normal(np.log(lengths.median_share), lengths.sigma, size)
-    return np.minimum(np.exp(drawn), 1.0)
+    cut: Shares = np.minimum(np.exp(drawn), 1.0)
+    return cut
 
 
 def _growth(generator: np.random.Generator, iterations: int, drift: DriftConfig) -> Shares:

@@ -84,8 +84,8 @@ class CycleWorkload:
     jobs: int = 120
     span_s: float = 24 * 3600.0
     mean_iterations: float = 100.0
-    slo_low: float = 2.0
-    slo_high: float = 2.0
+    slo_low: float = 1.5
+    slo_high: float = 1.5
 
     def __post_init__(self) -> None:
         _check(

@@ -1,0 +1,333 @@
+"""The simulated body under the co-scheduler: an event queue in virtual time whose cost models answer commands with later events."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from slackwater.control.controller import Controller
+from slackwater.control.coschedule.commands import (
+    Command,
+    GrantPermit,
+    HoldJob,
+    RefuseJob,
+    RentNodes,
+    ReturnNodes,
+    SetTimer,
+    ShrinkRollout,
+    StartJob,
+    StopJob,
+)
+from slackwater.control.coschedule.events import (
+    Event,
+    JobArrived,
+    JobCrashed,
+    JobFinished,
+    NodeLost,
+    PhaseFinished,
+    PhaseRequested,
+    TailReached,
+    TimerFired,
+)
+from slackwater.model.ids import JobId, NodeId
+from slackwater.model.job import JobSpec
+from slackwater.model.node import Role
+from slackwater.model.placement import Phase
+from slackwater.policy.fleet import Fleet
+from slackwater.sim.cluster.job_body import JobBody, Run
+from slackwater.sim.cluster.ledger import FleetAccount
+from slackwater.sim.cluster.lengths import draw_shares
+from slackwater.sim.cluster.scenario import ClusterScenario
+from slackwater.sim.queue import EventQueue
+
+# What lies in the queue: a function of the body and its arguments.
+Due = tuple[Callable[..., None], tuple[Any, ...]]
+
+
+class SimulatedCluster:
+    """Drives a controller through a scenario. `check_every` events its invariants are checked, and at the end."""
+
+    def __init__(
+        self,
+        scenario: ClusterScenario,
+        specs: Sequence[JobSpec],
+        controller: Controller[Event, Command],
+        *,
+        keep_spans: bool = False,
+        check_every: int = 2000,
+    ) -> None:
+        self._scenario = scenario
+        self._controller = controller
+        self._check_every = check_every
+        self._queue: EventQueue[Due] = EventQueue()
+        self._fleet = Fleet(scenario.pool(Role.ROLLOUT), scenario.pool(Role.TRAIN))
+        self.account = FleetAccount.of(scenario.fleet, keep_spans)
+        self.events = 0
+        self.tail_migrations = 0
+        self.refusals: list[tuple[JobId, str]] = []
+        self.bodies: dict[JobId, JobBody] = {}
+        self._runs: dict[int, Run] = {}
+        self._tails: dict[NodeId, Run] = {}
+        self._users: dict[NodeId, Run] = {}
+        self._unsettled = 0
+        self._faults = np.random.default_rng([scenario.seed, 2])
+        for number, spec in enumerate(specs):
+            shares = draw_shares(
+                spec,
+                number,
+                scenario.seed,
+                scenario.lengths,
+                scenario.drift,
+                scenario.tail.threshold,
+            )
+            self.bodies[spec.job] = JobBody(spec, shares, self._fleet, scenario.switching)
+            self._unsettled += 1
+            self._at(spec.arrival_s, self._arrive, spec, 0, 0)
+        self._next_fault(self._crash_some_job, scenario.faults.job_crashes_per_h)
+        self._next_fault(self._lose_some_node, scenario.faults.node_losses_per_h)
+
+    @property
+    def now_s(self) -> float:
+        return self._queue.now_s
+
+    @property
+    def settled(self) -> int:
+        """Jobs that finished or were refused."""
+        return len(self.bodies) - self._unsettled
+
+    def run(self, progress: Callable[[float], None] | None = None) -> None:
+        """Until every job has finished or was refused."""
+        report_at = 0
+        while self._unsettled:
+            assert len(self._queue), f"{self._unsettled} jobs wait for ever: {self._stuck()}"
+            function, arguments = self._queue.pop()
+            function(*arguments)
+            if progress is not None and self.events >= report_at:
+                report_at = self.events + 5000
+                progress(self.settled / len(self.bodies))
+        self._controller.check_integrity()
+        self.account.close(self.now_s)
+
+    def _stuck(self) -> list[JobId]:
+        return [job for job, body in self.bodies.items() if body.account.finished_s is None][:5]
+
+    def _at(self, at_s: float, function: Callable[..., None], *arguments: Any) -> None:
+        self._queue.push(at_s, (function, arguments))
+
+    # Events to the controller, and its commands.
+
+    def _tell(self, event: Event) -> None:
+        self._deliver(event)
+        doubled = self._scenario.faults.doubled_message_share
+        if doubled and self._faults.random() < doubled:
+            late_s = self.now_s + float(self._faults.exponential(60.0))
+            self._at(late_s, self._redeliver, event)
+
+    def _redeliver(self, event: Event) -> None:
+        """The same message once more, later; it says its old time, as a message from a socket would get a new one."""
+        body = {name: getattr(event, name) for name in event.__slots__}
+        self._deliver(type(event)(**{**body, "now_s": self.now_s}))
+
+    def _deliver(self, event: Event) -> None:
+        self.events += 1
+        for command in self._controller.handle(event):
+            self._obey(command)
+        if self.events % self._check_every == 0:
+            self._controller.check_integrity()
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case GrantPermit():
+                self._begin(command)
+            case StartJob():
+                self._start(command)
+            case StopJob():
+                body = self.bodies[command.job]
+                self._stop(body) if command.moves else self._die(body)
+            case RentNodes():
+                self.account.rent(command.nodes, self.now_s)
+            case ReturnNodes():
+                self.account.give_back(command.nodes, self.now_s)
+            case ShrinkRollout():
+                self._shrink(self._runs[command.permit])
+            case SetTimer():
+                self._at(command.at_s, self._fire, command.token)
+            case HoldJob():
+                self.bodies[command.job].account.reason = command.reason
+            case RefuseJob():
+                self.bodies[command.job].account.reason = command.reason
+                self.refusals.append((command.job, command.reason))
+                self._unsettled -= 1
+
+    def _fire(self, token: str) -> None:
+        self._tell(TimerFired(self.now_s, token))
+
+    # A job's life.
+
+    def _arrive(self, spec: JobSpec, iterations_done: int, crashes: int) -> None:
+        self._tell(JobArrived(self.now_s, spec, iterations_done, crashes))
+
+    def _start(self, command: StartJob) -> None:
+        body = self.bodies[command.job]
+        account = body.account
+        billions = body.spec.profile.model_billions
+        moved = account.group is not None and account.clock_s is not None
+        load_s = self._scenario.switching.cold_s(billions)
+        if moved:
+            load_s = self._fleet.move.of(body.spec.profile)
+            account.moves += 1
+        if account.placed_s is None:
+            account.placed_s = self.now_s
+            account.strategy = command.strategy
+        account.group = command.group
+        account.reason = command.reason
+        body.epoch = command.epoch
+        body.iteration = command.iterations_done
+        body.local = command.rollout_nodes == command.train_nodes
+        body.train_nodes = len(command.train_nodes)
+        loaded_s = self.now_s + load_s
+        if body.iteration < body.spec.iterations:
+            self._at(loaded_s, self._request, body, body.epoch, Phase.ROLLOUT)
+        else:  # It crashed in the sync after its last iteration.
+            self._at(loaded_s, self._complete, body, body.epoch)
+
+    def _request(self, body: JobBody, epoch: int, phase: Phase) -> None:
+        if body.epoch == epoch:
+            self._tell(PhaseRequested(self.now_s, body.spec.job, epoch, phase, body.iteration))
+
+    def _begin(self, command: GrantPermit) -> None:
+        body = self.bodies[command.job]
+        now_s = self.now_s
+        body.account.permitted(now_s)
+        phase = command.phase
+        work_s = body.work_s(phase)
+        switch_s = body.warm_s if command.switch else 0.0
+        length_s = work_s * body.scale(phase)
+        tail_left_s = None
+        if phase is Phase.ROLLOUT and self._scenario.tail.enabled:
+            share = body.shares.tail[body.iteration]
+            tail_left_s = switch_s + length_s * share if share < 1 else None
+        run = Run(
+            command.permit, body, phase, command.nodes, now_s, switch_s, work_s,
+            switch_s + length_s, tail_left_s, now_s,
+        )  # fmt: skip
+        self.account.switches += command.switch
+        body.run = run
+        self._runs[command.permit] = run
+        for node in command.nodes:
+            self._users[node] = run
+        if self._tails:
+            run.speed = self._speed(run)
+        self._expect(run)
+
+    def _expect(self, run: Run) -> None:
+        """Queue what will happen to a run if its speed stays."""
+        end_s = run.at_s + run.left_s / run.speed
+        if run.tail_left_s is not None:
+            tail_s = run.at_s + run.tail_left_s / run.speed
+            if tail_s < end_s:
+                self._at(tail_s, self._reach_tail, run, run.version)
+        self._at(end_s, self._finish, run, run.version)
+
+    def _reach_tail(self, run: Run, version: int) -> None:
+        if run.version == version and run.permit in self._runs:
+            run.tail_left_s = None
+            self._tell(TailReached(self.now_s, run.body.spec.job, run.permit))
+
+    def _finish(self, run: Run, version: int) -> None:
+        if run.version != version or run.permit not in self._runs:
+            return
+        body = run.body
+        self._end(run)
+        last = run.phase is Phase.TRAIN
+        if last:
+            body.account.iteration_ended(self.now_s + body.sync_s, body.solo_s())
+            body.iteration += 1
+        epoch = body.epoch
+        self._tell(PhaseFinished(self.now_s, body.spec.job, run.permit, run.work_s))
+        if not last:
+            self._request(body, epoch, Phase.TRAIN)
+        elif body.iteration < body.spec.iterations:
+            self._at(self.now_s + body.sync_s, self._request, body, epoch, Phase.ROLLOUT)
+        else:
+            self._at(self.now_s + body.sync_s, self._complete, body, epoch)
+
+    def _complete(self, body: JobBody, epoch: int) -> None:
+        if body.epoch != epoch:
+            return
+        body.account.finished_s = self.now_s
+        body.epoch = 0
+        self._unsettled -= 1
+        self._tell(JobFinished(self.now_s, body.spec.job, epoch))
+
+    def _end(self, run: Run) -> None:
+        """A run gives its devices back, and whoever ran beside its tail gets them."""
+        now_s = self.now_s
+        del self._runs[run.permit]
+        run.body.run = None
+        switched_s = min(run.began_s + run.switch_s, now_s)
+        self.account.ran(
+            run.body.spec.job, run.phase, run.nodes, (run.began_s, switched_s, now_s),
+            run.shrunk_s, self._scenario.tail.keep_share,
+        )  # fmt: skip
+        table = self._users if run.shrunk_s is None else self._tails
+        for node in run.nodes:
+            if table.get(node) is run:
+                del table[node]
+        if run.shrunk_s is not None:
+            self._change_speeds(run.nodes)
+
+    def _shrink(self, run: Run) -> None:
+        run.shrunk_s = self.now_s
+        self.tail_migrations += 1
+        for node in run.nodes:
+            del self._users[node]
+            self._tails[node] = run
+
+    def _speed(self, run: Run) -> float:
+        kept = self._scenario.tail.keep_share
+        taken = sum(node in self._tails and self._tails[node] is not run for node in run.nodes)
+        return 1 - kept * taken / len(run.nodes)
+
+    def _change_speeds(self, nodes: tuple[NodeId, ...]) -> None:
+        for run in {id(self._users[n]): self._users[n] for n in nodes if n in self._users}.values():
+            run.advance(self.now_s)
+            run.speed = self._speed(run)
+            run.version += 1
+            self._expect(run)
+
+    def _stop(self, body: JobBody) -> None:
+        """Its processes end where they are."""
+        if body.run is not None:
+            self._end(body.run)
+        body.epoch = 0
+
+    # Faults.
+
+    def _next_fault(self, function: Callable[[], None], per_h: float) -> None:
+        if per_h > 0:
+            gap_s = float(self._faults.exponential(3600 / per_h))
+            self._at(self.now_s + gap_s, function)
+
+    def _crash_some_job(self) -> None:
+        self._next_fault(self._crash_some_job, self._scenario.faults.job_crashes_per_h)
+        alive = [body for body in self.bodies.values() if body.epoch > 0]
+        if alive:
+            body = alive[int(self._faults.integers(len(alive)))]
+            epoch = body.epoch
+            self._die(body)
+            self._tell(JobCrashed(self.now_s, body.spec.job, epoch))
+
+    def _lose_some_node(self) -> None:
+        self._next_fault(self._lose_some_node, self._scenario.faults.node_losses_per_h)
+        rented = self.account.rented()
+        if rented:
+            node = rented[int(self._faults.integers(len(rented)))]
+            self._tell(NodeLost(self.now_s, node))
+
+    def _die(self, body: JobBody) -> None:
+        self._stop(body)
+        account = body.account
+        account.crashed()
+        back_s = self.now_s + self._scenario.faults.repair_s
+        self._at(back_s, self._arrive, body.spec, account.iterations_done, account.crashes)

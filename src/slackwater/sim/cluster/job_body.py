@@ -1,0 +1,99 @@
+"""A simulated job: what it is doing, and how long its next phase will really take."""
+
+from dataclasses import dataclass
+
+from slackwater.model.ids import NodeId
+from slackwater.model.job import JobSpec
+from slackwater.model.placement import Phase
+from slackwater.model.switching import SwitchCosts
+from slackwater.policy.fleet import Fleet
+from slackwater.sim.cluster.ledger import JobAccount
+from slackwater.sim.cluster.lengths import PhaseShares
+
+
+@dataclass(slots=True)
+class Run:
+    """A phase under way. `left_s` of its time at full speed was left at `at_s`; beside another's tail it is slower."""
+
+    permit: int
+    body: "JobBody"
+    phase: Phase
+    nodes: tuple[NodeId, ...]
+    began_s: float
+    switch_s: float
+    work_s: float  # on the nodes of the profile
+    left_s: float
+    tail_left_s: float | None  # time at full speed until the tail is reached
+    at_s: float
+    speed: float = 1.0
+    version: int = 0
+    shrunk_s: float | None = None
+
+    def advance(self, now_s: float) -> None:
+        """Account for the time since the last change of speed."""
+        done_s = (now_s - self.at_s) * self.speed
+        self.left_s = max(self.left_s - done_s, 0.0)
+        if self.tail_left_s is not None:
+            self.tail_left_s = max(self.tail_left_s - done_s, 0.0)
+        self.at_s = now_s
+
+
+class JobBody:
+    """One job's processes, as far as time goes."""
+
+    __slots__ = (
+        "_fleet",
+        "_warm_s",
+        "account",
+        "epoch",
+        "iteration",
+        "local",
+        "run",
+        "shares",
+        "spec",
+        "train_nodes",
+    )
+
+    def __init__(
+        self, spec: JobSpec, shares: PhaseShares, fleet: Fleet, costs: SwitchCosts
+    ) -> None:
+        self.spec = spec
+        self.shares = shares
+        self.account = JobAccount(spec)
+        self.epoch = 0
+        self.iteration = 0
+        self.local = False
+        self.train_nodes = spec.profile.train_nodes
+        self.run: Run | None = None
+        self._fleet = fleet
+        self._warm_s = costs.warm_s(spec.profile.model_billions)
+
+    @property
+    def warm_s(self) -> float:
+        """To bring its state from host memory."""
+        return self._warm_s
+
+    def work_s(self, phase: Phase) -> float:
+        """What the next phase's work takes on the nodes of the profile: the declared length holds a warm switch."""
+        if phase is Phase.ROLLOUT:
+            declared_s, share = self.spec.profile.rollout_s, self.shares.rollout[self.iteration]
+        else:
+            declared_s, share = self.spec.profile.train_s, self.shares.train[self.iteration]
+        return max(declared_s - self._warm_s, 0.0) * share
+
+    def scale(self, phase: Phase) -> float:
+        """Time on the nodes it has over time on the nodes of its profile."""
+        profile = self.spec.profile
+        if phase is Phase.TRAIN:
+            return profile.train_nodes / self.train_nodes
+        if self.local:
+            return self._fleet.local_rollout_s(profile, self.train_nodes) / profile.rollout_s
+        return 1.0
+
+    @property
+    def sync_s(self) -> float:
+        return 0.0 if self.local else self.spec.profile.sync_s
+
+    def solo_s(self) -> float:
+        """What the iteration that just ended would have taken on the job's own nodes."""
+        return self.work_s(Phase.ROLLOUT) + self.work_s(Phase.TRAIN) + self.spec.profile.sync_s
