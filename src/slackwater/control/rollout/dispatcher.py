@@ -112,6 +112,7 @@ class Dispatcher:
         record = self._fleet.records.get(turn.instance)
         if record is not None:
             del record.attempts[turn.attempt]
+            record.steady_frame = None
             record.load.in_flight -= 1
             record.load.waiting = min(record.load.waiting, record.load.in_flight)
             record.load.kv_load_tokens = max(record.load.kv_load_tokens - turn.sent_context, 0)

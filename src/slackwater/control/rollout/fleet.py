@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from slackwater.control.rollout.live_turn import LiveTurn
+from slackwater.control.rollout.steady_frame import SteadyFrame
 from slackwater.control.rollout.waiting_line import NeedKey
 from slackwater.model.ids import InstanceId, JobId
 from slackwater.model.instance import InstanceKind, InstanceSpec, InstanceState
@@ -37,6 +38,7 @@ class InstanceRecord:
         self.draining = False
         self.leaves_at_s: float | None = None
         self.stalled = False
+        self.steady_frame: SteadyFrame | None = None
 
     @property
     def state(self) -> InstanceState:

@@ -8,10 +8,12 @@ the attempt is undone, the turn goes on elsewhere, and an instance with too many
 from slackwater.control.rollout.books import Books, Out
 from slackwater.control.rollout.commands import AppendTokens
 from slackwater.control.rollout.events import PromptScored, TokensArrived, TurnEnded, TurnRefused
+from slackwater.control.rollout.fleet import InstanceRecord
 from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.control.rollout.membership import Membership
+from slackwater.control.rollout.steady_frame import SteadyFrame
 from slackwater.model.ids import InstanceId
-from slackwater.model.turn import FinishReason
+from slackwater.model.turn import AttemptId, FinishReason
 
 _TOKEN_IDS = 2**32
 
@@ -36,27 +38,17 @@ class Ownership:
         if event.counts or event.topk:
             self._append_rows(event, out)
         else:
-            self._append_singles(event, out)
+            self._append_singles(record, event, out)
 
-    def _append_singles(self, event: TokensArrived, out: Out) -> None:
-        """The common frame, one token a turn, without a call or a slice per token."""
-        attempts, instance, accepted = self._books.dispatcher.attempts, event.instance, 0
-        for row, attempt in enumerate(event.attempts):
-            turn = attempts.get(attempt)
-            if (
-                turn is None
-                or turn.instance != instance
-                or turn.spec.stream
-                or turn.topk is not None
-                or len(turn.tokens) >= turn.limit
-            ):
-                self._append_row(event, attempt, row, row + 1, out)
-                continue
-            turn.tokens.append(event.tokens[row])
-            turn.logprobs.append(event.logprobs[row])
-            turn.barren_losses = 0
-            accepted += 1
-        self._books.counters.accepted_tokens += accepted
+    def _append_singles(self, record: InstanceRecord, event: TokensArrived, out: Out) -> None:
+        """The common frame: one token a turn, mostly of the same turns as the one before."""
+        steady = record.steady_frame
+        if steady is not None and steady.take(event.attempts, event.tokens, event.logprobs):
+            self._books.counters.accepted_tokens += len(event.tokens)
+            return
+        self._append_rows(event, out)
+        turns = [record.attempts.get(AttemptId(attempt)) for attempt in event.attempts]
+        record.steady_frame = SteadyFrame.of(event.attempts, turns)
 
     def _append_rows(self, event: TokensArrived, out: Out) -> None:
         start = 0

@@ -1,0 +1,96 @@
+"""Frames of the same attempts take a short way; nothing may come of it but speed."""
+
+from fleet_driver import FleetDriver
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slackwater.control.rollout.commands import CompleteTurn, Dispatch, FailTurn
+from slackwater.control.rollout.events import InstanceLost, TokensArrived, TurnCancelled
+from slackwater.model.ids import InstanceId, TurnId
+from slackwater.model.turn import FinishReason
+
+
+def frame(
+    driver: FleetDriver, attempts: list[int], token: int, instance: str = "a"
+) -> list[object]:
+    columns = [token] * len(attempts), [-0.5] * len(attempts)
+    return list(driver.happen(TokensArrived(0.0, InstanceId(instance), list(attempts), *columns)))
+
+
+def running(driver: FleetDriver, count: int, *, limit: int = 10) -> list[int]:
+    driver.join("a", max_running=count)
+    made: list[int] = []
+    for number in range(count):
+        commands = driver.submit(f"t{number}", max_tokens=limit)
+        made += [command.attempt for command in commands if isinstance(command, Dispatch)]
+    return made
+
+
+def tokens_of(driver: FleetDriver, name: str) -> list[int]:
+    return list(driver.manager.books.turns[TurnId(name)].tokens)
+
+
+def test_equal_frames_are_all_kept() -> None:
+    driver = FleetDriver()
+    attempts = running(driver, 3)
+    for token in range(5):
+        frame(driver, attempts, token)
+    assert [tokens_of(driver, f"t{n}") for n in range(3)] == [[0, 1, 2, 3, 4]] * 3
+    assert driver.manager.gauges()["accepted_tokens"] == 15
+
+
+def test_a_frame_beyond_the_budget_is_a_fault_also_on_the_short_way() -> None:
+    driver = FleetDriver()
+    attempts = running(driver, 2, limit=3)
+    for token in range(3):
+        frame(driver, attempts, token)
+    frame(driver, attempts, 9)
+    assert driver.manager.gauges()["faults"] == 2
+    assert all(9 not in tokens_of(driver, name) for name in ("t0", "t1"))
+
+
+def test_a_turn_that_left_keeps_nothing_of_later_frames() -> None:
+    driver = FleetDriver()
+    attempts = running(driver, 2)
+    frame(driver, attempts, 1)
+    frame(driver, attempts, 2)
+    left = driver.manager.books.turns[TurnId("t0")]
+    driver.happen(TurnCancelled(0.0, TurnId("t0")))
+    frame(driver, attempts, 3)
+    assert list(left.tokens) == [1, 2]
+    assert tokens_of(driver, "t1") == [1, 2, 3]
+    assert driver.manager.gauges()["late_tokens"] == 1
+
+
+def test_a_frame_of_an_instance_that_is_gone_is_late() -> None:
+    driver = FleetDriver()
+    attempts = running(driver, 1)
+    frame(driver, attempts, 1)
+    driver.happen(InstanceLost(0.0, InstanceId("a"), "killed"))
+    frame(driver, attempts, 2)
+    assert tokens_of(driver, "t0") == [1]
+
+
+def test_an_attempt_twice_in_a_frame_counts_twice_against_its_budget() -> None:
+    driver = FleetDriver()
+    (attempt,) = running(driver, 1, limit=3)
+    frame(driver, [attempt, attempt], 1)
+    frame(driver, [attempt, attempt], 2)
+    assert driver.manager.gauges()["faults"] == 1
+
+
+@given(st.lists(st.sets(st.integers(0, 4), min_size=1), min_size=1, max_size=30))
+def test_any_sequence_of_batches_gives_each_turn_its_own_tokens(batches: list[set[int]]) -> None:
+    driver = FleetDriver()
+    attempts = running(driver, 5, limit=100)
+    wanted: dict[int, list[int]] = {number: [] for number in range(5)}
+    for token, batch in enumerate(batches):
+        frame(driver, [attempts[number] for number in sorted(batch)], token)
+        for number in batch:
+            wanted[number].append(token)
+    for number, tokens in wanted.items():
+        assert tokens_of(driver, f"t{number}") == tokens
+        ended = driver.end("a", attempts[number], len(tokens), reason=FinishReason.STOP)
+        (complete,) = [c for c in ended if isinstance(c, (CompleteTurn, FailTurn))]
+        assert isinstance(complete, CompleteTurn)
+        assert list(complete.tokens) == tokens
