@@ -12,6 +12,8 @@ from slackwater.model.errors import SlackwaterError
 # name -> (module with a typer `app`, one line of help). Add a command by adding a line.
 COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("slackwater.cli.bench", "Measure, and print one JSON object."),
+    "plan": ("slackwater.cli.plan", "Say how jobs should share a fleet, and what that saves."),
+    "sim": ("slackwater.cli.sim", "Run a fleet in virtual time: run, compare, replay, list."),
     "model": ("slackwater.cli.model", "Get or make models."),
 }
 
@@ -39,17 +41,33 @@ def root() -> None:
     """RL post-training of language models on the slack of a GPU fleet."""
 
 
+# Newer typer carries a click of its own, whose errors are not the installed click's.
+_USAGE_ERRORS: tuple[type[Exception], ...] = (
+    click.ClickException,
+    *(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"),
+)
+
+
 def main() -> None:
     """Exit 0 if it worked, 1 if it failed, 2 if the input was wrong, 130 on Ctrl-C."""
     try:
         status = root.main(standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
+    except (click.exceptions.Exit, typer.Exit) as ended:
+        sys.exit(ended.exit_code)
+    except _USAGE_ERRORS as error:
+        _show_usage(error)
         sys.exit(2)
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, typer.Abort, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
         sys.exit(130)
     except SlackwaterError as error:
         print(f"slackwater: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ValueError) else 1)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _show_usage(error: Any) -> None:
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+    else:
+        print(f"slackwater: {error.format_message()} (see --help)", file=sys.stderr)

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from rich.console import Group, RenderableType
+from rich import box
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from slackwater.sim.cluster.report import JobRow, RunReport
@@ -11,12 +12,24 @@ from slackwater.sim.summary import cost_baseline, mean_slowdown, ratio
 _ROWS_SHOWN = 25
 
 
+_PIPED_WIDTH = 110
+
+
+def show(what: RenderableType) -> None:
+    """Print for people; a file or pipe has no width of its own."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_PIPED_WIDTH)
+    console.print(what)
+
+
 def run_table(report: RunReport) -> RenderableType:
     """One run: its totals, then its jobs (the first of many)."""
     heading = Table(
         title=f"{report.scenario}: policy {report.policy}, order {report.ordering}, seed {report.seed}",
         show_header=False,
         title_justify="left",
+        box=box.SIMPLE,
     )
     heading.add_row(
         "cost", f"{report.cost:,.0f} $ in {hours(report.end_s)} ({report.cost_per_h:,.2f} $/h)"
@@ -44,9 +57,13 @@ def run_table(report: RunReport) -> RenderableType:
 def comparison_table(reports: Sequence[RunReport]) -> RenderableType:
     """Policies side by side, the cheapest marked."""
     against = cost_baseline(reports)
-    table = Table(title=f"{reports[0].scenario}: {len(reports[0].jobs)} jobs", title_justify="left")
-    table.add_column("policy")
-    names = (
+    table = Table(
+        title=f"{reports[0].scenario}: {len(reports[0].jobs)} jobs",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    table.add_column("policy", no_wrap=True)
+    for name in (
         "cost $",
         "$/h",
         f"x below {against.policy}",
@@ -56,8 +73,7 @@ def comparison_table(reports: Sequence[RunReport]) -> RenderableType:
         "idle train",
         "done after",
         "refused",
-    )
-    for name in names:
+    ):
         table.add_column(name, justify="right")
     cheapest = min(
         (r for r in reports if r.slo_attainment == 1.0), key=lambda r: r.cost, default=None
@@ -81,8 +97,10 @@ def comparison_table(reports: Sequence[RunReport]) -> RenderableType:
 
 def hours(seconds: float) -> str:
     """A length of time as a person would say it."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
     if seconds < 7200:
-        return f"{seconds / 60:.1f} min"
+        return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h" if seconds < 4 * 86400 else f"{seconds / 86400:.1f} days"
 
 
@@ -98,34 +116,23 @@ def times(value: float | None) -> str:
 
 
 def _jobs_table(rows: Sequence[JobRow]) -> RenderableType:
-    table = Table()
-    table.add_column("job")
-    for name in (
-        "SLO",
-        "slowdown",
-        "kept",
-        "arrived",
-        "waited",
-        "ran",
-        "iterations",
-        "group",
-        "placed by",
-        "moves",
-    ):
-        table.add_column(name, justify="right")
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("job", no_wrap=True)
+    for name in ("SLO", "slowdown", "kept", "waited", "ran", "iterations"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("group", no_wrap=True)
+    table.add_column("placed by", no_wrap=True)
     for row in rows[:_ROWS_SHOWN]:
         table.add_row(
             row.job,
             f"{row.slo:.2f}",
             times(row.slowdown_realised) if row.placed_s is not None else "-",
             "yes" if row.kept_slo else "[red]no[/red]",
-            hours(row.arrival_s),
             hours(row.queued_s),
             hours(row.elapsed_s),
             f"{row.iterations_done}/{row.iterations}",
             row.group or "-",
             row.strategy.value if row.strategy else "-",
-            str(row.moves),
         )
     if len(rows) > _ROWS_SHOWN:
         table.caption = f"{len(rows) - _ROWS_SHOWN} more jobs: --json prints all"

@@ -1,0 +1,149 @@
+"""`slackwater plan`: how should these jobs share this fleet, and what would that save?"""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from slackwater.sim.cluster.report import RunReport
+    from slackwater.sim.planning import SharingPlan
+    from slackwater.sim.scenario_file import FleetEntry
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def plan(
+    fleet: Annotated[
+        Path, typer.Option(metavar="FILE", help="fleet.toml: [rollout] and [train] pools")
+    ],
+    jobs: Annotated[Path, typer.Option(metavar="FILE", help="jobs.csv: one row per job")],
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="A.B=C", help="change the fleet; repeatable"),
+    ] = None,
+    policy: Annotated[str, typer.Option(help="placement policy")] = "ours",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print what was read and stop")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="draw some cycles: .png, .svg or .pdf")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write a trace that opens in Perfetto")
+    ] = None,
+) -> None:
+    """Say which jobs should share which nodes, what slows each down, and what that saves."""
+    from slackwater.cli.scenario_source import fleet_of_pools, plot_format
+    from slackwater.model.config import plain
+    from slackwater.sim.job_entry import read_jobs
+    from slackwater.sim.planning import plan_sharing
+    from slackwater.sim.planning_figures import plan_figures
+    from slackwater.sim.scenario_file import check_fits, read_fleet
+
+    entry = read_fleet(fleet, sets or [])
+    specs = read_jobs(jobs)
+    fmt = plot_format(plot)
+    pools = fleet_of_pools(entry.pools())
+    for spec in specs:
+        check_fits(spec, pools, jobs.name)
+    if dry_run:
+        _print_input({"fleet": plain(entry), "jobs": plain(specs)}, as_json)
+        return
+    shared = plan_sharing(specs, pools, policy, {})
+    report = _measured(shared, entry, policy)
+    _write_pictures(report, plot, fmt, trace)
+    figures = plan_figures(shared, pools, report)
+    if as_json:
+        print(json.dumps(figures))
+        return
+    from slackwater.cli.run_tables import show
+
+    show(_tables(figures))
+
+
+def _print_input(read: dict[str, Any], as_json: bool) -> None:
+    from slackwater.model.toml_text import toml_text
+
+    print(json.dumps(read) if as_json else toml_text(read).rstrip("\n"))
+
+
+def _measured(shared: "SharingPlan", entry: "FleetEntry", policy: str) -> "RunReport":
+    """Run the plan in virtual time, every phase at its worst."""
+    from slackwater.cli.sim import progress_bar
+    from slackwater.model.errors import RefusedError
+    from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
+    from slackwater.sim.cluster.simulate import simulate
+    from slackwater.sim.planning import measured_jobs
+
+    if not shared.placed:
+        reasons = "; ".join(f"{refusal.job}: {refusal.reason}" for refusal in shared.refusals)
+        raise RefusedError(f"no job can be placed: {reasons}")
+    scenario = ClusterScenario(
+        name="plan",
+        fleet=entry.pools(),
+        jobs=measured_jobs(shared),
+        policy=PolicyConfig(name=policy),
+    )
+    with progress_bar("plan") as progress:
+        return simulate(scenario, spans=True, progress=progress)
+
+
+def _write_pictures(report: "RunReport", plot: Path | None, fmt: str, trace: Path | None) -> None:
+    from slackwater.cli.atomic_file import atomic_file, write_atomically
+
+    if trace:
+        from slackwater.sim.perfetto import trace_json
+
+        with atomic_file(trace, "--trace") as part:
+            part.writelines(trace_json(report))
+    if plot:
+        from slackwater.sim.plot import timeline_image
+
+        write_atomically(plot, timeline_image(report, fmt), "--plot")
+
+
+def _tables(figures: dict[str, Any]) -> "RenderableType":
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+
+    from slackwater.cli.run_tables import share, times
+
+    table = Table(title="Who shares what", title_justify="left", box=box.SIMPLE_HEAD)
+    for name in ("group", "nodes", "$/h", "job", "placed by"):
+        table.add_column(name)
+    for name in ("alone", "shared", "slowdown", "SLO"):
+        table.add_column(name, justify="right")
+    for group in figures["groups"]:
+        nodes = f"{len(group['rollout_nodes'])} rollout + {len(group['train_nodes'])} train"
+        lead = (group["group"], nodes, f"{group['price_per_h']:,.2f}")
+        for job in group["jobs"]:
+            table.add_row(
+                *lead,
+                job["job"],
+                job["placed_by"],
+                f"{job['solo_s']:.0f} s",
+                f"{job['iteration_s']:.0f} s",
+                times(job["slowdown"]),
+                f"{job['slo']:.2f}",
+                style=None if job["kept_slo"] else "red",
+            )
+            lead = ("", "", "")
+        table.add_section()
+    lines = [
+        f"alone {figures['alone_price_per_h']:,.2f} $/h, shared {figures['price_per_h']:,.2f} $/h: "
+        f"saves {figures['saved_per_h']:,.2f} $/h, {times(figures['times_cheaper'])} cheaper, "
+        f"{times(figures['work_per_dollar'])} the iterations per dollar",
+        f"{figures['placed']} of {figures['jobs']} jobs placed, SLO kept by {share(figures['slo_attainment'])}",
+    ]
+    lines += [
+        f"{'refused' if r['for_good'] else 'must wait'}: {r['job']}: {r['reason']}"
+        for r in figures["refusals"]
+    ]
+    return Group(table, *lines)

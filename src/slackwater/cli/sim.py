@@ -1,0 +1,215 @@
+"""`slackwater sim`: run a fleet in virtual time."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from slackwater.control.record import Divergence
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Run a fleet in virtual time.")
+
+File = Annotated[str, typer.Argument(metavar="FILE", help="scenario file, or a name of `sim list`")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="A.B=C", help="change one setting; repeatable")
+]
+Seed = Annotated[int | None, typer.Option(help="seed of everything random")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="print the resolved scenario and stop")]
+AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object")]
+Plot = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="draw timeline and cost: .png, .svg or .pdf")
+]
+
+
+@app.command()
+def run(
+    file: File,
+    sets: Sets = None,
+    policy: Annotated[str | None, typer.Option(help="short for --set policy.name=...")] = None,
+    seed: Seed = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    plot: Plot = None,
+    hours: Annotated[
+        str | None, typer.Option(metavar="FROM:TO", help="hours of the run that --plot shows")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write a trace that opens in Perfetto")
+    ] = None,
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write every event and command, to replay")
+    ] = None,
+) -> None:
+    """Run one scenario under its policy."""
+    from slackwater.cli import scenario_source as source
+    from slackwater.cli.atomic_file import atomic_file, write_atomically
+
+    written, scenario = source.read_source(file, sets, policy, seed)
+    source.check_policy(scenario)
+    fmt, window = source.plot_format(plot), source.hour_window(hours)
+    if dry_run:
+        print(source.resolved_text(written, as_json))
+        return
+    from slackwater.sim.cluster.simulate import simulate
+
+    with contextlib.ExitStack() as outputs:
+        sink = outputs.enter_context(atomic_file(record, "--record")) if record else None
+        with progress_bar(scenario.name) as progress:
+            report = simulate(
+                scenario,
+                spans=bool(plot or trace),
+                progress=progress,
+                record=_into(sink),
+            )
+    if trace:
+        from slackwater.sim.perfetto import trace_json
+
+        with atomic_file(trace, "--trace") as part:
+            part.writelines(trace_json(report))
+    if plot:
+        from slackwater.sim.plot import timeline_image
+
+        write_atomically(plot, timeline_image(report, fmt, window), "--plot")
+    if as_json:
+        from slackwater.model.config import plain
+        from slackwater.sim.summary import run_summary
+
+        print(json.dumps({**run_summary(report), "config": plain(written)}))
+        return
+    from slackwater.cli.run_tables import run_table, show
+
+    show(run_table(report))
+
+
+@app.command()
+def compare(
+    file: File,
+    sets: Sets = None,
+    policies: Annotated[
+        str | None, typer.Option(metavar="A,B,C", help="policies, instead of the file's `compare`")
+    ] = None,
+    seed: Seed = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    plot: Plot = None,
+) -> None:
+    """Run one scenario under several policies and compare what they cost."""
+    from slackwater.cli import scenario_source as source
+    from slackwater.cli.atomic_file import write_atomically
+
+    written, scenario = source.read_source(file, sets, None, seed)
+    scenarios = source.under_each(scenario, written, policies)
+    fmt = source.plot_format(plot)
+    if dry_run:
+        print(source.resolved_text(written, as_json))
+        return
+    from slackwater.sim.cluster.simulate import simulate
+
+    reports = []
+    with progress_bar(scenario.name) as progress:
+        for number, one in enumerate(scenarios):
+
+            def moved(share: float, done: int = number) -> None:
+                progress((done + share) / len(scenarios))
+
+            reports.append(simulate(one, progress=moved))
+    if plot:
+        from slackwater.sim.plot import comparison_image
+
+        write_atomically(plot, comparison_image(reports, fmt), "--plot")
+    if as_json:
+        from slackwater.model.config import plain
+        from slackwater.sim.summary import comparison
+
+        print(json.dumps({"policies": comparison(reports), "config": plain(written)}))
+        return
+    from slackwater.cli.run_tables import comparison_table, show
+
+    show(comparison_table(reports))
+
+
+@app.command()
+def replay(
+    record: Annotated[Path, typer.Argument(metavar="RECORD", help="what `sim run --record` wrote")],
+    as_json: AsJson = False,
+) -> None:
+    """Feed a recorded run to a fresh co-scheduler and see whether it decides the same."""
+    agreed, divergence = _replayed(record)
+    if as_json:
+        from slackwater.model.config import plain
+
+        print(json.dumps({"events_agreed": agreed, "divergence": plain(divergence)}))
+    elif divergence is None:
+        print(f"{agreed:,} events replayed; every command is the same")
+    else:
+        print(f"{agreed:,} events agreed; line {divergence.line + 1} does not: {divergence.event}")
+        print(f"recorded: {divergence.recorded}")
+        print(f"replayed: {divergence.replayed}")
+    if divergence is not None:
+        raise typer.Exit(1)
+
+
+@app.command("list")
+def list_shipped(as_json: AsJson = False) -> None:
+    """The scenarios that come with the package."""
+    from rich import box
+    from rich.table import Table
+
+    from slackwater.cli.run_tables import show
+    from slackwater.sim.scenario_file import shipped_scenarios
+
+    shipped = shipped_scenarios()
+    if as_json:
+        print(json.dumps({name: file.description for name, file in shipped.items()}))
+        return
+    table = Table("scenario", "what it is", "compares", box=box.SIMPLE_HEAD)
+    for name, file in shipped.items():
+        table.add_row(name, file.description, ", ".join(file.compare))
+    show(table)
+
+
+def _replayed(record: Path) -> "tuple[int, Divergence | None]":
+    import msgspec
+
+    from slackwater.model.errors import ConfigError
+    from slackwater.sim.cluster.simulate import replay_run
+
+    number = 0
+
+    def counted(lines: IO[bytes]) -> Iterator[bytes]:
+        nonlocal number
+        for number, line in enumerate(lines, start=1):  # noqa: B007
+            yield line
+
+    try:
+        with record.open("rb") as lines:
+            return replay_run(counted(lines))
+    except OSError as error:
+        raise ConfigError.of("RECORD", str(record), f"cannot be read: {error.strerror}") from None
+    except (msgspec.MsgspecError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{record.name} line {number}: is no line of a record ({error}); use what --record wrote"
+        ) from None
+
+
+def _into(sink: IO[bytes] | None) -> Callable[[bytes], None] | None:
+    def write(line: bytes) -> None:
+        assert sink is not None
+        sink.write(line)
+
+    return write if sink else None
+
+
+@contextlib.contextmanager
+def progress_bar(name: str) -> Iterator[Callable[[float], None]]:
+    """A bar on the error stream, gone when the block ends; what is yielded moves it to a share of 1."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(name, total=1.0)
+        yield lambda share: bar.update(task, completed=share)
