@@ -10,7 +10,7 @@ import typer
 from slackwater.model.errors import ConfigError
 
 # One line per bench: module under slackwater.bench, named as the bench.
-BENCHES: tuple[str, ...] = ()
+BENCHES: tuple[str, ...] = ("fanin",)
 
 app = typer.Typer(add_completion=False)
 
