@@ -78,7 +78,7 @@ class Launcher:
             starts += 1
             worker = WorkerId(f"{plan.name}.{starts}")
             began_s = loop.time()
-            process = await self._spawn(plan, worker, connect)
+            process = await spawn_worker(plan, worker, connect, self._secret, self._logs)
             self._processes[worker] = process
             status = await process.wait()
             del self._processes[worker]
@@ -89,22 +89,24 @@ class Launcher:
             )
             await asyncio.sleep(delay_s)
 
-    async def _spawn(
-        self, plan: WorkerPlan, worker: WorkerId, connect: str
-    ) -> asyncio.subprocess.Process:
-        environment = os.environ | {SECRET_VARIABLE: self._secret, "OMP_NUM_THREADS": "1"}
-        with (self._logs / f"{plan.name}.log").open("ab") as log:
-            return await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                plan.module,
-                "--connect",
-                connect,
-                "--worker",
-                worker,
-                *plan.arguments,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-            )
+
+async def spawn_worker(
+    plan: WorkerPlan, worker: WorkerId, connect: str, secret: str, logs: Path
+) -> asyncio.subprocess.Process:
+    """Start one worker process under a name; what it says goes to `<plan>.log`."""
+    environment = os.environ | {SECRET_VARIABLE: secret, "OMP_NUM_THREADS": "1"}
+    with (logs / f"{plan.name}.log").open("ab") as log:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            plan.module,
+            "--connect",
+            connect,
+            "--worker",
+            worker,
+            *plan.arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+        )

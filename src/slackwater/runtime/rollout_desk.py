@@ -63,6 +63,15 @@ class RolloutDesk:
     def retired(self, version: str) -> None:
         self._feed(on.WeightsRetired(_now_s(), version))
 
+    def notice(self, instance: InstanceId, leaves_in_s: float) -> None:
+        """It will be taken away: its turns move now."""
+        now_s = _now_s()
+        self._feed(on.InstanceNotice(now_s, instance, now_s + leaves_in_s))
+
+    def drain(self, instance: InstanceId, move_turns: bool) -> None:
+        """It takes no more turns, and is released once it has none."""
+        self._feed(on.DrainAsked(_now_s(), instance, move_turns))
+
     def live(self) -> int:
         """How many turns are under way."""
         return len(self._listeners)
@@ -74,11 +83,12 @@ class RolloutDesk:
     def engine_joined(self, worker: WorkerId, facts: messages.EngineFacts) -> None:
         spec = InstanceSpec(
             instance=InstanceId(worker),
-            kind=InstanceKind.DEDICATED,
+            kind=InstanceKind(facts.kind),
             max_running=facts.max_running,
             max_context_tokens=facts.max_context_tokens,
             kv_tokens=facts.kv_tokens,
             max_versions=facts.max_versions,
+            exact_continuation=facts.exact_continuation,
             job=JobId(facts.base_model),
         )
         self._feed(on.InstanceJoined(_now_s(), spec))
