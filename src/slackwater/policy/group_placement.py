@@ -34,10 +34,7 @@ class GroupPlacement(GroupedPlacement):
             table.node_mask,
             table.train_gb,
             table.node_gb,
-            table.roll_s,
-            table.train_s,
-            table.sync_s,
-            table.bound_s,
+            table.work,
             table.pins,
             np.array(
                 [
@@ -82,8 +79,8 @@ class GroupPlacement(GroupedPlacement):
         row = member.row
         table = self.book.table
         count = int(table.members[row])
-        load = load_s(table.roll_s[row], table.train_s[row], table.pins[row], count)
-        longest = longest_solo_s(table.roll_s[row], table.train_s[row], table.sync_s[row], count)
+        load = load_s(table.work[row], table.pins[row], count)
+        longest = longest_solo_s(table.work[row], count)
         if count < 2 or load < longest:
             return ()
         return self._readmit(member.spec, now_s)

@@ -13,6 +13,11 @@ Ints = npt.NDArray[np.int64]
 MAX_MEMBERS = 16
 MAX_ROLLOUT_NODES = 48
 
+# Rows of a group's `work`, one column per member: phase lengths on the nodes that it has, the bound on one iteration, the time
+# left for its iterations left, and how many iterations it makes in the group's cycle.
+ROLL_S, TRAIN_S, SYNC_S, BOUND_S, BUDGET_S, LEFT, ROUNDS = range(7)
+WORK_ROWS = 7
+
 
 class GroupTable:
     """Columns grow as groups come; rows of dissolved groups are used again, the lowest first."""
@@ -24,50 +29,42 @@ class GroupTable:
         self.node_mask: Ints = np.zeros(rows, np.int64)
         self.train_gb: Floats = np.zeros(rows)
         self.node_gb: Floats = np.zeros((rows, MAX_ROLLOUT_NODES))
-        self.roll_s: Floats = np.zeros((rows, MAX_MEMBERS))
-        self.train_s: Floats = np.zeros((rows, MAX_MEMBERS))
-        self.sync_s: Floats = np.zeros((rows, MAX_MEMBERS))
-        self.bound_s: Floats = np.zeros((rows, MAX_MEMBERS))
-        self.budget_s: Floats = np.zeros((rows, MAX_MEMBERS))
-        self.left: Floats = np.zeros((rows, MAX_MEMBERS))
+        self.work: Floats = np.zeros((rows, WORK_ROWS, MAX_MEMBERS))
         self.pins: Ints = np.zeros((rows, MAX_MEMBERS), np.int64)
 
-    _PER_GROUP = ("members", "train_nodes", "node_mask", "train_gb", "node_gb")
-    _PER_MEMBER = ("roll_s", "train_s", "sync_s", "bound_s", "budget_s", "left", "pins")
+    _COLUMNS = ("members", "train_nodes", "node_mask", "train_gb", "node_gb", "work", "pins")
 
     def take_row(self, train_nodes: int) -> int:
         """A row for a new group without members."""
-        used = self.rows
-        empty = np.flatnonzero(self.train_nodes[:used] == 0)
-        row = int(empty[0]) if len(empty) else used
+        empty = np.flatnonzero(self.train_nodes[: self.rows] == 0)
+        row = int(empty[0]) if len(empty) else self.rows
         if row == len(self.members):
-            for name in (*self._PER_GROUP, *self._PER_MEMBER):
+            for name in self._COLUMNS:
                 column = getattr(self, name)
                 setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
-        self.rows = max(used, row + 1)
+        self.rows = max(self.rows, row + 1)
         self.train_nodes[row] = train_nodes
         return row
 
     def clear_row(self, row: int) -> None:
         """Forget a group."""
-        for name in (*self._PER_GROUP, *self._PER_MEMBER):
+        for name in self._COLUMNS:
             getattr(self, name)[row] = 0
         while self.rows and self.train_nodes[self.rows - 1] == 0:
             self.rows -= 1
 
-    def append(self, row: int, **values: float) -> None:
-        """Add a member; `values` names every per-member column."""
+    def append(self, row: int, work: Floats, pins: int) -> None:
+        """Add a member."""
         index = self.members[row]
         assert index < MAX_MEMBERS, f"group {row} is full"
-        for name in self._PER_MEMBER:
-            getattr(self, name)[row, index] = values[name]
+        self.work[row, :, index] = work
+        self.pins[row, index] = pins
         self.members[row] += 1
 
     def drop(self, row: int, index: int) -> None:
         """Take a member out; those behind it move up."""
         last = self.members[row] - 1
-        for name in self._PER_MEMBER:
-            column = getattr(self, name)[row]
-            column[index:last] = column[index + 1 : last + 1]
-            column[last] = 0
+        for column in (self.work[row], self.pins[row]):
+            column[..., index:last] = column[..., index + 1 : last + 1].copy()
+            column[..., last] = 0
         self.members[row] -= 1

@@ -3,12 +3,27 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from slackwater.model.ids import GroupId, JobId, NodeId
 from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.node import Role
 from slackwater.model.placement import GroupPlan, Placement, Strategy
 from slackwater.policy.fleet import Fleet
-from slackwater.policy.group_table import MAX_MEMBERS, MAX_ROLLOUT_NODES, GroupTable
+from slackwater.policy.group_table import (
+    BOUND_S,
+    BUDGET_S,
+    LEFT,
+    MAX_MEMBERS,
+    MAX_ROLLOUT_NODES,
+    ROLL_S,
+    ROUNDS,
+    SYNC_S,
+    TRAIN_S,
+    WORK_ROWS,
+    Floats,
+    GroupTable,
+)
 from slackwater.policy.ledger import NodeLedger
 from slackwater.policy.placement import Standing
 
@@ -89,7 +104,7 @@ class GroupBook:
     def move(self, job: JobId, choice: Choice) -> Member:
         """Put a job elsewhere. Its progress and budget stay."""
         member = self.members[job]
-        self._leave(member)
+        self._leave(member, keep_group=choice.row == member.row)
         member.strategy, member.reason = choice.strategy, choice.reason
         self._enter(member, choice)
         return member
@@ -121,22 +136,20 @@ class GroupBook:
         member.row, member.pins, member.index = row, pins, len(group.jobs)
         self.members[member.spec.job] = member
         group.jobs.append(member.spec.job)
-        self.table.append(row, **self._columns(member))
+        self.table.append(row, self._work(member), pins)
 
-    def _columns(self, member: Member) -> dict[str, float]:
+    def _work(self, member: Member) -> Floats:
         profile = member.spec.profile
         nodes = int(self.table.train_nodes[member.row])
-        return {
-            "roll_s": self.rollout_s(profile, nodes, local=not member.pins),
-            "train_s": profile.train_s_on(nodes),
-            "sync_s": profile.sync_s if member.pins else 0.0,
-            "bound_s": member.spec.slo * profile.solo_s,
-            "budget_s": member.budget_s,
-            "left": member.left,
-            "pins": member.pins,
-        }
+        work = np.zeros(WORK_ROWS)
+        work[ROLL_S] = self.rollout_s(profile, nodes, local=not member.pins)
+        work[TRAIN_S] = profile.train_s_on(nodes)
+        work[SYNC_S] = profile.sync_s if member.pins else 0.0
+        work[BOUND_S] = member.spec.slo * profile.solo_s
+        work[BUDGET_S], work[LEFT], work[ROUNDS] = member.budget_s, member.left, 1
+        return work
 
-    def _leave(self, member: Member) -> None:
+    def _leave(self, member: Member, *, keep_group: bool = False) -> None:
         row, profile = member.row, member.spec.profile
         group = self.groups[row]
         self.table.drop(row, member.index)
@@ -155,7 +168,7 @@ class GroupBook:
             self.ledger.give_back(group.rollout.pop(slot))
             self.table.node_gb[row, slot] = 0.0
         self.table.node_mask[row] = used
-        if not group.jobs:
+        if not group.jobs and not keep_group:
             for node in group.train:
                 self.ledger.give_back(node)
             del self.groups[row]
@@ -163,14 +176,14 @@ class GroupBook:
 
     def observe(self, standings: Sequence[Standing]) -> None:
         """Note how jobs stand; those that are not placed are passed over."""
-        budget_s, left = self.table.budget_s, self.table.left
+        work = self.table.work
         for standing in standings:
             member = self.members.get(standing.job)
             if member is not None:
                 member.left, member.budget_s = standing.iterations_left, standing.budget_s
                 member.learned = standing.learned
-                budget_s[member.row, member.index] = standing.budget_s
-                left[member.row, member.index] = standing.iterations_left
+                work[member.row, BUDGET_S, member.index] = standing.budget_s
+                work[member.row, LEFT, member.index] = standing.iterations_left
 
     def revise(self, job: JobId, profile: JobProfile) -> None:
         """Take over a changed profile where the job is; its budget stays."""
@@ -183,8 +196,9 @@ class GroupBook:
         for slot in bits(member.pins):
             self.table.node_gb[row, slot] += rollout_gb
         member.spec = replace(member.spec, profile=profile)
-        for name, value in self._columns(member).items():
-            getattr(self.table, name)[row, member.index] = value
+        rounds = self.table.work[row, ROUNDS, member.index]
+        self.table.work[row, :, member.index] = self._work(member)
+        self.table.work[row, ROUNDS, member.index] = rounds
 
     def placement(self, job: JobId) -> Placement:
         """Where a job is."""

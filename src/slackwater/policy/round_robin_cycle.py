@@ -8,47 +8,45 @@ spanned. Every job's co-executed iteration takes one period.
 import numpy as np
 
 from slackwater.policy.compiled import compiled
-from slackwater.policy.group_table import Floats, Ints
+from slackwater.policy.group_table import ROLL_S, SYNC_S, TRAIN_S, Floats, Ints
 
 TOLERANCE_S = 1e-6
 
 
 @compiled
-def load_s(roll_s: Floats, train_s: Floats, pins: Ints, members: int) -> float:
+def load_s(work: Floats, pins: Ints, members: int) -> float:
     """Work on the busiest node: the train nodes, or one rollout node."""
     every = 0
     train = 0.0
     for j in range(members):
         every |= pins[j]
-        train += train_s[j]
+        train += work[TRAIN_S, j]
         if pins[j] == 0:
-            train += roll_s[j]
+            train += work[ROLL_S, j]
     busiest = train
     node = 0
     while every >> node:
         load = 0.0
         for j in range(members):
             if (pins[j] >> node) & 1:
-                load += roll_s[j]
+                load += work[ROLL_S, j]
         busiest = max(busiest, load)
         node += 1
     return busiest
 
 
 @compiled
-def longest_solo_s(roll_s: Floats, train_s: Floats, sync_s: Floats, members: int) -> float:
+def longest_solo_s(work: Floats, members: int) -> float:
     """The longest member's iteration alone."""
     longest = 0.0
     for j in range(members):
-        longest = max(longest, roll_s[j] + train_s[j] + sync_s[j])
+        longest = max(longest, work[ROLL_S, j] + work[TRAIN_S, j] + work[SYNC_S, j])
     return longest
 
 
 @compiled
 def _relax(
-    roll_s: Floats,
-    train_s: Floats,
-    sync_s: Floats,
+    work: Floats,
     pins: Ints,
     members: int,
     period_s: float,
@@ -62,22 +60,22 @@ def _relax(
         for i in range(members):
             if i != j and (pins[i] & pins[j]):
                 wrap = 1 if i > j else 0
-                at = start_s[i] + roll_s[i] - wrap * period_s
+                at = start_s[i] + work[ROLL_S, i] - wrap * period_s
                 if at > start_s[j] + TOLERANCE_S:
                     start_s[j], cause[j], wraps[j] = at, i, wrap
                     moved = True
-        at = start_s[j] + roll_s[j]
+        at = start_s[j] + work[ROLL_S, j]
         if at > start_s[members + j] + TOLERANCE_S:
             start_s[members + j], cause[members + j], wraps[members + j] = at, j, 0
             moved = True
         before = j - 1 if j else members - 1
         wrap = 0 if j else 1
-        at = start_s[members + before] + train_s[before] - wrap * period_s
+        at = start_s[members + before] + work[TRAIN_S, before] - wrap * period_s
         if at > start_s[members + j] + TOLERANCE_S and members > 1:
             start_s[members + j], cause[members + j] = at, members + before
             wraps[members + j] = wrap
             moved = True
-        at = start_s[members + j] + train_s[j] + sync_s[j] - period_s
+        at = start_s[members + j] + work[TRAIN_S, j] + work[SYNC_S, j] - period_s
         if at > start_s[j] + TOLERANCE_S:
             start_s[j], cause[j], wraps[j] = at, members + j, 1
             moved = True
@@ -85,9 +83,7 @@ def _relax(
 
 
 @compiled
-def _critical_ratio_s(
-    roll_s: Floats, train_s: Floats, sync_s: Floats, members: int, cause: Ints, wraps: Ints
-) -> float:
+def _critical_ratio_s(work: Floats, members: int, cause: Ints, wraps: Ints) -> float:
     """Work over meta-iterations spanned on the cycle that the causes lead into."""
     for first in range(2 * members):
         at = first
@@ -97,32 +93,28 @@ def _critical_ratio_s(
             steps += 1
         if steps <= 2 * members:
             continue
-        work = 0.0
+        total_s = 0.0
         spanned = 0
         begin = at
         while True:
             source = cause[at]
             if source < members:
-                work += roll_s[source]
+                total_s += work[ROLL_S, source]
             else:
-                work += train_s[source - members]
+                total_s += work[TRAIN_S, source - members]
                 if at < members:
-                    work += sync_s[source - members]
+                    total_s += work[SYNC_S, source - members]
             spanned += wraps[at]
             at = source
             if at == begin:
-                return float(work / spanned)
+                return float(total_s / spanned)
     return -1.0
 
 
 @compiled
-def round_robin_period_s(
-    roll_s: Floats, train_s: Floats, sync_s: Floats, pins: Ints, members: int
-) -> float:
+def round_robin_period_s(work: Floats, pins: Ints, members: int) -> float:
     """Length of one meta-iteration in the steady state. Members must roll out on rollout nodes."""
-    period = max(
-        load_s(roll_s, train_s, pins, members), longest_solo_s(roll_s, train_s, sync_s, members)
-    )
+    period = max(load_s(work, pins, members), longest_solo_s(work, members))
     while True:
         start_s = np.zeros(2 * members)
         cause = np.full(2 * members, -1, np.int64)
@@ -130,27 +122,23 @@ def round_robin_period_s(
         passes = 0
         moved = True
         while moved and passes <= 2 * members + 1:
-            moved = _relax(roll_s, train_s, sync_s, pins, members, period, start_s, cause, wraps)
+            moved = _relax(work, pins, members, period, start_s, cause, wraps)
             passes += 1
         if not moved:
             return period
-        ratio = _critical_ratio_s(roll_s, train_s, sync_s, members, cause, wraps)
+        ratio = _critical_ratio_s(work, members, cause, wraps)
         if ratio <= period + TOLERANCE_S:
             return period
         period = ratio
 
 
 @compiled
-def round_robin_starts_s(
-    roll_s: Floats, train_s: Floats, sync_s: Floats, pins: Ints, members: int, period_s: float
-) -> Floats:
+def round_robin_starts_s(work: Floats, pins: Ints, members: int, period_s: float) -> Floats:
     """Start of every rollout, then of every train phase, in a schedule that repeats after a feasible period."""
     start_s = np.zeros(2 * members)
     cause = np.full(2 * members, -1, np.int64)
     wraps = np.zeros(2 * members, np.int64)
     passes = 0
-    while passes <= 4 * members and _relax(
-        roll_s, train_s, sync_s, pins, members, period_s, start_s, cause, wraps
-    ):
+    while passes <= 4 * members and _relax(work, pins, members, period_s, start_s, cause, wraps):
         passes += 1
     return start_s
