@@ -10,11 +10,16 @@ from typing import IO
 from slackwater.model.errors import ConfigError
 
 
+def check_place(path: Path | None, flag: str) -> None:
+    """Refuse a name under which no file can be; to be asked before hours of work."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise ConfigError.of(flag, str(path), "must be a file in a folder that exists")
+
+
 @contextlib.contextmanager
 def atomic_file(path: Path, flag: str) -> Iterator[IO[bytes]]:
     """Bytes for `path`, which appears under its name only when the block ends well; `flag` is named in errors."""
-    if path.is_dir() or not path.parent.is_dir():
-        raise ConfigError.of(flag, str(path), "must be a file in a folder that exists")
+    check_place(path, flag)
     try:
         number, part = tempfile.mkstemp(".part", f".{path.name}.", path.parent)
     except OSError as error:

@@ -39,6 +39,7 @@ def plan(
     ] = None,
 ) -> None:
     """Say which jobs should share which nodes, what slows each down, and what that saves."""
+    from slackwater.cli.atomic_file import check_place
     from slackwater.cli.scenario_source import fleet_of_pools, plot_format
     from slackwater.model.config import plain
     from slackwater.sim.job_entry import read_jobs
@@ -49,6 +50,7 @@ def plan(
     entry = read_fleet(fleet, sets or [])
     specs = read_jobs(jobs)
     fmt = plot_format(plot)
+    check_place(trace, "--trace")
     pools = fleet_of_pools(entry.pools())
     for spec in specs:
         check_fits(spec, pools, jobs.name)

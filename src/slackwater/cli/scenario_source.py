@@ -4,6 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+from slackwater.cli.atomic_file import check_place
 from slackwater.model.config import plain
 from slackwater.model.errors import ConfigError
 from slackwater.model.node import Pool, Role
@@ -73,9 +74,10 @@ def resolved_text(written: ScenarioFile, as_json: bool) -> str:
 
 
 def plot_format(path: Path | None) -> str:
-    """By the file's name."""
+    """By the file's name, which must be one that can be written."""
     if path is None:
         return PLOT_FORMATS[0]
+    check_place(path, "--plot")
     fmt = path.suffix.removeprefix(".").lower()
     if fmt not in PLOT_FORMATS:
         raise ConfigError.of("--plot", str(path), "must end in .png, .svg or .pdf")

@@ -46,11 +46,14 @@ def run(
 ) -> None:
     """Run one scenario under its policy."""
     from slackwater.cli import scenario_source as source
-    from slackwater.cli.atomic_file import atomic_file, write_atomically
+    from slackwater.cli.atomic_file import atomic_file, check_place, write_atomically
+    from slackwater.cli.stopping import unwind_on_terminate
 
+    unwind_on_terminate()
     written, scenario = source.read_source(file, sets, policy, seed)
     source.check_policy(scenario)
     fmt, window = source.plot_format(plot), source.hour_window(hours)
+    check_place(trace, "--trace")
     if dry_run:
         print(source.resolved_text(written, as_json))
         return
