@@ -1,7 +1,7 @@
 """Whose phase runs next on a group's nodes: highest response ratio with setup, and first come first served.
 
 An ordering is a deterministic state machine beside a group. It is told who joined and who left, and picks among the requests
-that wait. Round robin and planned orders, which fix every node's sequence, are in `turn_order.py`.
+that wait. Orders that fix every node's sequence are in `turn_order.py`.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -29,13 +29,15 @@ class Waiting:
 class Member:
     """A job of the group whose state is loaded; `next_phase` is the one that it has not begun yet.
 
-    `running_s` is how much longer, at worst, what it runs now will take (its sync with it); `slack_s` is how much time it can lose and
+    Lengths are worst-case ones on the nodes that it has. `running_s` is how much longer, at worst, what it runs now will take (its sync with it); `slack_s` is how much time it can lose and
     keep its SLO.
     """
 
     job: JobId
     rollout_nodes: tuple[NodeId, ...]
     train_nodes: tuple[NodeId, ...]
+    rollout_s: float
+    train_s: float
     sync_s: float
     next_phase: Phase
     running_s: float = 0.0
@@ -45,16 +47,12 @@ class Member:
 class Ordering(Protocol):
     """Picks the next phase to run in one group."""
 
-    def join(self, member: Member) -> None:
-        """A job's state is loaded; it will ask for its first rollout."""
+    def adopt(self, members: Sequence[Member], plan: GroupPlan | None) -> None:
+        """A job joined, or there is a new plan: these take part from now on, in order of admission."""
         ...
 
     def leave(self, job: JobId) -> None:
         """A job finished, crashed or moved."""
-        ...
-
-    def adopt(self, plan: GroupPlan, members: Sequence[Member]) -> None:
-        """Follow a new plan from now on; orderings without plans ignore it."""
         ...
 
     def pick(
@@ -83,14 +81,12 @@ class _ByPriority:
     def __init__(self) -> None:
         self._jobs: set[JobId] = set()
 
-    def join(self, member: Member) -> None:
-        self._jobs.add(member.job)
+    def adopt(self, members: Sequence[Member], plan: GroupPlan | None) -> None:
+        del plan
+        self._jobs = {member.job for member in members}
 
     def leave(self, job: JobId) -> None:
         self._jobs.discard(job)
-
-    def adopt(self, plan: GroupPlan, members: Sequence[Member]) -> None:
-        del plan, members
 
     def started(self, job: JobId, phase: Phase, nodes: Sequence[NodeId]) -> None:
         del job, phase, nodes

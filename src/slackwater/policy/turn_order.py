@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import GroupPlan, Phase
 from slackwater.policy.ordering import Member, Waiting
-from slackwater.policy.plan_alignment import Alignment, align
+from slackwater.policy.plan_alignment import align
+from slackwater.policy.round_robin_plan import round_robin_plan
 
 
 @dataclass(slots=True)
@@ -41,36 +42,35 @@ class _Cycle:
     def step(self) -> None:
         self.next = (self.next + 1) % len(self.turns)
 
-    def append(self, turn: _Turn) -> None:
-        """Behind all turns that are still to come in this round."""
-        if self.turns:
-            self.turns.insert(self.next, turn)
-            self.step()
-        else:
-            self.turns.append(turn)
-
     def drop(self, job: JobId) -> None:
         before = sum(turn.job == job for turn in self.turns[: self.next])
         self.turns = [turn for turn in self.turns if turn.job != job]
         self.next = (self.next - before) % len(self.turns) if self.turns else 0
 
 
-class RoundRobin:
-    """One rollout and one train phase per job and meta-iteration; a newcomer goes to the end of the round."""
+class PlannedOrder:
+    """The turns of a group's plan, or of a round robin if it has none.
+
+    A plan is taken up at the point of its cycle at which the members, as they stand, lose least.
+    """
 
     def __init__(self) -> None:
         self._cycles: dict[NodeId, _Cycle] = {}
         self._nodes: dict[JobId, tuple[NodeId, ...]] = {}
 
-    def join(self, member: Member) -> None:
-        assert member.job not in self._nodes, f"{member.job} joined twice"
-        self._nodes[member.job] = (*member.rollout_nodes, *member.train_nodes)
-        for phase, nodes in (
-            (Phase.ROLLOUT, member.rollout_nodes),
-            (Phase.TRAIN, member.train_nodes),
-        ):
-            for node in nodes:
-                self._cycles.setdefault(node, _Cycle()).append(_Turn(member.job, phase))
+    def adopt(self, members: Sequence[Member], plan: GroupPlan | None) -> None:
+        self._nodes = {m.job: (*m.rollout_nodes, *m.train_nodes) for m in members}
+        self._cycles = {}
+        if not members:
+            return
+        plan = plan or round_robin_plan(members)
+        unplanned = self._nodes.keys() - {slot.job for slot in plan.slots}
+        assert not unplanned, f"the plan leaves out {sorted(unplanned)}"
+        alignment = align(plan, members)
+        for slot, skip in zip(alignment.slots, alignment.skip_first, strict=True):
+            for node in slot.nodes:
+                turns = self._cycles.setdefault(node, _Cycle()).turns
+                turns.append(_Turn(slot.job, slot.phase, skip))
 
     def leave(self, job: JobId) -> None:
         for node in self._nodes.pop(job, ()):
@@ -78,9 +78,6 @@ class RoundRobin:
                 self._cycles[node].drop(job)
                 if not self._cycles[node].turns:
                     del self._cycles[node]
-
-    def adopt(self, plan: GroupPlan, members: Sequence[Member]) -> None:
-        del plan, members
 
     def pick(
         self, waiting: Iterable[Waiting], free: Callable[[Waiting], bool], now_s: float
@@ -102,21 +99,9 @@ class RoundRobin:
         return self._nodes
 
 
-class PlannedOrder(RoundRobin):
-    """The turns of a group's plan; until there is one, a round robin.
+class RoundRobin(PlannedOrder):
+    """One rollout and one train phase per job and meta-iteration, whatever the policy planned."""
 
-    A plan is taken up at the point of its cycle at which the members, as they stand, lose least.
-    """
-
-    def adopt(self, plan: GroupPlan, members: Sequence[Member]) -> None:
-        unplanned = {member.job for member in members} - {slot.job for slot in plan.slots}
-        assert not unplanned, f"the plan leaves out {sorted(unplanned)}"
-        self._nodes = {m.job: (*m.rollout_nodes, *m.train_nodes) for m in members}
-        self._lay_out(align(plan, members))
-
-    def _lay_out(self, alignment: Alignment) -> None:
-        self._cycles = {}
-        for slot, skip in zip(alignment.slots, alignment.skip_first, strict=True):
-            for node in slot.nodes:
-                turns = self._cycles.setdefault(node, _Cycle()).turns
-                turns.append(_Turn(slot.job, slot.phase, skip))
+    def adopt(self, members: Sequence[Member], plan: GroupPlan | None) -> None:
+        del plan
+        super().adopt(members, None)

@@ -56,10 +56,7 @@ class Groups:
         assert state.placement is not None
         group = self._groups[state.placement.group]
         state.joined = True
-        if group.plan is not None and self._config.ordering == "plan":
-            self._adopt(group, now_s)
-        else:
-            group.ordering.join(self._member(state, group, now_s))
+        self._adopt(group, now_s)
 
     def leave(self, state: JobState) -> None:
         """A job finished, crashed or moves on; its permit is back already."""
@@ -148,19 +145,20 @@ class Groups:
         )
 
     def _adopt(self, group: _Group, now_s: float) -> None:
-        assert group.plan is not None
         members = [
             self._member(state, group, now_s) for state in group.jobs.values() if state.joined
         ]
-        group.ordering.adopt(group.plan, members)
+        group.ordering.adopt(members, group.plan)
 
     def _member(self, state: JobState, group: _Group, now_s: float) -> Member:
         placement = state.placement
         assert placement is not None
         permit = self._desk.held_by(state.spec.job)
+        next_phase = state.next_phase
         if permit is None:
             running_s = max(state.free_s - now_s, 0.0)
         else:
+            next_phase = Phase.TRAIN if permit.phase is Phase.ROLLOUT else Phase.ROLLOUT
             left_s = self.phase_end_s(state, permit.phase, permit.started_s) - now_s
             running_s = max(left_s, 0.0) + (state.sync_s if permit.phase is Phase.TRAIN else 0.0)
         pace_s = state.profile.solo_s
@@ -170,8 +168,10 @@ class Groups:
             state.spec.job,
             placement.rollout_nodes,
             placement.train_nodes,
+            state.phase_s(Phase.ROLLOUT, self._fleet),
+            state.phase_s(Phase.TRAIN, self._fleet),
             state.sync_s,
-            state.next_phase,
+            next_phase,
             running_s,
             state.budget_s(now_s) - state.iterations_left * pace_s,
         )
