@@ -1,0 +1,145 @@
+"""Blocks of the KV cache: who uses them, which hold a known prefix, which may be taken back.
+
+A block is 16 tokens (or what the device likes) of all layers. Full blocks are named by a digest of
+weight version and all tokens up to their end, so that equal prefixes share them. A named block
+that nobody uses stays until memory is wanted: the one unused longest goes first.
+"""
+
+from collections import OrderedDict
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slackwater.engine.pages import PageArena
+
+Digest = bytes
+SCRATCH = 0  # block 0 is never given out: rows that only pad a batch write there
+
+
+def chain(parent: Digest, tokens: NDArray[np.int32]) -> Digest:
+    """The name of a block after `parent`; the first block's parent names the weight version."""
+    return blake2b(tokens.tobytes(), key=parent, digest_size=16).digest()
+
+
+def root(version: str, generation: int) -> Digest:
+    """The parent of every first block under one state of one weight version."""
+    return blake2b(f"{generation}:{version}".encode(), digest_size=16).digest()
+
+
+class BlockPool:
+    """Reference counts, names and reuse of the blocks of one arena."""
+
+    def __init__(self, arena: PageArena, block_bytes: int, *, keep_prefixes: bool) -> None:
+        self._arena = arena
+        self._block_bytes = block_bytes
+        self._keep = keep_prefixes
+        self.num_blocks = arena.size_bytes // block_bytes
+        self._users = [0] * self.num_blocks
+        self._name_of: dict[int, Digest] = {}
+        self._block_of: dict[Digest, int] = {}
+        self._unused_named: OrderedDict[int, None] = OrderedDict()
+        self._free: list[int] = []
+        self._untouched = SCRATCH + 1
+        self._in_use = 0
+        if not arena.hold(0, block_bytes):
+            raise AssertionError("an arena has room for its scratch block")
+
+    @property
+    def blocks_in_use(self) -> int:
+        return self._in_use
+
+    @property
+    def named_blocks(self) -> int:
+        return len(self._block_of)
+
+    def take(self) -> int | None:
+        """A block with one user and no name, or None when everything is in use."""
+        block = self._fresh()
+        if block is None and self._unused_named:
+            block, _ = self._unused_named.popitem(last=False)
+            self._forget(block)
+        if block is not None:
+            self._users[block] = 1
+            self._in_use += 1
+        return block
+
+    def find(self, name: Digest) -> int | None:
+        """The block of that name, with one user more, or None."""
+        block = self._block_of.get(name)
+        if block is None:
+            return None
+        if self._users[block] == 0:
+            del self._unused_named[block]
+            self._in_use += 1
+        self._users[block] += 1
+        return block
+
+    def knows(self, name: Digest) -> bool:
+        return name in self._block_of
+
+    def name(self, block: int, name: Digest) -> None:
+        """A full block can be found from now on; the first of equal ones keeps the name."""
+        if self._keep and name not in self._block_of and block not in self._name_of:
+            self._block_of[name] = block
+            self._name_of[block] = name
+
+    def drop(self, block: int) -> None:
+        """One user less."""
+        self._users[block] -= 1
+        assert self._users[block] >= 0, "a block was dropped twice"
+        if self._users[block] == 0:
+            self._in_use -= 1
+            if block in self._name_of:
+                self._unused_named[block] = None
+            else:
+                self._let_go(block)
+
+    def forget_unused(self) -> int:
+        """Forget every prefix that nobody uses, so that its pages can be reclaimed; how many."""
+        forgotten = len(self._unused_named)
+        for block in self._unused_named:
+            self._forget(block)
+            self._let_go(block)
+        self._unused_named.clear()
+        return forgotten
+
+    def available(self) -> int:
+        """Blocks that `take` could give now without anyone's loss, if the pages are there."""
+        free = len(self._free) + self.num_blocks - self._untouched
+        return free + len(self._unused_named)
+
+    def check_integrity(self) -> None:
+        """Counts agree: every block is free, untouched, in use, or kept unused by name."""
+        used = [block for block, users in enumerate(self._users) if users > 0]
+        assert len(used) == self._in_use
+        free = set(self._free)
+        assert len(free) == len(self._free)
+        assert not free & set(used)
+        assert not free & set(self._unused_named)
+        assert all(self._users[block] == 0 for block in self._unused_named)
+        assert {block: name for name, block in self._block_of.items()} == self._name_of
+        touched = len(used) + len(free) + len(self._unused_named)
+        assert touched == self._untouched - SCRATCH - 1
+
+    def _fresh(self) -> int | None:
+        if self._free:
+            if self._hold(self._free[-1]):
+                return self._free.pop()
+            return None
+        if self._untouched < self.num_blocks and self._hold(self._untouched):
+            self._untouched += 1
+            return self._untouched - 1
+        return None
+
+    def _hold(self, block: int) -> bool:
+        start = block * self._block_bytes
+        return self._arena.hold(start, start + self._block_bytes)
+
+    def _let_go(self, block: int) -> None:
+        start = block * self._block_bytes
+        self._arena.let_go(start, start + self._block_bytes)
+        self._free.append(block)
+
+    def _forget(self, block: int) -> None:
+        del self._block_of[self._name_of.pop(block)]

@@ -1,0 +1,256 @@
+"""The engine: add requests, step, take tokens. One step is plan, run, settle."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as ListLike
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from slackwater.engine.block_pool import BlockPool, root
+from slackwater.engine.config import EngineConfig
+from slackwater.engine.executor import Executor
+from slackwater.engine.request import (
+    Finished,
+    GenerationRequest,
+    PromptScores,
+    StepOutput,
+    StopReason,
+)
+from slackwater.engine.runner import Runner, Sampled
+from slackwater.engine.scheduler import Scheduler, StepPlan
+from slackwater.engine.sequence import PromptScoring, Sequence
+from slackwater.engine.slots import SlotTable
+from slackwater.engine.stopping import Decode, completes_stop_string
+from slackwater.engine.versions import VersionStore
+from slackwater.model.errors import ConfigError
+from slackwater.nets.causal_lm import CausalLM
+from slackwater.nets.lora import LoraSpec
+
+
+def default_executor(net: CausalLM, config: EngineConfig) -> Executor:
+    """The executor of the device that the model lies on."""
+    if net.device.type == "cuda":
+        raise ConfigError.of("device", str(net.device), "is not supported; load the model on cpu")
+    from slackwater.engine.cpu.executor import CpuExecutor  # late: needs numba
+
+    return CpuExecutor(net.config, config)
+
+
+class Engine:
+    """Synchronous. `decode` turns token ids into text; it is needed for stop strings only."""
+
+    def __init__(
+        self,
+        net: CausalLM,
+        config: EngineConfig,
+        decode: Decode | None = None,
+        eos_token_ids: ListLike[int] = (),
+        executor: Executor | None = None,
+    ) -> None:
+        self.config = config
+        self._vocab_size = net.config.vocab_size
+        longest = net.config.max_positions
+        self.max_context = min(config.max_context or longest, longest)
+        self._executor = executor or default_executor(net, config)
+        self._versions = VersionStore(net, config, self._executor)
+        block_tokens = self._executor.block_tokens
+        self._slots = SlotTable(config.max_running, self.max_context, block_tokens)
+        self._blocks = BlockPool(
+            self._executor.arena, self._executor.block_bytes, keep_prefixes=config.prefix_cache
+        )
+        self.capacity_tokens = (self._blocks.num_blocks - 1) * block_tokens
+        self._scheduler = Scheduler(self._slots, self._blocks, config.max_step_tokens)
+        self._runner = Runner(self._slots, self._scheduler, self._executor)
+        self._decode, self._eos = decode, frozenset(eos_token_ids)
+        self._sequences: dict[int, Sequence] = {}
+        self._done_on_arrival: list[Finished] = []
+        self._arrivals = 0
+        self._steps = self._tokens_sampled = self._tokens_computed = self._tokens_cached = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step has something to do or to tell."""
+        return bool(self._sequences) or bool(self._done_on_arrival)
+
+    def add(self, request: GenerationRequest) -> None:
+        """Queue a request. Raises if it can never run, and keeps nothing of it then."""
+        version = self._versions.get(request.version)
+        self._check(request)
+        params = request.params
+        eos = frozenset() if params.ignore_eos else self._eos
+        sequence = Sequence(
+            request=request,
+            order=self._arrivals,
+            version=version,
+            stop_ids=eos.union(params.stop_token_ids),
+            names=[root(request.version, version.generation)],
+            scoring=PromptScoring.of(request) if request.scores_prompt else None,
+        )
+        self._arrivals += 1
+        done = sequence.finished_before_running(self.max_context)
+        if done is not None:
+            self._done_on_arrival.append(done)
+            return
+        version.users += 1
+        self._sequences[request.request_id] = sequence
+        self._scheduler.add(sequence)
+
+    def abort(self, request_id: int) -> bool:
+        """Forget a request; whether it was there."""
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            return False
+        self._forget(sequence)
+        return True
+
+    def step(self) -> StepOutput:
+        """One pass over all that can run."""
+        early, self._done_on_arrival = self._done_on_arrival, []
+        plan = self._scheduler.plan()
+        if plan is None:
+            return StepOutput(finished=tuple(early))
+        sampled = self._runner.run(plan)
+        self._scheduler.computed(plan)
+        self._steps += 1
+        self._tokens_computed += int(plan.counts.sum())
+        self._tokens_sampled += len(sampled.slots)
+        request_ids = self._slots.request_id[sampled.slots]
+        scores = self._finished_scores(plan)
+        finished = [*early, *self._settle(sampled), *self._scored_only(plan)]
+        return StepOutput(
+            request_ids,
+            sampled.tokens.astype(np.uint32),
+            sampled.logprobs,
+            tuple(finished),
+            scores,
+            {int(self._slots.request_id[slot]): top for slot, top in sampled.top.items()},
+        )
+
+    def put_version(
+        self, version: str, tensors: Mapping[str, Tensor], *, lora: LoraSpec | None = None
+    ) -> None:
+        """Hold full weights, or an adapter over the base, under a name; call it between steps.
+
+        A name that is held already is rewritten in place: requests on it go on with the new
+        weights, and no prefix cached under the old ones is used by requests that come later.
+        """
+        self._versions.put(version, tensors, lora)
+
+    def drop_version(self, version: str) -> None:
+        """Forget a version that no request uses."""
+        self._versions.drop(version)
+
+    def versions(self) -> tuple[str, ...]:
+        return self._versions.names()
+
+    def reclaim_pages(self, pages: int) -> int:
+        """Give idle cache pages back to the shared pool, forgetting unused prefixes if need be."""
+        arena = self._executor.arena
+        if arena.idle_pages < pages:
+            self._blocks.forget_unused()
+        return arena.reclaim(pages)
+
+    def gauges(self) -> dict[str, float]:
+        """What the engine holds and has done, by name."""
+        return {
+            "running": float(self._scheduler.running),
+            "waiting": float(self._scheduler.waiting),
+            "kv_blocks_in_use": float(self._blocks.blocks_in_use),
+            "kv_blocks_named": float(self._blocks.named_blocks),
+            "kv_blocks_total": float(self._blocks.num_blocks - 1),
+            "kv_pages_mapped": float(self._executor.arena.mapped_pages),
+            "preemptions": float(self._scheduler.preemptions),
+            "versions": float(len(self._versions)),
+            "steps": float(self._steps),
+            "tokens_sampled": float(self._tokens_sampled),
+            "tokens_computed": float(self._tokens_computed),
+            "prompt_tokens_cached": float(self._tokens_cached),
+        }
+
+    def check_integrity(self) -> None:
+        """Every request is in exactly one place, and every block is accounted for."""
+        held = self._scheduler.sequences()
+        assert {id(s) for s in held} == {id(s) for s in self._sequences.values()}
+        assert len(held) == len(self._sequences)
+        self._scheduler.check_integrity()
+
+    def _check(self, request: GenerationRequest) -> None:
+        if request.request_id in self._sequences:
+            raise ConfigError.of("request_id", request.request_id, "is running already")
+        known, context = (*request.prompt, *request.generated), self.max_context
+        if len(request.prompt) >= context or len(known) > context:
+            fix = f"must be below the context of {context}"
+            raise ConfigError.of("prompt tokens", len(known), fix)
+        if min(known) < 0 or max(known) >= self._vocab_size:
+            bad = next(token for token in known if not 0 <= token < self._vocab_size)
+            raise ConfigError.of("prompt token", bad, f"must be 0 to {self._vocab_size - 1}")
+        longest = min(len(request.prompt) + request.params.max_tokens, context)
+        if max(longest, len(known)) > self.capacity_tokens:
+            fix = f"must fit the cache of {self.capacity_tokens} tokens; raise kv_bytes"
+            raise ConfigError.of("prompt + max_tokens", longest, fix)
+        if request.params.stop_strings and self._decode is None:
+            strings = request.params.stop_strings
+            raise ConfigError.of("stop_strings", strings, "need a tokenizer; give token ids")
+        for name in ("topk_logprobs", "topk_prompt_logprobs"):
+            if getattr(request, name) > self._vocab_size:
+                fix = f"must be at most {self._vocab_size}"
+                raise ConfigError.of(name, getattr(request, name), fix)
+
+    def _forget(self, sequence: Sequence) -> None:
+        self._scheduler.remove(sequence)
+        sequence.version.users -= 1
+        self._tokens_cached += sequence.cached_tokens
+        del self._sequences[sequence.request.request_id]
+
+    def _settle(self, sampled: Sampled) -> list[Finished]:
+        """Append the new tokens, and end the requests that they end."""
+        table, slots, tokens = self._slots, sampled.slots, sampled.tokens
+        at = table.length[slots]
+        table.tokens[slots, at] = tokens
+        table.length[slots] = at + 1
+        stopped = (table.stops[slots] == tokens[:, None]).any(axis=1)
+        for row in np.nonzero(table.has_strings[slots])[0].tolist():
+            stopped[row] = stopped[row] or self._hits_string(int(slots[row]))
+        ended = stopped | (at + 1 >= table.limit[slots])
+        return [
+            self._end(slot, "stop" if stop else "length")
+            for slot, stop in zip(slots[ended].tolist(), stopped[ended].tolist(), strict=True)
+        ]
+
+    def _end(self, slot: int, reason: StopReason) -> Finished:
+        sequence = self._scheduler.sequence(slot)
+        self._forget(sequence)
+        return Finished(sequence.request.request_id, reason, sequence.cached_tokens)
+
+    def _hits_string(self, slot: int) -> bool:
+        request = self._scheduler.sequence(slot).request
+        assert self._decode is not None, "checked when it was added"
+        first, stop = len(request.prompt), int(self._slots.length[slot])
+        generated: NDArray[np.int32] = self._slots.tokens[slot, first:stop]
+        return completes_stop_string(generated.tolist(), request.params.stop_strings, self._decode)
+
+    def _finished_scores(self, plan: StepPlan) -> tuple[PromptScores, ...]:
+        """Scores of the prompts whose last row this step computed, each told once."""
+        table = self._slots
+        scores = []
+        for slot in plan.slots[table.scored[plan.slots]].tolist():
+            sequence = self._scheduler.sequence(slot)
+            if table.computed[slot] >= len(sequence.request.prompt):
+                scores.append(sequence.scores())
+                sequence.scoring = None
+                table.scored[slot] = False
+        return tuple(scores)
+
+    def _scored_only(self, plan: StepPlan) -> list[Finished]:
+        """Requests that wanted no token: they end when everything known is computed."""
+        table = self._slots
+        ready = table.computed[plan.slots] >= table.limit[plan.slots]
+        ready &= table.length[plan.slots] >= table.limit[plan.slots]
+        slots = [slot for slot in plan.slots[ready].tolist() if self._scheduler.runs(slot)]
+        return [self._end(slot, self._reason_without_output(slot)) for slot in slots]
+
+    def _reason_without_output(self, slot: int) -> StopReason:
+        sequence = self._scheduler.sequence(slot)
+        generated = sequence.request.generated
+        return "stop" if generated and generated[-1] in sequence.stop_ids else "length"

@@ -1,0 +1,81 @@
+"""The port to a device: run rows through a model over the paged cache, and sample.
+
+`cpu/` and `cuda/` implement it; the scheduler and the block pool know nothing of devices.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from slackwater.engine.pages import PageArena
+from slackwater.nets.causal_lm import CausalLM
+from slackwater.nets.lora import LoraAdapter, RowAdapters
+
+
+@dataclass(frozen=True, slots=True)
+class RowBatch:
+    """Rows of one set of weights. `slots` picks each row's line of the block tables.
+
+    `wanted` are the rows, in rising order, whose logits are needed; `spans` the adapters by row.
+    `decode_only`: each row is the newest token of its own request. Position -1 is padding.
+    """
+
+    tokens: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    wanted: NDArray[np.int64]
+    spans: tuple[tuple[int, int, LoraAdapter], ...]
+    decode_only: bool
+
+    def adapters(self) -> RowAdapters | None:
+        """For all rows."""
+        return RowAdapters(self.spans) if self.spans else None
+
+    def wanted_adapters(self) -> RowAdapters | None:
+        """For the wanted rows alone."""
+        if not self.spans:
+            return None
+        edges = [(start, stop) for start, stop, _ in self.spans]
+        places = np.searchsorted(self.wanted, np.array(edges)).tolist()
+        return RowAdapters(
+            [
+                (first, last, adapter)
+                for (first, last), (_, _, adapter) in zip(places, self.spans, strict=True)
+                if first < last
+            ]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingColumns:
+    """How each row is sampled; `uniform` is its number from its request's random stream."""
+
+    temperature: NDArray[np.float32]
+    top_p: NDArray[np.float32]
+    top_k: NDArray[np.int64]
+    uniform: NDArray[np.float32]
+
+
+class Executor(Protocol):
+    """A device that holds the cache of one model shape."""
+
+    block_tokens: int
+    block_bytes: int
+    arena: PageArena
+
+    def prepare(self, net: CausalLM) -> None:
+        """Lay a model's weights out as this device reads them, in place."""
+        ...
+
+    def logits(self, net: CausalLM, batch: RowBatch, tables: NDArray[np.int32]) -> Tensor:
+        """Put the rows' keys and values into the cache; `[len(batch.wanted), vocab]` float32."""
+        ...
+
+    def sample(
+        self, logits: Tensor, columns: SamplingColumns
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """A token and its log-prob for each row."""
+        ...

@@ -1,0 +1,201 @@
+"""Physical pages from one shared pool, mapped into a contiguous virtual range per model.
+
+Co-serving puts two models into one process: each has its own range, and pages move between them.
+Here on the CPU: a memfd, and `mmap` at fixed addresses. `cuda/pages.py` does it on the GPU.
+"""
+
+import ctypes
+import mmap
+import os
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slackwater.model.errors import RefusedError
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
+_PUNCH_HOLE_KEEP_SIZE = 0x03
+_FAILED = ctypes.c_void_p(-1).value
+
+
+class PagePool(Protocol):
+    """Physical pages. A page has no address until an arena maps it."""
+
+    page_bytes: int
+    capacity: int
+
+    def take(self) -> int | None:
+        """A page's id, or None when all are taken."""
+        ...
+
+    def give_back(self, page: int) -> None: ...
+
+    def reserve(self, size_bytes: int) -> int:
+        """The address of a fresh virtual range without memory behind it."""
+        ...
+
+    def release(self, address: int, size_bytes: int) -> None: ...
+
+    def map(self, page: int, address: int) -> None: ...
+
+    def unmap(self, page: int, address: int) -> None: ...
+
+
+class HostPagePool:
+    """Pages of a memfd: memory that belongs to no address."""
+
+    def __init__(self, capacity_bytes: int, page_bytes: int) -> None:
+        self.page_bytes = page_bytes
+        self.capacity = max(1, capacity_bytes // page_bytes)
+        self._file = os.memfd_create("slackwater-kv", os.MFD_CLOEXEC)
+        os.ftruncate(self._file, self.capacity * page_bytes)
+        self._free = list(range(self.capacity - 1, -1, -1))
+
+    def take(self) -> int | None:
+        return self._free.pop() if self._free else None
+
+    def give_back(self, page: int) -> None:
+        self._free.append(page)
+
+    def free_pages(self) -> int:
+        return len(self._free)
+
+    def trim(self) -> None:
+        """Return the memory behind free pages to the system."""
+        for page in self._free:
+            offset = page * self.page_bytes
+            if _libc.fallocate(self._file, _PUNCH_HOLE_KEEP_SIZE, offset, self.page_bytes) != 0:
+                raise _system_error("fallocate")
+
+    def reserve(self, size_bytes: int) -> int:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        return _mapped(None, size_bytes, 0, flags, -1, 0)
+
+    def release(self, address: int, size_bytes: int) -> None:
+        if _libc.munmap(address, size_bytes) != 0:
+            raise _system_error("munmap")
+
+    def map(self, page: int, address: int) -> None:
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        flags = mmap.MAP_SHARED | _MAP_FIXED
+        _mapped(address, self.page_bytes, access, flags, self._file, page * self.page_bytes)
+
+    def unmap(self, page: int, address: int) -> None:
+        del page
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED
+        _mapped(address, self.page_bytes, 0, flags, -1, 0)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+class PageArena:
+    """One model's virtual range: a page is mapped while a span in use touches it, and after that
+    stays mapped, idle, until `reclaim` wants it."""
+
+    def __init__(self, pool: PagePool, size_bytes: int) -> None:
+        self._pool = pool
+        pages = -(-size_bytes // pool.page_bytes)
+        self.size_bytes = pages * pool.page_bytes
+        self.address = pool.reserve(self.size_bytes)
+        self._page_of: list[int | None] = [None] * pages
+        self._users = [0] * pages
+        self._mapped = 0
+        self._idle: dict[int, None] = {}
+
+    @property
+    def mapped_pages(self) -> int:
+        return self._mapped
+
+    @property
+    def idle_pages(self) -> int:
+        return len(self._idle)
+
+    def hold(self, start: int, stop: int) -> bool:
+        """Put memory behind the bytes `[start, stop)`; False, and nothing done, if there is none."""
+        places = range(start // self._pool.page_bytes, -(-stop // self._pool.page_bytes))
+        fresh: list[tuple[int, int]] = []
+        for place in places:
+            if self._page_of[place] is None:
+                page = self._pool.take()
+                if page is None:
+                    for _, taken in fresh:
+                        self._pool.give_back(taken)
+                    return False
+                fresh.append((place, page))
+        for place, page in fresh:
+            self._pool.map(page, self.address + place * self._pool.page_bytes)
+            self._page_of[place] = page
+            self._mapped += 1
+        for place in places:
+            self._users[place] += 1
+            self._idle.pop(place, None)
+        return True
+
+    def let_go(self, start: int, stop: int) -> None:
+        """The opposite of `hold`: pages that nothing uses any more become idle."""
+        for place in range(start // self._pool.page_bytes, -(-stop // self._pool.page_bytes)):
+            self._users[place] -= 1
+            assert self._users[place] >= 0, "a span was let go twice"
+            if self._users[place] == 0:
+                self._idle[place] = None
+
+    def reclaim(self, pages: int) -> int:
+        """Unmap up to `pages` idle pages and give them back to the pool; how many it was."""
+        done = 0
+        while self._idle and done < pages:
+            place = next(iter(self._idle))
+            del self._idle[place]
+            page = self._page_of[place]
+            assert page is not None, "an idle page is mapped"
+            self._pool.unmap(page, self.address + place * self._pool.page_bytes)
+            self._pool.give_back(page)
+            self._page_of[place] = None
+            self._mapped -= 1
+            done += 1
+        return done
+
+    def close(self) -> None:
+        """Unmap everything and release the range; views of it must be gone."""
+        for place, page in enumerate(self._page_of):
+            if page is not None:
+                self._pool.unmap(page, self.address + place * self._pool.page_bytes)
+                self._pool.give_back(page)
+        self._page_of, self._mapped, self._idle = [], 0, {}
+        if self.size_bytes:
+            self._pool.release(self.address, self.size_bytes)
+            self.size_bytes = 0
+
+
+def host_view(arena: PageArena) -> NDArray[np.float32]:
+    """The whole range as float32; touching what is not held is a fault."""
+    buffer = (ctypes.c_char * arena.size_bytes).from_address(arena.address)
+    view: NDArray[np.float32] = np.ctypeslib.as_array(buffer).view(np.float32)
+    return view
+
+
+def _mapped(address: int | None, size: int, access: int, flags: int, file: int, offset: int) -> int:
+    found = _libc.mmap(address, size, access, flags, file, offset)
+    if found is None or found == _FAILED:
+        raise _system_error("mmap")
+    return int(found)
+
+
+def _system_error(call: str) -> RefusedError:
+    number = ctypes.get_errno()
+    return RefusedError(f"{call}: {os.strerror(number)}; lower kv_bytes or free memory")

@@ -1,0 +1,144 @@
+"""Running a plan: rows to logits, logits to tokens and to the scores of prompts."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from slackwater.engine.executor import Executor, RowBatch, SamplingColumns
+from slackwater.engine.random_stream import uniforms
+from slackwater.engine.request import TopTokens
+from slackwater.engine.scheduler import Scheduler, StepPlan, WeightGroup
+from slackwater.engine.sequence import PromptScoring
+from slackwater.engine.slots import SlotTable
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """New tokens by slot; `top` holds the likeliest ones of the slots that asked."""
+
+    slots: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    logprobs: NDArray[np.float32]
+    top: dict[int, TopTokens]
+
+
+NOTHING = Sampled(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32), {})
+
+
+class Runner:
+    """Takes a plan through the executor, one model after the other."""
+
+    def __init__(self, slots: SlotTable, scheduler: Scheduler, executor: Executor) -> None:
+        self._slots, self._scheduler, self._executor = slots, scheduler, executor
+
+    def run(self, plan: StepPlan) -> Sampled:
+        """Compute the plan's tokens, score the prompts among them and sample where one is due."""
+        parts = [self._run_group(plan, group) for group in self._scheduler.groups(plan)]
+        if len(parts) == 1:
+            return parts[0]
+        return Sampled(
+            np.concatenate([part.slots for part in parts]),
+            np.concatenate([part.tokens for part in parts]),
+            np.concatenate([part.logprobs for part in parts]),
+            {slot: top for part in parts for slot, top in part.top.items()},
+        )
+
+    def _run_group(self, plan: StepPlan, group: WeightGroup) -> Sampled:
+        slots, counts = plan.slots[group.start : group.stop], plan.counts[group.start : group.stop]
+        batch, ends, due = self._rows(slots, counts, group)
+        logits = self._executor.logits(group.net, batch, self._slots.tables)
+        scored = np.nonzero(self._slots.scored[slots])[0]
+        if len(scored):
+            self._score(slots, counts, ends, scored, batch, logits)
+            logits = logits[torch.from_numpy(np.searchsorted(batch.wanted, ends[due]))]
+        return self._sample(slots[due], logits) if len(due) else NOTHING
+
+    def _rows(
+        self, slots: NDArray[np.int64], counts: NDArray[np.int64], group: WeightGroup
+    ) -> tuple[RowBatch, NDArray[np.int64], NDArray[np.int64]]:
+        """The rows; where each slot's last row is; which slots are due for a new token."""
+        table = self._slots
+        computed, length = table.computed[slots], table.length[slots]
+        total = int(counts.sum())
+        decode_only = total == len(slots)
+        due = np.nonzero((computed + counts == length) & (length < table.limit[slots]))[0]
+        spans = [(a - group.start, b - group.start, adapter) for a, b, adapter in group.spans]
+        if decode_only:
+            ends, row_slots, positions = np.arange(total), slots, computed
+        else:
+            ends = np.cumsum(counts) - 1
+            row_slots = np.repeat(slots, counts)
+            firsts = np.repeat(computed - (ends + 1 - counts), counts)
+            positions = firsts + np.arange(total)
+            edges = np.concatenate(([0], ends + 1))
+            spans = [(int(edges[a]), int(edges[b]), adapter) for a, b, adapter in spans]
+        wanted = ends[due]
+        if table.scored[slots].any():
+            marked = np.repeat(table.scored[slots], counts)
+            marked[wanted] = True
+            wanted = np.nonzero(marked)[0]
+        tokens = table.tokens[row_slots, positions].astype(np.int64)
+        single = decode_only and len(due) == total
+        return RowBatch(tokens, positions, row_slots, wanted, tuple(spans), single), ends, due
+
+    def _sample(self, slots: NDArray[np.int64], logits: Tensor) -> Sampled:
+        table = self._slots
+        columns = SamplingColumns(
+            table.temperature[slots],
+            table.top_p[slots],
+            table.top_k[slots],
+            uniforms(table.key[slots], table.length[slots]),
+        )
+        tokens, logprobs = self._executor.sample(logits, columns)
+        top = {}
+        for row in np.nonzero(table.top_tokens[slots])[0].tolist():
+            slot = int(slots[row])
+            heat = float(table.temperature[slot]) or 1.0
+            k = int(table.top_tokens[slot])
+            top[slot] = top_tokens(torch.log_softmax(logits[row : row + 1] / heat, -1), k)
+        return Sampled(slots, tokens, logprobs, top)
+
+    def _score(
+        self,
+        slots: NDArray[np.int64],
+        counts: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        scored: NDArray[np.int64],
+        batch: RowBatch,
+        logits: Tensor,
+    ) -> None:
+        """Score the prompt tokens that these rows predict: row p gives position p + 1."""
+        for place in scored.tolist():
+            slot, stop = int(slots[place]), int(ends[place]) + 1
+            sequence = self._scheduler.sequence(slot)
+            first = int(self._slots.computed[slot])
+            count = min(int(counts[place]), len(sequence.request.prompt) - 1 - first)
+            if sequence.scoring is None or count <= 0:
+                continue
+            start = int(np.searchsorted(batch.wanted, stop - int(counts[place])))
+            targets = self._slots.tokens[slot, first + 1 : first + 1 + count]
+            fill_scores(sequence.scoring, first + 1, logits[start : start + count], targets)
+
+
+def fill_scores(
+    scoring: PromptScoring, position: int, logits: Tensor, targets: NDArray[np.int32]
+) -> None:
+    """Write the log-probs of `targets`, the tokens from `position` on."""
+    logprobs = torch.log_softmax(logits.float(), -1)
+    picked = torch.from_numpy(targets.astype(np.int64)).to(logprobs.device)
+    chosen = logprobs.gather(1, picked[:, None])[:, 0]
+    stop = position + len(targets)
+    scoring.logprobs[position:stop] = chosen.cpu().numpy()
+    if scoring.top is not None:
+        found = top_tokens(logprobs, scoring.top.tokens.shape[1])
+        scoring.top.tokens[position:stop] = found.tokens
+        scoring.top.logprobs[position:stop] = found.logprobs
+
+
+def top_tokens(logprobs: Tensor, k: int) -> TopTokens:
+    """The `k` likeliest tokens of each row, likeliest first."""
+    values, ids = logprobs.topk(k, dim=-1)
+    return TopTokens(ids.cpu().numpy().astype(np.uint32), values.float().cpu().numpy())

@@ -1,0 +1,269 @@
+"""Which rows run in the next step: decoding first, then prompts in chunks, by arrival.
+
+When the cache is full the youngest request gives its blocks up and starts over later from its
+tokens; nothing of it is lost, and batch-invariant arithmetic brings back the same numbers.
+"""
+
+from collections import deque
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
+from itertools import groupby, islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slackwater.engine.block_pool import BlockPool, Digest
+from slackwater.engine.sequence import Sequence
+from slackwater.engine.slots import SlotTable
+from slackwater.nets.causal_lm import CausalLM
+from slackwater.nets.lora import LoraAdapter
+
+_LOOK_AHEAD = 64  # waiting requests looked at in one step when the first must wait
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """For each running slot, in order of weights: how many of its tokens to compute."""
+
+    slots: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightGroup:
+    """A plan's entries `[start, stop)` share one model; `spans` are the adapters among them."""
+
+    net: CausalLM
+    start: int
+    stop: int
+    spans: tuple[tuple[int, int, LoraAdapter], ...]
+
+
+class Scheduler:
+    """Waiting and running requests, their slots and their blocks."""
+
+    def __init__(self, slots: SlotTable, blocks: BlockPool, max_step_tokens: int) -> None:
+        self.slots, self.blocks = slots, blocks
+        self._max_step_tokens = max_step_tokens
+        self._waiting: deque[Sequence] = deque()
+        self._running: dict[int, Sequence] = {}
+        self._in_flight: dict[Digest, int] = {}
+        self._order: NDArray[np.int64] | None = None
+        self._order_groups: tuple[WeightGroup, ...] | None = None
+        self.preemptions = 0
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    def sequence(self, slot: int) -> Sequence:
+        return self._running[slot]
+
+    def runs(self, slot: int) -> bool:
+        return slot in self._running
+
+    def add(self, sequence: Sequence) -> None:
+        self._waiting.append(sequence)
+
+    def sequences(self) -> list[Sequence]:
+        return [*self._running.values(), *self._waiting]
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a request, waiting or running; its named blocks stay findable."""
+        if sequence.slot is None:
+            self._waiting.remove(sequence)
+        else:
+            self._leave(sequence)
+
+    def plan(self) -> StepPlan | None:
+        """Rows for the next step, blocks held for all of them; None when there is nothing to do."""
+        self._admit()
+        while self._running:
+            order = self._by_weights()
+            table = self.slots
+            pending = table.length[order] - table.computed[order]
+            counts = np.minimum(pending, 1)
+            self._give_chunks(order, pending, counts)
+            short = self._hold_blocks(order, counts)
+            if short is None:
+                chosen = counts > 0
+                if chosen.all():
+                    return StepPlan(order, counts)
+                return StepPlan(order[chosen], counts[chosen])
+            self._preempt_youngest()
+        return None
+
+    def groups(self, plan: StepPlan) -> tuple[WeightGroup, ...]:
+        """The plan cut by model and adapter."""
+        if plan.slots is not self._order:
+            return self._cut(plan.slots)
+        if self._order_groups is None:
+            self._order_groups = self._cut(plan.slots)
+        return self._order_groups
+
+    def computed(self, plan: StepPlan) -> None:
+        """The planned tokens are in the cache: count them, and name the blocks they filled."""
+        table, size = self.slots, self.slots.block_tokens
+        before = table.computed[plan.slots]
+        after = before + plan.counts
+        table.computed[plan.slots] = after
+        for slot in plan.slots[after // size > before // size].tolist():
+            sequence, stop = self._running[slot], int(table.computed[slot])
+            sequence.extend_names(table.tokens[slot, :stop], size)
+            for block in range(stop // size):
+                name = sequence.names[block + 1]
+                self.blocks.name(int(table.tables[slot, block]), name)
+                if self._in_flight.get(name) == slot:
+                    del self._in_flight[name]
+
+    def check_integrity(self) -> None:
+        """Slots, sequences and blocks agree; blocks in use are exactly those in the tables."""
+        table = self.slots
+        assert len(self._running) + table.free == table.capacity
+        used: set[int] = set()
+        for slot, sequence in self._running.items():
+            assert sequence.slot == slot
+            assert table.computed[slot] < table.length[slot] or table.computed[slot] == 0
+            count = int(table.num_blocks[slot])
+            assert count * table.block_tokens >= table.computed[slot]
+            used.update(table.tables[slot, :count].tolist())
+        assert len(used) == self.blocks.blocks_in_use
+        assert all(sequence.slot is None for sequence in self._waiting)
+        self.blocks.check_integrity()
+
+    def _by_weights(self) -> NDArray[np.int64]:
+        """Running slots, those of one set of weights together, adapters together within it."""
+        if self._order is None:
+            self._order_groups = None
+            keys = {
+                slot: (id(sequence.version.net), id(sequence.version.adapter), sequence.order)
+                for slot, sequence in self._running.items()
+            }
+            self._order = np.array(sorted(self._running, key=keys.__getitem__), np.int64)
+        return self._order
+
+    def _cut(self, slots: NDArray[np.int64]) -> tuple[WeightGroup, ...]:
+        versions = [self._running[slot].version for slot in slots.tolist()]
+        groups, start = [], 0
+        for _, members in groupby(versions, key=lambda version: id(version.net)):
+            inside, at = list(members), 0
+            spans: list[tuple[int, int, LoraAdapter]] = []
+            for _, same in groupby(inside, key=lambda version: id(version.adapter)):
+                count, adapter = len(list(same)), inside[at].adapter
+                if adapter is not None:
+                    spans.append((start + at, start + at + count, adapter))
+                at += count
+            groups.append(WeightGroup(inside[0].net, start, start + at, tuple(spans)))
+            start += at
+        return tuple(groups)
+
+    def _give_chunks(
+        self, order: NDArray[np.int64], pending: NDArray[np.int64], counts: NDArray[np.int64]
+    ) -> None:
+        """Share the step's tokens among the prompts, oldest first; decoding rows have theirs."""
+        prompts = np.nonzero(pending > 1)[0]
+        if not len(prompts):
+            return
+        counts[prompts] = 0
+        left = max(self._max_step_tokens - int(counts.sum()), 1)
+        arrivals = [self._running[int(order[place])].order for place in prompts]
+        for place in prompts[np.argsort(arrivals)].tolist():
+            counts[place] = min(left, int(pending[place]))
+            left -= int(counts[place])
+
+    def _hold_blocks(self, order: NDArray[np.int64], counts: NDArray[np.int64]) -> int | None:
+        """Make room for the counted tokens; the slot that found none, or None."""
+        table = self.slots
+        wanted = -(-(table.computed[order] + counts) // table.block_tokens)
+        for place in np.nonzero(wanted > table.num_blocks[order])[0].tolist():
+            slot = int(order[place])
+            if not self._extend(slot, int(wanted[place])):
+                return slot
+        return None
+
+    def _extend(self, slot: int, wanted: int) -> bool:
+        table = self.slots
+        while table.num_blocks[slot] < wanted:
+            block = self.blocks.take()
+            if block is None:
+                return False
+            table.tables[slot, table.num_blocks[slot]] = block
+            table.num_blocks[slot] += 1
+        return True
+
+    def _admit(self) -> None:
+        promised = 0
+        skipped: list[Sequence] = []
+        while self._waiting and self.slots.free and len(skipped) < _LOOK_AHEAD:
+            sequence = self._waiting[0]
+            fresh = self._fresh_names(sequence)
+            if any(name in self._in_flight for name in fresh):
+                skipped.append(self._waiting.popleft())
+                continue
+            needed = sequence.known_tokens // self.slots.block_tokens + 1
+            if self._running and promised + needed > self.blocks.available():
+                break
+            promised += needed
+            self._enter(self._waiting.popleft(), fresh)
+        self._waiting.extendleft(reversed(skipped))
+
+    def _fresh_names(self, sequence: Sequence) -> ListLike[Digest]:
+        """Names of its blocks that are not in the cache; scored prompts compute every block."""
+        tokens = sequence.known()
+        sequence.extend_names(tokens, self.slots.block_tokens)
+        usable = (len(tokens) - 1) // self.slots.block_tokens
+        names = sequence.names[1 : usable + 1]
+        if sequence.scoring is not None:
+            return []
+        known = 0
+        while known < len(names) and self.blocks.knows(names[known]):
+            known += 1
+        return names[known:]
+
+    def _enter(self, sequence: Sequence, fresh: ListLike[Digest]) -> None:
+        scored = sequence.scoring is not None
+        slot = self.slots.claim(sequence.request, sequence.stop_ids, scored=scored)
+        sequence.slot = slot
+        self._running[slot] = sequence
+        self._order = None
+        usable = (sequence.known_tokens - 1) // self.slots.block_tokens
+        found = 0 if sequence.scoring is not None else usable - len(fresh)
+        for name in islice(sequence.names, 1, found + 1):
+            block = self.blocks.find(name)
+            assert block is not None, "nothing is evicted between looking and taking"
+            self.slots.tables[slot, self.slots.num_blocks[slot]] = block
+            self.slots.num_blocks[slot] += 1
+        self.slots.computed[slot] = found * self.slots.block_tokens
+        prompt = len(sequence.request.prompt)
+        sequence.cached_tokens = max(
+            sequence.cached_tokens, min(prompt, found * self.slots.block_tokens)
+        )
+        for name in fresh:
+            self._in_flight[name] = slot
+
+    def _preempt_youngest(self) -> None:
+        youngest = max(self._running.values(), key=lambda sequence: sequence.order)
+        slot = youngest.slot
+        youngest.keep(self.slots.tokens[slot, : self.slots.length[slot]])
+        self._leave(youngest)
+        places = (i for i, other in enumerate(self._waiting) if other.order > youngest.order)
+        self._waiting.insert(next(places, len(self._waiting)), youngest)
+        self.preemptions += 1
+
+    def _leave(self, sequence: Sequence) -> None:
+        slot = sequence.slot
+        assert slot is not None
+        count = int(self.slots.num_blocks[slot])
+        # Last block first: the start of a prefix is the part worth keeping longest.
+        for block in reversed(self.slots.tables[slot, :count].tolist()):
+            self.blocks.drop(block)
+        self.slots.num_blocks[slot] = 0
+        self.slots.release(slot)
+        self._in_flight = {n: owner for n, owner in self._in_flight.items() if owner != slot}
+        del self._running[slot]
+        sequence.slot = None
+        self._order = None

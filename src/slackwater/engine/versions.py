@@ -1,0 +1,132 @@
+"""Weight versions: several full sets of weights and adapters, readable at once, bounded in number."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from slackwater.engine.config import EngineConfig
+from slackwater.engine.executor import Executor
+from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
+from slackwater.nets.causal_lm import CausalLM
+from slackwater.nets.loading import net_tensors
+from slackwater.nets.lora import LoraAdapter, LoraSpec
+
+
+@dataclass(slots=True)
+class Version:
+    """A set of weights with an adapter over it, or none.
+
+    `generation` counts rewrites in place: cached prefixes of an older one are not reused.
+    """
+
+    net: CausalLM
+    adapter: LoraAdapter | None
+    generation: int
+    users: int = 0
+
+
+class VersionStore:
+    """Versions by name. Adapters stand on the weights that the engine began with."""
+
+    def __init__(self, net: CausalLM, config: EngineConfig, executor: Executor) -> None:
+        self._base, self._config, self._executor = net, config, executor
+        executor.prepare(net)
+        self._versions = {config.base_version: Version(net, None, 0)}
+        self._spare: list[CausalLM] = []
+        self._generations = 0
+
+    def __contains__(self, version: str) -> bool:
+        return version in self._versions
+
+    def __len__(self) -> int:
+        return len(self._versions)
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._versions)
+
+    def get(self, version: str) -> Version:
+        found = self._versions.get(version)
+        if found is None:
+            held = ", ".join(sorted(self._versions))
+            raise NotFoundError(f"version: {version!r} is not held; held are: {held}")
+        return found
+
+    def put(self, version: str, tensors: Mapping[str, Tensor], lora: LoraSpec | None) -> None:
+        """Add a version, or rewrite one in place (requests on it go on with the new weights)."""
+        self._generations += 1
+        held = self._versions.get(version)
+        if lora is not None:
+            self._put_adapter(version, held, tensors, lora)
+            return
+        self._check_full(tensors)
+        if held is not None and held.adapter is not None:
+            raise ConfigError.of(
+                "version", version, "is an adapter; give full weights another name"
+            )
+        if held is None:
+            held = self._versions[version] = Version(self._room(), None, self._generations)
+        _write(held.net, tensors)
+        held.generation = self._generations
+
+    def drop(self, version: str) -> None:
+        """Forget a version that no request uses; its memory serves the next one."""
+        held = self.get(version)
+        if version == self._config.base_version:
+            raise RefusedError(f"version: {version!r} is the base that adapters stand on")
+        if held.users:
+            raise RefusedError(f"version: {version!r} is used by {held.users} requests; abort them")
+        del self._versions[version]
+        if held.adapter is None:
+            self._spare.append(held.net)
+
+    def _put_adapter(
+        self, version: str, held: Version | None, tensors: Mapping[str, Tensor], lora: LoraSpec
+    ) -> None:
+        if held is not None and held.adapter is None:
+            raise ConfigError.of("version", version, "is full weights; give adapters another name")
+        adapters = sum(1 for other in self._versions.values() if other.adapter is not None)
+        if held is None and adapters >= self._config.max_adapters:
+            raise RefusedError(f"max_adapters: {adapters} are held; drop a version first")
+        base = self._base
+        copies = {
+            name: tensor.to(device=base.device, dtype=base.dtype, copy=True).T.contiguous().T
+            for name, tensor in tensors.items()
+        }
+        adapter = LoraAdapter(lora, base.config, copies)
+        if held is None:
+            self._versions[version] = Version(base, adapter, self._generations)
+        else:
+            held.adapter, held.generation = adapter, self._generations
+
+    def _check_full(self, tensors: Mapping[str, Tensor]) -> None:
+        wanted = {name: tensor.shape for name, tensor in net_tensors(self._base).items()}
+        given = {name for name in tensors if name != "lm_head.weight" or name in wanted}
+        if given != wanted.keys():
+            odd = sorted(given ^ wanted.keys())[:3]
+            raise ConfigError.of("version tensors", odd, "are missing or not of this model")
+        for name, shape in wanted.items():
+            if tensors[name].shape != shape:
+                raise ConfigError.of(name, tuple(tensors[name].shape), f"must be {tuple(shape)}")
+
+    def _room(self) -> CausalLM:
+        if self._spare:
+            return self._spare.pop()
+        full = sum(1 for version in self._versions.values() if version.adapter is None)
+        if full >= self._config.max_full_versions:
+            raise RefusedError(f"max_full_versions: {full} are held; drop a version first")
+        base = self._base
+        with torch.device("meta"):
+            net = CausalLM(base.config)
+        net = net.to(base.dtype).to_empty(device=base.device)
+        net.rotary = base.rotary
+        self._executor.prepare(net)
+        return net
+
+
+def _write(net: CausalLM, tensors: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, target in net_tensors(net).items():
+            target.copy_(tensors[name])
+        net.refresh()
