@@ -10,7 +10,10 @@ import typer
 from slackwater.model.errors import ConfigError
 
 # One line per bench: module under slackwater.bench, named as the bench.
-BENCHES: tuple[str, ...] = ("fanin",)
+BENCHES: tuple[str, ...] = (
+    "fanin",
+    "rollout_kills",
+)
 
 app = typer.Typer(add_completion=False)
 

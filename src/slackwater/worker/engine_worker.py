@@ -12,6 +12,7 @@ from slackwater.engine.config import EngineConfig
 from slackwater.engine.engine import Engine
 from slackwater.engine.request import GenerationRequest, PromptScores, SamplingParams, StepOutput
 from slackwater.model.errors import ConfigError, SlackwaterError
+from slackwater.model.instance import InstanceKind
 from slackwater.nets.loading import load_net
 from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.port import WeightStore
@@ -194,13 +195,21 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="folder of the base model")
     parser.add_argument("--base", required=True, help="name of the base model")
     parser.add_argument("--base-version", required=True, help="weight version of the base itself")
+    parser.add_argument(
+        "--kind", default="dedicated", choices=[kind.value for kind in InstanceKind]
+    )
     parser.add_argument("--max-running", type=int, default=64)
     parser.add_argument("--kv-mb", type=int, default=512, help="memory of the KV cache")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     engine = _engine(options)
     facts = messages.EngineFacts(
-        options.base, options.max_running, engine.max_context, engine.capacity_tokens, _MAX_VERSIONS
+        base_model=options.base,
+        max_running=options.max_running,
+        max_context_tokens=engine.max_context,
+        kv_tokens=engine.capacity_tokens,
+        max_versions=_MAX_VERSIONS,
+        kind=options.kind,
     )
     hello = messages.Hello(secret(), options.worker, "engine", facts)
     with Connection(address_of(options.connect), hello) as connection:
