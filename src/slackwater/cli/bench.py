@@ -11,6 +11,10 @@ from slackwater.model.errors import ConfigError
 
 # One line per bench: module under slackwater.bench, named as the bench.
 BENCHES: tuple[str, ...] = (
+    "cluster",
+    "drain",
+    "philly",
+    "sim",
     "fanin",
     "rollout_kills",
 )

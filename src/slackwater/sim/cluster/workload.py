@@ -5,6 +5,8 @@ from typing import Literal
 
 from slackwater.model.errors import ConfigError
 
+Mix = Literal["balanced", "rollout_heavy", "train_heavy", "mixed"]
+
 
 def _check(where: str, jobs: int, slo_low: float, slo_high: float, **positive: float) -> None:
     if jobs <= 0:
@@ -55,7 +57,7 @@ class ProfileWorkload:
     """
 
     kind: Literal["profiles"] = "profiles"
-    mix: Literal["balanced", "rollout_heavy", "train_heavy", "mixed"] = "mixed"
+    mix: Mix = "mixed"
     jobs: int = 300
     span_s: float = 580 * 3600.0
     mean_duration_s: float = 14.4 * 3600.0
