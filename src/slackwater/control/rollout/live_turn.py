@@ -42,7 +42,7 @@ class LiveTurn:
         self.deadline_s = deadline_s
         self.sequence = sequence
         self.limit = spec.sampling.max_tokens
-        self.tokens = array("Q")
+        self.tokens = array("I")
         self.logprobs = array("d")
         self.topk: list[Sequence[tuple[int, float]]] | None = (
             [] if spec.sampling.topk_logprobs else None

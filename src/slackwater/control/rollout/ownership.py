@@ -5,6 +5,9 @@ A reply of an attempt that is not the turn's current one is late and discarded. 
 the attempt is undone, the turn goes on elsewhere, and an instance with too many faults is released.
 """
 
+from array import array
+from collections.abc import Sequence
+
 from slackwater.control.rollout.books import Books, Out
 from slackwater.control.rollout.commands import AppendTokens
 from slackwater.control.rollout.events import PromptScored, TokensArrived, TurnEnded, TurnRefused
@@ -16,6 +19,12 @@ from slackwater.model.ids import InstanceId
 from slackwater.model.turn import AttemptId, FinishReason
 
 _TOKEN_IDS = 2**32
+
+
+def _are_token_ids(tokens: Sequence[int]) -> bool:
+    if isinstance(tokens, array) and tokens.typecode == "I":
+        return True  # by its type
+    return min(tokens, default=0) >= 0 and max(tokens, default=0) < _TOKEN_IDS
 
 
 class Ownership:
@@ -75,8 +84,7 @@ class Ownership:
             and (not event.counts or len(event.counts) == len(event.attempts))
             and (not event.topk or len(event.topk) == tokens)
             and min(event.counts, default=1) > 0
-            and min(event.tokens, default=0) >= 0
-            and max(event.tokens, default=0) < _TOKEN_IDS
+            and _are_token_ids(event.tokens)
         )
 
     def _append(self, turn: LiveTurn, event: TokensArrived, start: int, end: int, out: Out) -> None:

@@ -5,6 +5,7 @@ linearly with the context it reads, so the time of k steps is a quadratic in k: 
 When the cache is full the youngest turn is preempted and prefilled again later.
 """
 
+import heapq
 import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass
@@ -29,6 +30,10 @@ class Request:
     made_tokens: float = 0.0
     reported_tokens: int = 0
     started_step: float = 0.0
+
+    @property
+    def finish_step(self) -> float:
+        return self.started_step + self.goal_tokens
 
     @property
     def context_tokens(self) -> int:
@@ -58,6 +63,7 @@ class SimulatedEngine:
         self._steps = 0.0
         self._running: dict[int, Request] = {}
         self._running_context = 0.0
+        self._finishes: list[tuple[float, int]] = []
         self._waiting: deque[Request] = deque()
         self._prefilling: deque[tuple[Request, float]] = deque()
         self._prefilling_context = 0
@@ -125,14 +131,19 @@ class SimulatedEngine:
             return self.now_s + self._prefilling[0][1]
         if not self._running:
             return math.inf
-        steps = min(
-            request.goal_tokens - (self._steps - request.started_step)
-            for request in self._running.values()
-        )
+        steps = self._next_finish_step() - self._steps
         full = (self.kv_tokens - self._running_context) / len(self._running)
         if 0 < full < steps:
             steps = full
         return self.now_s + self._time_of(max(steps, 0.0))
+
+    def _next_finish_step(self) -> float:
+        while True:
+            step, attempt = self._finishes[0]
+            request = self._running.get(attempt)
+            if request is not None and request.finish_step == step:
+                return step
+            heapq.heappop(self._finishes)  # it left before
 
     def _time_of(self, steps: float) -> float:
         batch = len(self._running)
@@ -158,6 +169,7 @@ class SimulatedEngine:
         self._prefilling_context -= request.context_tokens
         request.started_step = self._steps - request.made_tokens
         self._running[request.attempt] = request
+        heapq.heappush(self._finishes, (request.finish_step, request.attempt))
         self._running_context += request.base_tokens + request.made_tokens
 
     def _decode(self, until_s: float) -> None:
@@ -172,12 +184,11 @@ class SimulatedEngine:
         request.made_tokens = min(self._steps - request.started_step, float(request.goal_tokens))
 
     def _finish(self) -> list[Request]:
-        done = [
-            request
-            for request in self._running.values()
-            if request.goal_tokens - (self._steps - request.started_step) <= 1e-6
-        ]
-        for request in done:
+        done: list[Request] = []
+        while self._running and self._next_finish_step() - self._steps <= 1e-6:
+            _, attempt = heapq.heappop(self._finishes)
+            request = self._running[attempt]
+            done.append(request)
             self._leave(request)
             request.made_tokens = float(request.goal_tokens)
             self._keep_prefix(request)

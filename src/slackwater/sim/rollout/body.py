@@ -1,0 +1,289 @@
+"""The simulated body: the manager's commands become costs in virtual time, and costs become its events.
+
+Tokens are handed to the manager before anything that could move a turn, as if they had been streamed step by
+step; between such moments nobody could tell the difference, and a step of a million tokens costs little.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from slackwater.control.rollout.commands import (
+    AbortOn,
+    Dispatch,
+    PullWeights,
+    ReleaseInstance,
+    ReportFault,
+    RolloutCommand,
+    SetTimer,
+)
+from slackwater.control.rollout.events import (
+    InstanceHeartbeat,
+    InstanceJoined,
+    InstanceLost,
+    InstanceReady,
+    RolloutEvent,
+    TimerFired,
+    TokensArrived,
+    TurnEnded,
+)
+from slackwater.control.rollout.manager import RolloutManager
+from slackwater.model.ids import InstanceId, JobId, TrajectoryId, TurnId
+from slackwater.model.instance import InstanceKind, InstanceSpec
+from slackwater.model.turn import AttemptId, FinishReason
+from slackwater.sim.queue import EventQueue
+from slackwater.sim.rollout.engine_cost import EngineCost
+from slackwater.sim.rollout.simulated_engine import Request, SimulatedEngine
+
+
+@dataclass(frozen=True, slots=True)
+class BodySettings:
+    """`sender_gb_per_s` is shared by all pulls at a time; `pull_gb_per_s` is one instance's own link."""
+
+    heartbeat_s: float = 2.0
+    pull_gb_per_s: float = 5.0
+    sender_gb_per_s: float = 20.0
+    max_context_tokens: int = 40_960
+
+
+@dataclass(slots=True)
+class _Place:
+    """One simulated instance."""
+
+    spec: InstanceSpec
+    engine: SimulatedEngine
+    turn_of: dict[int, tuple[TurnId, str]]
+    holds: str | None = None
+    wake: int = 0
+
+
+class SimulatedBody:
+    """Drives one manager. `tokens_of(turn)` says how many tokens a turn will have (its hidden length)."""
+
+    def __init__(
+        self,
+        manager: RolloutManager,
+        queue: EventQueue[Callable[[], None]],
+        tokens_of: Callable[[TurnId], int],
+        settings: BodySettings | None = None,
+    ) -> None:
+        self.manager = manager
+        self.queue = queue
+        self.places: dict[InstanceId, _Place] = {}
+        self.on_command: Callable[[RolloutCommand], None] = lambda _: None
+        self.on_release: Callable[[InstanceId], None] = lambda _: None
+        self.trajectory_of: dict[TurnId, TrajectoryId] = {}
+        self.reports: list[ReportFault] = []
+        self._tokens_of = tokens_of
+        self._settings = settings or BodySettings()
+        self._inbox: deque[RolloutEvent] = deque()
+        self._telling = False
+        self._timers: dict[str, float] = {}
+        self._pulls = 0
+        self._weight_gb = 0.0
+
+    @property
+    def now_s(self) -> float:
+        return self.queue.now_s
+
+    def run_until(self, end_s: float, stop: Callable[[], bool] = lambda: False) -> None:
+        """Let things happen until `end_s`, or until `stop()`."""
+        while len(self.queue) and not stop():
+            happen = self.queue.pop()
+            if self.now_s > end_s:
+                return
+            happen()
+
+    def at(self, at_s: float, happen: Callable[[], None]) -> None:
+        """Let `happen` run at a moment."""
+        self.queue.push(max(at_s, self.now_s), happen)
+
+    def tell(self, event: RolloutEvent) -> None:
+        """Give the manager an event and do what it says; events that follow from it wait their turn."""
+        self._inbox.append(event)
+        if self._telling:
+            return
+        self._telling = True
+        while self._inbox:
+            for command in self.manager.handle(self._inbox.popleft()):
+                self._do(command)
+        self._telling = False
+
+    def join(
+        self,
+        instance: InstanceId,
+        kind: InstanceKind,
+        cost: EngineCost,
+        *,
+        max_running: int,
+        job: JobId | None = None,
+        holds: str | None = None,
+        slowdown: float = 1.0,
+    ) -> None:
+        """An instance comes; with `holds` it has that version already (a training node's own weights)."""
+        spec = InstanceSpec(
+            instance,
+            kind,
+            max_running,
+            self._settings.max_context_tokens,
+            cost.kv_tokens,
+            max_versions=1,
+            job=job,
+        )
+        engine = SimulatedEngine(cost, max_running, self.now_s, slowdown=slowdown)
+        place = _Place(spec, engine, {}, holds)
+        self.places[instance] = place
+        self._weight_gb = cost.model.weight_bytes / 1e9
+        self.tell(InstanceJoined(self.now_s, spec))
+        self._beat(place)
+
+    def lose(self, instance: InstanceId, why: str = "preempted") -> None:
+        """The instance vanishes; what it had streamed is already with the manager."""
+        place = self.places.get(instance)
+        if place is None:
+            return
+        self._advance(place)
+        self._stream(place)
+        self.places.pop(instance, None)
+        self.tell(InstanceLost(self.now_s, instance, why))
+
+    def stream_all(self) -> None:
+        """Hand over every token made so far."""
+        for place in list(self.places.values()):
+            self._advance(place)
+            self._stream(place)
+
+    def _do(self, command: RolloutCommand) -> None:
+        match command:
+            case Dispatch():
+                self._dispatch(command)
+            case AbortOn(instance, attempt):
+                self._abort(instance, attempt)
+            case PullWeights(instance, version):
+                self._pull(instance, version)
+            case SetTimer(name, at_s):
+                self._timers[name] = at_s
+                self.at(at_s, lambda: self._fire(name, at_s))
+            case ReleaseInstance(instance, _):
+                self.places.pop(instance, None)
+                self.on_release(instance)
+            case ReportFault():
+                self.reports.append(command)
+            case _:
+                self.on_command(command)
+
+    def _dispatch(self, command: Dispatch) -> None:
+        place = self.places.get(command.instance)
+        if place is None:
+            return  # it vanished on the way; its loss is on the way too
+        self._advance(place)
+        made = len(command.generated)
+        trajectory = self.trajectory_of.get(command.turn, TrajectoryId(command.turn))
+        request = Request(
+            command.attempt,
+            trajectory,
+            len(command.prompt) + made,
+            max(self._tokens_of(command.turn) - made, 1),
+        )
+        place.turn_of[command.attempt] = (command.turn, command.version)
+        place.engine.add(request)
+        self._arm(place)
+
+    def _abort(self, instance: InstanceId, attempt: int) -> None:
+        place = self.places.get(instance)
+        if place is not None:
+            self._advance(place)
+            place.engine.abort(attempt)
+            place.turn_of.pop(attempt, None)
+            self._arm(place)
+
+    def _pull(self, instance: InstanceId, version: str) -> None:
+        place = self.places.get(instance)
+        if place is None:
+            return
+        self._pulls += 1
+        share = self._settings.sender_gb_per_s / self._pulls
+        took_s = self._weight_gb / min(self._settings.pull_gb_per_s, share)
+        if place.holds == version:
+            took_s = 0.0
+
+        def ready() -> None:
+            self._pulls -= 1
+            if self.places.get(instance) is place:
+                self.tell(InstanceReady(self.now_s, instance, version))
+
+        self.at(self.now_s + took_s, ready)
+
+    def _fire(self, name: str, at_s: float) -> None:
+        if self._timers.get(name) == at_s:
+            del self._timers[name]
+            self.stream_all()
+            self.tell(TimerFired(self.now_s, name))
+
+    def _beat(self, place: _Place) -> None:
+        if self.places.get(place.spec.instance) is not place:
+            return
+        self._advance(place)
+        engine = place.engine
+        self.tell(
+            InstanceHeartbeat(
+                self.now_s,
+                place.spec.instance,
+                engine.running,
+                engine.waiting,
+                int(engine.produced),
+                engine.kv_used_tokens,
+                engine.prefilled,
+            )
+        )
+        self.at(self.now_s + self._settings.heartbeat_s, lambda: self._beat(place))
+
+    def _arm(self, place: _Place) -> None:
+        """Wake up when the engine's batch changes next."""
+        place.wake += 1
+        serial, at_s = place.wake, place.engine.next_change_s()
+        if at_s == float("inf"):
+            return
+
+        def wake() -> None:
+            current = self.places.get(place.spec.instance) is place
+            if current and place.wake == serial:
+                self._advance(place)
+                self._arm(place)
+
+        self.at(at_s, wake)
+
+    def _advance(self, place: _Place) -> None:
+        """Bring the engine to now, and report the turns that finished on the way."""
+        done = place.engine.advance(self.now_s)
+        if not done:
+            return
+        self._send(place, done)
+        for request in done:
+            turn, version = place.turn_of.pop(request.attempt)
+            reason = FinishReason.STOP
+            total = self._tokens_of(turn)
+            instance = place.spec.instance
+            self.tell(
+                TurnEnded(self.now_s, instance, AttemptId(request.attempt), reason, total, version)
+            )
+        self._arm(place)
+
+    def _stream(self, place: _Place) -> None:
+        place.engine.settle()
+        self._send(place, list(place.engine.requests.values()))
+
+    def _send(self, place: _Place, requests: list[Request]) -> None:
+        attempts, counts = [], []
+        for request in requests:
+            fresh = int(request.made_tokens + 1e-6) - request.reported_tokens
+            if fresh > 0:
+                request.reported_tokens += fresh
+                attempts.append(request.attempt)
+                counts.append(fresh)
+        if attempts:
+            total = sum(counts)
+            tokens, logprobs = array("I", bytes(4 * total)), array("d", bytes(8 * total))
+            instance = place.spec.instance
+            self.tell(TokensArrived(self.now_s, instance, attempts, tokens, logprobs, counts))

@@ -1,0 +1,150 @@
+"""One job on reserved training nodes and spot instances, for as long as a trace lasts (RLBoost section 6)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from slackwater.control.rollout.manager import RolloutManager
+from slackwater.control.rollout.settings import RolloutSettings
+from slackwater.model.ids import TurnId
+from slackwater.sim.queue import EventQueue
+from slackwater.sim.rollout.body import BodySettings, SimulatedBody
+from slackwater.sim.rollout.engine_cost import (
+    H100,
+    QWEN3_8B,
+    QWEN3_14B,
+    QWEN3_32B,
+    EngineCost,
+    ModelShape,
+    TrainerCost,
+)
+from slackwater.sim.rollout.provider import SpotProvider
+from slackwater.sim.rollout.spot_trace import SpotEvent
+from slackwater.sim.rollout.trainer import SimulatedTrainer, StepPlan, StepReport
+from slackwater.sim.traces import LengthDistribution
+
+# RLBoost Table 2.
+RESERVED_NODE_PER_H = 83.79
+SPOT_INSTANCE_PER_H = 5.32
+_RESERVED_DEVICES = 8
+_ENGINE_DEVICES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SpotSetup:
+    """The training cluster, the model and the responses; prices and links of RLBoost Table 2."""
+
+    model: ModelShape
+    training_nodes: int
+    lengths: LengthDistribution
+    plan: StepPlan = field(default_factory=StepPlan)
+    max_running: int = 256
+
+    @property
+    def engine(self) -> EngineCost:
+        """Local and remote engines are alike: two H100 each."""
+        return EngineCost(self.model, H100, _ENGINE_DEVICES)
+
+    @property
+    def trainer(self) -> TrainerCost:
+        return TrainerCost(self.model, H100, _RESERVED_DEVICES * self.training_nodes)
+
+    @property
+    def local_engines(self) -> int:
+        return self.training_nodes * _RESERVED_DEVICES // _ENGINE_DEVICES
+
+    def draw_lengths(self, seed: int) -> Callable[[int], Sequence[int]]:
+        """The hidden lengths of each step, the same whatever the policy."""
+
+        def of_step(step: int) -> Sequence[int]:
+            rng = np.random.default_rng((seed, step))
+            drawn = self.lengths.draw(rng, self.plan.turns)
+            whole: list[int] = np.clip(drawn, 1, self.plan.max_tokens).astype(int).tolist()
+            return whole
+
+        return of_step
+
+
+SETUPS: dict[str, tuple[ModelShape, int]] = {
+    "8b": (QWEN3_8B, 1),
+    "14b": (QWEN3_14B, 1),
+    "32b": (QWEN3_32B, 2),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SpotResult:
+    """What a run came to."""
+
+    steps: tuple[StepReport, ...]
+    spot_instance_h: float
+    reserved_nodes: int
+    moved_turns: int
+    mean_remote: float
+
+    @property
+    def seconds(self) -> float:
+        return self.steps[-1].ended_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens generated and trained, over all finished steps."""
+        return sum(step.tokens for step in self.steps) / self.seconds
+
+    @property
+    def tokens_per_dollar(self) -> float:
+        hours = self.seconds / 3600
+        cost = hours * self.reserved_nodes * RESERVED_NODE_PER_H
+        cost += self.spot_instance_h * SPOT_INSTANCE_PER_H
+        return self.tokens_per_s * self.seconds / cost
+
+
+def run_spot(
+    setup: SpotSetup,
+    settings: RolloutSettings,
+    trace: Sequence[SpotEvent],
+    *,
+    seconds: float,
+    seed: int = 0,
+) -> SpotResult:
+    """Steps from 0 s on, until the first that ends after `seconds`."""
+    queue: EventQueue[Callable[[], None]] = EventQueue()
+    manager = RolloutManager(settings)
+    length_of: dict[TurnId, int] = {}
+    body = SimulatedBody(
+        manager,
+        queue,
+        lambda turn: length_of.get(turn, 1),
+        BodySettings(sender_gb_per_s=20.0 * setup.training_nodes),
+    )
+    trainer = SimulatedTrainer(
+        body,
+        setup.plan,
+        setup.trainer,
+        setup.engine,
+        local_engines=setup.local_engines,
+        max_running=setup.max_running,
+        lengths=setup.draw_lengths(seed),
+    )
+    trainer.length_of = length_of
+    trainer.most_remote = settings.seeding.start().most_remote
+    if trainer.most_remote is None:
+        trainer.most_remote = setup.local_engines  # Algorithm 1, line 3
+    provider = SpotProvider(
+        body,
+        setup.engine,
+        max_running=setup.max_running,
+        limit=lambda: trainer.most_remote,
+    )
+    trainer.on_limit = provider.review
+    provider.replay(trace)
+    body.at(0.0, trainer.begin_step)
+    body.run_until(
+        4 * seconds, lambda: bool(trainer.reports) and trainer.reports[-1].ended_s >= seconds
+    )
+    steps = tuple(trainer.reports)
+    end_s = steps[-1].ended_s
+    held_h = provider.held_seconds(end_s) / 3600
+    moved = manager.books.counters.moved
+    return SpotResult(steps, held_h, setup.training_nodes, moved, held_h * 3600 / end_s)
