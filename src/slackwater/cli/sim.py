@@ -175,6 +175,36 @@ def list_shipped(as_json: AsJson = False) -> None:
     show(table)
 
 
+@app.command()
+def results(
+    out: Annotated[Path, typer.Argument(metavar="FILE", help="page to write")] = Path(
+        "docs/results/coscheduling.md"
+    ),
+    figures: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", metavar="DIR", help="NAME.json files of `slackwater bench NAME --json`"
+        ),
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="folder of public traces, for `philly`")] = None,
+    quick: Annotated[bool, typer.Option(help="smaller runs with the same keys")] = False,
+    seed: Annotated[int, typer.Option(help="seed of everything random")] = 0,
+) -> None:
+    """Write the page with the papers' figures beside ours."""
+    from slackwater.cli.atomic_file import check_place, write_atomically
+    from slackwater.cli.results import measure_now, measured_before, mux_results
+    from slackwater.cli.stopping import unwind_on_terminate
+    from slackwater.sim.results_page import results_page
+
+    unwind_on_terminate()
+    check_place(out, "FILE")
+    with progress_bar("results") as progress:
+        benches = measured_before(figures) if figures else measure_now(quick, seed, data, progress)
+        muxes = mux_results(progress)
+    write_atomically(out, results_page(benches, muxes).encode(), "FILE")
+    print(f"wrote {out}")
+
+
 def _replayed(record: Path) -> "tuple[int, Divergence | None]":
     import msgspec
 

@@ -1,0 +1,90 @@
+"""Gathers the figures behind `docs/results/coscheduling.md`: from files that `slackwater bench` wrote, or by running the benches."""
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from slackwater.bench.machine import commit, machine
+from slackwater.bench.options import BenchOptions
+from slackwater.cli.scenario_source import read_source, under_each
+from slackwater.model.errors import ConfigError
+from slackwater.sim.cluster.simulate import simulate
+from slackwater.sim.results_page import Measured, MuxResult
+from slackwater.sim.results_sections import SECTIONS
+from slackwater.sim.summary import cost_baseline, mean_slowdown, ratio
+
+Progress = Callable[[float], None]
+
+_MUXES = {"temporal_mux": "1.82x", "train_mux": "1.90x", "spatial_mux": "1.99x"}
+_MUX_POLICIES = "ours,group,gavel,solo,colocated"
+
+
+def measured_before(folder: Path) -> dict[str, Measured]:
+    """One file per bench, `NAME.json`, holding what `slackwater bench NAME --json` printed."""
+    if not folder.is_dir():
+        raise ConfigError.of("--from", str(folder), "must be a folder of NAME.json files")
+    found = {}
+    for section in SECTIONS:
+        path = folder / f"{section.bench}.json"
+        if path.is_file():
+            found[section.bench] = _read(path)
+    if not found:
+        names = ", ".join(f"{section.bench}.json" for section in SECTIONS)
+        raise ConfigError.of("--from", str(folder), f"must hold at least one of {names}")
+    return found
+
+
+def measure_now(
+    quick: bool, seed: int, data: Path | None, progress: Progress
+) -> dict[str, Measured]:
+    """Run every bench of the page, one after the other."""
+    found = {}
+    for number, section in enumerate(SECTIONS):
+
+        def moved(what: str, share: float, done: int = number) -> None:
+            del what
+            progress((done + share) / len(SECTIONS))
+
+        options = BenchOptions(seed=seed, quick=quick, data=data, progress=moved)
+        figures = importlib.import_module(f"slackwater.bench.{section.bench}").run(options)
+        flags = f"{' --quick' if quick else ''}{f' --seed {seed}' if seed else ''}"
+        command = f"slackwater bench {section.bench} --json{flags}{' --data DATA' if data else ''}"
+        found[section.bench] = Measured(figures, commit(), machine(), command)
+    return found
+
+
+def mux_results(progress: Progress) -> list[MuxResult]:
+    """The three micro-benchmarks under every policy that WEAVE compares."""
+    results = []
+    for number, (name, paper) in enumerate(_MUXES.items()):
+        written, scenario = read_source(name, None, None, None)
+        reports = [simulate(one) for one in under_each(scenario, written, _MUX_POLICIES)]
+        solo = cost_baseline(reports)
+        results.append(
+            MuxResult(
+                name,
+                written.description,
+                f"{paper} (WEAVE)",
+                {report.policy: ratio(solo, report) or 0.0 for report in reports},
+                {report.policy: mean_slowdown(report) or 0.0 for report in reports},
+                {report.policy: report.slo_attainment for report in reports},
+            )
+        )
+        progress((number + 1) / len(_MUXES))
+    return results
+
+
+def _read(path: Path) -> Measured:
+    try:
+        printed = json.loads(path.read_text(encoding="utf-8"))
+        return Measured(
+            printed["figures"],
+            printed["commit"],
+            printed["machine"],
+            printed.get("command", f"slackwater bench {printed['name']} --json"),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path.name}: is not what `slackwater bench {path.stem} --json` prints: {error}"
+        ) from None

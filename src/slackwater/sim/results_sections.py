@@ -1,0 +1,178 @@
+"""What `docs/results/coscheduling.md` shows: which figure of which bench stands beside which figure of a paper, against which bar."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure. `paper` is what the papers report, in words; a bar is `at_most` (a number, or another figure) or `at_least`, or none."""
+
+    key: str
+    what: str
+    paper: str = ""
+    at_most: float | None = None
+    at_least: float | None = None
+    at_most_key: str = ""
+    digits: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One experiment: what decides it, how it is run, and its rows."""
+
+    bench: str
+    title: str
+    scenario: str
+    rows: tuple[Row, ...]
+    note: str = ""
+    cells: Mapping[str, str] | None = None
+    """For a bench of many cells: prefix of the keys -> words. Each cell shows the same three figures."""
+
+
+CLUSTER = Section(
+    "cluster",
+    "A tenant's two weeks (WEAVE 6.4)",
+    "`production`: 200 jobs in 14 days, 3B-32B, token limits of 4k-32k (mean 12.1k), mean 27.9 h, SLO ~ U(1, 2), long-tailed lengths",
+    (
+        Row("ours_over_group", "cost of ours over group", "", at_most=0.95),
+        Row("ours_over_horizon", "cost of ours over horizon", "", at_most=0.95),
+        Row("ours.slo_attainment", "ours: SLO kept", "", at_least=1.0),
+        Row("group.slo_attainment", "group: SLO kept", "1.0", at_least=1.0),
+        Row("horizon.slo_attainment", "horizon: SLO kept"),
+        Row("group.cost_vs_solo", "group: times below solo-disaggregated", "1.84"),
+        Row("group.cost_vs_colocated", "group: times below co-located", "1.38"),
+        Row("ours.cost_vs_solo", "ours: times below solo-disaggregated"),
+        Row("ours.cost_vs_colocated", "ours: times below co-located"),
+        Row("horizon.cost_vs_solo", "horizon: times below solo-disaggregated"),
+        Row("horizon.cost_vs_colocated", "horizon: times below co-located"),
+    ),
+)
+
+PHILLY = Section(
+    "philly",
+    "Every cell of Figure 15 (WEAVE 6.5)",
+    "`philly`: 300 jobs, about 580 h, phase lengths of Table 6 taken as they are; workload type, SLO and largest group vary one at a time",
+    (
+        Row("mixed.ours_over_group", "mixed workload: cost of ours over group", "", at_most=0.95),
+        Row("mixed.ours.slo_attainment", "mixed workload, ours: SLO kept", "", at_least=1.0),
+        Row("mixed.group.slo_attainment", "mixed workload, group: SLO kept", "1.0", at_least=1.0),
+    ),
+    cells={
+        "mixed": "mixed, SLO ~ U(1, 2), groups up to 5",
+        "balanced": "balanced jobs",
+        "rollout_heavy": "rollout-heavy jobs",
+        "train_heavy": "train-heavy jobs",
+        "slo_1_2": "SLO 1.2 for all",
+        "slo_1_5": "SLO 1.5 for all",
+        "slo_2_0": "SLO 2.0 for all",
+        "group_size_2": "groups up to 2",
+        "group_size_3": "groups up to 3",
+        "group_size_4": "groups up to 4",
+        "group_size_5": "groups up to 5",
+    },
+)
+
+OPTIMUM = Section(
+    "optimum",
+    "Against the exact optimum (WEAVE 6.5, Figure 20)",
+    "small instances of the Table 6 mix, SLO ~ U(1, 2); the optimum under WEAVE's own rules is 1.0; SLO is measured by running each schedule",
+    (
+        Row("ours.cost_ratio_mean", "ours: cost over the optimum", "", at_most=1.02),
+        Row("ours.slo_attainment", "ours: SLO kept", "", at_least=1.0),
+        Row("group.cost_ratio_mean", "group: cost over the optimum", "1.06", at_most=1.06),
+        Row("group.slo_attainment", "group: SLO kept", "1.0", at_least=1.0),
+        Row("horizon.cost_ratio_mean", "horizon: cost over the optimum"),
+        Row("horizon.slo_attainment", "horizon: SLO kept"),
+        Row("random.cost_ratio_mean", "random: cost over the optimum", "1.97"),
+        Row("random.slo_attainment", "random: SLO kept", "0.60"),
+        Row("most_idle.cost_ratio_mean", "most idle: cost over the optimum", "1.66"),
+        Row("most_idle.slo_attainment", "most idle: SLO kept", "0.62"),
+    ),
+)
+
+DRAIN = Section(
+    "drain",
+    "Time to drain a backlog (PlexRL 6.3)",
+    "`drain`: jobs with the cycles of PlexRL's table (289.0 / 284.8 / 589.7 s at 7B / 30B / 235B, bubbles 80 / 71 / 81 %) on a fixed fleet",
+    (
+        Row(
+            "spread_backfill_over_isolated",
+            "spread and backfill over isolated",
+            "0.56",
+            at_most=0.56,
+        ),
+        Row(
+            "ours_over_isolated",
+            "ours over isolated",
+            at_most=0.56,
+            at_most_key="spread_backfill_over_isolated",
+        ),
+    ),
+)
+
+
+def _drift_rows() -> tuple[Row, ...]:
+    papers = {
+        "increasing": ("0.986", "1.11"),
+        "decreasing": ("0.987", "1.10"),
+        "mixed": ("0.956", "1.08"),
+    }
+    rows = []
+    for setting, (slo, cost) in papers.items():
+        for policy, beside in (("ours", ("", "")), ("group", (slo, cost))):
+            name = f"{setting}, {policy}"
+            rows += [
+                Row(
+                    f"{setting}.{policy}.slo_attainment",
+                    f"{name}: SLO kept",
+                    beside[0],
+                    at_least=0.956,
+                ),
+                Row(
+                    f"{setting}.{policy}.cost_vs_regrouping",
+                    f"{name}: cost over hourly regrouping",
+                    beside[1],
+                    at_most=1.11,
+                ),
+            ]
+    return tuple(rows)
+
+
+DRIFT = Section(
+    "drift",
+    "Drifting lengths (WEAVE 6.6)",
+    "`drift`: the two-week trace with lengths that grow, shrink or both over a job's life",
+    _drift_rows(),
+)
+
+PLACEMENT = Section(
+    "placement",
+    "Time per decision (WEAVE Table 5)",
+    "one arrival at 100 / 500 / 1000 / 2000 concurrent jobs",
+    (
+        Row("p50_ms_100", "ours, 100 jobs, median (ms)"),
+        Row("p50_ms_500", "ours, 500 jobs, median (ms)"),
+        Row("p50_ms_1000", "ours, 1000 jobs, median (ms)"),
+        Row("p50_ms_2000", "ours, 2000 jobs, median (ms)"),
+        Row("p99_ms_100", "ours, 100 jobs, 99th percentile (ms)", "41.9"),
+        Row("p99_ms_500", "ours, 500 jobs, 99th percentile (ms)", "198"),
+        Row("p99_ms_1000", "ours, 1000 jobs, 99th percentile (ms)", "318"),
+        Row("p99_ms_2000", "ours, 2000 jobs, 99th percentile (ms)", "591", at_most=20.0),
+        Row("growth_500_to_2000", "growth from 500 to 2000 jobs", "2.98", at_most=4.0),
+        Row("group.p99_ms_2000", "group, 2000 jobs, 99th percentile (ms)", "591"),
+        Row("horizon.p99_ms_2000", "horizon, 2000 jobs, 99th percentile (ms)"),
+    ),
+)
+
+SIM = Section(
+    "sim",
+    "The simulator itself",
+    "`production` under ours, with all invariants checked on the way",
+    (
+        Row("events_per_s", "events per second", digits=0),
+        Row("two_week_wall_s", "two weeks of 200 jobs (s)", "", at_most=30.0),
+    ),
+)
+
+SECTIONS = (CLUSTER, PHILLY, OPTIMUM, DRAIN, DRIFT, PLACEMENT, SIM)
