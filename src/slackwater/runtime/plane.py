@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -84,7 +83,6 @@ class ControlPlane:
         )
         self.housekeeping = Housekeeping(self)
         self._roles: dict[WorkerId, str] = {}
-        self.gauges_by_worker: dict[WorkerId, dict[str, float]] = {}
 
     async def start(self) -> None:
         """Open the store, take over what it has, and start the workers."""
@@ -160,7 +158,6 @@ class ControlPlane:
 
     def worker_lost(self, worker: WorkerId, reason: str) -> None:
         role = self._roles.pop(worker)
-        self.gauges_by_worker.pop(worker, None)
         logger.warning("worker lost worker=%s reason=%s", worker, reason)
         self.launcher.kill(worker)
         if role == "trainer":
@@ -173,6 +170,24 @@ class ControlPlane:
         for worker, role in sorted(self._roles.items()):
             found[role].append(worker)
         return found
+
+    def gauges(self) -> dict[str, float]:
+        """For metrics and status."""
+        waiting = self.training.waiting()
+        roles = self.workers_by_role()
+        return {
+            "engines": len(roles["engine"]),
+            "trainers": len(roles["trainer"]),
+            "active_sessions": self.sessions.active(),
+            "open_models": len(waiting),
+            "waiting_operations": sum(waiting.values()),
+            "sampling_sessions": len(self.sampling.sessions()),
+            **{f"rollout_{name}": value for name, value in self.manager.gauges().items()},
+        }
+
+    def worker_gauges(self) -> dict[WorkerId, dict[str, float]]:
+        """What each engine said of itself last."""
+        return self.rollout.gauges
 
     # ---- operations and futures ----
     def _operation_finished(
@@ -248,8 +263,3 @@ class _Recording:
     def close(self) -> None:
         for file in self._files:
             file.close()
-
-
-def wall_s() -> float:
-    """Seconds since the epoch, for what is written down."""
-    return time.time()

@@ -44,6 +44,7 @@ class RolloutDesk:
         self._release = release
         self._timers = Timers(lambda name: self._feed(on.TimerFired(_now_s(), name)))
         self._listeners: dict[TurnId, TurnListener] = {}
+        self.gauges: dict[WorkerId, dict[str, float]] = {}
         self._topk: dict[WorkerId, list[list[tuple[int, float]]]] = {}
 
     # ---- for the service ----
@@ -95,6 +96,7 @@ class RolloutDesk:
 
     def engine_lost(self, worker: WorkerId, reason: str) -> None:
         self._topk.pop(worker, None)
+        self.gauges.pop(worker, None)
         self._feed(on.InstanceLost(_now_s(), InstanceId(worker), reason))
 
     def engine_said(self, worker: WorkerId, frame: Frame) -> None:
@@ -130,6 +132,7 @@ class RolloutDesk:
             case messages.VersionFailed(version, error):
                 self._feed(on.PullFailed(now_s, instance, version, error))
             case messages.Heartbeat(gauges):
+                self.gauges[worker] = gauges
                 self._feed(_heartbeat(now_s, instance, gauges))
             case other:
                 logger.warning("not from an engine message=%s", type(other).__name__)

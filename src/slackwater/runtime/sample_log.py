@@ -1,5 +1,6 @@
 """The durable log of sampling sessions and sample requests: functions of a connection."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -144,6 +145,17 @@ def finish_sample(
     )
 
 
+def drop_results(
+    connection: Connection, session: SamplingSessionId, requests: Sequence[RequestId]
+) -> None:
+    """Results that were acknowledged; the rows stay, so that their numbers stay used."""
+    connection.execute(
+        samples.update()
+        .where(samples.c.sampling_session == session, samples.c.request.in_(requests))
+        .values(result=None)
+    )
+
+
 def waiting_samples(connection: Connection) -> list[tuple[str, str, bytes]]:
     """Request, sampling session and payload of what is unanswered, oldest first."""
     columns = samples.c
@@ -165,7 +177,10 @@ def finished_samples(connection: Connection) -> list[tuple[str, FinishedRequest]
             columns.finished_s,
             sa.func.length(columns.result).label("size_bytes"),
         )
-        .where(columns.finished_s.is_not(None))
+        .where(
+            columns.finished_s.is_not(None),
+            sa.or_(columns.result.is_not(None), columns.error.is_not(None)),
+        )
         .order_by(columns.finished_s)
     )
     return [

@@ -112,10 +112,15 @@ class SamplingDesk:
             self._start(got, session, payload)
         return got
 
-    def cancel(self, request: RequestId) -> None:
-        """The client has given it up."""
+    async def acknowledge(self, session: SamplingSession, requests: Sequence[RequestId]) -> None:
+        """The client has these results: they need not be kept."""
+        self.finished.acknowledge(session.sampling_session, set(requests))
+        await self._store.call(lambda c: log.drop_results(c, session.sampling_session, requests))
+
+    def cancel(self, tenant: TenantId, request: RequestId) -> None:
+        """The client has given it up; one that is over already stays as it is."""
         run = self._under_way.get(request)
-        if run is not None:
+        if run is not None and run.session.tenant == tenant:
             run.cancel()
             self.over(request, Outcome(KIND, None, "cancelled by the client", FaultOwner.USER))
 

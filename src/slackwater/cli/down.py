@@ -1,0 +1,39 @@
+"""`slackwater down`: stop the service of a state directory."""
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slackwater.cli.up import DEFAULT_STATE
+from slackwater.model.errors import UnavailableError
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def down(
+    state: Annotated[Path, typer.Option(help="The service's folder.")] = DEFAULT_STATE,
+    timeout_s: Annotated[float, typer.Option(help="How long to wait.")] = 30.0,
+) -> int:
+    """Stop the service and wait until it has left; what it was asked for is kept."""
+    from slackwater.runtime.state_directory import StateDirectory
+
+    folder = StateDirectory(state)
+    server = folder.read_server()
+    if not folder.is_locked() or server is None:
+        print(f"no service is running on {folder.root}")
+        return 0
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(int(server["pid"]), signal.SIGTERM)
+    deadline_s = time.monotonic() + timeout_s
+    while folder.is_locked():
+        if time.monotonic() > deadline_s:
+            raise UnavailableError(f"the service (pid {server['pid']}) is still stopping")
+        time.sleep(0.05)
+    print("stopped")
+    return 0

@@ -1,0 +1,183 @@
+"""`slackwater up`: start the service, in the foreground or behind."""
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from slackwater.model.errors import ConfigError, RefusedError
+
+app = typer.Typer(add_completion=False)
+
+DEFAULT_STATE = Path("~/.local/share/slackwater")
+
+
+def parse_models(given: list[str]) -> dict[str, Path]:
+    """`NAME=DIRECTORY`, or a directory that is its own name."""
+    models: dict[str, Path] = {}
+    for item in given:
+        name, equals, directory = item.partition("=")
+        path = Path(directory if equals else item).expanduser()
+        if not path.is_dir():
+            raise ConfigError.of(
+                "--model", item, "must be NAME=DIRECTORY or DIRECTORY, which exists"
+            )
+        name = name if equals else str(path.resolve())
+        if not name or name in models:
+            raise ConfigError.of("--model", item, "needs a name of its own")
+        models[name] = path
+    return models
+
+
+@app.command()
+def up(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=DIRECTORY of a base model; repeat for more. Default: a tiny one."),
+    ] = None,
+    engines: Annotated[int, typer.Option(help="Engine processes per model.")] = 1,
+    trainers: Annotated[int, typer.Option(help="Trainer processes.")] = 1,
+    state: Annotated[Path, typer.Option(help="Folder for everything it keeps.")] = DEFAULT_STATE,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8123,
+    tenant: Annotated[
+        list[str] | None, typer.Option(help="Tenants, each with a key of its own.")
+    ] = None,
+    database: Annotated[
+        str | None, typer.Option(help="Database URL, such as postgresql://...; default SQLite.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    threads: Annotated[int, typer.Option(help="Compute threads per worker.")] = 1,
+    record: Annotated[
+        Path | None, typer.Option(help="Record the controllers' events to this file.")
+    ] = None,
+    background: Annotated[
+        bool, typer.Option("--background", help="Return once it is ready.")
+    ] = False,
+) -> int:
+    """Start the service: prints its URL and a key, runs until Ctrl-C or `slackwater down`."""
+    from slackwater.runtime.settings import ServiceSettings
+    from slackwater.runtime.state_directory import StateDirectory
+
+    folder = StateDirectory(state)
+    if background:
+        return _start_behind(folder)
+    models = parse_models(model or []) or _default_models(folder)
+    settings = ServiceSettings(
+        state=folder.root,
+        models=models,
+        engines=engines,
+        trainers=trainers,
+        tenants=tuple(dict.fromkeys(tenant or ["default"])),
+        host=host,
+        port=port,
+        database_url=database,
+        record=record,
+        device=device,
+        threads=threads,
+    )
+    folder.lock()
+    try:
+        return _run(settings, folder)
+    finally:
+        folder.unlock()
+
+
+def _default_models(folder: Any) -> dict[str, Path]:
+    """Without a model the service still starts: with a tiny one of random weights."""
+    directory: Path = folder.root / "models" / "tiny"
+    if not (directory / "config.json").is_file():
+        print("no --model given: making a tiny one of random weights", file=sys.stderr)
+        make = ["model", "make", "tiny", "--models", str(directory.parent)]
+        # In a process of its own, since it loads PyTorch, which the service does not.
+        done = subprocess.run(
+            [sys.executable, "-m", "slackwater", *make], stdout=subprocess.DEVNULL
+        )
+        if done.returncode:
+            raise RefusedError(f"the tiny model could not be made in {directory}")
+    return {"tiny": directory}
+
+
+def _run(settings: Any, folder: Any) -> int:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(_serve(settings, folder))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(settings, folder))
+
+
+async def _serve(settings: Any, folder: Any) -> int:
+    from slackwater.runtime.plane import ControlPlane
+    from slackwater.serve.app import create_app
+    from slackwater.serve.http_server import bind, http_server, serve_until_signalled
+    from slackwater.weights.catalog import VersionCatalog
+
+    folder.logs.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        filename=folder.logs / "service.log",
+    )
+    listening = bind(settings.host, settings.port)
+    plane = ControlPlane(settings, folder, VersionCatalog(folder.weights))
+    url = f"http://{settings.host}:{listening.getsockname()[1]}"
+    key = plane.tenants.key_of(settings.tenants[0])
+    await plane.start()
+    try:
+        folder.write_server({"pid": os.getpid(), "url": url, "key": key})
+        _announce(plane, url, settings, folder)
+        signalled = await serve_until_signalled(
+            http_server(create_app(plane)), listening, plane.failed
+        )
+    finally:
+        await plane.stop()
+    if signalled is None:
+        print(f"slackwater: a part of the service died; see {folder.logs}", file=sys.stderr)
+        return 1
+    print("stopped", file=sys.stderr)
+    return 130 if signalled == signal.SIGINT else 0
+
+
+def _announce(plane: Any, url: str, settings: Any, folder: Any) -> None:
+    print(f"url    {url}")
+    for name in settings.tenants:
+        print(f"key    {plane.tenants.key_of(name)}   ({name})")
+    for base in plane.bases:
+        print(f"model  {base.name}   ({base.directory})")
+    print(f"state  {folder.root}")
+    print("stop with Ctrl-C, or `slackwater down` from elsewhere", flush=True)
+
+
+def _start_behind(folder: Any) -> int:
+    """Start the same command in a session of its own, and wait until it serves."""
+    if folder.is_locked():
+        folder.lock()  # says who has it
+    arguments = [argument for argument in sys.argv[1:] if argument != "--background"]
+    folder.logs.mkdir(parents=True, exist_ok=True)
+    output = folder.logs / "up.log"
+    with output.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "slackwater", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    deadline_s = time.monotonic() + 120
+    while time.monotonic() < deadline_s:
+        if process.poll() is not None:
+            raise RefusedError(f"it did not start: {output.read_text().strip()}")
+        if folder.read_server() is not None and folder.is_locked():
+            print(output.read_text(), end="")
+            return 0
+        time.sleep(0.05)
+    process.terminate()
+    raise RefusedError(f"it was not ready after 120 s; see {output}")

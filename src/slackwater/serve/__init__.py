@@ -1,0 +1,1 @@
+"""The HTTP face: the Tinker and OpenAI APIs over one control plane."""

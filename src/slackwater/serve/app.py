@@ -1,0 +1,51 @@
+"""The HTTP application over a control plane."""
+
+import logging
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI, Request
+
+from slackwater.model.errors import SlackwaterError
+from slackwater.runtime.plane import ControlPlane
+from slackwater.serve.errors import ERROR_RESPONSES, add_error_handlers
+from slackwater.serve.limits import BodyLimits
+from slackwater.serve.operator import operator_routes
+from slackwater.serve.tinker_sampling import SamplingFace, future_routes, sampling_routes
+from slackwater.serve.tinker_service import service_routes
+from slackwater.serve.tinker_training import TrainingFace, training_routes
+
+logger = logging.getLogger(__name__)
+
+BODY_STALL_S = 10.0
+
+
+def create_app(plane: ControlPlane) -> FastAPI:
+    """Every route parses, calls the control plane, and answers; errors are mapped once."""
+    app = FastAPI(
+        title="Slackwater",
+        version=version("slackwater"),
+        responses=ERROR_RESPONSES,
+        docs_url=None,
+        redoc_url=None,
+    )
+    training = TrainingFace(plane)
+
+    async def rejected(request: Request, body: Any, reason: str) -> None:
+        """A body that failed validation may have used up an operation's number."""
+        try:
+            found = await training.rejected_body(request, body)
+        except SlackwaterError:
+            return
+        if found is not None:
+            model, seq, kind = found
+            await plane.training.reject(model, seq, kind, reason)
+
+    add_error_handlers(app, rejected)
+    app.include_router(operator_routes(plane))
+    app.include_router(service_routes(plane))
+    app.include_router(training_routes(training))
+    app.include_router(sampling_routes(SamplingFace(plane)))
+    app.include_router(future_routes(plane))
+    app.add_middleware(BodyLimits, max_bytes=plane.settings.max_body_bytes, stall_s=BODY_STALL_S)
+    return app

@@ -1,0 +1,110 @@
+"""Errors as answers: one line that names the field, the value and the fix, never a 500 for bad input.
+
+Permanent errors are never 409, which the Tinker SDK retries, and always carry a Content-Length, without
+which it takes a 400 for a proxy's fault.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from slackwater.model.errors import (
+    ConfigError,
+    NotFoundError,
+    RefusedError,
+    SlackwaterError,
+    UnavailableError,
+)
+
+logger = logging.getLogger(__name__)
+
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    400: {"description": "The request cannot be done here."},
+    401: {"description": "No key, or a key that is not known."},
+    404: {"description": "No such thing, or not yours."},
+    408: {"description": "Not finished yet, or the body came too slowly."},
+    410: {"description": "The session has ended, or the result has expired."},
+    413: {"description": "The body is too large."},
+    422: {"description": "A field is wrong."},
+    429: {"description": "Too much is under way; try again."},
+}
+
+_STATUS = {ConfigError: 422, RefusedError: 400, NotFoundError: 404, UnavailableError: 429}
+_OPENAI_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class UnauthorizedError(SlackwaterError):
+    """No key, or one that is not known."""
+
+
+class GoneError(SlackwaterError):
+    """It was there, and is no more."""
+
+
+def status_of(error: SlackwaterError) -> int:
+    if isinstance(error, UnauthorizedError):
+        return 401
+    if isinstance(error, GoneError):
+        return 410
+    return next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 400)
+
+
+def error_body(path: str, status: int, message: str) -> dict[str, Any]:
+    """In the words of the API that was called."""
+    if path.startswith("/v1/"):
+        kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+        return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+    return {"detail": message, "error": message}
+
+
+def answer(request: Request, status: int, message: str) -> JSONResponse:
+    headers = {"retry-after": "1"} if status == 429 else {}
+    return JSONResponse(error_body(request.url.path, status, message), status, headers)
+
+
+def validation_message(error: RequestValidationError) -> str:
+    """The first few wrong fields on one line."""
+    said = []
+    for found in error.errors()[:3]:
+        place = ".".join(str(part) for part in found["loc"] if part != "body") or "body"
+        said.append(f"{place}: {found['msg']}")
+    return "; ".join(said)
+
+
+def add_error_handlers(
+    app: FastAPI, rejected: Callable[[Request, Any, str], Awaitable[None]]
+) -> None:
+    """`rejected` is told of bodies that failed validation: an operation's number may be used up."""
+
+    async def slackwater_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, SlackwaterError)
+        return answer(request, status_of(error), str(error))
+
+    async def validation_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        message = validation_message(error)
+        await rejected(request, error.body, message)
+        return answer(request, 422, message)
+
+    async def http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = str(error.detail)
+        if error.status_code == 404:
+            message = f"no such path: {request.method} {request.url.path}"
+        response = answer(request, error.status_code, message)
+        response.headers.update(error.headers or {})
+        return response
+
+    async def unexpected(request: Request, error: Exception) -> Response:
+        logger.error("request failed path=%s", request.url.path, exc_info=error)
+        return answer(request, 500, f"internal error: {type(error).__name__}")
+
+    app.add_exception_handler(SlackwaterError, slackwater_error)
+    app.add_exception_handler(RequestValidationError, validation_error)
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_exception_handler(Exception, unexpected)

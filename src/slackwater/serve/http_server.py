@@ -1,0 +1,130 @@
+"""Serving the application: uvicorn with a deadline on request heads, and a clean stop."""
+
+import asyncio
+import contextlib
+import random
+import signal
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from slackwater.model.errors import RefusedError
+
+HEAD_DEADLINE_S = 15.0
+MAX_HEAD_BYTES = 64 << 10
+
+
+class PatientOnce(HttpToolsProtocol):
+    """Closes a connection whose request head does not come in time, or does not end."""
+
+    _head_bytes = 0
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head()
+
+    def data_received(self, data: bytes) -> None:
+        if self._deadline is not None:
+            self._head_bytes += len(data)
+        elif self.timeout_keep_alive_task is not None:
+            self._expect_head()
+            self._head_bytes = len(data)
+        super().data_received(data)
+        if self._deadline is not None and self._head_bytes > MAX_HEAD_BYTES:
+            self.transport.close()
+
+    def on_headers_complete(self) -> None:
+        self._head_came()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_came()
+        super().connection_lost(exc)
+
+    def _expect_head(self) -> None:
+        self._head_bytes = 0
+        self._deadline = self.loop.call_later(HEAD_DEADLINE_S, self._too_slow)
+
+    def _head_came(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _too_slow(self) -> None:
+        self._deadline = None
+        if not self.transport.is_closing():
+            self.transport.close()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """The listening socket, before anything else is started; port 0 takes a free one."""
+    if port == 0:
+        # Below the ephemeral range: a client of a dead port above it can be connected to itself.
+        candidates = random.sample(range(10_000, 20_000), 100)
+    else:
+        candidates = [port]
+    for candidate in candidates:
+        listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((host, candidate))
+        except OSError as error:
+            listening.close()
+            why = error.strerror
+        else:
+            return listening
+    raise RefusedError(f"--port: {host}:{port} cannot be bound ({why}); give another --port")
+
+
+class HttpServer(uvicorn.Server):
+    """Signals are ours: the control plane must stop after the last answer."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def http_server(app: FastAPI) -> HttpServer:
+    config = uvicorn.Config(
+        app,
+        http=PatientOnce,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=2,
+        server_header=False,
+        backlog=2048,
+    )
+    return HttpServer(config)
+
+
+async def serve_until_signalled(
+    server: HttpServer, listening: socket.socket, failed: asyncio.Event
+) -> int | None:
+    """Serve until SIGINT or SIGTERM (returns it), or until something died that must not (None)."""
+    loop = asyncio.get_running_loop()
+    signalled: asyncio.Future[int] = loop.create_future()
+
+    def stop(number: int) -> None:
+        if not signalled.done():
+            signalled.set_result(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number)
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    dying = asyncio.create_task(failed.wait())
+    waits: set[asyncio.Future[Any]] = {serving, dying, signalled}
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    server.should_exit = True
+    dying.cancel()
+    await serving
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.remove_signal_handler(number)
+    return signalled.result() if signalled.done() else None
