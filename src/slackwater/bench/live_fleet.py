@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from slackwater.bench.rollout_floor import RolloutFloor
+from slackwater.bench.rollout_floor import Brain, RolloutFloor
 from slackwater.control.rollout.commands import CompleteTurn
 from slackwater.control.rollout.fleet import InstanceRecord
+from slackwater.control.rollout.manager import RolloutManager
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.errors import UnavailableError
 from slackwater.model.ids import InstanceId, JobId, WorkerId
@@ -47,9 +48,10 @@ class LiveFleet:
         plan: FleetPlan,
         settings: RolloutSettings | None = None,
         record: Callable[[bytes], None] | None = None,
+        brain: Callable[[RolloutManager], Brain] | None = None,
     ) -> None:
         self._plan = plan
-        self.floor = RolloutFloor(settings, record=record, released=self._let_go)
+        self.floor = RolloutFloor(settings, record=record, released=self._let_go, brain=brain)
         self.children = Children(self._spawn, self._heard, leave_grace_s=5.0)
         self.provider = LocalProcesses(self.children, "engine")
         self.failed_starts: list[StartFailed] = []

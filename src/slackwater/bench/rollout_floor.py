@@ -19,9 +19,14 @@ from slackwater.runtime.worker_hub import WorkerHub
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame
 
+Brain = Controller[RolloutEvent, RolloutCommand]
+
 
 class RolloutFloor:
-    """Takes engines in and has turns generated. `record` is given one line per event, if anybody wants it."""
+    """Takes engines in and has turns generated.
+
+    `record` is given one line per event, if anybody wants it; `brain` may put itself before the manager.
+    """
 
     def __init__(
         self,
@@ -29,15 +34,16 @@ class RolloutFloor:
         *,
         record: Callable[[bytes], None] | None = None,
         released: Callable[[WorkerId], None] | None = None,
+        brain: Callable[[RolloutManager], Brain] | None = None,
     ) -> None:
         self.secret = secrets.token_hex(16)
         self.manager = RolloutManager(settings)
-        brain: Controller[RolloutEvent, RolloutCommand] = self.manager
+        controller: Brain = self.manager if brain is None else brain(self.manager)
         if record is not None:
-            brain = RecordedController(self.manager, record)
+            controller = RecordedController(controller, record)
         self.hub = WorkerHub(self, self.secret, heartbeat_every_s=0.5)
         self._released = released
-        self.desk = RolloutDesk(self.hub, brain, self._release)
+        self.desk = RolloutDesk(self.hub, controller, self._release)
         self._joined = asyncio.Event()
         self.lost: list[tuple[WorkerId, str]] = []
 

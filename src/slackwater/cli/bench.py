@@ -17,6 +17,7 @@ BENCHES: tuple[str, ...] = (
     "sim",
     "fanin",
     "rollout_kills",
+    "migrate",
 )
 
 app = typer.Typer(add_completion=False)
