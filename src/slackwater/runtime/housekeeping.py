@@ -75,10 +75,12 @@ class Housekeeping:
             await self.remove_files(checkpoint)
 
     async def remove_files(self, checkpoint: Checkpoint) -> None:
-        """Of a checkpoint that is no longer listed."""
+        """Of a checkpoint that is no longer listed, unless a copy of it is."""
         if checkpoint.kind == SAMPLER:
             await self.drop_unused_versions()
-        else:
+            return
+        copies = sa.select(checkpoints.c.path).where(checkpoints.c.held_as == checkpoint.held_as)
+        if await self._plane.store.call(lambda c: c.execute(copies).first()) is None:
             await asyncio.to_thread(remove_folder, Path(checkpoint.held_as))
 
     async def drop_sampling_sessions(self, session: SessionId) -> None:

@@ -11,6 +11,7 @@ from slackwater.runtime.plane import ControlPlane
 from slackwater.serve.errors import ERROR_RESPONSES, add_error_handlers
 from slackwater.serve.limits import BodyLimits
 from slackwater.serve.operator import operator_routes
+from slackwater.serve.tinker_rest import RestFace, rest_routes, session_routes
 from slackwater.serve.tinker_sampling import SamplingFace, future_routes, sampling_routes
 from slackwater.serve.tinker_service import service_routes
 from slackwater.serve.tinker_training import TrainingFace, training_routes
@@ -47,5 +48,8 @@ def create_app(plane: ControlPlane) -> FastAPI:
     app.include_router(training_routes(training))
     app.include_router(sampling_routes(SamplingFace(plane)))
     app.include_router(future_routes(plane))
+    rest = RestFace(plane)
+    app.include_router(rest_routes(rest))
+    app.include_router(session_routes(rest))
     app.add_middleware(BodyLimits, max_bytes=plane.settings.max_body_bytes, stall_s=BODY_STALL_S)
     return app

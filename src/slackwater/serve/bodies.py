@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, AwareDatetime, BaseModel, ConfigDict, Field
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
@@ -217,3 +217,67 @@ class CopyWeightsBody(Body):
     source_path: str
     ttl_seconds: Ttl = None
     weights_access_token: str | None = None
+
+
+class OwnerBody(Body):
+    type: Literal["own", "accessible", "user"] = "own"
+    owner_urns: list[str] = []
+
+
+class StatusQueryBody(Body):
+    type: Literal["active", "cancelled", "failed", "client_finished"]
+    reasons: list[Literal["success", "errored", "interrupted"]] | None = None
+
+
+class SearchCursorBody(Body):
+    last_created_at: AwareDatetime
+    last_session_id: str
+
+
+class SearchBody(Body):
+    session_id: str | None = None
+    project_ids: list[str] | None = None
+    user_metadata: dict[str, str] = {}
+    display_name: Annotated[str | None, Field(min_length=1)] = None
+    owner: OwnerBody = OwnerBody()
+    statuses: list[StatusQueryBody] | None = None
+    limit: Annotated[int, Field(ge=1, le=200)] = 50
+    cursor: SearchCursorBody | None = None
+
+    def matches(self, session: dict[str, Any]) -> bool:
+        """Whether a session (as the desk describes it) is one that is looked for."""
+        return (
+            self._names(session)
+            and (
+                self.project_ids is None or (session["project_id"] or "default") in self.project_ids
+            )
+            and self.user_metadata.items() <= (session["user_metadata"] or {}).items()
+            and self._has_status(session["status"])
+            and self._comes_after(session)
+        )
+
+    def _names(self, session: dict[str, Any]) -> bool:
+        if self.session_id is None and self.display_name is None:
+            return True
+        words = (self.display_name or "").lower().split()
+        name = (session["display_name"] or "").lower()
+        named = bool(words) and all(word in name for word in words)
+        return named or session["session_id"] == self.session_id
+
+    def _has_status(self, status: dict[str, Any]) -> bool:
+        if self.statuses is None:
+            return True
+        return any(
+            query.type == status["type"]
+            and (query.reasons is None or status.get("reason", {}).get("type") in query.reasons)
+            for query in self.statuses
+        )
+
+    def _comes_after(self, session: dict[str, Any]) -> bool:
+        """Newest first; equal moments by id."""
+        if self.cursor is None:
+            return True
+        last_s = self.cursor.last_created_at.timestamp()
+        if session["created_s"] != last_s:
+            return bool(session["created_s"] < last_s)
+        return bool(session["session_id"] > self.cursor.last_session_id)

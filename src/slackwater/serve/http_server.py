@@ -63,11 +63,8 @@ class PatientOnce(HttpToolsProtocol):
 
 def bind(host: str, port: int) -> socket.socket:
     """The listening socket, before anything else is started; port 0 takes a free one."""
-    if port == 0:
-        # Below the ephemeral range: a client of a dead port above it can be connected to itself.
-        candidates = random.sample(range(10_000, 20_000), 100)
-    else:
-        candidates = [port]
+    # Below the ephemeral range: a client of a dead port above it can be connected to itself.
+    candidates = [port] if port else random.sample(range(10_000, 20_000), 100)
     for candidate in candidates:
         listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
