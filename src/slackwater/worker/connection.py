@@ -31,6 +31,7 @@ class Connection:
     """Messages in, frames out; `send` may be called from the heartbeat's thread too."""
 
     def __init__(self, address: tuple[str, int], hello: messages.Hello) -> None:
+        self.name = hello.worker
         self._socket = socket.create_connection(address, timeout=_HELLO_TIMEOUT_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._decoder = FrameDecoder()
