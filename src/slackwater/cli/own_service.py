@@ -1,0 +1,55 @@
+"""A service for one command: started before it, stopped after it, whatever happens in between."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from slackwater.model.errors import UnavailableError
+from slackwater.runtime.state_directory import StateDirectory
+
+START_S = 90.0
+STOP_S = 30.0
+
+
+@contextlib.contextmanager
+def own_service(state: Path, model: str, directory: Path) -> Iterator[tuple[str, str]]:
+    """`slackwater up` on a state folder of its own; yields the URL and the key."""
+    folder = StateDirectory(state)
+    command = [sys.executable, "-m", "slackwater", "up", "--state", str(folder.root), "--port", "0"]
+    log = folder.root / "service.log"
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [*command, "--model", f"{model}={directory}"],
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # Ctrl-C reaches this process, which then stops the service in order
+        )
+        try:
+            yield _ready(folder, process, log)
+        finally:
+            _stop(process)
+
+
+def _ready(folder: StateDirectory, process: subprocess.Popen[bytes], log: Path) -> tuple[str, str]:
+    deadline_s = time.monotonic() + START_S
+    while process.poll() is None and time.monotonic() < deadline_s:
+        server = folder.read_server()
+        if server is not None and server.get("pid") == process.pid:
+            return str(server["url"]), str(server["key"])
+        time.sleep(0.1)
+    how = f"took over {START_S:.0f} s" if process.poll() is None else "ended at once"
+    last = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+    raise UnavailableError(f"the service {how}; its log {log} ends:\n{last}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

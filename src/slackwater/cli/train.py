@@ -1,0 +1,134 @@
+"""`slackwater train`: run a recipe against a service, or against one that it starts for the run."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slackwater.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    from slackwater.rl.recipe import Recipe
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="a recipe's name, a .toml file, or `list`")],
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=C", help="change a setting")
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="the run's folder [default: runs/RECIPE]")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the settings and stop")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="forget what the folder holds")] = False,
+    url: Annotated[
+        str | None, typer.Option(envvar="TINKER_BASE_URL", help="the service's address")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(envvar="TINKER_API_KEY", help="the key `slackwater up` printed")
+    ] = None,
+    up: Annotated[
+        bool, typer.Option("--up", help="start a service for this run, and stop it after")
+    ] = False,
+    models: Annotated[
+        Path | None, typer.Option("--models", help="with --up: the folder of models")
+    ] = None,
+) -> None:
+    """Train by GRPO; the same command again goes on from the last checkpoint."""
+    from slackwater.model.config import plain
+    from slackwater.rl.recipe import load_recipe, recipe_names
+
+    if recipe == "list":
+        print("\n".join(recipe_names()))
+        return
+    settings = load_recipe(recipe, assignments or [])
+    if dry_run:
+        print(json.dumps(plain(settings), indent=2))
+        return
+    folder = run or Path("runs") / Path(recipe).stem
+    if fresh:
+        _forget(folder)
+    with _service(up, url, key, settings, models, folder) as (address, secret):
+        _train(settings, address, secret, folder)
+
+
+@contextlib.contextmanager
+def _service(
+    up: bool,
+    url: str | None,
+    key: str | None,
+    settings: "Recipe",
+    models: Path | None,
+    folder: Path,
+) -> Iterator[tuple[str, str]]:
+    if not up:
+        if url is None or key is None:
+            missing = "--url" if url is None else "--key"
+            raise ConfigError.of(
+                missing, None, "is needed: give what `slackwater up` printed, or --up"
+            )
+        yield url, key
+        return
+    from slackwater.cli.own_service import own_service
+    from slackwater.zoo.directory import is_model, models_directory
+    from slackwater.zoo.tiny import SIZES, make_model
+
+    base = settings.model.base
+    directory = models_directory(models) / base
+    if not is_model(directory):
+        if base not in SIZES:
+            raise ConfigError.of(
+                "model.base",
+                base,
+                f"is not in {directory.parent}; bring it with `slackwater model get`",
+            )
+        make_model(base, directory)
+    with own_service(folder / "service", base, directory) as found:
+        yield found
+
+
+def _train(settings: "Recipe", url: str, key: str, folder: Path) -> None:
+    import tinker
+    from rich.console import Console
+
+    from slackwater.cli.text_plot import plot
+    from slackwater.cli.train_display import display
+    from slackwater.rl.grpo import run
+    from slackwater.rl.run_directory import RunDirectory
+
+    console = Console()
+    files = RunDirectory(folder, settings)
+    begun = files.checkpoint.steps_done if files.checkpoint else 0
+    if begun:
+        console.print(f"{folder}: going on from step {begun}")
+    with (
+        contextlib.closing(files),
+        tinker.ServiceClient(base_url=url, api_key=key) as service,
+        display(console, settings.grpo.steps, begun) as watch,
+    ):
+        weights = run(settings, service, files, watch)
+    rewards = [row["reward"] for row in files.metrics()]
+    console.print(plot(rewards, "reward"), highlight=False, markup=False)
+    console.print(
+        f"reward      {_mean(rewards[:5]):.3f} at first, {_mean(rewards[-5:]):.3f} at last"
+    )
+    console.print(f"weights     {weights}")
+    console.print(f"curves      {folder / 'metrics.jsonl'}")
+    console.print(f"tensorboard --logdir {folder / 'tensorboard'}")
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / max(len(values), 1)
+
+
+def _forget(folder: Path) -> None:
+    import shutil
+
+    if (folder / "recipe.json").is_file():
+        shutil.rmtree(folder)

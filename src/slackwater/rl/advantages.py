@@ -1,0 +1,40 @@
+"""From rewards to what each sampled token is pushed by."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+
+
+def group_advantages(rewards: Sequence[float], *, by_spread: bool) -> Floats:
+    """Each reward less the group's mean and, `by_spread`, over its standard deviation (GRPO)."""
+    values = np.asarray(rewards, np.float64)
+    centred: npt.NDArray[np.float64] = values - values.mean()
+    spread = values.std()
+    if by_spread and spread > 0:
+        centred = centred / spread
+    return centred.astype(np.float32)
+
+
+def is_informative(rewards: Sequence[float]) -> bool:
+    """Whether a group can teach anything: its rewards are not all alike (DAPO's dynamic sampling)."""
+    return max(rewards) - min(rewards) > 1e-9
+
+
+def token_advantages(
+    advantages: Sequence[float], logprobs: Sequence[Floats], entropy_bonus: float
+) -> list[Floats]:
+    """What each sampled token of an update is pushed by, sample by sample.
+
+    The service's losses are sums: dividing by the update's tokens makes this the token mean of DAPO 3.3. The bonus
+    adds the entropy's own policy gradient: a token is pushed by how much more surprising it was than most.
+    """
+    surprise = -np.concatenate([*logprobs, np.zeros(0, np.float32)])
+    usual = float(surprise.mean()) if surprise.size else 0.0
+    tokens = max(surprise.size, 1)
+    return [
+        ((advantage + entropy_bonus * (-values - usual)) / tokens).astype(np.float32)
+        for advantage, values in zip(advantages, logprobs, strict=True)
+    ]

@@ -1,0 +1,45 @@
+"""Repeat the digits; one turn. The smallest task that a model from nothing can be seen to learn."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from slackwater.rl.environments.arithmetic import digit_share
+from slackwater.rl.environments.episode import Reply, at_least
+
+
+@dataclass(frozen=True, slots=True)
+class CopyDigits:
+    """`407=` wants `407`; the reward is the share of places that are right."""
+
+    kind: Literal["copy-digits"] = "copy-digits"
+    prompts: int = 4000
+    digits: int = 3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        at_least("environment.prompts", self.prompts, 1)
+        at_least("environment.digits", self.digits, 1)
+
+    def episode(self, prompt: int) -> "_Copy":
+        drawn = np.random.default_rng([self.seed, prompt]).integers(0, 10, self.digits)
+        return _Copy("".join(str(digit) for digit in drawn))
+
+    def demonstration(self, prompt: int) -> tuple[tuple[str, str], ...]:
+        """As many digits as are wanted, but any: the form without the task."""
+        drawn = np.random.default_rng([self.seed, prompt, 1]).integers(0, 10, self.digits)
+        answer = "".join(str(digit) for digit in drawn)
+        return ((self.episode(prompt).first_observation, answer),)
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    expected: str
+
+    @property
+    def first_observation(self) -> str:
+        return f"{self.expected}="
+
+    def answer(self, text: str) -> Reply:
+        return Reply("", digit_share(text, self.expected), True)

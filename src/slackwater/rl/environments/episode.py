@@ -1,0 +1,49 @@
+"""What an environment is.
+
+An environment's class is also its configuration: frozen, with the number of its prompts. `episode(prompt)` starts
+one interaction; the same prompt always starts the same one, so a group of samples faces one task.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from slackwater.model.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What an answer led to: the next observation, or the end; rewards of an episode add up."""
+
+    observation: str
+    reward: float
+    done: bool
+
+
+class Episode(Protocol):
+    """One interaction, in text."""
+
+    @property
+    def first_observation(self) -> str: ...
+
+    def answer(self, text: str) -> Reply:
+        """Take the model's answer. Any text is an answer; nonsense earns nothing."""
+        ...
+
+
+class Environment(Protocol):
+    """A family of tasks, one per prompt from 0 to `prompts - 1`."""
+
+    @property
+    def prompts(self) -> int: ...
+
+    def episode(self, prompt: int) -> Episode: ...
+
+    def demonstration(self, prompt: int) -> tuple[tuple[str, str], ...]:
+        """Observations with answers of the right form, to teach the form by; not always the best answers."""
+        ...
+
+
+def at_least(name: str, value: int, least: int) -> None:
+    """Refuse a setting below `least`."""
+    if value < least:
+        raise ConfigError.of(name, value, f"must be at least {least}")

@@ -1,0 +1,65 @@
+"""Find a number from the answers `higher` and `lower`; many turns."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from slackwater.rl.environments.episode import Reply, at_least
+
+
+@dataclass(frozen=True, slots=True)
+class GuessNumber:
+    """The secret is from 1 to `highest`. Found in turn t of `max_turns` earns 1 - (t - 1) / max_turns.
+
+    A guess that is a number in the range earns `valid_reward` once, at the first turn, so that there is something
+    to learn before the first success.
+    """
+
+    kind: Literal["guess-number"] = "guess-number"
+    prompts: int = 2000
+    highest: int = 8
+    max_turns: int = 4
+    valid_reward: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        at_least("environment.prompts", self.prompts, 1)
+        at_least("environment.highest", self.highest, 2)
+        at_least("environment.max_turns", self.max_turns, 1)
+
+    def episode(self, prompt: int) -> "_Guessing":
+        drawn = np.random.default_rng([self.seed, prompt]).integers(1, self.highest + 1)
+        return _Guessing(self, int(drawn))
+
+    def demonstration(self, prompt: int) -> tuple[tuple[str, str], ...]:
+        """Guesses in range that heed no answer."""
+        episode, turns = self.episode(prompt), []
+        observation = episode.first_observation
+        guesses = np.random.default_rng([self.seed, prompt, 1])
+        while True:
+            guess = str(int(guesses.integers(1, self.highest + 1)))
+            turns.append((observation, guess))
+            reply = episode.answer(guess)
+            if reply.done:
+                return tuple(turns)
+            observation = reply.observation
+
+
+class _Guessing:
+    def __init__(self, rules: GuessNumber, secret: int) -> None:
+        self._rules = rules
+        self._secret = secret
+        self._turn = 0
+        self.first_observation = f"1-{rules.highest}?"
+
+    def answer(self, text: str) -> Reply:
+        rules, given = self._rules, text.strip()
+        self._turn += 1
+        valid = given.isascii() and given.isdigit() and 1 <= int(given) <= rules.highest
+        reward = rules.valid_reward if valid and self._turn == 1 else 0.0
+        if valid and int(given) == self._secret:
+            return Reply("", reward + 1 - (self._turn - 1) / rules.max_turns, True)
+        if not valid or self._turn == rules.max_turns:
+            return Reply("", reward, True)
+        return Reply("higher?" if int(given) < self._secret else "lower?", reward, False)

@@ -1,0 +1,205 @@
+"""GRPO from top to bottom, as a client of the service.
+
+A step: snapshot the weights, sample groups of answers, turn rewards into advantages within each group, and
+update with a clipped policy loss.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tinker
+
+from slackwater.rl.advantages import group_advantages, is_informative, token_advantages
+from slackwater.rl.prompt_order import PromptOrder, PromptUse
+from slackwater.rl.recipe import Recipe
+from slackwater.rl.rollout import Group, Rollout
+from slackwater.rl.run_directory import Checkpoint, RunDirectory
+from slackwater.rl.text import Text, text_of
+from slackwater.rl.trajectory import Trajectory
+
+ADAM_EPS = 1e-8
+Watch = Callable[[int, dict[str, float]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The groups of one step; those in `kept` can teach something."""
+
+    groups: list[Group]
+    kept: list[Group]
+
+
+def run(recipe: Recipe, service: tinker.ServiceClient, folder: RunDirectory, watch: Watch) -> str:
+    """Train to the recipe's end, from the folder's checkpoint if it has one; the path of the final weights."""
+    training = _training_client(recipe, service, folder.checkpoint)
+    text = text_of(recipe.model.text, training.get_tokenizer())
+    if folder.checkpoint is None:
+        _warm_up(recipe, training, text)
+        _save(training, folder, steps_done=0, prompts_used=0)
+    assert folder.checkpoint is not None
+    used = folder.checkpoint.prompts_used
+    for step in range(folder.checkpoint.steps_done, recipe.grpo.steps):
+        began_s = time.perf_counter()
+        sampler = training.save_weights_and_get_sampling_client()
+        rollout = Rollout(sampler, recipe.environment, text, recipe.sampling, seed=recipe.grpo.seed)
+        drawn = _draw(recipe, rollout, used)
+        used += len(drawn.groups)
+        sampled_s = time.perf_counter()
+        learnt = _update(recipe, training, drawn.kept)
+        metrics = {
+            **_rollout_metrics(drawn),
+            **learnt,
+            "time/sample_s": sampled_s - began_s,
+            "time/train_s": time.perf_counter() - sampled_s,
+        }
+        kept = {id(group) for group in drawn.kept}
+        folder.record(step, metrics, [(group.use, id(group) in kept) for group in drawn.groups])
+        watch(step, metrics)
+        ended = step + 1 == recipe.grpo.steps or _good_enough(recipe, folder)
+        if ended or (step + 1) % recipe.grpo.checkpoint_every == 0:
+            _save(training, folder, step + 1, used)
+        if ended:
+            break
+    final = training.save_weights_for_sampler("final").result()
+    return str(final.path)
+
+
+def _training_client(
+    recipe: Recipe, service: tinker.ServiceClient, checkpoint: Checkpoint | None
+) -> Any:
+    if checkpoint is not None:
+        return service.create_training_client_from_state_with_optimizer(checkpoint.state_path)
+    model = recipe.model
+    return service.create_lora_training_client(model.base, rank=model.lora_rank, seed=model.seed)
+
+
+def _warm_up(recipe: Recipe, training: Any, text: Text) -> None:
+    """Teach the form of an answer by demonstrations, before any reward."""
+    settings, environment = recipe.warm_up, recipe.environment
+    futures = []
+    for step in range(settings.steps):
+        first = environment.prompts + step * settings.batch  # prompts of its own, past the others
+        shown = [
+            _demonstrated(environment.demonstration(prompt), text)
+            for prompt in range(first, first + settings.batch)
+        ]
+        tokens = sum(sum(trajectory.sampled) for trajectory in shown)
+        data = [trajectory.supervised_datum(1 / tokens) for trajectory in shown]
+        futures.append(training.forward_backward(data, "cross_entropy"))
+        futures.append(training.optim_step(_adam(settings.learning_rate, 1.0)))
+    for future in futures:
+        future.result()
+
+
+def _demonstrated(turns: Sequence[tuple[str, str]], text: Text) -> Trajectory:
+    trajectory = Trajectory(text.first(turns[0][0]))
+    for number, (observation, answer) in enumerate(turns):
+        if number:
+            trajectory.observe(text.next(observation, ended=True))
+        spoken = text.spoken(answer)
+        trajectory.act(spoken, [0.0] * len(spoken))
+    return trajectory
+
+
+def _draw(recipe: Recipe, rollout: Rollout, used: int) -> Drawn:
+    """Sample groups until enough of them teach something, or as many as the step may draw."""
+    grpo = recipe.grpo
+    order = PromptOrder(recipe.environment.prompts, grpo.seed)
+    drawn = Drawn([], [])
+    limit = grpo.max_groups if grpo.dynamic_sampling else grpo.groups
+    while len(drawn.kept) < grpo.groups and len(drawn.groups) < limit:
+        count = min(grpo.groups - len(drawn.kept), limit - len(drawn.groups))
+        uses: Sequence[PromptUse] = order.uses(used + len(drawn.groups), count)
+        sampled_groups = rollout.groups(uses, grpo.group_size)
+        drawn.groups.extend(sampled_groups)
+        drawn.kept.extend(group for group in sampled_groups if is_informative(group.rewards))
+    return drawn
+
+
+def _update(recipe: Recipe, training: Any, groups: Sequence[Group]) -> dict[str, float]:
+    """One optimizer step per share of the groups; the requests are queued together."""
+    grpo = recipe.grpo
+    config = {}
+    if grpo.loss != "importance_sampling":
+        config = {"clip_low_threshold": grpo.clip_low, "clip_high_threshold": grpo.clip_high}
+    queued = []
+    for share in (groups[number :: grpo.updates] for number in range(grpo.updates)):
+        if share:
+            passed = training.forward_backward(_data(recipe, share), grpo.loss, config)
+            stepped = training.optim_step(_adam(grpo.learning_rate, grpo.grad_clip_norm))
+            queued.append((passed, stepped, share))
+    done = [(passed.result(), stepped.result(), share) for passed, stepped, share in queued]
+    if not done:
+        return {"optim/updates": 0.0}
+    norms = [(stepped.metrics or {}).get("grad_norm", 0.0) for _, stepped, _ in done]
+    return {
+        "optim/updates": float(len(done)),
+        "optim/loss": float(np.mean([passed.metrics["loss:sum"] for passed, _, _ in done])),
+        "optim/grad_norm": float(np.mean(norms)),
+        "optim/sampler_kl": float(
+            np.mean([_sampler_kl(passed, share) for passed, _, share in done])
+        ),
+    }
+
+
+def _data(recipe: Recipe, groups: Sequence[Group]) -> list[tinker.Datum]:
+    """Every trajectory with what its tokens are pushed by."""
+    grpo = recipe.grpo
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    advantages = np.concatenate(
+        [group_advantages(group.rewards, by_spread=grpo.by_spread) for group in groups]
+    )
+    logprobs = [trajectory.sampled_logprobs for trajectory in trajectories]
+    pushes = token_advantages(advantages.tolist(), logprobs, grpo.entropy_bonus)
+    pairs = zip(trajectories, pushes, strict=True)
+    return [trajectory.policy_datum(pushed) for trajectory, pushed in pairs]
+
+
+def _sampler_kl(passed: Any, groups: Sequence[Group]) -> float:
+    """How far the learner's log-probs of the sampled tokens are from the sampler's, on the mean."""
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    gaps = [
+        np.asarray(trajectory.logprobs[1:]) - np.asarray(output["logprobs"].data)
+        for output, trajectory in zip(passed.loss_fn_outputs, trajectories, strict=True)
+    ]
+    masks = [np.asarray(trajectory.sampled[1:]) for trajectory in trajectories]
+    return float(np.concatenate(gaps)[np.concatenate(masks)].mean())
+
+
+def _adam(learning_rate: float, grad_clip_norm: float) -> tinker.AdamParams:
+    return tinker.AdamParams(
+        learning_rate=learning_rate,
+        beta1=0.9,
+        beta2=0.95,
+        eps=ADAM_EPS,
+        grad_clip_norm=grad_clip_norm,
+    )
+
+
+def _rollout_metrics(drawn: Drawn) -> dict[str, float]:
+    trajectories = [t for group in drawn.groups for t in group.trajectories]
+    surprise = np.concatenate([-t.sampled_logprobs for t in trajectories])
+    return {
+        "reward": float(np.mean([t.reward for t in trajectories])),
+        "reward/best": float(np.mean([max(group.rewards) for group in drawn.groups])),
+        "groups/drawn": float(len(drawn.groups)),
+        "groups/kept": float(len(drawn.kept)),
+        "answer/tokens": float(np.mean([sum(t.sampled) for t in trajectories])),
+        "answer/turns": float(np.mean([t.turns for t in trajectories])),
+        "answer/entropy": float(surprise.mean()),
+    }
+
+
+def _good_enough(recipe: Recipe, folder: RunDirectory) -> bool:
+    goal = recipe.grpo.stop_at_reward
+    recent = [row["reward"] for row in folder.metrics()[-10:]]
+    return goal is not None and len(recent) == 10 and float(np.mean(recent)) >= goal
+
+
+def _save(training: Any, folder: RunDirectory, steps_done: int, prompts_used: int) -> None:
+    """First the service has the state for good, then the folder names it."""
+    saved = training.save_state(f"step-{steps_done:06d}").result()
+    folder.keep(Checkpoint(steps_done, prompts_used, saved.path))

@@ -1,0 +1,34 @@
+"""In which order prompts are used: each exactly once per epoch, in an order that the seed fixes.
+
+The whole state is one number, how many have been used; that is what a checkpoint keeps.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class PromptUse:
+    """One use of one prompt."""
+
+    epoch: int
+    prompt: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOrder:
+    """A fresh permutation of `prompts` prompts for every epoch."""
+
+    prompts: int
+    seed: int
+
+    def uses(self, start: int, count: int) -> tuple[PromptUse, ...]:
+        """The uses number `start` to `start + count - 1`."""
+        found: list[PromptUse] = []
+        while len(found) < count:
+            epoch, place = divmod(start + len(found), self.prompts)
+            order = np.random.default_rng([self.seed, epoch]).permutation(self.prompts)
+            taken = order[place : place + count - len(found)]
+            found.extend(PromptUse(epoch, int(prompt)) for prompt in taken)
+        return tuple(found)

@@ -1,0 +1,119 @@
+"""A run's configuration, and the recipes that come with the package."""
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from slackwater.model.config import decode, override
+from slackwater.model.errors import ConfigError
+from slackwater.rl.environments import AnyEnvironment
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """What is trained: a base model of the service by name; rank 0 trains all of it, else an adapter.
+
+    `text` says how observations are put to it: as they are, or as turns of a chat.
+    """
+
+    base: str = "tiny"
+    lora_rank: int = 0
+    seed: int = 0
+    text: Literal["plain", "chat"] = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSettings:
+    """How answers are drawn."""
+
+    max_tokens: int = 8
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUpSettings:
+    """Supervised steps on demonstrations first, where a random model would never hit on a valid answer."""
+
+    steps: int = 0
+    batch: int = 64
+    learning_rate: float = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class GrpoSettings:
+    """GRPO with PPO clipping, a higher upper clip and dynamic sampling (DAPO 3.1, 3.2).
+
+    A step draws prompts until `groups` of them gave differing rewards, or `max_groups` were drawn; with
+    `dynamic_sampling` off it draws `groups`. `updates` optimizer steps share a step's groups out among themselves.
+    Past `stop_at_reward`, averaged over ten steps, the run ends early.
+    """
+
+    steps: int = 100
+    groups: int = 16
+    group_size: int = 8
+    learning_rate: float = 1e-3
+    grad_clip_norm: float = 1.0
+    updates: int = 1
+    clip_low: float = 0.8
+    clip_high: float = 1.28
+    loss: Literal["ppo", "importance_sampling", "cispo"] = "ppo"
+    by_spread: bool = True
+    dynamic_sampling: bool = True
+    max_groups: int = 32
+    entropy_bonus: float = 0.0
+    stop_at_reward: float | None = None
+    checkpoint_every: int = 20
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "groups", "updates", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError.of(f"grpo.{name}", getattr(self, name), "must be at least 1")
+        if self.group_size < 2:
+            raise ConfigError.of("grpo.group_size", self.group_size, "must be at least 2")
+        if self.dynamic_sampling and self.max_groups < self.groups:
+            raise ConfigError.of("grpo.max_groups", self.max_groups, "must be at least grpo.groups")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything a run depends on but the service's address."""
+
+    environment: AnyEnvironment
+    model: ModelSettings = field(default_factory=ModelSettings)
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    warm_up: WarmUpSettings = field(default_factory=WarmUpSettings)
+    grpo: GrpoSettings = field(default_factory=GrpoSettings)
+
+
+def load_recipe(name: str, assignments: Sequence[str] = ()) -> Recipe:
+    """A recipe of the package by name, or of a TOML file, with `a.b=c` assignments over it."""
+    return decode(Recipe, override(_table(name), assignments))
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with the package."""
+    folder = files("slackwater.rl") / "recipes"
+    return sorted(item.name[:-5] for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def _table(name: str) -> dict[str, Any]:
+    path = Path(name)
+    if path.suffix != ".toml":
+        if name not in recipe_names():
+            raise ConfigError.of(
+                "RECIPE", name, f"must be a .toml file or one of {', '.join(recipe_names())}"
+            )
+        text = (files("slackwater.rl") / "recipes" / f"{name}.toml").read_text()
+    else:
+        try:
+            text = path.read_text()
+        except OSError as error:
+            raise ConfigError.of("RECIPE", name, f"cannot be read: {error.strerror}") from None
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError.of("RECIPE", name, f"is not TOML: {error}") from None

@@ -1,0 +1,122 @@
+"""What a run leaves on disk: `recipe.json`, `metrics.jsonl`, `prompts.jsonl`, `checkpoint.json` and `tensorboard/`.
+
+The JSON lines are written after each step. A checkpoint names the last step that it holds; resuming cuts the lines
+behind it, since those steps are made again: each step, and each use of a prompt, is on record exactly once.
+"""
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from slackwater.model.config import plain
+from slackwater.model.errors import ConfigError
+from slackwater.rl.prompt_order import PromptUse
+from slackwater.rl.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Steps done, prompts used by them, and where the service keeps the model's state."""
+
+    steps_done: int
+    prompts_used: int
+    state_path: str
+
+
+class RunDirectory:
+    """One run's folder; an existing one is continued."""
+
+    def __init__(self, path: Path, recipe: Recipe) -> None:
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+        self._keep_recipe(recipe)
+        self.checkpoint = self._read_checkpoint()
+        done = self.checkpoint.steps_done if self.checkpoint else 0
+        for name in ("metrics.jsonl", "prompts.jsonl"):
+            self._cut(path / name, done)
+        self._events = EventFileWriter(str(path / "tensorboard"))
+        if done or any(path.glob("tensorboard/*")):
+            restart = Event(wall_time=time.time(), step=done)
+            restart.session_log.status = SessionLog.START
+            self._events.add_event(restart)
+
+    def record(
+        self, step: int, metrics: Mapping[str, float], uses: Sequence[tuple[PromptUse, bool]]
+    ) -> None:
+        """Keep a step's curves, and which prompts it used and whether each taught something."""
+        rows = [[use.epoch, use.prompt, int(kept)] for use, kept in uses]
+        self._append("prompts.jsonl", {"step": step, "uses": rows})
+        self._append("metrics.jsonl", {"step": step, **metrics})
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self._events.add_event(
+            Event(wall_time=time.time(), step=step, summary=Summary(value=values))
+        )
+        self._events.flush()
+
+    def metrics(self) -> list[dict[str, float]]:
+        """Every step's curves so far."""
+        path = self.path / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def keep(self, checkpoint: Checkpoint) -> None:
+        """Make this the checkpoint that a resumed run starts from."""
+        self._replace("checkpoint.json", json.dumps(asdict(checkpoint)))
+        self.checkpoint = checkpoint
+
+    def close(self) -> None:
+        self._events.close()
+
+    def _keep_recipe(self, recipe: Recipe) -> None:
+        """A run is continued with the recipe that it began with; only its length may change."""
+        path, given = self.path / "recipe.json", plain(recipe)
+        if path.is_file() and (self.path / "checkpoint.json").is_file():
+            before = json.loads(path.read_text())
+            for table in (before, given):
+                for name in ("steps", "stop_at_reward"):
+                    table["grpo"].pop(name, None)
+            if before != given:
+                changed = sorted(key for key in given if before.get(key) != given[key])
+                raise ConfigError.of(
+                    "--run",
+                    str(self.path),
+                    f"holds a run with another {changed[0]}; give a new folder",
+                )
+        self._replace("recipe.json", json.dumps(plain(recipe), indent=2))
+
+    def _read_checkpoint(self) -> Checkpoint | None:
+        path = self.path / "checkpoint.json"
+        return Checkpoint(**json.loads(path.read_text())) if path.is_file() else None
+
+    def _cut(self, path: Path, steps_done: int) -> None:
+        if not path.is_file():
+            return
+        kept = []
+        for line in path.read_text().splitlines():
+            try:
+                row: dict[str, Any] = json.loads(line)
+            except json.JSONDecodeError:
+                break  # the last line of a run that was killed while it wrote
+            if row["step"] < steps_done:
+                kept.append(line)
+        self._replace(path.name, "".join(f"{line}\n" for line in kept))
+
+    def _append(self, name: str, row: Mapping[str, Any]) -> None:
+        with (self.path / name).open("a") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+
+    def _replace(self, name: str, content: str) -> None:
+        partial = self.path / f".{name}.partial"
+        with partial.open("w") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self.path / name)
