@@ -84,5 +84,5 @@ class BaseModels:
         model = self._by_name.get(name) or self._by_directory.get(name.rstrip("/"))
         if model is None:
             known = ", ".join(sorted(self._by_name))
-            raise NotFoundError(f"base_model: {name!r} is not served here; there are: {known}")
+            raise NotFoundError(f"model {name!r} is not served here; there are: {known}")
         return model

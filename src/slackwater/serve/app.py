@@ -10,6 +10,7 @@ from slackwater.model.errors import SlackwaterError
 from slackwater.runtime.plane import ControlPlane
 from slackwater.serve.errors import ERROR_RESPONSES, add_error_handlers
 from slackwater.serve.limits import BodyLimits
+from slackwater.serve.openai_api import openai_routes
 from slackwater.serve.operator import operator_routes
 from slackwater.serve.tinker_rest import RestFace, rest_routes, session_routes
 from slackwater.serve.tinker_sampling import SamplingFace, future_routes, sampling_routes
@@ -51,5 +52,6 @@ def create_app(plane: ControlPlane) -> FastAPI:
     rest = RestFace(plane)
     app.include_router(rest_routes(rest))
     app.include_router(session_routes(rest))
+    app.include_router(openai_routes(plane))
     app.add_middleware(BodyLimits, max_bytes=plane.settings.max_body_bytes, stall_s=BODY_STALL_S)
     return app

@@ -31,6 +31,7 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     410: {"description": "The session has ended, or the result has expired."},
     413: {"description": "The body is too large."},
     422: {"description": "A field is wrong."},
+    503: {"description": "The service could not generate; try again."},
     429: {"description": "Too much is under way; try again."},
 }
 
@@ -42,6 +43,10 @@ class UnauthorizedError(SlackwaterError):
     """No key, or one that is not known."""
 
 
+class FailedTurnError(UnavailableError):
+    """The service could not generate; the same call may work later."""
+
+
 class GoneError(SlackwaterError):
     """It was there, and is no more."""
 
@@ -51,6 +56,8 @@ def status_of(error: SlackwaterError) -> int:
         return 401
     if isinstance(error, GoneError):
         return 410
+    if isinstance(error, FailedTurnError):
+        return 503
     return next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 400)
 
 
@@ -63,6 +70,8 @@ def error_body(path: str, status: int, message: str) -> dict[str, Any]:
 
 
 def answer(request: Request, status: int, message: str) -> JSONResponse:
+    if status == 422 and request.url.path.startswith("/v1/"):
+        status = 400  # what OpenAI's own service answers, and its clients expect
     headers = {"retry-after": "1"} if status == 429 else {}
     return JSONResponse(error_body(request.url.path, status, message), status, headers)
 

@@ -1,0 +1,152 @@
+"""Text to tokens and back, for one base model: encoding, chat templates, and text as it streams."""
+
+import datetime
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from slackwater.model.errors import ConfigError, RefusedError
+
+_BROKEN = "\ufffd"  # how a decoder shows bytes that are not yet a character
+_LONGEST_CHARACTER = 8  # tokens; more that make no character never will
+_CONTEXT_TOKENS = 6
+
+
+class TextCodec:
+    """A model directory's tokenizer and chat template."""
+
+    def __init__(self, directory: Path) -> None:
+        file = directory / "tokenizer.json"
+        if not file.is_file():
+            raise RefusedError(f"model in {directory} has no tokenizer.json: send token ids")
+        self._tokenizer = Tokenizer.from_file(str(file))
+        self._config = _json(directory / "tokenizer_config.json")
+        self._template = self._chat_template(directory)
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=not special)
+        return text
+
+    def token_text(self, token: int) -> str:
+        """One token, special or not, as text."""
+        return self.decode([token], special=True)
+
+    def chat(self, messages: list[dict[str, Any]]) -> list[int]:
+        """A conversation as the model was taught to see it, up to where the answer begins."""
+        if self._template is None:
+            raise RefusedError("this model has no chat template: use /v1/completions")
+        try:
+            text = self._template.render(
+                messages=messages,
+                add_generation_prompt=True,
+                bos_token=_token(self._config.get("bos_token")),
+                eos_token=_token(self._config.get("eos_token")),
+            )
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            raise ConfigError.of(
+                "messages", f"{len(messages)} of them", f"do not fit the chat template: {error}"
+            ) from None
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def _chat_template(self, directory: Path) -> jinja2.Template | None:
+        file = directory / "chat_template.jinja"
+        source = file.read_text() if file.is_file() else self._config.get("chat_template")
+        if isinstance(source, list):
+            named = {item["name"]: item["template"] for item in source}
+            source = named.get("default")
+        if not source:
+            return None
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = _strftime_now
+        return environment.from_string(source)
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.datetime.now(datetime.UTC).strftime(form)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    found = json.loads(path.read_text())
+    return found if isinstance(found, dict) else {}
+
+
+def _token(value: Any) -> str:
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else ""
+
+
+class TextStream:
+    """Text that grows with tokens; holds back half characters and what may become a stop string.
+
+    Only the last few tokens are decoded again when more come, so a long text costs no more per token.
+    """
+
+    def __init__(self, codec: TextCodec, stops: Sequence[str]) -> None:
+        self._codec = codec
+        self._stops = tuple(stops)
+        self._longest_stop = max((len(stop) for stop in stops), default=1)
+        self._context: list[int] = []
+        self._pending: list[int] = []
+        self._decoded = ""
+        self._shown = 0
+        self._cut: int | None = None
+
+    @property
+    def text(self) -> str:
+        """What has been shown."""
+        return self._decoded[: self._shown]
+
+    def feed(self, tokens: Sequence[int]) -> str:
+        """What can be shown now that was not before."""
+        for token in tokens:
+            self._pending.append(token)
+            self._settle(final=False)
+        return self._show(final=False)
+
+    def finish(self) -> str:
+        """What is left."""
+        self._settle(final=True)
+        return self._show(final=True)
+
+    def _settle(self, *, final: bool) -> None:
+        """Turn pending tokens into text, unless they end inside a character."""
+        before = self._codec.decode(self._context)
+        grown = self._codec.decode(self._context + self._pending)[len(before) :]
+        if grown.endswith(_BROKEN) and not final and len(self._pending) < _LONGEST_CHARACTER:
+            return
+        self._decoded += grown
+        self._context = (self._context + self._pending)[-_CONTEXT_TOKENS:]
+        self._pending = []
+
+    def _show(self, *, final: bool) -> str:
+        if self._cut is None:
+            start = max(self._shown - self._longest_stop, 0)
+            places = [self._decoded.find(stop, start) for stop in self._stops]
+            self._cut = min((place for place in places if place >= 0), default=None)
+        if self._cut is not None:
+            end = self._cut
+        else:
+            end = len(self._decoded) - (0 if final else self._longest_stop - 1)
+        shown = self._decoded[self._shown : end]
+        self._shown = max(end, self._shown)
+        return shown
