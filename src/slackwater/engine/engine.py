@@ -31,7 +31,9 @@ from slackwater.nets.lora import LoraSpec
 def default_executor(net: CausalLM, config: EngineConfig) -> Executor:
     """The executor of the device that the model lies on."""
     if net.device.type == "cuda":
-        raise ConfigError.of("device", str(net.device), "is not supported; load the model on cpu")
+        from slackwater.engine.cuda.executor import CudaExecutor  # late: needs Triton
+
+        return CudaExecutor(net, config)
     from slackwater.engine.cpu.executor import CpuExecutor  # late: needs numba
 
     return CpuExecutor(net.config, config)

@@ -1,0 +1,135 @@
+"""Attention over the paged cache on CUDA: decode rows by spans, prompt chunks by tiles."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from slackwater.engine.cuda.attention_kernels import decode_kernel, join_kernel, prompt_kernel
+from slackwater.engine.cuda.row_kernels import store_kernel
+
+BLOCK_TOKENS = 64
+SPAN_TOKENS = 512
+_LOG2E = 1.4426950408889634
+_TILE = 128  # rows of a prompt tile times heads per key head
+
+
+@dataclass(frozen=True, slots=True)
+class PagedRows:
+    """Where a step's rows are: `tables[slots[n]]` are the blocks of row n.
+
+    `tiles` is None when every row decodes; then `spans` bounds the cuts of the longest context.
+    """
+
+    tables: Tensor
+    slots: Tensor
+    positions: Tensor
+    spans: int
+    tiles: Tensor | None
+
+
+class CudaPagedAttention:
+    """One step's rows over the cache, a flat tensor of blocks."""
+
+    def __init__(self, cache: Tensor, block_elements: int, rows: PagedRows) -> None:
+        self._cache, self._block_elements, self._rows = cache, block_elements, rows
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        rows, (count, kv_heads, size) = self._rows, k.shape
+        store_kernel[(count, kv_heads)](
+            k,
+            v,
+            self._cache,
+            rows.tables,
+            rows.slots,
+            rows.positions,
+            layer,
+            rows.tables.stride(0),
+            self._block_elements,
+            KV=kv_heads,
+            D=size,
+            WIDE=triton.next_power_of_2(size),
+            TOKENS=BLOCK_TOKENS,
+            num_warps=1,
+        )
+        if rows.tiles is None:
+            return self._decode(layer, q, kv_heads)
+        return self._prompt(layer, q, kv_heads, rows.tiles)
+
+    def _decode(self, layer: int, q: Tensor, kv_heads: int) -> Tensor:
+        rows, (count, heads, size) = self._rows, q.shape
+        out = torch.empty_like(q)
+        spans = rows.spans
+        parts = stats = out
+        if spans > 1:
+            parts = q.new_empty((count, heads, spans, size), dtype=torch.float32)
+            stats = q.new_empty((count, heads, spans, 2), dtype=torch.float32)
+        decode_kernel[(count, kv_heads, spans)](
+            q,
+            self._cache,
+            rows.tables,
+            rows.slots,
+            rows.positions,
+            parts,
+            stats,
+            out,
+            layer,
+            _LOG2E / math.sqrt(size),
+            rows.tables.stride(0),
+            self._block_elements,
+            HEADS=heads,
+            KV=kv_heads,
+            GROUP=max(16, triton.next_power_of_2(heads // kv_heads)),
+            D=size,
+            TOKENS=BLOCK_TOKENS,
+            SPAN=SPAN_TOKENS,
+            SPANS=spans,
+            num_warps=4,
+            num_stages=3,
+        )
+        if spans > 1:
+            join_kernel[(count, heads)](
+                parts,
+                stats,
+                rows.positions,
+                out,
+                HEADS=heads,
+                D=size,
+                SPAN=SPAN_TOKENS,
+                SPANS=spans,
+                num_warps=1,
+            )
+        return out
+
+    def _prompt(self, layer: int, q: Tensor, kv_heads: int, tiles: Tensor) -> Tensor:
+        rows, (_, heads, size) = self._rows, q.shape
+        out = torch.empty_like(q)
+        group = triton.next_power_of_2(heads // kv_heads)
+        prompt_kernel[(len(tiles), kv_heads)](
+            q,
+            self._cache,
+            rows.tables,
+            tiles,
+            out,
+            layer,
+            _LOG2E / math.sqrt(size),
+            rows.tables.stride(0),
+            self._block_elements,
+            HEADS=heads,
+            KV=kv_heads,
+            GROUP=group,
+            D=size,
+            TOKENS=BLOCK_TOKENS,
+            ROWS=max(1, _TILE // group),
+            num_warps=8,
+            num_stages=2,
+        )
+        return out
+
+
+def tile_rows(heads: int, kv_heads: int) -> int:
+    """Rows of one request that a tile holds."""
+    rows: int = max(1, _TILE // triton.next_power_of_2(heads // kv_heads))
+    return rows

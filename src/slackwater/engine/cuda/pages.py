@@ -1,0 +1,91 @@
+"""Physical pages on a GPU: CUDA's virtual memory, through the driver's own calls."""
+
+from typing import Any
+
+import torch
+from cuda.bindings import driver
+from torch import Tensor
+
+from slackwater.engine.pages import PageArena
+from slackwater.model.errors import ConfigError, RefusedError
+
+
+class CudaPagePool:
+    """Device memory in pages that are created once and mapped where they are wanted."""
+
+    def __init__(self, capacity_bytes: int, page_bytes: int, device: torch.device) -> None:
+        torch.zeros(1, device=device)  # makes the device's context current
+        place = driver.CUmemLocation()
+        place.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        place.id = device.index or 0
+        self._kind = driver.CUmemAllocationProp()
+        self._kind.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        self._kind.location = place
+        self._access = driver.CUmemAccessDesc()
+        self._access.location = place
+        self._access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        minimum = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        grain = int(_done(driver.cuMemGetAllocationGranularity(self._kind, minimum)))
+        if page_bytes % grain:
+            raise ConfigError.of("page_bytes", page_bytes, f"must be a multiple of {grain} here")
+        self.page_bytes = page_bytes
+        self.capacity = max(1, capacity_bytes // page_bytes)
+        self._grain = grain
+        self._handles: list[Any] = []
+        self._free: list[int] = []
+
+    def take(self) -> int | None:
+        if self._free:
+            return self._free.pop()
+        if len(self._handles) >= self.capacity:
+            return None
+        self._handles.append(_done(driver.cuMemCreate(self.page_bytes, self._kind, 0)))
+        return len(self._handles) - 1
+
+    def give_back(self, page: int) -> None:
+        self._free.append(page)
+
+    def reserve(self, size_bytes: int) -> int:
+        return int(_done(driver.cuMemAddressReserve(size_bytes, self._grain, 0, 0)))
+
+    def release(self, address: int, size_bytes: int) -> None:
+        _done(driver.cuMemAddressFree(address, size_bytes))
+
+    def map(self, page: int, address: int) -> None:
+        _done(driver.cuMemMap(address, self.page_bytes, 0, self._handles[page], 0))
+        _done(driver.cuMemSetAccess(address, self.page_bytes, [self._access], 1))
+
+    def unmap(self, page: int, address: int) -> None:
+        del page
+        torch.cuda.synchronize()  # a kernel may still read the page
+        _done(driver.cuMemUnmap(address, self.page_bytes))
+
+    def close(self) -> None:
+        for handle in self._handles:
+            _done(driver.cuMemRelease(handle))
+        self._handles, self._free = [], []
+
+
+class _Range:
+    """An address range, described so that PyTorch can look at it without a copy."""
+
+    def __init__(self, address: int, elements: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (elements,),
+            "typestr": "<i2",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+def device_view(arena: PageArena, device: torch.device) -> Tensor:
+    """The whole range as 16-bit integers; its first page must be held."""
+    return torch.as_tensor(_Range(arena.address, arena.size_bytes // 2), device=device)
+
+
+def _done(answer: tuple[Any, ...]) -> Any:
+    """The value of a driver call, or an error that names what went wrong."""
+    status = answer[0]
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise RefusedError(f"CUDA memory: {status.name}; lower kv_bytes or free device memory")
+    return answer[1] if len(answer) > 1 else None

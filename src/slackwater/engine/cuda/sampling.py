@@ -1,0 +1,64 @@
+"""Sampling on CUDA: one kernel for all rows, and a sort for those that truncate."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from slackwater.engine.cuda.row_kernels import sample_kernel
+from slackwater.engine.executor import SamplingColumns
+
+_BLOCK = 4096
+
+
+class CudaSampler:
+    """Takes logits of any float type; answers with host arrays."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    @torch.inference_mode()
+    def sample(
+        self, logits: Tensor, columns: SamplingColumns
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        rows, vocab = logits.shape
+        numbers = torch.from_numpy(np.stack((columns.temperature, columns.uniform)))
+        numbers = numbers.pin_memory().to(self._device, non_blocking=True)
+        answer = torch.empty(2, rows, dtype=torch.int32, device=self._device)
+        sample_kernel[(rows,)](
+            logits,
+            numbers[0],
+            numbers[1],
+            answer[0],
+            answer[1].view(torch.float32),
+            vocab,
+            BLOCK=_BLOCK,
+            num_warps=16,
+        )
+        cut = (columns.temperature > 0) & ((columns.top_k > 0) | (columns.top_p < 1))
+        if cut.any():
+            self._truncated(logits, columns, np.nonzero(cut)[0], answer)
+        host = answer.cpu().numpy()
+        return host[0].astype(np.int64), host[1].view(np.float32)
+
+    def _truncated(
+        self, logits: Tensor, columns: SamplingColumns, rows: NDArray[np.int64], answer: Tensor
+    ) -> None:
+        """Sample these rows again among the tokens that top-k and then top-p leave."""
+        at = torch.from_numpy(rows).to(self._device)
+        heat = torch.from_numpy(columns.temperature[rows]).to(self._device)[:, None]
+        logprobs = torch.log_softmax(logits[at].float() / heat, -1)
+        ordered, ids = logprobs.sort(dim=-1, descending=True, stable=True)
+        weights = ordered.exp()
+        limit = torch.from_numpy(columns.top_k[rows]).to(self._device)[:, None]
+        rank = torch.arange(weights.shape[1], device=self._device)[None, :]
+        weights = weights.masked_fill((limit > 0) & (rank >= limit), 0.0)
+        before = weights.cumsum(-1) - weights
+        top_p = torch.from_numpy(columns.top_p[rows]).to(self._device)[:, None]
+        weights = weights.masked_fill(before >= top_p * weights.sum(-1, keepdim=True), 0.0)
+        running = weights.cumsum(-1)
+        uniform = torch.from_numpy(columns.uniform[rows]).to(self._device)[:, None]
+        place = (running <= uniform * running[:, -1:]).sum(-1, keepdim=True)
+        place = torch.minimum(place, (weights > 0).sum(-1, keepdim=True) - 1)
+        answer[0, at] = ids.gather(1, place)[:, 0].to(torch.int32)
+        answer[1, at] = logprobs.gather(1, ids.gather(1, place))[:, 0].view(torch.int32)
