@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from slackwater.sim.cluster.report import RunReport
+    from slackwater.sim.cluster.scenario import ClusterScenario
     from slackwater.sim.planning import SharingPlan
-    from slackwater.sim.scenario_file import FleetEntry
 
 app = typer.Typer(add_completion=False)
 
@@ -40,8 +40,9 @@ def plan(
 ) -> None:
     """Say which jobs should share which nodes, what slows each down, and what that saves."""
     from slackwater.cli.atomic_file import check_place
-    from slackwater.cli.scenario_source import fleet_of_pools, plot_format
+    from slackwater.cli.scenario_source import check_policy, fleet_of_pools, plot_format
     from slackwater.model.config import plain
+    from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
     from slackwater.sim.job_entry import read_jobs
     from slackwater.sim.planning import plan_sharing
     from slackwater.sim.planning_figures import plan_figures
@@ -57,8 +58,10 @@ def plan(
     if dry_run:
         _print_input({"fleet": plain(entry), "jobs": plain(specs)}, as_json)
         return
-    shared = plan_sharing(specs, pools, policy, {})
-    report = _measured(shared, entry, policy)
+    scenario = ClusterScenario("plan", entry.pools(), specs, policy=PolicyConfig(name=policy))
+    check_policy(scenario)
+    shared = plan_sharing(scenario)
+    report = _run(shared, scenario)
     _write_pictures(report, plot, fmt, trace)
     figures = plan_figures(shared, pools, report)
     if as_json:
@@ -75,25 +78,20 @@ def _print_input(read: dict[str, Any], as_json: bool) -> None:
     print(json.dumps(read) if as_json else toml_text(read).rstrip("\n"))
 
 
-def _measured(shared: "SharingPlan", entry: "FleetEntry", policy: str) -> "RunReport":
-    """Run the plan in virtual time, every phase at its worst."""
+def _run(shared: "SharingPlan", scenario: "ClusterScenario") -> "RunReport":
+    """The plan in virtual time, every phase at its worst."""
+    import dataclasses
+
     from slackwater.cli.sim import progress_bar
     from slackwater.model.errors import RefusedError
-    from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
     from slackwater.sim.cluster.simulate import simulate
-    from slackwater.sim.planning import measured_jobs
 
     if not shared.placed:
-        reasons = "; ".join(f"{refusal.job}: {refusal.reason}" for refusal in shared.refusals)
+        reasons = "; ".join(f"{away.job}: {away.reason}" for away in shared.turned_away)
         raise RefusedError(f"no job can be placed: {reasons}")
-    scenario = ClusterScenario(
-        name="plan",
-        fleet=entry.pools(),
-        jobs=measured_jobs(shared),
-        policy=PolicyConfig(name=policy),
-    )
     with progress_bar("plan") as progress:
-        return simulate(scenario, spans=True, progress=progress)
+        placed = dataclasses.replace(scenario, jobs=shared.placed)
+        return simulate(placed, spans=True, progress=progress)
 
 
 def _write_pictures(report: "RunReport", plot: Path | None, fmt: str, trace: Path | None) -> None:

@@ -1,49 +1,35 @@
 """How given jobs should share a given fleet, and what that saves: the question behind `slackwater plan`.
 
-Placement is online, so the order in which jobs come matters; a planner may choose it. A few orders are tried on fresh
-policies and the cheapest that turns away fewest is kept; the kept plan is then run in virtual time, at worst-case
-lengths, to see what each job's iterations really take.
+Placement is online, so the order in which jobs come matters; a planner may choose it. A few orders are given to fresh
+co-schedulers, and the one that turns away fewest and then pays least is kept. Plans are for the long run: jobs count as having many
+iterations before them.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from slackwater.model.ids import JobId
+from slackwater.control.coschedule.commands import (
+    HoldJob,
+    RefuseJob,
+    RentNodes,
+    ReturnNodes,
+    StartJob,
+)
+from slackwater.control.coschedule.events import JobArrived
+from slackwater.model.ids import JobId, NodeId
 from slackwater.model.job import JobSpec
-from slackwater.model.placement import Placement, Refusal
-from slackwater.policy.catalogue import make_policy
+from slackwater.model.node import Role
 from slackwater.policy.fleet import Fleet
+from slackwater.sim.cluster.scenario import ClusterScenario
+from slackwater.sim.cluster.simulate import new_controller
 
-_CYCLES_MEASURED = 24
-
-
-@dataclass(frozen=True, slots=True)
-class SharingPlan:
-    """Where every job goes, which are turned away and why, and the fleet's price."""
-
-    order: tuple[JobSpec, ...]
-    placements: Mapping[JobId, Placement]
-    refusals: tuple[Refusal, ...]
-    price_per_h: float
-    alone_price_per_h: float
-    orders_tried: int
-
-    @property
-    def placed(self) -> tuple[JobSpec, ...]:
-        """Jobs that have nodes, in the order they were placed."""
-        return tuple(spec for spec in self.order if spec.job in self.placements)
-
-    def groups(self) -> dict[str, list[Placement]]:
-        """Placements by group, in order of first use."""
-        found: dict[str, list[Placement]] = {}
-        for spec in self.placed:
-            placement = self.placements[spec.job]
-            found.setdefault(placement.group, []).append(placement)
-        return found
-
+_CYCLES = 24
+# Jobs come this far apart, so that a run of the plan takes them in the plan's order.
+_APART_S = 1e-6
 
 _ORDERS: Mapping[str, Callable[[JobSpec], float]] = {
+    "as given": lambda spec: 0.0,
     "longest iteration first": lambda spec: -spec.profile.solo_s,
     "shortest iteration first": lambda spec: spec.profile.solo_s,
     "tightest SLO first": lambda spec: spec.slo,
@@ -51,50 +37,91 @@ _ORDERS: Mapping[str, Callable[[JobSpec], float]] = {
 }
 
 
-def plan_sharing(
-    jobs: Sequence[JobSpec], fleet: Fleet, policy: str, options: Mapping[str, float], seed: int = 0
-) -> SharingPlan:
-    """The best of several orders of placement: fewest jobs turned away, then least paid per hour."""
-    together = [dataclasses.replace(spec, arrival_s=0.0) for spec in jobs]
-    orders = [together, *(sorted(together, key=key) for key in _ORDERS.values())]
-    plans = [_placed(order, fleet, policy, options, seed, len(orders)) for order in orders]
-    return min(plans, key=lambda plan: (len(plan.refusals), plan.price_per_h))
+@dataclass(frozen=True, slots=True)
+class TurnedAway:
+    """A job without nodes: it waits for others to leave, or (`for_good`) can never run here."""
+
+    job: JobId
+    reason: str
+    for_good: bool
 
 
-def measured_jobs(plan: SharingPlan) -> tuple[JobSpec, ...]:
-    """The placed jobs with iterations enough for some cycles of the longest, so that all run side by side throughout."""
-    longest_s = max((spec.profile.solo_s * spec.slo for spec in plan.placed), default=0.0)
+@dataclass(frozen=True, slots=True)
+class SharingPlan:
+    """Where every job goes, which are turned away and why, and the fleet's price."""
+
+    order: str
+    jobs: tuple[JobSpec, ...]
+    starts: Mapping[JobId, StartJob]
+    turned_away: tuple[TurnedAway, ...]
+    price_per_h: float
+    alone_price_per_h: float
+
+    @property
+    def placed(self) -> tuple[JobSpec, ...]:
+        """Jobs that have nodes, in the plan's order."""
+        return tuple(spec for spec in self.jobs if spec.job in self.starts)
+
+    def groups(self) -> dict[str, list[StartJob]]:
+        """Who shares, in order of first use."""
+        found: dict[str, list[StartJob]] = {}
+        for spec in self.placed:
+            start = self.starts[spec.job]
+            found.setdefault(start.group, []).append(start)
+        return found
+
+
+def plan_sharing(scenario: ClusterScenario) -> SharingPlan:
+    """The best of several orders for the scenario's jobs, as if all came at once."""
+    plans = [_plan(scenario, name) for name in _ORDERS]
+    return min(plans, key=lambda plan: (len(plan.turned_away), plan.price_per_h))
+
+
+def _plan(scenario: ClusterScenario, order: str) -> SharingPlan:
+    jobs = _as_a_backlog(sorted(scenario.jobs, key=_ORDERS[order]))
+    fleet = Fleet(scenario.pool(Role.ROLLOUT), scenario.pool(Role.TRAIN))
+    controller = new_controller(scenario)
+    starts: dict[JobId, StartJob] = {}
+    away: dict[JobId, TurnedAway] = {}
+    rented: set[NodeId] = set()
+    for spec in jobs:
+        for command in controller.handle(JobArrived(spec.arrival_s, spec)):
+            match command:
+                case StartJob(job=job):
+                    starts[job] = command
+                    away.pop(job, None)
+                case HoldJob(job=job, reason=reason):
+                    away[job] = TurnedAway(job, reason, for_good=False)
+                case RefuseJob(job=job, reason=reason):
+                    away[job] = TurnedAway(job, reason, for_good=True)
+                case RentNodes(nodes=nodes):
+                    rented.update(nodes)
+                case ReturnNodes(nodes=nodes):
+                    rented.difference_update(nodes)
+    controller.check_integrity()
+    rollout = sum(node.startswith("rollout") for node in rented)
+    return SharingPlan(
+        order,
+        jobs,
+        starts,
+        tuple(away.values()),
+        fleet.price_per_h(rollout, len(rented) - rollout),
+        sum(
+            fleet.price_per_h(spec.profile.rollout_nodes, spec.profile.train_nodes)
+            for spec in jobs
+            if spec.job in starts
+        ),
+    )
+
+
+def _as_a_backlog(jobs: Sequence[JobSpec]) -> tuple[JobSpec, ...]:
+    """All come now, in this order, with iterations enough for some cycles of the longest: they run side by side throughout."""
+    longest_s = max(spec.profile.solo_s * spec.slo for spec in jobs)
     return tuple(
         dataclasses.replace(
-            spec, iterations=max(1, round(_CYCLES_MEASURED * longest_s / spec.profile.solo_s))
+            spec,
+            arrival_s=number * _APART_S,
+            iterations=max(1, round(_CYCLES * longest_s / spec.profile.solo_s)),
         )
-        for spec in plan.placed
-    )
-
-
-def _placed(
-    order: Sequence[JobSpec],
-    fleet: Fleet,
-    policy_name: str,
-    options: Mapping[str, float],
-    seed: int,
-    tried: int,
-) -> SharingPlan:
-    policy = make_policy(policy_name, fleet, options, seed)
-    placements: dict[JobId, Placement] = {}
-    refusals: list[Refusal] = []
-    for spec in order:
-        answer = policy.place(spec, 0.0)
-        if isinstance(answer, Refusal):
-            refusals.append(answer)
-        else:
-            placements[spec.job] = answer
-    policy.check_integrity()
-    alone = sum(
-        fleet.price_per_h(spec.profile.rollout_nodes, spec.profile.train_nodes)
-        for spec in order
-        if spec.job in placements
-    )
-    return SharingPlan(
-        tuple(order), placements, tuple(refusals), policy.hourly_cost(), alone, tried
+        for number, spec in enumerate(jobs)
     )

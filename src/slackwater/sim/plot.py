@@ -191,7 +191,7 @@ def _bare(axes: Any) -> None:
 
 def _time_unit(length_s: float) -> tuple[float, str]:
     for seconds, unit in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
-        if length_s > 4 * seconds:
+        if length_s > 2 * seconds:
             return seconds, unit
     return 1.0, "seconds"
 
