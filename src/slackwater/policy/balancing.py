@@ -6,6 +6,7 @@ from typing import Protocol
 
 from slackwater.model.ids import InstanceId
 from slackwater.policy.instance_load import InstanceLoad
+from slackwater.policy.step_time import StepTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +19,19 @@ class Move:
     running: bool
 
 
+@dataclass(frozen=True, slots=True)
+class EngineKnowledge:
+    """What was learned on line: the batch beyond which more gains little, and what a step takes."""
+
+    plateau: int | None = None
+    step_time: StepTime | None = None
+
+
 class BalancingPolicy(Protocol):
     """Looks at the fleet now and then, and may move turns."""
 
-    def moves(self, loads: Sequence[InstanceLoad], plateau: int | None) -> Sequence[Move]:
-        """Decide on the loads of all instances; `plateau` is the batch beyond which more gains little."""
+    def moves(self, loads: Sequence[InstanceLoad], known: EngineKnowledge) -> Sequence[Move]:
+        """Decide on the loads of all instances."""
         ...
 
 
@@ -30,8 +39,8 @@ class BalancingPolicy(Protocol):
 class NoBalancing:
     """Baseline: turns stay where they were sent."""
 
-    def moves(self, loads: Sequence[InstanceLoad], plateau: int | None) -> Sequence[Move]:
-        del loads, plateau
+    def moves(self, loads: Sequence[InstanceLoad], known: EngineKnowledge) -> Sequence[Move]:
+        del loads, known
         return ()
 
 
@@ -40,7 +49,8 @@ class FillIdle:
     """RLBoost: one pending turn from the fullest to an instance without any; running ones only to an idle
     instance, and only those beyond the plateau."""
 
-    def moves(self, loads: Sequence[InstanceLoad], plateau: int | None) -> Sequence[Move]:
+    def moves(self, loads: Sequence[InstanceLoad], known: EngineKnowledge) -> Sequence[Move]:
+        plateau = known.plateau
         taking = [load for load in loads if load.accepting]
         hungry = [
             load for load in taking if load.pending == 0 and load.in_flight < load.max_running
@@ -61,3 +71,67 @@ class FillIdle:
         busiest = max(taking, key=lambda load: (load.executing, load.instance))
         excess = min(max(busiest.executing - plateau, 0), idle.max_running)
         return (Move(busiest.instance, idle.instance, excess, running=True),) if excess else ()
+
+
+@dataclass(frozen=True, slots=True)
+class EvenSteps:
+    """Make the slowest instance's step as short as the others': a step ends with its slowest instance.
+
+    Pending turns go wherever they can run. Running turns move from the instance with the longest step to the
+    one with the shortest while they differ by more than `tolerance`; a step's length is known per turn and per
+    token of context, so the number to move follows. Idle instances are the extreme case, whatever the plateau:
+    spreading the last turns shortens their steps, because reading their context is most of them.
+    At most `most_moves` a pair and `pairs` pairs at a time, so that prefills never swamp an instance.
+    """
+
+    tolerance: float = 0.15
+    most_moves: int = 16
+    pairs: int = 4
+
+    def moves(self, loads: Sequence[InstanceLoad], known: EngineKnowledge) -> Sequence[Move]:
+        taking = [load for load in loads if load.accepting]
+        pending = self._pending(taking)
+        if pending or known.step_time is None:
+            return pending
+        return self._running(taking, known.step_time)
+
+    def _pending(self, taking: Sequence[InstanceLoad]) -> list[Move]:
+        full = sorted(
+            (load for load in taking if load.pending),
+            key=lambda load: (-load.pending, load.instance),
+        )
+        hungry = sorted(
+            (load for load in taking if not load.pending and load.in_flight < load.max_running),
+            key=lambda load: (load.kv_load_tokens / load.kv_tokens, load.instance),
+        )
+        return [
+            Move(
+                source.instance,
+                target.instance,
+                min(
+                    (source.pending + 1) // 2,
+                    target.max_running - target.in_flight,
+                    self.most_moves,
+                ),
+                running=False,
+            )
+            for source, target in zip(full[: self.pairs], hungry, strict=False)
+        ]
+
+    def _running(self, taking: Sequence[InstanceLoad], step_time: StepTime) -> list[Move]:
+        def step_s(load: InstanceLoad) -> float:
+            return step_time.step_s(load.executing, load.kv_load_tokens)
+
+        by_step = sorted(taking, key=lambda load: (step_s(load), load.instance))
+        moves: list[Move] = []
+        for target, source in zip(by_step[: self.pairs], reversed(by_step), strict=False):
+            gap_s = step_s(source) - step_s(target)
+            if source.executing < 2 or gap_s <= self.tolerance * step_s(source):
+                break
+            context = source.kv_load_tokens / source.executing
+            shift_s = 2 * (step_time.per_turn_s + step_time.per_token_s * context)
+            count = min(int(gap_s / shift_s) if shift_s > 0 else 0, source.executing // 2)
+            count = min(count, self.most_moves, target.max_running - target.in_flight)
+            if count > 0:
+                moves.append(Move(source.instance, target.instance, count, running=True))
+        return moves

@@ -12,7 +12,6 @@ class LengthLaw:
     def __init__(self, keep: int = 4096) -> None:
         self._lengths: deque[int] = deque(maxlen=keep)
         self._sorted: NDArray[np.float64] | None = None
-        self._suffix: NDArray[np.float64] = np.zeros(1)
 
     def __len__(self) -> int:
         return len(self._lengths)
@@ -33,18 +32,22 @@ class LengthLaw:
         """The mean length seen."""
         return float(self._table().mean()) if self._lengths else 0.0
 
-    def expected_left(self, made: NDArray[np.float64]) -> NDArray[np.float64]:
-        """E[length - made | length > made] for each; half of the longest if none was ever that long."""
+    def sample_left(self, made: NDArray[np.float64]) -> NDArray[np.float64]:
+        """A likely rest for each turn that has `made` tokens: spread evenly over the lengths above it.
+
+        No randomness: the i-th turn takes the (i * golden ratio mod 1) quantile of its own conditional law.
+        A turn longer than any seen gets an eighth of the longest.
+        """
         table = self._table()
         above = np.searchsorted(table, made, side="right")
         count = len(table) - above
-        mean_above = self._suffix[above] / np.maximum(count, 1)
-        unknown = np.full_like(made, max(self.longest, 1) / 2)
-        left: NDArray[np.float64] = np.where(count > 0, mean_above - made, unknown)
+        share = np.modf(np.arange(1, len(made) + 1) * 0.6180339887498949)[0]
+        index = np.minimum(above + (share * count).astype(np.int64), len(table) - 1)
+        unknown = np.full_like(made, max(self.longest, 8) / 8)
+        left: NDArray[np.float64] = np.where(count > 0, table[index] - made, unknown)
         return left
 
     def _table(self) -> NDArray[np.float64]:
         if self._sorted is None:
             self._sorted = np.sort(np.asarray(self._lengths, dtype=np.float64))
-            self._suffix = np.append(np.cumsum(self._sorted[::-1])[::-1], 0.0)
         return self._sorted

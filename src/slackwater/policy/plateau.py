@@ -35,12 +35,6 @@ class ThroughputProfile:
         """The highest rate in the table."""
         return max(self._rate_by_bucket.values(), default=None)
 
-    @property
-    def fastest_turn_rate(self) -> float | None:
-        """Tokens a second of one turn at the batch size where each is fastest."""
-        per_turn = [rate / (2**bucket * 0.75) for bucket, rate in self._rate_by_bucket.items()]
-        return max(per_turn, default=None)
-
     def plateau(self) -> int | None:
         """The smallest batch with nearly the best rate; None until two sizes have been seen."""
         if len(self._rate_by_bucket) < 2:

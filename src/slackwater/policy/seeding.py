@@ -4,23 +4,25 @@ Each step begins with local engines generating ("seeding"); then they give way t
 remote instances go on with the unfinished turns. Pure: state and view in, decision or new state out.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
+
+from slackwater.policy.forecast import Forecast, Remaining
 
 
 @dataclass(frozen=True, slots=True)
 class SeedingState:
     """What is carried from step to step. `memory` is the window that suited each number of instances.
 
-    `train_tokens_per_s` and `remote_share` (how much of the predicted remote rate was reached) are learned.
+    `train_tokens_per_s` is learned.
     """
 
     window_s: float
     most_remote: int | None = None
     memory: Mapping[int, float] = field(default_factory=dict)
     train_tokens_per_s: float | None = None
-    remote_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,30 +33,30 @@ class StepTimes:
     trainer_wait_s: float
     remote_wait_s: float
     remote_s: float
+    seeded_s: float
     trained_tokens: int
     mean_remote: float
     remote_now: int
     local_engines: int
     steady: bool
-    predicted_remote_s: float | None = None
-    actual_remote_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SeedingView:
-    """The step at this moment. Rates are what the remote instances could do with all turns that are left."""
+    """The step at this moment. Without `forecast` too little has been learned to look ahead.
+
+    `ready_tokens` are complete and not yet trained on. `remote_joined` counts instances that still pull.
+    """
 
     elapsed_s: float
     window_s: float
     remote_ready: int
     remote_joined: int
+    local_engines: int
     turns_left: int
-    left_tokens: float
-    untrained_tokens: float
-    longest_left_tokens: float
-    remote_tokens_per_s: float | None
-    local_tokens_per_s: float | None
-    turn_tokens_per_s: float | None
+    ready_tokens: float
+    remaining: Remaining
+    forecast: Forecast | None
 
 
 class SeedingPolicy(Protocol):
@@ -80,13 +82,17 @@ class SeedingPolicy(Protocol):
         """What the step taught."""
         ...
 
+    def most_remote(self, state: SeedingState, view: SeedingView) -> int | None:
+        """How many remote instances are worth having for a step that begins like this; None: any number."""
+        ...
+
 
 def _most_remote(times: StepTimes, window_s: float) -> int | None:
     """The number of instances with which rollout takes no longer than training (Algorithm 1, line 10)."""
     if times.train_s <= 0:
         return None
     work = times.remote_s * times.mean_remote + window_s * times.local_engines
-    return max(1, round(work / times.train_s))
+    return max(1, math.ceil(work / times.train_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +117,10 @@ class Colocated:
     def after_step(self, state: SeedingState, times: StepTimes) -> SeedingState:
         del times
         return state
+
+    def most_remote(self, state: SeedingState, view: SeedingView) -> int | None:
+        del view
+        return state.most_remote
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,20 +172,26 @@ class AdaptiveWindow:
             window_s = memory.get(times.remote_now, window_s)
         return SeedingState(window_s, most, memory)
 
+    def most_remote(self, state: SeedingState, view: SeedingView) -> int | None:
+        return view.local_engines if state.most_remote is None else state.most_remote
+
 
 @dataclass(frozen=True, slots=True)
 class BalancedFinish:
-    """Stop seeding as soon as remote instances can finish the rest no later than the trainer can train it.
+    """Stop seeding when going on with it would not bring the step's end any nearer.
 
-    The balance that the adaptive window approaches over steps, found inside each step from the turns that
-    are left, the lengths seen, and the rates measured; so a loss or a gain of instances is answered at once.
-    The window is the fallback until rates are known. A trainer that waits takes part again when that
-    saves more than switching costs.
+    The balance that the adaptive window approaches over steps, found inside each step: the end is forecast
+    for stopping now and for stopping a little later, from the turns that are left, the lengths seen and the
+    step times measured; so a loss or a gain of instances is answered at once. The window is the fallback
+    until enough is known. A trainer that waits takes part again when that saves more than switching costs.
     """
 
     fallback: AdaptiveWindow = AdaptiveWindow()
     switch_s: float = 4.0
+    horizons_s: tuple[float, ...] = (8.0, 20.0, 45.0, 90.0, 180.0)
     learning: float = 0.5
+    worth: float = 0.02
+    at_most: int = 64
 
     def start(self) -> SeedingState:
         return self.fallback.start()
@@ -188,46 +204,67 @@ class BalancedFinish:
             return "all turns are done"
         if view.remote_ready == 0:
             return None
-        remote_s, train_s = self._remote_s(state, view), self._train_s(state, view)
-        if remote_s is None or train_s is None:
-            return self.fallback.ends(state, view)
-        if remote_s <= train_s + self.switch_s:
-            return f"the rest takes {remote_s:.0f} s remotely and {train_s:.0f} s to train"
+        if view.forecast is None or len(view.remaining) == 0:
+            few = 2 * view.remote_joined < view.local_engines  # too few to carry on alone
+            return None if few else self.fallback.ends(state, view)
+        now_s = self._end_s(view, view.forecast, 0.0, self.switch_s)
+        later_s = min(self._end_s(view, view.forecast, h, self.switch_s) for h in self.horizons_s)
+        if now_s <= later_s:
+            return f"the step ends in {now_s:.0f} s, in {later_s:.0f} s with more seeding"
         return None
 
     def resumes(self, state: SeedingState, view: SeedingView) -> str | None:
+        del state
         if view.turns_left == 0:
             return None
         if view.remote_joined == 0:
             return "no remote instance is left"
-        remote_s, train_s = self._remote_s(state, view), self._train_s(state, view)
-        if remote_s is None or train_s is None or not view.local_tokens_per_s:
+        if view.forecast is None or len(view.remaining) == 0 or view.local_engines == 0:
             return None
-        together = (view.remote_tokens_per_s or 0.0) + view.local_tokens_per_s
-        saved_s = remote_s - view.left_tokens / (together * state.remote_share)
-        if remote_s > train_s + 4 * self.switch_s and saved_s > 4 * self.switch_s:
-            return f"saves {saved_s:.0f} of {remote_s:.0f} s"
-        return None
+        without_s = self._end_s(view, view.forecast, 0.0, 0.0)
+        with_s = min(
+            2 * self.switch_s + self._end_s(view, view.forecast, horizon_s, 0.0)
+            for horizon_s in self.horizons_s
+        )
+        saved_s = without_s - with_s
+        return f"saves {saved_s:.0f} of {without_s:.0f} s" if saved_s > 2 * self.switch_s else None
 
     def after_step(self, state: SeedingState, times: StepTimes) -> SeedingState:
         learned = self.fallback.after_step(state, times)
-        rate, share = state.train_tokens_per_s, state.remote_share
+        learned = replace(learned, most_remote=_most_remote(times, times.seeded_s))
+        rate = state.train_tokens_per_s
         if times.train_s > 0 and times.trained_tokens > 0:
             seen = times.trained_tokens / times.train_s
             rate = seen if rate is None else rate + self.learning * (seen - rate)
-        if times.predicted_remote_s and times.actual_remote_s and times.steady:
-            seen = share * times.predicted_remote_s / times.actual_remote_s
-            share = min(max(share + self.learning * (seen - share), 0.2), 2.0)
-        return replace(learned, train_tokens_per_s=rate, remote_share=share)
+        return replace(learned, train_tokens_per_s=rate)
 
-    def _remote_s(self, state: SeedingState, view: SeedingView) -> float | None:
-        if not view.remote_tokens_per_s or not view.turn_tokens_per_s:
-            return None
-        shared_s = view.left_tokens / (view.remote_tokens_per_s * state.remote_share)
-        return max(shared_s, view.longest_left_tokens / view.turn_tokens_per_s)
+    def most_remote(self, state: SeedingState, view: SeedingView) -> int | None:
+        """As many as the last step's work would fill; more while the forecast is shorter by `worth` with one more."""
+        least = self.fallback.most_remote(state, view)
+        if view.forecast is None or len(view.remaining) == 0 or least is None:
+            return least
+        remote = least
+        best_s = self._best_end_s(view, view.forecast, remote)
+        while remote < self.at_most:
+            next_s = self._best_end_s(view, view.forecast, remote + 1)
+            if next_s > (1 - self.worth) * best_s:
+                break
+            remote, best_s = remote + 1, next_s
+        return remote
+
+    def _best_end_s(self, view: SeedingView, forecast: Forecast, remote: int) -> float:
+        supposed = replace(view, remote_joined=remote)
+        return min(
+            self._end_s(supposed, forecast, seed_s, self.switch_s)
+            for seed_s in (0.0, *self.horizons_s)
+        )
 
     @staticmethod
-    def _train_s(state: SeedingState, view: SeedingView) -> float | None:
-        if state.train_tokens_per_s is None:
-            return None
-        return view.untrained_tokens / state.train_tokens_per_s
+    def _end_s(view: SeedingView, forecast: Forecast, seed_s: float, switch_s: float) -> float:
+        """When the step ends if local engines go on for `seed_s` and then give way."""
+        turns, done = view.remaining, 0.0
+        if seed_s:
+            together = view.remote_joined + view.local_engines
+            turns, done = forecast.after(turns, together, seed_s)
+        remote = max(view.remote_joined, 1)
+        return seed_s + forecast.step_end_s(turns, remote, view.ready_tokens + done, switch_s)

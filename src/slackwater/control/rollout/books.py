@@ -18,6 +18,7 @@ from slackwater.model.ids import InstanceId, JobId, TurnId
 from slackwater.model.turn import FinishReason
 from slackwater.policy.length_law import LengthLaw
 from slackwater.policy.plateau import ThroughputProfile
+from slackwater.policy.step_time import StepTimeFit
 
 Out = list[RolloutCommand]
 
@@ -55,6 +56,7 @@ class Books:
     deadlines: list[tuple[float, int, TurnId]] = field(default_factory=list)
     counters: Counters = field(default_factory=Counters)
     profile: ThroughputProfile = field(default_factory=ThroughputProfile)
+    step_time: StepTimeFit = field(default_factory=StepTimeFit)
     lengths: LengthLaw = field(default_factory=LengthLaw)
     work: dict[JobId, JobWork] = field(default_factory=dict)
     published: dict[JobId, str] = field(default_factory=dict)

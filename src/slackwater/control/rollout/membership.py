@@ -110,6 +110,8 @@ class Membership:
         steady = abs(event.running - record.reported_running) <= max(1, event.running // 8)
         if steady and event.prefilled_tokens == record.prefilled_tokens:
             self._books.profile.observe(event.running, made / since_s)
+            step_s = event.running * since_s / made
+            self._books.step_time.observe(event.running, event.kv_used_tokens, step_s)
 
     def notice(self, event: InstanceNotice, out: Out) -> None:
         """It will be taken away: move its turns while both ends still live."""

@@ -7,6 +7,7 @@ the attempt is undone, the turn goes on elsewhere, and an instance with too many
 
 from array import array
 from collections.abc import Sequence
+from itertools import repeat
 
 from slackwater.control.rollout.books import Books, Out
 from slackwater.control.rollout.commands import AppendTokens
@@ -60,11 +61,26 @@ class Ownership:
         record.steady_frame = SteadyFrame.of(event.attempts, turns)
 
     def _append_rows(self, event: TokensArrived, out: Out) -> None:
-        start = 0
-        for row, attempt in enumerate(event.attempts):
-            end = start + (event.counts[row] if event.counts else 1)
-            self._append_row(event, attempt, start, end, out)
+        attempts, instance, start, accepted = self._books.dispatcher.attempts, event.instance, 0, 0
+        tokens, logprobs = event.tokens, event.logprobs
+        for attempt, count in zip(event.attempts, event.counts or repeat(1), strict=False):
+            end = start + count
+            turn = attempts.get(attempt)
+            if (
+                turn is None
+                or turn.instance != instance
+                or turn.spec.stream
+                or turn.topk is not None
+                or len(turn.tokens) + count > turn.limit
+            ):
+                self._append_row(event, attempt, start, end, out)
+            else:
+                turn.tokens.extend(tokens[start:end])
+                turn.logprobs.extend(logprobs[start:end])
+                turn.barren_losses = 0
+                accepted += count
             start = end
+        self._books.counters.accepted_tokens += accepted
 
     def _append_row(
         self, event: TokensArrived, attempt: int, start: int, end: int, out: Out

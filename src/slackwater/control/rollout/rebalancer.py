@@ -3,7 +3,7 @@
 from slackwater.control.rollout.books import Books, Out
 from slackwater.control.rollout.fleet import InstanceRecord
 from slackwater.control.rollout.live_turn import LiveTurn
-from slackwater.policy.balancing import Move
+from slackwater.policy.balancing import EngineKnowledge, Move
 
 
 class Rebalancer:
@@ -20,7 +20,8 @@ class Rebalancer:
             return
         self._last_s = now_s
         loads = [record.load for record in books.fleet]
-        for move in books.settings.balancing.moves(loads, books.profile.plateau()):
+        known = EngineKnowledge(books.profile.plateau(), books.step_time.model)
+        for move in books.settings.balancing.moves(loads, known):
             self._carry_out(move, now_s, out)
 
     def _carry_out(self, move: Move, now_s: float, out: Out) -> None:
@@ -35,10 +36,13 @@ class Rebalancer:
         books.dispatcher.fill(source, now_s, out)
 
     def _chosen(self, source: InstanceRecord, target: InstanceRecord, move: Move) -> list[LiveTurn]:
-        """The youngest, which hold the least cache; the pending ones are among the last sent."""
+        """Pending ones are among the last sent; of running ones, those that cost least to prefill again."""
+        candidates = list(reversed(source.attempts.values()))
+        if move.running:
+            candidates.sort(key=lambda turn: turn.context_tokens)
         chosen: list[LiveTurn] = []
         room_tokens = target.load.kv_tokens - target.load.kv_load_tokens
-        for turn in reversed(source.attempts.values()):
+        for turn in candidates:
             if len(chosen) == move.count:
                 break
             if turn.context_tokens <= room_tokens and self._books.dispatcher.movable(turn, target):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slackwater.control.rollout.books import Books, Out
 from slackwater.control.rollout.commands import (
@@ -15,6 +16,7 @@ from slackwater.control.rollout.events import StepBegan, StepEnded, TrainerWaits
 from slackwater.control.rollout.fleet import InstanceRecord
 from slackwater.control.rollout.membership import Membership
 from slackwater.model.ids import JobId
+from slackwater.policy.forecast import Forecast, Remaining
 from slackwater.policy.seeding import SeedingState, SeedingView, StepTimes
 
 SEEDING = "rollout-seeding:"
@@ -33,10 +35,12 @@ class JobStep:
     remote_seconds: float = 0.0
     looked_s: float = 0.0
     counts: tuple[int, int] = (0, 0)
-    ended_s: float | None = None
-    predicted_remote_s: float | None = None
+    trained_tokens: int = 0
     local_engines: int = 0
     running: bool = False
+    limited: bool = False
+    seeded_s: float = 0.0
+    seeding_since_s: float = 0.0
 
 
 class SeedingDesk:
@@ -55,7 +59,7 @@ class SeedingDesk:
         self._steps[event.job] = step
         remote = len(self._remote(event.job))
         work = self._books.work_of(event.job)
-        step.began_s = step.looked_s = event.now_s
+        step.began_s = step.looked_s = step.seeding_since_s = event.now_s
         step.closed_turns_goal = work.closed_turns + event.turns
         step.counts = (remote, remote)
         step.done_tokens_before = work.done_tokens
@@ -71,7 +75,18 @@ class SeedingDesk:
         for job, step in self._steps.items():
             if step.running:
                 self._look(job, step, now_s)
+                self._limit(job, step, now_s, out)
                 self._consider(job, now_s, out)
+
+    def _limit(self, job: JobId, step: JobStep, now_s: float, out: Out) -> None:
+        """Once a step, when its turns are known: how many remote instances are worth having."""
+        if step.limited or not self._books.turns:
+            return
+        step.limited = True
+        view = self._view(job, step, now_s)
+        most = self._books.settings.seeding.most_remote(step.state, view)
+        if most is not None:
+            out.append(LimitInstances(job, most))
 
     def settle(self, now_s: float, out: Out) -> None:
         """After every event: if the last turn of a step has ended, seeding ends with it."""
@@ -86,17 +101,11 @@ class SeedingDesk:
         view = self._view(job, step, now_s)
         reason = self._books.settings.seeding.ends(step.state, view)
         if reason is not None:
-            self._end(job, step, view, reason, now_s, out)
+            self._end(job, step, reason, now_s, out)
 
-    def _end(
-        self, job: JobId, step: JobStep, view: SeedingView, reason: str, now_s: float, out: Out
-    ) -> None:
+    def _end(self, job: JobId, step: JobStep, reason: str, now_s: float, out: Out) -> None:
         step.seeding = False
-        if view.turns_left and step.ended_s is None:
-            step.ended_s = now_s
-            if view.remote_tokens_per_s:
-                rate = view.remote_tokens_per_s * step.state.remote_share
-                step.predicted_remote_s = view.left_tokens / rate
+        step.seeded_s += now_s - step.seeding_since_s
         local = [record for record in self._books.fleet if record.local and record.serves(job)]
         step.local_engines = max(step.local_engines, len(local))
         for record in local:
@@ -108,10 +117,13 @@ class SeedingDesk:
         step = self._steps.get(event.job)
         if step is None or step.seeding or not step.running:
             return
+        work = self._books.work_of(event.job)
+        step.trained_tokens = work.done_tokens - step.done_tokens_before
         view = self._view(event.job, step, event.now_s)
         reason = self._books.settings.seeding.resumes(step.state, view)
         if reason is not None:
             step.seeding = True
+            step.seeding_since_s = event.now_s
             out.append(ResumeSeeding(event.job, reason))
 
     def ended(self, event: StepEnded, out: Out) -> None:
@@ -123,23 +135,19 @@ class SeedingDesk:
         step.running = step.seeding = False
         length_s = max(event.now_s - step.began_s, 1e-9)
         last_done_s = self._books.work_of(event.job).closed_s
-        actual_s = None if step.ended_s is None else last_done_s - step.ended_s
         times = StepTimes(
             event.train_s,
             event.trainer_wait_s,
             event.remote_wait_s,
             max(last_done_s - step.began_s, 0.0),
+            step.seeded_s,
             event.trained_tokens,
             step.remote_seconds / length_s,
             len(self._remote(event.job)),
             step.local_engines,
             step.counts[0] == step.counts[1],
-            step.predicted_remote_s,
-            actual_s,
         )
         step.state = self._books.settings.seeding.after_step(step.state, times)
-        if step.state.most_remote is not None:
-            out.append(LimitInstances(event.job, step.state.most_remote))
 
     def _look(self, job: JobId, step: JobStep, now_s: float) -> None:
         remote = len(self._remote(job))
@@ -155,33 +163,29 @@ class SeedingDesk:
         remote = self._remote(job)
         version = books.published.get(job)
         ready = [r for r in remote if r.load.accepting and (not version or version in r.versions)]
-        made = np.array(
-            [len(turn.tokens) for turn in books.turns.values() if turn.spec.job == job],
-            dtype=np.float64,
-        )
-        left = books.lengths.expected_left(made) if len(books.lengths) else made * 0
-        left_tokens = float(left.sum())
+        turns = [turn for turn in books.turns.values() if turn.spec.job == job]
+        made = np.array([len(turn.tokens) for turn in turns], dtype=np.float64)
+        context = np.array([turn.context_tokens for turn in turns], dtype=np.float64)
+        known = len(books.lengths) > 0
         work = books.work_of(job)
-        done = work.done_tokens - step.done_tokens_before
-        longest = books.lengths.longest - float(np.median(made)) if len(made) else 0.0
-        locals_ = max(step.local_engines, sum(r.local and r.serves(job) for r in books.fleet))
         return SeedingView(
             elapsed_s=now_s - step.began_s,
             window_s=step.window_s,
             remote_ready=len(ready),
             remote_joined=len(remote),
-            turns_left=max(len(made), step.closed_turns_goal - work.closed_turns),
-            left_tokens=left_tokens,
-            untrained_tokens=done + float(made.sum()) + left_tokens,
-            longest_left_tokens=max(longest, 0.0),
-            remote_tokens_per_s=self._rate(len(ready), len(made)),
-            local_tokens_per_s=self._rate(locals_, len(made)),
-            turn_tokens_per_s=books.profile.fastest_turn_rate,
+            local_engines=max(step.local_engines, self._local(job)),
+            turns_left=max(len(turns), step.closed_turns_goal - work.closed_turns),
+            ready_tokens=float(work.done_tokens - step.done_tokens_before - step.trained_tokens),
+            remaining=Remaining(books.lengths.sample_left(made) if known else made, context),
+            forecast=self._forecast(step, context - made) if known else None,
         )
 
-    def _rate(self, instances: int, turns: int) -> float | None:
-        """What so many instances make of so many turns, evenly spread."""
-        if instances == 0 or turns == 0:
+    def _local(self, job: JobId) -> int:
+        return sum(record.local and record.serves(job) for record in self._books.fleet)
+
+    def _forecast(self, step: JobStep, prompts: NDArray[np.float64]) -> Forecast | None:
+        model, rate = self._books.step_time.model, step.state.train_tokens_per_s
+        kv_tokens = [record.spec.kv_tokens for record in self._books.fleet]
+        if model is None or rate is None or not kv_tokens or len(prompts) == 0:
             return None
-        rate = self._books.profile.rate(max(1, turns // instances))
-        return None if rate is None else rate * instances
+        return Forecast(model, int(np.mean(kv_tokens)), rate, float(prompts.mean()))

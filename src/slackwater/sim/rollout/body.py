@@ -41,7 +41,7 @@ from slackwater.sim.rollout.simulated_engine import Request, SimulatedEngine
 class BodySettings:
     """`sender_gb_per_s` is shared by all pulls at a time; `pull_gb_per_s` is one instance's own link."""
 
-    heartbeat_s: float = 2.0
+    heartbeat_s: float = 5.0
     pull_gb_per_s: float = 5.0
     sender_gb_per_s: float = 20.0
     max_context_tokens: int = 40_960

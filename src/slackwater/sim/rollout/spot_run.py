@@ -128,9 +128,7 @@ def run_spot(
         lengths=setup.draw_lengths(seed),
     )
     trainer.length_of = length_of
-    trainer.most_remote = settings.seeding.start().most_remote
-    if trainer.most_remote is None:
-        trainer.most_remote = setup.local_engines  # Algorithm 1, line 3
+    trainer.most_remote = 0  # until the manager says how many are worth having
     provider = SpotProvider(
         body,
         setup.engine,
@@ -141,7 +139,8 @@ def run_spot(
     provider.replay(trace)
     body.at(0.0, trainer.begin_step)
     body.run_until(
-        4 * seconds, lambda: bool(trainer.reports) and trainer.reports[-1].ended_s >= seconds
+        10 * seconds + 36_000,
+        lambda: bool(trainer.reports) and trainer.reports[-1].ended_s >= seconds,
     )
     steps = tuple(trainer.reports)
     end_s = steps[-1].ended_s

@@ -1,0 +1,71 @@
+"""How long a decode step takes, learned while engines run: a fixed part, a part per turn, a part per token read.
+
+Memory-bound decoding reads the weights once a step and every turn's context; so a step's length is linear in
+the batch and in the cached tokens. Three numbers describe an engine, and heartbeats are enough to find them.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """`base_s + per_turn_s * batch + per_token_s * context`."""
+
+    base_s: float
+    per_turn_s: float
+    per_token_s: float
+
+    def step_s(self, batch: float, context_tokens: float) -> float:
+        """One step of a batch with that much context in all."""
+        return self.base_s + self.per_turn_s * batch + self.per_token_s * context_tokens
+
+
+class StepTimeFit:
+    """Least squares over recent observations, older ones fading; no part is ever negative."""
+
+    def __init__(self, *, fade: float = 0.995, enough: int = 16) -> None:
+        self._fade = fade
+        self._enough = enough
+        self._seen = 0
+        self._gram = np.zeros((3, 3))
+        self._moment = np.zeros(3)
+        self._fitted: StepTime | None = None
+        self._stale = True
+
+    def observe(self, batch: int, context_tokens: int, step_s: float) -> None:
+        """One measurement of a steady batch."""
+        if batch <= 0 or step_s <= 0:
+            return
+        row = np.array([1.0, batch / 100.0, context_tokens / 1e5])  # scaled: all near 1
+        weight = 1.0 / step_s**2  # relative errors count alike
+        self._gram = self._fade * self._gram + weight * np.outer(row, row)
+        self._moment = self._fade * self._moment + weight * row * step_s
+        self._seen += 1
+        self._stale = True
+
+    @property
+    def model(self) -> StepTime | None:
+        """The present fit; None until enough was seen."""
+        if self._seen < self._enough:
+            return None
+        if self._stale:
+            self._fitted = self._solve()
+            self._stale = False
+        return self._fitted
+
+    def _solve(self) -> StepTime:
+        """Drop parts that come out negative, one by one; what is left is the constrained optimum for
+        three nearly orthogonal columns."""
+        active = [0, 1, 2]
+        ridge = 1e-6 * np.trace(self._gram) / 3
+        while True:
+            gram = self._gram[np.ix_(active, active)] + ridge * np.eye(len(active))
+            found = np.linalg.solve(gram, self._moment[active])
+            if len(active) == 1 or found.min() >= 0:
+                break
+            active.pop(int(found.argmin()))
+        parts = np.zeros(3)
+        parts[active] = np.maximum(found, 0.0)
+        return StepTime(float(parts[0]), float(parts[1]) / 100.0, float(parts[2]) / 1e5)
