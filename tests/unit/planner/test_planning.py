@@ -47,8 +47,9 @@ def test_what_does_not_fit_now_is_turned_away_with_a_reason_and_costs_nothing() 
     assert plan.alone_price_per_h == fleet().price_per_h(1, 1)
 
 
+# An SLO of 1 exactly leaves no time for a newcomer to fall into its group's step.
 drawn_jobs = st.lists(
-    st.tuples(st.floats(25, 600), st.floats(25, 600), st.floats(1, 2)), min_size=1, max_size=6
+    st.tuples(st.floats(25, 600), st.floats(25, 600), st.floats(1.05, 2)), min_size=1, max_size=6
 )
 
 
