@@ -9,7 +9,7 @@ from slackwater.model.config import plain
 from slackwater.model.errors import ConfigError
 from slackwater.model.node import Pool, Role
 from slackwater.model.toml_text import toml_text
-from slackwater.policy.catalogue import make_policy, option_names
+from slackwater.policy.catalogue import POLICIES, make_policy, option_names
 from slackwater.policy.fleet import Fleet
 from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
 from slackwater.sim.scenario_file import ScenarioFile, read_scenario
@@ -27,7 +27,10 @@ def read_source(
     if seed is not None:
         assignments.append(f"seed={seed}")
     written, folder = read_scenario(source, assignments)
-    return written, written.scenario(folder)
+    scenario = written.scenario(folder)
+    if policy is not None:
+        scenario = _under(scenario, policy)
+    return written, scenario
 
 
 def check_policy(scenario: ClusterScenario) -> None:
@@ -38,22 +41,27 @@ def check_policy(scenario: ClusterScenario) -> None:
 def under_each(
     scenario: ClusterScenario, written: ScenarioFile, policies: str | None
 ) -> list[ClusterScenario]:
-    """The scenario under every policy to compare; an option goes to those policies that have it."""
+    """The scenario under every policy to compare."""
     names = [name.strip() for name in policies.split(",")] if policies else list(written.compare)
     names = list(dict.fromkeys(names or [scenario.policy.name, "group", "solo"]))
-    fleet = fleet_of(scenario)
-    known = {name: option_names(name, fleet) for name in names}
-    for option, value in scenario.policy.options.items():
-        if not any(option in theirs for theirs in known.values()):
-            fix = f"is an option of none of: {', '.join(names)}"
-            raise ConfigError.of(f"policy.options.{option}", value, fix)
-    result = []
-    for name in names:
-        options = {k: v for k, v in scenario.policy.options.items() if k in known[name]}
-        policy: PolicyConfig = dataclasses.replace(scenario.policy, name=name, options=options)
-        result.append(dataclasses.replace(scenario, policy=policy))
-        check_policy(result[-1])
+    result = [_under(scenario, name) for name in names]
+    for one in result:
+        check_policy(one)
     return result
+
+
+def _under(scenario: ClusterScenario, name: str) -> ClusterScenario:
+    """The scenario with another policy, which takes those of the file's options that it has; one that no policy has is refused."""
+    fleet = fleet_of(scenario)
+    own = option_names(name, fleet)
+    everyones = {option for policy in POLICIES for option in option_names(policy, fleet)}
+    for option, value in scenario.policy.options.items():
+        if option not in everyones:
+            fix = f"is no option of any policy; there are: {', '.join(sorted(everyones))}"
+            raise ConfigError.of(f"policy.options.{option}", value, fix)
+    options = {key: value for key, value in scenario.policy.options.items() if key in own}
+    policy: PolicyConfig = dataclasses.replace(scenario.policy, name=name, options=options)
+    return dataclasses.replace(scenario, policy=policy)
 
 
 def fleet_of(scenario: ClusterScenario) -> Fleet:

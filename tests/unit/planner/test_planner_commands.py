@@ -167,7 +167,7 @@ def test_a_scenario_without_jobs_or_without_a_pool_is_refused(call: Call, tmp_pa
         (["sim", "compare", "small.toml", "--policies", "solo,nix"], ["policy.name", "'nix'"]),
         (
             ["sim", "compare", "small.toml", "--set", "policy.options.nix=1"],
-            ["policy.options.nix", "option of none of: solo, colocated"],
+            ["policy.options.nix", "no option of any policy", "max_group_size"],
         ),
         (["sim", "replay", "none.record"], ["RECORD", "cannot be read"]),
         (["sim", "replay", "small.toml"], ["line 1", "--record"]),
@@ -293,6 +293,19 @@ def test_every_shipped_scenario_is_listed_and_resolves(call: Call) -> None:
         assert name == file.name
         assert file.description
         file.scenario(Path())
+
+
+def test_shipped_scenarios_are_those_that_the_benches_run() -> None:
+    from slackwater.bench.cluster import production
+    from slackwater.bench.drain import backlog
+    from slackwater.bench.philly import CELLS
+    from slackwater.sim.cluster.workload import ProfileWorkload
+
+    shipped = {name: file.scenario(Path()) for name, file in shipped_scenarios().items()}
+    assert shipped["production"] == production(seed=0, quick=False)
+    assert shipped["drain"] == backlog(seed=0, quick=False)
+    assert shipped["philly"].workload == ProfileWorkload()
+    assert shipped["philly"].policy.options == {"max_group_size": CELLS[0].group_size}
 
 
 @pytest.mark.process
