@@ -17,13 +17,15 @@ from slackwater.runtime.schema import checkpoints
 
 STATE = "weights"
 SAMPLER = "sampler_weights"
-_PATH = re.compile(r"tinker://([^/]+)/(weights|sampler_weights)/([^/]+)")
+EXTERNAL = "external_weights"
+HELD_AS_VERSIONS = (SAMPLER, EXTERNAL)
+_PATH = re.compile(r"tinker://([^/]+)/(weights|sampler_weights|external_weights)/([^/]+)")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:+=@-]{0,127}")
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One saved thing: `held_as` is a folder (state) or a weight version (sampler)."""
+    """One saved thing: `held_as` is a folder (state) or a weight version (sampler, external)."""
 
     path: str
     tenant: TenantId

@@ -13,9 +13,11 @@ from slackwater.model.ids import SamplingSessionId
 from slackwater.model.operation import Operation, OpKind
 from slackwater.model.session import SamplingSession, TrainedModel
 from slackwater.runtime.checkpoint_shelf import (
+    EXTERNAL,
     SAMPLER,
     STATE,
     Checkpoint,
+    parse_path,
     put_checkpoint,
     size_of,
 )
@@ -29,6 +31,8 @@ from slackwater.runtime.op_payloads import (
 from slackwater.runtime.sample_log import add_sampling_session
 from slackwater.runtime.state_directory import StateDirectory
 from slackwater.runtime.version_shelf import VersionShelf
+
+_SAVED_BY = {SAMPLER: "save_weights_for_sampler", EXTERNAL: "save_weights_external"}
 
 
 def lineage_of(model: TrainedModel, seq: int) -> str:
@@ -84,13 +88,13 @@ class Finishing:
         operation: Operation,
         publish: PublishPayload,
     ) -> bytes:
-        kind = "save_weights_for_sampler"
         if publish.save is not None:
-            self._put(connection, model, operation, publish.save, SAMPLER, publish.version)
-            return _json(path=publish.save.path, type=kind)
+            kind = parse_path(publish.save.path)[1]
+            self._put(connection, model, operation, publish.save, kind, publish.version)
+            return _json(path=publish.save.path, type=_SAVED_BY[kind])
         session = sampling_session_of(model, operation, publish)
         add_sampling_session(connection, session, publish.sampling_seq, time.time())
-        return _json(sampling_session_id=session.sampling_session, type=kind)
+        return _json(sampling_session_id=session.sampling_session, type=_SAVED_BY[SAMPLER])
 
     def _put(
         self,

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection
 from slackwater.model.ids import SamplingSessionId, SessionId
 from slackwater.model.session import SamplingSession, TrainedModel
 from slackwater.runtime.checkpoint_shelf import (
-    SAMPLER,
+    HELD_AS_VERSIONS,
     Checkpoint,
     drop_checkpoint,
     expired,
@@ -76,7 +76,7 @@ class Housekeeping:
 
     async def remove_files(self, checkpoint: Checkpoint) -> None:
         """Of a checkpoint that is no longer listed, unless a copy of it is."""
-        if checkpoint.kind == SAMPLER:
+        if checkpoint.kind in HELD_AS_VERSIONS:
             await self.drop_unused_versions()
             return
         copies = sa.select(checkpoints.c.path).where(checkpoints.c.held_as == checkpoint.held_as)
@@ -123,7 +123,7 @@ class Housekeeping:
 
         def read(connection: Connection) -> set[str]:
             held = connection.execute(
-                sa.select(checkpoints.c.held_as).where(checkpoints.c.kind == SAMPLER)
+                sa.select(checkpoints.c.held_as).where(checkpoints.c.kind.in_(HELD_AS_VERSIONS))
             )
             return set(held.scalars())
 

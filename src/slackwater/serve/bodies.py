@@ -112,6 +112,15 @@ class SaveForSamplerBody(Body):
     type: Literal["save_weights_for_sampler"] = "save_weights_for_sampler"
 
 
+class SaveExternalBody(Body):
+    model_id: str
+    path: str
+    seq_id: Seq
+    ttl_seconds: Ttl = None
+    age_encryption_recipients: list[str] | None = None
+    type: Literal["save_weights_external"] = "save_weights_external"
+
+
 class LoadBody(Body):
     model_id: str | None = None
     seq_id: Seq | None = None

@@ -20,7 +20,7 @@ from slackwater.runtime.schema import models, operations
 from slackwater.serve import bodies
 from slackwater.serve.auth import tenant_reader
 
-_TYPES = {shelf.STATE: "training", shelf.SAMPLER: "sampler"}
+_TYPES = {shelf.STATE: "training", shelf.SAMPLER: "sampler", shelf.EXTERNAL: "external"}
 Limit = Annotated[int, Query(ge=0, le=1000)]
 Offset = Annotated[int, Query(ge=0, lt=2**31)]
 Scope = Literal["owned", "accessible"]

@@ -31,6 +31,7 @@ _KIND_BY_PATH = {
     "/api/v1/save_weights": OpKind.SAVE,
     "/api/v1/load_weights": OpKind.LOAD,
     "/api/v1/save_weights_for_sampler": OpKind.PUBLISH,
+    "/api/v1/save_weights_external": OpKind.PUBLISH,
 }
 _PROTO_BODY = {
     "requestBody": {
@@ -135,6 +136,25 @@ class TrainingFace:
         request = await submit(model, body.seq_id, OpKind.PUBLISH, payload, strict=save is not None)
         return model, request
 
+    async def submit_external(
+        self, tenant: TenantId, body: bodies.SaveExternalBody
+    ) -> tuple[TrainedModel, str]:
+        """Weights to take away, as safetensors: published like a sampler's, under a name of their own."""
+        model = self.model(tenant, body.model_id)
+        try:
+            if body.age_encryption_recipients:
+                raise ConfigError.of(
+                    "age_encryption_recipients", body.age_encryption_recipients, "must be left out"
+                )
+            path = shelf.checkpoint_path(model.model, shelf.EXTERNAL, body.path)
+        except SlackwaterError as error:
+            await self.reject(model, body.seq_id, OpKind.PUBLISH, error)
+            raise
+        save = SavePayload(path, body.path, body.ttl_seconds)
+        payload = encode(PublishPayload(version_of(model.model, body.seq_id), save))
+        submit = self.plane.training.submit
+        return model, await submit(model, body.seq_id, OpKind.PUBLISH, payload)
+
     async def submit_load(
         self, tenant: TenantId, body: bodies.LoadBody
     ) -> tuple[TrainedModel, str]:
@@ -230,6 +250,10 @@ def training_routes(face: TrainingFace) -> APIRouter:
     @router.post("/save_weights_for_sampler")
     async def save_for_sampler(body: bodies.SaveForSamplerBody, tenant: caller) -> dict[str, str]:
         return _future(await face.submit_publish(tenant, body))
+
+    @router.post("/save_weights_external")
+    async def save_external(body: bodies.SaveExternalBody, tenant: caller) -> dict[str, str]:
+        return _future(await face.submit_external(tenant, body))
 
     @router.post("/load_weights")
     async def load_weights(body: bodies.LoadBody, tenant: caller) -> dict[str, str]:

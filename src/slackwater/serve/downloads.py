@@ -1,0 +1,56 @@
+"""Files and texts behind links that need no key and soon end."""
+
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastapi import APIRouter, Request
+from fastapi.responses import FileResponse, Response
+
+from slackwater.model.errors import NotFoundError
+
+LINK_LIVES_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    content: Path | bytes
+    name: str
+    ends_s: float
+
+
+class Downloads:
+    """Links that were given out; a restart of the service ends them early."""
+
+    def __init__(self) -> None:
+        self._offers: dict[str, _Offer] = {}
+
+    def offer(self, request: Request, content: Path | bytes, name: str) -> tuple[str, float]:
+        """A link to `content` for whoever sent the request, and when it ends."""
+        now_s = time.time()
+        self._offers = {key: held for key, held in self._offers.items() if held.ends_s > now_s}
+        token = secrets.token_urlsafe(24)
+        self._offers[token] = _Offer(content, name, now_s + LINK_LIVES_S)
+        return f"{request.base_url}downloads/{token}/{name}", now_s + LINK_LIVES_S
+
+    def take(self, token: str) -> _Offer:
+        found = self._offers.get(token)
+        if found is None or found.ends_s <= time.time():
+            raise NotFoundError(
+                "download: there is none under this link, or it has ended; ask for a new one"
+            )
+        return found
+
+
+def download_routes(downloads: Downloads) -> APIRouter:
+    router = APIRouter(tags=["downloads"])
+
+    @router.get("/downloads/{token}/{name}")
+    async def download(token: str, name: str) -> Response:
+        offer = downloads.take(token)
+        if isinstance(offer.content, Path):
+            return FileResponse(offer.content, filename=offer.name)
+        return Response(offer.content, media_type="application/json")
+
+    return router
