@@ -14,6 +14,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("slackwater.cli.up", "Start the service: models behind the Tinker and OpenAI APIs."),
     "down": ("slackwater.cli.down", "Stop the service."),
     "status": ("slackwater.cli.status", "Say what the service is doing."),
+    "instance": ("slackwater.cli.instance", "Engines: list, add, drain, kill, replay a trace."),
     "bench": ("slackwater.cli.bench", "Measure, and print one JSON object."),
     "plan": ("slackwater.cli.plan", "Say how jobs should share a fleet, and what that saves."),
     "sim": ("slackwater.cli.sim", "Run a fleet in virtual time: run, compare, replay, list."),

@@ -38,6 +38,7 @@ class Launcher:
         self._policy = policy or RestartPolicy()
         self._processes: dict[WorkerId, asyncio.subprocess.Process] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._retired: set[WorkerId] = set()
 
     def start(self, plans: Sequence[WorkerPlan], connect: str) -> None:
         """Keep every plan running from now on."""
@@ -52,6 +53,11 @@ class Launcher:
         process = self._processes.get(worker)
         if process is not None and process.returncode is None:
             process.kill()
+
+    def retire(self, worker: WorkerId) -> None:
+        """Do not start the worker again once it has ended."""
+        if worker in self._processes:
+            self._retired.add(worker)
 
     async def close(self, grace_s: float = 5.0) -> None:
         """Stop keeping workers; ask them to leave, then make them."""
@@ -82,6 +88,9 @@ class Launcher:
             self._processes[worker] = process
             status = await process.wait()
             del self._processes[worker]
+            if worker in self._retired:
+                logger.info("worker retired worker=%s status=%d", worker, status)
+                return
             deaths = self._policy.deaths_after(deaths, loop.time() - began_s)
             delay_s = self._policy.delay_s(deaths)
             logger.warning(

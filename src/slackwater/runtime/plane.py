@@ -22,6 +22,7 @@ from slackwater.runtime.base_models import BaseModel, BaseModels
 from slackwater.runtime.finishing import Finishing, sampling_session_of
 from slackwater.runtime.future_board import FutureBoard, Outcome
 from slackwater.runtime.housekeeping import Housekeeping
+from slackwater.runtime.instance_desk import InstanceDesk, Premises
 from slackwater.runtime.launcher import Launcher, WorkerPlan
 from slackwater.runtime.op_payloads import decode_publish
 from slackwater.runtime.rollout_desk import RolloutDesk
@@ -69,7 +70,13 @@ class ControlPlane:
         self.rollout = RolloutDesk(
             self.hub,
             self._recording.of("rollout", self.manager),
-            self.launcher.kill,
+            lambda worker: self.instances.release(worker),
+        )
+        self.instances = InstanceDesk(
+            Premises(secret, state.logs, self._connect, self._engine_arguments),
+            self.manager.books.fleet,
+            self.rollout,
+            self.launcher,
         )
         self.sampling = SamplingDesk(
             self.store, self.board, self.background, self.rollout, settings.max_live_turns
@@ -94,8 +101,7 @@ class ControlPlane:
         await self.training.adopt()
         await self.sampling.adopt()
         self.background.spawn(self.housekeeping.run())
-        host, port = self.hub.address
-        self.launcher.start(list(self._plans()), f"{host}:{port}")
+        self.launcher.start(list(self._plans()), self._connect())
 
     async def stop(self) -> None:
         """Leave everything durable; what was under way goes on after the next start."""
@@ -103,40 +109,40 @@ class ControlPlane:
         self.rollout.close()
         self.housekeeping.stop()
         await self.hub.close()
+        await self.instances.close()
         await self.launcher.close()
         await self.background.drain(5.0)
         await self.store.close()
         self._recording.close()
 
     def _plans(self) -> Sequence[WorkerPlan]:
-        common = (
-            "--weights",
-            str(self.state.weights),
-            "--threads",
-            str(self.settings.threads),
-            "--device",
-            self.settings.device,
-        )
         plans = [
-            WorkerPlan(f"trainer-{number}", "slackwater.worker.trainer_worker", common)
+            WorkerPlan(
+                f"trainer-{number}", "slackwater.worker.trainer_worker", self._common_arguments()
+            )
             for number in range(self.settings.trainers)
         ]
         for place, base in enumerate(self.bases):
-            model = (
-                "--model",
-                str(base.directory),
-                "--base",
-                base.name,
-                "--base-version",
-                base.version,
-            )
+            arguments = self._engine_arguments(base.name)
             plans += [
-                WorkerPlan(
-                    f"engine-{place}-{number}", "slackwater.worker.engine_worker", common + model
-                )
+                WorkerPlan(f"engine-{place}-{number}", "slackwater.worker.engine_worker", arguments)
                 for number in range(self.settings.engines)
             ]
         return plans
+
+    def _connect(self) -> str:
+        host, port = self.hub.address
+        return f"{host}:{port}"
+
+    def _common_arguments(self) -> tuple[str, ...]:
+        settings = self.settings
+        arguments = ("--weights", str(self.state.weights), "--threads", str(settings.threads))
+        return (*arguments, "--device", settings.device)
+
+    def _engine_arguments(self, model: str) -> tuple[str, ...]:
+        base = self.bases.get(model)
+        arguments = ("--model", str(base.directory), "--base", base.name)
+        return (*self._common_arguments(), *arguments, "--base-version", base.version)
 
     # ---- workers ----
     def worker_joined(self, hello: messages.Hello) -> None:
@@ -160,6 +166,7 @@ class ControlPlane:
         role = self._roles.pop(worker)
         logger.warning("worker lost worker=%s reason=%s", worker, reason)
         self.launcher.kill(worker)
+        self.instances.lost(worker)
         if role == "trainer":
             self.training.trainer_lost(worker, reason)
         else:

@@ -8,10 +8,13 @@ from fastapi import FastAPI, Request
 
 from slackwater.model.errors import SlackwaterError
 from slackwater.runtime.plane import ControlPlane
+from slackwater.serve.downloads import Downloads, download_routes
 from slackwater.serve.errors import ERROR_RESPONSES, add_error_handlers
+from slackwater.serve.instances import instance_routes
 from slackwater.serve.limits import BodyLimits
 from slackwater.serve.openai_api import openai_routes
 from slackwater.serve.operator import operator_routes
+from slackwater.serve.tinker_records import record_routes
 from slackwater.serve.tinker_rest import RestFace, rest_routes, session_routes
 from slackwater.serve.tinker_sampling import SamplingFace, future_routes, sampling_routes
 from slackwater.serve.tinker_service import service_routes
@@ -45,6 +48,7 @@ def create_app(plane: ControlPlane) -> FastAPI:
 
     add_error_handlers(app, rejected)
     app.include_router(operator_routes(plane))
+    app.include_router(instance_routes(plane))
     app.include_router(service_routes(plane))
     app.include_router(training_routes(training))
     app.include_router(sampling_routes(SamplingFace(plane)))
@@ -52,6 +56,9 @@ def create_app(plane: ControlPlane) -> FastAPI:
     rest = RestFace(plane)
     app.include_router(rest_routes(rest))
     app.include_router(session_routes(rest))
+    downloads = Downloads()
+    app.include_router(record_routes(rest, downloads))
+    app.include_router(download_routes(downloads))
     app.include_router(openai_routes(plane))
     app.add_middleware(BodyLimits, max_bytes=plane.settings.max_body_bytes, stall_s=BODY_STALL_S)
     return app

@@ -1,0 +1,115 @@
+"""`slackwater instance`: the engines of a running service, and how to add and remove them."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from slackwater.cli.up import DEFAULT_STATE
+from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, UnavailableError
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+State = Annotated[Path, typer.Option(help="The service's folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Model = Annotated[str | None, typer.Option(help="Which model; needed if there are several.")]
+Kind = Annotated[str, typer.Option(help="dedicated, spot or borrowed.")]
+Vllm = Annotated[str | None, typer.Option(metavar="URL", help="A vLLM server to join instead.")]
+
+_COLUMNS = ("instance", "model", "kind", "state", "running", "pending", "tokens_per_s", "pid")
+
+
+@app.command("list")
+def list_instances(state: State = DEFAULT_STATE, as_json: AsJson = False) -> None:
+    """Show every instance and what it does."""
+    found = _ask(state, "GET", "")
+    if as_json:
+        print(json.dumps(found))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*_COLUMNS)
+    for row in found["instances"]:
+        table.add_row(*(str(row.get(column, "")) for column in _COLUMNS))
+    Console().print(table)
+    for fault in found["faults"]:
+        print(fault)
+
+
+@app.command()
+def add(
+    count: Annotated[int, typer.Option(help="How many.")] = 1,
+    model: Model = None,
+    kind: Kind = "spot",
+    vllm: Vllm = None,
+    state: State = DEFAULT_STATE,
+    as_json: AsJson = False,
+) -> None:
+    """Start more instances; they take turns as soon as they are up, also in the middle of a step."""
+    body = {"count": count, "model": model, "kind": kind, "vllm_url": vllm}
+    found = _ask(state, "POST", "", body)
+    print(json.dumps(found) if as_json else f"starting {', '.join(found['added']) or 'none'}")
+
+
+@app.command()
+def drain(
+    instance: str,
+    move_turns: Annotated[bool, typer.Option(help="Move its turns at once.")] = False,
+    state: State = DEFAULT_STATE,
+) -> None:
+    """Give an instance no more turns, and let it go when it has none."""
+    _ask(state, "POST", f"/{instance}/drain", {"move_turns": move_turns})
+    print(f"draining {instance}")
+
+
+@app.command()
+def kill(instance: str, state: State = DEFAULT_STATE) -> None:
+    """End an instance's process at once; its turns go on elsewhere."""
+    _ask(state, "POST", f"/{instance}/kill", {})
+    print(f"killed {instance}")
+
+
+@app.command()
+def replay(
+    trace: Annotated[Path, typer.Argument(help="Spot trace: t_s,event,instance_id (.csv, .gz).")],
+    speed: Annotated[float, typer.Option(help="Seconds of the trace in one second.")] = 1.0,
+    notice_s: Annotated[float, typer.Option(help="Notice before a removal; 0: none.")] = 0.0,
+    model: Model = None,
+    vllm: Vllm = None,
+    state: State = DEFAULT_STATE,
+) -> None:
+    """Let a spot trace give and take instances from now on."""
+    from slackwater.runtime.providers.spot_replay import read_spot_trace
+
+    lines = [f"{e.t_s!r},{e.event},{e.instance}" for e in read_spot_trace(trace)]
+    body: dict[str, Any] = {"trace": "\n".join(["t_s,event,instance_id", *lines])}
+    body |= {"speed": speed, "notice_s": notice_s, "model": model, "vllm_url": vllm}
+    found = _ask(state, "POST", "/replay", body)
+    print(f"replaying {found['events']} events")
+
+
+def _ask(state: Path, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    import httpx
+
+    from slackwater.runtime.state_directory import StateDirectory
+
+    folder = StateDirectory(state)
+    server = folder.read_server()
+    if not folder.is_locked() or server is None:
+        raise UnavailableError(
+            f"no service is running on {folder.root}; `slackwater up` starts one"
+        )
+    url = f"{server['url']}/slackwater/instances{path}"
+    try:
+        answer = httpx.request(
+            method, url, json=body, headers={"x-api-key": server["key"]}, timeout=30
+        )
+    except httpx.HTTPError as error:
+        raise UnavailableError(f"{server['url']} does not answer: {error}") from None
+    said: dict[str, Any] = answer.json()
+    if answer.is_error:
+        kinds = {404: NotFoundError, 422: ConfigError}
+        raise kinds.get(answer.status_code, RefusedError)(said["detail"])
+    return said
