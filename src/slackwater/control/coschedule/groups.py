@@ -20,6 +20,7 @@ class _Group:
     jobs: dict[JobId, JobState] = field(default_factory=dict)
     waiting: dict[JobId, Waiting] = field(default_factory=dict)
     plan: GroupPlan | None = None
+    worst_period_s: float | None = None  # known until members, plan or profiles change
 
 
 class Groups:
@@ -40,6 +41,7 @@ class Groups:
         if group is None:
             group = self._groups[placement.group] = _Group(self._config.new_ordering())
         group.jobs[state.spec.job] = state
+        group.worst_period_s = None
         for node in {*placement.rollout_nodes, *placement.train_nodes}:
             users = self._users.setdefault(node, {})
             users[placement.group] = users.get(placement.group, 0) + 1
@@ -48,6 +50,7 @@ class Groups:
         """A group's new plan; with a member still loading it waits for that one."""
         group = self._groups[group_id]
         group.plan = plan
+        group.worst_period_s = None
         if not joining:
             self._adopt(group, now_s)
 
@@ -67,6 +70,7 @@ class Groups:
         group.ordering.leave(job)
         group.waiting.pop(job, None)
         del group.jobs[job]
+        group.worst_period_s = None
         if not group.jobs:
             del self._groups[placement.group]
         for node in {*placement.rollout_nodes, *placement.train_nodes}:
@@ -119,20 +123,30 @@ class Groups:
         assert state.placement is not None
         return len(self._groups[state.placement.group].jobs) > 1
 
+    def revised(self, state: JobState) -> None:
+        """A member's profile changed."""
+        assert state.placement is not None
+        self._groups[state.placement.group].worst_period_s = None
+
     def worst_iteration_s(self, state: JobState) -> float:
         """At most so long does one iteration take in its group when every phase takes its worst."""
         assert state.placement is not None
         group = self._groups[state.placement.group]
-        lengths = {
-            (member.spec.job, phase): member.phase_s(phase, self._fleet)
-            for member in group.jobs.values()
+        if group.worst_period_s is None:
+            group.worst_period_s = self._worst_period_s(group)
+        rounds = 1 if group.plan is None else max(group.plan.rounds(state.spec.job), 1)
+        return group.worst_period_s / rounds
+
+    def _worst_period_s(self, group: _Group) -> float:
+        lengths_s = {
+            (job, phase): member.phase_s(phase, self._fleet)
+            for job, member in group.jobs.items()
             for phase in (Phase.ROLLOUT, Phase.TRAIN)
         }
+        syncs_s = {job: member.sync_s for job, member in group.jobs.items()}
         if group.plan is None:
-            return sum(lengths.values()) + state.sync_s
-        syncs = {job: member.sync_s for job, member in group.jobs.items()}
-        period_s = worst_period_s(group.plan, lengths, syncs)
-        return period_s / max(group.plan.rounds(state.spec.job), 1)
+            return sum(lengths_s.values()) + sum(syncs_s.values())
+        return worst_period_s(group.plan, lengths_s, syncs_s)
 
     def waits_for(self, nodes: tuple[NodeId, ...], but: JobId) -> bool:
         """Whether another job's rollout waits for one of the nodes."""

@@ -307,6 +307,7 @@ class CoScheduler:
         profile = state.drifted(self._config.drift_tolerance, self._config.drift_headroom)
         if profile is not None:
             state.planned = profile
+            self._groups.revised(state)
             self._observe(now_s)
             return self._apply(self._policy.revise(state.spec.job, profile, now_s), now_s)
         if self._config.learn and self._groups.shares(state) and self._is_at_risk(state, now_s):
