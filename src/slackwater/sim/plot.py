@@ -4,12 +4,15 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from slackwater.model.ids import JobId, NodeId
 from slackwater.sim.cluster.report import CostStep, Rental, RunReport, Span
+from slackwater.sim.node_strips import node_strips
 from slackwater.sim.perfetto import node_order
 
 FORMATS = ("png", "svg", "pdf")
@@ -17,7 +20,8 @@ _BUBBLE = "#d9d9d9"
 _SWITCH = "#222222"
 _INK = "#333333"
 _LEGEND_JOBS = 14
-_RASTER_ABOVE = 4000
+_PIXELS = 1500
+_SHORTEST_PIXELS = 3.0
 # Twenty colours that stay apart for most eyes on a grey ground: ten hues, dark and light.
 _COLOURS = tuple(
     f"#{value:06x}"
@@ -88,58 +92,74 @@ def _draw_nodes(
     window_s: tuple[float, float],
     scale: float,
 ) -> None:
-    row = {node: number for number, node in enumerate(nodes)}
-
-    def inside(part: Any) -> bool:
-        return part.node in row and part.end_s > window_s[0] and part.start_s < window_s[1]
+    def inside(part: Span | Rental) -> bool:
+        return part.end_s > window_s[0] and part.start_s < window_s[1]
 
     rentals = [rental for rental in report.rentals if inside(rental)]
     spans = [span for span in report.spans if inside(span)]
-    runs = [span for span in spans if span.kind == "run"]
-    tails = [span for span in spans if span.kind == "tail"]
-    switches = [span for span in spans if span.kind == "switch"]
     colours = job_colours([span.job for span in spans])
-    boxes = _Boxes(axes, row, scale, rasterized=len(spans) > _RASTER_ABOVE)
-    boxes.add(rentals, _BUBBLE)
-    boxes.add(runs, [colours[span.job] for span in runs])
-    boxes.add(tails, [colours[span.job] for span in tails], top=0.15)
-    boxes.add(switches, _SWITCH)
+    blended = _too_short_to_draw(spans, window_s)
+    if blended:
+        _draw_strips(axes, nodes, rentals, spans, colours, window_s, scale)
+    else:
+        _draw_boxes(axes, nodes, rentals, spans, colours, scale)
     axes.set_ylim(len(nodes) - 0.4, -0.6)
     step = max(1, len(nodes) // 48)
     axes.set_yticks(range(0, len(nodes), step), nodes[::step], fontsize=8)
     _divide_pools(axes, nodes)
     _bare(axes)
-    _add_legend(axes, colours, bool(switches))
+    _add_legend(axes, colours, blended)
 
 
-class _Boxes:
-    """Adds stretches of node time to the timeline; a row is 0.8 high, `top` and `bottom` are counted from its middle, down."""
+def _too_short_to_draw(spans: Sequence[Span], window_s: tuple[float, float]) -> bool:
+    if not spans:
+        return False
+    mean_s = sum(span.end_s - span.start_s for span in spans) / len(spans)
+    return mean_s / (window_s[1] - window_s[0]) * _PIXELS < _SHORTEST_PIXELS
 
-    def __init__(
-        self, axes: Any, row: dict[NodeId, int], scale: float, *, rasterized: bool
-    ) -> None:
-        self._axes = axes
-        self._row = row
-        self._scale = scale
-        # Vector files with hundreds of thousands of boxes do not open anywhere.
-        self._rasterized = rasterized
 
-    def add(
-        self, parts: Sequence[Span | Rental], colours: Any, top: float = -0.4, bottom: float = 0.4
-    ) -> None:
+def _draw_strips(
+    axes: Any,
+    nodes: list[NodeId],
+    rentals: list[Rental],
+    spans: list[Span],
+    colours: dict[JobId, str],
+    window_s: tuple[float, float],
+    scale: float,
+) -> None:
+    edges_s = np.linspace(*window_s, _PIXELS + 1)
+    rgb = {job: to_rgb(colour) for job, colour in colours.items()}
+    strips = node_strips(nodes, rentals, spans, rgb, to_rgb(_BUBBLE), edges_s)
+    for row in range(len(nodes)):
+        extent = (window_s[0] / scale, window_s[1] / scale, row + 0.4, row - 0.4)
+        axes.imshow(strips[row : row + 1], extent=extent, aspect="auto", interpolation="nearest")
+
+
+def _draw_boxes(
+    axes: Any,
+    nodes: list[NodeId],
+    rentals: list[Rental],
+    spans: list[Span],
+    colours: dict[JobId, str],
+    scale: float,
+) -> None:
+    row = {node: number for number, node in enumerate(nodes)}
+
+    def add(parts: Sequence[Span | Rental], fill: Any, top: float = -0.4) -> None:
         boxes = []
         for part in parts:
-            left, right = part.start_s / self._scale, part.end_s / self._scale
-            high, low = self._row[part.node] + top, self._row[part.node] + bottom
+            left, right = part.start_s / scale, part.end_s / scale
+            high, low = row[part.node] + top, row[part.node] + 0.4
             boxes.append([(left, high), (right, high), (right, low), (left, low)])
-        drawn = PolyCollection(
-            boxes,
-            facecolors=colours,
-            edgecolors="none",
-            linewidths=0,
-            rasterized=self._rasterized,
-        )
-        self._axes.add_collection(drawn, autolim=False)
+        drawn = PolyCollection(boxes, facecolors=fill, edgecolors="none", linewidths=0)
+        axes.add_collection(drawn, autolim=False)
+
+    runs = [span for span in spans if span.kind == "run"]
+    tails = [span for span in spans if span.kind == "tail"]
+    add(rentals, _BUBBLE)
+    add(runs, [colours[span.job] for span in runs])
+    add(tails, [colours[span.job] for span in tails], top=0.15)  # a few devices of the node
+    add([span for span in spans if span.kind == "switch"], _SWITCH)
 
 
 def _divide_pools(axes: Any, nodes: list[NodeId]) -> None:
@@ -149,12 +169,14 @@ def _divide_pools(axes: Any, nodes: list[NodeId]) -> None:
             axes.axhline(number - 0.5, color=_INK, linewidth=0.8)
 
 
-def _add_legend(axes: Any, colours: dict[JobId, str], switches: bool) -> None:
+def _add_legend(axes: Any, colours: dict[JobId, str], blended: bool) -> None:
     patches = [Patch(color=colour, label=job) for job, colour in colours.items()]
     if len(patches) > _LEGEND_JOBS:
         patches = [Patch(color=_COLOURS[0], label=f"one colour per job ({len(patches)} jobs)")]
     patches.append(Patch(color=_BUBBLE, label="bubble: rented, idle"))
-    if switches:
+    if blended:
+        patches.append(Patch(color="#b9cbdc", label="paler: idle part of the time"))
+    else:
         patches.append(Patch(color=_SWITCH, label="switch"))
     axes.legend(
         handles=patches,

@@ -8,7 +8,10 @@ from handmade_reports import two_jobs_taking_turns
 from matplotlib.image import imread
 from numpy.typing import NDArray
 
-from slackwater.model.ids import JobId
+from slackwater.model.ids import JobId, NodeId
+from slackwater.model.placement import Phase
+from slackwater.sim.cluster.report import Rental, Span
+from slackwater.sim.node_strips import node_strips
 from slackwater.sim.plot import comparison_image, job_colours, timeline_image
 
 
@@ -34,6 +37,34 @@ def test_phases_and_bubbles_take_space_as_they_took_time() -> None:
     idle_h = sum(use.rented_h * use.bubble_share for use in (report.rollout, report.train))
     assert a == pytest.approx(b, rel=0.05)
     assert bubbles / (a + b) == pytest.approx(idle_h / run_h, rel=0.1)
+
+
+@pytest.mark.parametrize("pixels", [7, 50, 1500])
+def test_a_pixel_is_as_grey_as_its_time_was_idle(pixels: int) -> None:
+    report = two_jobs_taking_turns(20)
+    nodes = [NodeId("rollout-0"), NodeId("train-0")]
+    edges_s = np.linspace(0, report.end_s, pixels + 1)
+    colours = {JobId("a"): (1.0, 0.0, 0.0), JobId("b"): (0.0, 1.0, 0.0)}
+    blue = (0.0, 0.0, 1.0)  # idle, for once, so that the three parts stay apart
+    strips = node_strips(nodes, report.rentals, report.spans, colours, blue, edges_s)
+    for row, use in enumerate((report.rollout, report.train)):
+        assert strips[row, :, 2].mean() == pytest.approx(use.bubble_share)
+        assert strips[row, :, 0].mean() == pytest.approx(strips[row, :, 1].mean())
+        assert np.allclose(strips[row].sum(axis=1), 1.0)
+
+
+def test_time_that_is_not_paid_for_is_white_and_a_tail_shows_where_nothing_else_runs() -> None:
+    node, job = NodeId("rollout-0"), JobId("a")
+    rentals = [Rental(node, 10.0, 20.0)]
+    spans = [
+        Span(node, job, Phase.ROLLOUT, 10.0, 14.0, "run"),
+        Span(node, JobId("b"), Phase.ROLLOUT, 12.0, 16.0, "tail"),
+    ]
+    colours = {job: (1.0, 0.0, 0.0), JobId("b"): (0.0, 1.0, 0.0)}
+    edges_s = np.array([0.0, 10.0, 12.0, 14.0, 16.0, 20.0])
+    strips = node_strips([node], rentals, spans, colours, (0.0, 0.0, 1.0), edges_s)
+    white, red, green, blue = (1, 1, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1)
+    assert strips[0].tolist() == [list(c) for c in (white, red, red, green, blue)]
 
 
 def test_a_window_shows_only_what_ran_in_it() -> None:
