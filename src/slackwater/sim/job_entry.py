@@ -3,17 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from slackwater.model.errors import ConfigError
+from slackwater.model.host_state import rollout_state_gb, train_state_gb
 from slackwater.model.ids import JobId
 from slackwater.model.job import JobProfile, JobSpec
 from slackwater.sim.csv_rows import read_rows
-
-# WEAVE Table 2: host memory (GB) that one 8-GPU node needs to keep a job's actors, by model size in billions.
-_STATE_BILLIONS = (7.0, 14.0, 32.0, 70.0)
-_ROLLOUT_STATE_GB = (275.7, 445.4, 490.3, 391.2)
-_TRAIN_STATE_GB = (240.0, 456.1, 520.4, 458.7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +32,7 @@ class JobEntry:
 
     def spec(self) -> JobSpec:
         """The job as the co-scheduler sees it."""
+        billions = self.model_billions
         rollout_gb, train_gb = self.rollout_state_gb, self.train_state_gb
         profile = JobProfile(
             rollout_s=self.rollout_s,
@@ -45,13 +40,9 @@ class JobEntry:
             sync_s=self.sync_s,
             rollout_nodes=self.rollout_nodes,
             train_nodes=self.train_nodes,
-            rollout_state_gb=_by_size(self.model_billions, _ROLLOUT_STATE_GB)
-            if rollout_gb is None
-            else rollout_gb,
-            train_state_gb=_by_size(self.model_billions, _TRAIN_STATE_GB)
-            if train_gb is None
-            else train_gb,
-            model_billions=self.model_billions,
+            rollout_state_gb=rollout_state_gb(billions) if rollout_gb is None else rollout_gb,
+            train_state_gb=train_state_gb(billions) if train_gb is None else train_gb,
+            model_billions=billions,
         )
         return JobSpec(JobId(self.job), self.arrival_s, self.iterations, self.slo, profile)
 
@@ -67,7 +58,3 @@ def read_jobs(path: Path) -> tuple[JobSpec, ...]:
     if not jobs:
         raise ConfigError.of("--jobs", str(path), "must hold at least one job")
     return tuple(jobs.values())
-
-
-def _by_size(billions: float, state_gb: tuple[float, ...]) -> float:
-    return float(np.interp(billions, _STATE_BILLIONS, state_gb))

@@ -5,6 +5,7 @@ from typing import assert_never
 
 import numpy as np
 
+from slackwater.model.host_state import rollout_state_gb, train_state_gb
 from slackwater.model.ids import JobId
 from slackwater.model.job import JobProfile, JobSpec
 from slackwater.sim.cluster.lengths import expected_shares
@@ -14,20 +15,18 @@ from slackwater.sim.cluster.workload import CycleWorkload, ProductionWorkload, P
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """WEAVE Table 2 (host memory per 8-GPU node) and Table 3 (nodes); 3B is ours, scaled from 7B."""
+    """WEAVE Table 3: nodes by size."""
 
     billions: float
-    rollout_state_gb: float
-    train_state_gb: float
     nodes: int
     share: float  # of the jobs; ours
 
 
 _MODELS = (
-    _Model(3, 137.8, 120.0, 1, 0.2),
-    _Model(7, 275.7, 240.0, 1, 0.4),
-    _Model(14, 445.4, 456.1, 1, 0.25),
-    _Model(32, 490.3, 520.4, 2, 0.15),
+    _Model(3, 1, 0.2),
+    _Model(7, 1, 0.4),
+    _Model(14, 1, 0.25),
+    _Model(32, 2, 0.15),
 )
 # Token limits of 4k-32k with a mean of 12.1k (WEAVE 6.4); the shares are ours.
 _TOKEN_LIMITS = (4000, 8000, 16000, 32000)
@@ -124,8 +123,8 @@ def _production_profile(
         sync_s=_SYNC_S_PER_BILLION * model.billions,
         rollout_nodes=model.nodes,
         train_nodes=model.nodes,
-        rollout_state_gb=model.rollout_state_gb,
-        train_state_gb=model.train_state_gb,
+        rollout_state_gb=rollout_state_gb(model.billions),
+        train_state_gb=train_state_gb(model.billions),
         model_billions=model.billions,
     )
 
