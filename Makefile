@@ -7,7 +7,7 @@ STAMP := $(VENV)/.ready
 .PHONY: compatibility run test test-vllm lint bench clean setup
 
 run: $(STAMP)
-	$(BIN)/slackwater --help
+	$(BIN)/slackwater train copy-digits --up --fresh --run runs/copy-digits --models runs/models
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q

@@ -18,7 +18,8 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
-# name -> shape; head_dim is at least 32 so that other engines take them too
+# name -> shape. head_dim is at least 32 so that other engines take them too; weights are drawn so that a layer keeps
+# the size of its input: with the 0.02 of large models these learn several times slower.
 SIZES: dict[str, NetConfig] = {
     "tiny": NetConfig(
         family="qwen3",
@@ -30,6 +31,7 @@ SIZES: dict[str, NetConfig] = {
         head_dim=32,
         ffn_size=192,
         max_positions=1024,
+        init_std=64**-0.5,
     ),
     "small": NetConfig(
         family="qwen3",
@@ -41,6 +43,7 @@ SIZES: dict[str, NetConfig] = {
         head_dim=32,
         ffn_size=384,
         max_positions=1024,
+        init_std=128**-0.5,
     ),
 }
 
