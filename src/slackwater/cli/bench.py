@@ -11,6 +11,9 @@ from slackwater.model.errors import ConfigError
 
 # One line per bench: module under slackwater.bench, named as the bench.
 BENCHES: tuple[str, ...] = (
+    "decision",
+    "rollout_faults",
+    "engine",
     "cluster",
     "drain",
     "philly",

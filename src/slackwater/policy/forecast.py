@@ -29,6 +29,7 @@ class Forecast:
     kv_tokens: int
     train_tokens_per_s: float
     prompt_tokens: float = 0.0
+    pace: float = 1.0
 
     def finish_times_s(self, turns: Remaining, instances: int) -> tuple[Floats, Floats]:
         """When each turn ends and how many tokens it then has, shortest first."""
@@ -46,7 +47,7 @@ class Forecast:
         model = self.step
         batch, held = np.maximum(batch / crowding, 1.0), held / crowding
         shared = model.base_s + model.per_turn_s * batch + model.per_token_s * held
-        steps_s: Floats = shared * crowding
+        steps_s: Floats = shared * crowding * self.pace
         return steps_s
 
     def after(self, turns: Remaining, instances: int, seconds: float) -> tuple[Remaining, float]:

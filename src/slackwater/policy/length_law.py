@@ -36,14 +36,17 @@ class LengthLaw:
         """A likely rest for each turn that has `made` tokens: spread evenly over the lengths above it.
 
         No randomness: the i-th turn takes the (i * golden ratio mod 1) quantile of its own conditional law.
-        A turn longer than any seen gets an eighth of the longest.
+        Where too little is known (fewer ended than are running, or a turn longer than any that ended) the
+        rest is taken to be about as long as what was made: what has lasted goes on lasting.
         """
         table = self._table()
+        share = np.modf(np.arange(1, len(made) + 1) * 0.6180339887498949)[0]
+        unknown: NDArray[np.float64] = np.maximum(made, 64.0) * (0.25 + 1.5 * share)
+        if len(table) < len(made):
+            return unknown
         above = np.searchsorted(table, made, side="right")
         count = len(table) - above
-        share = np.modf(np.arange(1, len(made) + 1) * 0.6180339887498949)[0]
         index = np.minimum(above + (share * count).astype(np.int64), len(table) - 1)
-        unknown = np.full_like(made, max(self.longest, 8) / 8)
         left: NDArray[np.float64] = np.where(count > 0, table[index] - made, unknown)
         return left
 

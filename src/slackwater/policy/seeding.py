@@ -16,13 +16,14 @@ from slackwater.policy.forecast import Forecast, Remaining
 class SeedingState:
     """What is carried from step to step. `memory` is the window that suited each number of instances.
 
-    `train_tokens_per_s` is learned.
+    `train_tokens_per_s` is learned; so is `pace`, by how much remote generation is slower than forecast.
     """
 
     window_s: float
     most_remote: int | None = None
     memory: Mapping[int, float] = field(default_factory=dict)
     train_tokens_per_s: float | None = None
+    pace: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class StepTimes:
     remote_now: int
     local_engines: int
     steady: bool
+    step_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +193,7 @@ class BalancedFinish:
     horizons_s: tuple[float, ...] = (8.0, 20.0, 45.0, 90.0, 180.0)
     learning: float = 0.5
     worth: float = 0.02
+    wait_share: float = 0.02
     at_most: int = 64
 
     def start(self) -> SeedingState:
@@ -236,7 +239,16 @@ class BalancedFinish:
         if times.train_s > 0 and times.trained_tokens > 0:
             seen = times.trained_tokens / times.train_s
             rate = seen if rate is None else rate + self.learning * (seen - rate)
-        return replace(learned, train_tokens_per_s=rate)
+        return replace(
+            learned,
+            train_tokens_per_s=rate,
+            pace=self._pace(state, times) if times.steady else state.pace,
+        )
+
+    def _pace(self, state: SeedingState, times: StepTimes) -> float:
+        """A trainer that waited longer than `wait_share` of the step was promised responses too early."""
+        share = times.trainer_wait_s / max(times.step_s, 1e-9)
+        return min(max(state.pace * math.exp(2.0 * (share - self.wait_share)), 0.7), 2.0)
 
     def most_remote(self, state: SeedingState, view: SeedingView) -> int | None:
         """As many as the last step's work would fill; more while the forecast is shorter by `worth` with one more."""

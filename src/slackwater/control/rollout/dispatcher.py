@@ -123,10 +123,7 @@ class Dispatcher:
     def demand(self, key: NeedKey, out: list[RolloutCommand]) -> None:
         """Have one more instance pull the version that turns wait for, one at a time per version."""
         job, version, _ = key
-        candidates = self._fleet.accepting_for(job)
-        if any(version in record.pulling for record in candidates):
-            return
-        without = [record for record in candidates if version not in record.versions]
+        without = self._fleet.lacking(job, version)
         if without:
             chosen = min(without, key=lambda r: (r.load.in_flight, r.spec.instance))
             self.pull(chosen, version, out)
@@ -136,6 +133,7 @@ class Dispatcher:
         if version in record.versions or version in record.pulling:
             return
         record.pulling.add(version)
+        self._fleet.changed()
         out.append(PullWeights(record.spec.instance, version))
 
     def drop_surplus(self, record: InstanceRecord, keep: str, out: list[RolloutCommand]) -> None:

@@ -197,10 +197,12 @@ class StepBegan:
 
 @dataclass(frozen=True, slots=True)
 class TrainerWaits:
-    """The trainer has trained on all it was given and waits for responses."""
+    """The trainer waits for responses, and says what it has trained on in this step so far."""
 
     now_s: float
     job: JobId
+    trained_tokens: int
+    train_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,7 @@ class Fleet:
     def __init__(self) -> None:
         self.records: dict[InstanceId, InstanceRecord] = {}
         self._eligible: dict[NeedKey, list[InstanceLoad]] = {}
+        self._lacking: dict[tuple[JobId, str], list[InstanceRecord]] = {}
         self.shortest_context = 0
 
     def __iter__(self) -> Iterator[InstanceRecord]:
@@ -106,6 +107,7 @@ class Fleet:
     def changed(self) -> None:
         """Membership, versions or states changed: forget what was derived from them."""
         self._eligible.clear()
+        self._lacking.clear()
         self.shortest_context = min((record.spec.max_context_tokens for record in self), default=0)
 
     def eligible(self, need: NeedKey) -> list[InstanceLoad]:
@@ -134,3 +136,13 @@ class Fleet:
             for record in self
             if record.serves(job) and not record.draining and not record.stalled
         ]
+
+    def lacking(self, job: JobId, version: str) -> list[InstanceRecord]:
+        """Who could pull the version for the job; nobody while one of them is pulling it."""
+        found = self._lacking.get((job, version))
+        if found is None:
+            able = self.accepting_for(job)
+            pulled = any(version in record.pulling for record in able)
+            found = [] if pulled else [r for r in able if version not in r.versions]
+            self._lacking[job, version] = found
+        return found

@@ -57,6 +57,7 @@ class Membership:
         record = self._heard(event, out)
         if record is not None and event.version in record.pulling:
             record.pulling.discard(event.version)
+            self._books.fleet.changed()
             self.fault(record, f"pull of {event.version} failed: {event.error}", event.now_s, out)
 
     def published(self, event: WeightsPublished, out: Out) -> None:

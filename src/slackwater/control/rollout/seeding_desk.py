@@ -36,6 +36,7 @@ class JobStep:
     looked_s: float = 0.0
     counts: tuple[int, int] = (0, 0)
     trained_tokens: int = 0
+    train_tokens_per_s: float | None = None
     local_engines: int = 0
     running: bool = False
     limited: bool = False
@@ -117,8 +118,9 @@ class SeedingDesk:
         step = self._steps.get(event.job)
         if step is None or step.seeding or not step.running:
             return
-        work = self._books.work_of(event.job)
-        step.trained_tokens = work.done_tokens - step.done_tokens_before
+        step.trained_tokens = event.trained_tokens
+        if event.train_s > 0:
+            step.train_tokens_per_s = event.trained_tokens / event.train_s
         view = self._view(event.job, step, event.now_s)
         reason = self._books.settings.seeding.resumes(step.state, view)
         if reason is not None:
@@ -146,6 +148,7 @@ class SeedingDesk:
             len(self._remote(event.job)),
             step.local_engines,
             step.counts[0] == step.counts[1],
+            length_s,
         )
         step.state = self._books.settings.seeding.after_step(step.state, times)
 
@@ -184,8 +187,10 @@ class SeedingDesk:
         return sum(record.local and record.serves(job) for record in self._books.fleet)
 
     def _forecast(self, step: JobStep, prompts: NDArray[np.float64]) -> Forecast | None:
-        model, rate = self._books.step_time.model, step.state.train_tokens_per_s
+        model = self._books.step_time.model
+        rate = step.state.train_tokens_per_s or step.train_tokens_per_s
         kv_tokens = [record.spec.kv_tokens for record in self._books.fleet]
         if model is None or rate is None or not kv_tokens or len(prompts) == 0:
             return None
-        return Forecast(model, int(np.mean(kv_tokens)), rate, float(prompts.mean()))
+        kv_mean = int(np.mean(kv_tokens))
+        return Forecast(model, kv_mean, rate, float(prompts.mean()), step.state.pace)

@@ -186,7 +186,7 @@ class SimulatedTrainer:
         if self._idle_since_s != since_s:
             return
         self._body.stream_all()
-        self._body.tell(TrainerWaits(self._body.now_s, self.job))
+        self._body.tell(TrainerWaits(self._body.now_s, self.job, self._tokens, self._train_s))
         self._body.at(self._body.now_s + 5.0, lambda: self._nag(since_s))
 
     def _end_wait(self) -> None:

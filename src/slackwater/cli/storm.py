@@ -1,0 +1,31 @@
+"""`slackwater storm`: random faults over the rollout manager, from a seed that can be run again."""
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def storm(
+    seed: Annotated[int, typer.Option(help="the storm's seed")] = 0,
+    hours: Annotated[float, typer.Option(help="simulated hours", min=0.01)] = 5.0,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+) -> None:
+    """Run one storm; exit 1 with the broken invariant if there is one."""
+    import dataclasses
+    import json
+
+    from slackwater.model.errors import RefusedError
+    from slackwater.sim.rollout.storm import weather
+
+    try:
+        report = dataclasses.asdict(weather(seed, hours))
+    except AssertionError as error:
+        raise RefusedError(f"seed {seed}: an invariant did not hold: {error}") from error
+    if as_json:
+        print(json.dumps(report))
+        return
+    for name, value in report.items():
+        print(f"{name:>16}  {value}")

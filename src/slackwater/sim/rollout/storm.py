@@ -1,0 +1,289 @@
+"""A storm of faults over the rollout manager, from a seed: the invariants are checked after every event.
+
+Clients run multi-turn trajectories; instances join, pull, work, vanish, freeze, stall, lie, refuse, lose budget
+and drain, all at random. Every completed turn must hold exactly the tokens of an undisturbed run, once, and
+when the storm is over everything must end. A seed that fails is a bug report: run it again.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from slackwater.control.rollout import events as ev
+from slackwater.control.rollout.commands import (
+    AbortOn,
+    CompleteTurn,
+    Dispatch,
+    FailTurn,
+    PullWeights,
+    ReleaseInstance,
+    RolloutCommand,
+    SetTimer,
+)
+from slackwater.control.rollout.manager import RolloutManager
+from slackwater.control.rollout.settings import RolloutSettings
+from slackwater.model.ids import InstanceId, JobId
+from slackwater.model.instance import InstanceKind, InstanceSpec
+from slackwater.sim.queue import EventQueue
+from slackwater.sim.rollout.storm_clients import StormClients
+from slackwater.sim.rollout.storm_faults import StormFaults
+from slackwater.sim.rollout.storm_instance import StormInstance, StormRequest
+
+BEAT_S = 4.0
+FRAME_S = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class StormReport:
+    """What a storm came to."""
+
+    seed: int
+    hours: float
+    events: int
+    completed_turns: int
+    failed_turns: int
+    moved_turns: int
+    instances: int
+    late_tokens: int
+    faults_reported: int
+
+
+class Storm:
+    """One seeded run. `happen(event)` gives the manager an event and checks it."""
+
+    def __init__(self, seed: int, settings: RolloutSettings | None = None) -> None:
+        self.seed = seed
+        self.rng = np.random.default_rng(seed)
+        self.manager = RolloutManager(
+            settings or RolloutSettings(stall_s=30.0, turn_timeout_s=900.0)
+        )
+        self.queue: EventQueue[Callable[[], None]] = EventQueue()
+        self.instances: dict[InstanceId, StormInstance] = {}
+        self.raging = True
+        self.events = 0
+        self.version = 0
+        self.published_s = 0.0
+        self._serial = 0
+        self._timers: dict[str, float] = {}
+        self._pending: list[ev.RolloutEvent] = []
+        self._handling = False
+        self.clients = StormClients(self)
+        self.faults = StormFaults(self)
+
+    @property
+    def now_s(self) -> float:
+        return self.queue.now_s
+
+    def run(self, hours: float) -> StormReport:
+        """Rage for so long, then calm down and see that everything ends."""
+        for _ in range(4):
+            self.join()
+        self.publish()
+        self.clients.start()
+        self.faults.start()
+        self._run_until(hours * 3600)
+        self.raging = False
+        calm_s = self.now_s + 4 * self.manager.books.settings.turn_timeout_s
+        if not any(i.spec.kind is not InstanceKind.BORROWED for i in self.instances.values()):
+            self.join()
+        self._run_until(calm_s, lambda: not self.manager.books.turns)
+        left = len(self.manager.books.turns)
+        assert left == 0, f"{left} turns never ended"
+        counters = self.manager.books.counters
+        return StormReport(
+            self.seed,
+            hours,
+            self.events,
+            counters.completed,
+            counters.failed,
+            counters.moved,
+            self._serial,
+            counters.late_tokens,
+            counters.faults,
+        )
+
+    def _run_until(self, end_s: float, stop: Callable[[], bool] = lambda: False) -> None:
+        while len(self.queue) and self.now_s < end_s and not stop():
+            self.queue.pop()()
+
+    def after(self, seconds: float, happen: Callable[[], None]) -> None:
+        self.queue.push(self.now_s + seconds, happen)
+
+    def wait_s(self, mean_s: float) -> float:
+        """A random wait."""
+        return float(self.rng.exponential(mean_s))
+
+    def chance(self, share: float) -> bool:
+        return bool(self.rng.random() < share)
+
+    def happen(self, event: ev.RolloutEvent) -> None:
+        """Tell the manager; check the invariants; do what it says; then what followed meanwhile."""
+        self._pending.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        while self._pending:
+            commands = self.manager.handle(self._pending.pop(0))
+            self.events += 1
+            self.manager.check_integrity()
+            for command in commands:
+                self._do(command)
+        self._handling = False
+
+    def publish(self) -> None:
+        """A new version; turns of the old one may still be running."""
+        self.version += 1
+        self.happen(ev.WeightsPublished(self.now_s, JobId("job"), f"v{self.version}"))
+
+    def join(self) -> None:
+        """A new instance of a random kind."""
+        self._serial += 1
+        kinds = (
+            InstanceKind.DEDICATED,
+            InstanceKind.SPOT,
+            InstanceKind.SPOT,
+            InstanceKind.BORROWED,
+        )
+        spec = InstanceSpec(
+            InstanceId(f"i{self._serial}"),
+            kinds[int(self.rng.integers(len(kinds)))],
+            max_running=int(self.rng.integers(2, 9)),
+            max_context_tokens=256,
+            kv_tokens=int(self.rng.integers(300, 1500)),
+            max_versions=int(self.rng.integers(1, 4)),
+            job=JobId("job") if self.chance(0.3) else None,
+        )
+        instance = StormInstance(spec, self._serial)
+        self.instances[spec.instance] = instance
+        self.happen(ev.InstanceJoined(self.now_s, spec))
+        self._beat(instance)
+        self._frame(instance)
+
+    def lives(self, instance: StormInstance) -> bool:
+        return self.instances.get(instance.instance) is instance
+
+    def _do(self, command: RolloutCommand) -> None:
+        match command:
+            case Dispatch():
+                self.after(self.wait_s(0.02), lambda: self._receive(command))
+            case AbortOn(instance, attempt):
+                self.after(self.wait_s(0.02), lambda: self._forget(instance, attempt))
+            case PullWeights(instance, version):
+                self.after(self.wait_s(4.0), lambda: self._pulled(instance, version))
+            case SetTimer(name, at_s):
+                self._timers[name] = at_s
+                self.queue.push(max(at_s, self.now_s), lambda: self._fire(name, at_s))
+            case CompleteTurn():
+                self.clients.completed(command)
+            case FailTurn():
+                self.clients.failed(command)
+            case ReleaseInstance(instance, _):
+                self.instances.pop(instance, None)
+            case _:
+                pass  # nothing to simulate
+
+    def _receive(self, command: Dispatch) -> None:
+        instance = self.instances.get(command.instance)
+        if instance is None:
+            return
+        if self.clients.is_bad(command.turn) or self.now_s < instance.refuses_until_s:
+            at_fault = self.clients.is_bad(command.turn)
+            why = "cannot be run" if at_fault else "budget cut"
+            self.happen(
+                ev.TurnRefused(self.now_s, command.instance, command.attempt, why, at_fault)
+            )
+            return
+        total = self.clients.hidden_tokens(command.turn)
+        made = len(command.generated)
+        instance.requests[command.attempt] = StormRequest(command, total, made)
+
+    def _forget(self, instance: InstanceId, attempt: int) -> None:
+        if instance in self.instances:
+            self.instances[instance].requests.pop(attempt, None)
+
+    def _pulled(self, instance: InstanceId, version: str) -> None:
+        if instance not in self.instances:
+            return
+        if self.raging and self.chance(0.05):
+            self.happen(ev.PullFailed(self.now_s, instance, version, "link down"))
+        else:
+            self.happen(ev.InstanceReady(self.now_s, instance, version))
+
+    def _fire(self, name: str, at_s: float) -> None:
+        if self._timers.get(name) == at_s:
+            del self._timers[name]
+            self.happen(ev.TimerFired(self.now_s, name))
+
+    def _beat(self, instance: StormInstance) -> None:
+        if not self.lives(instance):
+            return
+        if self.now_s >= instance.frozen_until_s:
+            stalled = self.now_s < instance.stalled_until_s and instance.says_stalled
+            running = min(len(instance.requests), instance.spec.max_running)
+            self.happen(
+                ev.InstanceHeartbeat(
+                    self.now_s,
+                    instance.instance,
+                    running,
+                    len(instance.requests) - running,
+                    instance.produced_tokens,
+                    instance.kv_used_tokens,
+                    stalled=stalled,
+                )
+            )
+        self.after(BEAT_S, lambda: self._beat(instance))
+
+    def _frame(self, instance: StormInstance) -> None:
+        """One engine step: a few tokens of every running request, then the endings."""
+        if not self.lives(instance):
+            return
+        silent = max(instance.frozen_until_s, instance.stalled_until_s)
+        if self.now_s >= silent and instance.requests:
+            self._step(instance)
+        self.after(FRAME_S * float(self.rng.uniform(0.5, 1.5)), lambda: self._frame(instance))
+
+    def _step(self, instance: StormInstance) -> None:
+        if instance.lie is not None:
+            lie, instance.lie = instance.lie, None
+            self.faults.tell(instance, lie)
+            return
+        attempts, counts, tokens = [], [], []
+        for attempt, request in list(instance.requests.items())[: instance.spec.max_running]:
+            made = request.next_tokens(int(self.rng.integers(1, 5)))
+            if made:
+                attempts.append(attempt)
+                counts.append(len(made))
+                tokens += made
+        instance.produced_tokens += len(tokens)
+        if attempts:
+            logprobs = [-1.0] * len(tokens)
+            self.happen(
+                ev.TokensArrived(self.now_s, instance.instance, attempts, tokens, logprobs, counts)
+            )
+        self.end_finished(instance)
+
+    def end_finished(self, instance: StormInstance) -> None:
+        """Say that the turns with all their tokens have ended."""
+        for attempt, request in list(instance.requests.items()):
+            if request.made_tokens >= request.total_tokens and self.lives(instance):
+                del instance.requests[attempt]
+                self.happen(self.ending(instance, request))
+
+    def ending(self, instance: StormInstance, request: StormRequest) -> ev.TurnEnded:
+        """The honest ending of a request."""
+        command = request.command
+        reason = self.clients.reason(command.turn)
+        return ev.TurnEnded(
+            self.now_s,
+            instance.instance,
+            command.attempt,
+            reason,
+            request.made_tokens,
+            command.version,
+        )
+
+
+def weather(seed: int, hours: float, settings: RolloutSettings | None = None) -> StormReport:
+    """Run one storm."""
+    return Storm(seed, settings).run(hours)

@@ -1,0 +1,68 @@
+"""An instance in a storm of faults: it makes the right tokens slowly, until it is told to misbehave."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from slackwater.control.rollout.commands import Dispatch
+from slackwater.model.ids import InstanceId, TurnId
+from slackwater.model.instance import InstanceSpec
+
+
+class Lie(StrEnum):
+    """What an instance may say that is not so."""
+
+    WRONG_VERSION = "ends a turn with another version"
+    UNKNOWN_ATTEMPT = "names an attempt that was never sent"
+    TOO_MANY = "sends tokens beyond the budget"
+    GAP = "leaves tokens out"
+    GARBAGE = "sends columns that disagree"
+    CUT_SHORT = "ends a turn early"
+    UNASKED_READY = "is ready with a version nobody asked for"
+
+
+def true_token(turn: TurnId, version: str, position: int) -> int:
+    """The token at a position of a turn's random stream: what every honest instance makes."""
+    value = 2166136261
+    for char in f"{turn}/{version}/{position}":
+        value = (value ^ ord(char)) * 16777619 % 2**32
+    return value % 50_000
+
+
+@dataclass(slots=True)
+class StormRequest:
+    """An attempt on the instance; `total_tokens` is the turn's hidden length."""
+
+    command: Dispatch
+    total_tokens: int
+    made_tokens: int
+
+    def next_tokens(self, count: int) -> list[int]:
+        """Make up to `count` more, from where it stands."""
+        end = min(self.made_tokens + count, self.total_tokens)
+        turn, version = self.command.turn, self.command.version
+        tokens = [true_token(turn, version, i) for i in range(self.made_tokens, end)]
+        self.made_tokens = end
+        return tokens
+
+
+@dataclass(slots=True)
+class StormInstance:
+    """One process's life. Frozen: says nothing, but comes back later. Stalled: beats, makes nothing."""
+
+    spec: InstanceSpec
+    serial: int
+    requests: dict[int, StormRequest] = field(default_factory=dict)
+    produced_tokens: int = 0
+    frozen_until_s: float = 0.0
+    stalled_until_s: float = 0.0
+    says_stalled: bool = True
+    lie: Lie | None = None
+    refuses_until_s: float = 0.0
+
+    @property
+    def instance(self) -> InstanceId:
+        return self.spec.instance
+
+    @property
+    def kv_used_tokens(self) -> int:
+        return sum(len(r.command.prompt) + r.made_tokens for r in self.requests.values())
