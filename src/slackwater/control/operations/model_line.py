@@ -6,7 +6,7 @@ never comes is given up after a while and counts as a refused forward_backward, 
 **Poison.** A refused, failed or given-up forward_backward spoils the gradients that are being
 accumulated. The next optim_step then fails instead of stepping on incomplete gradients. Whenever an
 optim_step fails or is refused, whatever was accumulated is dropped and the slate is clean: the
-operations after it run as usual.
+operations after it run as usual. A load_weights replaces what was accumulated, and so cleans it too.
 """
 
 from dataclasses import dataclass, field
@@ -103,6 +103,8 @@ class ModelLine:
             self.log.append(LogEntry(operation, ran))
             self.applied += ran
         elif ran and operation.kind.changes_state:
+            if operation.kind is OpKind.LOAD:
+                self.poison = None
             self.log.append(LogEntry(operation, ran))
             self.applied += 1
         elif operation.kind is OpKind.FORWARD_BACKWARD:

@@ -1,0 +1,48 @@
+"""What process tests share: a tiny model, and ports."""
+
+import random
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from .service_process import ServiceProcess
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model that reads bytes."""
+    from slackwater.zoo.tiny import make_model
+
+    directory = tmp_path_factory.mktemp("models") / "tiny"
+    make_model("tiny", directory, 0)
+    return directory
+
+
+def free_port() -> int:
+    """Below the ephemeral range."""
+    for port in random.sample(range(21_000, 32_000), 50):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no free port")
+
+
+@pytest.fixture
+def new_service(tiny_model: Path, tmp_path: Path) -> Iterator[Callable[..., ServiceProcess]]:
+    """Makes services, and stops them all."""
+    made: list[ServiceProcess] = []
+
+    def make(*options: str) -> ServiceProcess:
+        service = ServiceProcess(tmp_path / f"state{len(made)}", tiny_model, free_port(), *options)
+        made.append(service)
+        return service
+
+    yield make
+    for service in made:
+        if service.process is not None:
+            service.stop()

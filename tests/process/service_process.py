@@ -1,0 +1,90 @@
+"""A real service in a process of its own, for tests: started, killed, started again, stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+
+READY_S = 120.0
+
+
+def wait_for(what: str, ready: Callable[[], bool], limit_s: float = READY_S) -> None:
+    """Poll until `ready`; fail with `what` after `limit_s`."""
+    deadline_s = time.monotonic() + limit_s
+    while not ready():
+        if time.monotonic() > deadline_s:
+            raise AssertionError(f"waited {limit_s:g} s for {what}")
+        time.sleep(0.05)
+
+
+class ServiceProcess:
+    """`slackwater up` on a folder; `port` stays the same over restarts."""
+
+    def __init__(self, state: Path, model: Path, port: int, *options: str) -> None:
+        self.state = state
+        self._command = [sys.executable, "-m", "slackwater", "up", "--state", str(state)]
+        self._command += ["--port", str(port), "--model", f"tiny={model}", *options]
+        self.process: subprocess.Popen[bytes] | None = None
+        self.url = f"http://127.0.0.1:{port}"
+        self.key = ""
+
+    def start(self) -> None:
+        self.state.mkdir(parents=True, exist_ok=True)
+        with (self.state / "up.log").open("ab") as log:
+            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
+        wait_for("the service", self._serves)
+        self.key = json.loads((self.state / "server.json").read_text())["key"]
+
+    def _serves(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, (self.state / "up.log").read_text()
+        try:
+            return httpx.get(f"{self.url}/healthz", timeout=5).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(f"{self.url}{path}", headers={"x-api-key": self.key}, timeout=30)
+
+    def post(self, path: str, body: object, key: str | None = None) -> httpx.Response:
+        headers = {"x-api-key": self.key if key is None else key}
+        return httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=60)
+
+    def status(self) -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = self.get("/slackwater/status").json()
+        return found
+
+    def wait_for_workers(self) -> None:
+        """Until one engine and one trainer have joined."""
+
+        def joined() -> bool:
+            gauges = self.status()["gauges"]
+            return gauges["engines"] > 0 and gauges["trainers"] > 0
+
+        wait_for("the workers", joined)
+
+    def kill_worker(self, role: str) -> bool:
+        """SIGKILL a worker of a role; whether there was one."""
+        for name, pid in self.status()["pids"].items():
+            if name.startswith(role):
+                os.kill(pid, signal.SIGKILL)
+                return True
+        return False
+
+    def kill(self) -> None:
+        """SIGKILL the service itself."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(30)
+
+    def stop(self) -> int:
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)

@@ -1,0 +1,192 @@
+"""A body for the operations controller: a durable log, trainers that can be lost, and a service that can die.
+
+State is a chain of hashes, so that any operation that is skipped, doubled or out of order shows in every
+result after it.
+"""
+
+import hashlib
+import random
+from dataclasses import dataclass, field
+
+from slackwater.control.operations import commands as do
+from slackwater.control.operations import events as on
+from slackwater.control.operations.controller import OperationsConfig, OperationsController
+from slackwater.model.ids import ModelId, RequestId, WorkerId
+from slackwater.model.operation import FaultOwner, Operation, OperationRecord, OpKind, OpStatus
+
+
+@dataclass(frozen=True)
+class Script:
+    """One operation of a client, and what is wrong with it."""
+
+    operation: Operation
+    rejected: bool = False  # refused at the door
+    refused: bool = False  # refused by the trainer
+
+
+def chain(value: str, *more: object) -> str:
+    return hashlib.sha256(repr((value, more)).encode()).hexdigest()[:12]
+
+
+@dataclass
+class State:
+    """What a trainer holds of a model."""
+
+    weights: str = "new"
+    gradients: tuple[int, ...] = ()
+
+    def copy(self) -> "State":
+        return State(self.weights, self.gradients)
+
+
+def run_operation(state: State, operation: Operation) -> str:
+    """The one meaning of an operation, for the trainer and for the reference."""
+    match operation.kind:
+        case OpKind.FORWARD_BACKWARD:
+            state.gradients += (operation.seq,)
+        case OpKind.OPTIM_STEP:
+            state.weights, state.gradients = chain(state.weights, state.gradients), ()
+        case OpKind.LOAD:
+            state.weights, state.gradients = chain("loaded", operation.seq), ()
+        case _:
+            pass
+    return chain(state.weights, state.gradients, operation.seq)
+
+
+def expected_results(script: list[Script]) -> dict[RequestId, str | None]:
+    """What each accepted request must answer (None: it fails), by the rules as they are documented."""
+    state, poisoned = State(), False
+    results: dict[RequestId, str | None] = {}
+    for line in sorted(script, key=lambda line: line.operation.seq):
+        operation = line.operation
+        if operation.kind is OpKind.OPTIM_STEP:
+            fails = line.rejected or line.refused or poisoned
+            poisoned = False
+            if fails:
+                state.gradients = ()
+        else:
+            fails = line.rejected or line.refused
+            poisoned |= fails and operation.kind is OpKind.FORWARD_BACKWARD
+            poisoned &= fails or operation.kind is not OpKind.LOAD
+        if not line.rejected:
+            results[operation.request] = None if fails else run_operation(state, operation)
+    return results
+
+
+@dataclass
+class Body:
+    """Everything around the controller, driven by a seeded random source."""
+
+    chance: random.Random
+    config: OperationsConfig
+    scripts: dict[ModelId, list[Script]]
+    now_s: float = 0.0
+    controller: OperationsController = field(init=False)
+    log: dict[ModelId, dict[int, OperationRecord]] = field(default_factory=dict)
+    saved: dict[ModelId, tuple[int, State]] = field(default_factory=dict)
+    drafts: dict[tuple[ModelId, int], State] = field(default_factory=dict)
+    trainers: dict[WorkerId, dict[ModelId, State]] = field(default_factory=dict)
+    inbox: dict[WorkerId, list[do.Command]] = field(default_factory=dict)
+    timers: dict[str, float] = field(default_factory=dict)
+    results: dict[RequestId, str | None] = field(default_factory=dict)
+    made: int = 0
+
+    def __post_init__(self) -> None:
+        self.controller = OperationsController(self.config)
+        self._refused = {
+            line.operation.request: line.refused for s in self.scripts.values() for line in s
+        }
+
+    # ---- the client ----
+    def submit(self, line: Script) -> None:
+        operation = line.operation
+        status = OpStatus.FAILED if line.rejected else OpStatus.WAITING
+        self.log.setdefault(operation.model, {})[operation.seq] = OperationRecord(operation, status)
+        if line.rejected:
+            self.feed(on.OpRejected(self.now_s, operation, "bad"))
+        else:
+            self.feed(on.OpSubmitted(self.now_s, operation))
+
+    # ---- faults ----
+    def join_trainer(self) -> None:
+        self.made += 1
+        worker = WorkerId(f"t{self.made}")
+        self.trainers[worker], self.inbox[worker] = {}, []
+        self.feed(on.TrainerJoined(self.now_s, worker))
+
+    def lose_trainer(self, worker: WorkerId) -> None:
+        del self.trainers[worker], self.inbox[worker]
+        self.feed(on.TrainerLost(self.now_s, worker, "killed"))
+
+    def restart_service(self) -> None:
+        """Everything in memory is gone; the log and the saved states are not."""
+        self.trainers, self.inbox, self.timers = {}, {}, {}
+        self.controller = OperationsController(self.config)
+        for model, records in self.log.items():
+            saved_seq = self.saved[model][0] if model in self.saved else None
+            left = tuple(r for seq, r in records.items() if saved_seq is None or seq > saved_seq)
+            self.feed(on.ModelAdopted(self.now_s, model, saved_seq, left))
+
+    # ---- trainers ----
+    def work(self, worker: WorkerId) -> None:
+        """Do the first thing in a trainer's inbox, and report."""
+        command = self.inbox[worker].pop(0)
+        held = self.trainers[worker]
+        if isinstance(command, do.ForgetModel):
+            held.pop(command.model, None)
+            return
+        assert isinstance(command, do.RunOp | do.RestoreState | do.DropGradients | do.TakeSnapshot)
+        result = self._do(held, command)
+        if result is None:
+            failed = on.TicketFailed(
+                self.now_s, worker, command.ticket, "refused", FaultOwner.USER, False
+            )
+            self.feed(failed)
+        else:
+            self.feed(on.TicketDone(self.now_s, worker, command.ticket, 1.0), result)
+
+    def _do(
+        self,
+        held: dict[ModelId, State],
+        command: do.RunOp | do.RestoreState | do.DropGradients | do.TakeSnapshot,
+    ) -> str | None:
+        match command:
+            case do.RunOp(_, _, operation, replay):
+                if operation.kind is OpKind.CREATE:
+                    held[operation.model] = State()
+                if self._refused[operation.request]:
+                    assert not replay, "a refused operation was replayed"
+                    return None
+                return run_operation(held[operation.model], operation)
+            case do.RestoreState(_, _, model, seq):
+                assert self.saved[model][0] == seq
+                held[model] = self.saved[model][1].copy()
+            case do.DropGradients(_, _, model):
+                held[model].gradients = ()
+            case do.TakeSnapshot(_, _, model, seq):
+                self.drafts[model, seq] = held[model].copy()
+        return ""
+
+    # ---- the controller ----
+    def feed(self, event: on.Event, result: str = "") -> None:
+        for command in self.controller.handle(event):
+            match command:
+                case do.CompleteOp(request):
+                    self._end(request, result or "saved", OpStatus.DONE)
+                case do.FailOp(request):
+                    self._end(request, None, OpStatus.FAILED)
+                case do.CommitSnapshot(model, seq):
+                    self.saved[model] = (seq, self.drafts[model, seq])
+                case do.SetTimer(name, at_s):
+                    self.timers[name] = at_s
+                case _:
+                    self.inbox[command.worker].append(command)
+        self.controller.check_integrity()
+
+    def _end(self, request: RequestId, result: str | None, status: OpStatus) -> None:
+        assert request not in self.results, "a request ended twice"
+        self.results[request] = result
+        for records in self.log.values():
+            for seq, record in records.items():
+                if record.operation.request == request:
+                    records[seq] = OperationRecord(record.operation, status)

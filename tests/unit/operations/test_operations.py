@@ -1,0 +1,271 @@
+"""Operations run in order, survive any loss, and answer what they would have answered undisturbed."""
+
+import random
+
+import pytest
+
+from slackwater.control.operations import commands as do
+from slackwater.control.operations import events as on
+from slackwater.control.operations.controller import OperationsConfig, OperationsController
+from slackwater.control.operations.restarts import RestartPolicy
+from slackwater.control.operations.sessions import SessionBook
+from slackwater.model.errors import UnavailableError
+from slackwater.model.ids import ModelId, RequestId, SessionId, WorkerId
+from slackwater.model.operation import FaultOwner, Operation, OpKind
+
+from .durable_body import Body, Script, expected_results
+
+MODEL, TRAINER = ModelId("m"), WorkerId("t")
+FB, STEP, SAVE = OpKind.FORWARD_BACKWARD, OpKind.OPTIM_STEP, OpKind.SAVE
+
+
+def op(seq: int, kind: OpKind, model: str = "m") -> Operation:
+    return Operation(RequestId(f"{model}-{seq}"), ModelId(model), seq, kind)
+
+
+class Line:
+    """A controller with one trainer that does everything at once, unless told to refuse."""
+
+    def __init__(self, config: OperationsConfig | None = None) -> None:
+        self.controller = OperationsController(config)
+        self.ran: list[str] = []
+        self.failed: dict[str, str] = {}
+        self.timers: list[do.SetTimer] = []
+        self.refuse: set[int] = set()
+        self.feed(on.TrainerJoined(0.0, TRAINER))
+        self.submit(0, OpKind.CREATE)
+
+    def submit(self, seq: int, kind: OpKind) -> None:
+        self.feed(on.OpSubmitted(0.0, op(seq, kind)))
+
+    def reject(self, seq: int, kind: OpKind) -> None:
+        self.feed(on.OpRejected(0.0, op(seq, kind), "wrong dtype"))
+
+    def feed(self, event: on.Event) -> None:
+        for command in self.controller.handle(event):
+            self.controller.check_integrity()
+            match command:
+                case do.RunOp(worker, ticket, operation):
+                    self._run(worker, ticket, operation)
+                case do.DropGradients(worker, ticket):
+                    self.ran.append("drop")
+                    self.feed(on.TicketDone(0.0, worker, ticket, 0.0))
+                case do.TakeSnapshot(worker, ticket, _, seq):
+                    self.ran.append(f"snapshot {seq}")
+                    self.feed(on.TicketDone(0.0, worker, ticket, 0.0))
+                case do.FailOp(request, error):
+                    self.failed[request] = error
+                case do.SetTimer():
+                    self.timers.append(command)
+
+    def _run(self, worker: WorkerId, ticket: int, operation: Operation) -> None:
+        if operation.seq in self.refuse:
+            user = FaultOwner.USER
+            self.feed(on.TicketFailed(0.0, worker, ticket, "NaN advantage", user, False))
+            return
+        self.ran.append(f"{operation.kind.value} {operation.seq}")
+        self.feed(on.TicketDone(0.0, worker, ticket, 1.0))
+
+
+def test_chunks_that_arrive_first_chunk_last_run_in_order() -> None:
+    line = Line()
+    for seq, kind in ((2, FB), (3, FB), (1, FB), (4, STEP)):
+        line.submit(seq, kind)
+    assert line.ran[1:] == [f"forward_backward {n}" for n in (1, 2, 3)] + ["optim_step 4"]
+
+
+def test_a_failed_forward_backward_fails_its_optim_step_and_leaves_a_clean_slate() -> None:
+    line = Line()
+    line.refuse = {2}
+    for seq, kind in ((1, FB), (2, FB), (3, STEP), (4, FB), (5, STEP)):
+        line.submit(seq, kind)
+    assert line.ran[1:] == ["forward_backward 1", "drop", "forward_backward 4", "optim_step 5"]
+    assert line.failed["m-2"] == "NaN advantage"
+    assert "forward_backward seq 2 failed: NaN advantage" in line.failed["m-3"]
+    assert set(line.failed) == {"m-2", "m-3"}
+
+
+def test_a_rejected_forward_backward_uses_its_number_and_fails_its_optim_step() -> None:
+    line = Line()
+    line.reject(1, FB)
+    line.submit(2, STEP)
+    line.submit(3, FB)
+    line.submit(4, STEP)
+    assert "forward_backward seq 1 was rejected: wrong dtype" in line.failed["m-2"]
+    assert line.ran[1:] == ["drop", "forward_backward 3", "optim_step 4"]
+
+
+def test_a_rejected_save_spoils_nothing() -> None:
+    line = Line()
+    line.submit(1, FB)
+    line.reject(2, SAVE)
+    line.submit(3, STEP)
+    assert line.ran[1:] == ["forward_backward 1", "optim_step 3"]
+    assert not line.failed
+
+
+def test_a_rejected_optim_step_drops_the_gradients_it_would_have_used() -> None:
+    line = Line()
+    line.submit(1, FB)
+    line.reject(2, STEP)
+    line.submit(3, FB)
+    assert line.ran[1:] == ["forward_backward 1", "drop", "forward_backward 3"]
+
+
+def test_a_number_that_never_comes_is_given_up_after_a_while_and_not_before() -> None:
+    line = Line(OperationsConfig(give_up_gap_after_s=60.0))
+    line.submit(2, FB)
+    line.submit(3, STEP)
+    assert line.ran == ["create_model 0"]
+    assert line.timers[-1].at_s == 60.0
+    line.feed(on.TimerFired(60.0, line.timers[0].name))
+    assert line.ran[1:2] == ["forward_backward 2"]
+    assert "forward_backward seq 1 never arrived" in line.failed["m-3"]
+
+
+def test_a_number_that_comes_in_time_stops_the_clock() -> None:
+    line = Line()
+    line.submit(2, STEP)
+    line.submit(1, FB)
+    line.feed(on.TimerFired(60.0, line.timers[0].name))
+    assert not line.failed
+
+
+def test_a_load_is_over_only_when_the_service_owns_its_state() -> None:
+    line = Line()
+    line.submit(1, OpKind.LOAD)
+    assert line.ran[1:] == ["load_weights 1", "snapshot 1"]
+
+
+def test_snapshots_come_after_enough_work_and_only_after_an_optim_step() -> None:
+    line = Line(OperationsConfig(save_log_after_s=4.0))
+    for seq in range(1, 10):
+        line.submit(seq, STEP if seq % 3 == 0 else FB)
+    assert [entry for entry in line.ran if entry.startswith("snapshot")] == [
+        "snapshot 3",
+        "snapshot 9",
+    ]
+
+
+def test_an_operation_that_keeps_killing_its_trainer_fails_in_the_end() -> None:
+    controller = OperationsController(OperationsConfig(max_attempts=3))
+    controller.handle(on.OpSubmitted(0.0, op(0, OpKind.CREATE)))
+    failed: list[do.FailOp] = []
+    for life in range(3):
+        worker = WorkerId(f"t{life}")
+        controller.handle(on.TrainerJoined(0.0, worker))
+        assert not failed
+        commands = controller.handle(on.TrainerLost(0.0, worker, "out of memory"))
+        failed += [command for command in commands if isinstance(command, do.FailOp)]
+        controller.check_integrity()
+    assert "lost 3 times" in failed[0].error
+    assert failed[0].owner is FaultOwner.SERVER
+
+
+def test_a_late_report_of_a_lost_trainer_is_about_nothing() -> None:
+    controller = OperationsController()
+    controller.handle(on.TrainerJoined(0.0, TRAINER))
+    (run,) = controller.handle(on.OpSubmitted(0.0, op(0, OpKind.CREATE)))
+    assert isinstance(run, do.RunOp)
+    controller.handle(on.TrainerLost(0.0, TRAINER, "killed"))
+    controller.handle(on.TrainerJoined(0.0, TRAINER))
+    assert controller.handle(on.TicketDone(0.0, TRAINER, run.ticket, 1.0)) == []
+
+
+def test_a_full_line_is_told_to_try_again() -> None:
+    controller = OperationsController(OperationsConfig(max_waiting_per_model=2))
+    for seq in (0, 1):
+        controller.check_room(MODEL)
+        controller.handle(on.OpSubmitted(0.0, op(seq, FB)))
+    with pytest.raises(UnavailableError, match="2 operations are waiting"):
+        controller.check_room(MODEL)
+
+
+def test_closing_a_model_fails_what_waits_and_frees_the_trainer() -> None:
+    controller = OperationsController()
+    controller.handle(on.TrainerJoined(0.0, TRAINER))
+    controller.handle(on.OpSubmitted(0.0, op(0, OpKind.CREATE)))
+    commands = controller.handle(on.ModelClosed(0.0, MODEL, "session ended"))
+    assert [type(command) for command in commands] == [do.FailOp, do.ForgetModel]
+
+
+def script_of(chance: random.Random, model: str) -> list[Script]:
+    """A client's program: passes, steps, saves and loads, some of them wrong."""
+    script = [Script(op(0, OpKind.CREATE, model))]
+    kinds = [FB, FB, FB, STEP, STEP, SAVE, OpKind.FORWARD, OpKind.LOAD]
+    for seq in range(1, chance.randint(5, 25)):
+        kind = chance.choice(kinds)
+        wrong = chance.random()
+        script.append(Script(op(seq, kind, model), wrong < 0.08, 0.08 <= wrong < 0.16))
+    return script
+
+
+def arrivals_of(chance: random.Random, script: list[Script]) -> list[Script]:
+    """Runs of passes may come first one last, as the SDK sends chunks."""
+    arrivals = list(script)
+    for place in range(2, len(arrivals)):
+        first, second = arrivals[place - 1], arrivals[place]
+        both = first.operation.kind is FB and second.operation.kind is FB
+        if both and chance.random() < 0.5:
+            arrivals[place - 1], arrivals[place] = second, first
+    return arrivals
+
+
+def choices(body: Body, arriving: list[Script], quiet: bool) -> list[str]:
+    found = ["submit"] * 4 if arriving else []
+    found += [f"work {worker}" for worker, box in body.inbox.items() if box] * 4
+    if len(body.trainers) < 2:
+        found += ["join"] * (4 if not body.trainers else 1)
+    if not quiet:
+        found += [f"lose {worker}" for worker in body.trainers]
+        found += ["restart"] if body.chance.random() < 0.3 else []
+    return found
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_any_kills_at_any_moment_change_no_answer(seed: int) -> None:
+    chance = random.Random(seed)
+    scripts = {ModelId(name): script_of(chance, name) for name in ("a", "b")}
+    config = OperationsConfig(save_log_after_s=6.0, max_attempts=10_000)
+    body = Body(chance, config, scripts)
+    arriving = [line for script in scripts.values() for line in arrivals_of(chance, script)]
+    arriving.reverse()
+    for turn in range(10_000):
+        options = choices(body, arriving, quiet=turn > 150)
+        if not options:
+            break
+        what, _, worker = chance.choice(options).partition(" ")
+        match what:
+            case "submit":
+                body.submit(arriving.pop())
+            case "work":
+                body.work(WorkerId(worker))
+            case "lose":
+                body.lose_trainer(WorkerId(worker))
+            case "join":
+                body.join_trainer()
+            case "restart":
+                body.restart_service()
+    expected = {r: v for script in scripts.values() for r, v in expected_results(script).items()}
+    answered = {
+        request: (expected[request] if value == "saved" else value)
+        for request, value in body.results.items()
+    }
+    assert answered == expected
+
+
+def test_a_session_goes_when_its_heartbeats_have_stopped_and_not_before() -> None:
+    book, session = SessionBook(silent_after_s=300), SessionId("s")
+    book.seen(session, 0.0)
+    assert book.reap(299.0) == []
+    book.seen(session, 299.0)
+    assert book.reap(598.0) == []
+    assert book.reap(599.0) == [session]
+    assert not book.lives(session)
+
+
+def test_restarts_back_off_and_forgive_a_worker_that_lived() -> None:
+    policy = RestartPolicy(first_s=0.1, longest_s=1.0, healthy_after_s=20)
+    assert [policy.delay_s(deaths) for deaths in (1, 2, 3, 9)] == [0.1, 0.2, 0.4, 1.0]
+    assert policy.deaths_after(5, lived_s=3.0) == 6
+    assert policy.deaths_after(5, lived_s=30.0) == 1
