@@ -69,7 +69,11 @@ def _losses(
         after = 0.0 if member.next_phase is Phase.TRAIN else member.sync_s
         for node in held:
             free[node] = max(free.get(node, 0.0), member.running_s - after)
-    made: dict[JobId, int] = dict.fromkeys(by_job, 0)
+    # Who trains now is about to end an iteration that counts as one of those left.
+    made: dict[JobId, int] = {
+        member.job: int(member.next_phase is Phase.ROLLOUT and member.running_s > member.sync_s)
+        for member in members
+    }
     for number in range(_ROUNDS):
         for slot, skipped in zip(order, skip, strict=True):
             if skipped and number == 0:

@@ -1,0 +1,225 @@
+"""The co-scheduler, one event at a time; invariants are checked after each."""
+
+from scheduler_stage import Stage, job, of
+
+from slackwater.control.coschedule.commands import (
+    GrantPermit,
+    HoldJob,
+    RefuseJob,
+    RentNodes,
+    ReturnNodes,
+    ShrinkRollout,
+    StartJob,
+    StopJob,
+)
+from slackwater.control.coschedule.events import (
+    JobArrived,
+    JobCrashed,
+    JobFinished,
+    NodeLost,
+    PhaseFinished,
+    PhaseRequested,
+    TailReached,
+)
+from slackwater.model.ids import JobId, NodeId
+from slackwater.model.placement import Phase
+
+
+def test_an_arriving_job_gets_nodes_and_is_told_to_load() -> None:
+    stage = Stage()
+    commands = stage.arrive(job("a"))
+    assert [type(c) for c in commands] == [RentNodes, StartJob]
+    assert stage.starts["a"].epoch == 1
+
+
+def test_a_job_that_finds_no_room_is_told_why_and_placed_when_there_is() -> None:
+    stage = Stage("solo", rollout=1, train=1)
+    stage.arrive(job("a"))
+    held = stage.arrive(job("b"), 5.0)
+    assert len(held) == 1 and isinstance(held[0], HoldJob) and "train" in held[0].reason
+    freed = stage.tell(JobFinished(50.0, JobId("a"), 1))
+    assert [c.job for c in freed if isinstance(c, StartJob)] == ["b"]
+
+
+def test_a_job_that_can_never_run_here_is_refused_for_good() -> None:
+    stage = Stage("solo", rollout=1, train=1)
+    refused = stage.arrive(job("wide", nodes=2))
+    assert len(refused) == 1 and isinstance(refused[0], RefuseJob)
+    assert "2" in refused[0].reason
+    assert stage.arrive(job("wide", nodes=2), 9.0) == []
+
+
+def test_backfill_lets_a_small_job_pass_a_wide_one_that_waits() -> None:
+    for backfill, expected in ((True, ["small"]), (False, [])):
+        stage = Stage("solo", rollout=3, train=3, backfill=backfill)
+        stage.arrive(job("first", nodes=2))
+        stage.arrive(job("second"))
+        stage.arrive(job("wide", nodes=3), 1.0)
+        stage.arrive(job("small", nodes=1), 2.0)
+        commands = stage.tell(JobFinished(50.0, JobId("second"), 1))
+        assert [c.job for c in of(StartJob, commands)] == expected
+
+
+def test_two_jobs_of_a_group_never_hold_the_same_node() -> None:
+    stage = Stage(rollout=8, train=8)
+    stage.arrive(job("a"))
+    stage.arrive(job("b"))
+    assert stage.starts["a"].group == stage.starts["b"].group
+    stage.request("a", 10)
+    assert of(GrantPermit, stage.request("b", 11)) == []
+    commands = stage.finish("a", 110)
+    assert [c.job for c in of(GrantPermit, commands)] == ["b"]
+    assert stage.permits["b"].switch
+
+
+def test_what_comes_late_or_twice_changes_nothing() -> None:
+    stage = Stage()
+    spec = job("a")
+    stage.arrive(spec)
+    assert stage.arrive(spec, 1.0) == []
+    stage.request("a", 10)
+    first = stage.permits["a"].permit
+    assert stage.request("a", 11) == []  # asked again while it runs
+    stage.finish("a", 110)
+    assert stage.tell(PhaseFinished(111, JobId("a"), first, 100)) == []  # the permit is back
+    assert stage.tell(PhaseFinished(111, JobId("a"), 999, 100)) == []  # never was
+    assert stage.request("a", 112, Phase.ROLLOUT) == []  # it is at its train phase
+    assert stage.tell(PhaseRequested(112, JobId("a"), 7, Phase.TRAIN, 0)) == []  # no such epoch
+    stage.request("a", 113, Phase.TRAIN)
+    stage.finish("a", 200)
+    assert stage.request("a", 201, Phase.ROLLOUT, iteration=0) == []  # of the last iteration
+    assert stage.request("a", 202, Phase.ROLLOUT, iteration=1) != []
+    assert stage.tell(JobFinished(300, JobId("a"), 4)) == []
+    assert stage.tell(JobCrashed(300, JobId("nobody"), 1)) == []
+
+
+def test_a_crash_leaves_the_others_of_the_group_alone() -> None:
+    stage = Stage()
+    stage.arrive(job("a"))
+    stage.arrive(job("b"))
+    stage.request("a", 10)
+    stage.request("b", 10)
+    commands = stage.tell(JobCrashed(60, JobId("a"), 1))
+    assert [c.job for c in of(GrantPermit, commands)] == ["b"]
+    assert of(StopJob, commands) == [] and of(StartJob, commands) == []
+    end = stage.finish("b", 160)
+    assert end == []
+    assert [c.job for c in of(GrantPermit, stage.request("b", 160, Phase.TRAIN))] == ["b"]
+
+
+def test_a_recovered_job_is_a_new_arrival_and_resumes_at_its_checkpoint() -> None:
+    stage = Stage()
+    spec = job("a")
+    stage.arrive(spec)
+    now = stage.iteration("a", 10, 0)
+    now = stage.iteration("a", now, 1)
+    stage.tell(JobCrashed(now + 30, JobId("a"), 1))
+    assert stage.tell(JobArrived(now + 40, spec)) == []  # the first arrival, late and doubled
+    stage.tell(JobArrived(now + 2000, spec, iterations_done=2, crashes=1))
+    assert stage.starts["a"].epoch == 2 and stage.starts["a"].iterations_done == 2
+    stage.iteration("a", now + 2100, 2)
+    assert stage.scheduler.job(JobId("a")).elapsed_s(now + 2300) == 400 + 200
+
+
+def test_a_lost_node_stops_just_the_jobs_that_are_pinned_to_it() -> None:
+    stage = Stage("solo")
+    stage.arrive(job("a"))
+    stage.arrive(job("b"))
+    lost = stage.starts["a"].train_nodes[0]
+    commands = stage.tell(NodeLost(100, lost))
+    assert [(c.job, c.moves) for c in of(StopJob, commands)] == [("a", False)]
+    assert lost in next(c.nodes for c in commands if isinstance(c, ReturnNodes))
+    assert stage.tell(NodeLost(101, NodeId("train-77"))) == []
+
+
+def test_a_tail_moves_aside_only_for_someone_who_waits() -> None:
+    stage = Stage()
+    stage.arrive(job("a"))
+    stage.arrive(job("b"))
+    stage.request("a", 10)
+    permit = stage.permits["a"].permit
+    assert stage.tell(TailReached(60, JobId("a"), permit)) == []
+    stage.request("b", 65)
+    commands = stage.tell(TailReached(70, JobId("a"), permit))
+    assert [type(c) for c in commands] == [ShrinkRollout, GrantPermit]
+    assert stage.permits["b"].phase is Phase.ROLLOUT
+    stage.finish("a", 100)
+    assert of(GrantPermit, stage.request("a", 100, Phase.TRAIN))
+
+
+def test_nodes_that_no_one_uses_are_given_back_when_the_last_job_leaves() -> None:
+    stage = Stage()
+    stage.arrive(job("a"))
+    commands = stage.tell(JobFinished(500, JobId("a"), 1))
+    assert len(next(c.nodes for c in commands if isinstance(c, ReturnNodes))) == 2
+    assert stage.scheduler.hourly_cost() == 0
+
+
+def test_lengths_beyond_the_declared_ones_are_taken_over_as_drift() -> None:
+    stage = Stage()
+    stage.arrive(job("a", 100, 100, iterations=40))
+    now = 10.0
+    for number in range(6):
+        now = stage.iteration("a", now, number, work_s=130)
+    assert stage.scheduler.job(JobId("a")).profile.rollout_s > 130
+    assert stage.scheduler.job(JobId("a")).spec.profile.rollout_s == 100
+
+
+def test_lengths_within_the_declared_ones_are_no_drift() -> None:
+    stage = Stage()
+    stage.arrive(job("a", 100, 100, iterations=40))
+    now = 10.0
+    for number in range(6):
+        now = stage.iteration("a", now, number, work_s=100)
+    assert stage.scheduler.job(JobId("a")).profile.rollout_s == 100
+
+
+def test_learned_lengths_are_there_after_enough_iterations_and_below_the_worst_case() -> None:
+    stage = Stage("ours", min_samples=12)
+    stage.arrive(job("a", 100, 100, iterations=400))
+    state = stage.scheduler.job(JobId("a"))
+    now = 10.0
+    for number in range(200):
+        config = stage.scheduler._config
+        learned = state.learned(config.min_samples, config.miss_probability, config.switching)
+        assert (learned is None) == (number < 12)
+        now = stage.iteration("a", now, number, work_s=40)
+    assert learned is not None and 40 < learned.train_s < 60
+
+
+def test_a_jobs_clock_starts_with_its_first_permit_and_a_wait_counts() -> None:
+    stage = Stage()
+    stage.arrive(job("a"))
+    stage.arrive(job("b"))
+    stage.request("a", 10)
+    stage.request("b", 20)
+    assert stage.scheduler.job(JobId("b")).elapsed_s(60) == 0
+    stage.finish("a", 110)
+    assert stage.scheduler.job(JobId("b")).elapsed_s(160) == 50
+    stage.request("a", 110, Phase.TRAIN)
+    stage.finish("a", 210)
+    stage.request("a", 210, Phase.ROLLOUT, iteration=1)
+    assert stage.scheduler.job(JobId("a")).elapsed_s(300) == 290
+
+
+def late_iteration(elapsed_s: float) -> list[str]:
+    """Two jobs share nodes; the first one's first iteration ends after `elapsed_s`. Answers who is moved."""
+    stage = Stage("group", learn=True)
+    stage.arrive(job("a", slo=2.0, iterations=20))
+    stage.arrive(job("b", slo=2.0, iterations=20))
+    stage.request("a", 10)
+    stage.finish("a", 110)
+    stage.request("a", 110, Phase.TRAIN)
+    commands = stage.finish("a", 10 + elapsed_s)
+    assert [c.job for c in of(StartJob, commands)] == [c.job for c in of(StopJob, commands)]
+    return [c.job for c in of(StopJob, commands)]
+
+
+def test_the_guard_gives_a_job_its_own_nodes_just_before_its_slo_could_break() -> None:
+    """19 iterations alone take 3,800 s and the move 197 s; the bound is 8,000 s."""
+    assert late_iteration(3300) == []
+    assert late_iteration(3800) == ["a"]
+
+
+def test_the_guard_leaves_a_job_where_it_is_when_a_move_would_surely_break_its_slo() -> None:
+    assert late_iteration(4100) == []
