@@ -7,6 +7,7 @@ from slackwater.policy.dedicated import CoLocated, SoloDisaggregated
 from slackwater.policy.fleet import Fleet
 from slackwater.policy.group_placement import GroupPlacement
 from slackwater.policy.group_table import MAX_MEMBERS
+from slackwater.policy.interleaving import Interleaving
 from slackwater.policy.placement import PlacementPolicy
 
 
@@ -59,7 +60,13 @@ def _group(fleet: Fleet, options: Options, seed: int) -> PlacementPolicy:
     return GroupPlacement(fleet, options.whole("max_group_size", MAX_MEMBERS))
 
 
+def _ours(fleet: Fleet, options: Options, seed: int) -> PlacementPolicy:
+    del seed
+    return Interleaving(fleet, options.whole("max_group_size", MAX_MEMBERS))
+
+
 POLICIES: dict[str, Callable[[Fleet, Options, int], PlacementPolicy]] = {
+    "ours": _ours,
     "group": _group,
     "solo": _solo,
     "colocated": _colocated,

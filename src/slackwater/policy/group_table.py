@@ -30,9 +30,19 @@ class GroupTable:
         self.train_gb: Floats = np.zeros(rows)
         self.node_gb: Floats = np.zeros((rows, MAX_ROLLOUT_NODES))
         self.work: Floats = np.zeros((rows, WORK_ROWS, MAX_MEMBERS))
+        self.cycle_s: Floats = np.zeros(rows)
         self.pins: Ints = np.zeros((rows, MAX_MEMBERS), np.int64)
 
-    _COLUMNS = ("members", "train_nodes", "node_mask", "train_gb", "node_gb", "work", "pins")
+    _COLUMNS = (
+        "members",
+        "train_nodes",
+        "node_mask",
+        "train_gb",
+        "node_gb",
+        "work",
+        "cycle_s",
+        "pins",
+    )
 
     def take_row(self, train_nodes: int) -> int:
         """A row for a new group without members."""

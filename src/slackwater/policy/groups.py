@@ -9,6 +9,7 @@ from slackwater.model.ids import GroupId, JobId, NodeId
 from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.node import Role
 from slackwater.model.placement import GroupPlan, Placement, Strategy
+from slackwater.policy.cycle_fitting import busiest_s
 from slackwater.policy.fleet import Fleet
 from slackwater.policy.group_table import (
     BOUND_S,
@@ -152,6 +153,7 @@ class GroupBook:
     def _leave(self, member: Member, *, keep_group: bool = False) -> None:
         row, profile = member.row, member.spec.profile
         group = self.groups[row]
+        self._forget_slots(group, member.spec.job)
         self.table.drop(row, member.index)
         del group.jobs[member.index]
         for job in group.jobs[member.index :]:
@@ -168,11 +170,20 @@ class GroupBook:
             self.ledger.give_back(group.rollout.pop(slot))
             self.table.node_gb[row, slot] = 0.0
         self.table.node_mask[row] = used
+        shortest_s = busiest_s(self.table.work[row], self.table.pins[row], len(group.jobs))
+        self.table.cycle_s[row] = min(self.table.cycle_s[row], shortest_s)
         if not group.jobs and not keep_group:
             for node in group.train:
                 self.ledger.give_back(node)
             del self.groups[row]
             self.table.clear_row(row)
+
+    @staticmethod
+    def _forget_slots(group: Group, job: JobId) -> None:
+        """What remains of a plan when a job leaves is still within every bound."""
+        if group.plan is not None:
+            slots = tuple(slot for slot in group.plan.slots if slot.job != job)
+            group.plan = GroupPlan(group.plan.period_s, slots)
 
     def observe(self, standings: Sequence[Standing]) -> None:
         """Note how jobs stand; those that are not placed are passed over."""
@@ -204,10 +215,21 @@ class GroupBook:
         """Where a job is."""
         member = self.members[job]
         group = self.groups[member.row]
-        rollout = tuple(group.rollout[slot] for slot in bits(member.pins)) or group.train
         return Placement(
-            job, group.group, rollout, group.train, member.strategy, member.reason, group.plan
+            job,
+            group.group,
+            self.rollout_nodes(job),
+            group.train,
+            member.strategy,
+            member.reason,
+            group.plan,
         )
+
+    def rollout_nodes(self, job: JobId) -> tuple[NodeId, ...]:
+        """Where a job rolls out: nodes of its pinning, or the group's train nodes."""
+        member = self.members[job]
+        group = self.groups[member.row]
+        return tuple(group.rollout[slot] for slot in bits(member.pins)) or group.train
 
     def placements(self) -> Sequence[Placement]:
         """Where all jobs are."""

@@ -1,0 +1,258 @@
+"""Interleaving: jobs of unlike periods share nodes in one cycle, and pay for it with the time their SLO leaves.
+
+Of group placement three things are given up, and none of its guarantees: a job makes as many iterations per cycle as its bound
+asks for, not one; a group takes members until the bounds are reached, not until it is saturated; and a job's bound
+is its budget, the time that its SLO leaves over the iterations still to make, so that what it ran faster than its bound is
+credit for sharing or for a move. Rollouts may use the train nodes' own bubbles. The place that adds the least cost until the group
+is drained is taken, and jobs of thin groups move when that saves more than the restart costs.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from slackwater.model.ids import JobId
+from slackwater.model.job import JobProfile, JobSpec
+from slackwater.model.node import Role
+from slackwater.model.placement import Placement, Refusal, Strategy
+from slackwater.policy.consolidation import Consolidation, Merger, newcomer, restart_s
+from slackwater.policy.cycle_plan import adopt_cycle, fit_group
+from slackwater.policy.fleet import Fleet
+from slackwater.policy.group_table import MAX_MEMBERS, MAX_ROLLOUT_NODES
+from slackwater.policy.grouped_placement import GroupedPlacement
+from slackwater.policy.groups import Choice
+from slackwater.policy.interleaving_scan import scan_cycles, train_share
+
+_MERGERS_AT_ONCE = 4
+
+
+class Interleaving(GroupedPlacement):
+    """Our policy. A rebalance looks at `thin_groups` groups at most."""
+
+    name = "ours"
+
+    def __init__(
+        self, fleet: Fleet, max_group_size: int = MAX_MEMBERS, thin_groups: int = 6
+    ) -> None:
+        super().__init__(fleet, max_group_size)
+        self.thin_groups = thin_groups
+        self._consolidation = Consolidation(self.book, max_group_size)
+        self._changed: set[int] = set()
+
+    def _why_never(self, profile: JobProfile) -> str | None:
+        apart = self.fleet.why_never(profile)
+        return apart if apart and self.fleet.why_never_local(profile) else None
+
+    def place(self, job: JobSpec, now_s: float) -> Placement | Refusal:
+        """Find nodes for an arriving job; its placement brings the group's new cycle."""
+        placed = super().place(job, now_s)
+        if isinstance(placed, Refusal):
+            return placed
+        row = self.book.members[job.job].row
+        self._plan(row)
+        return self.book.placement(job.job)
+
+    def _plan(self, row: int) -> None:
+        cycle = fit_group(self.book, row)
+        assert cycle is not None, f"{self.book.groups[row].group} was admitted without a cycle"
+        adopt_cycle(self.book, row, self.book.groups[row].jobs, cycle)
+        self._changed.add(row)
+
+    def _choose(self, job: JobSpec, now_s: float) -> Choice | None:
+        del now_s
+        profile, left = job.profile, job.iterations
+        budget_s = job.slo * left * profile.solo_s
+        alone, alone_cost = self._alone(profile, left, budget_s)
+        shared, shared_cost = self._cheapest_shared(profile, left, budget_s, alone_cost)
+        best, best_cost = (alone, alone_cost) if shared is None else (shared, shared_cost)
+        if self._may_open(profile):
+            arriving = newcomer(profile, left, budget_s)
+            for row in self._thin_rows(most_members=1):
+                layout = self._consolidation.with_newcomer(arriving, row, best_cost)
+                if layout is not None:
+                    best_cost = layout.cost
+                    best = self._opened_for(profile, layout.pins[0], row)
+        return best
+
+    def _may_open(self, profile: JobProfile) -> bool:
+        ledger = self.book.ledger
+        return (
+            ledger.free(Role.TRAIN) >= profile.train_nodes
+            and ledger.free(Role.ROLLOUT) >= profile.rollout_nodes
+        )
+
+    def _opened_for(self, profile: JobProfile, pins: int, row: int) -> Choice:
+        rollout_nodes = profile.rollout_nodes if pins else 0
+        strategy = Strategy.ISOLATE if pins else Strategy.COLOCATE
+        reason = f"new nodes, on which {self.book.groups[row].group} can join it"
+        return Choice(None, 0, rollout_nodes, profile.train_nodes, strategy, reason)
+
+    def _cheapest_shared(
+        self, profile: JobProfile, left: int, budget_s: float, to_beat: float
+    ) -> tuple[Choice | None, float]:
+        """The group that it joins at the least added cost, if that is below `to_beat`."""
+        table, fleet, ledger = self.book.table, self.fleet, self.book.ledger
+        row, pins, new_nodes, cost = scan_cycles(
+            table.rows,
+            -1,
+            table.members,
+            table.train_nodes,
+            table.node_mask,
+            table.train_gb,
+            table.node_gb,
+            table.work,
+            table.pins,
+            table.cycle_s,
+            np.array(
+                [
+                    profile.rollout_s,
+                    fleet.local_rollout_s(profile, 1),
+                    profile.train_s_on(1),
+                    profile.sync_s,
+                    budget_s,
+                    left,
+                    profile.rollout_state_gb,
+                    profile.train_state_gb,
+                    profile.rollout_nodes,
+                    left * profile.solo_s / 3600,
+                ]
+            ),
+            np.array(
+                [
+                    self.max_group_size,
+                    ledger.free(Role.ROLLOUT),
+                    fleet.rollout.node_type.host_memory_gb,
+                    fleet.train.node_type.host_memory_gb,
+                    MAX_ROLLOUT_NODES,
+                    fleet.rollout.node_type.price_per_h,
+                    fleet.train.node_type.price_per_h,
+                    to_beat,
+                ]
+            ),
+        )
+        if row < 0:
+            return None, np.inf
+        strategy = _sharing_strategy(int(pins), int(new_nodes))
+        reason = f"adds ${cost:.0f} until {self.book.groups[row].group} is drained"
+        return Choice(int(row), int(pins), int(new_nodes), 0, strategy, reason), float(cost)
+
+    def _alone(
+        self, profile: JobProfile, left: int, budget_s: float
+    ) -> tuple[Choice | None, float]:
+        """Nodes of its own, at the least cost over its life that its budget allows; infinite if none are free."""
+        best, best_cost = None, np.inf
+        ledger, fleet = self.book.ledger, self.fleet
+        for nodes in range(1, profile.train_nodes + 1):
+            remote_s = profile.rollout_s + profile.train_s_on(nodes) + profile.sync_s
+            local_s = fleet.local_rollout_s(profile, nodes) + profile.train_s_on(nodes)
+            shapes = (
+                (profile.rollout_nodes, remote_s, fleet.why_never(profile), Strategy.ISOLATE),
+                (0, local_s, fleet.why_never_local(profile), Strategy.COLOCATE),
+            )
+            for rollout_nodes, iteration_s, never, strategy in shapes:
+                cost = fleet.price_per_h(rollout_nodes, nodes) * left * iteration_s / 3600
+                fits = left * iteration_s <= budget_s * (1 + 1e-9) and never is None
+                free = (
+                    ledger.free(Role.ROLLOUT) >= rollout_nodes and ledger.free(Role.TRAIN) >= nodes
+                )
+                if fits and free and cost < best_cost:
+                    reason = f"no group can take it for less than ${cost:.0f} over its life"
+                    best = Choice(None, 0, rollout_nodes, nodes, strategy, reason)
+                    best_cost = cost
+        return best, best_cost
+
+    def remove(self, job: JobId, now_s: float) -> Sequence[Placement]:
+        """Forget a job, then see which others should move together."""
+        member = self.book.members[job]
+        self._changed.add(member.row)
+        self.book.remove(job)
+        return self.rebalance(now_s)
+
+    def isolate(self, job: JobId, now_s: float) -> Sequence[Placement]:
+        """Give a placed job nodes of its own; empty if it has them, or if none are free."""
+        left = self.book.members[job].row
+        moves = super().isolate(job, now_s)
+        if moves:
+            self._changed.add(left)
+            self._plan(self.book.members[job].row)
+        return [self.book.placement(move.job) for move in moves]
+
+    def rebalance(self, now_s: float) -> Sequence[Placement]:
+        """Bring jobs of thin groups together, or lay a group out anew, where that saves more than the restarts cost."""
+        del now_s
+        moves: dict[JobId, Placement] = {}
+        for _ in range(_MERGERS_AT_ONCE):
+            merger = self._best_merger()
+            if merger is None:
+                break
+            for job in self._merge(merger):
+                moves[job] = self.book.placement(job)
+        self._changed.clear()
+        return [self.book.placement(job) for job in moves]
+
+    def _best_merger(self) -> Merger | None:
+        thin = self._thin_rows(most_members=3)
+        everything = len(self.book.groups) <= self.thin_groups
+        best: Merger | None = None
+        for target in thin:
+            pairs: list[tuple[JobId, ...]] = [()]
+            for source in thin:
+                if source != target and (everything or {source, target} & self._changed):
+                    jobs = tuple(self.book.groups[source].jobs)
+                    pairs.append(jobs)
+                    if len(jobs) > 1:
+                        pairs.extend((job,) for job in jobs)
+            for incoming in pairs:
+                merger = self._consolidation.merge(incoming, target)
+                if merger is not None and (best is None or merger.gain > best.gain):
+                    best = merger
+        return best
+
+    def _merge(self, merger: Merger) -> list[JobId]:
+        """Carry a merger out; the jobs that change nodes."""
+        row = merger.row
+        real = {1 << slot: 1 << slot for slot in self.book.groups[row].rollout}
+        moved = []
+        for job, wanted in zip(merger.jobs, merger.layout.pins, strict=True):
+            member = self.book.members[job]
+            if member.row == row and member.pins == wanted:
+                continue
+            kept, missing = 0, []
+            bit = 1
+            while bit <= wanted:
+                if wanted & bit:
+                    if bit in real:
+                        kept |= real[bit]
+                    else:
+                        missing.append(bit)
+                bit <<= 1
+            before = int(self.book.table.node_mask[row])
+            member.budget_s -= restart_s(self.fleet, member.spec.profile)
+            strategy = _sharing_strategy(kept, len(missing))
+            reason = f"sharing {self.book.groups[row].group} saves ${merger.gain:.0f}"
+            self.book.move(job, Choice(row, kept, len(missing), 0, strategy, reason))
+            opened = int(self.book.table.node_mask[row]) & ~before & ~kept
+            for bit in missing:
+                low = opened & -opened
+                real[bit] = low
+                opened ^= low
+            moved.append(job)
+        adopt_cycle(self.book, row, merger.jobs, merger.layout.cycle)
+        self._changed.add(row)
+        return moved
+
+    def _thin_rows(self, most_members: int) -> list[int]:
+        table = self.book.table
+        thin = [
+            (train_share(table.work[row], table.pins[row], len(group.jobs)), row)
+            for row, group in self.book.groups.items()
+            if len(group.jobs) <= most_members
+        ]
+        thin.sort(key=lambda entry: (entry[1] not in self._changed, *entry))
+        return [row for _, row in thin[: self.thin_groups]]
+
+
+def _sharing_strategy(pins: int, new_nodes: int) -> Strategy:
+    if new_nodes:
+        return Strategy.SCALE
+    return Strategy.PACK if pins else Strategy.COLOCATE
