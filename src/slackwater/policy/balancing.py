@@ -46,31 +46,54 @@ class NoBalancing:
 
 @dataclass(frozen=True, slots=True)
 class FillIdle:
-    """RLBoost: one pending turn from the fullest to an instance without any; running ones only to an idle
-    instance, and only those beyond the plateau."""
+    """RLBoost: pending turns, one by one, from the fullest to an instance without any, until that is saturated;
+    with nothing pending anywhere, running ones beyond the plateau from the busiest to an idle instance.
+
+    The paper's monitor loops without pause; here one call carries its loop on until it would rest, on the loads
+    as the moves change them.
+    """
 
     def moves(self, loads: Sequence[InstanceLoad], known: EngineKnowledge) -> Sequence[Move]:
-        plateau = known.plateau
-        taking = [load for load in loads if load.accepting]
-        hungry = [
-            load for load in taking if load.pending == 0 and load.in_flight < load.max_running
-        ]
-        fullest = max(taking, key=lambda load: (load.pending, load.instance), default=None)
-        if fullest is not None and fullest.pending > 0:
-            targets = sorted(hungry, key=lambda load: (load.in_flight, load.instance))
-            return tuple(
-                Move(fullest.instance, target.instance, 1, running=False) for target in targets[:1]
-            )
-        idle = min(
-            (load for load in taking if load.in_flight == 0),
-            key=lambda load: load.instance,
-            default=None,
-        )
-        if idle is None or plateau is None:
-            return ()
-        busiest = max(taking, key=lambda load: (load.executing, load.instance))
-        excess = min(max(busiest.executing - plateau, 0), idle.max_running)
-        return (Move(busiest.instance, idle.instance, excess, running=True),) if excess else ()
+        taking = sorted((load for load in loads if load.accepting), key=lambda load: load.instance)
+        if any(load.pending for load in taking):
+            return self._pending(taking)
+        return self._running(taking, known.plateau) if known.plateau is not None else ()
+
+    @staticmethod
+    def _pending(taking: Sequence[InstanceLoad]) -> list[Move]:
+        pending = {load.instance: load.pending for load in taking}
+        room = {
+            load.instance: load.max_running - load.in_flight for load in taking if not load.pending
+        }
+        space = {load.instance: load.kv_tokens - load.kv_load_tokens for load in taking}
+        context = {load.instance: load.kv_load_tokens // max(load.executing, 1) for load in taking}
+        moved: dict[tuple[InstanceId, InstanceId], int] = {}
+        while room:
+            source = max(pending, key=lambda name: (pending[name], name))
+            target = max(room, key=lambda name: (space[name], name))
+            if pending[source] == 0:
+                break
+            if room[target] <= 0 or space[target] < context[source]:
+                del room[target]  # saturated: the next would queue up
+                continue
+            moved[source, target] = moved.get((source, target), 0) + 1
+            pending[source] -= 1
+            room[target] -= 1
+            space[target] -= context[source]
+        return [Move(*pair, count, running=False) for pair, count in moved.items()]
+
+    @staticmethod
+    def _running(taking: Sequence[InstanceLoad], plateau: int) -> list[Move]:
+        executing = {load.instance: load.executing for load in taking}
+        moves: list[Move] = []
+        for idle in (load for load in taking if load.in_flight == 0):
+            busiest = max(executing, key=lambda name: (executing[name], name))
+            excess = min(executing[busiest] - plateau, idle.max_running)
+            if excess <= 0:
+                break
+            executing[busiest] -= excess
+            moves.append(Move(busiest, idle.instance, excess, running=True))
+        return moves
 
 
 @dataclass(frozen=True, slots=True)

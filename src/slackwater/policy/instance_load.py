@@ -11,7 +11,8 @@ class InstanceLoad:
     """One instance's limits and load.
 
     `waiting` is what the instance last said it holds but does not run; `kv_load_tokens` its last report
-    plus what was sent since. `produced_per_s` is its decode rate between its last two reports.
+    plus what was sent since. `homed_tokens` is the context of the trajectories that were here last and will
+    come back. `produced_per_s` is its decode rate between its last two reports.
     """
 
     instance: InstanceId
@@ -24,6 +25,7 @@ class InstanceLoad:
     in_flight: int = 0
     waiting: int = 0
     kv_load_tokens: int = 0
+    homed_tokens: int = 0
     produced_per_s: float = 0.0
 
     @property

@@ -35,7 +35,13 @@ WAIT = Placement()
 
 
 class RoutingPolicy(Protocol):
-    """Chooses an instance for a turn among those that hold its weights and may serve its job."""
+    """Chooses an instance for a turn among those that hold its weights and may serve its job.
+
+    `warm_first`: an instance with room takes turns whose prefix it holds before those that came earlier.
+    """
+
+    @property
+    def warm_first(self) -> bool: ...
 
     def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Placement:
         """Decide for one turn."""
@@ -46,7 +52,7 @@ class RoutingPolicy(Protocol):
         ...
 
 
-def _affine(need: TurnNeed, eligible: Sequence[InstanceLoad]) -> InstanceLoad | None:
+def affine_load(need: TurnNeed, eligible: Sequence[InstanceLoad]) -> InstanceLoad | None:
     if need.affine is None:
         return None
     return next((load for load in eligible if load.instance == need.affine), None)
@@ -55,6 +61,8 @@ def _affine(need: TurnNeed, eligible: Sequence[InstanceLoad]) -> InstanceLoad | 
 @dataclass(frozen=True, slots=True)
 class RoundRobin:
     """Baseline: the next instance in order, whatever its load."""
+
+    warm_first: bool = False
 
     def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Placement:
         taking = [load for load in eligible if load.accepting]
@@ -72,6 +80,7 @@ class ShortestQueue:
     """RLBoost: the fewest pending, at most `pending_limit` (Theta) anywhere; else wait."""
 
     pending_limit: int = 8
+    warm_first: bool = False
 
     def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Placement:
         best = min(
@@ -92,8 +101,10 @@ class PinnedTrajectory:
     Only when that instance is gone does it choose again.
     """
 
+    warm_first: bool = False
+
     def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Placement:
-        home = _affine(need, eligible)
+        home = affine_load(need, eligible)
         if home is None:
             home = min(
                 (load for load in eligible if load.accepting),
@@ -114,6 +125,8 @@ class PinnedTrajectory:
 class LeastLoaded:
     """Turn-wise: the least loaded own instance with room, else the least loaded other; else wait."""
 
+    warm_first: bool = False
+
     def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Placement:
         best = min(
             (load for load in eligible if load.runs_now(need.context_tokens)),
@@ -131,9 +144,10 @@ class CacheAffine:
     """ROSE: the instance that served the last turn if it has room, else the least loaded."""
 
     otherwise: LeastLoaded = LeastLoaded()
+    warm_first: bool = False
 
     def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Placement:
-        home = _affine(need, eligible)
+        home = affine_load(need, eligible)
         if home is not None and self.takes(need, home):
             return Placement(home.instance)
         return self.otherwise.place(need, eligible)

@@ -1,7 +1,5 @@
 """Turns to instances: asks the routing policy, keeps the waiting line, and has versions pulled on demand."""
 
-from collections import OrderedDict
-
 from slackwater.control.rollout.commands import (
     AbortOn,
     Dispatch,
@@ -10,10 +8,10 @@ from slackwater.control.rollout.commands import (
     RolloutCommand,
 )
 from slackwater.control.rollout.fleet import Fleet, InstanceRecord
+from slackwater.control.rollout.homes import Homes
 from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.control.rollout.waiting_line import NeedKey, WaitingLine, need_key
-from slackwater.model.ids import InstanceId, TrajectoryId
 from slackwater.model.turn import AttemptId
 from slackwater.policy.instance_load import InstanceLoad
 from slackwater.policy.routing import Placement, TurnNeed
@@ -29,7 +27,7 @@ class Dispatcher:
         self.attempts: dict[int, LiveTurn] = {}
         self.next_attempt = 1
         self._placed = 0
-        self._homes: OrderedDict[TrajectoryId, tuple[InstanceId, int]] = OrderedDict()
+        self.homes = Homes(fleet, settings.home_lease_s, settings.remembered_trajectories)
 
     def place(
         self, turn: LiveTurn, now_s: float, out: list[RolloutCommand], *, first: bool = False
@@ -62,16 +60,22 @@ class Dispatcher:
             self._send(turn, record, now_s, out)
 
     def _next_for(self, record: InstanceRecord) -> LiveTurn | None:
-        takes = self._settings.routing.takes
-        preferring = self.line.preferring(record.spec.instance)
-        if preferring is not None and self._can_run(preferring, record):
-            return preferring if takes(self._need(preferring), record.load) else None
-        heads = [
+        routing = self._settings.routing
+        able = [
             turn
             for turn in self.line.heads()
-            if self._can_run(turn, record) and takes(self._need(turn), record.load)
+            if self._can_run(turn, record) and routing.takes(self._need(turn), record.load)
         ]
-        return min(heads, key=lambda turn: turn.sequence, default=None)
+        warm = self.line.preferring(record.spec.instance)
+        if (
+            warm is not None
+            and self._can_run(warm, record)
+            and routing.takes(self._need(warm), record.load)
+        ):
+            if routing.warm_first:
+                return warm
+            able.append(warm)
+        return min(able, key=lambda turn: turn.sequence, default=None)
 
     @staticmethod
     def _can_run(turn: LiveTurn, record: InstanceRecord) -> bool:
@@ -159,7 +163,7 @@ class Dispatcher:
 
     def _need(self, turn: LiveTurn) -> TurnNeed:
         spec = turn.spec
-        home, cached = self._homes.get(spec.trajectory, (None, 0))
+        home, cached = self.homes.of(spec.trajectory)
         return TurnNeed(
             spec.turn,
             spec.trajectory,
@@ -189,7 +193,7 @@ class Dispatcher:
             record.progress_s = now_s
         load.in_flight += 1
         load.kv_load_tokens += turn.sent_context
-        self.remember(turn)
+        self.homes.remember(turn, now_s, sent=True)
         out.append(
             Dispatch(
                 record.spec.instance,
@@ -202,11 +206,3 @@ class Dispatcher:
                 turn.wants_prompt_scores,
             )
         )
-
-    def remember(self, turn: LiveTurn) -> None:
-        """The turn's instance holds the trajectory's prefix, as far as it has got."""
-        assert turn.instance is not None
-        self._homes[turn.spec.trajectory] = (turn.instance, turn.context_tokens)
-        self._homes.move_to_end(turn.spec.trajectory)
-        if len(self._homes) > self._settings.remembered_trajectories:
-            self._homes.popitem(last=False)

@@ -116,6 +116,7 @@ class RolloutManager:
         if event.name == WATCH:
             self._watching = False
             self._expire(event.now_s, out)
+            self.books.dispatcher.homes.expire(event.now_s)
             self._membership.watch(event.now_s, out)
             self._desk.watch(event.now_s, out)
             self._rebalancer.watch(event.now_s, out)

@@ -15,6 +15,7 @@ class RolloutSettings:
     `lease_s`: an instance not heard for so long is gone. `stall_s`: turns leave an instance that runs some
     and makes no token for so long (`borrowed_stall_s` for borrowed ones, ROSE 4.1).
     `barren_losses`: a turn whose instances vanish so often without one token of progress fails.
+    `home_lease_s`: a trajectory that does not return for so long is taken to have left its cache.
     `faults_allowed`: an instance that lies more often is released.
     """
 
@@ -29,6 +30,7 @@ class RolloutSettings:
     balance_every_s: float = 1.0
     barren_losses: int = 8
     faults_allowed: int = 3
+    home_lease_s: float = 60.0
     remembered_trajectories: int = 100_000
 
     def __post_init__(self) -> None:
