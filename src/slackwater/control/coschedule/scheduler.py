@@ -4,7 +4,7 @@ One event in, commands out. Placement policies say which jobs share which nodes;
 come late or twice (an old epoch, a permit that is back already) change nothing.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from slackwater.control.coschedule.commands import (
@@ -140,7 +140,9 @@ class CoScheduler:
         for state in struck:
             self._strike(state)
             commands.append(StopJob(state.spec.job, state.epoch, False, f"{event.node} is lost"))
-        return commands + self._depart(struck, event.now_s) if struck else []
+        if struck:
+            commands.extend(self._depart(struck, event.now_s))
+        return commands
 
     def _strike(self, state: JobState) -> None:
         """A crash: the broken iteration is done again, and is no one's delay."""
@@ -148,14 +150,17 @@ class CoScheduler:
         state.crashes += 1
         state.spent_s, state.clock_s = state.iteration_began_s, None
 
-    def _depart(self, leaving: Iterable[JobState], now_s: float) -> list[Command]:
-        commands: list[Command] = []
+    def _depart(self, leaving: Sequence[JobState], now_s: float) -> list[Command]:
+        freed = [node for state in leaving for node in self._withdraw(state, now_s)]
+        answers: dict[JobId, Placement] = {}
         for state in leaving:
-            job = state.spec.job
-            freed = self._withdraw(state, now_s)
             self._observe(now_s)
-            commands.extend(self._apply(self._policy.remove(job, now_s), now_s))
-            commands.extend(self._grant(freed, now_s))
+            for placement in self._policy.remove(state.spec.job, now_s):
+                answers.pop(placement.job, None)  # The last answer stands, and stands last.
+                answers[placement.job] = placement
+        staying = [placement for job, placement in answers.items() if job in self._placed]
+        commands = self._apply(staying, now_s)
+        commands.extend(self._grant(tuple(freed), now_s))
         commands.extend(self._admit_held(now_s))
         return commands
 
