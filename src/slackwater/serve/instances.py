@@ -22,6 +22,7 @@ class WishBody(Body):
 
     model: str | None = None
     kind: Kind = "spot"
+    engine: Literal["embedded", "vllm"] = "embedded"
     vllm_url: Annotated[str, Field(pattern=r"^https?://")] | None = None
 
 
@@ -44,7 +45,9 @@ def _wish(plane: ControlPlane, body: WishBody) -> InstanceWish:
     model = body.model or names[0]
     if body.model is None and len(names) > 1:
         raise ConfigError.of("model", None, f"must be one of: {', '.join(names)}")
-    return InstanceWish(model, InstanceKind(body.kind), body.vllm_url)
+    if body.vllm_url is not None and body.engine != "vllm":
+        raise ConfigError.of("vllm_url", body.vllm_url, "needs engine: vllm")
+    return InstanceWish(model, InstanceKind(body.kind), body.engine, body.vllm_url)
 
 
 def instance_routes(plane: ControlPlane) -> APIRouter:

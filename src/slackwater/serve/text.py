@@ -147,6 +147,7 @@ class TextStream:
             end = self._cut
         else:
             end = len(self._decoded) - (0 if final else self._longest_stop - 1)
+        end = max(end, self._shown)
         shown = self._decoded[self._shown : end]
-        self._shown = max(end, self._shown)
+        self._shown = end
         return shown

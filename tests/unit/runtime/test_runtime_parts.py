@@ -1,0 +1,283 @@
+"""The live parts one by one: store, hub, folder, tenants, futures."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
+from slackwater.model.ids import ModelId, RequestId, SamplingSessionId, TenantId, WorkerId
+from slackwater.model.operation import FaultOwner, Operation, OpKind, OpStatus
+from slackwater.model.seeds import default_seed, sample_seed
+from slackwater.runtime import operation_log as log
+from slackwater.runtime.base_models import BaseModel, BaseModels
+from slackwater.runtime.checkpoint_shelf import checkpoint_path, parse_path
+from slackwater.runtime.finished_feed import FinishedFeed, FinishedRequest
+from slackwater.runtime.future_board import FutureBoard, Outcome
+from slackwater.runtime.state_directory import StateDirectory
+from slackwater.runtime.store import Store
+from slackwater.runtime.tenants import Tenants
+from slackwater.runtime.worker_hub import WorkerHub
+from slackwater.wire import messages
+from slackwater.wire.frames import Frame, FrameDecoder
+
+
+def submission(
+    seq: int, kind: OpKind, payload: bytes, request: str, strict: bool = True
+) -> log.Submission:
+    operation = Operation(RequestId(request), ModelId("m"), seq, kind)
+    return log.Submission(operation, TenantId("t"), payload, 1.0, strict)
+
+
+def test_a_number_sent_again_gives_the_first_request_and_another_payload_is_refused(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        store = Store(f"sqlite:///{tmp_path / 'db'}")
+        await store.open()
+        first = submission(1, OpKind.OPTIM_STEP, b"a", "r1")
+        assert await store.call(lambda c: log.add_operation(c, first)) == ("r1", True)
+        again = submission(1, OpKind.OPTIM_STEP, b"a", "r2")
+        assert await store.call(lambda c: log.add_operation(c, again)) == ("r1", False)
+        other = submission(1, OpKind.OPTIM_STEP, b"b", "r3")
+        with pytest.raises(RefusedError, match="seq_id: 1"):
+            await store.call(lambda c: log.add_operation(c, other))
+        lenient = submission(1, OpKind.OPTIM_STEP, b"b", "r4", strict=False)
+        assert await store.call(lambda c: log.add_operation(c, lenient)) == ("r1", False)
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_was_written_is_there_after_the_store_is_opened_again(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'db'}"
+
+    async def write() -> None:
+        store = Store(url)
+        await store.open()
+        new = submission(3, OpKind.FORWARD_BACKWARD, b"batch", "r")
+        await store.call(lambda c: log.add_operation(c, new))
+        outcome = Outcome("forward_backward", None, "no", FaultOwner.USER)
+        await store.call(lambda c: log.finish_operation(c, RequestId("r"), outcome, 2.0))
+        await store.close()
+
+    async def read() -> None:
+        store = Store(url)
+        await store.open()
+        (record,) = await store.call(lambda c: log.records_after(c, ModelId("m"), 2))
+        assert (record.operation.seq, record.status) == (3, OpStatus.FAILED)
+        assert await store.call(lambda c: log.records_after(c, ModelId("m"), 3)) == ()
+        assert await store.call(lambda c: log.payload_of(c, RequestId("r"))) == b"batch"
+        await store.close()
+
+    asyncio.run(write())
+    asyncio.run(read())
+
+
+def test_a_transaction_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store = Store(f"sqlite:///{tmp_path / 'db'}")
+        await store.open()
+
+        def half(connection: sa.Connection) -> None:
+            log.add_operation(connection, submission(1, OpKind.SAVE, b"", "r"))
+            raise RuntimeError("in the middle")
+
+        with pytest.raises(RuntimeError):
+            await store.call(half)
+        assert await store.call(lambda c: log.records_after(c, ModelId("m"), None)) == ()
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_wrong_database_url_says_how_to_write_one() -> None:
+    with pytest.raises(ConfigError, match="sqlite:///FILE"):
+        Store("no url")
+
+
+class Heard:
+    """Notes what the hub says."""
+
+    def __init__(self) -> None:
+        self.joined: list[str] = []
+        self.said: list[Frame] = []
+        self.lost: list[str] = []
+        self.loss = asyncio.Event()
+
+    def worker_joined(self, hello: messages.Hello) -> None:
+        self.joined.append(hello.worker)
+
+    def worker_said(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
+        self.said += frames
+
+    def worker_lost(self, worker: WorkerId, reason: str) -> None:
+        self.lost.append(reason)
+        self.loss.set()
+
+
+HELLO = messages.encode(messages.Hello("secret", "w", "trainer"))
+
+
+async def talk(data: bytes, then: bytes = b"", **limits: float) -> tuple[Heard, bytes]:
+    """Send bytes to a hub, `then` more after its answer, and hang up."""
+    heard = Heard()
+    hub = WorkerHub(heard, "secret", **limits)
+    await hub.start()
+    reader, writer = await asyncio.open_connection(*hub.address)
+    writer.write(data)
+    async with asyncio.timeout(10):
+        answer = await reader.read(4096)
+        writer.write(then)
+        writer.close()
+        if heard.joined:
+            await heard.loss.wait()
+    await hub.close()
+    return heard, answer
+
+
+def first_message(answer: bytes) -> messages.ToWorker:
+    return messages.decode_to_worker(FrameDecoder().feed(answer)[0].body)
+
+
+def test_a_worker_with_the_secret_is_welcome_and_its_leaving_is_told_once() -> None:
+    heard, answer = asyncio.run(talk(HELLO))
+    assert isinstance(first_message(answer), messages.Welcome)
+    assert heard.joined == ["w"]
+    assert heard.lost == ["it closed the connection"]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (messages.encode(messages.Hello("guess", "w", "trainer")), "secret"),
+        (messages.encode(messages.Hello("secret", "w", "trainer", None, 99)), "protocol 99"),
+        (messages.encode(messages.Heartbeat()), "must be a hello"),
+        (b"GET / HTTP/1.1\r\n\r\n", "begins with"),
+    ],
+)
+def test_a_stranger_is_refused_with_the_reason(data: bytes, said: str) -> None:
+    heard, answer = asyncio.run(talk(data))
+    refused = first_message(answer)
+    assert isinstance(refused, messages.Refused)
+    assert said in refused.reason
+    assert heard.joined == []
+
+
+def test_a_peer_that_says_nothing_is_not_waited_for() -> None:
+    heard, answer = asyncio.run(talk(b"", hello_timeout_s=0.05))
+    assert isinstance(first_message(answer), messages.Refused)
+    assert heard.joined == []
+
+
+def test_a_worker_that_falls_silent_or_sends_garbage_is_lost() -> None:
+    async def silent() -> list[str]:
+        heard = Heard()
+        hub = WorkerHub(heard, "secret", silent_after_s=0.05)
+        await hub.start()
+        _, writer = await asyncio.open_connection(*hub.address)
+        writer.write(HELLO)
+        async with asyncio.timeout(10):
+            await heard.loss.wait()
+        writer.close()
+        await hub.close()
+        return heard.lost
+
+    assert asyncio.run(silent()) == ["nothing was heard of it for 0.05 s"]
+    heard, _ = asyncio.run(talk(HELLO, b"garbage!"))
+    assert "begins with" in heard.lost[0]
+
+
+def test_a_second_service_on_a_folder_is_told_about_the_first(tmp_path: Path) -> None:
+    first, second = StateDirectory(tmp_path), StateDirectory(tmp_path)
+    first.lock()
+    first.write_server({"pid": 42, "url": "http://here"})
+    with pytest.raises(RefusedError, match=r"pid 42, http://here.*slackwater down"):
+        second.lock()
+    first.unlock()
+    second.lock()
+    assert not second.server_file.exists()
+    second.unlock()
+
+
+def test_keys_stay_the_same_and_are_for_the_owner_only(tmp_path: Path) -> None:
+    state = StateDirectory(tmp_path)
+    key = Tenants.open(state, ["a"]).key_of("a")
+    again = Tenants.open(state, ["a", "b"])
+    assert key.startswith("tml-")
+    assert again.of_key(key) == "a"
+    assert again.key_of("b") != key
+    assert again.of_key("tml-guess") is None
+    assert state.keys_file.stat().st_mode & 0o077 == 0
+    with pytest.raises(ConfigError, match="--tenant"):
+        Tenants.open(state, ["no spaces"])
+
+
+def test_many_wait_for_one_future_and_an_outcome_can_be_read_again() -> None:
+    async def scenario() -> None:
+        board, request = FutureBoard(), RequestId("r")
+        board.expect(request)
+        assert not await board.wait(request, 0.01)
+        waiting = [asyncio.create_task(board.wait(request, 10)) for _ in range(3)]
+        await asyncio.sleep(0)
+        outcome = Outcome("sample", b"x")
+        board.settle(request, outcome)
+        assert await asyncio.gather(*waiting) == [True] * 3
+        assert board.recent(request) == board.recent(request) == outcome
+
+    asyncio.run(scenario())
+
+
+def test_a_session_hears_of_each_finished_request_until_it_acknowledges() -> None:
+    async def scenario() -> None:
+        feed, session = FinishedFeed(), SamplingSessionId("s")
+        assert await feed.after(session, 0, 0.01) == ([], 0)
+        waiting = asyncio.create_task(feed.after(session, 0, 10))
+        await asyncio.sleep(0)
+        done = FinishedRequest(RequestId("r1"), 5.0, 10)
+        feed.add(session, done)
+        found, cursor = await waiting
+        assert found == [done]
+        assert (await feed.after(session, 0, 0.01))[0] == [done]
+        assert (await feed.after(session, cursor, 0.01))[0] == []
+        feed.acknowledge(session, {RequestId("r1")})
+        assert (await feed.after(session, 0, 0.01))[0] == []
+
+    asyncio.run(scenario())
+
+
+def test_default_seeds_repeat_with_their_counters_and_differ_between_them() -> None:
+    seeds = {default_seed(f"m|{n}", seq, i) for n in range(3) for seq in range(5) for i in range(5)}
+    assert len(seeds) == 75
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert default_seed("m|0", 1, 2) == default_seed("m|0", 1, 2)
+    assert sample_seed(7, 0) == 7
+    assert len({sample_seed(7, index) for index in range(50)}) == 50
+
+
+def test_base_models_are_found_by_name_or_folder_and_bad_ones_are_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({"vocab_size": 10, "max_position_embeddings": 20, "eos_token_id": 3})
+    )
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 4]}))
+    bases = BaseModels({"m": BaseModel.read("m", tmp_path)})
+    assert bases.get("m") is bases.get(f"{tmp_path}/")
+    assert bases.get("m").stop_token_ids == (3, 4)
+    with pytest.raises(NotFoundError, match="there are: m"):
+        bases.get("other")
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        BaseModel.read("x", tmp_path / "nowhere")
+
+
+def test_checkpoint_paths_are_what_the_sdk_accepts() -> None:
+    path = checkpoint_path(ModelId("s:train:0"), "weights", "step-1")
+    assert path == "tinker://s:train:0/weights/step-1"
+    assert parse_path(path) == ("s:train:0", "weights", "step-1")
+    for name in ("", "a/b", "..", "x" * 200, "a b"):
+        with pytest.raises(ConfigError, match="path"):
+            checkpoint_path(ModelId("m"), "weights", name)
+    with pytest.raises(ConfigError, match="tinker://"):
+        parse_path("/etc/passwd")
