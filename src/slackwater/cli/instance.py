@@ -15,7 +15,8 @@ State = Annotated[Path, typer.Option(help="The service's folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Model = Annotated[str | None, typer.Option(help="Which model; needed if there are several.")]
 Kind = Annotated[str, typer.Option(help="dedicated, spot or borrowed.")]
-Vllm = Annotated[str | None, typer.Option(metavar="URL", help="A vLLM server to join instead.")]
+Vllm = Annotated[bool, typer.Option(help="A vLLM server, not an embedded engine.")]
+VllmUrl = Annotated[str | None, typer.Option(help="The vLLM server; default: start one.")]
 
 _COLUMNS = ("instance", "model", "kind", "state", "running", "pending", "tokens_per_s", "pid")
 
@@ -43,12 +44,13 @@ def add(
     count: Annotated[int, typer.Option(help="How many.")] = 1,
     model: Model = None,
     kind: Kind = "spot",
-    vllm: Vllm = None,
+    vllm: Vllm = False,
+    vllm_url: VllmUrl = None,
     state: State = DEFAULT_STATE,
     as_json: AsJson = False,
 ) -> None:
     """Start more instances; they take turns as soon as they are up, also in the middle of a step."""
-    body = {"count": count, "model": model, "kind": kind, "vllm_url": vllm}
+    body = {"count": count, "model": model, "kind": kind, **_engine(vllm, vllm_url)}
     found = _ask(state, "POST", "", body)
     print(json.dumps(found) if as_json else f"starting {', '.join(found['added']) or 'none'}")
 
@@ -77,7 +79,8 @@ def replay(
     speed: Annotated[float, typer.Option(help="Seconds of the trace in one second.")] = 1.0,
     notice_s: Annotated[float, typer.Option(help="Notice before a removal; 0: none.")] = 0.0,
     model: Model = None,
-    vllm: Vllm = None,
+    vllm: Vllm = False,
+    vllm_url: VllmUrl = None,
     state: State = DEFAULT_STATE,
 ) -> None:
     """Let a spot trace give and take instances from now on."""
@@ -85,9 +88,13 @@ def replay(
 
     lines = [f"{e.t_s!r},{e.event},{e.instance}" for e in read_spot_trace(trace)]
     body: dict[str, Any] = {"trace": "\n".join(["t_s,event,instance_id", *lines])}
-    body |= {"speed": speed, "notice_s": notice_s, "model": model, "vllm_url": vllm}
+    body |= {"speed": speed, "notice_s": notice_s, "model": model, **_engine(vllm, vllm_url)}
     found = _ask(state, "POST", "/replay", body)
     print(f"replaying {found['events']} events")
+
+
+def _engine(vllm: bool, url: str | None) -> dict[str, Any]:
+    return {"engine": "vllm" if vllm or url else "embedded", "vllm_url": url}
 
 
 def _ask(state: Path, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:

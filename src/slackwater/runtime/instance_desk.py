@@ -6,14 +6,15 @@ gone it stays gone; the engines that `slackwater up` keeps are started again, un
 
 import asyncio
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from slackwater.control.rollout.fleet import Fleet, InstanceRecord
-from slackwater.model.errors import NotFoundError
+from slackwater.model.errors import ConfigError, NotFoundError
 from slackwater.model.ids import InstanceId, WorkerId
 from slackwater.model.instance import InstanceKind
 from slackwater.model.spot_trace import SpotEvent
@@ -27,16 +28,34 @@ from slackwater.runtime.rollout_desk import RolloutDesk
 logger = logging.getLogger(__name__)
 
 MOST_INSTANCES = 64
+VLLM_VARIABLE = "SLACKWATER_VLLM"
 _FAULTS_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceWish:
-    """What to start: an embedded engine of a model, or an adapter to the vLLM server at a URL."""
+    """What to start: an embedded engine of a model, or the adapter of a vLLM server.
+
+    That is the server at `vllm_url`, or one of its own that it starts with the program `SLACKWATER_VLLM`.
+    """
 
     model: str
     kind: InstanceKind = InstanceKind.SPOT
+    engine: Literal["embedded", "vllm"] = "embedded"
     vllm_url: str | None = None
+
+    def worker(self) -> tuple[str, tuple[str, ...]]:
+        """The worker's module and what it is told beside its model."""
+        arguments = ("--kind", self.kind.value)
+        if self.engine == "embedded":
+            return "slackwater.worker.engine_worker", arguments
+        if self.vllm_url is not None:
+            return "slackwater.worker.vllm_adapter", (*arguments, "--url", self.vllm_url)
+        program = os.environ.get(VLLM_VARIABLE)
+        if program is None:
+            fix = f"must be given, or `slackwater up` be started with {VLLM_VARIABLE} set"
+            raise ConfigError.of("vllm_url", None, fix)
+        return "slackwater.worker.vllm_adapter", (*arguments, "--vllm", program)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +91,7 @@ class InstanceDesk:
     # ---- what an operator says ----
     def add(self, wish: InstanceWish, count: int) -> tuple[InstanceId, ...]:
         """Start up to `count` more; returns those begun, fewer if there are too many already."""
-        self._premises.engine_arguments(wish.model)  # NotFoundError before anything is begun
+        self._check(wish)
         room = MOST_INSTANCES - len(self._children.names())
         names: list[InstanceId] = []
         for _ in range(min(count, room)):
@@ -101,7 +120,7 @@ class InstanceDesk:
         self, wish: InstanceWish, events: Sequence[SpotEvent], speed: float, notice_s: float
     ) -> None:
         """Let a spot trace give and take instances from now on."""
-        self._premises.engine_arguments(wish.model)
+        self._check(wish)
         for event in events:
             self._wishes[event.instance] = wish
         onto = LocalProcesses(self._children, "spot", MOST_INSTANCES)
@@ -146,12 +165,9 @@ class InstanceDesk:
     # ---- processes ----
     async def _spawn(self, instance: InstanceId) -> asyncio.subprocess.Process:
         wish = self._wishes[instance]
-        arguments = (*self._premises.engine_arguments(wish.model), "--kind", wish.kind.value)
-        module = "slackwater.worker.engine_worker"
-        if wish.vllm_url is not None:
-            module = "slackwater.worker.vllm_adapter"
-            arguments += ("--url", wish.vllm_url)
-        plan = WorkerPlan(instance, module, arguments)
+        module, arguments = wish.worker()
+        common = self._premises.engine_arguments(wish.model)
+        plan = WorkerPlan(instance, module, (*common, *arguments))
         connect, premises = self._premises.connect(), self._premises
         return await spawn_worker(plan, WorkerId(instance), connect, premises.secret, premises.logs)
 
@@ -161,6 +177,11 @@ class InstanceDesk:
         elif isinstance(event, StartFailed):
             log = self._premises.logs / f"{event.instance}.log"
             self._faults.append(f"{event.instance}: did not start: {event.error}; see {log}")
+
+    def _check(self, wish: InstanceWish) -> None:
+        """Refuse what cannot be started, before anything is begun."""
+        self._premises.engine_arguments(wish.model)
+        wish.worker()
 
     def _known(self, instance: InstanceId) -> None:
         kept = WorkerId(instance) in self._launcher.pids()

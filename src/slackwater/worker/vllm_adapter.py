@@ -27,7 +27,7 @@ from slackwater.worker.process import address_of, base_parser, run_worker, secre
 from slackwater.worker.vllm_api import VllmApi
 from slackwater.worker.vllm_instance import VllmInstance
 from slackwater.worker.vllm_process import free_port, serving, until_healthy
-from slackwater.worker.vllm_versions import VersionDirectories
+from slackwater.worker.vllm_versions import VersionDirectories, require_own_head
 
 logger = logging.getLogger(__name__)
 
@@ -65,24 +65,28 @@ async def adapt(options: argparse.Namespace) -> None:
             aiohttp.ClientSession(connector=connector, timeout=timeout)
         )
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="slackwater-vllm-"))
+        versions = VersionDirectories(
+            DirectoryWeightStore(Path(options.weights)),
+            Path(options.model),
+            options.base_version,
+            Path(folder),
+        )
+        base = versions.directory(options.base_version)
         process, url = None, options.url
         if options.vllm is not None:
             port = free_port()
             url = f"http://127.0.0.1:{port}"
             extra = shlex.split(options.vllm_options)
             process = await stack.enter_async_context(
-                serving(Path(options.vllm), Path(options.model), port, options.device, extra)
+                serving(Path(options.vllm), base, port, options.device, extra)
             )
         api = VllmApi(session, url)
         await until_healthy(api, process)
         await api.learn()
-        store = DirectoryWeightStore(Path(options.weights))
-        versions = VersionDirectories(
-            store, Path(options.model), options.base_version, Path(folder)
-        )
         if options.url is not None:
+            require_own_head(Path(api.root), Path(options.model))
             # A server that ran before may hold any weights: begin from what we say that we hold.
-            await api.load_weights(versions.directory(options.base_version))
+            await api.load_weights(base)
         hello = messages.Hello(secret(), options.worker, "engine", await _facts(api, options))
         connection = stack.enter_context(Connection(address_of(options.connect), hello))
         instance = VllmInstance(connection, api, versions, options.base_version)

@@ -35,6 +35,7 @@ class VllmApi:
         self._session = session
         self._url = url.rstrip("/")
         self.model = ""
+        self.root = ""
         self.max_context_tokens = 0
 
     async def healthy(self) -> bool:
@@ -47,10 +48,11 @@ class VllmApi:
             return False
 
     async def learn(self) -> None:
-        """The name and the context of the model it serves."""
+        """The name, the place and the context of the model it serves."""
         found = await self._get("/v1/models")
         model = msgspec.json.decode(found)["data"][0]
-        self.model, self.max_context_tokens = model["id"], int(model["max_model_len"])
+        self.model, self.root = model["id"], str(model["root"])
+        self.max_context_tokens = int(model["max_model_len"])
 
     async def cache_tokens(self) -> int | None:
         """How many tokens its KV cache holds, if it says so."""

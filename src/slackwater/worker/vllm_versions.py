@@ -1,29 +1,53 @@
-"""Weight versions as directories that a vLLM server can load: whole weights, or an adapter merged into the base."""
+"""Weight versions as directories that a vLLM server can load: whole weights, or an adapter merged into the base.
+
+Hazard: when vLLM reloads weights in place, an output head that is tied to the embedding keeps its OLD weights,
+without an error (0.32, CPU). So a tied model is always written, and must be served, with a head of its own.
+"""
 
 import json
 import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
 
-from slackwater.model.errors import NotFoundError, RefusedError
+from slackwater.model.errors import ConfigError, NotFoundError
 from slackwater.nets.loading import load_net, net_tensors
 from slackwater.nets.lora import LoraAdapter, LoraSpec
 from slackwater.weights.port import WeightStore
 from slackwater.worker.published import lora_of
 
+_TIED = "tie_word_embeddings"
+
+
+def is_tied(model: Path) -> bool:
+    """Whether a model directory ties its output head to its embedding."""
+    return bool(_config(model).get(_TIED))
+
+
+def require_own_head(served: Path, model: Path) -> None:
+    """Refuse a server whose weights could not be replaced. `served` is what it says that it serves."""
+    if is_tied(model) and (not (served / "config.json").is_file() or is_tied(served)):
+        raise ConfigError.of(
+            "vLLM server: model",
+            str(served),
+            "ties its output head, which a reload leaves as it was; let the adapter start the server",
+        )
+
 
 class VersionDirectories:
-    """One directory per version under `folder`; the base's is the model itself."""
+    """One directory per version under `folder`; the base's is the model itself unless that is tied."""
 
     def __init__(self, store: WeightStore, model: Path, base_version: str, folder: Path) -> None:
         self._store = store
         self._model = model
         self._folder = folder
-        self._held: dict[str, Path] = {base_version: model}
+        self._base_version = base_version
+        self._held: dict[str, Path] = {}
+        self._held[base_version] = self._written(self._base()) if is_tied(model) else model
 
     def __contains__(self, version: str) -> bool:
         return version in self._held
@@ -40,36 +64,44 @@ class VersionDirectories:
             return
         lora = lora_of(self._store.manifest(version).meta)
         tensors: Mapping[str, Tensor] = self._store.pull(version)
-        if lora is not None:
-            tensors = self._merged(lora, tensors)
-        directory = Path(tempfile.mkdtemp(prefix="version-", dir=self._folder))
-        for file in self._model.glob("*.json"):
-            if not file.name.endswith(".index.json"):
-                shutil.copy(file, directory)
-        whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        save_file(whole, directory / "model.safetensors", metadata={"format": "pt"})
-        self._held[version] = directory
+        self._held[version] = self._written(
+            dict(tensors) if lora is None else self._merged(lora, tensors)
+        )
 
     def drop(self, version: str) -> None:
         """Forget a version that was pulled."""
-        directory = self._held.get(version)
-        if directory is not None and directory != self._model:
-            del self._held[version]
-            shutil.rmtree(directory, ignore_errors=True)
+        if version in self._held and version != self._base_version:
+            shutil.rmtree(self._held.pop(version), ignore_errors=True)
+
+    def _base(self) -> dict[str, Tensor]:
+        return net_tensors(load_net(self._model))
+
+    def _written(self, tensors: dict[str, Tensor]) -> Path:
+        directory = Path(tempfile.mkdtemp(prefix="version-", dir=self._folder))
+        for file in self._model.glob("*.json"):
+            if file.name != "config.json" and not file.name.endswith(".index.json"):
+                shutil.copy(file, directory)
+        config = _config(self._model) | {_TIED: False}
+        (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        if "lm_head.weight" not in tensors:
+            tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        save_file(whole, directory / "model.safetensors", metadata={"format": "pt"})
+        return directory
 
     def _merged(self, lora: LoraSpec, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        tied = json.loads((self._model / "config.json").read_text()).get("tie_word_embeddings")
-        if lora.unembed and tied:
-            raise RefusedError(
-                "vLLM holds no adapter on an unembedding tied to the embedding; "
-                "train with train_unembed=False"
-            )
         net = load_net(self._model)
         adapter = LoraAdapter(lora, net.config, tensors)
-        merged = dict(net_tensors(net))
+        merged = net_tensors(net)
+        merged.setdefault("lm_head.weight", merged["model.embed_tokens.weight"].clone())
         for layer in lora.shapes(net.config):
             pair = adapter.pair(layer)
             assert pair is not None
             first, second = pair
             merged[f"{layer}.weight"] = merged[f"{layer}.weight"] + lora.scale * (second @ first)
         return merged
+
+
+def _config(model: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((model / "config.json").read_text())
+    return found

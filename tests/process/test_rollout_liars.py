@@ -1,0 +1,129 @@
+"""Instances that lie: each is contained, reported and survived, and every turn comes out as it should."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from slackwater.bench.live_fleet import BASE, BASE_VERSION, FleetPlan, LiveFleet
+from slackwater.control.rollout.settings import RolloutSettings
+from slackwater.model.ids import InstanceId, TrajectoryId, TurnId
+from slackwater.model.turn import Sampling, TurnSpec
+from slackwater.zoo.tiny import make_model
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+
+LIAR = Path(__file__).with_name("lying_engine.py")
+SETTINGS = RolloutSettings(
+    stall_s=8.0, lease_s=6.0, watch_every_s=0.1, barren_losses=50, faults_allowed=0
+)
+# how it lies -> what is reported about it
+REPORTED = {
+    "foreign_ids": "never sent there",
+    "too_many": "more than the",
+    "miscounts": "tokens of",
+    "other_version": "made with some-other-version",
+    "unasked_version": "that was not asked for",
+    "wrong_scores": "log-probs for a prompt",
+    "silent": "no token for",
+    "deaf": "no token for",
+}
+# how it breaks the protocol -> what ends its connection
+DISCONNECTED = {
+    "garbage": "the peer is no worker",
+    "oversize": "above the limit",
+    "bad_rows": "does not hold",
+    "bad_control": "cannot be read",
+    "truncated": "into a frame",
+    "mute": "",
+}
+REFUSED = ("wrong_secret", "no_hello", "same_name")
+
+
+def turns(label: str, count: int) -> list[TurnSpec]:
+    return [
+        TurnSpec(
+            TurnId(f"{label}/{number}"),
+            TrajectoryId(f"{label}/{number}"),
+            BASE,
+            (10, 20, 30 + number),
+            Sampling(12, seed=number),
+            BASE_VERSION,
+        )
+        for number in range(count)
+    ]
+
+
+async def liar(fleet: LiveFleet, mode: str, name: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(LIAR),
+        mode,
+        fleet.floor.connect,
+        name,
+        env=os.environ | {"SLACKWATER_WORKER_SECRET": fleet.floor.secret},
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+
+
+async def gone(fleet: LiveFleet, name: InstanceId) -> None:
+    while True:
+        if name not in fleet.floor.manager.books.fleet.records:
+            return
+        await asyncio.sleep(0.02)
+
+
+async def one_lie(fleet: LiveFleet, mode: str, wanted: list[list[int]]) -> None:
+    """The liar joins beside the honest engine and is given turns; all must come out right, and it must go."""
+    name = InstanceId(mode)
+    process = await liar(fleet, mode, name)
+    try:
+        async with asyncio.timeout(40):
+            await fleet.until_ready(2)
+            results = await fleet.generate(turns(mode, 8))
+            await gone(fleet, name)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+    assert [list(result.tokens) for result in results] == wanted, mode
+    assert any(result.moves for result in results), f"{mode}: the liar was given nothing"
+    fleet.floor.manager.check_integrity()
+
+
+def test_turns_survive_every_kind_of_lying_instance(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        make_model("tiny", tmp_path / "model")
+        plan = FleetPlan(tmp_path / "model", tmp_path)
+        async with asyncio.timeout(280), LiveFleet(plan, SETTINGS) as fleet:
+            (honest,) = fleet.provider.start(1)
+            await fleet.until_ready(1)
+            wanted = [list(result.tokens) for result in await fleet.generate(turns("calm", 8))]
+            for mode in (*REPORTED, *DISCONNECTED):
+                await one_lie(fleet, mode, wanted)
+            for mode in REFUSED:
+                process = await liar(fleet, mode, honest if mode == "same_name" else mode)
+                async with asyncio.timeout(20):
+                    await process.wait()
+            after = await fleet.generate(turns("after", 8))
+            assert [list(result.tokens) for result in after] == wanted
+            assert fleet.floor.hub.workers() == (honest,)
+            assert_all_reported(fleet, caplog.text)
+
+    asyncio.run(scenario())
+
+
+def assert_all_reported(fleet: LiveFleet, log: str) -> None:
+    for mode, said in REPORTED.items():
+        lines = [line for line in log.splitlines() if f"instance={mode} " in line]
+        assert any(said in line for line in lines), (mode, lines)
+    lost = {str(worker): reason for worker, reason in fleet.floor.lost}
+    for mode, said in DISCONNECTED.items():
+        assert said in lost[mode], (mode, lost[mode])
+    assert "the secret is wrong" in log
+    assert "must be a hello" in log
+    assert "is connected already" in log
