@@ -46,3 +46,18 @@ def new_service(tiny_model: Path, tmp_path: Path) -> Iterator[Callable[..., Serv
     for service in made:
         if service.process is not None:
             service.stop()
+
+
+@pytest.fixture(scope="session")
+def service(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    """One service for all tests that leave it as they found it; it has two tenants."""
+    shared = ServiceProcess(
+        tmp_path_factory.mktemp("service") / "state",
+        tiny_model,
+        free_port(),
+        *("--tenant", "default", "--tenant", "other"),
+    )
+    shared.start()
+    shared.wait_for_workers()
+    yield shared
+    assert shared.stop() == 0

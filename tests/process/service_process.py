@@ -56,6 +56,10 @@ class ServiceProcess:
         headers = {"x-api-key": self.key if key is None else key}
         return httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=60)
 
+    def key_of(self, tenant: str) -> str:
+        keys = json.loads((self.state / "keys.json").read_text())
+        return next(key for key, name in keys.items() if name == tenant)
+
     def status(self) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = self.get("/slackwater/status").json()
         return found

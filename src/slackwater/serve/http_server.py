@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from slackwater.model.errors import RefusedError
 
-HEAD_DEADLINE_S = 15.0
+HEAD_DEADLINE_S = 10.0
 MAX_HEAD_BYTES = 64 << 10
 
 

@@ -13,12 +13,15 @@ class _TooLargeError(Exception):
 
 
 class BodyLimits:
-    """ASGI middleware: a body above `max_bytes` is a 413, one that stalls for `stall_s` a 408."""
+    """ASGI middleware: a body above `max_bytes` is a 413; one that stalls, or takes too long, a 408."""
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int, stall_s: float) -> None:
+    def __init__(
+        self, app: ASGIApp, *, max_bytes: int, stall_s: float, whole_s: float = 120.0
+    ) -> None:
         self._app = app
         self._max_bytes = max_bytes
         self._stall_s = stall_s
+        self._whole_s = whole_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -32,7 +35,8 @@ class BodyLimits:
             await self._refuse(scope, send, 413, f"body: {declared} bytes, {self._says()}")
             return
         try:
-            body = await self._read(receive)
+            async with asyncio.timeout(self._whole_s):
+                body = await self._read(receive)
         except _TooLargeError:
             await self._refuse(scope, send, 413, f"body: {self._says()}")
             return

@@ -20,15 +20,17 @@ def call(
 
     async def receive() -> dict[str, Any]:
         if messages:
-            return messages.pop(0)
+            await asyncio.sleep(0)
+            return messages.pop()
         await asyncio.sleep(60)
         raise AssertionError("nobody waits so long")
 
     async def send(message: Any) -> None:
         sent.append(message)
 
+    messages.reverse()
     scope = {"type": "http", "path": "/api/v1/x", "headers": list((headers or {}).items())}
-    asyncio.run(BodyLimits(echo, max_bytes=10, stall_s=0.05)(scope, receive, send))
+    asyncio.run(BodyLimits(echo, max_bytes=10, stall_s=0.05, whole_s=0.3)(scope, receive, send))
     if not sent:
         return 0, b""
     body = sent[1]["body"]
@@ -56,6 +58,10 @@ def test_a_body_that_stalls_is_given_up() -> None:
     status, body = call([part(b"0", True)])
     assert status == 408
     assert "slowly" in json.loads(body)["error"]
+
+
+def test_a_body_that_dribbles_for_too_long_is_given_up() -> None:
+    assert call([part(b"", True) for _ in range(100_000)])[0] == 408
 
 
 def test_nothing_is_answered_to_a_client_that_left() -> None:
