@@ -1,0 +1,224 @@
+"""Hostile input: clear errors, nothing lost, no 500."""
+
+import math
+import random
+import socket
+import threading
+import time
+
+import httpx
+import pytest
+import schemathesis
+import tinker
+from hypothesis import HealthCheck, settings
+from schemathesis.checks import not_a_server_error
+from tinker import types
+
+from slackwater.serve.tinker_proto import MEDIA_TYPE, pb
+
+from .service_process import ServiceProcess
+
+pytestmark = pytest.mark.process
+
+TOKENS = list(b"good text")
+
+
+@pytest.fixture(scope="module")
+def sdk(service: ServiceProcess) -> tinker.ServiceClient:
+    return tinker.ServiceClient(base_url=service.url, api_key=service.key)
+
+
+def tensor(values: list[float]) -> types.TensorData:
+    return types.TensorData(data=values, dtype="float32", shape=[len(values)])
+
+
+def policy_example(advantage: float) -> types.Datum:
+    count = len(TOKENS) - 1
+    targets = types.TensorData(data=TOKENS[1:], dtype="int64", shape=[count])
+    return types.Datum(
+        model_input=types.ModelInput.from_ints(TOKENS[:-1]),
+        loss_fn_inputs={
+            "target_tokens": targets,
+            "logprobs": tensor([-5.0] * count),
+            "advantages": tensor([advantage] * count),
+        },
+    )
+
+
+def test_nan_advantages_fail_their_step_and_nothing_after_it(sdk: tinker.ServiceClient) -> None:
+    client = sdk.create_lora_training_client(base_model="tiny", rank=2)
+    good = client.forward_backward([policy_example(1.0)], "importance_sampling")
+    bad = client.forward_backward([policy_example(math.nan)], "importance_sampling")
+    step = client.optim_step(types.AdamParams())
+    good.result()
+    with pytest.raises(tinker.RequestFailedError, match="advantages"):
+        bad.result()
+    with pytest.raises(tinker.RequestFailedError, match="forward_backward seq 2 failed"):
+        step.result()
+    client.forward_backward([policy_example(1.0)], "importance_sampling").result()
+    stepped = client.optim_step(types.AdamParams()).result()
+    assert stepped.metrics is not None
+    assert stepped.metrics["accumulated_passes"] == 1.0
+
+
+def test_a_loss_or_a_token_that_does_not_exist_is_named(sdk: tinker.ServiceClient) -> None:
+    client = sdk.create_lora_training_client(base_model="tiny", rank=2)
+    with pytest.raises(tinker.RequestFailedError, match="dro"):
+        client.forward_backward([policy_example(1.0)], "dro").result()
+    far = types.Datum(
+        model_input=types.ModelInput.from_ints([1, 99_999]),
+        loss_fn_inputs={
+            "target_tokens": types.TensorData(data=[1, 1], dtype="int64", shape=[2]),
+            "weights": tensor([1.0, 1.0]),
+        },
+    )
+    with pytest.raises(tinker.RequestFailedError, match="99999"):
+        client.forward_backward([far], "cross_entropy").result()
+
+
+def send_pass(service: ServiceProcess, body: bytes, **headers: str) -> httpx.Response:
+    sent = {"x-api-key": service.key, "content-type": MEDIA_TYPE, **headers}
+    url = f"{service.url}/api/v1/forward_backward"
+    return httpx.post(url, content=body, headers=sent, timeout=60)
+
+
+def is_clear(answer: httpx.Response, status: int, said: str) -> None:
+    assert answer.status_code == status, answer.text
+    assert int(answer.headers["content-length"]) == len(answer.content) > 0
+    assert said in answer.json()["error"]
+
+
+def test_wrong_dtypes_garbage_and_oversized_bodies_are_clear_errors(
+    service: ServiceProcess, sdk: tinker.ServiceClient
+) -> None:
+    client = sdk.create_lora_training_client(base_model="tiny", rank=2)
+    message = pb.ForwardBackwardRequest(model_id=client.model_id, seq_id=1, loss_fn="cross_entropy")
+    datum = message.data.add()
+    datum.model_input.add().encoded_text.tokens = b"\1\0\0\0"
+    datum.loss_fn_inputs["weights"].CopyFrom(pb.Tensor(dense=b"\0\0", dtype=pb.DTYPE_BFLOAT16))
+    is_clear(send_pass(service, message.SerializeToString()), 422, "data[0]: weights: dtype")
+    is_clear(send_pass(service, b"\xff\xff\xff"), 422, "protobuf")
+    is_clear(send_pass(service, b"x", **{"content-encoding": "zstd"}), 422, "decompressed")
+    is_clear(send_pass(service, b"\0" * (65 << 20)), 413, "at most")
+    step = {"model_id": client.model_id, "seq_id": 2, "adam_params": {"learning_rate": "fast"}}
+    is_clear(service.post("/api/v1/optim_step", step), 422, "learning_rate")
+    # Both numbers are used up: the client goes on with the third.
+    third = {"model_id": client.model_id, "seq_id": 3, "adam_params": {}}
+    request = service.post("/api/v1/optim_step", third).json()["request_id"]
+    done = service.post("/api/v1/retrieve_future", {"request_id": request})
+    assert done.json()["metrics"]["optimizer_steps"] == 0.0
+
+
+def test_another_tenants_ids_are_not_there(
+    service: ServiceProcess, sdk: tinker.ServiceClient
+) -> None:
+    client = sdk.create_lora_training_client(base_model="tiny", rank=2)
+    path = client.save_state("mine").result().path
+    session = client.model_id.split(":")[0]
+    sampler = service.post(
+        "/api/v1/create_sampling_session",
+        {"session_id": session, "sampling_session_seq_id": 77, "base_model": "tiny"},
+    ).json()["sampling_session_id"]
+    step = {"model_id": client.model_id, "seq_id": 2, "adam_params": {}}
+    request = service.post("/api/v1/optim_step", step).json()["request_id"]
+    prompt = {"chunks": [{"tokens": [1], "type": "encoded_text"}]}
+    sample = {"sampling_session_id": sampler, "seq_id": 0, "prompt": prompt}
+    theirs = service.key_of("other")
+    for path_asked, body in (
+        ("get_info", {"model_id": client.model_id}),
+        ("optim_step", step | {"seq_id": 3}),
+        ("retrieve_future", {"request_id": request}),
+        ("session_heartbeat", {"session_id": session}),
+        ("weights_info", {"tinker_path": path}),
+        ("asample", sample),
+        ("retrieve_futures", {"target": {"sampling_session_id": sampler}}),
+    ):
+        answer = service.post(f"/api/v1/{path_asked}", body, key=theirs)
+        assert answer.status_code == 404, (path_asked, answer.text)
+        mine = service.post(f"/api/v1/{path_asked}", body)
+        assert mine.status_code == 200, (path_asked, mine.text)
+    assert (
+        service.post("/api/v1/get_info", {"model_id": client.model_id}, key="").status_code == 401
+    )
+
+
+def test_unknown_paths_methods_and_broken_json_are_clear_errors(service: ServiceProcess) -> None:
+    is_clear(service.post("/api/v1/nothing", {}), 404, "no such path")
+    assert service.get("/api/v1/optim_step").status_code == 405
+    broken = httpx.post(
+        f"{service.url}/api/v1/optim_step",
+        content=b'{"model_id": ',
+        headers={"x-api-key": service.key, "content-type": "application/json"},
+    )
+    is_clear(broken, 422, "JSON")
+    too_many = {
+        "sampling_session_id": "x",
+        "seq_id": 1,
+        "num_samples": 10**9,
+        "prompt": {"chunks": []},
+    }
+    is_clear(service.post("/api/v1/asample", too_many), 422, "num_samples")
+
+
+def test_slow_clients_are_cut_off_and_others_are_served_meanwhile(service: ServiceProcess) -> None:
+    host, port = service.url.removeprefix("http://").split(":")
+    ended: dict[str, float] = {}
+
+    def dribble(name: str, head: bytes) -> None:
+        """Send a head, then a byte a second, until the service hangs up."""
+        with socket.create_connection((host, int(port)), timeout=60) as slow:
+            started_s = time.monotonic()
+            slow.sendall(head)
+            slow.settimeout(1.0)
+            while time.monotonic() - started_s < 40:
+                try:
+                    if name == "head":
+                        slow.sendall(b"x")
+                    if not slow.recv(4096):
+                        break
+                except TimeoutError:
+                    continue
+                except OSError:
+                    break
+            ended[name] = time.monotonic() - started_s
+
+    request = b"POST /api/v1/telemetry HTTP/1.1\r\nHost: x\r\n"
+    stories = {"head": request + b"X-Slow: ", "body": request + b"Content-Length: 9\r\n\r\n{"}
+    threads = [threading.Thread(target=dribble, args=story) for story in stories.items()]
+    for thread in threads:
+        thread.start()
+    assert service.get("/healthz").status_code == 200
+    for thread in threads:
+        thread.join(60)
+    assert set(ended) == {"head", "body"}
+    assert max(ended.values()) < 30
+
+
+def test_random_bytes_on_the_port_harm_nobody(service: ServiceProcess) -> None:
+    host, port = service.url.removeprefix("http://").split(":")
+    noise = random.Random(3)
+    for size in (1, 10, 1000, 100_000):
+        with socket.create_connection((host, int(port)), timeout=10) as raw:
+            try:
+                raw.sendall(noise.randbytes(size))
+                raw.shutdown(socket.SHUT_WR)
+                raw.recv(4096)
+            except OSError:
+                continue
+    assert service.get("/healthz").status_code == 200
+
+
+api = schemathesis.pytest.from_fixture("api_schema")
+
+
+@pytest.fixture(scope="module")
+def api_schema(service: ServiceProcess) -> schemathesis.BaseSchema:
+    return schemathesis.openapi.from_url(f"{service.url}/openapi.json")
+
+
+@api.parametrize()
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+def test_no_request_that_the_document_allows_is_a_server_error(
+    case: schemathesis.Case, service: ServiceProcess
+) -> None:
+    case.call_and_validate(checks=[not_a_server_error], headers={"x-api-key": service.key})
