@@ -12,7 +12,8 @@ from slackwater.model.toml_text import toml_text
 from slackwater.policy.catalogue import POLICIES, make_policy, option_names
 from slackwater.policy.fleet import Fleet
 from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
-from slackwater.sim.scenario_file import ScenarioFile, read_scenario
+from slackwater.sim.cluster.simulate import scenario_jobs
+from slackwater.sim.scenario_file import ScenarioFile, check_fits, read_scenario
 
 PLOT_FORMATS = ("png", "svg", "pdf")
 
@@ -28,6 +29,10 @@ def read_source(
         assignments.append(f"seed={seed}")
     written, folder = read_scenario(source, assignments)
     scenario = written.scenario(folder)
+    listed = {spec.job for spec in scenario.jobs}
+    for spec in scenario_jobs(scenario):
+        if spec.job not in listed:
+            check_fits(spec, fleet_of(scenario), "workload")
     if policy is not None:
         scenario = _under(scenario, policy)
     return written, scenario

@@ -169,6 +169,10 @@ def test_a_scenario_without_jobs_or_without_a_pool_is_refused(call: Call, tmp_pa
             ["sim", "compare", "small.toml", "--set", "policy.options.nix=1"],
             ["policy.options.nix", "no option of any policy", "max_group_size"],
         ),
+        (
+            ["sim", "run", "drain", "--set", "fleet.train.max_nodes=1"],
+            ["workload: job", "fits nowhere", "train nodes and the pool has 1", "max_nodes"],
+        ),
         (["sim", "replay", "none.record"], ["RECORD", "cannot be read"]),
         (["sim", "replay", "small.toml"], ["line 1", "--record"]),
         (["sim", "run"], ["FILE"]),
