@@ -1,0 +1,119 @@
+"""Unmodified recipes of `tinker-cookbook` against a real service.
+
+The model is tiny and random, so these show that the recipes run and resume; that a real model learns from them is shown by
+`make recipes`.
+"""
+
+import json
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .conftest import free_port
+from .cookbook import MODEL_NAME, Workspace
+from .service_process import ServiceProcess, wait_for
+
+pytestmark = pytest.mark.process
+
+ARITHMETIC = {
+    "env": "arithmetic",
+    "model_name": MODEL_NAME,
+    "renderer_name": "role_colon",
+    "lora_rank": 4,
+    "groups_per_batch": 4,
+    "group_size": 4,
+    "learning_rate": 1e-3,
+    "eval_every": 0,
+    "save_every": 1,
+    "behavior_if_log_dir_exists": "delete",
+}
+
+
+def with_context(model: Path, copy: Path, tokens: int) -> Path:
+    """The same model for longer conversations: it reads bytes, so they have many tokens."""
+    shutil.copytree(model, copy)
+    config = copy / "config.json"
+    settings = json.loads(config.read_text())
+    config.write_text(json.dumps({**settings, "max_position_embeddings": tokens}))
+    return copy
+
+
+@pytest.fixture(scope="module")
+def workspace(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
+    folder = tmp_path_factory.mktemp("recipes")
+    model = with_context(tiny_model, folder / "model", tokens=8192)
+    options = ("--model", f"{MODEL_NAME}={model}")
+    service = ServiceProcess(folder / "state", tiny_model, free_port(), *options)
+    service.start()
+    yield Workspace.make(folder / "work", model, service.url, service.key)
+    service.stop()
+
+
+@pytest.mark.timeout(600)
+def test_arithmetic_runs_synchronously_off_policy_and_with_a_kl_after_the_step(
+    workspace: Workspace,
+) -> None:
+    plain = workspace.run("math_rl.train", "plain", within_s=180, max_steps=2, **ARITHMETIC)
+    assert len(plain) == 2
+    assert all("env/all/reward/total" in row for row in plain)
+    off_policy = workspace.run(
+        "math_rl.train",
+        "off-policy",
+        within_s=180,
+        max_steps=3,
+        max_steps_off_policy=1,
+        num_substeps=2,
+        **ARITHMETIC,
+    )
+    assert len(off_policy) >= 2
+    after = workspace.run(
+        "math_rl.train", "post-kl", within_s=180, max_steps=2, compute_post_kl=True, **ARITHMETIC
+    )
+    assert any("kl_pre_post" in key for row in after for key in row), sorted(after[0])
+
+
+@pytest.mark.timeout(600)
+def test_arithmetic_resumes_after_a_kill_where_it_was(workspace: Workspace) -> None:
+    settings = {**ARITHMETIC, "behavior_if_log_dir_exists": "resume", "max_steps": 5}
+    first = workspace.start("math_rl.train", "killed", **settings)
+    saved = workspace.folder / "killed" / "checkpoints.jsonl"
+    wait_for("two checkpoints", lambda: saved.exists() and len(saved.read_text().splitlines()) >= 2)
+    first.send_signal(signal.SIGKILL)
+    first.wait(30)
+    rows = workspace.run("math_rl.train", "killed", within_s=180, **settings)
+    steps = [row["step"] for row in rows]
+    assert steps[-1] == 4
+    assert sorted(set(steps)) == [0, 1, 2, 3, 4]
+    assert "resum" in workspace.tail("killed", lines=2000).lower()
+
+
+@pytest.mark.timeout(600)
+def test_guess_number_and_the_plain_loop_run(workspace: Workspace) -> None:
+    guesses = workspace.run(
+        "multiplayer_rl.guess_number.train",
+        "guess",
+        within_s=240,
+        model_name=MODEL_NAME,
+        renderer_name="role_colon",
+        group_size=2,
+        batch_size=2,
+        max_tokens=8,
+        max_steps=1,
+        eval_every=0,
+        behavior_if_log_dir_exists="delete",
+    )
+    assert len(guesses) >= 1
+    loop = workspace.run(
+        "rl_loop",
+        "loop",
+        within_s=240,
+        model_name=MODEL_NAME,
+        batch_size=4,
+        group_size=4,
+        max_tokens=8,
+        max_steps=2,
+    )
+    assert len(loop) >= 2
