@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -21,12 +21,14 @@ from slackwater.wire.tokens import decode_tokens
 
 logger = logging.getLogger(__name__)
 
+TurnResult: TypeAlias = do.CompleteTurn  # what the service is given of a turn
+
 
 class TurnListener(Protocol):
     """Who is told how a turn goes."""
 
     def appended(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None: ...
-    def completed(self, result: do.CompleteTurn) -> None: ...
+    def completed(self, result: TurnResult) -> None: ...
     def failed(self, error: str) -> None: ...
 
 

@@ -5,11 +5,11 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from slackwater.control.rollout.commands import CompleteTurn
 from slackwater.model.errors import UnavailableError
 from slackwater.model.ids import JobId, TrajectoryId, TurnId
 from slackwater.model.turn import Sampling, TurnSpec
 from slackwater.runtime.plane import ControlPlane
+from slackwater.runtime.rollout_desk import TurnResult
 from slackwater.serve.errors import FailedTurnError
 
 
@@ -27,7 +27,7 @@ class Whole:
     """A choice that is complete."""
 
     choice: int
-    result: CompleteTurn
+    result: TurnResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Generation:
                 self._open.discard(event.choice)
             yield event
 
-    async def results(self) -> list[CompleteTurn]:
+    async def results(self) -> list[TurnResult]:
         """All choices, in order."""
         found = {
             event.choice: event.result async for event in self.events() if isinstance(event, Whole)
@@ -103,7 +103,7 @@ class _Choice:
     def appended(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
         self._queue.put_nowait(Piece(self._place, tokens, logprobs))
 
-    def completed(self, result: CompleteTurn) -> None:
+    def completed(self, result: TurnResult) -> None:
         self._queue.put_nowait(Whole(self._place, result))
 
     def failed(self, error: str) -> None:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from slackwater.control.rollout.commands import CompleteTurn
+from slackwater.runtime.rollout_desk import TurnResult
 from slackwater.serve.generation import Piece, Whole
 from slackwater.serve.openai_bodies import ChatBody, CompletionBody, GenerationBody
 from slackwater.serve.text import TextCodec, TextStream
@@ -35,7 +35,7 @@ class Answers:
         self._streamed = [0] * len(prompts)
 
     # ---- how a choice looks ----
-    def choice(self, place: int, result: CompleteTurn, text: str) -> dict[str, Any]:
+    def choice(self, place: int, result: TurnResult, text: str) -> dict[str, Any]:
         raise NotImplementedError
 
     def delta(self, place: int, text: str, logprobs: Any) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class Answers:
         raise NotImplementedError
 
     # ---- whole ----
-    def whole(self, results: Sequence[CompleteTurn]) -> dict[str, Any]:
+    def whole(self, results: Sequence[TurnResult]) -> dict[str, Any]:
         choices = []
         for place, result in enumerate(results):
             stream = self._streams[place]
@@ -124,7 +124,7 @@ class CompletionAnswers(Answers):
     def wants_logprobs(self) -> bool:
         return self.body.logprobs is not None
 
-    def choice(self, place: int, result: CompleteTurn, text: str) -> dict[str, Any]:
+    def choice(self, place: int, result: TurnResult, text: str) -> dict[str, Any]:
         tokens, values, tops = list(result.tokens), list(result.logprobs), list(result.topk)
         if self.body.echo:
             prompt = list(self.prompts[place])
@@ -176,7 +176,7 @@ class ChatAnswers(Answers):
     def wants_logprobs(self) -> bool:
         return bool(self.body.logprobs)
 
-    def choice(self, place: int, result: CompleteTurn, text: str) -> dict[str, Any]:
+    def choice(self, place: int, result: TurnResult, text: str) -> dict[str, Any]:
         said = None
         if self.wants_logprobs:
             said = self.logprobs(result.tokens, result.logprobs, result.topk)

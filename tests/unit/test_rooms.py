@@ -1,0 +1,52 @@
+"""Who may import whom: the table of rooms, held by the code."""
+
+import grimp
+import pytest
+
+# A room imports itself and what its line names. `cli` and `bench` may import anything; nothing imports them.
+MAY_IMPORT = {
+    "model": "",
+    "policy": "model",
+    "control": "model policy",
+    "wire": "model",
+    "sim": "model policy control",
+    "runtime": "model policy control wire",
+    "serve": "model wire runtime",
+    "nets": "model",
+    "tensors": "model",
+    "zoo": "model nets tensors",
+    "engine": "model nets",
+    "training": "model nets tensors",
+    "weights": "model wire tensors",
+    "worker": "model wire nets tensors weights engine training zoo",
+    "rl": "model",
+}
+FREE = {"cli", "bench"}
+
+
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    return grimp.build_graph("slackwater", cache_dir=None)
+
+
+def room_of(module: str) -> str | None:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] != "__main__" else None
+
+
+def test_every_room_has_its_line(graph: grimp.ImportGraph) -> None:
+    rooms = {room_of(module) for module in graph.modules} - {None}
+    assert rooms == set(MAY_IMPORT) | FREE
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_a_room_imports_only_what_its_line_names(graph: grimp.ImportGraph, room: str) -> None:
+    allowed = {room, *MAY_IMPORT[room].split()}
+    strays = [
+        f"{module} imports {imported}"
+        for module in graph.modules
+        if room_of(module) == room
+        for imported in graph.find_modules_directly_imported_by(module)
+        if room_of(imported) not in allowed
+    ]
+    assert strays == []
