@@ -22,6 +22,8 @@ _ORDERINGS: dict[str, type] = {
 class CoScheduleConfig:
     """`backfill` lets a waiting job be placed before one that came earlier and fits nowhere yet. With `learn`, policies see learned
     lengths, and the guard gives a job its own nodes before its SLO could break. `rebalance_every_s` 0: on arrivals only.
+    `slo_basis`: the SLO bounds the time against declared worst-case lengths, or, where those are no bound (drift), against what the
+    job's own phases would take alone.
     """
 
     ordering: OrderingName = "plan"
@@ -33,6 +35,7 @@ class CoScheduleConfig:
     drift_tolerance: float = 0.02
     drift_headroom: float = 0.08
     rebalance_every_s: float = 0.0
+    slo_basis: Literal["declared", "realised"] = "declared"
     switching: SwitchCosts = field(default_factory=SwitchCosts)
 
     def __post_init__(self) -> None:

@@ -178,6 +178,7 @@ class Groups:
         pace_s = state.profile.solo_s
         if group.plan is not None:
             pace_s = group.plan.period_s / max(group.plan.rounds(state.spec.job), 1)
+        budget_s = state.budget_s(now_s, realised=self._config.slo_basis == "realised")
         return Member(
             state.spec.job,
             placement.rollout_nodes,
@@ -187,7 +188,7 @@ class Groups:
             state.sync_s,
             next_phase,
             running_s,
-            state.budget_s(now_s) - state.iterations_left * pace_s,
+            budget_s - state.iterations_left * pace_s,
         )
 
     def phase_end_s(self, state: JobState, phase: Phase, started_s: float) -> float:

@@ -8,7 +8,6 @@ from slackwater.model.placement import Phase, Placement
 from slackwater.model.switching import SwitchCosts
 from slackwater.policy.fleet import Fleet
 from slackwater.policy.learned_lengths import LengthEstimate
-from slackwater.policy.placement import Standing
 
 
 class JobStatus(StrEnum):
@@ -56,10 +55,22 @@ class JobState:
         """On its SLO clock."""
         return self.spent_s + (now_s - self.clock_s if self.clock_s is not None else 0.0)
 
-    def budget_s(self, now_s: float) -> float:
-        """What its SLO leaves for the iterations that are left."""
+    def budget_s(self, now_s: float, *, realised: bool = False) -> float:
+        """What its SLO leaves for the iterations that are left; `realised`: against what they take alone by what was seen."""
         spec = self.spec
-        return spec.slo * spec.iterations * spec.profile.solo_s - self.elapsed_s(now_s)
+        alone_s = spec.iterations * spec.profile.solo_s
+        if realised:
+            seen_s = self.rollout.mean_s * self.rollout.count + self.train.mean_s * self.train.count
+            seen_s += spec.profile.sync_s * self.train.count
+            alone_s = seen_s + self.iterations_left * self.recent_solo_s
+        return spec.slo * alone_s - self.elapsed_s(now_s)
+
+    @property
+    def recent_solo_s(self) -> float:
+        """One iteration alone, by what was seen lately."""
+        profile = self.profile
+        rollout_s = self.recent.get(Phase.ROLLOUT, profile.rollout_s)
+        return rollout_s + self.recent.get(Phase.TRAIN, profile.train_s) + profile.sync_s
 
     def phase_s(self, phase: Phase, fleet: Fleet) -> float:
         """At worst, on the nodes where it is placed."""
@@ -87,22 +98,30 @@ class JobState:
         last = self.recent.get(phase, work_s)
         self.recent[phase] = last + 0.25 * (work_s - last)
 
-    def drifted(self, tolerance: float, headroom: float) -> JobProfile | None:
-        """A profile with room for what was seen lately, if that is more than placement goes by."""
+    def drifted(
+        self, tolerance: float, headroom: float, *, both_ways: bool = False
+    ) -> JobProfile | None:
+        """A profile with room for what was seen lately, if that is more than placement goes by (or, `both_ways`, much less)."""
         profile = self.profile
-        rollout_s = self.recent.get(Phase.ROLLOUT, 0.0)
-        train_s = self.recent.get(Phase.TRAIN, 0.0)
-        if max(rollout_s / profile.rollout_s, train_s / profile.train_s) <= 1 + tolerance:
+        if Phase.TRAIN not in self.recent:
             return None
-        return replace(
-            profile,
-            rollout_s=max(profile.rollout_s, rollout_s * (1 + headroom)),
-            train_s=max(profile.train_s, train_s * (1 + headroom)),
-        )
-
-    def standing(self, now_s: float, learned: JobProfile | None) -> Standing:
-        """For placement policies."""
-        return Standing(self.spec.job, self.iterations_left, self.budget_s(now_s), learned)
+        rollout_s, train_s = self.recent[Phase.ROLLOUT], self.recent[Phase.TRAIN]
+        over = max(rollout_s / profile.rollout_s, train_s / profile.train_s)
+        under = min(rollout_s / profile.rollout_s, train_s / profile.train_s)
+        if over > 1 + tolerance:
+            return replace(
+                profile,
+                rollout_s=max(profile.rollout_s, rollout_s * (1 + headroom)),
+                train_s=max(profile.train_s, train_s * (1 + headroom)),
+            )
+        if both_ways and under * (1 + headroom) ** 2 < 1:
+            room = 1 + headroom
+            return replace(
+                profile,
+                rollout_s=min(profile.rollout_s, rollout_s * room),
+                train_s=min(profile.train_s, train_s * room),
+            )
+        return None
 
     def learned(
         self, min_samples: int, miss_probability: float, costs: SwitchCosts

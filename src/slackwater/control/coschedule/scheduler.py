@@ -309,20 +309,24 @@ class CoScheduler:
         """Drift and the SLO guard, once per iteration."""
         if state.iterations_left == 0:
             return []
-        profile = state.drifted(self._config.drift_tolerance, self._config.drift_headroom)
+        config = self._config
+        profile = state.drifted(
+            config.drift_tolerance, config.drift_headroom, both_ways=config.slo_basis == "realised"
+        )
+        commands: list[Command] = []
         if profile is not None:
             state.planned = profile
             self._groups.revised(state)
             self._observe(now_s)
-            return self._apply(self._policy.revise(state.spec.job, profile, now_s), now_s)
-        if self._config.learn and self._groups.shares(state) and self._is_at_risk(state, now_s):
+            commands = self._apply(self._policy.revise(state.spec.job, profile, now_s), now_s)
+        if config.learn and self._groups.shares(state) and self._is_at_risk(state, now_s):
             self._observe(now_s)
-            return self._apply(self._policy.isolate(state.spec.job, now_s), now_s)
-        return []
+            commands += self._apply(self._policy.isolate(state.spec.job, now_s), now_s)
+        return commands
 
     def _is_at_risk(self, state: JobState, now_s: float) -> bool:
         """Whether one more shared iteration at worst could leave too little to finish alone at worst."""
-        budget_s = state.budget_s(now_s)
+        budget_s = self._budget_s(state, now_s)
         alone_s = state.iterations_left * state.profile.solo_s
         move_s = self._fleet.move.of(state.profile)
         if alone_s + move_s > budget_s:
@@ -351,13 +355,19 @@ class CoScheduler:
         config = self._config
         standings: list[Standing] = []
         for state in self._placed.values():
+            if state.iterations_left == 0:
+                continue  # In its last sync, about to leave.
             learned = None
             if config.learn:
                 learned = state.learned(
                     config.min_samples, config.miss_probability, config.switching
                 )
-            standings.append(state.standing(now_s, learned))
+            budget_s = self._budget_s(state, now_s)
+            standings.append(Standing(state.spec.job, state.iterations_left, budget_s, learned))
         self._policy.observe(standings)
+
+    def _budget_s(self, state: JobState, now_s: float) -> float:
+        return state.budget_s(now_s, realised=self._config.slo_basis == "realised")
 
     def _current(self, job: JobId, epoch: int) -> JobState | None:
         """The job, if it is placed and the message is of this placement."""

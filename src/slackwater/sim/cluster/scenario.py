@@ -30,7 +30,8 @@ def _not_negative(where: str, **values: float) -> None:
 class PolicyConfig:
     """Which placement policy, its own options, and the order of phases.
 
-    `ordering` "auto" takes the one that belongs to the policy.
+    `ordering` "auto" takes the one that belongs to the policy. `slo_basis` "realised" bounds a job's time against what its own phases
+    would take alone, for scenarios whose lengths drift beyond the declared ones.
     """
 
     name: str = "ours"
@@ -38,6 +39,7 @@ class PolicyConfig:
     backfill: bool = True
     learn: Literal["auto", "yes", "no"] = "auto"
     regroup_every_s: float = 0.0
+    slo_basis: Literal["declared", "realised"] = "declared"
     options: Mapping[str, float] = field(default_factory=dict)
 
 

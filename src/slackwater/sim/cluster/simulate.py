@@ -88,6 +88,7 @@ def new_controller(scenario: ClusterScenario) -> CoScheduler:
         learn=learn,
         shrink_tails=scenario.tail.enabled,
         rebalance_every_s=chosen.regroup_every_s,
+        slo_basis=chosen.slo_basis,
         switching=scenario.switching,
     )
     return CoScheduler(
