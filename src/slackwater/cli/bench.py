@@ -14,6 +14,7 @@ BENCHES: tuple[str, ...] = (
     "decision",
     "rollout_faults",
     "engine",
+    "grpo",
     "cluster",
     "drain",
     "philly",
@@ -21,6 +22,7 @@ BENCHES: tuple[str, ...] = (
     "fanin",
     "rollout_kills",
     "migrate",
+    "agreement",
 )
 
 app = typer.Typer(add_completion=False)

@@ -13,6 +13,7 @@ from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.config import NetConfig
 from slackwater.nets.lora import LoraAdapter, RowAdapters
 from slackwater.training.datum import Datum, PassOutput
+from slackwater.training.fused_ops import FusedOps
 from slackwater.training.logprobs import target_logprobs
 from slackwater.training.losses import Loss
 from slackwater.training.packing import pack
@@ -35,6 +36,8 @@ class PackedPass:
     def __init__(self, net: CausalLM, adapter: LoraAdapter | None) -> None:
         self._net = net
         self._adapter = adapter
+        fused = net.device.type == "cpu" and net.dtype == torch.float32
+        self._ops = FusedOps() if fused else net.plain_ops
         self._budget_tokens = micro_batch_tokens(net.config, net.dtype.itemsize)
 
     def run(
@@ -84,7 +87,7 @@ class PackedPass:
         positions = torch.from_numpy(np.concatenate([np.arange(n) for n in lengths])).to(device)
         adapters = None if self._adapter is None else RowAdapters.everywhere(self._adapter, rows)
         attention = PackedCausalAttention(cu_seqlens, device)
-        hidden = self._net.hidden(tokens, positions, attention, adapters=adapters)
+        hidden = self._net.hidden(tokens, positions, attention, adapters=adapters, ops=self._ops)
         targets = self._gather([datum.inputs["target_tokens"] for datum in batch])
         shape = targets.shape
         lp = target_logprobs(
@@ -102,7 +105,7 @@ class PackedPass:
         adapter = self._adapter
         rows = hidden.shape[0]
         adapters = None if adapter is None else RowAdapters.everywhere(adapter, rows)
-        return self._net.logits(hidden, adapters=adapters)
+        return self._net.logits(hidden, adapters=adapters, ops=self._ops)
 
     def _gather(self, parts: Sequence[npt.NDArray[np.generic]]) -> Tensor:
         return torch.from_numpy(np.concatenate(parts)).to(self._net.device)
