@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from slackwater.model.ids import RequestId
 from slackwater.model.operation import FaultOwner
 
-_REMEMBERED = 1024
+_REMEMBERED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class FutureBoard:
     def __init__(self) -> None:
         self._waiting: dict[RequestId, asyncio.Event] = {}
         self._recent: OrderedDict[RequestId, Outcome] = OrderedDict()
+        self._recent_bytes = 0
 
     def expect(self, request: RequestId) -> None:
         """The request is under way."""
@@ -41,17 +42,16 @@ class FutureBoard:
     def settle(self, request: RequestId, outcome: Outcome) -> None:
         """The outcome is durable: wake everybody."""
         self._recent[request] = outcome
-        while len(self._recent) > _REMEMBERED:
-            self._recent.popitem(last=False)
+        self._recent_bytes += _size_bytes(outcome)
+        while self._recent_bytes > _REMEMBERED_BYTES and len(self._recent) > 1:
+            _, oldest = self._recent.popitem(last=False)
+            self._recent_bytes -= _size_bytes(oldest)
         event = self._waiting.pop(request, None)
         if event is not None:
             event.set()
 
     def recent(self, request: RequestId) -> Outcome | None:
         return self._recent.get(request)
-
-    def forget(self, request: RequestId) -> None:
-        self._recent.pop(request, None)
 
     async def wait(self, request: RequestId, hold_s: float) -> bool:
         """Whether the request was settled within `hold_s`."""
@@ -64,3 +64,8 @@ class FutureBoard:
         except TimeoutError:
             return False
         return True
+
+
+def _size_bytes(outcome: Outcome) -> int:
+    """With something for what is kept around it."""
+    return 512 + len(outcome.result or b"") + len(outcome.error or "")

@@ -11,8 +11,10 @@ from sqlalchemy.engine import Connection
 
 from slackwater.model.ids import SamplingSessionId, SessionId
 from slackwater.model.session import SamplingSession, TrainedModel
+from slackwater.runtime import operation_log, sample_log
 from slackwater.runtime.checkpoint_shelf import (
     HELD_AS_VERSIONS,
+    STATE,
     Checkpoint,
     drop_checkpoint,
     expired,
@@ -66,6 +68,8 @@ class Housekeeping:
                     .where(table.c.finished_s < oldest_s, table.c.result.is_not(None))
                     .values(result=None)
                 )
+            operation_log.drop_orphans(connection, oldest_s)
+            sample_log.drop_orphans(connection, oldest_s)
             gone = expired(connection, now_s)
             for checkpoint in gone:
                 drop_checkpoint(connection, checkpoint.path)
@@ -82,6 +86,15 @@ class Housekeeping:
         copies = sa.select(checkpoints.c.path).where(checkpoints.c.held_as == checkpoint.held_as)
         if await self._plane.store.call(lambda c: c.execute(copies).first()) is None:
             await asyncio.to_thread(remove_folder, Path(checkpoint.held_as))
+
+    async def drop_unlisted_states(self, model: TrainedModel) -> None:
+        """Folders of a model's saves that no checkpoint names: they were overwritten."""
+        listed = sa.select(checkpoints.c.held_as).where(checkpoints.c.kind == STATE)
+        named = await self._plane.store.call(lambda c: set(c.execute(listed).scalars()))
+        under_way = self._plane.training.states_under_way()
+        for folder in await asyncio.to_thread(self._plane.state.checkpoints_of, model.model):
+            if str(folder) not in named and str(folder) not in under_way:
+                await asyncio.to_thread(remove_folder, folder)
 
     async def drop_sampling_sessions(self, session: SessionId) -> None:
         """The session has ended: nobody samples from its snapshots any more."""

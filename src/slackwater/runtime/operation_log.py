@@ -112,6 +112,14 @@ def forget_replayed(connection: Connection, model: ModelId, seq: int) -> None:
     )
 
 
+def drop_orphans(connection: Connection, oldest_s: float) -> None:
+    """Operations of models that are closed, once their results would have expired."""
+    closed = sa.select(models.c.model).where(models.c.closed.is_not(None))
+    connection.execute(
+        operations.delete().where(operations.c.created_s < oldest_s, operations.c.model.in_(closed))
+    )
+
+
 def add_model(connection: Connection, model: TrainedModel, user_metadata: Any) -> None:
     """Nothing if it is there."""
     known = connection.execute(sa.select(models.c.model).where(models.c.model == model.model))

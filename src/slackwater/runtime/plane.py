@@ -13,6 +13,7 @@ from sqlalchemy.engine import Connection
 from slackwater.control.operations.controller import OperationsController
 from slackwater.control.record import RecordedController
 from slackwater.control.rollout.manager import RolloutManager
+from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.errors import NotFoundError
 from slackwater.model.ids import RequestId, SessionId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OpKind, OpStatus
@@ -42,6 +43,8 @@ from slackwater.wire.frames import Frame, FrameKind
 
 logger = logging.getLogger(__name__)
 
+SILENT_AFTER_S = 20.0  # a worker that is not heard for so long is gone
+
 
 class ControlPlane:
     """Everything behind the HTTP face. `failed` is set when something died that must not."""
@@ -61,11 +64,11 @@ class ControlPlane:
         self.failed = asyncio.Event()
         self.background = Background(lambda error: self.failed.set())
         secret = secrets.token_urlsafe(32)
-        self.hub = WorkerHub(self, secret)
+        self.hub = WorkerHub(self, secret, silent_after_s=SILENT_AFTER_S)
         self.launcher = Launcher(state.logs, secret)
         self.sessions = SessionDesk(self.store, settings.session_silent_after_s)
         self._recording = _Recording(settings.record)
-        self.manager = RolloutManager()
+        self.manager = RolloutManager(RolloutSettings(lease_s=SILENT_AFTER_S))
         operations_controller = OperationsController(settings.operations)
         self.rollout = RolloutDesk(
             self.hub,
@@ -201,6 +204,8 @@ class ControlPlane:
         self, model: TrainedModel, operation: Operation, payload: bytes
     ) -> None:
         """Weights that were published can be sampled from."""
+        if operation.kind is OpKind.SAVE:
+            self.background.spawn(self.housekeeping.drop_unlisted_states(model))
         if operation.kind is not OpKind.PUBLISH:
             return
         publish = decode_publish(payload)

@@ -156,6 +156,16 @@ def drop_results(
     )
 
 
+def drop_orphans(connection: Connection, oldest_s: float) -> None:
+    """Requests of sampling sessions that are gone, once their results would have expired."""
+    held = sa.select(sampling_sessions.c.sampling_session)
+    connection.execute(
+        samples.delete().where(
+            samples.c.created_s < oldest_s, samples.c.sampling_session.not_in(held)
+        )
+    )
+
+
 def waiting_samples(connection: Connection) -> list[tuple[str, str, bytes]]:
     """Request, sampling session and payload of what is unanswered, oldest first."""
     columns = samples.c

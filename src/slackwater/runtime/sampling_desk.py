@@ -80,14 +80,24 @@ class SamplingDesk:
         for name, finished in done:
             self.finished.add(SamplingSessionId(name), finished)
         for request, name, payload in waiting:
-            self._start(RequestId(request), self._sessions[SamplingSessionId(name)], payload)
+            held = self._sessions.get(SamplingSessionId(name))
+            if held is not None:
+                self._start(RequestId(request), held, payload)
 
     def add_session(self, session: SamplingSession) -> None:
         self._sessions[session.sampling_session] = session
 
     def drop_sessions(self, names: Sequence[SamplingSessionId]) -> None:
+        """Nobody samples from these any more; what is under way there ends."""
         for name in names:
             self._sessions.pop(name, None)
+            self.finished.drop(name)
+        gone = set(names)
+        for request, run in list(self._under_way.items()):
+            if run.session.sampling_session in gone:
+                run.cancel()
+                ended = "its sampling session has ended"
+                self.over(request, Outcome(KIND, None, ended, FaultOwner.USER))
 
     def session(self, tenant: TenantId, name: str) -> SamplingSession:
         """One of the tenant's sampling sessions."""

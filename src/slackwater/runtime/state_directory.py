@@ -59,9 +59,15 @@ class StateDirectory:
 
     def checkpoint(self, model: ModelId, name: str, seq: int) -> Path:
         """A trainer's state as a client saved it; `seq` keeps an overwritten one apart."""
-        return (
-            self.root / "checkpoints" / quote(model, safe=":-_") / f"{quote(name, safe='-_')}@{seq}"
-        )
+        return self._checkpoints(model) / f"{quote(name, safe='-_')}@{seq}"
+
+    def checkpoints_of(self, model: ModelId) -> list[Path]:
+        """Every folder of a model's saves, listed or not."""
+        folder = self._checkpoints(model)
+        return sorted(folder.iterdir()) if folder.is_dir() else []
+
+    def _checkpoints(self, model: ModelId) -> Path:
+        return self.root / "checkpoints" / quote(model, safe=":-_")
 
     def lock(self) -> None:
         """Take the folder for this process, or say who has it."""

@@ -119,6 +119,15 @@ class TrainingDesk:
             if operation.kind is OpKind.PUBLISH
         }
 
+    def states_under_way(self) -> set[str]:
+        """Folders that unfinished saves write to; their names are not known, so all with their numbers."""
+        found = set()
+        for operation in self._operations.values():
+            if operation.kind is OpKind.SAVE:
+                held = self._parts.state.checkpoints_of(operation.model)
+                found |= {str(path) for path in held if path.name.endswith(f"@{operation.seq}")}
+        return found
+
     async def create(self, model: TrainedModel, user_metadata: Any) -> RequestId:
         """Open a model; the same again gives the same request."""
         operation = _operation(model.model, 0, OpKind.CREATE)

@@ -1,5 +1,6 @@
 """Tinker API: sampling sessions, samples and futures."""
 
+import asyncio
 import json
 import secrets
 import time
@@ -94,6 +95,7 @@ class SamplingFace:
             if getattr(body, field):
                 raise RefusedError(f"{field}: is not supported here; leave it out")
         session = self.plane.sampling.session(tenant, body.sampling_session_id)
+        self.plane.sessions.seen(session.session, asyncio.get_running_loop().time())
         base = self.plane.bases.get(session.base_model)
         seeds = _seeds(body, session, body.seq_id)
         return await self.plane.sampling.submit(session, body.seq_id, _payload(body, base, seeds))
