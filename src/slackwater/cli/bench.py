@@ -2,12 +2,16 @@
 
 import importlib
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from slackwater.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    from slackwater.bench.options import BenchOptions
 
 # One line per bench: module under slackwater.bench, named as the bench.
 BENCHES: tuple[str, ...] = (
@@ -36,16 +40,22 @@ def bench(
     seed: Annotated[int, typer.Option(help="seed of everything random")] = 0,
     data: Annotated[Path | None, typer.Option(help="folder of public traces, where needed")] = None,
 ) -> None:
-    """Measure NAME and print its figures."""
-    from rich.console import Console
-    from rich.progress import Progress
-    from rich.table import Table
-
-    from slackwater.bench.machine import commit, machine
+    """Measure NAME and print its figures; `all` measures everything, an object a line."""
     from slackwater.bench.options import BenchOptions
 
-    if name not in BENCHES:
-        raise ConfigError.of("NAME", name, f"is no bench; write one of: {', '.join(BENCHES)}")
+    if name not in (*BENCHES, "all"):
+        raise ConfigError.of(
+            "NAME", name, f"is no bench; write all, or one of: {', '.join(BENCHES)}"
+        )
+    options = BenchOptions(seed=seed, quick=quick, data=data)
+    for each in BENCHES if name == "all" else (name,):
+        _show(each, _measure(each, options), as_json)
+
+
+def _measure(name: str, options: "BenchOptions") -> dict[str, object]:
+    from rich.console import Console
+    from rich.progress import Progress
+
     module = importlib.import_module(f"slackwater.bench.{name}")
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(name, total=1.0)
@@ -53,10 +63,19 @@ def bench(
         def progress(what: str, share: float) -> None:
             bar.update(task, description=f"{name}: {what}", completed=share)
 
-        figures = module.run(BenchOptions(seed=seed, quick=quick, data=data, progress=progress))
+        figures: dict[str, object] = module.run(replace(options, progress=progress))
+    return figures
+
+
+def _show(name: str, figures: dict[str, object], as_json: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from slackwater.bench.machine import commit, machine
+
     if as_json:
         result = {"name": name, "commit": commit(), "machine": machine(), "figures": figures}
-        print(json.dumps(result))
+        print(json.dumps(result), flush=True)
         return
     table = Table("figure", "value", title=name)
     for key, value in figures.items():
