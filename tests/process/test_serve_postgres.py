@@ -1,0 +1,119 @@
+"""The durable store on PostgreSQL: the same functions, the same answers."""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy.engine import Connection
+
+from slackwater.model.ids import ModelId, RequestId, SamplingSessionId, SessionId, TenantId
+from slackwater.model.operation import Operation, OpKind, OpStatus
+from slackwater.model.session import LoraShape, SamplingSession, TrainedModel
+from slackwater.runtime import checkpoint_shelf as shelf
+from slackwater.runtime import operation_log, sample_log
+from slackwater.runtime.future_board import Outcome
+from slackwater.runtime.session_desk import SessionDesk
+from slackwater.runtime.store import Store
+
+from .conftest import free_port
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(shutil.which("initdb") is None, reason="PostgreSQL is not installed"),
+]
+
+
+@pytest.fixture(scope="module")
+def postgres_url() -> Iterator[str]:
+    """A cluster of its own; it refuses to run as root, so it runs as the user `postgres` then."""
+    folder = Path(tempfile.mkdtemp(prefix="slackwater-postgres-"))
+    user = "postgres" if os.geteuid() == 0 else None
+    if user:
+        shutil.chown(folder, user)
+    data, port = str(folder / "data"), free_port()
+
+    def run(*command: str) -> None:
+        subprocess.run(command, check=True, capture_output=True, user=user, cwd=folder, timeout=60)
+
+    run("initdb", "-D", data, "-A", "trust", "-U", "tester", "--no-sync")
+    options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
+    run("pg_ctl", "-D", data, "-w", "-l", str(folder / "log"), "-o", options, "start")
+    yield f"postgresql://tester@127.0.0.1:{port}/postgres"
+    run("pg_ctl", "-D", data, "-w", "-m", "immediate", "stop")
+    shutil.rmtree(folder)
+
+
+TENANT, MODEL = TenantId("t"), ModelId("s:train:0")
+
+
+def fill(connection: Connection) -> None:
+    """One of everything."""
+    model = TrainedModel(MODEL, SessionId("s"), TENANT, 0, "tiny", LoraShape(4), 2**62, 1.0)
+    operation_log.add_model(connection, model, {"a": 1})
+    operation_log.add_model(connection, model, {"a": 1})
+    for seq, kind in enumerate((OpKind.CREATE, OpKind.FORWARD_BACKWARD, OpKind.OPTIM_STEP)):
+        operation = Operation(RequestId(f"op-{seq}"), MODEL, seq, kind)
+        new = operation_log.Submission(operation, TENANT, bytes([seq, 0, 255]), 1.0)
+        assert operation_log.add_operation(connection, new) == (f"op-{seq}", True)
+        assert operation_log.add_operation(connection, new) == (f"op-{seq}", False)
+    done = Outcome("create_model", b"\0\xff")
+    operation_log.finish_operation(connection, RequestId("op-0"), done, 2.0)
+    session = SamplingSession(
+        SamplingSessionId("ss"), TENANT, SessionId("s"), "tiny", "v", "tiny|client 0"
+    )
+    sample_log.add_sampling_session(connection, session, 0, 1.0)
+    sample_log.add_sample(connection, RequestId("sm-1"), session, 2**60, b"ask", 1.0)
+    sample_log.add_sample(connection, RequestId("sm-2"), session, 1, b"ask", 1.0)
+    answer = Outcome("sample", b"tokens")
+    sample_log.finish_sample(connection, RequestId("sm-2"), answer, 3.0)
+    for name in ("a", "b", "a"):
+        path = shelf.checkpoint_path(MODEL, shelf.STATE, name)
+        held = shelf.Checkpoint(
+            *(path, TENANT, MODEL, shelf.STATE, name, "tiny", LoraShape(4), f"/{name}", "l"),
+            *(2**40, 1.0, None, False, {"note": name}),
+        )
+        shelf.put_checkpoint(connection, held)
+
+
+def check(connection: Connection) -> None:
+    """It is all there, and no more."""
+    records = operation_log.records_after(connection, MODEL, None)
+    assert [record.status for record in records] == [
+        OpStatus.DONE,
+        OpStatus.WAITING,
+        OpStatus.WAITING,
+    ]
+    assert operation_log.payload_of(connection, RequestId("op-2")) == b"\2\0\xff"
+    operation_log.forget_replayed(connection, MODEL, 0)
+    assert len(operation_log.records_after(connection, MODEL, 0)) == 2
+    assert sample_log.waiting_samples(connection) == [("sm-1", "ss", b"ask")]
+    ((session, finished),) = sample_log.finished_samples(connection)
+    assert (session, finished.request, finished.size_bytes) == ("ss", "sm-2", 6)
+    assert sample_log.count_of_lineage(connection, SessionId("s"), "tiny|") == 1
+    assert sample_log.join_session(connection, SamplingSessionId("ss")) == 1
+    held = shelf.list_checkpoints(connection, TENANT, 2.0, MODEL)
+    assert sorted(checkpoint.name for checkpoint in held) == ["a", "b"]
+    assert held[0].size_bytes == 2**40
+    operation_log.drop_orphans(connection, 10.0)
+    sample_log.drop_orphans(connection, 10.0)
+    assert len(operation_log.records_after(connection, MODEL, None)) == 3
+
+
+def test_everything_the_service_keeps_survives_on_postgresql(postgres_url: str) -> None:
+    async def scenario() -> None:
+        for step in (fill, check):
+            store = Store(postgres_url)
+            await store.open()
+            await store.call(step)
+            desk = SessionDesk(store, 300.0)
+            opened = await desk.open(TENANT, {"tags": [], "user_metadata": None}, 0.0)
+            await desk.end(opened, {"type": "cancelled"})
+            assert (await desk.describe(TENANT))[0]["status"] == {"type": "cancelled"}
+            await store.close()
+
+    asyncio.run(scenario())
