@@ -15,12 +15,15 @@ if TYPE_CHECKING:
 
 # One line per bench: module under slackwater.bench, named as the bench.
 BENCHES: tuple[str, ...] = (
+    "routing",
+    "spot",
     "decision",
     "rollout_faults",
     "engine",
     "grpo",
     "cluster",
     "drain",
+    "drift",
     "philly",
     "sim",
     "fanin",

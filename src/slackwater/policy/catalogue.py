@@ -9,6 +9,7 @@ from slackwater.policy.group_placement import GroupPlacement
 from slackwater.policy.group_table import MAX_MEMBERS
 from slackwater.policy.interleaving import Interleaving
 from slackwater.policy.placement import PlacementPolicy
+from slackwater.policy.regrouping import Regrouping
 
 
 class Options:
@@ -65,11 +66,18 @@ def _ours(fleet: Fleet, options: Options, seed: int) -> PlacementPolicy:
     return Interleaving(fleet, options.whole("max_group_size", MAX_MEMBERS))
 
 
+def _regrouping(fleet: Fleet, options: Options, seed: int) -> PlacementPolicy:
+    size = options.whole("max_group_size", MAX_MEMBERS)
+    every_s = options.number("every_s", 3600.0)
+    return Regrouping(fleet, size, every_s, options.whole("orders", 24), seed)
+
+
 POLICIES: dict[str, Callable[[Fleet, Options, int], PlacementPolicy]] = {
     "ours": _ours,
     "group": _group,
     "solo": _solo,
     "colocated": _colocated,
+    "regrouping": _regrouping,
 }
 
 
