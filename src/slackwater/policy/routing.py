@@ -13,7 +13,10 @@ from slackwater.policy.instance_load import InstanceLoad
 
 @dataclass(frozen=True, slots=True)
 class TurnNeed:
-    """One turn to place. `affine` served the trajectory's last turn and may hold its prefix."""
+    """One turn to place. `affine` served the trajectory's last turn and may hold its prefix.
+
+    `sequence` numbers turns as they were submitted.
+    """
 
     turn: TurnId
     trajectory: TrajectoryId
@@ -96,23 +99,20 @@ class ShortestQueue:
 
 @dataclass(frozen=True, slots=True)
 class PinnedTrajectory:
-    """Baseline of ROSE 6.4: a trajectory stays where its first turn went, for life.
+    """Baseline of ROSE 6.4: a trajectory stays where its first turn went, for life; they are dealt out in turn.
 
-    Only when that instance is gone does it choose again.
+    Only when that instance is gone is it dealt again.
     """
 
     warm_first: bool = False
 
     def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Placement:
         home = affine_load(need, eligible)
-        if home is None:
-            home = min(
-                (load for load in eligible if load.accepting),
-                key=lambda load: (load.in_flight, load.instance),
-                default=None,
-            )
-        if home is None:
+        taking = [load for load in eligible if load.accepting]
+        if home is None and not taking:
             return WAIT
+        if home is None:
+            home = taking[need.sequence % len(taking)]
         if self.takes(need, home):
             return Placement(home.instance)
         return Placement(bound_to=home.instance)

@@ -18,7 +18,7 @@ class KeepWarm:
     (`growth`), still fit.
     """
 
-    growth: float = 1.3
+    growth: float = 1.5
     idle_share: float = 0.5
     warm_first: bool = True
 

@@ -26,7 +26,6 @@ class Dispatcher:
         self.line = WaitingLine()
         self.attempts: dict[int, LiveTurn] = {}
         self.next_attempt = 1
-        self._placed = 0
         self.homes = Homes(fleet, settings.home_lease_s, settings.remembered_trajectories)
 
     def place(
@@ -53,20 +52,20 @@ class Dispatcher:
     def fill(self, record: InstanceRecord, now_s: float, out: list[RolloutCommand]) -> None:
         """Give waiting turns to an instance that has room again."""
         while len(self.line) and record.load.accepting:
-            turn = self._next_for(record)
+            turn = self._next_for(record, now_s)
             if turn is None:
                 return
             self.line.remove(turn)
             self._send(turn, record, now_s, out)
 
-    def _next_for(self, record: InstanceRecord) -> LiveTurn | None:
+    def _next_for(self, record: InstanceRecord, now_s: float) -> LiveTurn | None:
         routing = self._settings.routing
         able = [
             turn
             for turn in self.line.heads()
             if self._can_run(turn, record) and routing.takes(self._need(turn), record.load)
         ]
-        warm = self.line.preferring(record.spec.instance)
+        warm = self._warm_turn(record, now_s)
         if (
             warm is not None
             and self._can_run(warm, record)
@@ -76,6 +75,20 @@ class Dispatcher:
                 return warm
             able.append(warm)
         return min(able, key=lambda turn: turn.sequence, default=None)
+
+    def _warm_turn(self, record: InstanceRecord, now_s: float) -> LiveTurn | None:
+        """Of those whose prefix is here: the first to come, or, to keep warm what is, the last.
+
+        The last one's prefix is the least likely to be pushed out already; nobody is passed over for longer
+        than `patience_s`.
+        """
+        ends = self.line.preferring(record.spec.instance)
+        if ends is None:
+            return None
+        first, last = ends
+        waited_s = now_s - (first.waiting_since_s or 0.0)
+        patient = waited_s < self._settings.patience_s
+        return last if self._settings.routing.warm_first and patient else first
 
     @staticmethod
     def _can_run(turn: LiveTurn, record: InstanceRecord) -> bool:
@@ -170,7 +183,7 @@ class Dispatcher:
             turn.context_tokens,
             min(cached, len(spec.prompt)),
             home,
-            self._placed,
+            turn.sequence,
         )
 
     def _send(
@@ -180,7 +193,6 @@ class Dispatcher:
         assert version is not None, f"{turn.spec.turn} sent where its weights are not"
         attempt = AttemptId(self.next_attempt)
         self.next_attempt += 1
-        self._placed += 1
         record.use(version)
         turn.attempt, turn.instance, turn.version = attempt, record.spec.instance, version
         turn.base_tokens = len(turn.tokens)

@@ -16,6 +16,7 @@ class RolloutSettings:
     and makes no token for so long (`borrowed_stall_s` for borrowed ones, ROSE 4.1).
     `barren_losses`: a turn whose instances vanish so often without one token of progress fails.
     `home_lease_s`: a trajectory that does not return for so long is taken to have left its cache.
+    `patience_s`: so long may turns with a warm cache go before one that came earlier.
     `faults_allowed`: an instance that lies more often is released.
     """
 
@@ -31,6 +32,7 @@ class RolloutSettings:
     barren_losses: int = 8
     faults_allowed: int = 3
     home_lease_s: float = 60.0
+    patience_s: float = 600.0
     remembered_trajectories: int = 100_000
 
     def __post_init__(self) -> None:

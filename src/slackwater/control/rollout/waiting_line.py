@@ -71,10 +71,12 @@ class WaitingLine:
         if not self._by_need[key]:
             del self._by_need[key]
 
-    def preferring(self, instance: InstanceId) -> LiveTurn | None:
-        """The first that prefers this instance."""
+    def preferring(self, instance: InstanceId) -> tuple[LiveTurn, LiveTurn] | None:
+        """The first and the last to come of those that prefer this instance."""
         line = self._by_instance.get(instance)
-        return next(iter(line.values())) if line else None
+        if not line:
+            return None
+        return next(iter(line.values())), next(reversed(line.values()))
 
     def heads(self) -> Iterator[LiveTurn]:
         """The first of every need."""

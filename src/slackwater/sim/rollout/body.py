@@ -33,7 +33,7 @@ from slackwater.model.ids import InstanceId, JobId, TrajectoryId, TurnId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.model.turn import AttemptId, FinishReason
 from slackwater.sim.queue import EventQueue
-from slackwater.sim.rollout.engine_cost import EngineCost
+from slackwater.sim.rollout.engine_cost import CostModel
 from slackwater.sim.rollout.simulated_engine import Request, SimulatedEngine
 
 
@@ -114,7 +114,7 @@ class SimulatedBody:
         self,
         instance: InstanceId,
         kind: InstanceKind,
-        cost: EngineCost,
+        cost: CostModel,
         *,
         max_running: int,
         job: JobId | None = None,
@@ -134,7 +134,7 @@ class SimulatedBody:
         engine = SimulatedEngine(cost, max_running, self.now_s, slowdown=slowdown)
         place = _Place(spec, engine, {}, holds)
         self.places[instance] = place
-        self._weight_gb = cost.model.weight_bytes / 1e9
+        self._weight_gb = cost.weight_bytes / 1e9
         self.tell(InstanceJoined(self.now_s, spec))
         self._beat(place)
 

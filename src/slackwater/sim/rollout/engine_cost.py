@@ -4,8 +4,26 @@ Inputs are hardware rates, model shapes and the efficiencies that engines reach;
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from slackwater.model.errors import ConfigError
+
+
+class CostModel(Protocol):
+    """What a simulated engine asks: from hardware rates (`EngineCost`), or measured on a real one."""
+
+    @property
+    def kv_tokens(self) -> int: ...
+
+    @property
+    def context_s(self) -> float: ...
+
+    @property
+    def weight_bytes(self) -> float: ...
+
+    def step_s(self, batch: int) -> float: ...
+
+    def prefill_s(self, tokens: int, context_tokens: int) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +90,11 @@ class EngineCost:
     step_overhead_s: float = 0.002
     all_reduce_s: float = 12e-6
     memory_share: float = 0.88
+
+    @property
+    def weight_bytes(self) -> float:
+        """What an instance pulls."""
+        return self.model.weight_bytes
 
     @property
     def kv_tokens(self) -> int:

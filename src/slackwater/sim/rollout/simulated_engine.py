@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 from slackwater.model.ids import TrajectoryId
-from slackwater.sim.rollout.engine_cost import EngineCost
+from slackwater.sim.rollout.engine_cost import CostModel
 
 _DONE = 1e-9
 
@@ -45,7 +45,7 @@ class SimulatedEngine:
 
     def __init__(
         self,
-        cost: EngineCost,
+        cost: CostModel,
         max_running: int,
         now_s: float,
         *,

@@ -1,0 +1,127 @@
+"""One rollout stage of multi-turn trajectories on a fleet: how long until the last one ends (ROSE 6.4)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from slackwater.control.rollout.commands import CompleteTurn, FailTurn, RolloutCommand
+from slackwater.control.rollout.events import TurnSubmitted, WeightsPublished
+from slackwater.control.rollout.manager import RolloutManager
+from slackwater.control.rollout.settings import RolloutSettings
+from slackwater.model.ids import InstanceId, JobId, TrajectoryId, TurnId
+from slackwater.model.instance import InstanceKind
+from slackwater.model.turn import Sampling, TurnSpec
+from slackwater.sim.queue import EventQueue
+from slackwater.sim.rollout.agent_trace import Session
+from slackwater.sim.rollout.body import SimulatedBody
+from slackwater.sim.rollout.engine_cost import EngineCost
+
+_JOB = JobId("job")
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFleet:
+    """Dedicated engines (ROSE 6: 8 of one H800 for 8B, 4 of four for 32B), 16 turns for each device."""
+
+    engine: EngineCost
+    engines: int
+    turns_per_device: int = 16
+
+    @property
+    def max_running(self) -> int:
+        return self.turns_per_device * self.engine.devices
+
+
+@dataclass(frozen=True, slots=True)
+class AgentResult:
+    """`seconds` until the last trajectory ended; prefilled over prompt tokens says how warm caches were."""
+
+    seconds: float
+    turns: int
+    prompt_tokens: int
+    prefilled_tokens: int
+    output_tokens: int
+
+    @property
+    def prefilled_share(self) -> float:
+        return self.prefilled_tokens / max(self.prompt_tokens, 1)
+
+
+class _Trajectories:
+    """Each submits its next turn when the last has ended and its environment has answered."""
+
+    def __init__(self, body: SimulatedBody, sessions: Sequence[Session]) -> None:
+        self._body = body
+        self._sessions = sessions
+        self.left = len(sessions)
+        self.tokens_of: dict[TurnId, int] = {}
+        self.turns = 0
+        body.on_command = self._take
+
+    def start(self) -> None:
+        for number in range(len(self._sessions)):
+            self._submit(number, 0)
+
+    def _submit(self, number: int, index: int) -> None:
+        turn = self._sessions[number][index]
+        name, trajectory = TurnId(f"{number}.{index}"), TrajectoryId(f"c{number}")
+        self.tokens_of[name] = turn.output_tokens
+        self._body.trajectory_of[name] = trajectory
+        spec = TurnSpec(
+            name,
+            trajectory,
+            _JOB,
+            range(turn.prompt_tokens),
+            Sampling(max_tokens=turn.output_tokens),
+            "v0",
+        )
+        self._body.tell(TurnSubmitted(self._body.now_s, spec))
+
+    def _take(self, command: RolloutCommand) -> None:
+        match command:
+            case CompleteTurn(turn):
+                self._next(turn)
+            case FailTurn(turn, error):
+                raise AssertionError(f"{turn} failed: {error}")
+            case _:
+                pass
+
+    def _next(self, turn: TurnId) -> None:
+        self.turns += 1
+        number, index = (int(part) for part in turn.split("."))
+        session = self._sessions[number]
+        if index + 1 == len(session):
+            self.left -= 1
+            return
+        pause_s = session[index].pause_s
+        self._body.at(self._body.now_s + pause_s, lambda: self._submit(number, index + 1))
+
+
+def run_agents(
+    fleet: AgentFleet, settings: RolloutSettings, sessions: Sequence[Session]
+) -> AgentResult:
+    """All trajectories at once on the fleet."""
+    queue: EventQueue[Callable[[], None]] = EventQueue()
+    manager = RolloutManager(settings)
+    body = SimulatedBody(manager, queue, lambda turn: trajectories.tokens_of[turn])
+    trajectories = _Trajectories(body, sessions)
+    body.tell(WeightsPublished(0.0, _JOB, "v0"))
+    for number in range(fleet.engines):
+        instance = InstanceId(f"e{number}")
+        body.join(
+            instance,
+            InstanceKind.DEDICATED,
+            fleet.engine,
+            max_running=fleet.max_running,
+            holds="v0",
+        )
+    engines = [place.engine for place in body.places.values()]
+    body.at(0.0, trajectories.start)
+    body.run_until(7 * 86_400.0, lambda: trajectories.left == 0)
+    assert trajectories.left == 0, f"{trajectories.left} trajectories never ended"
+    return AgentResult(
+        body.now_s,
+        trajectories.turns,
+        sum(turn.prompt_tokens for session in sessions for turn in session),
+        sum(engine.prefilled for engine in engines),
+        sum(turn.output_tokens for session in sessions for turn in session),
+    )

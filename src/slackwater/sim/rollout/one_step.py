@@ -1,0 +1,61 @@
+"""One step of turns in virtual time: all sent at once, on so many equal instances, with or without a kill."""
+
+from collections.abc import Callable, Sequence
+
+from slackwater.control.rollout.commands import CompleteTurn, FailTurn, RolloutCommand
+from slackwater.control.rollout.events import TurnSubmitted, WeightsPublished
+from slackwater.control.rollout.manager import RolloutManager
+from slackwater.control.rollout.settings import RolloutSettings
+from slackwater.model.errors import RefusedError
+from slackwater.model.ids import InstanceId
+from slackwater.model.instance import InstanceKind
+from slackwater.model.turn import TurnSpec
+from slackwater.sim.queue import EventQueue
+from slackwater.sim.rollout.body import BodySettings, SimulatedBody
+from slackwater.sim.rollout.engine_cost import CostModel
+
+_HORIZON_S = 1e6
+
+
+def simulate_step(
+    specs: Sequence[TurnSpec],
+    cost: CostModel,
+    names: Sequence[str],
+    *,
+    max_running: int,
+    settings: RolloutSettings | None = None,
+    heartbeat_s: float = 0.5,
+    kill: tuple[float, str] | None = None,
+) -> float:
+    """How long the step takes; every turn makes all of its tokens. `kill` is when and whom."""
+    queue: EventQueue[Callable[[], None]] = EventQueue()
+    wanted = {spec.turn: spec.sampling.max_tokens for spec in specs}
+    body = SimulatedBody(
+        RolloutManager(settings),
+        queue,
+        wanted.__getitem__,
+        BodySettings(heartbeat_s=heartbeat_s, pull_gb_per_s=1e6, sender_gb_per_s=1e9),
+    )
+    open_turns = set(wanted)
+
+    def heard(command: RolloutCommand) -> None:
+        if isinstance(command, FailTurn):
+            raise RefusedError(f"turn {command.turn} failed in simulation: {command.error}")
+        if isinstance(command, CompleteTurn):
+            open_turns.discard(command.turn)
+
+    body.on_command = heard
+    job, version = specs[0].job, specs[0].version
+    for name in names:
+        body.join(InstanceId(name), InstanceKind.SPOT, cost, max_running=max_running, job=job)
+    body.tell(WeightsPublished(0.0, job, version))
+    body.run_until(_HORIZON_S, lambda: all(r.versions for r in body.manager.books.fleet))
+    began_s = body.now_s
+    for spec in specs:
+        body.tell(TurnSubmitted(began_s, spec))
+    if kill is not None:
+        after_s, victim = kill
+        body.at(began_s + after_s, lambda: body.lose(InstanceId(victim)))
+    body.run_until(began_s + _HORIZON_S, lambda: not open_turns)
+    body.manager.check_integrity()
+    return body.now_s - began_s
