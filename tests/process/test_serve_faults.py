@@ -5,10 +5,20 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import pytest
 import tinker
 from tinker import types
+
+from slackwater.control.controller import Controller
+from slackwater.control.operations import events as operations
+from slackwater.control.operations.controller import OperationsController
+from slackwater.control.record import replay
+from slackwater.control.rollout import events as rollout
+from slackwater.control.rollout.manager import RolloutManager
+from slackwater.runtime.plane import ROLLOUT_SETTINGS
 
 from .service_process import ServiceProcess
 
@@ -75,9 +85,9 @@ def train(service: ServiceProcess, at_step: Callable[[int], None]) -> Run:
 
 @pytest.mark.timeout(600)
 def test_a_run_disturbed_by_kills_equals_an_undisturbed_one(
-    new_service: Callable[..., ServiceProcess],
+    new_service: Callable[..., ServiceProcess], tmp_path: Path
 ) -> None:
-    service = new_service()
+    service = new_service("--record", str(tmp_path / "record"))
     service.start()
     service.wait_for_workers()
     expected = train(service, lambda step: None)
@@ -108,3 +118,16 @@ def test_a_run_disturbed_by_kills_equals_an_undisturbed_one(
     assert len(killers) == len(kills)
     assert disturbed.tokens == expected.tokens, f"killed at {sorted(steps)}"
     assert disturbed.losses == expected.losses, f"killed at {sorted(steps)}"
+    service.stop()
+    replays(tmp_path / "record.operations.jsonl", OperationsController(), operations.EVENT_TYPES)
+    replays(
+        tmp_path / "record.rollout.jsonl", RolloutManager(ROLLOUT_SETTINGS), rollout.EVENT_TYPES
+    )
+
+
+def replays(record: Path, controller: Controller[Any, Any], types: dict[str, type]) -> None:
+    """What the live controllers saw since the last start makes a fresh one decide the same."""
+    with record.open("rb") as lines:
+        agreed, divergence = replay(controller, lines, types)
+    assert divergence is None
+    assert agreed > 3

@@ -212,6 +212,8 @@ def test_no_request_that_the_document_allows_is_a_server_error(service: ServiceP
     tried = 0
     for found in document.get_all_operations():
         operation = found.ok()
+        if operation.path.startswith("/slackwater/instances"):
+            continue  # these start and stop processes
 
         @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
         @given(case=operation.as_strategy())

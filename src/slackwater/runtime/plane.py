@@ -44,6 +44,7 @@ from slackwater.wire.frames import Frame, FrameKind
 logger = logging.getLogger(__name__)
 
 SILENT_AFTER_S = 20.0  # a worker that is not heard for so long is gone
+ROLLOUT_SETTINGS = RolloutSettings(lease_s=SILENT_AFTER_S)
 
 
 class ControlPlane:
@@ -68,7 +69,7 @@ class ControlPlane:
         self.launcher = Launcher(state.logs, secret)
         self.sessions = SessionDesk(self.store, settings.session_silent_after_s)
         self._recording = _Recording(settings.record)
-        self.manager = RolloutManager(RolloutSettings(lease_s=SILENT_AFTER_S))
+        self.manager = RolloutManager(ROLLOUT_SETTINGS)
         operations_controller = OperationsController(settings.operations)
         self.rollout = RolloutDesk(
             self.hub,
@@ -264,10 +265,10 @@ class _Recording:
         self._files: list[BinaryIO] = []
 
     def of(self, name: str, controller: Any) -> Any:
-        """The controller itself, or one that writes `<record>.<name>.jsonl`."""
+        """The controller itself, or one that writes `<record>.<name>.jsonl`, anew at each start."""
         if self._path is None:
             return controller
-        file = self._path.with_name(f"{self._path.name}.{name}.jsonl").open("ab")
+        file = self._path.with_name(f"{self._path.name}.{name}.jsonl").open("wb")
         self._files.append(file)
         write: Callable[[bytes], Any] = file.write
         return RecordedController(controller, write)

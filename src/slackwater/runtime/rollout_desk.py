@@ -1,6 +1,7 @@
 """Turns, live: the rollout manager's commands become messages to engines, their frames its events."""
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
@@ -14,6 +15,7 @@ from slackwater.model.ids import InstanceId, JobId, TurnId, WorkerId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.model.turn import AttemptId, FinishReason, TurnSpec
 from slackwater.runtime.timers import Timers
+from slackwater.runtime.trajectory_index import TrajectoryIndex
 from slackwater.runtime.worker_hub import WorkerHub
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame, FrameKind
@@ -46,18 +48,25 @@ class RolloutDesk:
         self._release = release
         self._timers = Timers(lambda name: self._feed(on.TimerFired(_now_s(), name)))
         self._listeners: dict[TurnId, TurnListener] = {}
+        self._specs: dict[TurnId, TurnSpec] = {}
+        self._trajectories = TrajectoryIndex()
         self.gauges: dict[WorkerId, dict[str, float]] = {}
         self._topk: dict[WorkerId, list[list[tuple[int, float]]]] = {}
 
     # ---- for the service ----
     def submit(self, spec: TurnSpec, listener: TurnListener) -> None:
-        """Have a turn generated."""
+        """Have a turn generated; it belongs to the trajectory that its prompt continues, if any."""
+        known = self._trajectories.continued_by(spec.version, spec.prompt)
+        if known is not None:
+            spec = dataclasses.replace(spec, trajectory=known)
         self._listeners[spec.turn] = listener
+        self._specs[spec.turn] = spec
         self._feed(on.TurnSubmitted(_now_s(), spec))
 
     def cancel(self, turn: TurnId) -> None:
         """The client does not want it any more; its listener hears nothing more."""
         if self._listeners.pop(turn, None) is not None:
+            del self._specs[turn]
             self._feed(on.TurnCancelled(_now_s(), turn))
 
     def published(self, job: str, version: str) -> None:
@@ -168,7 +177,10 @@ class RolloutDesk:
         listener = self._listeners.pop(command.turn, None)
         if listener is None:
             return
+        spec = self._specs.pop(command.turn)
         if isinstance(command, do.CompleteTurn):
+            tokens, trajectory = command.tokens, spec.trajectory
+            self._trajectories.ended(spec.version, spec.prompt, tokens, trajectory)
             listener.completed(command)
         else:
             listener.failed(command.error)

@@ -1,0 +1,45 @@
+"""A prompt that begins with a finished turn continues its trajectory."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slackwater.model.ids import TrajectoryId
+from slackwater.runtime.trajectory_index import BLOCK_TOKENS, TrajectoryIndex
+
+tokens = st.lists(st.integers(0, 5), min_size=BLOCK_TOKENS, max_size=80)
+ONE, TWO = TrajectoryId("one"), TrajectoryId("two")
+
+
+@given(tokens, st.lists(st.integers(0, 5), max_size=30))
+def test_a_longer_prompt_continues_the_turn_it_begins_with(
+    turn: list[int], more: list[int]
+) -> None:
+    index = TrajectoryIndex()
+    index.ended("v", turn[:3], turn[3:], ONE)
+    assert index.continued_by("v", turn + more) == ONE
+    assert index.continued_by("w", turn + more) is None
+    assert index.continued_by("v", [9, *turn, *more]) is None
+
+
+def test_the_longest_beginning_wins() -> None:
+    index, short = TrajectoryIndex(), [1] * BLOCK_TOKENS
+    index.ended("v", [1], short[1:], ONE)
+    index.ended("v", [1], (short * 3)[1:], TWO)
+    assert index.continued_by("v", short * 4) == TWO
+    assert index.continued_by("v", short * 2) == ONE
+
+
+def test_too_short_to_tell_is_no_trajectory_and_the_oldest_are_forgotten() -> None:
+    index = TrajectoryIndex(remembered=2)
+    index.ended("v", [1], [1] * (BLOCK_TOKENS - 2), ONE)
+    assert index.continued_by("v", [1] * 100) is None
+    for number in range(3):
+        index.ended("v", [], [number] * BLOCK_TOKENS, TrajectoryId(str(number)))
+    found = [index.continued_by("v", [number] * BLOCK_TOKENS) for number in range(3)]
+    assert found == [None, "1", "2"]
+
+
+def test_prompts_that_share_a_beginning_are_not_taken_for_one_trajectory() -> None:
+    index, shared = TrajectoryIndex(), [1] * (2 * BLOCK_TOKENS)
+    index.ended("v", shared, [5, 6], ONE)
+    assert index.continued_by("v", [*shared, 7, 8]) is None
