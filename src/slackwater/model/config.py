@@ -29,6 +29,7 @@ _UNITS: Mapping[str, str] = {
     "gbit_per_s": "gigabits per second",
     "price_per_h": "dollars per hour",
 }
+_TEXT = 'text, written "..."'
 _OTHER_UNITS = (
     "sec",
     "secs",
@@ -58,14 +59,14 @@ def decode(cls: type[T], table: Mapping[str, Any], at: str = "") -> T:
         if name in table:
             values[name] = _convert(hints[name], table[name], _join(at, name))
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            fix = f"write {name} = {_wanted(hints[name])}"
+            fix = f"write {name} = {_wanted(hints[name]).removeprefix('text, written ')}"
             if dataclasses.is_dataclass(hints[name]):
                 fix = f"add the table [{_join(at, name)}]"
             raise ConfigError(f"{_join(at, name)}: missing; {fix}")
     try:
         return cls(**values)
     except ConfigError as error:
-        raise ConfigError(f"{at}: {error}" if at else str(error)) from None
+        raise ConfigError(_located(at, str(error))) from None
 
 
 def override(table: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
@@ -97,6 +98,12 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, PurePath) else value
 
 
+def _located(at: str, message: str) -> str:
+    """The message of a dataclass under the path of its table; many begin with the table's name themselves."""
+    own = at.rpartition(".")[2]
+    return f"{at}: {message.removeprefix(f'{own}: ')}" if at else message
+
+
 def _join(at: str, key: str) -> str:
     return f"{at}.{key}" if at else key
 
@@ -125,7 +132,7 @@ def _wanted(hint: Any) -> str:
         return _wanted(next(arm for arm in get_args(hint) if arm is not type(None)))
     if origin in (tuple, list):
         return "[...]"
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: '"..."'}
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: _TEXT}
     if isinstance(hint, type) and issubclass(hint, Enum):
         return " or ".join(repr(member.value) for member in hint)
     return names.get(getattr(hint, "__supertype__", hint), "a table")
@@ -186,16 +193,20 @@ def _convert_union(hint: Any, value: Any, at: str) -> Any:
 
 
 def _convert_tagged(arms: list[Any], value: Mapping[str, Any], at: str) -> Any:
-    tags: dict[str, Any] = {}
-    tag = "kind"
-    for arm in arms:
-        for name, hint in get_type_hints(arm).items():
-            if get_origin(hint) is Literal:
-                tag = name
-                tags.update(dict.fromkeys(get_args(hint), arm))
+    hints = [get_type_hints(arm) for arm in arms]
+    shared = [name for name in hints[0] if all(_is_literal(hint.get(name)) for hint in hints)]
+    assert shared, f"{at}: a union needs a Literal field that all its members have"
+    tag = shared[0]
+    tags = {
+        choice: arm for arm, hint in zip(arms, hints, strict=True) for choice in get_args(hint[tag])
+    }
     if tag not in value:
         raise ConfigError(f"{_join(at, tag)}: missing; write {' or '.join(map(repr, tags))}")
     return decode(tags[_one_of(tuple(tags), value[tag], _join(at, tag))], value, at)
+
+
+def _is_literal(hint: Any) -> bool:
+    return get_origin(hint) is Literal
 
 
 def _one_of(choices: tuple[Any, ...], value: Any, at: str) -> Any:

@@ -28,6 +28,8 @@ class JobEntry:
     train_state_gb: float | None = None
 
     def __post_init__(self) -> None:
+        if not self.job.strip():
+            raise ConfigError.of("job", self.job, "must be a name")
         self.spec()  # what the job's own types refuse is refused here, where the line is known
 
     def spec(self) -> JobSpec:

@@ -28,6 +28,7 @@ class Square:
 @dataclass(frozen=True, slots=True)
 class Circle:
     radius_gb: float
+    fill: Literal["full", "empty"] = "full"
     kind: Literal["circle"] = "circle"
 
 
@@ -82,7 +83,7 @@ def test_a_full_table_becomes_the_dataclass() -> None:
         ({"title": "a", "wait_s": float("nan")}, ["wait_s: nan", "finite"]),
         ({"title": "a", "copies": 1.5}, ["copies: 1.5", "a whole number"]),
         ({"title": "a", "copies": True}, ["copies: True", "a whole number"]),
-        ({"title": 3}, ["title: 3", '"..."']),
+        ({"title": 3}, ["title: 3", 'must be text, written "..."']),
         ({"title": "a", "colour": "bleu"}, ["colour: 'bleu'", "did you mean 'blue'?"]),
         ({"title": "a", "colour": "green"}, ["colour: 'green'", "one of red, blue"]),
         ({"title": "a", "pair": [1]}, ["pair: [1]", "2 members"]),

@@ -11,6 +11,8 @@ from slackwater.model.node import H20, H800, Pool, Role
 from slackwater.model.switching import SwitchCosts
 from slackwater.sim.cluster.workload import CycleWorkload, ProductionWorkload, ProfileWorkload
 
+_MOST_RESPONSES = 100_000
+
 Workload = ProductionWorkload | ProfileWorkload | CycleWorkload
 
 
@@ -42,6 +44,9 @@ class PolicyConfig:
     slo_basis: Literal["declared", "realised"] = "declared"
     options: Mapping[str, float] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        _not_negative("policy", regroup_every_s=self.regroup_every_s)
+
 
 @dataclass(frozen=True, slots=True)
 class LengthConfig:
@@ -63,16 +68,21 @@ class LengthConfig:
 
     def __post_init__(self) -> None:
         _share("lengths", median_share=self.median_share, kv_share=self.kv_share)
-        if self.kind == "quantiles" and len(self.quantiles) < 2:
-            raise ConfigError.of("lengths: quantiles", len(self.quantiles), "must be 2 or more")
+        if self.kind == "quantiles" and (len(self.quantiles) < 2 or self.quantiles[-1] == 0):
+            fix = "must be 2 or more, the last above 0"
+            raise ConfigError.of("lengths: quantiles", list(self.quantiles), fix)
         for low, high in pairwise((0.0, *self.quantiles, 1.0)):
             if low > high:
                 raise ConfigError.of(
                     "lengths: quantiles", high, "must lie between 0 and 1 and never fall"
                 )
         _not_negative("lengths", sigma=self.sigma)
-        if self.responses <= 0:
-            raise ConfigError.of("lengths: responses", self.responses, "must be above 0")
+        if self.median_share == 0:
+            raise ConfigError.of("lengths: median_share", self.median_share, "must be above 0")
+        if not 0 < self.responses <= _MOST_RESPONSES:
+            raise ConfigError.of(
+                "lengths: responses", self.responses, f"must be 1 to {_MOST_RESPONSES}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +162,7 @@ class ClusterScenario:
         for role in (Role.ROLLOUT, Role.TRAIN):
             if sum(pool.role is role for pool in self.fleet) != 1:
                 raise ConfigError(f"fleet: must hold exactly one pool with role = {role.value!r}")
+        _not_negative("scenario", seed=self.seed)
         names = [job.job for job in self.jobs]
         for name in names:
             if names.count(name) > 1:

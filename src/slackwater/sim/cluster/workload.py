@@ -76,6 +76,13 @@ class ProfileWorkload:
             mean_duration_s=self.mean_duration_s,
             max_duration_s=self.max_duration_s,
         )
+        for number, (arrival_s, duration_s) in enumerate(self.arrivals):
+            if arrival_s < 0 or duration_s <= 0:
+                raise ConfigError.of(
+                    f"workload: arrivals[{number}]",
+                    [arrival_s, duration_s],
+                    "must be an arrival of 0 or later and a duration above 0",
+                )
 
 
 @dataclass(frozen=True, slots=True)
