@@ -97,8 +97,13 @@ class VersionStore:
         adapter = LoraAdapter(lora, base.config, copies)
         if held is None:
             self._versions[version] = Version(base, adapter, self._generations)
-        else:
-            held.adapter, held.generation = adapter, self._generations
+            return
+        assert held.adapter is not None
+        if held.adapter.spec.peft_config() != lora.peft_config():
+            raise ConfigError.of("version", version, "has another rank, scale or layers")
+        for name, tensor in held.adapter.tensors.items():
+            tensor.copy_(adapter.tensors[name])
+        held.generation = self._generations
 
     def _check_full(self, tensors: Mapping[str, Tensor]) -> None:
         wanted = {name: tensor.shape for name, tensor in net_tensors(self._base).items()}
