@@ -62,12 +62,14 @@ def comparison_table(reports: Sequence[RunReport]) -> RenderableType:
         title_justify="left",
         box=box.SIMPLE_HEAD,
     )
+    both = any(r.slo_attainment_realised != r.slo_attainment for r in reports)
     table.add_column("policy", no_wrap=True)
     for name in (
         "cost $",
         "$/h",
         f"x below {against.policy}",
         "SLO kept",
+        *(["of real lengths"] if both else []),
         "slowdown",
         "idle rollout",
         "idle train",
@@ -85,6 +87,7 @@ def comparison_table(reports: Sequence[RunReport]) -> RenderableType:
             f"{report.cost_per_h:,.1f}",
             times(ratio(against, report)),
             share(report.slo_attainment),
+            *([share(report.slo_attainment_realised)] if both else []),
             times(mean_slowdown(report)),
             share(report.rollout.bubble_share),
             share(report.train.bubble_share),
