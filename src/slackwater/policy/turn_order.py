@@ -83,12 +83,13 @@ class PlannedOrder:
         self, waiting: Iterable[Waiting], free: Callable[[Waiting], bool], now_s: float
     ) -> Waiting | None:
         del now_s
-        cycles = self._cycles
         for request in waiting:
-            job, phase = request.job, request.phase
-            if all(cycles[node].is_head(job, phase) for node in request.nodes) and free(request):
+            if self._has_turn(request) and free(request):
                 return request
         return None
+
+    def _has_turn(self, request: Waiting) -> bool:
+        return all(self._cycles[node].is_head(request.job, request.phase) for node in request.nodes)
 
     def started(self, job: JobId, phase: Phase, nodes: Sequence[NodeId]) -> None:
         for node in nodes:

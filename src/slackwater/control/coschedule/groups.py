@@ -1,9 +1,8 @@
 """Groups of jobs that share nodes, as the co-scheduler runs them: who is in, what they wait for, which order they keep."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from slackwater.control.coschedule.commands import GrantPermit
+from slackwater.control.coschedule.commands import Command
 from slackwater.control.coschedule.config import CoScheduleConfig
 from slackwater.control.coschedule.job_state import JobState
 from slackwater.control.coschedule.permits import PermitDesk
@@ -100,8 +99,8 @@ class Groups:
         assert state.placement is not None
         return state.spec.job in self._groups[state.placement.group].waiting
 
-    def grants(self, group_id: GroupId, now_s: float) -> Iterator[GrantPermit]:
-        """Every phase of the group that may run now."""
+    def grant(self, group_id: GroupId, now_s: float, commands: list[Command]) -> None:
+        """Add a permit for every phase of the group that may run now; a job's clock starts with its first."""
         group = self._groups.get(group_id)
         while group is not None and group.waiting:
             request = group.ordering.pick(group.waiting.values(), self._desk.is_free, now_s)
@@ -110,7 +109,9 @@ class Groups:
             state = group.jobs[request.job]
             del group.waiting[request.job]
             group.ordering.started(request.job, request.phase, request.nodes)
-            yield self._desk.grant(request, state.epoch, now_s)
+            if state.clock_s is None:
+                state.clock_s = now_s
+            commands.append(self._desk.grant(request, state.epoch, now_s))
 
     def using(self, nodes: tuple[NodeId, ...]) -> list[GroupId]:
         """Groups that have a stake in one of the nodes."""

@@ -42,7 +42,8 @@ class PermitDesk:
 
     def needs_switch(self, job: JobId, phase: Phase, nodes: Iterable[NodeId]) -> bool:
         """Whether another state is on one of the nodes."""
-        return any(self._resident.get(node, (job, phase)) != (job, phase) for node in nodes)
+        state = (job, phase)
+        return any(self._resident.get(node, state) != state for node in nodes)
 
     def is_free(self, request: Waiting) -> bool:
         """Whether all its nodes can take the phase now; beside a tail only a rollout can run."""

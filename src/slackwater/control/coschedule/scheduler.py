@@ -210,8 +210,8 @@ class CoScheduler:
         for group, plan in {p.group: p.plan for p in placements if p.plan is not None}.items():
             self._groups.plan(group, plan, now_s, joining=group in joining)
         commands.extend(self._grant(tuple(freed), now_s))
-        for group in {p.group for p in placements} - joining:
-            commands.extend(self._groups.grants(group, now_s))
+        for group in dict.fromkeys(p.group for p in placements if p.group not in joining):
+            self._groups.grant(group, now_s, commands)
         return commands
 
     def _start(self, state: JobState, placement: Placement) -> StartJob:
@@ -257,8 +257,10 @@ class CoScheduler:
             self._groups.join(state, event.now_s)
         elif self._groups.is_waiting(state):
             return []
+        commands: list[Command] = []
         group = self._groups.request(state, event.phase, event.now_s)
-        return self._grant_group(group, event.now_s)
+        self._groups.grant(group, event.now_s, commands)
+        return commands
 
     def _on_finished_phase(self, event: PhaseFinished) -> list[Command]:
         permit = self._desk.find(event.permit)
@@ -291,16 +293,7 @@ class CoScheduler:
         """Permits for whoever waited for one of the nodes."""
         commands: list[Command] = []
         for group in self._groups.using(nodes):
-            commands.extend(self._grant_group(group, now_s))
-        return commands
-
-    def _grant_group(self, group: Any, now_s: float) -> list[Command]:
-        commands: list[Command] = []
-        for grant in self._groups.grants(group, now_s):
-            state = self._placed[grant.job]
-            if state.clock_s is None:
-                state.clock_s = now_s
-            commands.append(grant)
+            self._groups.grant(group, now_s, commands)
         return commands
 
     # Keeping the SLO.

@@ -70,6 +70,7 @@ class SimulatedCluster:
         self._tails: dict[NodeId, Run] = {}
         self._users: dict[NodeId, Run] = {}
         self._unsettled = 0
+        self._doubled_share = scenario.faults.doubled_message_share
         self._faults = np.random.default_rng([scenario.seed, 2])
         for number, spec in enumerate(specs):
             shares = draw_shares(
@@ -118,8 +119,7 @@ class SimulatedCluster:
 
     def _tell(self, event: Event) -> None:
         self._deliver(event)
-        doubled = self._scenario.faults.doubled_message_share
-        if doubled and self._faults.random() < doubled:
+        if self._doubled_share and self._faults.random() < self._doubled_share:
             late_s = self.now_s + float(self._faults.exponential(60.0))
             self._at(late_s, self._redeliver, event)
 
@@ -183,8 +183,8 @@ class SimulatedCluster:
         account.reason = command.reason
         body.epoch = command.epoch
         body.iteration = command.iterations_done
-        body.local = command.rollout_nodes == command.train_nodes
-        body.train_nodes = len(command.train_nodes)
+        local = command.rollout_nodes == command.train_nodes
+        body.settle(local=local, train_nodes=len(command.train_nodes))
         loaded_s = self.now_s + load_s
         if body.iteration < body.spec.iterations:
             self._at(loaded_s, self._request, body, body.epoch, Phase.ROLLOUT)
@@ -200,12 +200,12 @@ class SimulatedCluster:
         now_s = self.now_s
         body.account.permitted(now_s)
         phase = command.phase
-        work_s = body.work_s(phase)
+        work_s = body.work_s[phase][body.iteration]
         switch_s = body.warm_s if command.switch else 0.0
         length_s = work_s * body.scale(phase)
         tail_left_s = None
         if phase is Phase.ROLLOUT and self._scenario.tail.enabled:
-            share = body.shares.tail[body.iteration]
+            share = body.tails[body.iteration]
             tail_left_s = switch_s + length_s * share if share < 1 else None
         run = Run(
             command.permit, body, phase, command.nodes, now_s, switch_s, work_s,

@@ -39,47 +39,52 @@ class Run:
 
 
 class JobBody:
-    """One job's processes, as far as time goes."""
+    """One job's processes, as far as time goes.
+
+    `work_s` holds, per phase and iteration, what the work takes on the nodes of the profile: a declared length holds a warm switch.
+    """
 
     __slots__ = (
         "_fleet",
-        "_warm_s",
         "account",
         "epoch",
         "iteration",
         "local",
         "run",
-        "shares",
         "spec",
+        "sync_s",
+        "tails",
         "train_nodes",
+        "warm_s",
+        "work_s",
     )
 
     def __init__(
         self, spec: JobSpec, shares: PhaseShares, fleet: Fleet, costs: SwitchCosts
     ) -> None:
         self.spec = spec
-        self.shares = shares
         self.account = JobAccount(spec)
         self.epoch = 0
         self.iteration = 0
-        self.local = False
-        self.train_nodes = spec.profile.train_nodes
         self.run: Run | None = None
+        self.tails = shares.tail
+        self.warm_s = costs.warm_s(spec.profile.model_billions)
+        self.work_s = {
+            Phase.ROLLOUT: self._work_s(spec.profile.rollout_s, shares.rollout),
+            Phase.TRAIN: self._work_s(spec.profile.train_s, shares.train),
+        }
         self._fleet = fleet
-        self._warm_s = costs.warm_s(spec.profile.model_billions)
+        self.settle(local=False, train_nodes=spec.profile.train_nodes)
 
-    @property
-    def warm_s(self) -> float:
-        """To bring its state from host memory."""
-        return self._warm_s
+    def _work_s(self, declared_s: float, shares: list[float]) -> list[float]:
+        most_s = max(declared_s - self.warm_s, 0.0)
+        return [most_s * share for share in shares]
 
-    def work_s(self, phase: Phase) -> float:
-        """What the next phase's work takes on the nodes of the profile: the declared length holds a warm switch."""
-        if phase is Phase.ROLLOUT:
-            declared_s, share = self.spec.profile.rollout_s, self.shares.rollout[self.iteration]
-        else:
-            declared_s, share = self.spec.profile.train_s, self.shares.train[self.iteration]
-        return max(declared_s - self._warm_s, 0.0) * share
+    def settle(self, *, local: bool, train_nodes: int) -> None:
+        """Where it runs from now on; `local`: rollouts on its train nodes, with nothing to sync over the link."""
+        self.local = local
+        self.train_nodes = train_nodes
+        self.sync_s = 0.0 if local else self.spec.profile.sync_s
 
     def scale(self, phase: Phase) -> float:
         """Time on the nodes it has over time on the nodes of its profile."""
@@ -90,10 +95,9 @@ class JobBody:
             return self._fleet.local_rollout_s(profile, self.train_nodes) / profile.rollout_s
         return 1.0
 
-    @property
-    def sync_s(self) -> float:
-        return 0.0 if self.local else self.spec.profile.sync_s
-
     def solo_s(self) -> float:
         """What the iteration that just ended would have taken on the job's own nodes."""
-        return self.work_s(Phase.ROLLOUT) + self.work_s(Phase.TRAIN) + self.spec.profile.sync_s
+        number = self.iteration
+        work_s = self.work_s
+        alone_s = work_s[Phase.ROLLOUT][number] + work_s[Phase.TRAIN][number]
+        return alone_s + self.spec.profile.sync_s

@@ -1,6 +1,7 @@
 """Accounts of a simulated run: what nodes cost and did, and how each job fared."""
 
 from dataclasses import dataclass, field
+from functools import cache
 
 from slackwater.model.ids import GroupId, JobId, NodeId
 from slackwater.model.job import JobSpec
@@ -182,6 +183,7 @@ class FleetAccount:
         self.steps.append(CostStep(now_s, price))
 
 
+@cache
 def role_of(node: NodeId) -> Role:
     """Nodes are named for their pool (`rollout-3`)."""
     return Role(node.partition("-")[0])
