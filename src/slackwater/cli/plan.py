@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from slackwater.sim.cluster.scenario import ClusterScenario
     from slackwater.sim.planning import SharingPlan
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()

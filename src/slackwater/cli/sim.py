@@ -4,14 +4,19 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
 if TYPE_CHECKING:
     from slackwater.control.record import Divergence
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Run a fleet in virtual time.")
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Run a fleet in virtual time.",
+)
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="scenario file, or a name of `sim list`")]
 Sets = Annotated[
@@ -23,6 +28,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object")]
 Plot = Annotated[
     Path | None, typer.Option(metavar="FILE", help="draw timeline and cost: .png, .svg or .pdf")
 ]
+
+
+class Progress(Protocol):
+    """Moves a progress bar."""
+
+    def __call__(self, share: float, what: str = "") -> None: ...
 
 
 @app.command()
@@ -116,8 +127,8 @@ def compare(
     with progress_bar(scenario.name) as progress:
         for number, one in enumerate(scenarios):
 
-            def moved(share: float, done: int = number) -> None:
-                progress((done + share) / len(scenarios))
+            def moved(share: float, done: int = number, name: str = one.policy.name) -> None:
+                progress((done + share) / len(scenarios), name)
 
             reports.append(simulate(one, progress=moved))
     if plot:
@@ -238,11 +249,15 @@ def _into(sink: IO[bytes] | None) -> Callable[[bytes], None] | None:
 
 
 @contextlib.contextmanager
-def progress_bar(name: str) -> Iterator[Callable[[float], None]]:
-    """A bar on the error stream, gone when the block ends; what is yielded moves it to a share of 1."""
+def progress_bar(name: str) -> Iterator[Progress]:
+    """A bar on the error stream, gone when the block ends; what is yielded moves it to a share of 1, and may say at what it is."""
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import Progress as Bar
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    with Bar(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(name, total=1.0)
-        yield lambda share: bar.update(task, completed=share)
+
+        def move(share: float, what: str = "") -> None:
+            bar.update(task, completed=share, description=f"{name}: {what}" if what else name)
+
+        yield move
