@@ -153,7 +153,7 @@ class EvenSteps:
                 break
             context = source.kv_load_tokens / source.executing
             shift_s = 2 * (step_time.per_turn_s + step_time.per_token_s * context)
-            count = min(int(gap_s / shift_s) if shift_s > 0 else 0, source.executing // 2)
+            count = min(round(gap_s / shift_s) if shift_s > 0 else 0, source.executing // 2)
             count = min(count, self.most_moves, target.max_running - target.in_flight)
             if count > 0:
                 moves.append(Move(source.instance, target.instance, count, running=True))
