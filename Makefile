@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: compatibility run test test-vllm lint bench clean setup
+.PHONY: compatibility run test test-vllm lint bench clean setup fresh-kernels
 
 run: $(STAMP)
 	$(BIN)/slackwater train copy-digits --up --fresh --run runs/copy-digits --models runs/models
@@ -39,3 +39,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 clean:
 	rm -rf $(VENV) build dist runs
+
+# Compiled policy cores kept on disk; remove them after changing one that others call.
+fresh-kernels:
+	find src -name "*.nbi" -delete -o -name "*.nbc" -delete

@@ -15,7 +15,7 @@ from slackwater.policy.group_table import ROUNDS, WORK_ROWS, Floats, Ints
 from slackwater.policy.groups import GroupBook
 from slackwater.policy.layout import JOB_ROWS, MOVED_FREE, best_layout, fit_layout
 
-MAX_TOGETHER = 5
+MAX_TOGETHER = 4
 
 
 @dataclass(frozen=True, slots=True)

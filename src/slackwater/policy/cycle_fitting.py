@@ -137,12 +137,40 @@ def _tightest(work: Floats, pins: Ints, members: int, period_s: float, starts: F
 
 
 @compiled
+def _hopeless(work: Floats, pins: Ints, members: int) -> bool:
+    """Whether some node would need more than all its time even if every member just kept its budget."""
+    every = 0
+    train = 0.0
+    for j in range(members):
+        alone = work[ROLL_S, j] + work[TRAIN_S, j] + work[SYNC_S, j]
+        if alone * work[LEFT, j] > work[BUDGET_S, j]:
+            return True
+        every |= pins[j]
+        busy = work[TRAIN_S, j] + (work[ROLL_S, j] if pins[j] == 0 else 0.0)
+        train += busy * work[LEFT, j] / work[BUDGET_S, j]
+    if train > 1.0:
+        return True
+    node = 0
+    while every >> node:
+        share = 0.0
+        for j in range(members):
+            if (pins[j] >> node) & 1:
+                share += work[ROLL_S, j] * work[LEFT, j] / work[BUDGET_S, j]
+        if share > 1.0:
+            return True
+        node += 1
+    return False
+
+
+@compiled
 def fit_cycle(work: Floats, pins: Ints, members: int, starts: Floats) -> float:
     """Find a period, set every member's rounds and its starts; the period, or 0 if none was found.
 
     Only periods at which some member would need another round if it were any longer are worth a look, those with
     the most room first.
     """
+    if _hopeless(work, pins, members):
+        return 0.0
     longest = 0.0
     for j in range(members):
         longest = max(longest, work[ROLL_S, j], work[TRAIN_S, j])

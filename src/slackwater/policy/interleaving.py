@@ -185,6 +185,7 @@ class Interleaving(GroupedPlacement):
             merger = self._best_merger()
             if merger is None:
                 break
+            self._changed.clear()
             for job in self._merge(merger):
                 moves[job] = self.book.placement(job)
         self._changed.clear()
@@ -192,7 +193,7 @@ class Interleaving(GroupedPlacement):
 
     def _best_merger(self) -> Merger | None:
         thin = self._thin_rows(most_members=3)
-        everything = len(self.book.groups) <= self.thin_groups
+        everything = False
         best: Merger | None = None
         for target in thin:
             pairs: list[tuple[JobId, ...]] = [()]
@@ -230,6 +231,7 @@ class Interleaving(GroupedPlacement):
             member.budget_s -= restart_s(self.fleet, member.spec.profile)
             strategy = _sharing_strategy(kept, len(missing))
             reason = f"sharing {self.book.groups[row].group} saves ${merger.gain:.0f}"
+            self._changed.add(member.row)
             self.book.move(job, Choice(row, kept, len(missing), 0, strategy, reason))
             opened = int(self.book.table.node_mask[row]) & ~before & ~kept
             for bit in missing:

@@ -150,7 +150,7 @@ def _least_cost(
                 life = max(life, alone * work[LEFT, j] + delay_s[j])
         cost += life * limits[3]
         node += 1
-    return cost / 3600.0
+    return float(cost / 3600.0)
 
 
 @compiled
