@@ -26,8 +26,12 @@ def simulate_step(
     settings: RolloutSettings | None = None,
     heartbeat_s: float = 0.5,
     kill: tuple[float, str] | None = None,
+    alone_slowdown: float = 1.0,
 ) -> float:
-    """How long the step takes; every turn makes all of its tokens. `kill` is when and whom."""
+    """How long the step takes; every turn makes all of its tokens. `kill` is when and whom.
+
+    `alone_slowdown` below 1 says that instances share a machine: one that works alone is faster than its costs.
+    """
     queue: EventQueue[Callable[[], None]] = EventQueue()
     wanted = {spec.turn: spec.sampling.max_tokens for spec in specs}
     body = SimulatedBody(
@@ -43,6 +47,16 @@ def simulate_step(
             raise RefusedError(f"turn {command.turn} failed in simulation: {command.error}")
         if isinstance(command, CompleteTurn):
             open_turns.discard(command.turn)
+            body.at(body.now_s, share)
+
+    def share() -> None:
+        busy = sum(bool(place.engine.requests) for place in body.places.values())
+        for name in list(body.places):
+            body.slow_down(name, alone_slowdown if busy == 1 else 1.0)
+
+    def lose(victim: InstanceId) -> None:
+        body.lose(victim)
+        share()
 
     body.on_command = heard
     job, version = specs[0].job, specs[0].version
@@ -55,7 +69,7 @@ def simulate_step(
         body.tell(TurnSubmitted(began_s, spec))
     if kill is not None:
         after_s, victim = kill
-        body.at(began_s + after_s, lambda: body.lose(InstanceId(victim)))
+        body.at(began_s + after_s, lambda: lose(InstanceId(victim)))
     body.run_until(began_s + _HORIZON_S, lambda: not open_turns)
     body.manager.check_integrity()
     return body.now_s - began_s

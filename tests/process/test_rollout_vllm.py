@@ -1,0 +1,227 @@
+"""A real vLLM server as an instance. Name its program in SLACKWATER_VLLM (`make test-vllm` sets it up)."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from slackwater.bench.live_fleet import BASE, BASE_VERSION
+from slackwater.bench.rollout_floor import RolloutFloor
+from slackwater.control.rollout.books import Books
+from slackwater.model.errors import UnavailableError
+from slackwater.model.ids import InstanceId, TrajectoryId, TurnId, WorkerId
+from slackwater.model.turn import FinishReason, Sampling, TurnSpec
+from slackwater.runtime.launcher import WorkerPlan, spawn_worker
+
+VLLM = os.environ.get("SLACKWATER_VLLM")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(
+        VLLM is None,
+        reason="no vLLM: set SLACKWATER_VLLM to its program, or run `make test-vllm`",
+    ),
+]
+PROMPT = (72, 101, 108, 108, 111)
+
+
+def turn(
+    name: str, sampling: Sampling, prompt: tuple[int, ...] = PROMPT, version: str = BASE_VERSION
+) -> TurnSpec:
+    return TurnSpec(TurnId(name), TrajectoryId(name), BASE, prompt, sampling, version)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Poll; the caller sets the deadline."""
+    while True:
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+
+
+class Bench:
+    """A floor, the processes on it, and a model with two weight versions."""
+
+    def __init__(self, floor: RolloutFloor, folder: Path) -> None:
+        self.floor = floor
+        self.folder = folder
+        self.model = folder / "model"
+        self.processes: list[asyncio.subprocess.Process] = []
+
+    async def start(self, name: str, module: str, *arguments: str) -> asyncio.subprocess.Process:
+        common = ("--weights", str(self.folder / "weights"), "--model", str(self.model))
+        common += ("--base", BASE, "--base-version", BASE_VERSION)
+        plan = WorkerPlan(name, f"slackwater.worker.{module}", common + arguments)
+        process = await spawn_worker(
+            plan, WorkerId(name), self.floor.connect, self.floor.secret, self.folder
+        )
+        self.processes.append(process)
+        return process
+
+    def publish_other(self, version: str) -> Path:
+        """Another random model of the same shape, as a published version and as a directory."""
+        from slackwater.nets.loading import load_net, net_tensors
+        from slackwater.weights.directory import DirectoryWeightStore
+        from slackwater.worker.published import lora_meta
+        from slackwater.zoo.tiny import make_model
+
+        other = self.folder / version
+        make_model("tiny", other, seed=99)
+        store = DirectoryWeightStore(self.folder / "weights")
+        store.publish(version, net_tensors(load_net(other)), lora_meta(None))
+        return other
+
+
+def model_logprobs(model: Path, prompt: tuple[int, ...], tokens: list[int], temperature: float):  # type: ignore[no-untyped-def]
+    """What the sampled tokens' log-probs must be: an independent forward of the same weights."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    net = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    with torch.no_grad():
+        logits = net(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+    scores = torch.log_softmax(logits / temperature, -1)
+    return scores[torch.arange(len(tokens)), torch.tensor(tokens)].tolist()
+
+
+def test_a_vllm_server_is_an_instance(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with asyncio.timeout(850), RolloutFloor() as floor:
+            bench = Bench(floor, tmp_path)
+            try:
+                await run_all(bench)
+            finally:
+                for process in bench.processes:
+                    if process.returncode is None:
+                        process.kill()
+                        await process.wait()
+
+    asyncio.run(scenario())
+
+
+async def run_all(bench: Bench) -> None:
+    from slackwater.zoo.tiny import make_model
+
+    make_model("tiny", bench.model, seed=0)
+    options = "--enforce-eager --max-model-len 512"
+    adapter = await bench.start("v", "vllm_adapter", "--vllm", str(VLLM), "--vllm-options", options)
+    joined = asyncio.create_task(bench.floor.until_joined(1))
+    ended = asyncio.create_task(adapter.wait())
+    await asyncio.wait({joined, ended}, return_when=asyncio.FIRST_COMPLETED)
+    assert joined.done(), (bench.folder / "v.log").read_text()[-3000:]
+    bench.floor.desk.published(BASE, BASE_VERSION)
+    server = psutil.Process(adapter.pid).children()[0]
+
+    says_what_it_cannot_do(bench)
+    await tokens_and_logprobs_are_the_models(bench)
+    await asked_extras_come(bench)
+    await versions_are_never_mixed(bench)
+    await a_prompt_over_the_context_fails_alone(bench)
+    await a_cancelled_turn_leaves_the_server(bench)
+    await turns_go_on_elsewhere_when_the_adapter_is_killed(bench, adapter)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, [server], 30)
+    assert not alive, "the server outlived its adapter"
+
+
+def says_what_it_cannot_do(bench: Bench) -> None:
+    spec = bench.floor.manager.books.fleet.records[InstanceId("v")].spec
+    assert not spec.exact_continuation
+    assert spec.max_context_tokens == 512
+    assert spec.kv_tokens > 512
+
+
+async def tokens_and_logprobs_are_the_models(bench: Bench) -> None:
+    turns = [
+        turn(f"t{seed}", Sampling(24, temperature=temperature, seed=seed))
+        for seed, temperature in enumerate((1.0, 1.0, 1.0, 0.7, 0.7, 0.7))
+    ]
+    results = await asyncio.gather(*(bench.floor.generate(spec) for spec in turns))
+    assert len({tuple(result.tokens) for result in results}) == len(turns)
+    for spec, result in zip(turns, results, strict=True):
+        assert result.reason is FinishReason.LENGTH
+        wanted = model_logprobs(bench.model, PROMPT, list(result.tokens), spec.sampling.temperature)
+        assert list(result.logprobs) == pytest.approx(wanted, abs=2e-3)
+
+
+async def asked_extras_come(bench: Bench) -> None:
+    asked = Sampling(8, seed=5, topk_logprobs=3, prompt_logprobs=True, topk_prompt_logprobs=2)
+    result = await bench.floor.generate(turn("extras", asked))
+    assert [len(row) for row in result.topk] == [3] * 8
+    assert result.prompt_logprobs is not None
+    assert result.prompt_logprobs[0] is None
+    wanted = model_logprobs(bench.model, PROMPT[:1], list(PROMPT[1:]), 1.0)
+    assert list(result.prompt_logprobs[1:]) == pytest.approx(wanted, abs=2e-3)
+    assert [None if row is None else len(row) for row in result.prompt_topk] == [None, 2, 2, 2, 2]
+    stop = result.tokens[3]
+    stopped = await bench.floor.generate(
+        turn("stopped", Sampling(8, seed=5, stop_token_ids=(stop,)))
+    )
+    assert stopped.reason is FinishReason.STOP
+    assert list(stopped.tokens) == list(result.tokens)[: list(result.tokens).index(stop) + 1]
+
+
+async def versions_are_never_mixed(bench: Bench) -> None:
+    other = bench.publish_other("v2")
+    turns = [
+        turn(f"mixed-{n}", Sampling(16, seed=n), version=BASE_VERSION if n % 2 else "v2")
+        for n in range(6)
+    ]
+    results = await asyncio.gather(*(bench.floor.generate(spec) for spec in turns))
+    for spec, result in zip(turns, results, strict=True):
+        model = bench.model if spec.version == BASE_VERSION else other
+        wanted = model_logprobs(model, PROMPT, list(result.tokens), 1.0)
+        assert result.version == spec.version
+        assert list(result.logprobs) == pytest.approx(wanted, abs=2e-3)
+
+
+async def a_prompt_over_the_context_fails_alone(bench: Bench) -> None:
+    long, short = turn("long", Sampling(4), (7,) * 600), turn("short", Sampling(4))
+    answers = await asyncio.gather(
+        bench.floor.generate(long), bench.floor.generate(short), return_exceptions=True
+    )
+    assert isinstance(answers[0], UnavailableError)
+    assert len(answers[1].tokens) == 4  # type: ignore[union-attr]
+    foreign = turn("foreign", Sampling(4), (1, 999_999))
+    with pytest.raises(UnavailableError, match="vocabulary"):
+        await bench.floor.generate(foreign)
+
+
+async def a_cancelled_turn_leaves_the_server(bench: Bench) -> None:
+    record = bench.floor.manager.books.fleet.records[InstanceId("v")]
+    running = asyncio.create_task(bench.floor.generate(turn("endless", Sampling(500, seed=1))))
+    live = bench.floor.manager.books.turns
+    async with asyncio.timeout(30):
+        await until(lambda: TurnId("endless") in live and len(live[TurnId("endless")].tokens) > 0)
+        bench.floor.desk.cancel(TurnId("endless"))
+        await until(lambda: record.reported_running == 0)
+    running.cancel()
+
+
+def fewest_tokens(books: Books) -> int:
+    return min((len(turn.tokens) for turn in books.turns.values()), default=0)
+
+
+async def turns_go_on_elsewhere_when_the_adapter_is_killed(
+    bench: Bench, adapter: asyncio.subprocess.Process
+) -> None:
+    await bench.start("own", "engine_worker", "--kv-mb", "32")
+    await bench.floor.until_joined(2)
+    books = bench.floor.manager.books
+    bench.floor.desk.drain(InstanceId("own"), move_turns=True)  # so that all begin on the server
+    turns = [turn(f"moved-{n}", Sampling(300, seed=n)) for n in range(4)]
+    tasks = [asyncio.create_task(bench.floor.generate(spec)) for spec in turns]
+    async with asyncio.timeout(120):
+        await until(lambda: fewest_tokens(books) >= 5)
+        kept = {name: list(t.tokens) for name, t in books.turns.items()}
+        adapter.kill()
+        await bench.start("own-2", "engine_worker", "--kv-mb", "32")
+        results = await asyncio.gather(*tasks)
+    for spec, result in zip(turns, results, strict=True):
+        assert len(result.tokens) == 300
+        assert list(result.tokens)[: len(kept[spec.turn])] == kept[spec.turn]
+        assert result.moves >= 1
+        wanted = model_logprobs(bench.model, PROMPT, list(result.tokens), 1.0)
+        assert list(result.logprobs) == pytest.approx(wanted, abs=2e-3)
