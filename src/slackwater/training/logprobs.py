@@ -8,42 +8,58 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 LOGITS_BUDGET = 1 << 24  # logits alive at a time: 64 MB in fp32
+Logits = Callable[[Tensor], Tensor]
 
 
 def target_logprobs(
-    hidden: Tensor, targets: Tensor, logits: Callable[[Tensor], Tensor], vocab_size: int
+    hidden: Tensor, rows: Tensor, targets: Tensor, logits: Logits, vocab_size: int
 ) -> Tensor:
-    """log p(targets[n, k] | hidden[n]) in fp32, in row chunks whose logits are recomputed for backward."""
-    rows = max(LOGITS_BUDGET // vocab_size, 1)
-    if hidden.shape[0] <= rows:
-        return _of_rows(hidden, targets, logits)
-    if not torch.is_grad_enabled():
-        pairs = zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
-        return torch.cat([_of_rows(h, t, logits) for h, t in pairs])
-    return torch.cat(
-        [
-            checkpoint(_of_rows, h, t, logits, use_reentrant=False, preserve_rng_state=False)
-            for h, t in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
-        ]
-    )
+    """`[M, K]` in fp32: log p(targets[m, k] | hidden[rows[m]]). Several m may look at one row.
+
+    Rows go in chunks, whose logits are computed again for backward if there is more than one.
+    """
+    chunk = max(LOGITS_BUDGET // vocab_size, 1)
+    if hidden.shape[0] <= chunk:
+        return _of_rows(hidden, rows, targets, logits)
+    order = torch.argsort(rows, stable=True)
+    rows, targets = rows[order], targets[order]
+    starts = torch.arange(0, hidden.shape[0] + chunk, chunk, device=rows.device)
+    edges = torch.searchsorted(rows, starts).tolist()
+    parts = []
+    for number, part in enumerate(torch.split(hidden, chunk)):
+        asked = slice(edges[number], edges[number + 1])
+        arguments = (part, rows[asked] - number * chunk, targets[asked], logits)
+        if torch.is_grad_enabled():
+            parts.append(
+                checkpoint(_of_rows, *arguments, use_reentrant=False, preserve_rng_state=False)
+            )
+        else:
+            parts.append(_of_rows(*arguments))
+    inverse = torch.empty_like(order)
+    inverse[order] = torch.arange(len(order), device=order.device)
+    return torch.cat(parts).index_select(0, inverse)
 
 
-def _of_rows(hidden: Tensor, targets: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
-    result: Tensor = _GatheredLogprobs.apply(logits(hidden).float(), targets)  # type: ignore[no-untyped-call]
+def _of_rows(hidden: Tensor, rows: Tensor, targets: Tensor, logits: Logits) -> Tensor:
+    scores = logits(hidden).float()
+    result: Tensor = _GatheredLogprobs.apply(scores, rows, targets)  # type: ignore[no-untyped-call]
     return result
 
 
 class _GatheredLogprobs(torch.autograd.Function):
-    """logits[n, targets[n, k]] - logsumexp(logits[n]); one vocabulary-wide temporary in backward."""
+    """logits[row, target] - logsumexp(logits[row]); one vocabulary-wide temporary in backward."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
-        normaliser = torch.logsumexp(logits, dim=1, keepdim=True)
-        ctx.save_for_backward(logits, targets, normaliser)
-        return logits.gather(1, targets) - normaliser
+    def forward(ctx: Any, logits: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
+        normaliser = torch.logsumexp(logits, dim=1)
+        places = rows[:, None] * logits.shape[1] + targets
+        ctx.save_for_backward(logits, normaliser, rows, places)
+        return logits.reshape(-1)[places] - normaliser[rows][:, None]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        logits, targets, normaliser = ctx.saved_tensors
-        result = (logits - normaliser).exp_().mul_(-gradient.sum(dim=1, keepdim=True))
-        return result.scatter_add_(1, targets, gradient), None
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        logits, normaliser, rows, places = ctx.saved_tensors
+        per_row = torch.zeros_like(normaliser).index_add_(0, rows, g.sum(dim=1))
+        result = (logits - normaliser[:, None]).exp_().mul_(-per_row[:, None])
+        result.view(-1).index_add_(0, places.flatten(), g.reshape(-1))
+        return result, None, None

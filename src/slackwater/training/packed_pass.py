@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from slackwater.model.errors import RefusedError
-from slackwater.nets.attention import PackedCausalAttention
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.config import NetConfig
 from slackwater.nets.lora import LoraAdapter, RowAdapters
@@ -17,6 +16,8 @@ from slackwater.training.fused_ops import FusedOps
 from slackwater.training.logprobs import target_logprobs
 from slackwater.training.losses import Loss
 from slackwater.training.packing import pack
+from slackwater.training.prefix_sharing import share_prefixes
+from slackwater.training.shared_attention import SharedPrefixAttention
 
 ACTIVATION_BYTES = 1 << 29  # what one micro-batch may keep for its backward pass
 
@@ -80,22 +81,22 @@ class PackedPass:
     def _forward(
         self, batch: Sequence[Datum], loss: Loss, config: Mapping[str, float]
     ) -> tuple[Tensor, Tensor]:
-        lengths = [datum.num_tokens for datum in batch]
-        cu_seqlens = [0, *np.cumsum(lengths).tolist()]
-        rows, device = cu_seqlens[-1], self._net.device
-        tokens = self._gather([datum.tokens for datum in batch])
-        positions = torch.from_numpy(np.concatenate([np.arange(n) for n in lengths])).to(device)
-        adapters = None if self._adapter is None else RowAdapters.everywhere(self._adapter, rows)
-        attention = PackedCausalAttention(cu_seqlens, device)
-        hidden = self._net.hidden(tokens, positions, attention, adapters=adapters, ops=self._ops)
+        shared, device = share_prefixes([datum.tokens for datum in batch]), self._net.device
+        adapters = None
+        if self._adapter is not None:
+            adapters = RowAdapters.everywhere(self._adapter, shared.count)
+        hidden = self._net.hidden(
+            torch.from_numpy(shared.tokens).to(device),
+            torch.from_numpy(shared.positions).to(device),
+            SharedPrefixAttention(shared, device),
+            adapters=adapters,
+            ops=self._ops,
+        )
+        rows = self._gather(shared.rows)
         targets = self._gather([datum.inputs["target_tokens"] for datum in batch])
-        shape = targets.shape
         lp = target_logprobs(
-            hidden,
-            targets.view(rows, -1),
-            self._logits,
-            self._net.config.vocab_size,
-        ).view(shape)
+            hidden, rows, targets.view(len(rows), -1), self._logits, self._net.config.vocab_size
+        ).view(targets.shape)
         inputs = {
             name: self._gather([datum.inputs[name] for datum in batch]) for name in loss.inputs
         }

@@ -1,25 +1,20 @@
 """Which sequences share a micro-batch.
 
-Sequences are packed end to end without padding. The plan depends on the lengths and the budget only, so a
-replayed pass adds the same numbers in the same order and ends in the same bits.
+Sequences are packed end to end without padding, in the order given, so that samples of one prompt stay neighbours and
+share its rows. The plan depends on the lengths and the budget only: a replayed pass adds the same numbers in the same order.
 """
 
 from collections.abc import Sequence
 
 
 def pack(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
-    """Indices by micro-batch: longest first into the first with room; a sequence above the budget goes alone.
-
-    Inside a micro-batch indices rise, and micro-batches are ordered by their first index.
-    """
-    room: list[int] = []
+    """Indices by micro-batch, each as full as its next sequence allows; one above the budget goes alone."""
     batches: list[list[int]] = []
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        length = lengths[index]
-        slot = next((slot for slot, free in enumerate(room) if length <= free), len(room))
-        if slot == len(room):
-            room.append(budget_tokens)
+    room = 0
+    for index, length in enumerate(lengths):
+        if not batches or length > room:
             batches.append([])
-        batches[slot].append(index)
-        room[slot] -= length
-    return sorted(sorted(batch) for batch in batches)
+            room = budget_tokens
+        batches[-1].append(index)
+        room -= length
+    return batches
