@@ -115,14 +115,19 @@ def _tables(figures: dict[str, Any]) -> "RenderableType":
 
     from slackwater.cli.run_tables import share, times
 
-    table = Table(title="Who shares what", title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("group", "nodes", "$/h", "job", "placed by"):
-        table.add_column(name)
+    table = Table(
+        title="Who shares what", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    table.add_column("group", no_wrap=True)
+    for name in ("rollout nodes", "train nodes", "$/h"):
+        table.add_column(name, justify="right", max_width=7)
+    for name in ("job", "by"):
+        table.add_column(name, no_wrap=True)
     for name in ("alone", "shared", "slowdown", "SLO"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for group in figures["groups"]:
-        nodes = f"{len(group['rollout_nodes'])} rollout + {len(group['train_nodes'])} train"
-        lead = (group["group"], nodes, f"{group['price_per_h']:,.2f}")
+        counts = (str(len(group[key])) for key in ("rollout_nodes", "train_nodes"))
+        lead = (group["group"], *counts, f"{group['price_per_h']:,.2f}")
         for job in group["jobs"]:
             table.add_row(
                 *lead,
@@ -134,7 +139,7 @@ def _tables(figures: dict[str, Any]) -> "RenderableType":
                 f"{job['slo']:.2f}",
                 style=None if job["kept_slo"] else "red",
             )
-            lead = ("", "", "")
+            lead = ("", "", "", "")
         table.add_section()
     lines = [
         f"alone {figures['alone_price_per_h']:,.2f} $/h, shared {figures['price_per_h']:,.2f} $/h: "

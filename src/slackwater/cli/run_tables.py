@@ -61,22 +61,25 @@ def comparison_table(reports: Sequence[RunReport]) -> RenderableType:
         title=f"{reports[0].scenario}: {len(reports[0].jobs)} jobs",
         title_justify="left",
         box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
     )
     both = any(r.slo_attainment_realised != r.slo_attainment for r in reports)
+    refused = any(r.refusals for r in reports)
     table.add_column("policy", no_wrap=True)
-    for name in (
-        "cost $",
-        "$/h",
-        f"x below {against.policy}",
-        "SLO kept",
-        *(["of real lengths"] if both else []),
-        "slowdown",
-        "idle rollout",
-        "idle train",
-        "done after",
-        "refused",
-    ):
-        table.add_column(name, justify="right")
+    for name, shown in {
+        "cost $": True,
+        "$/h": True,
+        f"x below {against.policy}": True,
+        "SLO kept": True,
+        "of real lengths": both,
+        "slow- down": True,
+        "idle rollout": True,
+        "idle train": True,
+        "done after": True,
+        "refused": refused,
+    }.items():
+        if shown:
+            table.add_column(name, justify="right", no_wrap=" " not in name, min_width=6)
     cheapest = min(
         (r for r in reports if r.slo_attainment == 1.0), key=lambda r: r.cost, default=None
     )
@@ -92,7 +95,7 @@ def comparison_table(reports: Sequence[RunReport]) -> RenderableType:
             share(report.rollout.bubble_share),
             share(report.train.bubble_share),
             hours(report.end_s),
-            str(len(report.refusals)),
+            *([str(len(report.refusals))] if refused else []),
             style="bold green" if report is cheapest else None,
         )
     return table
@@ -110,7 +113,7 @@ def hours(seconds: float) -> str:
 def share(value: float) -> str:
     """A share in percent; only all is 100 %."""
     text = f"{100 * value:.1f}"
-    return "99.9 %" if text == "100.0" and value < 1 else f"{text} %"
+    return "99.9%" if text == "100.0" and value < 1 else f"{text}%"
 
 
 def times(value: float | None) -> str:
@@ -119,12 +122,12 @@ def times(value: float | None) -> str:
 
 
 def _jobs_table(rows: Sequence[JobRow]) -> RenderableType:
-    table = Table(box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("job", no_wrap=True)
-    for name in ("SLO", "slowdown", "kept", "waited", "ran", "iterations"):
+    for name in ("SLO", "slowdown", "kept", "waited", "ran", "steps"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("group", no_wrap=True)
-    table.add_column("placed by", no_wrap=True)
+    table.add_column("by", no_wrap=True)
     for row in rows[:_ROWS_SHOWN]:
         table.add_row(
             row.job,
