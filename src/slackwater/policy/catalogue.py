@@ -8,6 +8,8 @@ from slackwater.policy.fleet import Fleet
 from slackwater.policy.group_placement import GroupPlacement
 from slackwater.policy.group_table import MAX_MEMBERS
 from slackwater.policy.interleaving import Interleaving
+from slackwater.policy.job_fractions import JobFractions
+from slackwater.policy.naive_placement import MostIdlePlacement, RandomPlacement
 from slackwater.policy.placement import PlacementPolicy
 from slackwater.policy.regrouping import Regrouping
 
@@ -72,11 +74,29 @@ def _regrouping(fleet: Fleet, options: Options, seed: int) -> PlacementPolicy:
     return Regrouping(fleet, size, every_s, options.whole("orders", 24), seed)
 
 
+def _gavel(fleet: Fleet, options: Options, seed: int) -> PlacementPolicy:
+    del seed
+    return JobFractions(fleet, options.whole("max_group_size", MAX_MEMBERS))
+
+
+def _random(fleet: Fleet, options: Options, seed: int) -> PlacementPolicy:
+    return RandomPlacement(fleet, options.whole("max_group_size", MAX_MEMBERS), seed)
+
+
+def _most_idle(fleet: Fleet, options: Options, seed: int) -> PlacementPolicy:
+    del seed
+    return MostIdlePlacement(fleet, options.whole("max_group_size", MAX_MEMBERS))
+
+
 POLICIES: dict[str, Callable[[Fleet, Options, int], PlacementPolicy]] = {
     "ours": _ours,
     "group": _group,
     "solo": _solo,
+    "isolated": _solo,
     "colocated": _colocated,
+    "gavel": _gavel,
+    "random": _random,
+    "most_idle": _most_idle,
     "regrouping": _regrouping,
 }
 
