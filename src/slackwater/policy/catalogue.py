@@ -1,12 +1,14 @@
 """Placement policies by the names that scenarios and benches use."""
 
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 from slackwater.model.errors import ConfigError
 from slackwater.policy.dedicated import CoLocated, SoloDisaggregated
 from slackwater.policy.fleet import Fleet
 from slackwater.policy.group_placement import GroupPlacement
 from slackwater.policy.group_table import MAX_MEMBERS
+from slackwater.policy.horizon import HorizonPlacement
 from slackwater.policy.interleaving import Interleaving
 from slackwater.policy.job_fractions import JobFractions
 from slackwater.policy.naive_placement import MostIdlePlacement, RandomPlacement
@@ -88,9 +90,27 @@ def _most_idle(fleet: Fleet, options: Options, seed: int) -> PlacementPolicy:
     return MostIdlePlacement(fleet, options.whole("max_group_size", MAX_MEMBERS))
 
 
+def _horizon(mode: Literal["pack", "spread"]) -> Callable[[Fleet, Options, int], PlacementPolicy]:
+    def make(fleet: Fleet, options: Options, seed: int) -> PlacementPolicy:
+        del seed
+        return HorizonPlacement(
+            fleet,
+            options.whole("max_group_size", MAX_MEMBERS),
+            mode,
+            options.number("waiting_bound", 0.5),
+            bool(options.whole("cold_start", 0)),
+        )
+
+    return make
+
+
 POLICIES: dict[str, Callable[[Fleet, Options, int], PlacementPolicy]] = {
     "ours": _ours,
     "group": _group,
+    "horizon": _horizon("pack"),
+    "pack": _horizon("pack"),
+    "spread": _horizon("spread"),
+    "spread_backfill": _horizon("spread"),
     "solo": _solo,
     "isolated": _solo,
     "colocated": _colocated,
