@@ -6,9 +6,10 @@ outcome can be read again until it is acknowledged or expires.
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from slackwater.model.ids import RequestId
+from slackwater.model.ids import RequestId, TenantId
 from slackwater.model.operation import FaultOwner
 
 _REMEMBERED_BYTES = 64 << 20
@@ -25,30 +26,42 @@ class Outcome:
 
 
 class FutureBoard:
-    """Outcomes by request id, in memory; the store has all of them."""
+    """Requests under way and the outcomes that came last, in memory; the store has all of them."""
 
     def __init__(self) -> None:
         self._waiting: dict[RequestId, asyncio.Event] = {}
         self._recent: OrderedDict[RequestId, Outcome] = OrderedDict()
         self._recent_bytes = 0
+        self._tenants: dict[RequestId, TenantId] = {}
 
-    def expect(self, request: RequestId) -> None:
+    def expect(self, request: RequestId, tenant: TenantId) -> None:
         """The request is under way."""
         self._waiting.setdefault(request, asyncio.Event())
-
-    def pending(self, request: RequestId) -> bool:
-        return request in self._waiting
+        self._tenants[request] = tenant
 
     def settle(self, request: RequestId, outcome: Outcome) -> None:
         """The outcome is durable: wake everybody."""
         self._recent[request] = outcome
         self._recent_bytes += _size_bytes(outcome)
         while self._recent_bytes > _REMEMBERED_BYTES and len(self._recent) > 1:
-            _, oldest = self._recent.popitem(last=False)
-            self._recent_bytes -= _size_bytes(oldest)
+            self._forget(next(iter(self._recent)))
         event = self._waiting.pop(request, None)
         if event is not None:
             event.set()
+
+    def forget(self, requests: Iterable[RequestId]) -> None:
+        """Their outcomes were acknowledged or have expired."""
+        for request in requests:
+            if request in self._recent:
+                self._forget(request)
+
+    def _forget(self, request: RequestId) -> None:
+        self._recent_bytes -= _size_bytes(self._recent.pop(request))
+        self._tenants.pop(request, None)
+
+    def tenant_of(self, request: RequestId) -> TenantId | None:
+        """Whose request it is, if it is on the board."""
+        return self._tenants.get(request)
 
     def recent(self, request: RequestId) -> Outcome | None:
         return self._recent.get(request)

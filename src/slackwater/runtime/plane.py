@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
 
 from slackwater.control.operations.controller import OperationsController
 from slackwater.control.record import RecordedController
@@ -16,7 +15,7 @@ from slackwater.control.rollout.manager import RolloutManager
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.errors import NotFoundError
 from slackwater.model.ids import RequestId, SessionId, TenantId, WorkerId
-from slackwater.model.operation import FaultOwner, Operation, OpKind, OpStatus
+from slackwater.model.operation import FaultOwner, Operation, OpKind
 from slackwater.model.session import TrainedModel
 from slackwater.runtime.background import Background
 from slackwater.runtime.base_models import BaseModel, BaseModels
@@ -217,34 +216,26 @@ class ControlPlane:
 
     async def outcome(self, tenant: TenantId, request: RequestId, hold_s: float) -> Outcome | None:
         """How a request ended, or None if it has not within `hold_s`. Not the tenant's: NotFoundError."""
+        holder = self.board.tenant_of(request)
+        if holder is None:
+            return await self._stored_outcome(tenant, request)
+        if holder != tenant:
+            raise _not_yours(request)
+        if not await self.board.wait(request, hold_s):
+            return None
+        return self.board.recent(request) or await self._stored_outcome(tenant, request)
+
+    async def _stored_outcome(self, tenant: TenantId, request: RequestId) -> Outcome:
+        """Of a request that is not on the board: it ended a while ago, or before the last start."""
         table = samples if request.startswith("sm-") else operations
         kind = sa.literal(SAMPLE) if table is samples else operations.c.kind
-
-        def read(connection: Connection) -> Any:
-            columns = table.c
-            return connection.execute(
-                sa.select(
-                    columns.tenant,
-                    kind.label("kind"),
-                    columns.status,
-                    columns.result,
-                    columns.error,
-                    columns.owner,
-                ).where(columns.request == request)
-            ).first()
-
-        row = await self.store.call(read)
+        columns = table.c
+        query = sa.select(
+            columns.tenant, kind.label("kind"), columns.result, columns.error, columns.owner
+        ).where(columns.request == request)
+        row = await self.store.call(lambda c: c.execute(query).first())
         if row is None or row.tenant != tenant:
-            raise NotFoundError(
-                f"request_id: {request!r} is not a request of yours, or has expired"
-            )
-        if row.status == OpStatus.WAITING.value:
-            if not await self.board.wait(request, hold_s):
-                return None
-            settled = self.board.recent(request)
-            if settled is not None:
-                return settled
-            row = await self.store.call(read)
+            raise _not_yours(request)
         owner = None if row.owner is None else FaultOwner(row.owner)
         return Outcome(row.kind, row.result, row.error, owner)
 
@@ -255,6 +246,10 @@ class ControlPlane:
             if model.session == session:
                 await self.training.close_model(model.model, reason)
         await self.housekeeping.drop_sampling_sessions(session)
+
+
+def _not_yours(request: RequestId) -> NotFoundError:
+    return NotFoundError(f"request_id: {request!r} is not a request of yours, or has expired")
 
 
 class _Recording:

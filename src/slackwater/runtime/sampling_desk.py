@@ -125,6 +125,7 @@ class SamplingDesk:
     async def acknowledge(self, session: SamplingSession, requests: Sequence[RequestId]) -> None:
         """The client has these results: they need not be kept."""
         self.finished.acknowledge(session.sampling_session, set(requests))
+        self._board.forget(r for r in requests if self._board.tenant_of(r) == session.tenant)
         await self._store.call(lambda c: log.drop_results(c, session.sampling_session, requests))
 
     def cancel(self, tenant: TenantId, request: RequestId) -> None:
@@ -135,7 +136,7 @@ class SamplingDesk:
             self.over(request, Outcome(KIND, None, "cancelled by the client", FaultOwner.USER))
 
     def _start(self, request: RequestId, session: SamplingSession, payload: bytes) -> None:
-        self._board.expect(request)
+        self._board.expect(request, session.tenant)
         run = self._under_way[request] = _SampleRun(request, session, decode_sample(payload), self)
         run.start(self._rollout)
 

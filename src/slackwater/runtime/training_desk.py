@@ -95,7 +95,7 @@ class TrainingDesk:
             for record in event.records:
                 if record.status == "waiting":
                     self._operations[record.operation.request] = record.operation
-                    self._parts.board.expect(record.operation.request)
+                    self._parts.board.expect(record.operation.request, model.tenant)
             self._feed(on.ModelAdopted(_now_s(), event.model, event.saved_seq, event.records))
 
     def model(self, tenant: TenantId, model: ModelId) -> TrainedModel:
@@ -141,7 +141,7 @@ class TrainingDesk:
         request, added = await self._parts.store.call(write)
         if added:
             self._models[model.model] = model
-            self._accepted(operation, payload)
+            self._accepted(operation, payload, model.tenant)
         return request
 
     async def submit(
@@ -153,7 +153,7 @@ class TrainingDesk:
         self._controller.check_room(model.model)
         request, added = await self._parts.store.call(lambda c: log.add_operation(c, new))
         if added:
-            self._accepted(operation, payload)
+            self._accepted(operation, payload, model.tenant)
         return request
 
     async def reject(self, model: TrainedModel, seq: int, kind: OpKind, reason: str) -> None:
@@ -176,10 +176,10 @@ class TrainingDesk:
         await self._parts.store.call(lambda c: c.execute(closing) and None)
         await asyncio.to_thread(remove_folder, self._parts.state.snapshots(model))
 
-    def _accepted(self, operation: Operation, payload: bytes) -> None:
+    def _accepted(self, operation: Operation, payload: bytes, tenant: TenantId) -> None:
         self._payloads[operation.request] = payload
         self._operations[operation.request] = operation
-        self._parts.board.expect(operation.request)
+        self._parts.board.expect(operation.request, tenant)
         self._feed(on.OpSubmitted(_now_s(), operation))
 
     # ---- for the hub ----

@@ -47,12 +47,13 @@ def create_app(plane: ControlPlane) -> FastAPI:
             await plane.training.reject(model, seq, kind, reason)
 
     add_error_handlers(app, rejected)
+    # Routes are matched in order: those that are called for every sample come first.
+    app.include_router(future_routes(plane))
+    app.include_router(sampling_routes(SamplingFace(plane)))
+    app.include_router(training_routes(training))
+    app.include_router(service_routes(plane))
     app.include_router(operator_routes(plane))
     app.include_router(instance_routes(plane))
-    app.include_router(service_routes(plane))
-    app.include_router(training_routes(training))
-    app.include_router(sampling_routes(SamplingFace(plane)))
-    app.include_router(future_routes(plane))
     rest = RestFace(plane)
     app.include_router(rest_routes(rest))
     app.include_router(session_routes(rest))

@@ -1,6 +1,6 @@
 """Keys to tenants: `X-API-Key` (Tinker) or `Authorization: Bearer` (OpenAI)."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from fastapi import Request
 
@@ -9,10 +9,10 @@ from slackwater.runtime.tenants import Tenants
 from slackwater.serve.errors import UnauthorizedError
 
 
-def tenant_reader(tenants: Tenants) -> Callable[[Request], TenantId]:
-    """A dependency that gives the caller's tenant, or refuses."""
+def tenant_reader(tenants: Tenants) -> Callable[[Request], Awaitable[TenantId]]:
+    """A dependency that gives the caller's tenant, or refuses. Async, so that it needs no thread."""
 
-    def tenant_of(request: Request) -> TenantId:
+    async def tenant_of(request: Request) -> TenantId:
         key = request.headers.get("x-api-key")
         if key is None:
             scheme, _, token = request.headers.get("authorization", "").partition(" ")

@@ -69,7 +69,7 @@ class TrainingFace:
         name, seq = body.get("model_id"), body.get("seq_id")
         if not isinstance(name, str) or not isinstance(seq, int) or not 0 <= seq < 2**31:
             return None
-        tenant = tenant_reader(self.plane.tenants)(request)
+        tenant = await tenant_reader(self.plane.tenants)(request)
         return self.model(tenant, name), seq, kind
 
     async def submit_pass(self, tenant: TenantId, message: Any) -> tuple[TrainedModel, str]:

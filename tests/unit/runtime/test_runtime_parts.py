@@ -219,7 +219,7 @@ def test_keys_stay_the_same_and_are_for_the_owner_only(tmp_path: Path) -> None:
 def test_many_wait_for_one_future_and_an_outcome_can_be_read_again() -> None:
     async def scenario() -> None:
         board, request = FutureBoard(), RequestId("r")
-        board.expect(request)
+        board.expect(request, TenantId("t"))
         assert not await board.wait(request, 0.01)
         waiting = [asyncio.create_task(board.wait(request, 10)) for _ in range(3)]
         await asyncio.sleep(0)
