@@ -1,7 +1,8 @@
 """The engine on one CPU core, and other engines on the same requests in the same run.
 
 Two models: a small random one and SmolLM2-135M. Tokens per second are output tokens over the time
-from the first request in to the last token out, prompts included. Every engine has one thread.
+from the first request in to the last token out, prompts included. All engines, with whatever
+processes they start, have one and the same core.
 `SLACKWATER_VLLM` names a virtual environment with vLLM's CPU build; without it those figures are
 null.
 """
@@ -10,7 +11,8 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -60,25 +62,39 @@ class OurEngine:
 
 def run(options: BenchOptions) -> Figures:
     """Figures by model: `<model>.tokens_per_s_16`, `<model>.over_transformers_16` and so on."""
-    torch.set_num_threads(1)
     smollm2 = models_directory() / "smollm2"
     if not is_model(smollm2):
         raise ConfigError.of("smollm2", str(smollm2), "is not there: slackwater model get smollm2")
     figures: Figures = {}
-    with tempfile.TemporaryDirectory(prefix="slackwater-bench-") as scratch:
+    with one_core(), tempfile.TemporaryDirectory(prefix="slackwater-bench-") as scratch:
         small = Path(scratch) / "small"
         make_model("small", small, options.seed)
-        options.progress("small", 0.0)
         figures |= measure("small", small, 8 if options.quick else 96, options, Path(scratch))
-        options.progress("smollm2", 0.3)
-        figures |= measure("smollm2", smollm2, 4 if options.quick else 48, options, Path(scratch))
+        figures |= measure("smollm2", smollm2, 4 if options.quick else 32, options, Path(scratch))
     return figures
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """This process and those it starts on one core, with one thread."""
+    cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    os.sched_setaffinity(0, {max(cores)})
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+        torch.set_num_threads(threads)
 
 
 def measure(
     name: str, directory: Path, output: int, options: BenchOptions, scratch: Path
 ) -> Figures:
     """Our figures at every concurrency; the peers' at 16 and vLLM's at 1 too."""
+
+    def told(what: str, share: float) -> None:
+        options.progress(f"{name}: {what}", share / 2 + (0.5 if name == "smollm2" else 0.0))
+
     prompts = random_prompts(directory, max(CONCURRENT), options.seed)
     repeats = 1 if options.quick else 3
     ours = OurEngine(directory, batch_invariant=True)
@@ -91,9 +107,10 @@ def measure(
             figures[f"{name}.{prefix}tokens_per_s_{count}"] = rate
         strict, free = (figures[f"{name}.{kind}tokens_per_s_{count}"] for kind, _ in timed)
         figures[f"{name}.invariance_cost_{count}"] = (free or 0.0) / (strict or 1.0) - 1
-        options.progress(f"{name}: {count} requests", 0.1)
+        told(f"{count} requests", 0.2 * (CONCURRENT.index(count) + 1))
     against = compare(ours.seconds, peers, prompts[:PEERS_AT], output, repeats)
     figures |= _named(name, "transformers", PEERS_AT, against["transformers"])
+    told("vLLM", 0.8)
     venv = os.environ.get("SLACKWATER_VLLM")
     if venv is None:
         for count in (1, PEERS_AT):
