@@ -8,7 +8,7 @@ import pytest
 from slackwater.model.errors import ConfigError
 from slackwater.model.node import H20, Role
 from slackwater.sim.cluster.lengths import draw_shares
-from slackwater.sim.cluster.simulate import scenario_jobs
+from slackwater.sim.cluster.simulate import scenario_jobs, simulate
 from slackwater.sim.cluster.workload import ProfileWorkload
 from slackwater.sim.scenario_file import read_fleet, read_scenario
 
@@ -81,3 +81,11 @@ def test_a_fleet_stands_alone_or_inside_a_scenario(tmp_path: Path) -> None:
     assert fleet == read_fleet(tmp_path / "inside.toml")
     rollout = fleet.pools()[0]
     assert (rollout.role, rollout.node_type, rollout.max_nodes) == (Role.ROLLOUT, H20, 3)
+
+
+def test_a_node_is_never_counted_as_busier_than_it_can_be_when_tails_run_beside_others() -> None:
+    few = [f"jobs.{number}.iterations=20" for number in range(4)]
+    written, place = read_scenario("long_tail", ["policy.name=group", *few])
+    report = simulate(written.scenario(place))
+    assert report.tail_migrations > 10
+    assert 0 <= report.rollout.bubble_share < 0.2

@@ -266,9 +266,11 @@ class SimulatedCluster:
         del self._runs[run.permit]
         run.body.run = None
         switched_s = min(run.began_s + run.switch_s, now_s)
+        if run.speed < 1:
+            run.advance(now_s)
         self.account.ran(
             run.body.spec.job, run.phase, run.nodes, (run.began_s, switched_s, now_s),
-            run.shrunk_s, self._scenario.tail.keep_share,
+            run.shrunk_s, self._scenario.tail.keep_share, run.beside_s,
         )  # fmt: skip
         table = self._users if run.shrunk_s is None else self._tails
         for node in run.nodes:

@@ -28,10 +28,12 @@ class Run:
     speed: float = 1.0
     version: int = 0
     shrunk_s: float | None = None
+    beside_s: float = 0.0  # node time that others' tails had meanwhile
 
     def advance(self, now_s: float) -> None:
         """Account for the time since the last change of speed."""
         done_s = (now_s - self.at_s) * self.speed
+        self.beside_s += now_s - self.at_s - done_s
         self.left_s = max(self.left_s - done_s, 0.0)
         if self.tail_left_s is not None:
             self.tail_left_s = max(self.tail_left_s - done_s, 0.0)

@@ -150,11 +150,13 @@ class FleetAccount:
         times_s: tuple[float, float, float],
         shrunk_s: float | None,
         kept_share: float,
+        beside_s: float,
     ) -> None:
-        """A phase held nodes: began, switched until, ended; from `shrunk_s` on it had only `kept_share` of their devices."""
+        """A phase held nodes: began, switched until, ended; from `shrunk_s` on it had only `kept_share` of their devices, and
+        devices for `beside_s` node time were with others' tails."""
         began_s, switched_s, ended_s = times_s
         whole_until_s = ended_s if shrunk_s is None else shrunk_s
-        busy_s = whole_until_s - switched_s + kept_share * (ended_s - whole_until_s)
+        busy_s = whole_until_s - switched_s + kept_share * (ended_s - whole_until_s) - beside_s
         for node in nodes:
             role = role_of(node)
             self._switch_s[role] += switched_s - began_s
