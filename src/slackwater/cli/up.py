@@ -55,6 +55,8 @@ def up(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     threads: Annotated[int, typer.Option(help="Compute threads per worker.")] = 1,
+    kv_mb: Annotated[int, typer.Option(help="KV cache of each engine, in MiB.")] = 1024,
+    max_running: Annotated[int, typer.Option(help="Turns that an engine runs at once.")] = 64,
     record: Annotated[
         Path | None, typer.Option(help="Record the controllers' events to this file.")
     ] = None,
@@ -82,6 +84,8 @@ def up(
         record=record,
         device=device,
         threads=threads,
+        kv_mb=kv_mb,
+        max_running=max_running,
     )
     folder.lock()
     try:
@@ -121,11 +125,7 @@ async def _serve(settings: Any, folder: Any) -> int:
     from slackwater.weights.catalog import VersionCatalog
 
     folder.logs.mkdir(parents=True, exist_ok=True)
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-        filename=folder.logs / "service.log",
-    )
+    _log_to(folder.logs / "service.log")
     listening = bind(settings.host, settings.port)
     plane = ControlPlane(settings, folder, VersionCatalog(folder.weights))
     url = f"http://{settings.host}:{listening.getsockname()[1]}"
@@ -144,6 +144,16 @@ async def _serve(settings: Any, folder: Any) -> int:
         return 1
     print("stopped", file=sys.stderr)
     return 130 if signalled == signal.SIGINT else 0
+
+
+def _log_to(file: Path) -> None:
+    """Everything to the file; warnings, such as a worker that died, to the terminal too."""
+    whole = logging.FileHandler(file)
+    whole.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    warnings = logging.StreamHandler()
+    warnings.setLevel(logging.WARNING)
+    warnings.setFormatter(logging.Formatter("slackwater: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[whole, warnings])
 
 
 def _announce(plane: Any, url: str, settings: Any, folder: Any) -> None:

@@ -145,7 +145,13 @@ class ControlPlane:
     def _engine_arguments(self, model: str) -> tuple[str, ...]:
         base = self.bases.get(model)
         arguments = ("--model", str(base.directory), "--base", base.name)
-        return (*self._common_arguments(), *arguments, "--base-version", base.version)
+        room = (
+            "--kv-mb",
+            str(self.settings.kv_mb),
+            "--max-running",
+            str(self.settings.max_running),
+        )
+        return (*self._common_arguments(), *arguments, "--base-version", base.version, *room)
 
     # ---- workers ----
     def worker_joined(self, hello: messages.Hello) -> None:

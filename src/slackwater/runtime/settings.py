@@ -23,6 +23,8 @@ class ServiceSettings:
     record: Path | None = None
     device: str = "cpu"
     threads: int = 1
+    kv_mb: int = 1024
+    max_running: int = 64
     max_live_turns: int = 8192
     max_body_bytes: int = 64 << 20
     hold_s: float = 25.0
@@ -33,9 +35,11 @@ class ServiceSettings:
     operations: OperationsConfig = field(default_factory=OperationsConfig)
 
     def __post_init__(self) -> None:
-        for name in ("engines", "trainers", "threads", "max_live_turns", "max_body_bytes"):
+        for name in ("engines", "trainers", "threads", "kv_mb", "max_running", "max_live_turns"):
             if getattr(self, name) < 1:
-                raise ConfigError.of(f"--{name}", getattr(self, name), "must be at least 1")
+                raise ConfigError.of(
+                    f"--{name.replace('_', '-')}", getattr(self, name), "must be at least 1"
+                )
         if not 0 < self.hold_s <= 30:
             raise ConfigError.of("hold_s", self.hold_s, "must be above 0 and at most 30")
         if not 0 <= self.port < 65536:

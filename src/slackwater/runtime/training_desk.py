@@ -20,7 +20,7 @@ from slackwater.control.controller import Controller
 from slackwater.control.operations import commands as do
 from slackwater.control.operations import events as on
 from slackwater.control.operations.controller import OperationsController
-from slackwater.model.errors import NotFoundError, RefusedError
+from slackwater.model.errors import NotFoundError, RefusedError, SlackwaterError
 from slackwater.model.ids import ModelId, RequestId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OpKind
 from slackwater.model.session import TrainedModel
@@ -237,12 +237,21 @@ class TrainingDesk:
         payload = self._payloads.get(op.request)
         if payload is None:
             payload = await self._parts.store.call(lambda c: log.payload_of(c, op.request))
-        self._parts.hub.send(command.worker, self._message(command.ticket, op, payload))
+        try:
+            message = self._message(command.ticket, op, payload)
+        except SlackwaterError as error:  # the model was closed, or its base is no longer served
+            user, now_s = FaultOwner.USER, _now_s()
+            failed = on.TicketFailed(now_s, command.worker, command.ticket, str(error), user, False)
+            self._feed(failed)
+            return
+        self._parts.hub.send(command.worker, message)
 
     def _message(self, ticket: int, op: Operation, payload: bytes) -> messages.TrainerOp:
         match op.kind:
             case OpKind.CREATE:
-                model = self._models[op.model]
+                model = self._models.get(op.model)
+                if model is None:
+                    raise NotFoundError(f"model {op.model} has ended")
                 source = str(self._parts.bases.get(model.base_model).directory)
                 shape = model.lora
                 return messages.CreateModel(
