@@ -14,6 +14,10 @@ from slackwater.sim.rollout.spot_run import SETUPS, SpotSetup, run_spot
 from slackwater.sim.rollout.spot_trace import DRAWN_SEGMENTS, SpotEvent, read_spot_trace
 
 SEGMENTS = ("A", "B", "C")
+NO_SPOT = "none"
+RETURNING = "returning"
+COMPARED = ("rlboost", "ours")
+ABLATIONS = ("seeding_off", "memory_off")
 SECONDS = 7200.0
 QUICK_SECONDS = 2400.0
 
@@ -65,13 +69,11 @@ def _cases(options: BenchOptions) -> list[_Case]:
         _Case(model, segment, rule, _trace(options, segment), seconds, options.seed)
         for model in models
         for segment in segments
-        for rule in SPOT_RULES
+        for rule in (*COMPARED, *(ABLATIONS if model == "14b" else ()))
     ]
-    ablation = ("rlboost", "seeding_off", "memory_off", "ours")
-    returning = returning_instances()
-    cases += [
-        _Case("14b", "returning", rule, returning, SECONDS, options.seed) for rule in ablation
-    ]
+    cases += [_Case(model, NO_SPOT, "colocated", (), seconds, options.seed) for model in models]
+    trace, ablated = returning_instances(), (*COMPARED, *ABLATIONS)
+    cases += [_Case("14b", RETURNING, rule, trace, SECONDS, options.seed) for rule in ablated]
     return cases
 
 
@@ -87,7 +89,7 @@ def run(options: BenchOptions) -> dict[str, float]:
 
 
 def _figures(outcomes: dict[tuple[str, str, str], _Outcome]) -> dict[str, float]:
-    places = sorted({(m, s) for m, s, _ in outcomes if s != "returning"})
+    places = sorted({(m, s) for m, s, _ in outcomes if s not in (RETURNING, NO_SPOT)})
     figures: dict[str, float] = {}
     ours = [_ratio(outcomes, [place], "ours", "rlboost") for place in places]
     costs = [_ratio(outcomes, [place], "ours", "rlboost", cost=True) for place in places]
@@ -97,14 +99,15 @@ def _figures(outcomes: dict[tuple[str, str, str], _Outcome]) -> dict[str, float]
     figures["ours_over_rlboost_cost_min"] = min(costs)
     for model in sorted({model for model, _ in places}):
         mine = [place for place in places if place[0] == model]
-        for rule in ("rlboost", "ours"):
+        for rule in COMPARED:
             name = f"{rule}_over_colocated_{model}"
             figures[name] = _ratio(outcomes, mine, rule, "colocated")
             figures[f"{name}_cost"] = _ratio(outcomes, mine, rule, "colocated", cost=True)
-        for rule in ("seeding_off", "memory_off"):
-            figures[f"{rule}_over_rlboost_{model}"] = _ratio(outcomes, mine, rule, "rlboost")
-    returning = [("14b", "returning")]
-    for rule in ("seeding_off", "memory_off", "ours"):
+    for rule in ABLATIONS:
+        mine = [place for place in places if place[0] == "14b"]
+        figures[f"{rule}_over_rlboost_14b"] = _ratio(outcomes, mine, rule, "rlboost")
+    returning = [("14b", RETURNING)]
+    for rule in (*ABLATIONS, "ours"):
         figures[f"returning_{rule}_over_rlboost"] = _ratio(outcomes, returning, rule, "rlboost")
     for (model, segment, rule), outcome in sorted(outcomes.items()):
         figures[f"{model}_{segment}_{rule}_tokens_per_s"] = outcome.tokens_per_s
@@ -124,7 +127,7 @@ def _ratio(
     """Mean over the places of rule's figure over the other's."""
 
     def figure(place: tuple[str, str], name: str) -> float:
-        outcome = outcomes[place[0], place[1], name]
+        outcome = outcomes[place[0], NO_SPOT if name == "colocated" else place[1], name]
         return outcome.tokens_per_dollar if cost else outcome.tokens_per_s
 
     return float(np.mean([figure(place, rule) / figure(place, over) for place in places]))

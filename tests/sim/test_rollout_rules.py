@@ -1,0 +1,56 @@
+"""Rules against each other, in small: the same manager under each."""
+
+import pytest
+
+from slackwater.sim.rollout.agent_run import AgentFleet, run_agents
+from slackwater.sim.rollout.agent_trace import drawn_sessions
+from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, EngineCost
+from slackwater.sim.rollout.response_lengths import log_normal
+from slackwater.sim.rollout.rules import AGENT_RULES, SPOT_RULES
+from slackwater.sim.rollout.spot_run import SETUPS, SpotResult, SpotSetup, run_spot
+from slackwater.sim.rollout.spot_trace import SpotEvent, SpotRates
+from slackwater.sim.rollout.trainer import StepPlan
+
+LENGTHS = log_normal(1200.0, 0.7, 4096.0)
+PLAN = StepPlan(turns=192, max_tokens=4096, min_batch=8)
+
+
+def run(rule: str, trace: tuple[SpotEvent, ...], seconds: float = 300.0) -> SpotResult:
+    shape, nodes = SETUPS["14b"]
+    setup = SpotSetup(shape, nodes, LENGTHS, PLAN)
+    return run_spot(setup, SPOT_RULES[rule], trace, seconds=seconds)
+
+
+STEADY = tuple(SpotEvent(0.0, "add", f"s{number}") for number in range(4))
+
+
+def test_every_response_is_trained_on_exactly_once_whatever_is_preempted() -> None:
+    stormy = SpotRates(4.0, removals_per_h=20.0, hours=0.2).draw(3)
+    lengths = SpotSetup(*SETUPS["14b"], LENGTHS, PLAN).draw_lengths(0)
+    for rule in ("seeding_off", "rlboost", "ours"):
+        result = run(rule, stormy, 200.0)
+        for number, step in enumerate(result.steps):
+            assert step.tokens == sum(lengths(number)), f"{rule}, step {number}"
+
+
+def test_spot_instances_make_steps_shorter_and_seeding_bridges_their_absence() -> None:
+    colocated = run("colocated", STEADY)
+    assert colocated.mean_remote == 0
+    for rule in ("rlboost", "ours"):
+        assert run(rule, STEADY).tokens_per_s > 1.05 * colocated.tokens_per_s
+        alone = run(rule, ())
+        assert alone.tokens_per_s == pytest.approx(colocated.tokens_per_s, rel=0.05)
+
+
+def test_a_run_is_the_same_twice() -> None:
+    assert run("ours", STEADY) == run("ours", STEADY)
+
+
+def test_warm_caches_beat_affinity_when_contexts_do_not_all_fit() -> None:
+    sessions = drawn_sessions(48, 1, max_context_tokens=32_768)
+    fleet = AgentFleet(EngineCost(QWEN3_8B, H800, 1), 2)
+    seconds = {
+        rule: run_agents(fleet, AGENT_RULES[rule], sessions).seconds
+        for rule in ("pinned", "turn_wise", "affinity", "ours")
+    }
+    assert seconds["ours"] < min(seconds[rule] for rule in ("pinned", "turn_wise", "affinity"))

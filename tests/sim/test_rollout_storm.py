@@ -1,0 +1,46 @@
+"""Random faults from seeds; the whole thousand hours are `slackwater bench rollout_faults`."""
+
+import pytest
+
+from slackwater.control.rollout.books import Books
+from slackwater.control.rollout.live_turn import LiveTurn
+from slackwater.sim.rollout.storm import weather
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_storm_breaks_an_invariant_and_every_turn_ends(seed: int) -> None:
+    report = weather(seed, hours=0.5)
+    assert report.completed_turns > 100
+    assert report.moved_turns > 0
+
+
+def test_the_same_seed_is_the_same_storm() -> None:
+    assert weather(11, hours=0.2) == weather(11, hours=0.2)
+
+
+def test_a_manager_that_forgets_to_roll_back_a_lie_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(LiveTurn, "roll_back", lambda self: None)
+    monkeypatch.setattr(
+        "slackwater.control.rollout.ownership.Ownership._contradiction",
+        staticmethod(lambda turn, event, limit: None),
+    )
+    with pytest.raises(AssertionError):
+        for seed in range(20):
+            weather(seed, hours=0.5)
+
+
+def test_a_manager_that_loses_tokens_on_a_move_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Books.resume
+
+    def forgetful(self: Books, turn: LiveTurn, now_s: float, out: list[object]) -> None:
+        if turn.tokens:
+            turn.tokens.pop(0)
+            turn.logprobs.pop(0)
+        honest(self, turn, now_s, out)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Books, "resume", forgetful)
+    with pytest.raises(AssertionError):
+        for seed in range(20):
+            weather(seed, hours=0.5)
