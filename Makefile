@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: compatibility run test test-vllm lint bench clean setup fresh-kernels
+.PHONY: compatibility recipes run test test-vllm lint bench clean setup fresh-kernels
 
 run: $(STAMP)
 	$(BIN)/slackwater train copy-digits --up --fresh --run runs/copy-digits --models runs/models
@@ -24,6 +24,10 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/slackwater bench all
+
+recipes: $(STAMP)  # a cookbook recipe teaches a real model: about a quarter of an hour
+	SLACKWATER_RECIPES=$$($(BIN)/slackwater model get smollm2 --models runs/models) \
+		$(BIN)/python -m pytest -q -s tests/process/test_recipe_learns.py
 
 compatibility: $(STAMP)  ## docs/compatibility.md, found out against a running service
 	SLACKWATER_WRITE_COMPATIBILITY=1 $(BIN)/python -m pytest -q tests/process/test_compatibility.py
