@@ -8,33 +8,39 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 
 
-def group_advantages(rewards: Sequence[float], *, by_spread: bool) -> Floats:
-    """Each reward less the group's mean and, `by_spread`, over its standard deviation (GRPO)."""
-    values = np.asarray(rewards, np.float64)
-    centred: npt.NDArray[np.float64] = values - values.mean()
-    spread = values.std()
-    if by_spread and spread > 0:
-        centred = centred / spread
-    return centred.astype(np.float32)
-
-
 def is_informative(rewards: Sequence[float]) -> bool:
     """Whether a group can teach anything: its rewards are not all alike (DAPO's dynamic sampling)."""
     return max(rewards) - min(rewards) > 1e-9
 
 
+def group_advantages(rewards: Sequence[float], *, by_spread: bool) -> Floats:
+    """Each reward less the group's mean and, `by_spread`, over its standard deviation (GRPO).
+
+    Rewards that are alike give nothing: dividing their rounding errors by each other would make noise of them.
+    """
+    values = np.asarray(rewards, np.float64)
+    if not is_informative(rewards):
+        return np.zeros(len(values), np.float32)
+    centred: npt.NDArray[np.float64] = values - values.mean()
+    return (centred / (values.std() if by_spread else 1.0)).astype(np.float32)
+
+
 def token_advantages(
-    advantages: Sequence[float], logprobs: Sequence[Floats], entropy_bonus: float
+    advantages: Sequence[float],
+    logprobs: Sequence[Floats],
+    entropy_bonus: float,
+    tokens: int | None = None,
 ) -> list[Floats]:
     """What each sampled token of an update is pushed by, sample by sample.
 
     The service's losses are sums: dividing by the update's tokens makes this the token mean of DAPO 3.3. The bonus
-    adds the entropy's own policy gradient: a token is pushed by how much more surprising it was than most.
+    adds the entropy's own policy gradient: a token is pushed by how much more surprising it was than most. `tokens` is
+    given where the update has more samples than these.
     """
     surprise = -np.concatenate([*logprobs, np.zeros(0, np.float32)])
     usual = float(surprise.mean()) if surprise.size else 0.0
-    tokens = max(surprise.size, 1)
+    parts = tokens or max(surprise.size, 1)
     return [
-        ((advantage + entropy_bonus * (-values - usual)) / tokens).astype(np.float32)
+        ((advantage + entropy_bonus * (-values - usual)) / parts).astype(np.float32)
         for advantage, values in zip(advantages, logprobs, strict=True)
     ]

@@ -45,10 +45,11 @@ def run(recipe: Recipe, service: tinker.ServiceClient, folder: RunDirectory, wat
         began_s = time.perf_counter()
         sampler = training.save_weights_and_get_sampling_client()
         rollout = Rollout(sampler, recipe.environment, text, recipe.sampling, seed=recipe.grpo.seed)
-        drawn = _draw(recipe, rollout, used)
+        overlapped = _overlapped(recipe, training, folder)
+        drawn = _draw(recipe, rollout, used, overlapped.add if overlapped else _later)
         used += len(drawn.groups)
         sampled_s = time.perf_counter()
-        learnt = _update(recipe, training, drawn.kept)
+        learnt = overlapped.finish() if overlapped else _update(recipe, training, drawn.kept)
         metrics = {
             **_rollout_metrics(drawn),
             **learnt,
@@ -104,7 +105,13 @@ def _demonstrated(turns: Sequence[tuple[str, str]], text: Text) -> Trajectory:
     return trajectory
 
 
-def _draw(recipe: Recipe, rollout: Rollout, used: int) -> Drawn:
+def _later(group: Group) -> None:
+    """All groups are trained on together, once the last is whole."""
+
+
+def _draw(
+    recipe: Recipe, rollout: Rollout, used: int, on_kept: Callable[[Group], None] = _later
+) -> Drawn:
     """Sample groups until enough of them teach something, or as many as the step may draw."""
     grpo = recipe.grpo
     order = PromptOrder(recipe.environment.prompts, grpo.seed)
@@ -113,22 +120,95 @@ def _draw(recipe: Recipe, rollout: Rollout, used: int) -> Drawn:
     while len(drawn.kept) < grpo.groups and len(drawn.groups) < limit:
         count = min(grpo.groups - len(drawn.kept), limit - len(drawn.groups))
         uses: Sequence[PromptUse] = order.uses(used + len(drawn.groups), count)
-        sampled_groups = rollout.groups(uses, grpo.group_size)
-        drawn.groups.extend(sampled_groups)
-        drawn.kept.extend(group for group in sampled_groups if is_informative(group.rewards))
+        place = {use: number for number, use in enumerate(uses)}
+        sampled: list[Group] = []
+        for group in rollout.completed(uses, grpo.group_size):
+            sampled.append(group)
+            if is_informative(group.rewards):
+                on_kept(group)
+        sampled.sort(key=lambda group: place[group.use])
+        drawn.groups.extend(sampled)
+        drawn.kept.extend(group for group in sampled if is_informative(group.rewards))
     return drawn
+
+
+class OverlappedUpdate:
+    """One optimizer step whose passes begin before all groups are there, in micro-batches of `overlap` and more."""
+
+    def __init__(self, recipe: Recipe, training: Any, expected_tokens: int) -> None:
+        self._recipe = recipe
+        self._training = training
+        self._expected_tokens = expected_tokens
+        self._pending: list[Group] = []
+        self._passes: list[tuple[Any, Sequence[Group]]] = []
+        self._began_s: float | None = None
+        self._last_whole_s = 0.0
+
+    def add(self, group: Group) -> None:
+        """Train on it as soon as enough others are whole."""
+        self._last_whole_s = time.perf_counter()
+        self._pending.append(group)
+        if sum(len(g.trajectories) for g in self._pending) >= self._recipe.grpo.overlap:
+            self._send()
+
+    def finish(self) -> dict[str, float]:
+        """Train on what is left, then change the weights."""
+        if self._pending:
+            self._send()
+        if not self._passes:
+            return {"optim/updates": 0.0}
+        grpo = self._recipe.grpo
+        stepped = self._training.optim_step(_adam(grpo.learning_rate, grpo.grad_clip_norm))
+        done = [(passed.result(), groups) for passed, groups in self._passes]
+        return {
+            "optim/updates": 1.0,
+            "optim/passes": float(len(done)),
+            "time/overlap_s": max(self._last_whole_s - (self._began_s or 0.0), 0.0),
+            "optim/loss": float(sum(passed.metrics["loss:sum"] for passed, _ in done)),
+            "optim/grad_norm": (stepped.result().metrics or {}).get("grad_norm", 0.0),
+            "optim/sampler_kl": float(np.mean([_sampler_kl(*passed) for passed in done])),
+        }
+
+    def _send(self) -> None:
+        groups, self._pending = self._pending, []
+        data = _data(self._recipe, groups, self._expected_tokens)
+        grpo = self._recipe.grpo
+        passed = self._training.forward_backward(data, grpo.loss, _loss_config(self._recipe))
+        self._passes.append((passed, groups))
+        if self._began_s is None:
+            self._began_s = time.perf_counter()
+
+
+def _overlapped(recipe: Recipe, training: Any, folder: RunDirectory) -> OverlappedUpdate | None:
+    if not recipe.grpo.overlap:
+        return None
+    return OverlappedUpdate(recipe, training, _expected_tokens(recipe, folder))
+
+
+def _expected_tokens(recipe: Recipe, folder: RunDirectory) -> int:
+    """How many tokens the step will train on: as many as the last one that trained, else as many as it may."""
+    grpo = recipe.grpo
+    for row in reversed(folder.metrics()):
+        if row.get("groups/kept", 0.0) > 0:
+            return max(round(row["groups/kept"] * grpo.group_size * row["answer/tokens"]), 1)
+    return grpo.groups * grpo.group_size * recipe.sampling.max_tokens
+
+
+def _loss_config(recipe: Recipe) -> dict[str, float]:
+    grpo = recipe.grpo
+    if grpo.loss == "importance_sampling":
+        return {}
+    return {"clip_low_threshold": grpo.clip_low, "clip_high_threshold": grpo.clip_high}
 
 
 def _update(recipe: Recipe, training: Any, groups: Sequence[Group]) -> dict[str, float]:
     """One optimizer step per share of the groups; the requests are queued together."""
     grpo = recipe.grpo
-    config = {}
-    if grpo.loss != "importance_sampling":
-        config = {"clip_low_threshold": grpo.clip_low, "clip_high_threshold": grpo.clip_high}
     queued = []
     for share in (groups[number :: grpo.updates] for number in range(grpo.updates)):
         if share:
-            passed = training.forward_backward(_data(recipe, share), grpo.loss, config)
+            data = _data(recipe, share)
+            passed = training.forward_backward(data, grpo.loss, _loss_config(recipe))
             stepped = training.optim_step(_adam(grpo.learning_rate, grpo.grad_clip_norm))
             queued.append((passed, stepped, share))
     done = [(passed.result(), stepped.result(), share) for passed, stepped, share in queued]
@@ -145,15 +225,15 @@ def _update(recipe: Recipe, training: Any, groups: Sequence[Group]) -> dict[str,
     }
 
 
-def _data(recipe: Recipe, groups: Sequence[Group]) -> list[tinker.Datum]:
-    """Every trajectory with what its tokens are pushed by."""
+def _data(recipe: Recipe, groups: Sequence[Group], tokens: int | None = None) -> list[tinker.Datum]:
+    """Every trajectory with what its tokens are pushed by, each one part in `tokens` (default: in all of these)."""
     grpo = recipe.grpo
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     advantages = np.concatenate(
         [group_advantages(group.rewards, by_spread=grpo.by_spread) for group in groups]
     )
     logprobs = [trajectory.sampled_logprobs for trajectory in trajectories]
-    pushes = token_advantages(advantages.tolist(), logprobs, grpo.entropy_bonus)
+    pushes = token_advantages(advantages.tolist(), logprobs, grpo.entropy_bonus, tokens)
     pairs = zip(trajectories, pushes, strict=True)
     return [trajectory.policy_datum(pushed) for trajectory, pushed in pairs]
 

@@ -49,6 +49,10 @@ class GrpoSettings:
     A step draws prompts until `groups` of them gave differing rewards, or `max_groups` were drawn; with
     `dynamic_sampling` off it draws `groups`. `updates` optimizer steps share a step's groups out among themselves.
     Past `stop_at_reward`, averaged over ten steps, the run ends early.
+
+    With `overlap` above 0 the learner begins on whole groups in micro-batches of at least `overlap` trajectories while
+    the rest still roll out (RLBoost 4.1). The weights change once, after all of them, so the step stays on-policy; each
+    token counts for one part in the tokens of the step before, since this one's are not known yet.
     """
 
     steps: int = 100
@@ -66,12 +70,16 @@ class GrpoSettings:
     entropy_bonus: float = 0.0
     stop_at_reward: float | None = None
     checkpoint_every: int = 20
+    overlap: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name in ("steps", "groups", "updates", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ConfigError.of(f"grpo.{name}", getattr(self, name), "must be at least 1")
+        if self.overlap < 0 or (self.overlap and self.updates > 1):
+            fix = "must be 0, or above 0 with grpo.updates = 1"
+            raise ConfigError.of("grpo.overlap", self.overlap, fix)
         if self.group_size < 2:
             raise ConfigError.of("grpo.group_size", self.group_size, "must be at least 2")
         if self.dynamic_sampling and self.max_groups < self.groups:

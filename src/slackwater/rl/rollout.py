@@ -1,6 +1,6 @@
 """Groups of trajectories through a sampling client, each turn sent as soon as the one before it has ended."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any
@@ -59,8 +59,14 @@ class Rollout:
 
     def groups(self, uses: Sequence[PromptUse], size: int) -> list[Group]:
         """A group of `size` trajectories for each use, in the order of the uses."""
+        found = {group.use: group for group in self.completed(uses, size)}
+        return [found[use] for use in uses]
+
+    def completed(self, uses: Sequence[PromptUse], size: int) -> Iterator[Group]:
+        """The same groups, each as soon as it is whole; the others go on meanwhile."""
         open_turns: dict[Future[Any], tuple[int, list[_Member]]] = {}
         members: list[list[_Member]] = []
+        unfinished = [size] * len(uses)
         for place, use in enumerate(uses):
             members.append([self._start(use.prompt, number) for number in range(size)])
             future = self._sample(use, members[place][0], num_samples=size)
@@ -68,13 +74,13 @@ class Rollout:
         while open_turns:
             for future in wait(open_turns, return_when=FIRST_COMPLETED).done:
                 place, asked = open_turns.pop(future)
-                for member in self._answered(asked, future.result().sequences):
+                going_on = self._answered(asked, future.result().sequences)
+                for member in going_on:
                     again = self._sample(uses[place], member, num_samples=1)
                     open_turns[again] = (place, [member])
-        return [
-            Group(use, tuple(member.trajectory for member in group))
-            for use, group in zip(uses, members, strict=True)
-        ]
+                unfinished[place] -= len(asked) - len(going_on)
+                if unfinished[place] == 0:
+                    yield Group(uses[place], tuple(m.trajectory for m in members[place]))
 
     def _start(self, prompt: int, number: int) -> _Member:
         episode = self._environment.episode(prompt)

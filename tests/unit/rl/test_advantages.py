@@ -47,3 +47,14 @@ def test_the_entropy_bonus_favours_what_was_surprising_and_adds_up_to_nothing() 
     (pushed,) = token_advantages([0.0], logprobs, entropy_bonus=0.5)
     assert pushed[1] > 0 > pushed[0]
     assert float(pushed.sum()) == pytest.approx(0, abs=1e-6)
+
+
+def test_pieces_of_an_update_push_as_the_whole_does_when_they_know_its_tokens() -> None:
+    logprobs = [np.full(n, -1.0, np.float32) for n in (3, 5, 2)]
+    whole = token_advantages([1.0, -2.0, 0.5], logprobs, 0.0)
+    pieces = [
+        *token_advantages([1.0], logprobs[:1], 0.0, tokens=10),
+        *token_advantages([-2.0, 0.5], logprobs[1:], 0.0, tokens=10),
+    ]
+    for one, other in zip(whole, pieces, strict=True):
+        np.testing.assert_array_equal(one, other)
