@@ -1,0 +1,141 @@
+"""Sample requests: durable before they are acknowledged, told apart by number, refused when there are too many."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slackwater.control.rollout.manager import RolloutManager
+from slackwater.model.errors import NotFoundError, RefusedError, UnavailableError
+from slackwater.model.ids import SamplingSessionId, SessionId, TenantId
+from slackwater.model.session import SamplingSession
+from slackwater.runtime.background import Background
+from slackwater.runtime.future_board import FutureBoard
+from slackwater.runtime.op_payloads import SamplePayload
+from slackwater.runtime.rollout_desk import RolloutDesk
+from slackwater.runtime.sample_log import add_sampling_session
+from slackwater.runtime.sampling_desk import SamplingDesk
+from slackwater.runtime.store import Store
+from slackwater.runtime.worker_hub import WorkerHub
+
+MINE = TenantId("mine")
+SESSION = SamplingSession(
+    SamplingSessionId("ss"), MINE, SessionId("s"), "tiny", "base:tiny", "tiny|client 0"
+)
+
+
+class Nobody:
+    """No worker ever comes, so what is submitted waits."""
+
+    def worker_joined(self, hello: object) -> None: ...
+    def worker_said(self, worker: str, frames: object) -> None: ...
+    def worker_lost(self, worker: str, reason: str) -> None: ...
+
+
+def sample(token: int = 1, samples: int = 1) -> SamplePayload:
+    return SamplePayload(
+        prompt=np.array([token], "<i4").tobytes(),
+        seeds=list(range(samples)),
+        max_tokens=4,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        stop_token_ids=[],
+        stop_strings=[],
+        prompt_logprobs=False,
+        topk_prompt_logprobs=0,
+        topk_logprobs=0,
+    )
+
+
+def with_desk(
+    folder: Path, work: Callable[[SamplingDesk, RolloutDesk, FutureBoard], Awaitable[None]]
+) -> None:
+    """A desk on the folder's store, with everything real and no engine."""
+
+    async def scenario() -> None:
+        store = Store(f"sqlite:///{folder / 'db'}")
+        await store.open()
+        await store.call(lambda c: add_sampling_session(c, SESSION, 0, 1.0))
+        board, died = FutureBoard(), list[BaseException]()
+        background = Background(died.append)
+        hub = WorkerHub(Nobody(), "secret")
+        rollout = RolloutDesk(hub, RolloutManager(), lambda worker: None)
+        desk = SamplingDesk(store, board, background, rollout, max_live_turns=4)
+        await desk.adopt()
+        await work(desk, rollout, board)
+        await background.drain(5.0)
+        rollout.close()
+        await store.close()
+        assert died == []
+
+    asyncio.run(scenario())
+
+
+def test_a_number_sent_again_is_the_same_request_and_is_generated_once(tmp_path: Path) -> None:
+    async def work(desk: SamplingDesk, rollout: RolloutDesk, board: FutureBoard) -> None:
+        first = await desk.submit(SESSION, 0, sample())
+        assert await desk.submit(SESSION, 0, sample()) == first
+        assert await desk.submit(SESSION, 2**60, sample()) != first
+        assert rollout.live() == 2
+        with pytest.raises(RefusedError, match="seq_id: 0"):
+            await desk.submit(SESSION, 0, sample(token=2))
+
+    with_desk(tmp_path, work)
+
+
+def test_too_many_turns_are_told_to_try_again_and_leave_no_trace(tmp_path: Path) -> None:
+    async def work(desk: SamplingDesk, rollout: RolloutDesk, board: FutureBoard) -> None:
+        await desk.submit(SESSION, 0, sample(samples=3))
+        with pytest.raises(UnavailableError, match="3 samples are under way"):
+            await desk.submit(SESSION, 1, sample(samples=2))
+        request = await desk.submit(SESSION, 1, sample())
+        assert rollout.live() == 4
+        desk.cancel(MINE, request)
+        assert rollout.live() == 3
+
+    with_desk(tmp_path, work)
+
+
+def test_what_was_acknowledged_goes_on_after_a_restart(tmp_path: Path) -> None:
+    requests: list[str] = []
+
+    async def before(desk: SamplingDesk, rollout: RolloutDesk, board: FutureBoard) -> None:
+        requests.append(await desk.submit(SESSION, 0, sample(samples=2)))
+
+    async def after(desk: SamplingDesk, rollout: RolloutDesk, board: FutureBoard) -> None:
+        assert rollout.live() == 2
+        assert not await board.wait(requests[0], 0.01)  # type: ignore[arg-type]
+        assert await desk.submit(SESSION, 0, sample(samples=2)) == requests[0]
+        assert rollout.live() == 2
+
+    with_desk(tmp_path, before)
+    with_desk(tmp_path, after)
+
+
+def test_requests_of_an_ended_session_fail_and_say_so(tmp_path: Path) -> None:
+    async def work(desk: SamplingDesk, rollout: RolloutDesk, board: FutureBoard) -> None:
+        request = await desk.submit(SESSION, 0, sample())
+        desk.drop_sessions([SESSION.sampling_session])
+        assert await board.wait(request, 5.0)
+        outcome = board.recent(request)
+        assert outcome is not None
+        assert outcome.error == "its sampling session has ended"
+        assert rollout.live() == 0
+        with pytest.raises(NotFoundError):
+            desk.session(MINE, "ss")
+
+    with_desk(tmp_path, work)
+
+
+def test_another_tenant_neither_sees_nor_cancels(tmp_path: Path) -> None:
+    async def work(desk: SamplingDesk, rollout: RolloutDesk, board: FutureBoard) -> None:
+        request = await desk.submit(SESSION, 0, sample())
+        desk.cancel(TenantId("other"), request)
+        assert rollout.live() == 1
+        with pytest.raises(NotFoundError):
+            desk.session(TenantId("other"), "ss")
+
+    with_desk(tmp_path, work)
