@@ -20,15 +20,17 @@ _MUXES = {"temporal_mux": "1.82x", "train_mux": "1.90x", "spatial_mux": "1.99x"}
 _MUX_POLICIES = "ours,group,gavel,solo,colocated"
 
 
-def measured_before(folder: Path) -> dict[str, Measured]:
-    """One file per bench, `NAME.json`, holding what `slackwater bench NAME --json` printed."""
+def measured_before(
+    folder: Path, quick: bool = False, seed: int = 0, data: Path | None = None
+) -> dict[str, Measured]:
+    """One file per bench, `NAME.json`, holding what `slackwater bench NAME --json` printed with these options."""
     if not folder.is_dir():
         raise ConfigError.of("--from", str(folder), "must be a folder of NAME.json files")
     found = {}
     for section in SECTIONS:
         path = folder / f"{section.bench}.json"
         if path.is_file():
-            found[section.bench] = _read(path)
+            found[section.bench] = _read(path, _command(section.bench, quick, seed, data))
     if not found:
         names = ", ".join(f"{section.bench}.json" for section in SECTIONS)
         raise ConfigError.of("--from", str(folder), f"must hold at least one of {names}")
@@ -48,8 +50,7 @@ def measure_now(
 
         options = BenchOptions(seed=seed, quick=quick, data=data, progress=moved)
         figures = importlib.import_module(f"slackwater.bench.{section.bench}").run(options)
-        flags = f"{' --quick' if quick else ''}{f' --seed {seed}' if seed else ''}"
-        command = f"slackwater bench {section.bench} --json{flags}{' --data DATA' if data else ''}"
+        command = _command(section.bench, quick, seed, data)
         found[section.bench] = Measured(figures, commit(), machine(), command)
     return found
 
@@ -75,15 +76,18 @@ def mux_results(progress: Progress) -> list[MuxResult]:
     return results
 
 
-def _read(path: Path) -> Measured:
+def _command(bench: str, quick: bool, seed: int, data: Path | None) -> str:
+    words = ["slackwater bench", bench, "--json"]
+    words += ["--quick"] if quick else []
+    words += [f"--seed {seed}"] if seed else []
+    words += ["--data DATA"] if data and bench == "philly" else []
+    return " ".join(words)
+
+
+def _read(path: Path, command: str) -> Measured:
     try:
         printed = json.loads(path.read_text(encoding="utf-8"))
-        return Measured(
-            printed["figures"],
-            printed["commit"],
-            printed["machine"],
-            printed.get("command", f"slackwater bench {printed['name']} --json"),
-        )
+        return Measured(printed["figures"], printed["commit"], printed["machine"], command)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{path.name}: is not what `slackwater bench {path.stem} --json` prints: {error}"

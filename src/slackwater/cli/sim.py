@@ -210,7 +210,10 @@ def results(
     unwind_on_terminate()
     check_place(out, "FILE")
     with progress_bar("results") as progress:
-        benches = measured_before(figures) if figures else measure_now(quick, seed, data, progress)
+        if figures:
+            benches = measured_before(figures, quick, seed, data)
+        else:
+            benches = measure_now(quick, seed, data, progress)
         muxes = mux_results(progress)
     write_atomically(out, results_page(benches, muxes).encode(), "FILE")
     print(f"wrote {out}")

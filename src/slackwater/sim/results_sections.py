@@ -40,12 +40,38 @@ CLUSTER = Section(
         Row("ours.slo_attainment", "ours: SLO kept", "", at_least=1.0),
         Row("group.slo_attainment", "group: SLO kept", "1.0", at_least=1.0),
         Row("horizon.slo_attainment", "horizon: SLO kept"),
+        Row(
+            "ours.slo_attainment_realised",
+            "ours: slowdown within the SLO against the lengths drawn",
+        ),
+        Row(
+            "group.slo_attainment_realised",
+            "group: slowdown within the SLO against the lengths drawn",
+        ),
+        Row("ours.iterations_in_bound", "ours: iterations within the bound"),
+        Row("group.iterations_in_bound", "group: iterations within the bound"),
         Row("group.cost_vs_solo", "group: times below solo-disaggregated", "1.84"),
         Row("group.cost_vs_colocated", "group: times below co-located", "1.38"),
         Row("ours.cost_vs_solo", "ours: times below solo-disaggregated"),
         Row("ours.cost_vs_colocated", "ours: times below co-located"),
         Row("horizon.cost_vs_solo", "horizon: times below solo-disaggregated"),
         Row("horizon.cost_vs_colocated", "horizon: times below co-located"),
+        Row("group.admitted_pack", "group: jobs packed into bubbles", "0.605"),
+        Row("group.admitted_scale", "group: jobs that added rollout nodes", "0.15"),
+        Row("group.admitted_isolate", "group: jobs that opened a group", "0.245"),
+        Row("group.rollout_bubble_share", "group: rollout node time idle"),
+        Row("group.train_bubble_share", "group: train node time idle"),
+        Row("ours.rollout_bubble_share", "ours: rollout node time idle"),
+        Row("ours.train_bubble_share", "ours: train node time idle"),
+    ),
+    note=(
+        "An SLO is a bound on a job's whole time against its declared worst case alone (WEAVE 4.2), and that is what admission guarantees. "
+        "The rows against the lengths drawn are stricter than any policy promises: real responses are much shorter than the token limit, and ours "
+        "spends that difference on sharing.\n\n"
+        "Group placement does not reach the paper's 1.84 and 1.38 here. The paper's trace is not public; what it publishes fixes sizes, token limits, "
+        "durations and SLOs, but not how many jobs are multi-turn or run at once. Half of the jobs here are multi-turn, whose "
+        "worst-case rollouts nearly fill their own rollout nodes, so fewer are packed and more add nodes or open groups than in the paper (see the "
+        "shares); and since admission reckons with worst cases, the bubbles that long-tailed lengths leave on train nodes stay."
     ),
 )
 
@@ -120,22 +146,14 @@ def _drift_rows() -> tuple[Row, ...]:
     }
     rows = []
     for setting, (slo, cost) in papers.items():
-        for policy, beside in (("ours", ("", "")), ("group", (slo, cost))):
-            name = f"{setting}, {policy}"
-            rows += [
-                Row(
-                    f"{setting}.{policy}.slo_attainment",
-                    f"{name}: SLO kept",
-                    beside[0],
-                    at_least=0.956,
-                ),
-                Row(
-                    f"{setting}.{policy}.cost_vs_regrouping",
-                    f"{name}: cost over hourly regrouping",
-                    beside[1],
-                    at_most=1.11,
-                ),
-            ]
+        ours, group = f"{setting}.ours", f"{setting}.group"
+        cost_words = "cost over hourly regrouping"
+        rows += [
+            Row(f"{ours}.slo_attainment", f"{setting}, ours: SLO kept", at_least=0.956),
+            Row(f"{ours}.cost_vs_regrouping", f"{setting}, ours: {cost_words}", at_most=1.11),
+            Row(f"{group}.slo_attainment", f"{setting}, group: SLO kept", slo),
+            Row(f"{group}.cost_vs_regrouping", f"{setting}, group: {cost_words}", cost),
+        ]
     return tuple(rows)
 
 
@@ -144,6 +162,11 @@ DRIFT = Section(
     "Drifting lengths (WEAVE 6.6)",
     "`drift`: the two-week trace with lengths that grow, shrink or both over a job's life",
     _drift_rows(),
+    note=(
+        "The paper's regrouping searches all groupings by brute force; with some twenty jobs at once that cannot be run, so the baseline here takes the "
+        "best of many orders of admission every hour, is charged its restarts and not its search. Declared lengths are those at a job's start; the SLO "
+        "is measured against what its own drifted phases take alone."
+    ),
 )
 
 PLACEMENT = Section(
