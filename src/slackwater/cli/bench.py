@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # One line per bench: module under slackwater.bench, named as the bench.
 BENCHES: tuple[str, ...] = (
     "routing",
+    "elastic",
     "spot",
     "decision",
     "rollout_faults",
@@ -26,6 +27,8 @@ BENCHES: tuple[str, ...] = (
     "drift",
     "philly",
     "sim",
+    "placement",
+    "optimum",
     "fanin",
     "rollout_kills",
     "migrate",
