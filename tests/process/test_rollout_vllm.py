@@ -19,7 +19,7 @@ from slackwater.runtime.launcher import WorkerPlan, spawn_worker
 VLLM = os.environ.get("SLACKWATER_VLLM")
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1200),
     pytest.mark.skipif(
         VLLM is None,
         reason="no vLLM: set SLACKWATER_VLLM to its program, or run `make test-vllm`",
@@ -89,7 +89,7 @@ def model_logprobs(model: Path, prompt: tuple[int, ...], tokens: list[int], temp
 
 def test_a_vllm_server_is_an_instance(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with asyncio.timeout(850), RolloutFloor() as floor:
+        async with asyncio.timeout(1150), RolloutFloor() as floor:
             bench = Bench(floor, tmp_path)
             try:
                 await run_all(bench)
@@ -213,7 +213,7 @@ async def turns_go_on_elsewhere_when_the_adapter_is_killed(
     bench.floor.desk.drain(InstanceId("own"), move_turns=True)  # so that all begin on the server
     turns = [turn(f"moved-{n}", Sampling(300, seed=n)) for n in range(4)]
     tasks = [asyncio.create_task(bench.floor.generate(spec)) for spec in turns]
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(300):
         await until(lambda: fewest_tokens(books) >= 5)
         kept = {name: list(t.tokens) for name, t in books.turns.items()}
         adapter.kill()

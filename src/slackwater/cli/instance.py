@@ -86,7 +86,7 @@ def replay(
     """Let a spot trace give and take instances from now on."""
     from slackwater.runtime.providers.spot_replay import read_spot_trace
 
-    lines = [f"{e.t_s!r},{e.event},{e.instance}" for e in read_spot_trace(trace)]
+    lines = [f"{e.t_s!r},{e.event},{e.instance_id}" for e in read_spot_trace(trace)]
     body: dict[str, Any] = {"trace": "\n".join(["t_s,event,instance_id", *lines])}
     body |= {"speed": speed, "notice_s": notice_s, "model": model, **_engine(vllm, vllm_url)}
     found = _ask(state, "POST", "/replay", body)

@@ -4,57 +4,60 @@ import csv
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, cast
 
 from slackwater.model.errors import ConfigError
-from slackwater.model.ids import InstanceId
 
 _COLUMNS = ("t_s", "event", "instance_id")
 
 
 @dataclass(frozen=True, slots=True)
 class SpotEvent:
-    """`instance` came (`add`) or was preempted (`remove`) at `t_s` from the start of the trace."""
+    """An instance may be had from now on (`add`), or is taken away (`remove`), `t_s` into the trace."""
 
     t_s: float
-    event: Literal["add", "remove"]
-    instance: InstanceId
+    event: str
+    instance_id: str
+
+    def __post_init__(self) -> None:
+        if self.event not in ("add", "remove"):
+            raise ConfigError.of("event", self.event, "must be add or remove")
+        if not (math.isfinite(self.t_s) and self.t_s >= 0):
+            raise ConfigError.of("t_s", self.t_s, "must be seconds from the start, at least 0")
+        if not self.instance_id:
+            raise ConfigError.of("instance_id", self.instance_id, "must name an instance")
+
+
+def in_order(events: Iterable[SpotEvent], name: str = "spot trace") -> tuple[SpotEvent, ...]:
+    """By time; an id that comes twice, or goes without having come, is refused."""
+    ordered = sorted(events, key=lambda event: event.t_s)
+    present: dict[str, bool] = {}
+    for event in ordered:
+        before = present.get(event.instance_id)
+        if event.event == "add" and before is not None:
+            why = "comes twice; an id is added once"
+        elif event.event == "remove" and not before:
+            why = "goes without having come"
+        else:
+            present[event.instance_id] = event.event == "add"
+            continue
+        raise ConfigError.of(f"{name}: t_s {event.t_s:g}: instance_id", event.instance_id, why)
+    return tuple(ordered)
 
 
 def spot_events(lines: Iterable[str], name: str = "spot trace") -> tuple[SpotEvent, ...]:
-    """The events of a trace with the columns `t_s,event,instance_id`, in order of time.
-
-    An id comes once and goes at most once; anything else is refused with the line that says it.
-    """
+    """The events of a trace with the columns `t_s,event,instance_id`, in order of time."""
     reader = csv.DictReader(lines)
     if tuple(reader.fieldnames or ()) != _COLUMNS:
         raise ConfigError.of(f"{name}: columns", reader.fieldnames, f"must be {','.join(_COLUMNS)}")
-    events = [_event(row, f"{name}: line {reader.line_num}") for row in reader]
-    events.sort(key=lambda event: (event.t_s, event.event, event.instance))
-    present: set[InstanceId] = set()
-    seen: set[InstanceId] = set()
-    for event in events:
-        if event.event == "add" and event.instance not in seen:
-            present.add(event.instance)
-            seen.add(event.instance)
-        elif event.event == "remove" and event.instance in present:
-            present.discard(event.instance)
-        else:
-            why = "comes twice" if event.event == "add" else "goes without having come"
-            raise ConfigError.of(f"{name}: t_s {event.t_s:g}: instance_id", event.instance, why)
-    return tuple(events)
+    return in_order((_event(row, f"{name}: line {reader.line_num}") for row in reader), name)
 
 
 def _event(row: dict[str, str], at: str) -> SpotEvent:
     try:
         t_s = float(row["t_s"])
     except (TypeError, ValueError):
-        t_s = math.nan
-    if not (math.isfinite(t_s) and t_s >= 0):
-        raise ConfigError.of(f"{at}: t_s", row["t_s"], "must be seconds from the start, at least 0")
-    if row["event"] not in ("add", "remove"):
-        raise ConfigError.of(f"{at}: event", row["event"], "must be add or remove")
-    if not row["instance_id"]:
-        raise ConfigError.of(f"{at}: instance_id", row["instance_id"], "must name an instance")
-    kind = cast(Literal["add", "remove"], row["event"])
-    return SpotEvent(t_s, kind, InstanceId(row["instance_id"]))
+        raise ConfigError.of(f"{at}: t_s", row["t_s"], "must be seconds from the start") from None
+    try:
+        return SpotEvent(t_s, row["event"] or "", row["instance_id"] or "")
+    except ConfigError as error:
+        raise ConfigError(f"{at}: {error}") from None

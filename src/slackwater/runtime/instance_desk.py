@@ -122,7 +122,7 @@ class InstanceDesk:
         """Let a spot trace give and take instances from now on."""
         self._check(wish)
         for event in events:
-            self._wishes[event.instance] = wish
+            self._wishes[InstanceId(event.instance_id)] = wish
         onto = LocalProcesses(self._children, "spot", MOST_INSTANCES)
         played = SpotReplay(events, onto, speed=speed, notice_s=notice_s)
         task = asyncio.get_running_loop().create_task(played.run())

@@ -16,7 +16,7 @@ HEADER = "t_s,event,instance_id"
 
 def test_events_come_in_order_of_time_whatever_the_order_of_lines() -> None:
     events = spot_events([HEADER, "5,remove,a", "0,add,a", "2.5,add,b"])
-    assert [(e.t_s, e.event, e.instance) for e in events] == [
+    assert [(e.t_s, e.event, e.instance_id) for e in events] == [
         (0.0, "add", "a"),
         (2.5, "add", "b"),
         (5.0, "remove", "a"),
@@ -28,8 +28,8 @@ def test_events_come_in_order_of_time_whatever_the_order_of_lines() -> None:
     [
         (["time,what,id"], "columns"),
         ([HEADER, "x,add,a"], "line 2: t_s: 'x'"),
-        ([HEADER, "nan,add,a"], "t_s: 'nan'"),
-        ([HEADER, "-1,add,a"], "t_s: '-1'"),
+        ([HEADER, "nan,add,a"], "t_s: nan"),
+        ([HEADER, "-1,add,a"], "t_s: -1"),
         ([HEADER, "1,explode,a"], "event: 'explode'"),
         ([HEADER, "1,add,"], "instance_id"),
         ([HEADER, "1,add,a", "2,add,a"], "'a' comes twice"),

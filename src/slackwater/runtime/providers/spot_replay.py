@@ -53,9 +53,9 @@ class SpotReplay:
         for event in self._events:
             await asyncio.sleep(began_s + event.t_s / self._speed - loop.time())
             if event.event == "add":
-                self._onto.start_named(event.instance)
+                self._onto.start_named(InstanceId(event.instance_id))
             else:
-                self._take(event.instance)
+                self._take(InstanceId(event.instance_id))
 
     def _take(self, instance: InstanceId) -> None:
         if self._notice_s > 0:

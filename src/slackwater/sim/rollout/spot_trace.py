@@ -5,36 +5,15 @@ from pathlib import Path
 
 import numpy as np
 
-from slackwater.model.errors import ConfigError
+from slackwater.model.spot_trace import SpotEvent, in_order
 from slackwater.sim.csv_rows import read_rows
 
-
-@dataclass(frozen=True, slots=True)
-class SpotEvent:
-    """An instance may be had from now on (`add`), or is taken away (`remove`)."""
-
-    t_s: float
-    event: str
-    instance_id: str
-
-    def __post_init__(self) -> None:
-        if self.event not in ("add", "remove"):
-            raise ConfigError.of("event", self.event, "must be add or remove")
-        if self.t_s < 0:
-            raise ConfigError.of("t_s", self.t_s, "must not be negative")
+__all__ = ["DRAWN_SEGMENTS", "SpotEvent", "SpotRates", "read_spot_trace"]
 
 
 def read_spot_trace(path: Path) -> tuple[SpotEvent, ...]:
     """The file's events in order of time; each id is added once and removed at most once, after that."""
-    events = sorted(read_rows(path, SpotEvent), key=lambda row: row.t_s)
-    alive: dict[str, bool] = {}
-    for row in events:
-        state = alive.get(row.instance_id)
-        if (row.event == "add") != (state is None) or state is False:
-            at = f"{path.name}: {row.event} {row.instance_id} at {row.t_s:g} s"
-            raise ConfigError(f"{at}: an id must be added once, then removed at most once")
-        alive[row.instance_id] = row.event == "add"
-    return tuple(events)
+    return in_order(read_rows(path, SpotEvent), path.name)
 
 
 @dataclass(frozen=True, slots=True)
