@@ -3,8 +3,9 @@
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from slackwater.control.rollout import events as rollout
 from slackwater.control.rollout.manager import RolloutManager
 from slackwater.runtime.plane import ROLLOUT_SETTINGS
 
-from .service_process import ServiceProcess
+from .conftest import free_port
+from .cookbook import MODEL_NAME, Workspace
+from .service_process import ServiceProcess, wait_for
 
 pytestmark = pytest.mark.process
 
@@ -83,15 +86,20 @@ def train(service: ServiceProcess, at_step: Callable[[int], None]) -> Run:
     return run
 
 
-@pytest.mark.timeout(600)
-def test_a_run_disturbed_by_kills_equals_an_undisturbed_one(
-    new_service: Callable[..., ServiceProcess], tmp_path: Path
-) -> None:
-    service = new_service("--record", str(tmp_path / "record"))
-    service.start()
-    service.wait_for_workers()
-    expected = train(service, lambda step: None)
-    assert len(set(expected.losses)) == STEPS  # it did train
+@pytest.fixture(scope="module")
+def service(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    """One that is killed and started again; the recipe knows the model by a name of the cookbook's."""
+    folder = tmp_path_factory.mktemp("faults")
+    options = ("--model", f"{MODEL_NAME}={tiny_model}", "--record", str(folder / "record"))
+    killed = ServiceProcess(folder / "state", tiny_model, free_port(), *options)
+    killed.start()
+    killed.wait_for_workers()
+    yield killed
+    killed.stop()
+
+
+def kills_of(service: ServiceProcess) -> list[Callable[[], object]]:
+    """SIGKILL of each kind of process, in random order."""
 
     def kill_service() -> None:
         service.kill()
@@ -102,14 +110,22 @@ def test_a_run_disturbed_by_kills_equals_an_undisturbed_one(
         lambda: service.kill_worker("engine"),
         kill_service,
     ]
-    chance = random.Random(time.time_ns())
-    steps = dict(zip(chance.sample(range(STEPS), len(kills)), kills, strict=True))
+    random.shuffle(kills)
+    return kills
+
+
+@pytest.mark.timeout(600)
+def test_a_run_disturbed_by_kills_equals_an_undisturbed_one(service: ServiceProcess) -> None:
+    expected = train(service, lambda step: None)
+    assert len(set(expected.losses)) == STEPS  # it did train
+    kills = kills_of(service)
+    steps = dict(zip(random.sample(range(STEPS), len(kills)), kills, strict=True))
     killers: list[threading.Timer] = []
 
     def kill_soon(step: int) -> None:
         """At a random moment of the step, while requests of it are under way."""
         if step in steps:
-            killers.append(threading.Timer(chance.uniform(0.0, 0.4), steps[step]))
+            killers.append(threading.Timer(random.uniform(0.0, 0.4), steps[step]))
             killers[-1].start()
 
     disturbed = train(service, kill_soon)
@@ -118,15 +134,61 @@ def test_a_run_disturbed_by_kills_equals_an_undisturbed_one(
     assert len(killers) == len(kills)
     assert disturbed.tokens == expected.tokens, f"killed at {sorted(steps)}"
     assert disturbed.losses == expected.losses, f"killed at {sorted(steps)}"
+
+
+RECIPE = {
+    "env": "arithmetic",
+    "model_name": MODEL_NAME,
+    "renderer_name": "role_colon",
+    "lora_rank": 4,
+    "groups_per_batch": 4,
+    "group_size": 4,
+    "learning_rate": 1e-3,
+    "max_tokens": 16,
+    "max_steps": 6,
+    "eval_every": 0,
+    "save_every": 3,
+    "behavior_if_log_dir_exists": "delete",
+}
+
+
+@pytest.mark.timeout(600)
+def test_a_cookbook_recipe_disturbed_by_kills_has_the_curve_of_an_undisturbed_one(
+    service: ServiceProcess, tiny_model: Path, tmp_path: Path
+) -> None:
+    workspace = Workspace.make(tmp_path / "work", tiny_model, service.url, service.key)
+    expected = workspace.run("math_rl.train", "calm", within_s=240, **RECIPE)
+    recipe = workspace.start("math_rl.train", "rough", **RECIPE)
+    rows = tmp_path / "work" / "rough" / "metrics.jsonl"
+    for step, kill in enumerate(kills_of(service), start=1):
+        wait_for("a step", partial(has_rows, rows, step), 240)
+        time.sleep(random.uniform(0.0, 0.5))
+        kill()
+    assert recipe.wait(300) == 0, workspace.tail("rough")
+    assert curve(workspace.metrics("rough")) == curve(expected)
+    assert len(expected) == RECIPE["max_steps"]
+
+
+def has_rows(file: Path, count: int) -> bool:
+    return file.exists() and len(file.read_text().splitlines()) >= count
+
+
+def curve(rows: list[dict[str, float]]) -> list[dict[str, float]]:
+    """All that was measured, except how long it took."""
+    return [{key: value for key, value in row.items() if "time" not in key} for row in rows]
+
+
+def test_what_the_live_controllers_saw_makes_fresh_ones_decide_the_same(
+    service: ServiceProcess,
+) -> None:
+    """The record of the service's last life, which began with a kill."""
     service.stop()
-    replays(tmp_path / "record.operations.jsonl", OperationsController(), operations.EVENT_TYPES)
-    replays(
-        tmp_path / "record.rollout.jsonl", RolloutManager(ROLLOUT_SETTINGS), rollout.EVENT_TYPES
-    )
+    record = service.state.parent
+    replays(record / "record.operations.jsonl", OperationsController(), operations.EVENT_TYPES)
+    replays(record / "record.rollout.jsonl", RolloutManager(ROLLOUT_SETTINGS), rollout.EVENT_TYPES)
 
 
 def replays(record: Path, controller: Controller[Any, Any], types: dict[str, type]) -> None:
-    """What the live controllers saw since the last start makes a fresh one decide the same."""
     with record.open("rb") as lines:
         agreed, divergence = replay(controller, lines, types)
     assert divergence is None

@@ -15,9 +15,10 @@ from slackwater.serve.limits import BodyLimits
 from slackwater.serve.openai_api import openai_routes
 from slackwater.serve.operator import operator_routes
 from slackwater.serve.tinker_records import record_routes
-from slackwater.serve.tinker_rest import RestFace, rest_routes, session_routes
+from slackwater.serve.tinker_rest import RestFace, checkpoint_change_routes, rest_routes
 from slackwater.serve.tinker_sampling import SamplingFace, future_routes, sampling_routes
 from slackwater.serve.tinker_service import service_routes
+from slackwater.serve.tinker_sessions import session_life_routes, session_list_routes
 from slackwater.serve.tinker_training import TrainingFace, training_routes
 
 logger = logging.getLogger(__name__)
@@ -51,12 +52,14 @@ def create_app(plane: ControlPlane) -> FastAPI:
     app.include_router(future_routes(plane))
     app.include_router(sampling_routes(SamplingFace(plane)))
     app.include_router(training_routes(training))
+    app.include_router(session_life_routes(plane))
     app.include_router(service_routes(plane))
     app.include_router(operator_routes(plane))
     app.include_router(instance_routes(plane))
     rest = RestFace(plane)
     app.include_router(rest_routes(rest))
-    app.include_router(session_routes(rest))
+    app.include_router(checkpoint_change_routes(rest))
+    app.include_router(session_list_routes(rest))
     downloads = Downloads()
     app.include_router(record_routes(rest, downloads))
     app.include_router(download_routes(downloads))

@@ -1,4 +1,4 @@
-"""Tinker API: what there is. Training runs, checkpoints and sessions, listed, described, changed, deleted."""
+"""Tinker API: what there is. Training runs and checkpoints, listed, described, changed, deleted."""
 
 import datetime
 import json
@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 from sqlalchemy.engine import Connection
 
-from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
+from slackwater.model.errors import ConfigError, NotFoundError
 from slackwater.model.ids import ModelId, TenantId
 from slackwater.runtime import checkpoint_shelf as shelf
 from slackwater.runtime.checkpoint_shelf import Checkpoint
@@ -151,7 +151,7 @@ def _run(row: Any, held: list[Checkpoint]) -> dict[str, Any]:
     }
 
 
-def _page(items: list[Any], limit: int, offset: int) -> tuple[list[Any], dict[str, int]]:
+def page_of(items: list[Any], limit: int, offset: int) -> tuple[list[Any], dict[str, int]]:
     cursor = {"offset": offset, "limit": limit, "total_count": len(items)}
     return items[offset : offset + limit], cursor
 
@@ -180,7 +180,7 @@ def rest_routes(face: RestFace) -> APIRouter:
     async def training_runs(
         tenant: caller, limit: Limit = 20, offset: Offset = 0, access_scope: Scope = "owned"
     ) -> dict[str, Any]:
-        page, cursor = _page(await face.runs(tenant), limit, offset)
+        page, cursor = page_of(await face.runs(tenant), limit, offset)
         return {"training_runs": page, "cursor": cursor}
 
     @router.get("/training_runs/{run_id}")
@@ -200,8 +200,16 @@ def rest_routes(face: RestFace) -> APIRouter:
     async def all_checkpoints(
         tenant: caller, limit: Limit = 100, offset: Offset = 0
     ) -> dict[str, Any]:
-        page, cursor = _page(await face.checkpoints(tenant), limit, offset)
+        page, cursor = page_of(await face.checkpoints(tenant), limit, offset)
         return {"checkpoints": [described(item) for item in page], "cursor": cursor}
+
+    return router
+
+
+def checkpoint_change_routes(face: RestFace) -> APIRouter:
+    plane = face.plane
+    router = APIRouter(prefix="/api/v1", tags=["tinker: what there is"])
+    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     @router.delete("/training_runs/{run_id}/checkpoints/{kind}/{name}", status_code=204)
     async def delete(run_id: str, kind: str, name: str, tenant: caller) -> Response:
@@ -232,73 +240,3 @@ def rest_routes(face: RestFace) -> APIRouter:
         return {"tinker_path": await face.copy(tenant, body)}
 
     return router
-
-
-def session_routes(face: RestFace) -> APIRouter:
-    plane = face.plane
-    router = APIRouter(prefix="/api/v1", tags=["tinker: what there is"])
-    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
-
-    @router.get("/sessions")
-    async def sessions(
-        tenant: caller, limit: Limit = 20, offset: Offset = 0, access_scope: Scope = "owned"
-    ) -> dict[str, Any]:
-        page, _ = _page(await plane.sessions.describe(tenant), limit, offset)
-        return {"sessions": [item["session_id"] for item in page]}
-
-    @router.get("/sessions/{session_id}")
-    async def session(
-        session_id: str, tenant: caller, access_scope: Scope = "owned"
-    ) -> dict[str, Any]:
-        found = plane.sessions.get(tenant, session_id).session
-        said = await plane.sessions.describe(tenant)
-        own = next(item for item in said if item["session_id"] == found)
-        runs = [r["training_run_id"] for r in await face.runs(tenant)]
-        samplers = [s for s in plane.sampling.sessions() if s.session == found]
-        return {
-            "training_run_ids": [run for run in runs if run.startswith(f"{found}:")],
-            "sampler_ids": [sampler.sampling_session for sampler in samplers],
-            "user_metadata": own["user_metadata"],
-            "display_name": own["display_name"],
-        }
-
-    @router.put("/sessions/{session_id}/project", status_code=204)
-    async def assign_project(session_id: str, body: bodies.ProjectBody, tenant: caller) -> Response:
-        found = plane.sessions.get(tenant, session_id).session
-        await plane.sessions.redescribe(found, project_id=body.project_id)
-        return Response(status_code=204)
-
-    @router.post("/sessions/search")
-    async def search(body: bodies.SearchBody, tenant: caller) -> dict[str, Any]:
-        if body.owner.type != "own":
-            raise RefusedError("owner: only your own sessions can be searched here")
-        held = await face.checkpoints(tenant)
-        found = [s for s in await plane.sessions.describe(tenant) if body.matches(s)]
-        page = found[: body.limit]
-        last = page[-1] if len(found) > len(page) else None
-        return {
-            "sessions": [_summary(item, tenant, held) for item in page],
-            "next_cursor": None
-            if last is None
-            else {
-                "last_created_at": moment(last["created_s"]),
-                "last_session_id": last["session_id"],
-            },
-        }
-
-    return router
-
-
-def _summary(session: dict[str, Any], tenant: TenantId, held: list[Checkpoint]) -> dict[str, Any]:
-    own = [item for item in held if item.model.startswith(f"{session['session_id']}:")]
-    return {
-        "session_id": session["session_id"],
-        "created_at": moment(session["created_s"]),
-        "owner": tenant,
-        "project_id": session["project_id"] or "default",
-        "status": session["status"],
-        "checkpoints_count": len(own),
-        "display_name": session["display_name"],
-        "user_metadata": session["user_metadata"],
-        "checkpoint_storage_bytes": sum(item.size_bytes for item in own),
-    }

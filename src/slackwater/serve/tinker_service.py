@@ -1,15 +1,13 @@
-"""Tinker API: configuration, sessions, capabilities, telemetry."""
+"""Tinker API: configuration, capabilities, telemetry."""
 
-import asyncio
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Request
 
 from slackwater.model.ids import ModelId, TenantId
 from slackwater.runtime.plane import ControlPlane
 from slackwater.serve import bodies
 from slackwater.serve.auth import tenant_reader
-from slackwater.serve.errors import GoneError
 
 
 def service_routes(plane: ControlPlane) -> APIRouter:
@@ -34,37 +32,6 @@ def service_routes(plane: ControlPlane) -> APIRouter:
     @router.post("/client/dynamic_config")
     async def dynamic_config(body: bodies.ClientConfigBody, tenant: caller) -> dict[str, Any]:
         return {"refresh_interval_sec": 300, "sample_cancel_enabled": True}
-
-    @router.post("/create_session")
-    async def create_session(body: bodies.CreateSessionBody, tenant: caller) -> dict[str, str]:
-        described = {
-            "tags": body.tags,
-            "user_metadata": body.user_metadata,
-            "display_name": body.display_name,
-            "project_id": body.project_id,
-        }
-        return {"session_id": await plane.sessions.open(tenant, described, _now_s())}
-
-    @router.post("/session_heartbeat")
-    async def heartbeat(body: bodies.HeartbeatBody, tenant: caller) -> dict[str, str]:
-        session = plane.sessions.get(tenant, body.session_id).session
-        if not plane.sessions.lives(session):
-            raise GoneError(f"session_id: {session!r} has ended")
-        plane.sessions.seen(session, _now_s())
-        return {"type": "session_heartbeat"}
-
-    @router.post("/sessions/{session_id}/finish", status_code=204)
-    async def finish(session_id: str, body: bodies.FinishBody, tenant: caller) -> Response:
-        session = plane.sessions.get(tenant, session_id).session
-        if plane.sessions.lives(session):
-            status = {
-                "type": "client_finished",
-                "reason": {"type": body.reason.type},
-                "detail": body.detail,
-            }
-            reason = f"session {session} was finished by its client"
-            await plane.end_session(session, status, reason)
-        return Response(status_code=204)
 
     @router.get("/get_server_capabilities")
     async def capabilities(tenant: caller) -> dict[str, Any]:
@@ -103,7 +70,3 @@ def service_routes(plane: ControlPlane) -> APIRouter:
         return {"status": "accepted"}
 
     return router
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

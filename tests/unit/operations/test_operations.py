@@ -11,7 +11,7 @@ from slackwater.control.operations.restarts import RestartPolicy
 from slackwater.control.operations.sessions import SessionBook
 from slackwater.model.errors import UnavailableError
 from slackwater.model.ids import ModelId, RequestId, SessionId, WorkerId
-from slackwater.model.operation import FaultOwner, Operation, OpKind
+from slackwater.model.operation import FaultOwner, Operation, OperationRecord, OpKind, OpStatus
 
 from .durable_body import Body, Script, expected_results
 
@@ -170,6 +170,25 @@ def test_a_late_report_of_a_lost_trainer_is_about_nothing() -> None:
     controller.handle(on.TrainerLost(0.0, TRAINER, "killed"))
     controller.handle(on.TrainerJoined(0.0, TRAINER))
     assert controller.handle(on.TicketDone(0.0, TRAINER, run.ticket, 1.0)) == []
+
+
+def test_a_hole_in_what_was_done_before_a_restart_spoils_the_next_step() -> None:
+    controller = OperationsController()
+    done, waiting = OpStatus.DONE, OpStatus.WAITING
+    records = (
+        OperationRecord(op(0, OpKind.CREATE), done),
+        OperationRecord(op(2, FB), done),
+        OperationRecord(op(3, STEP), waiting),
+    )
+    controller.handle(on.ModelAdopted(0.0, MODEL, None, records))
+    (replayed,) = controller.handle(on.TrainerJoined(0.0, TRAINER))
+    for _ in range(2):
+        assert isinstance(replayed, do.RunOp)
+        assert replayed.replay
+        commands = controller.handle(on.TicketDone(0.0, TRAINER, replayed.ticket, 1.0))
+        replayed = commands[0]
+    assert isinstance(replayed, do.FailOp)
+    assert "forward_backward seq 1 never arrived" in replayed.error
 
 
 def test_a_full_line_is_told_to_try_again() -> None:
