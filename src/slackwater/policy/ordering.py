@@ -4,6 +4,7 @@ An ordering is a deterministic state machine beside a group. It is told who join
 that wait. Orders that fix every node's sequence are in `turn_order.py`.
 """
 
+import math
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -29,8 +30,8 @@ class Waiting:
 class Member:
     """A job of the group whose state is loaded; `next_phase` is the one that it has not begun yet.
 
-    Lengths are worst-case ones on the nodes that it has. `running_s` is how much longer, at worst, what it runs now will take (its sync with it); `slack_s` is how much time it can lose and
-    keep its SLO.
+    Lengths are worst-case ones on the nodes that it has. `running_s` is how much longer, at worst, what it runs now will take (its sync with it). In
+    `budget_s` it must make the iterations that are left, the running one with them; its clock may not run yet.
     """
 
     job: JobId
@@ -41,7 +42,9 @@ class Member:
     sync_s: float
     next_phase: Phase
     running_s: float = 0.0
-    slack_s: float = 0.0
+    budget_s: float = math.inf
+    iterations_left: int = 0
+    clock_runs: bool = True
 
 
 class Ordering(Protocol):
@@ -49,6 +52,12 @@ class Ordering(Protocol):
 
     def adopt(self, members: Sequence[Member], plan: GroupPlan | None) -> None:
         """A job joined, or there is a new plan: these take part from now on, in order of admission."""
+        ...
+
+    def joining_loss_s(
+        self, members: Sequence[Member], plan: GroupPlan | None
+    ) -> tuple[float, float]:
+        """If these took part from now on: by how much a member might at worst fall behind beyond its slack, and the cycle's length."""
         ...
 
     def leave(self, job: JobId) -> None:
@@ -84,6 +93,12 @@ class _ByPriority:
     def adopt(self, members: Sequence[Member], plan: GroupPlan | None) -> None:
         del plan
         self._jobs = {member.job for member in members}
+
+    def joining_loss_s(
+        self, members: Sequence[Member], plan: GroupPlan | None
+    ) -> tuple[float, float]:
+        del members, plan
+        return 0.0, 0.0
 
     def leave(self, job: JobId) -> None:
         self._jobs.discard(job)

@@ -74,11 +74,13 @@ def _losses(
         member.job: int(member.next_phase is Phase.ROLLOUT and member.running_s > member.sync_s)
         for member in members
     }
+    begun: dict[JobId, float] = {member.job: 0.0 for member in members if member.clock_runs}
     for number in range(_ROUNDS):
         for slot, skipped in zip(order, skip, strict=True):
             if skipped and number == 0:
                 continue
             start = max(ready[slot.job], max(free.get(node, 0.0) for node in slot.nodes))
+            begun.setdefault(slot.job, start)
             end = start + slot.length_s
             for node in slot.nodes:
                 free[node] = end
@@ -89,7 +91,9 @@ def _losses(
     losses = []
     for member in members:
         pace = plan.period_s / max(plan.rounds(member.job), 1)
-        losses.append((ready[member.job] - made[member.job] * pace, member.slack_s))
+        taken = ready[member.job] - begun.get(member.job, 0.0)
+        slack = member.budget_s - member.iterations_left * pace
+        losses.append((taken - made[member.job] * pace, slack))
     return losses
 
 

@@ -72,6 +72,12 @@ class PlannedOrder:
                 turns = self._cycles.setdefault(node, _Cycle()).turns
                 turns.append(_Turn(slot.job, slot.phase, skip))
 
+    def joining_loss_s(
+        self, members: Sequence[Member], plan: GroupPlan | None
+    ) -> tuple[float, float]:
+        plan = plan or round_robin_plan(members)
+        return align(plan, members).worst_loss_s, plan.period_s
+
     def leave(self, job: JobId) -> None:
         for node in self._nodes.pop(job, ()):
             if node in self._cycles:
@@ -106,3 +112,9 @@ class RoundRobin(PlannedOrder):
     def adopt(self, members: Sequence[Member], plan: GroupPlan | None) -> None:
         del plan
         super().adopt(members, None)
+
+    def joining_loss_s(
+        self, members: Sequence[Member], plan: GroupPlan | None
+    ) -> tuple[float, float]:
+        del plan
+        return super().joining_loss_s(members, None)

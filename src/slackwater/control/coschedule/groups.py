@@ -12,12 +12,17 @@ from slackwater.policy.fleet import Fleet
 from slackwater.policy.ordering import Member, Ordering, Waiting
 from slackwater.policy.plan_alignment import worst_period_s
 
+# A newcomer whose place in the cycle would break a member's SLO waits for a better moment; after two cycles all were seen.
+_PATIENCE = 2.0
+_NO_LOSS = 1e-6
+
 
 @dataclass(slots=True)
 class _Group:
     ordering: Ordering
     jobs: dict[JobId, JobState] = field(default_factory=dict)
     waiting: dict[JobId, Waiting] = field(default_factory=dict)
+    pending: dict[JobId, float] = field(default_factory=dict)  # loaded, since when
     plan: GroupPlan | None = None
     worst_period_s: float | None = None  # known until members, plan or profiles change
 
@@ -54,11 +59,30 @@ class Groups:
             self._adopt(group, now_s)
 
     def join(self, state: JobState, now_s: float) -> None:
-        """A job's state is loaded."""
+        """A job's state is loaded: it takes part, and asks for its first rollout, as soon as that costs no member its SLO."""
         assert state.placement is not None
         group = self._groups[state.placement.group]
-        state.joined = True
-        self._adopt(group, now_s)
+        group.pending[state.spec.job] = now_s
+        self._take_in(group, now_s)
+
+    def is_pending(self, state: JobState) -> bool:
+        """Whether it waits to take part."""
+        assert state.placement is not None
+        return state.spec.job in self._groups[state.placement.group].pending
+
+    def _take_in(self, group: _Group, now_s: float) -> None:
+        for job, since_s in list(group.pending.items()):
+            state = group.jobs[job]
+            state.joined = True
+            members = self._members(group, now_s)
+            if state.clock_s is None and len(members) > 1:
+                loss_s, period_s = group.ordering.joining_loss_s(members, group.plan)
+                if loss_s > _NO_LOSS * period_s and now_s - since_s < _PATIENCE * period_s:
+                    state.joined = False
+                    continue
+            del group.pending[job]
+            group.ordering.adopt(members, group.plan)
+            self.request(state, Phase.ROLLOUT, now_s)
 
     def leave(self, state: JobState) -> None:
         """A job finished, crashed or moves on; its permit is back already."""
@@ -68,6 +92,7 @@ class Groups:
         group = self._groups[placement.group]
         group.ordering.leave(job)
         group.waiting.pop(job, None)
+        group.pending.pop(job, None)
         del group.jobs[job]
         group.worst_period_s = None
         if not group.jobs:
@@ -81,7 +106,7 @@ class Groups:
                 del self._users[node]
         state.joined = False
 
-    def request(self, state: JobState, phase: Phase, now_s: float) -> GroupId:
+    def request(self, state: JobState, phase: Phase, now_s: float) -> None:
         """A job's next phase waits for its turn."""
         placement = state.placement
         assert placement is not None
@@ -92,7 +117,6 @@ class Groups:
         service_s = state.phase_s(phase, self._fleet)
         request = Waiting(state.spec.job, phase, nodes, now_s, service_s, setup_s)
         self._groups[placement.group].waiting[state.spec.job] = request
-        return placement.group
 
     def is_waiting(self, state: JobState) -> bool:
         """Whether it has asked for a permit and not got it."""
@@ -102,6 +126,8 @@ class Groups:
     def grant(self, group_id: GroupId, now_s: float, commands: list[Command]) -> None:
         """Add a permit for every phase of the group that may run now; a job's clock starts with its first."""
         group = self._groups.get(group_id)
+        if group is not None and group.pending:
+            self._take_in(group, now_s)
         while group is not None and group.waiting:
             request = group.ordering.pick(group.waiting.values(), self._desk.is_free, now_s)
             if request is None:
@@ -160,12 +186,12 @@ class Groups:
         )
 
     def _adopt(self, group: _Group, now_s: float) -> None:
-        members = [
-            self._member(state, group, now_s) for state in group.jobs.values() if state.joined
-        ]
-        group.ordering.adopt(members, group.plan)
+        group.ordering.adopt(self._members(group, now_s), group.plan)
 
-    def _member(self, state: JobState, group: _Group, now_s: float) -> Member:
+    def _members(self, group: _Group, now_s: float) -> list[Member]:
+        return [self._member(state, now_s) for state in group.jobs.values() if state.joined]
+
+    def _member(self, state: JobState, now_s: float) -> Member:
         placement = state.placement
         assert placement is not None
         permit = self._desk.held_by(state.spec.job)
@@ -176,9 +202,6 @@ class Groups:
             next_phase = Phase.TRAIN if permit.phase is Phase.ROLLOUT else Phase.ROLLOUT
             left_s = self.phase_end_s(state, permit.phase, permit.started_s) - now_s
             running_s = max(left_s, 0.0) + (state.sync_s if permit.phase is Phase.TRAIN else 0.0)
-        pace_s = state.profile.solo_s
-        if group.plan is not None:
-            pace_s = group.plan.period_s / max(group.plan.rounds(state.spec.job), 1)
         budget_s = state.budget_s(now_s, realised=self._config.slo_basis == "realised")
         return Member(
             state.spec.job,
@@ -189,7 +212,9 @@ class Groups:
             state.sync_s,
             next_phase,
             running_s,
-            budget_s - state.iterations_left * pace_s,
+            budget_s,
+            state.iterations_left,
+            state.clock_s is not None,
         )
 
     def phase_end_s(self, state: JobState, phase: Phase, started_s: float) -> float:
@@ -203,6 +228,8 @@ class Groups:
             for job, request in group.waiting.items():
                 assert job in group.jobs and request.job == job
                 assert self._desk.held_by(job) is None, f"{job} waits while it runs"
+            for job in group.pending:
+                assert not group.jobs[job].joined and job not in group.waiting
             for job, state in group.jobs.items():
                 assert state.placement is not None and state.placement.group == group_id
                 assert state.joined == (job in group.ordering.jobs()), f"{job}: order out of step"

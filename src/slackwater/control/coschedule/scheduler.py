@@ -253,13 +253,15 @@ class CoScheduler:
             return []
         if event.iteration != state.iterations_done or self._desk.held_by(event.job) is not None:
             return []
-        if not state.joined:
-            self._groups.join(state, event.now_s)
-        elif self._groups.is_waiting(state):
+        if self._groups.is_waiting(state) or self._groups.is_pending(state):
             return []
+        assert state.placement is not None
+        if state.joined:
+            self._groups.request(state, event.phase, event.now_s)
+        else:
+            self._groups.join(state, event.now_s)
         commands: list[Command] = []
-        group = self._groups.request(state, event.phase, event.now_s)
-        self._groups.grant(group, event.now_s, commands)
+        self._groups.grant(state.placement.group, event.now_s, commands)
         return commands
 
     def _on_finished_phase(self, event: PhaseFinished) -> list[Command]:
