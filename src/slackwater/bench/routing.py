@@ -12,10 +12,11 @@ FLEETS = {
     "8b": (AgentFleet(EngineCost(QWEN3_8B, H800, 1), 8), 256),
     "32b": (AgentFleet(EngineCost(QWEN3_32B, H800, 4), 4), 1024),
 }
+ROUTINGS = ("pinned", "round_robin", "turn_wise", "affinity", "ours")
 TRACE = "agents/swerebench_glm47flash_turns_dev.csv.gz"
 
 
-def _sessions(options: BenchOptions) -> tuple[Session, ...]:
+def agent_sessions(options: BenchOptions) -> tuple[Session, ...]:
     if options.data is None:
         return drawn_sessions(64, options.seed, max_context_tokens=MAX_CONTEXT_TOKENS)
     return read_sessions(options.data_file(TRACE), max_context_tokens=MAX_CONTEXT_TOKENS)
@@ -23,16 +24,16 @@ def _sessions(options: BenchOptions) -> tuple[Session, ...]:
 
 def run(options: BenchOptions) -> dict[str, float]:
     """Speed-ups of the rollout stage over pinned trajectories, and the share of prompts prefilled anew."""
-    sessions = _sessions(options)
+    sessions = agent_sessions(options)
     figures: dict[str, float] = {}
     for index, (model, (fleet, trajectories)) in enumerate(FLEETS.items()):
         count = trajectories // 8 if options.quick else trajectories
         drawn = spread(sessions, count, options.seed)
         results: dict[str, AgentResult] = {}
-        for number, (name, settings) in enumerate(AGENT_RULES.items()):
-            share = (index + number / len(AGENT_RULES)) / len(FLEETS)
+        for number, name in enumerate(ROUTINGS):
+            share = (index + number / len(ROUTINGS)) / len(FLEETS)
             options.progress(f"{model} {name}", share)
-            results[name] = run_agents(fleet, settings, drawn)
+            results[name] = run_agents(fleet, AGENT_RULES[name], drawn)
         figures |= _figures(model, results)
     return figures
 

@@ -14,6 +14,7 @@ from slackwater.sim.queue import EventQueue
 from slackwater.sim.rollout.agent_trace import Session
 from slackwater.sim.rollout.body import SimulatedBody
 from slackwater.sim.rollout.engine_cost import EngineCost
+from slackwater.sim.rollout.extra_capacity import ExtraCapacity
 
 _JOB = JobId("job")
 
@@ -97,7 +98,10 @@ class _Trajectories:
 
 
 def run_agents(
-    fleet: AgentFleet, settings: RolloutSettings, sessions: Sequence[Session]
+    fleet: AgentFleet,
+    settings: RolloutSettings,
+    sessions: Sequence[Session],
+    extra: ExtraCapacity | None = None,
 ) -> AgentResult:
     """All trajectories at once on the fleet."""
     queue: EventQueue[Callable[[], None]] = EventQueue()
@@ -115,6 +119,8 @@ def run_agents(
             holds="v0",
         )
     engines = [place.engine for place in body.places.values()]
+    if extra is not None:
+        extra.attach(body, fleet.engine)
     body.at(0.0, trajectories.start)
     body.run_until(7 * 86_400.0, lambda: trajectories.left == 0)
     assert trajectories.left == 0, f"{trajectories.left} trajectories never ended"

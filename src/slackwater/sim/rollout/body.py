@@ -19,6 +19,7 @@ from slackwater.control.rollout.commands import (
     SetTimer,
 )
 from slackwater.control.rollout.events import (
+    BudgetChanged,
     InstanceHeartbeat,
     InstanceJoined,
     InstanceLost,
@@ -155,6 +156,19 @@ class SimulatedBody:
             self._advance(place)
             place.engine.slowdown = slowdown
             self._arm(place)
+
+    def cut(self, instance: InstanceId, share: float) -> None:
+        """A serving node lends less from now on; what no longer fits moves away first."""
+        place = self.places.get(instance)
+        if place is None:
+            return
+        self._advance(place)
+        self._stream(place)
+        engine = place.engine
+        max_running, kv_tokens = int(engine.max_running * share), int(engine.kv_tokens * share)
+        self.tell(BudgetChanged(self.now_s, instance, max_running, kv_tokens))
+        engine.resize(max_running, kv_tokens)
+        self._arm(place)
 
     def stream_all(self) -> None:
         """Hand over every token made so far."""

@@ -39,10 +39,11 @@ SPOT_RULES: dict[str, RolloutSettings] = {
 }
 
 
-def _agents(routing: RoutingPolicy) -> RolloutSettings:
+def _agents(routing: RoutingPolicy, balancing: BalancingPolicy | None = None) -> RolloutSettings:
     return RolloutSettings(
         routing=routing,
-        balancing=NoBalancing(),
+        balancing=balancing or NoBalancing(),
+        borrowed_stall_s=1e6,
         watch_every_s=2 * WATCH_S,
         turn_timeout_s=1e7,
         stall_s=1e6,
@@ -56,4 +57,6 @@ AGENT_RULES: dict[str, RolloutSettings] = {
     "turn_wise": _agents(LeastLoaded()),
     "affinity": _agents(CacheAffine()),
     "ours": _agents(KeepWarm()),
+    "rlboost": _agents(ShortestQueue(), FillIdle()),
+    "elastic": _agents(KeepWarm(), EvenSteps()),
 }

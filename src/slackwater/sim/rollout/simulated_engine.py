@@ -104,6 +104,11 @@ class SimulatedEngine:
         self._admit()
         return request
 
+    def resize(self, max_running: int, kv_tokens: int) -> None:
+        """Another budget; prefixes that no longer fit go."""
+        self.max_running, self.kv_tokens = max(max_running, 1), max(kv_tokens, 1)
+        self._trim_cache()
+
     def advance(self, to_s: float) -> list[Request]:
         """Work until `to_s`; the requests that finished, in order."""
         finished: list[Request] = []
