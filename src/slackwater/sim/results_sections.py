@@ -114,6 +114,10 @@ OPTIMUM = Section(
         Row("random.slo_attainment", "random: SLO kept", "0.60"),
         Row("most_idle.cost_ratio_mean", "most idle: cost over the optimum", "1.66"),
         Row("most_idle.slo_attainment", "most idle: SLO kept", "0.62"),
+        Row("ours.cost_per_kept_job_ratio", "ours: cost per job that kept its SLO"),
+        Row("group.cost_per_kept_job_ratio", "group: cost per job that kept its SLO"),
+        Row("random.cost_per_kept_job_ratio", "random: cost per job that kept its SLO"),
+        Row("most_idle.cost_per_kept_job_ratio", "most idle: cost per job that kept its SLO"),
     ),
 )
 
