@@ -39,9 +39,14 @@ def laid_out(weight: Tensor, by_column: bool) -> Tensor:
 class _FusedLinear(nn.Module):
     """Several linear layers of one input; after `fuse()` they are slices of one weight."""
 
-    fused_weight: Tensor | None
-    fused_bias: Tensor | None
     fused_names: tuple[str, ...] = ()
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self.fused_weight: Tensor | None = None
+        self.fused_bias: Tensor | None = None
+        self._full_names = tuple(f"{prefix}{name}" for name in self.fused_names)
+        self._edges: list[tuple[int, int]] = []
 
     def fuse(self, by_column: bool) -> None:
         """Lay the weights side by side: one product instead of several. For inference only."""
@@ -50,28 +55,25 @@ class _FusedLinear(nn.Module):
             self.fused_weight = laid_out(torch.cat([layer.weight for layer in layers]), by_column)
             bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
             self.fused_bias = bias
-            row = 0
-            for layer in layers:
-                stop = row + layer.weight.shape[0]
+            stops = accumulate(layer.weight.shape[0] for layer in layers)
+            self._edges = list(pairwise([0, *stops]))
+            for layer, (row, stop) in zip(layers, self._edges, strict=True):
                 layer.weight = nn.Parameter(self.fused_weight[row:stop], requires_grad=False)
                 if bias is not None:
                     layer.bias = nn.Parameter(bias[row:stop], requires_grad=False)
-                row = stop
 
-    def apart(self, x: Tensor, run: Pass, prefix: str) -> tuple[Tensor, ...]:
+    def apart(self, x: Tensor, run: Pass) -> tuple[Tensor, ...]:
         """Every layer's output for `x`."""
-        layers = [getattr(self, name) for name in self.fused_names]
-        names = [f"{prefix}{name}" for name in self.fused_names]
         if self.fused_weight is None:
-            return tuple(run.linear(x, *pair) for pair in zip(layers, names, strict=True))
+            layers = (getattr(self, name) for name in self.fused_names)
+            pairs = zip(layers, self._full_names, strict=True)
+            return tuple(run.linear(x, layer, name) for layer, name in pairs)
         out = run.ops.linear(x, self.fused_weight, self.fused_bias)
-        stops = list(accumulate(layer.weight.shape[0] for layer in layers))
-        parts = tuple(out[:, start:stop] for start, stop in pairwise([0, *stops]))
-        adapters = run.adapters
-        if adapters is None:
+        parts = tuple([out[:, start:stop] for start, stop in self._edges])
+        if run.adapters is None:
             return parts
-        pairs = zip(parts, names, strict=True)
-        return tuple(adapters.add_to(part, x, name, run.ops) for part, name in pairs)
+        named = zip(parts, self._full_names, strict=True)
+        return tuple(run.adapters.add_to(part, x, name, run.ops) for part, name in named)
 
 
 class RmsNorm(nn.Module):
@@ -88,9 +90,8 @@ class SelfAttention(_FusedLinear):
     fused_names = ("q_proj", "k_proj", "v_proj")
 
     def __init__(self, config: NetConfig, layer: int) -> None:
-        super().__init__()
-        self.fused_weight = self.fused_bias = None
-        self._layer, self._name = layer, f"model.layers.{layer}.self_attn."
+        super().__init__(f"model.layers.{layer}.self_attn.")
+        self._layer, self._o_name = layer, f"model.layers.{layer}.self_attn.o_proj"
         self._head_dim, self._eps = config.head_dim, config.norm_eps
         heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.q_proj = nn.Linear(config.hidden_size, heads, bias=config.qkv_bias)
@@ -104,9 +105,9 @@ class SelfAttention(_FusedLinear):
         q_norm = None if self.q_norm is None else self.q_norm.weight
         k_norm = None if self.k_norm is None else self.k_norm.weight
         norms = HeadNorms(self._head_dim, q_norm, k_norm, self._eps)
-        q, k, v = run.ops.rotate(self.apart(x, run, self._name), run.rotation, norms)
+        q, k, v = run.ops.rotate(self.apart(x, run), run.rotation, norms)
         seen = run.attention(self._layer, q, k, v).reshape(x.shape[0], -1)
-        return run.linear(seen, self.o_proj, f"{self._name}o_proj")
+        return run.linear(seen, self.o_proj, self._o_name)
 
 
 class Mlp(_FusedLinear):
@@ -115,17 +116,16 @@ class Mlp(_FusedLinear):
     fused_names = ("gate_proj", "up_proj")
 
     def __init__(self, config: NetConfig, layer: int) -> None:
-        super().__init__()
-        self.fused_weight = self.fused_bias = None
-        self._name = f"model.layers.{layer}.mlp."
+        super().__init__(f"model.layers.{layer}.mlp.")
+        self._down_name = f"model.layers.{layer}.mlp.down_proj"
         size, ffn, bias = config.hidden_size, config.ffn_size, config.mlp_bias
         self.gate_proj = nn.Linear(size, ffn, bias=bias)
         self.up_proj = nn.Linear(size, ffn, bias=bias)
         self.down_proj = nn.Linear(ffn, size, bias=bias)
 
     def forward(self, x: Tensor, run: Pass) -> Tensor:
-        gate, up = self.apart(x, run, self._name)
-        return run.linear(run.ops.silu_mul(gate, up), self.down_proj, f"{self._name}down_proj")
+        gate, up = self.apart(x, run)
+        return run.linear(run.ops.silu_mul(gate, up), self.down_proj, self._down_name)
 
 
 class Layer(nn.Module):
