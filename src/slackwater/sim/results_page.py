@@ -35,9 +35,10 @@ def results_page(benches: Mapping[str, Measured], muxes: list[MuxResult]) -> str
     """The whole page. A bench that was not run is said to be missing."""
     parts = [
         "# Co-scheduling: what the papers report, and what comes out here\n",
-        "Written by `slackwater sim results`. Inputs (phase lengths, prices, memory, arrivals, SLOs) are those that the papers publish; "
-        "no scenario was tuned towards a result. A bar is what this project asked of itself before measuring; papers measured on "
-        "other machines and traces, so the rows that compare two policies in the same scenario say most.\n",
+        "Written by `slackwater sim results`. Inputs (phase lengths, prices, memory, arrivals, SLOs) are those that the papers publish; where "
+        "they publish none, ours are marked so where they stand (`sim/cluster/generate.py`, the comments of `scenarios/*.toml`). No scenario was "
+        "tuned towards a result. A bar is what this project asked of itself before measuring. The papers measured on other machines and "
+        "traces, so the rows that compare two policies in the same scenario say most.\n",
     ]
     parts += [_section(section, benches.get(section.bench)) for section in SECTIONS]
     if muxes:
@@ -51,8 +52,8 @@ def _section(section: Section, measured: Measured | None) -> str:
         return "\n".join(
             [*lines, f"Not measured; run `slackwater bench {section.bench} --json`.\n"]
         )
-    machine = ", ".join(str(value) for value in measured.machine.values())
-    lines.append(f"Command: `{measured.command}` (commit {measured.commit}; {machine}).\n")
+    on = _machine(measured.machine)
+    lines.append(f"Command: `{measured.command}` (commit {measured.commit}; {on}).\n")
     lines += ["| what | papers | here | bar | |", "|---|---|---|---|---|"]
     lines += [_row(row, measured.figures) for row in section.rows]
     lines.append("")
@@ -61,6 +62,11 @@ def _section(section: Section, measured: Measured | None) -> str:
     if section.note:
         lines.append(f"{section.note}\n")
     return "\n".join(lines)
+
+
+def _machine(machine: Mapping[str, Any]) -> str:
+    named = {"cores": "{} cores", "python": "Python {}"}
+    return ", ".join(named.get(key, "{}").format(value) for key, value in machine.items())
 
 
 def _row(row: Row, figures: Figures) -> str:

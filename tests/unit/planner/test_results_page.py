@@ -29,7 +29,7 @@ def test_a_figure_stands_beside_the_papers_and_its_bar() -> None:
         "| group: cost over the optimum | 1.06 | 1.051 | <= 1.06 | met |"
     )
     assert line(text, "ours: cost").endswith("| 1.021 | <= 1.02 | **missed** |")
-    assert "Command: `slackwater bench optimum --json` (commit abc; none, 1)." in text
+    assert "Command: `slackwater bench optimum --json` (commit abc; none, 1 cores)." in text
 
 
 def test_what_was_not_measured_is_said_and_not_passed_over() -> None:
