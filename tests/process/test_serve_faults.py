@@ -140,7 +140,7 @@ RECIPE = {
     "env": "arithmetic",
     "model_name": MODEL_NAME,
     "renderer_name": "role_colon",
-    "lora_rank": 4,
+    "lora_rank": 32,
     "groups_per_batch": 4,
     "group_size": 4,
     "learning_rate": 1e-3,
@@ -157,8 +157,10 @@ def test_a_cookbook_recipe_disturbed_by_kills_has_the_curve_of_an_undisturbed_on
     service: ServiceProcess, tiny_model: Path, tmp_path: Path
 ) -> None:
     workspace = Workspace.make(tmp_path / "work", tiny_model, service.url, service.key)
-    expected = workspace.run("math_rl.train", "calm", within_s=240, **RECIPE)
-    recipe = workspace.start("math_rl.train", "rough", **RECIPE)
+    settings = RECIPE | {"load_checkpoint_path": warmed_up(service)}
+    expected = workspace.run("math_rl.train", "calm", within_s=240, **settings)
+    assert sum(row["grad_norm"] > 0 for row in expected) > 2  # it did train
+    recipe = workspace.start("math_rl.train", "rough", **settings)
     rows = tmp_path / "work" / "rough" / "metrics.jsonl"
     for step, kill in enumerate(kills_of(service), start=1):
         wait_for("a step", partial(has_rows, rows, step), 240)
@@ -167,6 +169,34 @@ def test_a_cookbook_recipe_disturbed_by_kills_has_the_curve_of_an_undisturbed_on
     assert recipe.wait(300) == 0, workspace.tail("rough")
     assert curve(workspace.metrics("rough")) == curve(expected)
     assert len(expected) == RECIPE["max_steps"]
+
+
+def warmed_up(service: ServiceProcess) -> str:
+    """The path of a model that answers with numbers, some of them in the form that is rewarded."""
+    client = tinker.ServiceClient(base_url=service.url, api_key=service.key)
+    trainer = client.create_lora_training_client(base_model=MODEL_NAME, rank=32)
+    numbers = random.Random(0)
+    for _ in range(90):
+        pairs = [(numbers.randrange(101), numbers.randrange(101)) for _ in range(8)]
+        trainer.forward_backward([answered(x, y) for x, y in pairs], "cross_entropy")
+        trainer.optim_step(types.AdamParams(learning_rate=5e-3)).result(timeout=240)
+    return trainer.save_state("warm").result(timeout=240).path
+
+
+def answered(x: int, y: int) -> types.Datum:
+    """A question as the recipe asks it, with its answer to learn."""
+    question = f"User: What is 4 + 5?\n\nAssistant: 9\n\nUser: What is {x} + {y}?\n\nAssistant:"
+    answer = f" {x + y}\n\nUser:"
+    tokens = list(f"{question}{answer}".encode())
+    weights = [0.0] * (len(question) - 1) + [1.0] * len(answer)
+    count = len(tokens) - 1
+    return types.Datum(
+        model_input=types.ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={
+            "target_tokens": types.TensorData(data=tokens[1:], dtype="int64", shape=[count]),
+            "weights": types.TensorData(data=weights, dtype="float32", shape=[count]),
+        },
+    )
 
 
 def has_rows(file: Path, count: int) -> bool:
@@ -182,7 +212,8 @@ def test_what_the_live_controllers_saw_makes_fresh_ones_decide_the_same(
     service: ServiceProcess,
 ) -> None:
     """The record of the service's last life, which began with a kill."""
-    service.stop()
+    assert service.stop() == 0
+    assert "Traceback" not in (service.state / "up.log").read_text()
     record = service.state.parent
     replays(record / "record.operations.jsonl", OperationsController(), operations.EVENT_TYPES)
     replays(record / "record.rollout.jsonl", RolloutManager(ROLLOUT_SETTINGS), rollout.EVENT_TYPES)

@@ -134,9 +134,7 @@ async def _serve(settings: Any, folder: Any) -> int:
     try:
         folder.write_server({"pid": os.getpid(), "url": url, "key": key})
         _announce(plane, url, settings, folder)
-        signalled = await serve_until_signalled(
-            http_server(create_app(plane)), listening, plane.failed
-        )
+        signalled = await serve_until_signalled(http_server(create_app(plane)), listening, plane)
     finally:
         await plane.stop()
     if signalled is None:
@@ -153,7 +151,14 @@ def _log_to(file: Path) -> None:
     warnings = logging.StreamHandler()
     warnings.setLevel(logging.WARNING)
     warnings.setFormatter(logging.Formatter("slackwater: %(message)s"))
+    for handler in (whole, warnings):
+        handler.addFilter(_is_no_cancellation)
     logging.basicConfig(level=logging.INFO, handlers=[whole, warnings])
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """Requests that are cut off by a stop are no errors."""
+    return record.exc_info is None or record.exc_info[0] is not asyncio.CancelledError
 
 
 def _announce(plane: Any, url: str, settings: Any, folder: Any) -> None:

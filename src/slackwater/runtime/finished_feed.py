@@ -26,6 +26,7 @@ class FinishedFeed:
         self._finished: dict[SamplingSessionId, dict[int, FinishedRequest]] = {}
         self._news: dict[SamplingSessionId, asyncio.Event] = {}
         self._cursor = 0
+        self._closed = False
 
     def add(self, session: SamplingSessionId, finished: FinishedRequest) -> None:
         self._cursor = max(self._cursor + 1, int(finished.finished_s * 1e6))
@@ -48,7 +49,7 @@ class FinishedFeed:
     ) -> tuple[list[FinishedRequest], int]:
         """What finished after `cursor`, and the cursor after it; waits for something to finish."""
         found = self._after(session, cursor)
-        if not found:
+        if not found and not self._closed:
             news = self._news[session] = asyncio.Event()
             try:
                 async with asyncio.timeout(hold_s):
@@ -57,6 +58,12 @@ class FinishedFeed:
                 return [], cursor
             found = self._after(session, cursor)
         return list(found.values()), max(found, default=cursor)
+
+    def close(self) -> None:
+        """Let everybody go who waits."""
+        self._closed = True
+        for news in self._news.values():
+            news.set()
 
     def _after(self, session: SamplingSessionId, cursor: int) -> dict[int, FinishedRequest]:
         told = self._finished.get(session, {})

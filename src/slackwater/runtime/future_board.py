@@ -5,6 +5,7 @@ outcome can be read again until it is acknowledged or expires.
 """
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ class FutureBoard:
         self._recent: OrderedDict[RequestId, Outcome] = OrderedDict()
         self._recent_bytes = 0
         self._tenants: dict[RequestId, TenantId] = {}
+        self._closed = False
 
     def expect(self, request: RequestId, tenant: TenantId) -> None:
         """The request is under way."""
@@ -67,16 +69,21 @@ class FutureBoard:
         return self._recent.get(request)
 
     async def wait(self, request: RequestId, hold_s: float) -> bool:
-        """Whether the request was settled within `hold_s`."""
+        """Whether the request was settled within `hold_s`, or before the board was closed."""
         event = self._waiting.get(request)
         if event is None:
             return True
-        try:
-            async with asyncio.timeout(hold_s):
-                await event.wait()
-        except TimeoutError:
-            return False
-        return True
+        if not self._closed:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(hold_s):
+                    await event.wait()
+        return request not in self._waiting
+
+    def close(self) -> None:
+        """Let everybody go who waits: the service stops, and their requests go on after it starts again."""
+        self._closed = True
+        for event in self._waiting.values():
+            event.set()
 
 
 def _size_bytes(outcome: Outcome) -> int:

@@ -106,6 +106,11 @@ class ControlPlane:
         self.background.spawn(self.housekeeping.run())
         self.launcher.start(list(self._plans()), self._connect())
 
+    def release_waiters(self) -> None:
+        """Answer the long polls that are held, so that a stop need not cut them off."""
+        self.board.close()
+        self.sampling.finished.close()
+
     async def stop(self) -> None:
         """Leave everything durable; what was under way goes on after the next start."""
         self.training.close()

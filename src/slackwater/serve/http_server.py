@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from slackwater.model.errors import RefusedError
+from slackwater.runtime.plane import ControlPlane
 
 HEAD_DEADLINE_S = 10.0
 MAX_HEAD_BYTES = 64 << 10
@@ -103,7 +104,7 @@ def http_server(app: FastAPI) -> HttpServer:
 
 
 async def serve_until_signalled(
-    server: HttpServer, listening: socket.socket, failed: asyncio.Event
+    server: HttpServer, listening: socket.socket, plane: ControlPlane
 ) -> int | None:
     """Serve until SIGINT or SIGTERM (returns it), or until something died that must not (None)."""
     loop = asyncio.get_running_loop()
@@ -116,10 +117,11 @@ async def serve_until_signalled(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop, number)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
-    dying = asyncio.create_task(failed.wait())
+    dying = asyncio.create_task(plane.failed.wait())
     waits: set[asyncio.Future[Any]] = {serving, dying, signalled}
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     server.should_exit = True
+    plane.release_waiters()
     dying.cancel()
     await serving
     for number in (signal.SIGINT, signal.SIGTERM):
