@@ -313,6 +313,47 @@ def test_shipped_scenarios_are_those_that_the_benches_run() -> None:
 
 
 @pytest.mark.process
+def test_the_planner_runs_with_no_more_than_its_own_requirements(tmp_path: Path) -> None:
+    extras = (
+        "torch",
+        "transformers",
+        "fastapi",
+        "uvicorn",
+        "sqlalchemy",
+        "httpx",
+        "tinker",
+        "ortools",
+    )
+    (tmp_path / "fleet.toml").write_text(FLEET)
+    (tmp_path / "jobs.csv").write_text(JOBS)
+    arguments = [
+        "slackwater",
+        "plan",
+        "--fleet",
+        "fleet.toml",
+        "--jobs",
+        "jobs.csv",
+        "--plot",
+        "p.png",
+    ]
+    script = (
+        f"import sys; sys.modules.update(dict.fromkeys({extras!r})); sys.argv = {arguments!r}\n"
+        "from slackwater.cli.main import main; main()"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "2 of 2 jobs placed" in ended.stdout
+    assert (tmp_path / "p.png").stat().st_size > 10_000
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_leaves_nothing_under_the_final_names(
     tmp_path: Path, kind: signal.Signals
