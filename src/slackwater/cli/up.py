@@ -130,11 +130,12 @@ async def _serve(settings: Any, folder: Any) -> int:
     plane = ControlPlane(settings, folder, VersionCatalog(folder.weights))
     url = f"http://{settings.host}:{listening.getsockname()[1]}"
     key = plane.tenants.key_of(settings.tenants[0])
+    server = http_server(create_app(plane))
     await plane.start()
     try:
         folder.write_server({"pid": os.getpid(), "url": url, "key": key})
         _announce(plane, url, settings, folder)
-        signalled = await serve_until_signalled(http_server(create_app(plane)), listening, plane)
+        signalled = await serve_until_signalled(server, listening, plane)
     finally:
         await plane.stop()
     if signalled is None:

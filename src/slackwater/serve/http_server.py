@@ -71,6 +71,7 @@ def bind(host: str, port: int) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((host, candidate))
+            listening.listen(2048)  # from here on clients wait instead of being refused
         except OSError as error:
             listening.close()
             why = error.strerror
