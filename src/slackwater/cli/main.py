@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("slackwater.cli.bench", "Measure, and print one JSON object."),
     "plan": ("slackwater.cli.plan", "Say how jobs should share a fleet, and what that saves."),
     "sim": ("slackwater.cli.sim", "Run a fleet in virtual time: run, compare, replay, list."),
+    "rollout": ("slackwater.cli.rollout", "Run a rollout scenario in virtual time, rule by rule."),
     "storm": ("slackwater.cli.storm", "Random faults over the rollout manager, from a seed."),
     "model": ("slackwater.cli.model", "Get or make models."),
     "train": ("slackwater.cli.train", "Train by reinforcement learning."),

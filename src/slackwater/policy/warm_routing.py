@@ -30,8 +30,8 @@ class KeepWarm:
             (load for load in eligible if self.takes(need, load)),
             key=lambda load: (
                 not load.owned,
-                max(load.homed_tokens, load.kv_load_tokens) / load.kv_tokens,
                 load.in_flight,
+                max(load.homed_tokens, load.kv_load_tokens) / load.kv_tokens,
                 load.instance,
             ),
             default=None,
