@@ -187,14 +187,18 @@ class GroupBook:
 
     def observe(self, standings: Sequence[Standing]) -> None:
         """Note how jobs stand; those that are not placed are passed over."""
-        work = self.table.work
+        rows, indices, budgets_s, left = [], [], [], []
         for standing in standings:
             member = self.members.get(standing.job)
             if member is not None:
                 member.left, member.budget_s = standing.iterations_left, standing.budget_s
                 member.learned = standing.learned
-                work[member.row, BUDGET_S, member.index] = standing.budget_s
-                work[member.row, LEFT, member.index] = standing.iterations_left
+                rows.append(member.row)
+                indices.append(member.index)
+                budgets_s.append(standing.budget_s)
+                left.append(standing.iterations_left)
+        self.table.work[rows, BUDGET_S, indices] = budgets_s
+        self.table.work[rows, LEFT, indices] = left
 
     def revise(self, job: JobId, profile: JobProfile) -> None:
         """Take over a changed profile where the job is; its budget stays."""

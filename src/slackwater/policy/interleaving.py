@@ -21,7 +21,7 @@ from slackwater.policy.fleet import Fleet
 from slackwater.policy.group_table import MAX_MEMBERS, MAX_ROLLOUT_NODES
 from slackwater.policy.grouped_placement import GroupedPlacement
 from slackwater.policy.groups import Choice
-from slackwater.policy.interleaving_scan import scan_cycles, train_share
+from slackwater.policy.interleaving_scan import scan_cycles, train_shares
 
 _MERGERS_AT_ONCE = 4
 
@@ -244,14 +244,13 @@ class Interleaving(GroupedPlacement):
         return moved
 
     def _thin_rows(self, most_members: int) -> list[int]:
+        """Groups of few members, those that changed first, then those whose train nodes have the most time left."""
         table = self.book.table
-        thin = [
-            (train_share(table.work[row], table.pins[row], len(group.jobs)), row)
-            for row, group in self.book.groups.items()
-            if len(group.jobs) <= most_members
-        ]
-        thin.sort(key=lambda entry: (entry[1] not in self._changed, *entry))
-        return [row for _, row in thin[: self.thin_groups]]
+        shares = train_shares(table.rows, table.members, table.work, table.pins, most_members)
+        changed = [row for row in self._changed if row < table.rows]
+        shares[changed] -= 1e6
+        thinnest = np.argsort(shares, kind="stable")[: self.thin_groups]
+        return [int(row) for row in thinnest if np.isfinite(shares[row])]
 
 
 def _sharing_strategy(pins: int, new_nodes: int) -> Strategy:

@@ -36,6 +36,16 @@ def train_share(work: Floats, pins: Ints, members: int) -> float:
 
 
 @compiled
+def train_shares(rows: int, members: Ints, work: Floats, pins: Ints, most: int) -> Floats:
+    """`train_share` of every group with at most so many members; infinite for the others."""
+    shares = np.full(rows, np.inf)
+    for row in range(rows):
+        if 0 < members[row] <= most:
+            shares[row] = train_share(work[row], pins[row], members[row])
+    return shares
+
+
+@compiled
 def _pinned_cost(
     trial: Floats,
     pins: Ints,
