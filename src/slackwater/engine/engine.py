@@ -69,6 +69,7 @@ class Engine:
         self._done_on_arrival: list[Finished] = []
         self._arrivals = 0
         self._steps = self._tokens_sampled = self._tokens_computed = self._tokens_cached = 0
+        self._runner.warm_up(net)
 
     @property
     def busy(self) -> bool:

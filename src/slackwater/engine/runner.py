@@ -13,6 +13,7 @@ from slackwater.engine.request import TopTokens
 from slackwater.engine.scheduler import Scheduler, StepPlan, WeightGroup
 from slackwater.engine.sequence import PromptScoring
 from slackwater.engine.slots import SlotTable
+from slackwater.nets.causal_lm import CausalLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,18 @@ class Runner:
             np.concatenate([part.logprobs for part in parts]),
             {slot: top for part in parts for slot, top in part.top.items()},
         )
+
+    def warm_up(self, net: CausalLM) -> None:
+        """Compile and try everything once, on the scratch block: the first request shall not wait."""
+        tables = np.zeros_like(self._slots.tables[:1])
+        one = np.ones(1, np.float32)
+        half = np.full(1, 0.5, np.float32)
+        columns = SamplingColumns(one, one, np.zeros(1, np.int64), half)
+        for rows in (1, 2):
+            places, slots = np.arange(rows), np.zeros(rows, np.int64)
+            last = np.array([rows - 1])
+            batch = RowBatch(slots, places, slots, last, (), decode_only=rows == 1)
+            self._executor.sample(self._executor.logits(net, batch, tables), columns)
 
     def _run_group(self, plan: StepPlan, group: WeightGroup) -> Sampled:
         slots, counts = plan.slots[group.start : group.stop], plan.counts[group.start : group.stop]

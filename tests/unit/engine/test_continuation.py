@@ -15,7 +15,7 @@ def some_request(request_id: int, rng: random.Random) -> GenerationRequest:
     return request(
         request_id,
         tokens,
-        max_tokens=rng.randrange(2, 40),
+        max_tokens=rng.randrange(2, 26),
         seed=rng.randrange(2**63),
         temperature=rng.choice((0.0, 0.7, 1.0, 1.0, 1.5)),
         top_p=rng.choice((1.0, 1.0, 0.8)),
