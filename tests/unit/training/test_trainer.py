@@ -195,7 +195,10 @@ def test_no_data_and_bad_steps_are_refused() -> None:
         trainer().optim_step(AdamParams(beta2=1.0))
 
 
-def test_a_pass_that_overflows_gives_its_gradient_back(tmp_path: Path) -> None:
+def test_a_pass_that_overflows_in_its_last_micro_batch_gives_its_gradient_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_pass, "micro_batch_tokens", lambda *_: 20)
     subject = trainer()
     subject.forward_backward(batch(), "ppo", {})
     before = saved(subject, tmp_path / "a")
