@@ -60,8 +60,7 @@ class EngineWorker:
             case messages.PullVersion(version):
                 self._pull(version)
             case messages.DropVersion(version):
-                if version != self._engine.config.base_version:
-                    self._engine.drop_version(version)
+                self._drop(version)
             case _:
                 logger.warning("not for an engine: %s", type(message).__name__)
 
@@ -86,6 +85,15 @@ class EngineWorker:
             self._connection.send(messages.encode(messages.VersionFailed(version, str(error))))
             return
         self._connection.send(messages.encode(messages.VersionReady(version)))
+
+    def _drop(self, version: str) -> None:
+        """Free a version; the base stays, since adapters stand on it."""
+        if version == self._engine.config.base_version:
+            return
+        try:
+            self._engine.drop_version(version)
+        except SlackwaterError as error:
+            logger.warning("version not dropped: %s", error)
 
     def _tell(self, output: StepOutput) -> None:
         """What a step made, in one write: prompt scores, alternatives, the tokens, then the endings."""
