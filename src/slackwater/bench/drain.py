@@ -18,11 +18,11 @@ _IN_ORDER = frozenset({"isolated", "pack", "spread"})
 
 def backlog(seed: int, quick: bool) -> ClusterScenario:
     """More work than the train pool can start at once."""
-    jobs, train_nodes = (40, 8) if quick else (120, 16)
+    jobs, train_nodes = (120, 6) if quick else (400, 16)
     return ClusterScenario(
         name="drain",
         fleet=(Pool(Role.ROLLOUT, H20, 4096), Pool(Role.TRAIN, H800, train_nodes)),
-        workload=CycleWorkload(jobs=jobs, span_s=24 * 3600.0 * jobs / 120),
+        workload=CycleWorkload(jobs=jobs, span_s=80 * 3600.0 * jobs / 400),
         seed=seed,
     )
 
