@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from slackwater.model.errors import ConfigError
 
+_LEAST_S = 1e-6
+
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCost:
@@ -32,6 +34,6 @@ class MeasuredCost:
         return max(low_s + (batch - low) * (high_s - low_s) / (high - low), 0.0)
 
     def prefill_s(self, tokens: int, context_tokens: int) -> float:
-        """By the tokens alone: short contexts, and prompts that share their steps."""
+        """By the tokens alone: short contexts, and prompts that share their steps. Never nothing: time must pass."""
         del context_tokens
-        return self.prefill_token_s * tokens
+        return max(self.prefill_token_s * tokens, _LEAST_S)
