@@ -69,7 +69,9 @@ class SamplingDesk:
         """Take over sessions and unanswered requests from the durable log."""
 
         def sessions_of(connection: Connection) -> list[SamplingSession]:
-            rows = connection.execute(sa.select(sampling_sessions))
+            rows = connection.execute(
+                sa.select(sampling_sessions).order_by(sampling_sessions.c.created_s)
+            )
             return [log.sampling_session_of(row) for row in rows]
 
         sessions = await self._store.call(sessions_of)
