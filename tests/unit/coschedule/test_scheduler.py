@@ -223,3 +223,19 @@ def test_the_guard_gives_a_job_its_own_nodes_just_before_its_slo_could_break() -
 
 def test_the_guard_leaves_a_job_where_it_is_when_a_move_would_surely_break_its_slo() -> None:
     assert late_iteration(4100) == []
+
+
+def test_a_newcomer_waits_for_a_moment_that_costs_a_tight_member_nothing() -> None:
+    """a has no time to lose; b may not push its rollout in before a's own, only behind it."""
+    stage = Stage()
+    stage.arrive(job("a", 100, 100, slo=1.0, iterations=40))
+    stage.request("a", 0)
+    stage.finish("a", 100)
+    stage.request("a", 100, Phase.TRAIN)
+    stage.arrive(job("b", 100, 100, slo=1.5, iterations=40), 120)
+    assert stage.starts["b"].group == stage.starts["a"].group
+    assert of(GrantPermit, stage.request("b", 150)) == []  # its rollout would last until 250
+    stage.finish("a", 200)
+    assert [c.job for c in of(GrantPermit, stage.request("a", 200, Phase.ROLLOUT, 1))] == ["a"]
+    assert [c.job for c in of(GrantPermit, stage.finish("a", 300))] == ["b"]
+    assert [c.job for c in of(GrantPermit, stage.request("a", 300, Phase.TRAIN, 1))] == ["a"]
