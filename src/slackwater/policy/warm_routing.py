@@ -28,12 +28,7 @@ class KeepWarm:
             return Placement(home.instance)
         best = min(
             (load for load in eligible if self.takes(need, load)),
-            key=lambda load: (
-                not load.owned,
-                load.in_flight,
-                max(load.homed_tokens, load.kv_load_tokens) / load.kv_tokens,
-                load.instance,
-            ),
+            key=lambda load: (not load.owned, load.in_flight, load.instance),
             default=None,
         )
         return WAIT if best is None else Placement(best.instance)
