@@ -1,0 +1,212 @@
+"""The HTTP face over a real control plane that has no workers: everything but the arithmetic."""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from slackwater.model.ids import ModelId, TenantId
+from slackwater.model.session import LoraShape
+from slackwater.runtime.checkpoint_shelf import Checkpoint, put_checkpoint
+from slackwater.runtime.plane import ControlPlane
+from slackwater.runtime.settings import ServiceSettings
+from slackwater.runtime.state_directory import StateDirectory
+from slackwater.serve.app import create_app
+from slackwater.weights.catalog import VersionCatalog
+
+Work = Callable[[ControlPlane, httpx.AsyncClient], Awaitable[None]]
+
+
+def with_plane(folder: Path, work: Work, **settings: Any) -> None:
+    """Run `work` with a plane on the folder; a second call is a restart of the service."""
+    model = folder / "model"
+    model.mkdir(exist_ok=True)
+    config = {"vocab_size": 300, "max_position_embeddings": 64, "eos_token_id": 1}
+    (model / "config.json").write_text(json.dumps(config))
+
+    async def scenario() -> None:
+        state = StateDirectory(folder / "state")
+        options = {"hold_s": 0.05, "tenants": ("mine", "other"), **settings}
+        configured = ServiceSettings(state=state.root, models={"tiny": model}, **options)
+        plane = ControlPlane(configured, state, VersionCatalog(state.weights))
+        await plane.store.open()
+        await plane.sessions.adopt(asyncio.get_running_loop().time())
+        await plane.training.adopt()
+        await plane.sampling.adopt()
+        transport = httpx.ASGITransport(create_app(plane))
+        headers = {"x-api-key": plane.tenants.key_of("mine")}
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://test/api/v1", headers=headers
+        ) as client:
+            await work(plane, client)
+        await plane.stop()
+        assert not plane.failed.is_set()
+
+    asyncio.run(scenario())
+
+
+async def post(client: httpx.AsyncClient, path: str, **body: Any) -> Any:
+    answer = await client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def open_model(client: httpx.AsyncClient) -> tuple[str, str, str]:
+    """Session, model and the request that creates the model."""
+    session = (await post(client, "create_session", sdk_version="0", user_metadata=None))[
+        "session_id"
+    ]
+    made = await post(
+        client,
+        "create_model",
+        session_id=session,
+        model_seq_id=0,
+        base_model="tiny",
+        lora_config={"rank": 4},
+    )
+    return session, made["model_id"], made["request_id"]
+
+
+def test_a_request_that_is_not_done_is_a_quiet_408_and_stays_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    kept: list[str] = []
+
+    async def before(plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        session, model, request = await open_model(client)
+        again = await post(
+            client,
+            "create_model",
+            session_id=session,
+            model_seq_id=0,
+            base_model="tiny",
+            lora_config={"rank": 4},
+        )
+        assert again == {"request_id": request, "model_id": model}
+        kept.append(request)
+
+    async def pending(plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        answer = await client.post("retrieve_future", json={"request_id": kept[0]})
+        assert answer.status_code == 408
+        assert answer.json()["type"] == "try_again"
+
+    with_plane(tmp_path, before)
+    with_plane(tmp_path, pending)
+
+
+def test_keys_and_tenants_are_checked_on_every_id(tmp_path: Path) -> None:
+    async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        _, model, request = await open_model(client)
+        stranger = {"x-api-key": plane.tenants.key_of("other")}
+        for path, body in (
+            ("retrieve_future", {"request_id": request}),
+            ("get_info", {"model_id": model}),
+            ("optim_step", {"model_id": model, "seq_id": 1, "adam_params": {}}),
+        ):
+            assert (await client.post(path, json=body, headers=stranger)).status_code == 404
+            assert (
+                await client.post(path, json=body, headers={"x-api-key": ""})
+            ).status_code == 401
+        bearer = {"x-api-key": "", "authorization": "Bearer nothing"}
+        refused = await client.get("http://test/v1/models", headers=bearer)
+        assert refused.status_code == 401
+        assert refused.json()["error"]["type"] == "authentication_error"
+
+    with_plane(tmp_path, work)
+
+
+def test_a_body_that_fails_validation_uses_up_its_number(tmp_path: Path) -> None:
+    async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        _, model, _ = await open_model(client)
+        step = {"model_id": model, "seq_id": 1, "adam_params": {"learning_rate": -1}}
+        refused = await client.post("optim_step", json=step)
+        assert refused.status_code == 422
+        assert "learning_rate" in refused.json()["detail"]
+        assert int(refused.headers["content-length"]) > 0
+        again = await client.post("optim_step", json=step | {"adam_params": {}})
+        assert again.status_code == 400
+        assert "seq_id: 1" in again.json()["detail"]
+
+    with_plane(tmp_path, work)
+
+
+def test_a_silent_session_ends_and_takes_its_models_with_it(tmp_path: Path) -> None:
+    async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        session, model, request = await open_model(client)
+        await asyncio.sleep(0.02)
+        running = asyncio.create_task(plane.housekeeping.run())
+        outcome = await plane.outcome(TenantId("mine"), request, 5.0)  # type: ignore[arg-type]
+        plane.housekeeping.stop()
+        await running
+        assert outcome is not None
+        assert "no heartbeat" in str(outcome.error)
+        gone = await client.post("session_heartbeat", json={"session_id": session})
+        assert gone.status_code == 410
+        assert (await client.post("get_info", json={"model_id": model})).status_code == 404
+
+    with_plane(tmp_path, work, session_silent_after_s=0.01)
+
+
+def wait_until_gone(folder: Path) -> None:
+    deadline_s = time.monotonic() + 5
+    while folder.exists():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_checkpoints_past_their_time_go_with_their_files(tmp_path: Path) -> None:
+    async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        _, model, _ = await open_model(client)
+        folder = plane.state.checkpoint(ModelId(model), "old", 3)
+        folder.mkdir(parents=True)
+        held = Checkpoint(
+            *(f"tinker://{model}/weights/old", TenantId("mine"), ModelId(model), "weights", "old"),
+            *("tiny", LoraShape(4), str(folder), "l", 1, 1.0, 2.0, False, None),
+        )
+        await plane.store.call(lambda c: put_checkpoint(c, held))
+        running = asyncio.create_task(plane.housekeeping.run())
+        await asyncio.to_thread(wait_until_gone, folder)
+        plane.housekeeping.stop()
+        await running
+        assert (await client.get("checkpoints")).json()["checkpoints"] == []
+
+    with_plane(tmp_path, work)
+
+
+def test_samples_are_checked_before_they_are_taken(tmp_path: Path) -> None:
+    async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        session, _, _ = await open_model(client)
+        opened = await post(
+            client,
+            "create_sampling_session",
+            session_id=session,
+            sampling_session_seq_id=0,
+            base_model="tiny",
+        )
+        sampler = opened["sampling_session_id"]
+
+        async def said(**changed: Any) -> str:
+            tokens = changed.pop("tokens", [1, 2])
+            body = {
+                "sampling_session_id": sampler,
+                "seq_id": 0,
+                "prompt": {"chunks": [{"type": "encoded_text", "tokens": tokens}]},
+                **changed,
+            }
+            answer = await client.post("asample", json=body)
+            return f"{answer.status_code} {answer.json().get('error', '')}"
+
+        assert await said(tokens=[]) == "422 prompt: '[]' must hold at least one token"
+        assert "300 must be below 300" in await said(tokens=[300])
+        assert "must be below 64" in await said(tokens=[1] * 64)
+        assert "temperature" in await said(sampling_params={"temperature": -1})
+        assert "not supported" in await said(prompt_alt_tokens_k=2)
+        assert "Extra inputs" in await said(surprise=1)
+        assert (await said()).startswith("200")
+        assert "sent before with another request" in await said(tokens=[7])
+
+    with_plane(tmp_path, work)
