@@ -73,7 +73,9 @@ class HorizonPlacement(GroupedPlacement):
         self._mode = mode
         self._waiting_bound = waiting_bound
         self._cold_start = cold_start
-        self._free = {Role.TRAIN: FreeNodes(fleet.train.max_nodes)}
+        self._free = FreeNodes(fleet.train.max_nodes)
+        self._duty: dict[int, float] = {}
+        self._windows: dict[int, dict[int | None, Floats]] = {}
         self._traces: dict[JobId, Trace] = {}
         self._unprofiled: dict[JobId, int] = {}
         self._chosen: Trace | None = None
@@ -126,30 +128,31 @@ class HorizonPlacement(GroupedPlacement):
 
     def _candidates(self, job: JobSpec) -> list[int]:
         """Groups with time and memory left on their train nodes, the preferred first."""
-        table, memory_gb = self.book.table, self.fleet.train.node_type.host_memory_gb
-        found = []
-        for row, group in self.book.groups.items():
-            fewest, most = self._times(job, len(group.train))
-            duty = self._duty(row)
-            need = job.profile.train_s_on(len(group.train)) * fewest / HORIZON_S
-            if (
-                len(group.jobs) < self.max_group_size
-                and table.train_gb[row] + job.profile.train_state_gb <= memory_gb
-                and fewest <= most
-                and duty + need <= 1
-            ):
-                found.append((duty if self._mode == "spread" else -duty, row))
-        return [row for _, row in sorted(found)]
-
-    def _duty(self, row: int) -> float:
-        """Share of the horizon in which a group's train nodes are taken."""
-        traces = [self._traces[job] for job in self.book.groups[row].jobs]
-        return sum(trace.train_s * trace.times for trace in traces) / HORIZON_S
+        table, profile = self.book.table, job.profile
+        rows = table.rows
+        nodes = np.maximum(table.train_nodes[:rows], 1)
+        train_s = profile.train_s_on(1) / nodes
+        cycle_s = profile.rollout_s + train_s + profile.sync_s
+        slowest_s = np.minimum(job.slo * profile.solo_s, cycle_s / (1 - self._waiting_bound))
+        fewest = np.ceil(HORIZON_S / slowest_s - 1e-9)
+        duty = np.array([self._duty.get(row, 0.0) for row in range(rows)])
+        fits = (
+            (table.members[:rows] > 0)
+            & (table.members[:rows] < self.max_group_size)
+            & (fewest <= np.floor(HORIZON_S / cycle_s + 1e-9))
+            & (duty + train_s * fewest / HORIZON_S <= 1)
+            & (
+                table.train_gb[:rows] + profile.train_state_gb
+                <= self.fleet.train.node_type.host_memory_gb
+            )
+        )
+        order = np.argsort(duty if self._mode == "spread" else -duty, kind="stable")
+        return [int(row) for row in order if fits[row]]
 
     def _fit_group(self, job: JobSpec, row: int, new_nodes: int) -> _Fit | None:
         group, profile = self.book.groups[row], job.profile
         fewest, most = self._times(job, len(group.train))
-        resident = {self._traces[member].times for member in group.jobs}
+        resident = {self._traces[member].times for member in group.jobs if member in self._traces}
         times = sorted({t for t in (most, *resident) if fewest <= t <= most}, reverse=True)
         train_s = profile.train_s_on(len(group.train))
         train_busy = self._busy(row, None)
@@ -167,7 +170,7 @@ class HorizonPlacement(GroupedPlacement):
     def _gang_is_free(self, trace: Trace, nodes: int) -> bool:
         """The pool as a whole has so many nodes free in the first window (PlexRL 5.2.1)."""
         start = int(trace.shift_s + trace.roll_s)
-        return self._free[Role.TRAIN].least(start, max(int(trace.train_s), 1)) >= nodes
+        return self._free.least(start, max(int(trace.train_s), 1)) >= nodes
 
     def _pinnings(self, job: JobSpec, row: int, new_nodes: int) -> list[int]:
         """Rollout nodes of the group to try: the least busy that have memory; none if new ones are rented."""
@@ -188,10 +191,18 @@ class HorizonPlacement(GroupedPlacement):
         ]
 
     def _busy(self, row: int, pins: int | None) -> Floats:
-        """Busy windows of a group's train nodes, or of the union of some rollout nodes."""
+        """Busy windows of a group's train nodes, or of the union of some rollout nodes; kept until the group changes."""
+        kept = self._windows.setdefault(row, {})
+        if pins not in kept:
+            kept[pins] = self._gather(row, pins)
+        return kept[pins]
+
+    def _gather(self, row: int, pins: int | None) -> Floats:
         busy = _NO_WINDOWS
         for job in self.book.groups[row].jobs:
-            trace = self._traces[job]
+            trace = self._traces.get(job)
+            if trace is None:
+                continue  # Between two footprints: it is about to be fitted anew.
             if pins is None:
                 start, length = trace.shift_s + trace.roll_s, trace.train_s
             elif self.book.members[job].pins & pins:
@@ -212,16 +223,22 @@ class HorizonPlacement(GroupedPlacement):
             profile = member.spec.profile
             trace = Trace(0.0, times, profile.rollout_s, profile.train_s_on(nodes))
         self._traces[job] = trace
-        self._subtract(trace, -len(self.book.groups[member.row].train))
+        self._take(job, trace, -1)
 
-    def _subtract(self, trace: Trace, nodes: int) -> None:
+    def _take(self, job: JobId, trace: Trace, sign: int) -> None:
+        """Subtract a footprint from the whole horizon at once (sign -1), or return it."""
+        row = self.book.members[job].row
+        nodes = len(self.book.groups[row].train)
+        self._windows.pop(row, None)
+        self._duty[row] = self._duty.get(row, 0.0) - sign * trace.train_s * trace.times / HORIZON_S
+        if len(self.book.groups[row].jobs) == 1 and sign > 0:
+            del self._duty[row]
         for turn in range(trace.times):
             start = int(trace.shift_s + trace.roll_s + turn * trace.period_s)
-            self._free[Role.TRAIN].add(start, max(int(trace.train_s), 1), nodes)
+            self._free.add(start, max(int(trace.train_s), 1), sign * nodes)
 
     def _release(self, job: JobId) -> None:
-        member = self.book.members[job]
-        self._subtract(self._traces.pop(job), len(self.book.groups[member.row].train))
+        self._take(job, self._traces.pop(job), 1)
 
     def remove(self, job: JobId, now_s: float) -> Sequence[Placement]:
         """Forget a job; its footprint returns to the horizon."""
@@ -264,11 +281,9 @@ class HorizonPlacement(GroupedPlacement):
     def _repack(self, job: JobId) -> bool:
         member = self.book.members[job]
         alone = len(self.book.groups[member.row].jobs) == 1
-        own = self._traces.get(job)
-        assert own is None, f"{job} still holds windows"
-        self._traces[job] = Trace(0.0, 1, 1e-3, 1e-3)
+        assert job not in self._traces, f"{job} still holds windows"
         fit = self._fit(member.spec, but=member.row)
-        del self._traces[job]
+        self._windows.pop(member.row, None)
         if fit is not None:
             self._chosen = fit.trace
             self.book.move(job, self._as_choice(fit))

@@ -71,17 +71,21 @@ class FreeNodes:
 
 
 @compiled
+def _meets_none(busy: Floats, start: float, end: float) -> bool:
+    after = np.searchsorted(busy[:, 0], end - 1e-6)
+    return bool(after == 0 or busy[after - 1, 1] <= start + 1e-6)
+
+
+@compiled
 def is_free(busy: Floats, start: float, length: float, seconds: float) -> bool:
     """Whether a window of the ring meets none of the busy ones; `busy` holds sorted (start, end) that do not overlap or wrap."""
     if len(busy) == 0:
         return True
     start %= seconds
-    if start + length > seconds:
-        return is_free(busy, start, seconds - start, seconds) and is_free(
-            busy, 0.0, start + length - seconds, seconds
-        )
-    after = np.searchsorted(busy[:, 0], start + length - 1e-6)
-    return bool(after == 0 or busy[after - 1, 1] <= start + 1e-6)
+    end = start + length
+    if end <= seconds:
+        return _meets_none(busy, start, end)
+    return _meets_none(busy, start, seconds) and _meets_none(busy, 0.0, end - seconds)
 
 
 @compiled
