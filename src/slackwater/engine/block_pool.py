@@ -33,7 +33,7 @@ class BlockPool:
     def __init__(self, arena: PageArena, block_bytes: int, *, keep_prefixes: bool) -> None:
         self._arena = arena
         self._block_bytes = block_bytes
-        self._keep = keep_prefixes
+        self.keeps_prefixes = keep_prefixes
         self.num_blocks = arena.size_bytes // block_bytes
         self._users = [0] * self.num_blocks
         self._name_of: dict[int, Digest] = {}
@@ -80,7 +80,7 @@ class BlockPool:
 
     def name(self, block: int, name: Digest) -> None:
         """A full block can be found from now on; the first of equal ones keeps the name."""
-        if self._keep and name not in self._block_of and block not in self._name_of:
+        if self.keeps_prefixes and name not in self._block_of and block not in self._name_of:
             self._block_of[name] = block
             self._name_of[block] = name
 

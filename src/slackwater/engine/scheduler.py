@@ -111,10 +111,12 @@ class Scheduler:
         before = table.computed[plan.slots]
         after = before + plan.counts
         table.computed[plan.slots] = after
-        for slot in plan.slots[after // size > before // size].tolist():
-            sequence, stop = self._running[slot], int(table.computed[slot])
-            sequence.extend_names(table.tokens[slot, :stop], size)
-            for block in range(stop // size):
+        filled = after // size > before // size
+        spans = zip(plan.slots[filled], before[filled] // size, after[filled] // size, strict=True)
+        for slot, first, stop in ((int(a), int(b), int(c)) for a, b, c in spans):
+            sequence = self._running[slot]
+            sequence.extend_names(table.tokens[slot, : stop * size], size)
+            for block in range(first, stop):
                 name = sequence.names[block + 1]
                 self.blocks.name(int(table.tables[slot, block]), name)
                 if self._in_flight.get(name) == slot:
@@ -211,14 +213,18 @@ class Scheduler:
             self._enter(self._waiting.popleft(), fresh)
         self._waiting.extendleft(reversed(skipped))
 
+    def _shares(self, sequence: Sequence) -> bool:
+        """Whether it takes blocks from the cache; a scored prompt computes every one of them."""
+        return self.blocks.keeps_prefixes and sequence.scoring is None
+
     def _fresh_names(self, sequence: Sequence) -> ListLike[Digest]:
-        """Names of its blocks that are not in the cache; scored prompts compute every block."""
+        """Names of its blocks that it would share but are not in the cache."""
+        if not self._shares(sequence):
+            return []
         tokens = sequence.known()
         sequence.extend_names(tokens, self.slots.block_tokens)
         usable = (len(tokens) - 1) // self.slots.block_tokens
         names = sequence.names[1 : usable + 1]
-        if sequence.scoring is not None:
-            return []
         known = 0
         while known < len(names) and self.blocks.knows(names[known]):
             known += 1
@@ -231,7 +237,7 @@ class Scheduler:
         self._running[slot] = sequence
         self._order = None
         usable = (sequence.known_tokens - 1) // self.slots.block_tokens
-        found = 0 if sequence.scoring is not None else usable - len(fresh)
+        found = usable - len(fresh) if self._shares(sequence) else 0
         for name in islice(sequence.names, 1, found + 1):
             block = self.blocks.find(name)
             assert block is not None, "nothing is evicted between looking and taking"

@@ -152,8 +152,9 @@ def test_equal_prompts_that_come_together_wait_for_the_first_and_share_it() -> N
     group = [request(i, prompt(1, 65), max_tokens=8, seed=i) for i in range(8)]
     found = run(source, *group)
     assert source.gauges()["tokens_computed"] == 65 + 7 * 1 + 8 * 7
-    cold = engine(prefix_cache=False)
+    cold = engine(prefix_cache=False, max_step_tokens=1000)
     assert run(cold, *group).tokens == found.tokens
+    assert cold.gauges()["steps"] == 8, "without a cache nobody waits for anybody"
 
 
 def test_a_second_turn_finds_the_first_ones_output_in_the_cache() -> None:
