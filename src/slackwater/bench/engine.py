@@ -2,7 +2,8 @@
 
 Two models: a small random one and SmolLM2-135M. Tokens per second are output tokens over the time
 from the first request in to the last token out, prompts included. All engines, with whatever
-processes they start, have one and the same core.
+processes they start, have one and the same core. `..._per_cpu_s` are the same ratios over CPU time,
+which other work on the machine disturbs less.
 `SLACKWATER_VLLM` names a virtual environment with vLLM's CPU build; without it those figures are
 null.
 """
@@ -10,15 +11,20 @@ null.
 import os
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from slackwater.bench.engine_peers import Prompt, TransformersBatching, vllm_server
+from slackwater.bench.engine_peers import (
+    Prompt,
+    Spent,
+    Stopwatch,
+    TransformersBatching,
+    vllm_server,
+)
 from slackwater.bench.options import BenchOptions
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.engine import Engine
@@ -33,7 +39,7 @@ PROMPT_TOKENS = 32
 CONCURRENT = (1, 16, 64)
 PEERS_AT = 16
 Figures = dict[str, float | None]
-Timed = Callable[[Sequence[Prompt], int], float]
+Timed = Callable[[Sequence[Prompt], int], Spent]
 
 
 class OurEngine:
@@ -49,15 +55,15 @@ class OurEngine:
         )
         self._engine = Engine(load_net(directory), config)
 
-    def seconds(self, prompts: Sequence[Prompt], output: int) -> float:
+    def seconds(self, prompts: Sequence[Prompt], output: int) -> Spent:
         params = SamplingParams(max_tokens=output, seed=1, ignore_eos=True)
         version = self._engine.config.base_version
-        begin = time.perf_counter()
+        watch = Stopwatch()
         for number, prompt in enumerate(prompts):
             self._engine.add(GenerationRequest(number, prompt, params, version))
         while self._engine.busy:
             self._engine.step()
-        return time.perf_counter() - begin
+        return watch.spent()
 
 
 def run(options: BenchOptions) -> Figures:
@@ -97,57 +103,68 @@ def measure(
 
     prompts = random_prompts(directory, max(CONCURRENT), options.seed)
     repeats = 1 if options.quick else 3
-    ours = OurEngine(directory, batch_invariant=True)
-    loose = OurEngine(directory, batch_invariant=False)
-    peers: list[tuple[str, Timed]] = [("transformers", TransformersBatching(directory).seconds)]
+    ours = OurEngine(directory, batch_invariant=True).seconds
+    loose = OurEngine(directory, batch_invariant=False).seconds
     figures: Figures = {}
-    timed: list[tuple[str, Timed]] = [("", ours.seconds), ("not_invariant_", loose.seconds)]
     for count in CONCURRENT:
-        for prefix, rate in rates(timed, prompts[:count], output, repeats).items():
-            figures[f"{name}.{prefix}tokens_per_s_{count}"] = rate
-        strict, free = (figures[f"{name}.{kind}tokens_per_s_{count}"] for kind, _ in timed)
-        figures[f"{name}.invariance_cost_{count}"] = (free or 0.0) / (strict or 1.0) - 1
-        told(f"{count} requests", 0.2 * (CONCURRENT.index(count) + 1))
-    against = compare(ours.seconds, peers, prompts[:PEERS_AT], output, repeats)
-    figures |= _named(name, "transformers", PEERS_AT, against["transformers"])
+        told(f"{count} requests", 0.2 * CONCURRENT.index(count))
+        found = in_turns({"ours": ours, "loose": loose}, prompts[:count], output, repeats)
+        figures[f"{name}.tokens_per_s_{count}"] = count * output / found["ours"].wall_s
+        cost = found["ours"].cpu_s / found["loose"].cpu_s - 1
+        figures[f"{name}.invariance_cost_{count}"] = cost
+    told("transformers", 0.6)
+    peer = TransformersBatching(directory).seconds
+    found = in_turns({"ours": ours, "peer": peer}, prompts[:PEERS_AT], output, repeats)
+    figures |= compared(name, "transformers", PEERS_AT, output, found)
     told("vLLM", 0.8)
     venv = os.environ.get("SLACKWATER_VLLM")
     if venv is None:
         for count in (1, PEERS_AT):
-            figures |= _named(name, "vllm", count, None)
+            figures |= compared(name, "vllm", count, output, None)
         return figures
     with vllm_server(Path(venv), directory, scratch / f"vllm-{name}.log") as server:
         for count in (1, PEERS_AT):
-            vllm: list[tuple[str, Timed]] = [("vllm", server.seconds)]
-            against = compare(ours.seconds, vllm, prompts[:count], output, repeats)
-            figures |= _named(name, "vllm", count, against["vllm"])
+            both = {"ours": ours, "peer": server.seconds}
+            found = in_turns(both, prompts[:count], output, repeats)
+            figures |= compared(name, "vllm", count, output, found)
     return figures
 
 
-def compare(
-    ours: Timed,
-    peers: Sequence[tuple[str, Timed]],
-    prompts: Sequence[Prompt],
-    output: int,
-    repeats: int,
-) -> dict[str, tuple[float, float]]:
-    """Each peer's tokens per second, and ours over it; taken in turns, so that both see one machine."""
-    found = rates([("ours", ours), *peers], prompts, output, repeats)
-    return {name: (found[name], found["ours"] / found[name]) for name, _ in peers}
-
-
-def rates(
-    timed: Sequence[tuple[str, Timed]], prompts: Sequence[Prompt], output: int, repeats: int
-) -> dict[str, float]:
-    """Median tokens per second of each, in turns, after one short round to warm up."""
-    for _, seconds in timed:
+def in_turns(
+    engines: Mapping[str, Timed], prompts: Sequence[Prompt], output: int, repeats: int
+) -> dict[str, Spent]:
+    """Median time of each, taken in turns so that all see one machine, after a short warm-up."""
+    for seconds in engines.values():
         seconds(prompts, 2)
-    spent: dict[str, list[float]] = {name: [] for name, _ in timed}
+    spent: dict[str, list[Spent]] = {name: [] for name in engines}
     for _ in range(repeats):
-        for name, seconds in timed:
+        for name, seconds in engines.items():
             spent[name].append(seconds(prompts, output))
-    tokens = len(prompts) * output
-    return {name: tokens / statistics.median(times) for name, times in spent.items()}
+    return {
+        name: Spent(
+            statistics.median(one.wall_s for one in times),
+            statistics.median(one.cpu_s for one in times),
+        )
+        for name, times in spent.items()
+    }
+
+
+def compared(
+    name: str, peer: str, count: int, output: int, found: Mapping[str, Spent] | None
+) -> Figures:
+    """A peer's tokens per second, and ours over it; null where it was not measured."""
+    keys = (
+        f"{name}.{peer}_tokens_per_s_{count}",
+        f"{name}.over_{peer}_{count}",
+        f"{name}.over_{peer}_{count}_per_cpu_s",
+    )
+    if found is None:
+        return dict.fromkeys(keys)
+    ours, other = found["ours"], found["peer"]
+    rate = count * output / other.wall_s
+    return dict(
+        zip(keys, (rate, other.wall_s / ours.wall_s, other.cpu_s / ours.cpu_s), strict=True)
+    )
 
 
 def random_prompts(directory: Path, count: int, seed: int) -> list[Prompt]:
@@ -155,11 +172,3 @@ def random_prompts(directory: Path, count: int, seed: int) -> list[Prompt]:
     vocabulary = NetConfig.from_directory(directory).vocab_size
     ids = np.random.default_rng(seed).integers(0, min(vocabulary, 250), (count, PROMPT_TOKENS))
     return [tuple(row) for row in ids.tolist()]
-
-
-def _named(name: str, peer: str, count: int, found: tuple[float, float] | None) -> Figures:
-    rate, ratio = found or (None, None)
-    return {
-        f"{name}.{peer}_tokens_per_s_{count}": rate,
-        f"{name}.over_{peer}_{count}": ratio,
-    }

@@ -10,15 +10,45 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from slackwater.model.errors import UnavailableError
 
 Prompt = tuple[int, ...]
 VLLM_START_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What some requests took: by the clock, and in CPU time of all processes of that engine."""
+
+    wall_s: float
+    cpu_s: float
+
+
+class Stopwatch:
+    """Started when made; `process` and all its descendants are counted, by default this one alone."""
+
+    def __init__(self, process: psutil.Process | None = None) -> None:
+        self._process = process
+        self._wall_s, self._cpu_s = time.perf_counter(), self._cpu()
+
+    def spent(self) -> Spent:
+        return Spent(time.perf_counter() - self._wall_s, self._cpu() - self._cpu_s)
+
+    def _cpu(self) -> float:
+        if self._process is None:
+            return time.process_time()
+        total = 0.0
+        for one in (self._process, *self._process.children(recursive=True)):
+            times = one.cpu_times()
+            total += times.user + times.system
+        return total
 
 
 class TransformersBatching:
@@ -35,15 +65,15 @@ class TransformersBatching:
             directory, dtype=torch.float32, attn_implementation="sdpa"
         ).eval()
 
-    def seconds(self, prompts: Sequence[Prompt], output: int) -> float:
-        """How long `output` tokens for every prompt take."""
+    def seconds(self, prompts: Sequence[Prompt], output: int) -> Spent:
+        """What `output` tokens for every prompt take."""
         sampling = self._library.GenerationConfig(
             max_new_tokens=output, do_sample=True, eos_token_id=-1, pad_token_id=0
         )
         bounds = self._library.ContinuousBatchingConfig(
             block_size=32, num_blocks=512, max_batch_tokens=1024
         )
-        begin = time.perf_counter()
+        watch = Stopwatch()
         with torch.inference_mode():
             answers = self._model.generate_batch(
                 inputs=[list(prompt) for prompt in prompts],
@@ -52,7 +82,7 @@ class TransformersBatching:
                 progress_bar=False,
                 warmup=False,
             )
-        spent = time.perf_counter() - begin
+        spent = watch.spent()
         made = sum(len(answer.generated_tokens) for answer in answers.values())
         if made != len(prompts) * output:
             raise UnavailableError(f"transformers made {made} tokens, not {len(prompts) * output}")
@@ -62,15 +92,16 @@ class TransformersBatching:
 class VllmServer:
     """A running `vllm serve` on one core."""
 
-    def __init__(self, port: int, model: str) -> None:
+    def __init__(self, port: int, model: str, pid: int) -> None:
         self._port, self._model = port, model
+        self._process = psutil.Process(pid)
 
-    def seconds(self, prompts: Sequence[Prompt], output: int) -> float:
-        """How long `output` tokens for every prompt take, all asked at once."""
+    def seconds(self, prompts: Sequence[Prompt], output: int) -> Spent:
+        """What `output` tokens for every prompt take, all asked at once."""
         with ThreadPoolExecutor(len(prompts)) as threads:
-            begin = time.perf_counter()
+            watch = Stopwatch(self._process)
             made = list(threads.map(lambda prompt: self._complete(prompt, output), prompts))
-            spent = time.perf_counter() - begin
+            spent = watch.spent()
         if made != [output] * len(prompts):
             raise UnavailableError(f"vLLM made {made} tokens, not {output} each")
         return spent
@@ -123,7 +154,7 @@ def vllm_server(venv: Path, directory: Path, log: Path) -> Iterator[VllmServer]:
             start_new_session=True,
         )
         try:
-            server = VllmServer(port, str(directory))
+            server = VllmServer(port, str(directory), process.pid)
             deadline = time.monotonic() + VLLM_START_S
             while not server.healthy():
                 if process.poll() is not None or time.monotonic() > deadline:
