@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from slackwater.sim.cluster.report import RunReport
-    from slackwater.sim.cluster.scenario import ClusterScenario
-    from slackwater.sim.planning import SharingPlan
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -41,6 +39,8 @@ def plan(
     """Say which jobs should share which nodes, what slows each down, and what that saves."""
     from slackwater.cli.atomic_file import check_place
     from slackwater.cli.scenario_source import check_policy, fleet_of_pools, plot_format
+    from slackwater.cli.sim import progress_bar
+    from slackwater.cli.stopping import unwind_on_terminate
     from slackwater.model.config import plain
     from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
     from slackwater.sim.job_entry import read_jobs
@@ -48,6 +48,7 @@ def plan(
     from slackwater.sim.planning_figures import plan_figures
     from slackwater.sim.scenario_file import check_fits, read_fleet
 
+    unwind_on_terminate()
     entry = read_fleet(fleet, sets or [])
     specs = read_jobs(jobs)
     fmt = plot_format(plot)
@@ -60,10 +61,10 @@ def plan(
         return
     scenario = ClusterScenario("plan", entry.pools(), specs, policy=PolicyConfig(name=policy))
     check_policy(scenario)
-    shared = plan_sharing(scenario)
-    report = _run(shared, scenario)
-    _write_pictures(report, plot, fmt, trace)
-    figures = plan_figures(shared, pools, report)
+    with progress_bar("plan") as progress:
+        measured = plan_sharing(scenario, progress)
+    _write_pictures(measured.report, plot, fmt, trace)
+    figures = plan_figures(measured, pools)
     if as_json:
         print(json.dumps(figures))
         return
@@ -76,22 +77,6 @@ def _print_input(read: dict[str, Any], as_json: bool) -> None:
     from slackwater.model.toml_text import toml_text
 
     print(json.dumps(read) if as_json else toml_text(read).rstrip("\n"))
-
-
-def _run(shared: "SharingPlan", scenario: "ClusterScenario") -> "RunReport":
-    """The plan in virtual time, every phase at its worst."""
-    import dataclasses
-
-    from slackwater.cli.sim import progress_bar
-    from slackwater.model.errors import RefusedError
-    from slackwater.sim.cluster.simulate import simulate
-
-    if not shared.placed:
-        reasons = "; ".join(f"{away.job}: {away.reason}" for away in shared.turned_away)
-        raise RefusedError(f"no job can be placed: {reasons}")
-    with progress_bar("plan") as progress:
-        placed = dataclasses.replace(scenario, jobs=shared.placed)
-        return simulate(placed, spans=True, progress=progress)
 
 
 def _write_pictures(report: "RunReport", plot: Path | None, fmt: str, trace: Path | None) -> None:

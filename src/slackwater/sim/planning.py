@@ -1,8 +1,8 @@
 """How given jobs should share a given fleet, and what that saves: the question behind `slackwater plan`.
 
 Placement is online, so the order in which jobs come matters; a planner may choose it. A few orders are given to fresh
-co-schedulers, and the one that turns away fewest and then pays least is kept. Plans are for the long run: jobs count as having many
-iterations before them.
+co-schedulers; of those that turn away fewest, each is run in virtual time at worst-case lengths, and the one that does most work for a
+dollar is kept. Plans are for the long run: jobs count as having many iterations before them.
 """
 
 import dataclasses
@@ -17,12 +17,17 @@ from slackwater.control.coschedule.commands import (
     StartJob,
 )
 from slackwater.control.coschedule.events import JobArrived
+from slackwater.model.errors import RefusedError
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.job import JobSpec
 from slackwater.model.node import Role
+from slackwater.model.placement import Phase
 from slackwater.policy.fleet import Fleet
+from slackwater.sim.cluster.report import RunReport
 from slackwater.sim.cluster.scenario import ClusterScenario
-from slackwater.sim.cluster.simulate import new_controller
+from slackwater.sim.cluster.simulate import new_controller, simulate
+
+Progress = Callable[[float], None]
 
 _CYCLES = 24
 # Jobs come this far apart, so that a run of the plan takes them in the plan's order.
@@ -71,10 +76,63 @@ class SharingPlan:
         return found
 
 
-def plan_sharing(scenario: ClusterScenario) -> SharingPlan:
-    """The best of several orders for the scenario's jobs, as if all came at once."""
+@dataclass(frozen=True, slots=True)
+class MeasuredPlan:
+    """A plan, and a run of it."""
+
+    plan: SharingPlan
+    report: RunReport
+
+    def iteration_s(self) -> dict[JobId, float]:
+        """Mean seconds an iteration took while all jobs ran: from one end of training to the next, until the first job left."""
+        report = self.report
+        together_s = min(row.finished_s or report.end_s for row in report.jobs)
+        ends: dict[JobId, set[float]] = {}
+        for span in report.spans:
+            if span.phase is Phase.TRAIN and span.kind == "run" and span.end_s <= together_s:
+                ends.setdefault(span.job, set()).add(span.end_s)
+        lengths = {}
+        for row in report.jobs:
+            seen = sorted(ends.get(row.job, ()))
+            gaps = len(seen) - 1
+            whole_s = seen[-1] - seen[0] if gaps > 0 else row.elapsed_s
+            lengths[row.job] = whole_s / (gaps if gaps > 0 else row.iterations)
+        return lengths
+
+    def work_per_dollar(self) -> float:
+        """Iterations per dollar, each job's by its own length, against every job on nodes of its own."""
+        took_s = self.iteration_s()
+        speeds = [spec.profile.solo_s / took_s[spec.job] for spec in self.plan.placed]
+        return sum(speeds) / len(speeds) * self.plan.alone_price_per_h / self.plan.price_per_h
+
+
+def plan_sharing(scenario: ClusterScenario, progress: Progress | None = None) -> MeasuredPlan:
+    """The best plan for the scenario's jobs, as if all came at once."""
+    plans = candidate_plans(scenario)
+    if not plans[0].placed:
+        reasons = "; ".join(f"{away.job}: {away.reason}" for away in plans[0].turned_away)
+        raise RefusedError(f"no job can be placed: {reasons}")
+    measured = []
+    for number, plan in enumerate(plans):
+        report = simulate(dataclasses.replace(scenario, jobs=plan.placed), spans=True)
+        measured.append(MeasuredPlan(plan, report))
+        if progress is not None:
+            progress((number + 1) / len(plans))
+    return max(measured, key=lambda one: one.work_per_dollar())
+
+
+def candidate_plans(scenario: ClusterScenario) -> list[SharingPlan]:
+    """Plans that differ and turn away as few as any, the cheapest first."""
     plans = [_plan(scenario, name) for name in _ORDERS]
-    return min(plans, key=lambda plan: (len(plan.turned_away), plan.price_per_h))
+    fewest = min(len(plan.turned_away) for plan in plans)
+    kept: dict[tuple[frozenset[frozenset[JobId]], float], SharingPlan] = {}
+    for plan in sorted(plans, key=lambda plan: plan.price_per_h):
+        if len(plan.turned_away) == fewest:
+            who = frozenset(
+                frozenset(start.job for start in starts) for starts in plan.groups().values()
+            )
+            kept.setdefault((who, plan.price_per_h), plan)
+    return list(kept.values())
 
 
 def _plan(scenario: ClusterScenario, order: str) -> SharingPlan:

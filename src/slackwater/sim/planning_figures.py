@@ -5,16 +5,14 @@ from typing import Any
 from slackwater.control.coschedule.commands import StartJob
 from slackwater.model.ids import JobId
 from slackwater.model.job import JobSpec
-from slackwater.model.placement import Phase
 from slackwater.policy.fleet import Fleet
-from slackwater.sim.cluster.report import RunReport
-from slackwater.sim.planning import SharingPlan
+from slackwater.sim.planning import MeasuredPlan, SharingPlan
 
 
-def plan_figures(plan: SharingPlan, fleet: Fleet, report: RunReport) -> dict[str, Any]:
+def plan_figures(measured: MeasuredPlan, fleet: Fleet) -> dict[str, Any]:
     """Plain data. `work_per_dollar` is iterations per dollar, against every job on nodes of its own."""
-    iteration_s = iteration_lengths(report)
-    speeds = [spec.profile.solo_s / iteration_s[spec.job] for spec in plan.placed]
+    plan = measured.plan
+    iteration_s = measured.iteration_s()
     price, alone = plan.price_per_h, plan.alone_price_per_h
     return {
         "jobs": len(plan.jobs),
@@ -22,9 +20,9 @@ def plan_figures(plan: SharingPlan, fleet: Fleet, report: RunReport) -> dict[str
         "price_per_h": price,
         "alone_price_per_h": alone,
         "saved_per_h": alone - price,
-        "times_cheaper": alone / price if price else None,
-        "work_per_dollar": sum(speeds) / len(speeds) * alone / price if price else None,
-        "slo_attainment": report.slo_attainment,
+        "times_cheaper": alone / price,
+        "work_per_dollar": measured.work_per_dollar(),
+        "slo_attainment": measured.report.slo_attainment,
         "order": plan.order,
         "groups": [
             _group(name, starts, plan, fleet, iteration_s) for name, starts in plan.groups().items()
@@ -34,23 +32,6 @@ def plan_figures(plan: SharingPlan, fleet: Fleet, report: RunReport) -> dict[str
             for away in plan.turned_away
         ],
     }
-
-
-def iteration_lengths(report: RunReport) -> dict[JobId, float]:
-    """Mean seconds an iteration took while all jobs ran: from one end of training to the next, until the first job left."""
-    together_s = min(row.finished_s or report.end_s for row in report.jobs)
-    ends: dict[JobId, set[float]] = {}
-    for span in report.spans:
-        if span.phase is Phase.TRAIN and span.kind == "run" and span.end_s <= together_s:
-            ends.setdefault(span.job, set()).add(span.end_s)
-    lengths = {}
-    for row in report.jobs:
-        seen = sorted(ends.get(row.job, ()))
-        many = len(seen) > 1
-        lengths[row.job] = (
-            (seen[-1] - seen[0]) / (len(seen) - 1) if many else row.elapsed_s / row.iterations
-        )
-    return lengths
 
 
 def _group(
