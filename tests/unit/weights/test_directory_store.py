@@ -59,8 +59,9 @@ def test_a_cut_version_is_refused(tmp_path: Path, keep_bytes: int) -> None:
     weights.publish("a", TENSORS, {})
     whole = weights.path("a").read_bytes()
     weights.path("a").write_bytes(whole[:keep_bytes])
-    with pytest.raises(ConfigError, match="cannot be used"):
-        weights.pull("a")
+    for look in (weights.pull, weights.manifest):
+        with pytest.raises(ConfigError, match="cannot be used"):
+            look("a")
 
 
 def test_one_flipped_bit_of_a_tensor_is_refused(tmp_path: Path) -> None:
