@@ -81,9 +81,8 @@ class ControlPlane:
             self.rollout,
             self.launcher,
         )
-        self.sampling = SamplingDesk(
-            self.store, self.board, self.background, self.rollout, settings.max_live_turns
-        )
+        share = max(settings.max_live_turns // len(self.tenants.names()), 1)
+        self.sampling = SamplingDesk(self.store, self.board, self.background, self.rollout, share)
         self.training = TrainingDesk(
             DeskParts(self.store, self.board, self.hub, state, self.bases, self.background),
             operations_controller,

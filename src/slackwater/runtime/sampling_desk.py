@@ -6,6 +6,7 @@ A request that was accepted before a restart is generated again from its seeds, 
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -56,6 +57,7 @@ class SamplingDesk:
         rollout: RolloutDesk,
         max_live_turns: int,
     ) -> None:
+        """`max_live_turns` is what one tenant may have under way: the others' room is theirs."""
         self._store = store
         self._board = board
         self._background = background
@@ -63,6 +65,7 @@ class SamplingDesk:
         self._max_live_turns = max_live_turns
         self._sessions: dict[SamplingSessionId, SamplingSession] = {}
         self._under_way: dict[RequestId, _SampleRun] = {}
+        self._live_turns: Counter[TenantId] = Counter()
         self.finished = FinishedFeed()
 
     async def adopt(self) -> None:
@@ -113,8 +116,9 @@ class SamplingDesk:
 
     async def submit(self, session: SamplingSession, seq: int, sample: SamplePayload) -> RequestId:
         """Take a request; the same number again gives the same one. Full up: UnavailableError."""
-        if self._rollout.live() + len(sample.seeds) > max(self._max_live_turns, len(sample.seeds)):
-            raise UnavailableError(f"{self._rollout.live()} samples are under way; try again")
+        live, more = self._live_turns[session.tenant], len(sample.seeds)
+        if live + more > max(self._max_live_turns, more):
+            raise UnavailableError(f"{live} samples are under way; try again")
         request = RequestId(f"sm-{secrets.token_hex(12)}")
         payload = encode(sample)
         got, added = await self._store.call(
@@ -140,11 +144,13 @@ class SamplingDesk:
     def _start(self, request: RequestId, session: SamplingSession, payload: bytes) -> None:
         self._board.expect(request, session.tenant)
         run = self._under_way[request] = _SampleRun(request, session, decode_sample(payload), self)
+        self._live_turns[session.tenant] += run.turns
         run.start(self._rollout)
 
     def over(self, request: RequestId, outcome: Outcome) -> None:
         """Every turn of a request has ended."""
         run = self._under_way.pop(request)
+        self._live_turns[run.session.tenant] -= run.turns
         self._background.spawn(self._finish(request, outcome, run.session.sampling_session))
 
     async def _finish(
@@ -170,6 +176,7 @@ class _SampleRun:
         self.session = session
         self._request = request
         self._sample = sample
+        self.turns = len(sample.seeds)
         self._desk = desk
         self._rollout: RolloutDesk | None = None
         self._results: dict[int, CompleteTurn] = {}

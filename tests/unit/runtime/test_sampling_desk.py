@@ -1,6 +1,7 @@
 """Sample requests: durable before they are acknowledged, told apart by number, refused when there are too many."""
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -95,6 +96,21 @@ def test_too_many_turns_are_told_to_try_again_and_leave_no_trace(tmp_path: Path)
         assert rollout.live() == 4
         desk.cancel(MINE, request)
         assert rollout.live() == 3
+
+    with_desk(tmp_path, work)
+
+
+def test_one_tenants_turns_take_nothing_of_anothers_room(tmp_path: Path) -> None:
+    theirs = dataclasses.replace(
+        SESSION, tenant=TenantId("other"), sampling_session=SamplingSessionId("theirs")
+    )
+
+    async def work(desk: SamplingDesk, rollout: RolloutDesk, board: FutureBoard) -> None:
+        await desk.submit(SESSION, 0, sample(samples=4))
+        with pytest.raises(UnavailableError):
+            await desk.submit(SESSION, 1, sample())
+        await desk.submit(theirs, 0, sample(samples=4))
+        assert rollout.live() == 8
 
     with_desk(tmp_path, work)
 
