@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from slackwater.model.ids import JobId, NodeId
+from slackwater.model.node import Role
+from slackwater.model.placement import Phase
 from slackwater.sim.cluster.report import CostStep, Rental, RunReport, Span
 from slackwater.sim.node_strips import node_strips
 from slackwater.sim.perfetto import node_order
@@ -108,7 +110,7 @@ def _draw_nodes(
     axes.set_yticks(range(0, len(nodes), step), nodes[::step], fontsize=8)
     _divide_pools(axes, nodes)
     _bare(axes)
-    _add_legend(axes, colours, blended)
+    _add_legend(axes, colours, blended, any(_rolls_out_on_train_node(span) for span in spans))
 
 
 def _too_short_to_draw(spans: Sequence[Span], window_s: tuple[float, float]) -> bool:
@@ -157,9 +159,21 @@ def _draw_boxes(
     runs = [span for span in spans if span.kind == "run"]
     tails = [span for span in spans if span.kind == "tail"]
     add(rentals, _BUBBLE)
-    add(runs, [colours[span.job] for span in runs])
+    add(runs, [_fill(span, colours[span.job]) for span in runs])
     add(tails, [colours[span.job] for span in tails], top=0.15)  # a few devices of the node
     add([span for span in spans if span.kind == "switch"], _SWITCH)
+
+
+def _fill(span: Span, colour: str) -> tuple[float, float, float]:
+    """A job's colour; lighter where it rolls out on a train node, so that its two phases can be told apart there."""
+    red, green, blue = to_rgb(colour)
+    if not _rolls_out_on_train_node(span):
+        return red, green, blue
+    return (1 + red) / 2, (1 + green) / 2, (1 + blue) / 2
+
+
+def _rolls_out_on_train_node(span: Span) -> bool:
+    return span.phase is Phase.ROLLOUT and span.node.startswith(Role.TRAIN)
 
 
 def _divide_pools(axes: Any, nodes: list[NodeId]) -> None:
@@ -169,7 +183,7 @@ def _divide_pools(axes: Any, nodes: list[NodeId]) -> None:
             axes.axhline(number - 0.5, color=_INK, linewidth=0.8)
 
 
-def _add_legend(axes: Any, colours: dict[JobId, str], blended: bool) -> None:
+def _add_legend(axes: Any, colours: dict[JobId, str], blended: bool, colocated: bool) -> None:
     patches = [Patch(color=colour, label=job) for job, colour in colours.items()]
     if len(patches) > _LEGEND_JOBS:
         patches = [Patch(color=_COLOURS[0], label=f"one colour per job ({len(patches)} jobs)")]
@@ -178,11 +192,13 @@ def _add_legend(axes: Any, colours: dict[JobId, str], blended: bool) -> None:
         patches.append(Patch(color="#b9cbdc", label="paler: idle part of the time"))
     else:
         patches.append(Patch(color=_SWITCH, label="switch"))
+        if colocated:
+            patches.append(Patch(color="#9bc0e0", label="lighter: rolls out on a train node"))
     axes.legend(
         handles=patches,
         loc="lower left",
         bbox_to_anchor=(0, 1.0),
-        ncols=8,
+        ncols=9,
         frameon=False,
         fontsize=8,
         borderaxespad=0.2,
