@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -15,6 +15,7 @@ from slackwater.model.errors import UnavailableError
 from slackwater.model.ids import InstanceId, TrajectoryId, TurnId, WorkerId
 from slackwater.model.turn import FinishReason, Sampling, TurnSpec
 from slackwater.runtime.launcher import WorkerPlan, spawn_worker
+from slackwater.zoo.tiny import make_model
 
 VLLM = os.environ.get("SLACKWATER_VLLM")
 pytestmark = [
@@ -66,7 +67,6 @@ class Bench:
         from slackwater.nets.loading import load_net, net_tensors
         from slackwater.weights.directory import DirectoryWeightStore
         from slackwater.worker.published import lora_meta
-        from slackwater.zoo.tiny import make_model
 
         other = self.folder / version
         make_model("tiny", other, seed=99)
@@ -75,7 +75,9 @@ class Bench:
         return other
 
 
-def model_logprobs(model: Path, prompt: tuple[int, ...], tokens: list[int], temperature: float):  # type: ignore[no-untyped-def]
+def model_logprobs(
+    model: Path, prompt: Sequence[int], tokens: Sequence[int], temperature: float
+) -> list[float]:
     """What the sampled tokens' log-probs must be: an independent forward of the same weights."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -84,7 +86,15 @@ def model_logprobs(model: Path, prompt: tuple[int, ...], tokens: list[int], temp
     with torch.no_grad():
         logits = net(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
     scores = torch.log_softmax(logits / temperature, -1)
-    return scores[torch.arange(len(tokens)), torch.tensor(tokens)].tolist()
+    found: list[float] = scores[torch.arange(len(tokens)), torch.tensor(tokens)].tolist()
+    return found
+
+
+async def scored(
+    model: Path, prompt: Sequence[int], tokens: Sequence[int], temperature: float = 1.0
+) -> list[float]:
+    """The same beside the event loop, which must go on hearing its workers."""
+    return await asyncio.to_thread(model_logprobs, model, prompt, tokens, temperature)
 
 
 def test_a_vllm_server_is_an_instance(tmp_path: Path) -> None:
@@ -99,13 +109,12 @@ def test_a_vllm_server_is_an_instance(tmp_path: Path) -> None:
                         process.kill()
                         await process.wait()
 
+    make_model("tiny", tmp_path / "model", seed=0)
+    model_logprobs(tmp_path / "model", PROMPT, [1], 1.0)  # imports, before anything waits for us
     asyncio.run(scenario())
 
 
 async def run_all(bench: Bench) -> None:
-    from slackwater.zoo.tiny import make_model
-
-    make_model("tiny", bench.model, seed=0)
     options = "--enforce-eager --max-model-len 512"
     adapter = await bench.start("v", "vllm_adapter", "--vllm", str(VLLM), "--vllm-options", options)
     joined = asyncio.create_task(bench.floor.until_joined(1))
@@ -142,7 +151,7 @@ async def tokens_and_logprobs_are_the_models(bench: Bench) -> None:
     assert len({tuple(result.tokens) for result in results}) == len(turns)
     for spec, result in zip(turns, results, strict=True):
         assert result.reason is FinishReason.LENGTH
-        wanted = model_logprobs(bench.model, PROMPT, list(result.tokens), spec.sampling.temperature)
+        wanted = await scored(bench.model, PROMPT, result.tokens, spec.sampling.temperature)
         assert list(result.logprobs) == pytest.approx(wanted, abs=2e-3)
 
 
@@ -152,7 +161,7 @@ async def asked_extras_come(bench: Bench) -> None:
     assert [len(row) for row in result.topk] == [3] * 8
     assert result.prompt_logprobs is not None
     assert result.prompt_logprobs[0] is None
-    wanted = model_logprobs(bench.model, PROMPT[:1], list(PROMPT[1:]), 1.0)
+    wanted = await scored(bench.model, PROMPT[:1], PROMPT[1:])
     assert list(result.prompt_logprobs[1:]) == pytest.approx(wanted, abs=2e-3)
     assert [None if row is None else len(row) for row in result.prompt_topk] == [None, 2, 2, 2, 2]
     stop = result.tokens[3]
@@ -172,7 +181,7 @@ async def versions_are_never_mixed(bench: Bench) -> None:
     results = await asyncio.gather(*(bench.floor.generate(spec) for spec in turns))
     for spec, result in zip(turns, results, strict=True):
         model = bench.model if spec.version == BASE_VERSION else other
-        wanted = model_logprobs(model, PROMPT, list(result.tokens), 1.0)
+        wanted = await scored(model, PROMPT, result.tokens)
         assert result.version == spec.version
         assert list(result.logprobs) == pytest.approx(wanted, abs=2e-3)
 
@@ -223,5 +232,5 @@ async def turns_go_on_elsewhere_when_the_adapter_is_killed(
         assert len(result.tokens) == 300
         assert list(result.tokens)[: len(kept[spec.turn])] == kept[spec.turn]
         assert result.moves >= 1
-        wanted = model_logprobs(bench.model, PROMPT, list(result.tokens), 1.0)
+        wanted = await scored(bench.model, PROMPT, result.tokens)
         assert list(result.logprobs) == pytest.approx(wanted, abs=2e-3)

@@ -20,6 +20,7 @@ from slackwater.wire.frames import Frame, FrameDecoder, FrameError, FrameKind
 logger = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 18
+_LAST_LOOK_S = 0.5
 
 
 class WorkerListener(Protocol):
@@ -41,12 +42,14 @@ class WorkerHub:
         heartbeat_every_s: float = 1.0,
         silent_after_s: float = 10.0,
         hello_timeout_s: float = 10.0,
+        most_unread_bytes: int = 256 << 20,
     ) -> None:
         self._listener = listener
         self._secret = secret
         self._heartbeat_every_s = heartbeat_every_s
         self._silent_after_s = silent_after_s
         self._hello_timeout_s = hello_timeout_s
+        self._most_unread_bytes = most_unread_bytes
         self._writers: dict[WorkerId, asyncio.StreamWriter] = {}
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -80,8 +83,12 @@ class WorkerHub:
     def send(self, worker: WorkerId, message: messages.Message) -> None:
         """Send, if the worker is there; if it is not, its loss has been or will be told."""
         writer = self._writers.get(worker)
-        if writer is not None and not writer.is_closing():
-            writer.write(messages.encode(message))
+        if writer is None or writer.is_closing():
+            return
+        writer.write(messages.encode(message))
+        if writer.transport.get_write_buffer_size() > self._most_unread_bytes:
+            logger.warning("worker does not read worker=%s", worker)
+            writer.transport.abort()
 
     def hang_up(self, worker: WorkerId) -> None:
         """Close a worker's connection."""
@@ -147,6 +154,15 @@ class WorkerHub:
             raise PermissionError(f"worker {hello.worker} is connected already")
         return hello, frames[1:]
 
+    async def _read(self, reader: asyncio.StreamReader) -> bytes:
+        """What came next. If this loop was held up, what came meanwhile is looked at before the clock is."""
+        try:
+            async with asyncio.timeout(self._silent_after_s):
+                return await reader.read(_READ_BYTES)
+        except TimeoutError:
+            async with asyncio.timeout(_LAST_LOOK_S):
+                return await reader.read(_READ_BYTES)
+
     async def _listen(
         self,
         worker: WorkerId,
@@ -159,8 +175,7 @@ class WorkerHub:
             while True:
                 if frames:
                     self._listener.worker_said(worker, frames)
-                async with asyncio.timeout(self._silent_after_s):
-                    data = await reader.read(_READ_BYTES)
+                data = await self._read(reader)
                 if not data:
                     decoder.finish()
                     return "it closed the connection"

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from slackwater.model.errors import ConfigError, SlackwaterError
+from slackwater.model.errors import ConfigError, SlackwaterError, UnavailableError
 from slackwater.wire import messages
 from slackwater.worker.connection import Connection
 from slackwater.worker.vllm_api import VllmApi
@@ -123,6 +123,9 @@ class VllmInstance:
             await self._api.abort(_name(self._connection, request))
         except SlackwaterError as error:
             self._refuse(request, error)
+        except (LookupError, TypeError, ValueError) as error:
+            said = UnavailableError(f"vLLM's answer cannot be read: {error!r}")
+            self._refuse(request, said)
         finally:
             del self._running[request], self._contexts[request]
             self._pump()

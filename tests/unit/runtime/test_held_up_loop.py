@@ -1,0 +1,90 @@
+"""A control plane that was held up (a suspended machine, a long pause) must not take its workers for dead."""
+
+import asyncio
+import time
+
+from slackwater.model.ids import WorkerId
+from slackwater.runtime.timers import Timers
+from slackwater.runtime.worker_hub import WorkerHub
+from slackwater.wire import messages
+from slackwater.wire.frames import Frame
+
+
+class Heard:
+    """Keeps what the hub tells."""
+
+    def __init__(self) -> None:
+        self.frames = 0
+        self.lost: list[str] = []
+        self.lost_one = asyncio.Event()
+
+    def worker_joined(self, hello: messages.Hello) -> None:
+        """Nothing to keep."""
+
+    def worker_said(self, worker: WorkerId, frames: list[Frame]) -> None:
+        self.frames += len(frames)
+
+    def worker_lost(self, worker: WorkerId, reason: str) -> None:
+        self.lost.append(reason)
+        self.lost_one.set()
+
+
+async def connect(hub: WorkerHub) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection(*hub.address)
+    writer.write(messages.encode(messages.Hello("s", "w", "trainer")))
+    await reader.read(100)
+    return reader, writer
+
+
+def test_what_came_while_the_loop_was_held_up_counts_before_the_clock_does() -> None:
+    async def body() -> None:
+        heard = Heard()
+        hub = WorkerHub(heard, "s", silent_after_s=0.3)
+        await hub.start()
+        _, writer = await connect(hub)
+        writer.write(messages.encode(messages.Heartbeat()))
+        await writer.drain()
+        time.sleep(0.6)  # noqa: ASYNC251  (the loop is held up on purpose)
+        await asyncio.sleep(0.1)
+        assert heard.lost == []
+        assert heard.frames == 1
+        async with asyncio.timeout(5):  # and real silence still ends it
+            await heard.lost_one.wait()
+        assert "nothing was heard" in heard.lost[0]
+        writer.close()
+        await hub.close()
+
+    asyncio.run(body())
+
+
+def test_a_worker_that_does_not_read_is_cut_off_before_it_fills_the_memory() -> None:
+    async def body() -> None:
+        heard = Heard()
+        hub = WorkerHub(heard, "s", most_unread_bytes=1 << 20)
+        await hub.start()
+        reader, writer = await connect(hub)
+        reader._transport.pause_reading()  # type: ignore[attr-defined]  # deaf from now on
+        big = messages.RunPass(1, "m", bytes(1 << 19))
+        async with asyncio.timeout(10):
+            while not heard.lost:
+                hub.send(WorkerId("w"), big)
+                await asyncio.sleep(0)
+        writer.close()
+        await hub.close()
+
+    asyncio.run(body())
+
+
+def test_a_late_timer_lets_others_speak_first() -> None:
+    async def body() -> None:
+        loop = asyncio.get_running_loop()
+        order: list[str] = []
+        timers = Timers(order.append)
+        timers.set("lease", loop.time() + 0.01)
+        loop.call_later(0.02, time.sleep, 1.2)
+        loop.call_later(0.05, order.append, "said")
+        time.sleep(1.2)  # noqa: ASYNC251
+        await asyncio.sleep(0.5)
+        assert order == ["said", "lease"]
+
+    asyncio.run(body())
