@@ -20,17 +20,16 @@ _MUXES = {"temporal_mux": "1.82x", "train_mux": "1.90x", "spatial_mux": "1.99x"}
 _MUX_POLICIES = "ours,group,gavel,solo,colocated"
 
 
-def measured_before(
-    folder: Path, quick: bool = False, seed: int = 0, data: Path | None = None
-) -> dict[str, Measured]:
-    """One file per bench, `NAME.json`, holding what `slackwater bench NAME --json` printed with these options."""
+def measured_before(folder: Path, seed: int = 0, data: Path | None = None) -> dict[str, Measured]:
+    """One file per bench, holding what `slackwater bench NAME --json` printed: `NAME.json`, or `NAME.quick.json` of a quick run."""
     if not folder.is_dir():
         raise ConfigError.of("--from", str(folder), "must be a folder of NAME.json files")
     found = {}
     for section in SECTIONS:
-        path = folder / f"{section.bench}.json"
-        if path.is_file():
-            found[section.bench] = _read(path, _command(section.bench, quick, seed, data))
+        for suffix, quick in ((".json", False), (".quick.json", True)):
+            path = folder / f"{section.bench}{suffix}"
+            if path.is_file() and section.bench not in found:
+                found[section.bench] = _read(path, _command(section.bench, quick, seed, data))
     if not found:
         names = ", ".join(f"{section.bench}.json" for section in SECTIONS)
         raise ConfigError.of("--from", str(folder), f"must hold at least one of {names}")

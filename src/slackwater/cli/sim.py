@@ -211,7 +211,7 @@ def results(
     check_place(out, "FILE")
     with progress_bar("results") as progress:
         if figures:
-            benches = measured_before(figures, quick, seed, data)
+            benches = measured_before(figures, seed, data)
         else:
             benches = measure_now(quick, seed, data, progress)
         muxes = mux_results(progress)

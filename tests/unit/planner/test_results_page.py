@@ -66,6 +66,9 @@ def test_figures_are_read_from_what_the_benches_printed(tmp_path: Path) -> None:
     (tmp_path / "drain.json").write_text(json.dumps(printed))
     found = measured_before(tmp_path)
     assert found["drain"].figures == {"a": 1.0}
+    assert found["drain"].command == "slackwater bench drain --json"
+    (tmp_path / "drift.quick.json").write_text(json.dumps(printed))
+    assert measured_before(tmp_path)["drift"].command == "slackwater bench drift --json --quick"
     (tmp_path / "sim.json").write_text('{"name": "sim"}')
     with pytest.raises(ConfigError, match=r"sim\.json: is not what"):
         measured_before(tmp_path)
