@@ -43,6 +43,7 @@ def _agents(routing: RoutingPolicy, balancing: BalancingPolicy | None = None) ->
     return RolloutSettings(
         routing=routing,
         balancing=balancing or NoBalancing(),
+        patience_s=600.0,
         borrowed_stall_s=1e6,
         watch_every_s=2 * WATCH_S,
         turn_timeout_s=1e7,
