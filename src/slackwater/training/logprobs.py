@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-LOGITS_BUDGET = 1 << 24  # logits alive at a time: 64 MB in fp32
+LOGITS_BUDGET = {"cpu": 1 << 24, "cuda": 1 << 28}  # logits alive at a time, in fp32 numbers
 Logits = Callable[[Tensor], Tensor]
 
 
@@ -18,7 +18,7 @@ def target_logprobs(
 
     Rows go in chunks, whose logits are computed again for backward if there is more than one.
     """
-    chunk = max(LOGITS_BUDGET // vocab_size, 1)
+    chunk = max(LOGITS_BUDGET[hidden.device.type] // vocab_size, 1)
     if hidden.shape[0] <= chunk:
         return _of_rows(hidden, rows, targets, logits)
     order = torch.argsort(rows, stable=True)

@@ -1,6 +1,7 @@
 """One pass over data of many lengths: packed micro-batches, each forward and, with gradients on, backward."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,16 +20,29 @@ from slackwater.training.packing import pack
 from slackwater.training.prefix_sharing import share_prefixes
 from slackwater.training.shared_attention import SharedPrefixAttention
 
-ACTIVATION_BYTES = 1 << 29  # what one micro-batch may keep for its backward pass
+# What one micro-batch may keep for its backward pass.
+ACTIVATION_BYTES = {"cpu": 1 << 29, "cuda": 8 << 30}
+RECOMPUTE_BYTES = (
+    1 << 20
+)  # on a GPU, nets that keep more than this per token compute each layer twice
 
 
-def micro_batch_tokens(config: NetConfig, element_bytes: int) -> int:
-    """How many tokens one micro-batch may hold: from the net's shape only, so that replays pack alike."""
-    per_layer = (
-        10 * config.hidden_size + 5 * config.num_heads * config.head_dim + 5 * config.ffn_size
-    )
-    per_token = element_bytes * config.num_layers * per_layer
-    return max(256, min(16384, ACTIVATION_BYTES // per_token))
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """How much goes at once: from the net's shape, dtype and kind of device only, so that replays pack alike."""
+
+    tokens: int
+    recompute: bool
+
+    @classmethod
+    def of(cls, net: NetConfig, element_bytes: int, device: str) -> "MicroBatch":
+        heads = net.num_heads * net.head_dim
+        kept_per_layer = 10 * net.hidden_size + 5 * heads + 5 * net.ffn_size
+        kept_bytes = element_bytes * net.num_layers * kept_per_layer
+        recompute = device == "cuda" and kept_bytes > RECOMPUTE_BYTES
+        if recompute:
+            kept_bytes = element_bytes * (2 * net.num_layers * net.hidden_size + kept_per_layer)
+        return cls(max(256, min(16384, ACTIVATION_BYTES[device] // kept_bytes)), recompute)
 
 
 class PackedPass:
@@ -39,7 +53,7 @@ class PackedPass:
         self._adapter = adapter
         fused = net.device.type == "cpu" and net.dtype == torch.float32
         self._ops = FusedOps() if fused else net.plain_ops
-        self._budget_tokens = micro_batch_tokens(net.config, net.dtype.itemsize)
+        self._micro_batch = MicroBatch.of(net.config, net.dtype.itemsize, net.device.type)
 
     def run(
         self,
@@ -75,7 +89,9 @@ class PackedPass:
         return [
             [members[slot] for slot in batch]
             for _, members in sorted(by_width.items())
-            for batch in pack([data[index].num_tokens for index in members], self._budget_tokens)
+            for batch in pack(
+                [data[index].num_tokens for index in members], self._micro_batch.tokens
+            )
         ]
 
     def _forward(
@@ -91,6 +107,7 @@ class PackedPass:
             SharedPrefixAttention(shared, device),
             adapters=adapters,
             ops=self._ops,
+            recompute=self._micro_batch.recompute and torch.is_grad_enabled(),
         )
         rows = self._gather(shared.rows)
         targets = self._gather([datum.inputs["target_tokens"] for datum in batch])

@@ -10,8 +10,9 @@ from trainer_builders import NET, batch, datum, state_bytes, trainer
 
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
 from slackwater.nets.lora import LoraSpec
-from slackwater.training import logprobs, packed_pass
+from slackwater.training import logprobs
 from slackwater.training.datum import AdamParams, Datum
+from slackwater.training.packed_pass import MicroBatch
 from slackwater.training.trainer import Trainer
 
 LORA = LoraSpec(rank=4, seed=2)
@@ -98,15 +99,15 @@ def test_a_forward_pass_changes_nothing_and_says_the_same(tmp_path: Path) -> Non
         np.testing.assert_array_equal(one, other)
 
 
-def test_micro_batches_and_logit_chunks_do_not_change_what_is_learnt(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("recompute", [False, True])
+def test_micro_batches_logit_chunks_and_recomputing_do_not_change_what_is_learnt(
+    recompute: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = trainer()
     whole.forward_backward(batch(), "ppo", {})
-    monkeypatch.setattr(packed_pass, "ACTIVATION_BYTES", 1)
-    monkeypatch.setattr(packed_pass, "micro_batch_tokens", lambda *_: 20)
-    monkeypatch.setattr(logprobs, "LOGITS_BUDGET", 4 * NET.vocab_size)
+    monkeypatch.setattr(logprobs, "LOGITS_BUDGET", {"cpu": 4 * NET.vocab_size})
     pieces = trainer()
+    pieces._pass._micro_batch = MicroBatch(tokens=20, recompute=recompute)
     pieces.forward_backward(batch(), "ppo", {})
     for name, gradient in whole.gradient().items():
         torch.testing.assert_close(pieces.gradient()[name], gradient, rtol=1e-4, atol=1e-5)
@@ -196,10 +197,10 @@ def test_no_data_and_bad_steps_are_refused() -> None:
 
 
 def test_a_pass_that_overflows_in_its_last_micro_batch_gives_its_gradient_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(packed_pass, "micro_batch_tokens", lambda *_: 20)
     subject = trainer()
+    subject._pass._micro_batch = MicroBatch(tokens=20, recompute=False)
     subject.forward_backward(batch(), "ppo", {})
     before = saved(subject, tmp_path / "a")
     absurd = with_input(datum(0, 4), "logprobs", np.full(4, -1e4, np.float32))
