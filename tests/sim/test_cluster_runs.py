@@ -55,6 +55,22 @@ def test_every_admitted_job_keeps_its_slo_when_every_phase_takes_its_worst(
     assert missed == []
 
 
+@pytest.mark.parametrize("seed", [1, 3, 4, 10, 13])
+def test_short_jobs_with_tight_slos_keep_them_though_others_come_and_go(seed: int) -> None:
+    """One cycle lost when a newcomer joins is a tenth of such a job's life."""
+    workload = ProfileWorkload(
+        mix="rollout_heavy",
+        jobs=30,
+        span_s=24 * 3600.0,
+        mean_duration_s=1.5 * 3600,
+        slo_low=1.0,
+        slo_high=1.5,
+    )
+    for policy in ("group", "ours"):
+        scenario = ClusterScenario(workload=workload, policy=PolicyConfig(name=policy), seed=seed)
+        assert simulate(scenario).slo_attainment == 1.0
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_admitted_job_keeps_its_slo_with_long_tailed_lengths(policy: str) -> None:
     report = simulate(production(policy), check_every=50)

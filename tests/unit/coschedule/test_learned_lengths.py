@@ -26,6 +26,10 @@ def test_more_observations_bring_the_bound_nearer_to_the_mean() -> None:
     assert bounds[0] > bounds[1] > bounds[2] > 110
 
 
+def test_equal_lengths_leave_room_for_what_was_not_seen_yet() -> None:
+    assert estimate([100.0] * 30).mean_bound_s(300, 0.05) > 150
+
+
 @pytest.mark.parametrize("samples", [12, 60, 300])
 def test_the_bound_is_missed_no_more_often_than_said(samples: int) -> None:
     generator = np.random.default_rng(7)
