@@ -116,6 +116,16 @@ def test_the_lake_is_crossed_by_the_way_that_its_map_shows() -> None:
         assert sum(reply.reward for reply in replies) == 1.0
 
 
+def test_only_a_move_that_comes_nearer_than_any_before_earns_a_step() -> None:
+    episode = FrozenLake(step_reward=0.05).episode(3)
+    way = shortest_way(episode.first_observation, 4)
+    back = {"L": "R", "R": "L", "U": "D", "D": "U"}[way[0]]
+    rewards = [episode.answer(move).reward for move in (way[0], back, *way)]
+    assert rewards[:3] == [0.05, 0.0, 0.0]
+    assert rewards[3:-1] == [0.05] * (len(way) - 2)
+    assert rewards[-1] == 1.05
+
+
 def test_bad_settings_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"environment.highest: 1 must be at least 2"):
         GuessNumber(highest=1)

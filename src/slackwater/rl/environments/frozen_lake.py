@@ -14,8 +14,8 @@ MOVES = {"L": 0, "D": 1, "R": 2, "U": 3}
 class FrozenLake:
     """The model sees the map with itself as `*` and answers L, D, R or U.
 
-    Reaching the goal earns 1. `step_reward` is earned by each move that is valid, safe and new, up to the goal's
-    distance, so that there is something to learn before the first success. The map is random for each prompt
+    Reaching the goal earns 1. `step_reward` is earned by each move that comes nearer to it than any before, by the
+    shortest safe way, so that there is something to learn before the first success. The map is random for each prompt
     (`size` x `size`, always solvable), or one fixed map for all (`fixed_map`).
     """
 
@@ -66,7 +66,8 @@ class _Crossing:
             max_episode_steps=rules.max_turns,
         )
         self._position = int(self._lake.reset(seed=rules.seed + prompt)[0])
-        self._visited = {self._position}
+        self._distances = _distances_to_goal(self._map)
+        self._nearest = self._distances[self._position]
         self.first_observation = self._show()
 
     def answer(self, text: str) -> Reply:
@@ -75,11 +76,9 @@ class _Crossing:
             return Reply("", 0.0, True)
         position, reward, ended, cut, _ = self._lake.step(move)
         self._position = int(position)
-        fell = bool(ended) and not reward
-        steps_paid = len(self._visited) - 1
-        new = self._position not in self._visited and not fell
-        self._visited.add(self._position)
-        if new and steps_paid < 2 * (self._rules.size - 1):
+        distance = self._distances.get(self._position, self._nearest)
+        if distance < self._nearest:
+            self._nearest = distance
             reward = float(reward) + self._rules.step_reward
         done = bool(ended or cut)
         return Reply("" if done else self._show(), float(reward), done)
@@ -89,3 +88,24 @@ class _Crossing:
         lines = list(self._map)
         lines[row] = f"{lines[row][:column]}*{lines[row][column + 1 :]}"
         return "/".join(lines) + ">"
+
+
+def _distances_to_goal(lake: list[str]) -> dict[int, int]:
+    """Steps to the goal from every place from which a safe way leads there; places as gymnasium numbers them."""
+    size, cells = len(lake), "".join(lake)
+    goal = cells.index("G")
+    distances, edge = {goal: 0}, [goal]
+    for place in edge:
+        row, column = divmod(place, size)
+        for there_row, there_column in (
+            (row, column - 1),
+            (row + 1, column),
+            (row, column + 1),
+            (row - 1, column),
+        ):
+            there = there_row * size + there_column
+            inside = 0 <= there_row < size and 0 <= there_column < size
+            if inside and there not in distances and cells[there] != "H":
+                distances[there] = distances[place] + 1
+                edge.append(there)
+    return distances
