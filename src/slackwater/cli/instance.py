@@ -93,6 +93,32 @@ def replay(
     print(f"replaying {found['events']} events")
 
 
+@app.command()
+def verify(
+    record: Annotated[Path, typer.Argument(help="RECORD.rollout.jsonl of `up --record RECORD`.")],
+    as_json: AsJson = False,
+) -> int:
+    """Feed the events of one recorded run to a fresh rollout manager: does it decide the same?"""
+    from slackwater.control.record import replay as replay_record
+    from slackwater.control.rollout.events import EVENT_TYPES
+    from slackwater.control.rollout.manager import RolloutManager
+
+    if not record.is_file():
+        raise ConfigError.of("RECORD", str(record), "is no file")
+    with record.open("rb") as lines:
+        agreed, divergence = replay_record(RolloutManager(), lines, EVENT_TYPES)
+    if as_json:
+        line = None if divergence is None else divergence.line
+        print(json.dumps({"events_agreed": agreed, "first_divergence": line}))
+    elif divergence is None:
+        print(f"{agreed:,} events replayed; every command is the same")
+    else:
+        print(f"{agreed:,} events agreed; line {divergence.line} does not: {divergence.event}")
+        print(f"recorded: {divergence.recorded}")
+        print(f"replayed: {divergence.replayed}")
+    return 0 if divergence is None else 1
+
+
 def _engine(vllm: bool, url: str | None) -> dict[str, Any]:
     return {"engine": "vllm" if vllm or url else "embedded", "vllm_url": url}
 

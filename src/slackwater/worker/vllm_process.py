@@ -13,7 +13,7 @@ from slackwater.model.errors import UnavailableError
 from slackwater.worker.vllm_api import VllmApi
 
 _PR_SET_PDEATHSIG = 1
-_STARTS_WITHIN_S = 300.0
+_STARTS_WITHIN_S = 600.0
 
 
 def _die_with_parent() -> None:
