@@ -1,5 +1,6 @@
 """A running service whose instances come and go: its clients need not know."""
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,12 +20,21 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 @pytest.fixture(scope="module")
 def elastic(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
     state = tmp_path_factory.mktemp("elastic") / "state"
-    tenants = ("--tenant", "operator", "--tenant", "guest")
-    service = ServiceProcess(state, tiny_model, free_port(), *tenants)
+    options = ("--tenant", "operator", "--tenant", "guest", "--record", str(state / "record"))
+    service = ServiceProcess(state, tiny_model, free_port(), *options)
     service.start()
     service.wait_for_workers()
     yield service
     service.stop()
+    replayed_record_gives_the_same_commands(state / "record.rollout.jsonl")
+
+
+def replayed_record_gives_the_same_commands(record: Path) -> None:
+    """All that happened in this module, fed to a fresh manager."""
+    checked = CliRunner().invoke(instance_command.app, ["verify", "--json", str(record)])
+    found = json.loads(checked.output)
+    assert found["first_divergence"] is None
+    assert found["events_agreed"] > 500
 
 
 def instances(service: ServiceProcess) -> dict[str, dict[str, Any]]:
