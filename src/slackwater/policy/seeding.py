@@ -194,6 +194,7 @@ class BalancedFinish:
     learning: float = 0.5
     worth: float = 0.02
     wait_share: float = 0.02
+    ready_share: float = 0.75
     at_most: int = 64
 
     def start(self) -> SeedingState:
@@ -205,8 +206,8 @@ class BalancedFinish:
     def ends(self, state: SeedingState, view: SeedingView) -> str | None:
         if view.turns_left == 0:
             return "all turns are done"
-        if view.remote_ready == 0:
-            return None
+        if view.remote_ready == 0 or view.remote_ready < self.ready_share * view.remote_joined:
+            return None  # most still pull their weights
         if view.forecast is None or len(view.remaining) == 0:
             few = 2 * view.remote_joined < view.local_engines  # too few to carry on alone
             return None if few else self.fallback.ends(state, view)

@@ -197,6 +197,7 @@ class Dispatcher:
         turn.attempt, turn.instance, turn.version = attempt, record.spec.instance, version
         turn.base_tokens = len(turn.tokens)
         turn.sent_context = turn.context_tokens
+        turn.sent_s = now_s
         turn.waiting_since_s = None
         self.attempts[attempt] = turn
         record.attempts[attempt] = turn

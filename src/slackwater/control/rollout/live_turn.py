@@ -28,6 +28,7 @@ class LiveTurn:
         "prompt_logprobs",
         "prompt_topk",
         "sent_context",
+        "sent_s",
         "sequence",
         "spec",
         "streamed_tokens",
@@ -54,6 +55,7 @@ class LiveTurn:
         self.version = spec.version
         self.base_tokens = 0
         self.sent_context = 0
+        self.sent_s = 0.0
         self.avoids: InstanceId | None = None
         self.moves = 0
         self.streamed_tokens = 0

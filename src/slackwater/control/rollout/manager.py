@@ -65,7 +65,7 @@ class RolloutManager:
             TurnEnded: self._ownership.turn_ended,
             TurnRefused: self._ownership.turn_refused,
             InstanceJoined: self._membership.joined,
-            InstanceReady: self._membership.ready,
+            InstanceReady: self._ready,
             PullFailed: self._membership.pull_failed,
             InstanceHeartbeat: self._membership.heartbeat,
             InstanceNotice: self._membership.notice,
@@ -104,6 +104,10 @@ class RolloutManager:
             books.fail(turn, error, event.now_s, out)
             return
         books.dispatcher.place(turn, event.now_s, out)
+
+    def _ready(self, event: InstanceReady, out: Out) -> None:
+        self._membership.ready(event, out)
+        self._desk.reconsider(event.now_s, out)
 
     def _cancelled(self, event: TurnCancelled, out: Out) -> None:
         turn = self.books.turns.get(event.turn)

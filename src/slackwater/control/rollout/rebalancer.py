@@ -30,15 +30,19 @@ class Rebalancer:
         target = books.fleet.records.get(move.target)
         if source is None or target is None:
             return
-        for turn in self._chosen(source, target, move):
+        for turn in self._chosen(source, target, move, now_s):
             books.counters.moved += 1
             books.dispatcher.move(turn, target, now_s, out)
         books.dispatcher.fill(source, now_s, out)
 
-    def _chosen(self, source: InstanceRecord, target: InstanceRecord, move: Move) -> list[LiveTurn]:
+    def _chosen(
+        self, source: InstanceRecord, target: InstanceRecord, move: Move, now_s: float
+    ) -> list[LiveTurn]:
         """Pending ones are among the last sent; of running ones, those that cost least to prefill again."""
         candidates = list(reversed(source.attempts.values()))
         if move.running:
+            rested_s = now_s - self._books.settings.move_rest_s
+            candidates = [turn for turn in candidates if turn.moves == 0 or turn.sent_s <= rested_s]
             candidates.sort(key=lambda turn: turn.context_tokens)
         chosen: list[LiveTurn] = []
         room_tokens = target.load.kv_tokens - target.load.kv_load_tokens

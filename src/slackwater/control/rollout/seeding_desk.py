@@ -79,6 +79,12 @@ class SeedingDesk:
                 self._limit(job, step, now_s, out)
                 self._consider(job, now_s, out)
 
+    def reconsider(self, now_s: float, out: Out) -> None:
+        """The fleet has grown: seeding may be over."""
+        for job, step in self._steps.items():
+            if step.seeding and self._books.turns:
+                self._consider(job, now_s, out)
+
     def _limit(self, job: JobId, step: JobStep, now_s: float, out: Out) -> None:
         """Once a step, when its turns are known: how many remote instances are worth having."""
         if step.limited or not self._books.turns:

@@ -3,10 +3,9 @@
 from dataclasses import dataclass, field
 
 from slackwater.model.errors import ConfigError
-from slackwater.policy.balancing import BalancingPolicy, EvenSteps
-from slackwater.policy.routing import RoutingPolicy
+from slackwater.policy.balancing import BalancingPolicy, FillIdle
+from slackwater.policy.routing import CacheAffine, RoutingPolicy
 from slackwater.policy.seeding import BalancedFinish, SeedingPolicy
-from slackwater.policy.warm_routing import KeepWarm
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +16,13 @@ class RolloutSettings:
     and makes no token for so long (`borrowed_stall_s` for borrowed ones, ROSE 4.1).
     `barren_losses`: a turn whose instances vanish so often without one token of progress fails.
     `home_lease_s`: a trajectory that does not return for so long is taken to have left its cache.
+    `move_rest_s`: a running turn is not moved again by balancing for so long.
     `patience_s`: so long may turns with a warm cache go before one that came earlier.
     `faults_allowed`: an instance that lies more often is released.
     """
 
-    routing: RoutingPolicy = field(default_factory=KeepWarm)
-    balancing: BalancingPolicy = field(default_factory=EvenSteps)
+    routing: RoutingPolicy = field(default_factory=CacheAffine)
+    balancing: BalancingPolicy = field(default_factory=FillIdle)
     seeding: SeedingPolicy = field(default_factory=BalancedFinish)
     lease_s: float = 10.0
     stall_s: float = 60.0
@@ -34,6 +34,7 @@ class RolloutSettings:
     faults_allowed: int = 3
     home_lease_s: float = 60.0
     patience_s: float = 60.0
+    move_rest_s: float = 15.0
     remembered_trajectories: int = 100_000
 
     def __post_init__(self) -> None:

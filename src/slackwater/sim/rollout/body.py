@@ -233,6 +233,7 @@ class SimulatedBody:
         def ready() -> None:
             self._pulls -= 1
             if self.places.get(instance) is place:
+                self.stream_all()
                 self.tell(InstanceReady(self.now_s, instance, version))
 
         self.at(self.now_s + took_s, ready)

@@ -6,7 +6,7 @@ when the storm is over everything must end. A seed that fails is a bug report: r
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from slackwater.control.rollout.manager import RolloutManager
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import InstanceId, JobId
 from slackwater.model.instance import InstanceKind, InstanceSpec
+from slackwater.policy.balancing import EvenSteps
+from slackwater.policy.warm_routing import KeepWarm
 from slackwater.sim.queue import EventQueue
 from slackwater.sim.rollout.storm_clients import StormClients
 from slackwater.sim.rollout.storm_faults import StormFaults
@@ -49,15 +51,21 @@ class StormReport:
     faults_reported: int
 
 
+def _settings(seed: int) -> RolloutSettings:
+    """Even seeds storm over the papers' rules, odd ones over ours."""
+    limits = RolloutSettings(stall_s=30.0, turn_timeout_s=900.0)
+    if seed % 2 == 0:
+        return limits
+    return replace(limits, routing=KeepWarm(), balancing=EvenSteps())
+
+
 class Storm:
     """One seeded run. `happen(event)` gives the manager an event and checks it."""
 
     def __init__(self, seed: int, settings: RolloutSettings | None = None) -> None:
         self.seed = seed
         self.rng = np.random.default_rng(seed)
-        self.manager = RolloutManager(
-            settings or RolloutSettings(stall_s=30.0, turn_timeout_s=900.0)
-        )
+        self.manager = RolloutManager(settings or _settings(seed))
         self.queue: EventQueue[Callable[[], None]] = EventQueue()
         self.instances: dict[InstanceId, StormInstance] = {}
         self.raging = True
