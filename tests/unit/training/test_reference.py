@@ -72,7 +72,7 @@ def test_logprobs_loss_and_gradient_are_those_of_the_plain_formula(name: str) ->
         inputs = {key: torch.from_numpy(value) for key, value in item.inputs.items()}
         total = total + REFERENCES[name](lp, inputs)
     total.backward()
-    assert output.metrics["loss:sum"] == pytest.approx(float(total), rel=1e-4, abs=1e-4)
+    assert output.metrics["loss:sum"] == pytest.approx(total.item(), rel=1e-4, abs=1e-4)
     compare_gradients(subject, model)
 
 
