@@ -156,7 +156,9 @@ class Decoder(nn.Module):
 
     def __init__(self, config: NetConfig) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        # Its own initialisation would import torch's compiler on the meta device: 2 s at every worker's start.
+        unset = torch.empty(config.vocab_size, config.hidden_size)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, _weight=unset)
         self.layers = nn.ModuleList(Layer(config, i) for i in range(config.num_layers))
         self.norm = RmsNorm(config.hidden_size)
 

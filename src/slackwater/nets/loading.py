@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from slackwater.model.errors import ConfigError
 from slackwater.nets.causal_lm import CausalLM
@@ -59,9 +59,18 @@ def save_net(net: CausalLM, directory: Path) -> None:
 def _empty(config: NetConfig, dtype: torch.dtype, device: torch.device) -> CausalLM:
     with torch.device("meta"):
         net = CausalLM(config)
-    net = net.to(dtype).to_empty(device=device)
+    _materialise(net, dtype, device)
     net.rotary.reserve(config.max_positions, device, dtype)
     return net
+
+
+def _materialise(net: CausalLM, dtype: torch.dtype, device: torch.device) -> None:
+    """Give every parameter memory. `to_empty` does the same, but imports torch's compiler for it: 1 s and more."""
+    assert not list(net.buffers()), "buffers would stay on the meta device"
+    for module in net.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            memory = torch.empty(parameter.shape, dtype=dtype, device=device)
+            module.register_parameter(name, nn.Parameter(memory))
 
 
 def _initialise(net: CausalLM, seed: int) -> None:
