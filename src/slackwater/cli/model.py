@@ -13,7 +13,7 @@ Models = Annotated[
     Path | None,
     typer.Option(
         "--models",
-        help="folder of models [default: $SLACKWATER_MODELS or ~/.cache/slackwater/models]",
+        help="folder of models (default: $SLACKWATER_MODELS or ~/.cache/slackwater/models)",
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="make it again even if it is there")]
@@ -53,7 +53,7 @@ def get(
 def make(
     size: Annotated[str, typer.Argument(help="tiny (0.1 M parameters) or small (0.8 M)")],
     models: Models = None,
-    name: Annotated[str, typer.Option(help="its folder's name [default: the size]")] = "",
+    name: Annotated[str, typer.Option(help="its folder's name (default: the size)")] = "",
     seed: Annotated[int, typer.Option(help="seed of its random weights")] = 0,
     force: Force = False,
 ) -> None:

@@ -23,7 +23,7 @@ def train(
         list[str] | None, typer.Option("--set", metavar="A.B=C", help="change a setting")
     ] = None,
     run: Annotated[
-        Path | None, typer.Option("--run", help="the run's folder [default: runs/RECIPE]")
+        Path | None, typer.Option("--run", help="the run's folder (default: runs/RECIPE)")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the settings and stop")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="forget what the folder holds")] = False,
