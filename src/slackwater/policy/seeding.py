@@ -55,6 +55,7 @@ class SeedingView:
     remote_ready: int
     remote_joined: int
     local_engines: int
+    turns: int
     turns_left: int
     ready_tokens: float
     remaining: Remaining
@@ -172,7 +173,7 @@ class AdaptiveWindow:
         most = _most_remote(times, window_s)
         if self.remembers:
             window_s = memory.get(times.remote_now, window_s)
-        return SeedingState(window_s, most, memory)
+        return replace(state, window_s=window_s, most_remote=most, memory=memory)
 
     def most_remote(self, state: SeedingState, view: SeedingView) -> int | None:
         return view.local_engines if state.most_remote is None else state.most_remote
@@ -194,11 +195,13 @@ class BalancedFinish:
     learning: float = 0.5
     worth: float = 0.02
     wait_share: float = 0.02
+    first_pace: float = 1.2
     ready_share: float = 0.75
+    resume_share: float = 0.05
     at_most: int = 64
 
     def start(self) -> SeedingState:
-        return self.fallback.start()
+        return replace(self.fallback.start(), pace=self.first_pace)
 
     def window_s(self, state: SeedingState, remote: int) -> float:
         return self.fallback.window_s(state, remote)
@@ -210,7 +213,8 @@ class BalancedFinish:
             return None  # most still pull their weights
         if view.forecast is None or len(view.remaining) == 0:
             few = 2 * view.remote_joined < view.local_engines  # too few to carry on alone
-            return None if few else self.fallback.ends(state, view)
+            early = 2 * view.turns_left > view.turns  # nor is there much to train on yet
+            return None if few or early else self.fallback.ends(state, view)
         now_s = self._end_s(view, view.forecast, 0.0, self.switch_s)
         later_s = min(self._end_s(view, view.forecast, h, self.switch_s) for h in self.horizons_s)
         if now_s <= later_s:
@@ -231,7 +235,9 @@ class BalancedFinish:
             for horizon_s in self.horizons_s
         )
         saved_s = without_s - with_s
-        return f"saves {saved_s:.0f} of {without_s:.0f} s" if saved_s > 2 * self.switch_s else None
+        # Besides the switches, what moves there and back is prefilled twice.
+        enough_s = 2 * self.switch_s + self.resume_share * without_s
+        return f"saves {saved_s:.0f} of {without_s:.0f} s" if saved_s > enough_s else None
 
     def after_step(self, state: SeedingState, times: StepTimes) -> SeedingState:
         learned = self.fallback.after_step(state, times)
@@ -240,16 +246,13 @@ class BalancedFinish:
         if times.train_s > 0 and times.trained_tokens > 0:
             seen = times.trained_tokens / times.train_s
             rate = seen if rate is None else rate + self.learning * (seen - rate)
-        return replace(
-            learned,
-            train_tokens_per_s=rate,
-            pace=self._pace(state, times) if times.steady else state.pace,
-        )
+        return replace(learned, train_tokens_per_s=rate, pace=self._pace(state, times))
 
     def _pace(self, state: SeedingState, times: StepTimes) -> float:
         """A trainer that waited longer than `wait_share` of the step was promised responses too early."""
         share = times.trainer_wait_s / max(times.step_s, 1e-9)
-        return min(max(state.pace * math.exp(2.0 * (share - self.wait_share)), 0.7), 2.0)
+        gain = 2.5 if times.steady else 1.25  # instances that came or went explain part of it
+        return min(max(state.pace * math.exp(gain * (share - self.wait_share)), 0.7), 2.0)
 
     def most_remote(self, state: SeedingState, view: SeedingView) -> int | None:
         """As many as the last step's work would fill; more while the forecast is shorter by `worth` with one more."""

@@ -94,6 +94,7 @@ def view(left: list[float], **changed: object) -> SeedingView:
         "remote_ready": 2,
         "remote_joined": 2,
         "local_engines": 2,
+        "turns": 2 * len(left),
         "turns_left": len(left),
         "ready_tokens": 0.0,
         "remaining": Remaining(np.array(left), np.zeros(len(left))),

@@ -31,6 +31,7 @@ class JobStep:
     began_s: float = 0.0
     window_s: float = 0.0
     done_tokens_before: int = 0
+    turns: int = 0
     closed_turns_goal: int = 0
     remote_seconds: float = 0.0
     looked_s: float = 0.0
@@ -61,6 +62,7 @@ class SeedingDesk:
         remote = len(self._remote(event.job))
         work = self._books.work_of(event.job)
         step.began_s = step.looked_s = step.seeding_since_s = event.now_s
+        step.turns = event.turns
         step.closed_turns_goal = work.closed_turns + event.turns
         step.counts = (remote, remote)
         step.done_tokens_before = work.done_tokens
@@ -183,6 +185,7 @@ class SeedingDesk:
             remote_ready=len(ready),
             remote_joined=len(remote),
             local_engines=max(step.local_engines, self._local(job)),
+            turns=step.turns,
             turns_left=max(len(turns), step.closed_turns_goal - work.closed_turns),
             ready_tokens=float(work.done_tokens - step.done_tokens_before - step.trained_tokens),
             remaining=Remaining(books.lengths.sample_left(made) if known else made, context),
