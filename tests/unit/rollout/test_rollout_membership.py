@@ -193,3 +193,11 @@ def test_joining_again_under_the_same_name_is_a_new_life() -> None:
     (again,) = dispatches(commands)
     assert again.attempt != sent.attempt
     assert none_of(FailTurn, commands)
+
+
+def test_a_version_that_nobody_asked_for_is_a_fault_and_is_not_believed() -> None:
+    driver = FleetDriver()
+    driver.join("a")
+    commands = driver.happen(InstanceReady(0.0, A, "v9"))
+    assert "v9" in only(ReportFault, commands).what
+    assert dispatches(driver.submit("t", version="v9")) == []
