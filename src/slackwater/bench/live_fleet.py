@@ -34,7 +34,12 @@ class FleetPlan:
     kv_mb: int = 64
 
     def worker(self) -> WorkerPlan:
-        arguments = ("--weights", str(self.work / "weights"), "--model", str(self.model))
+        arguments: tuple[str, ...] = (
+            "--weights",
+            str(self.work / "weights"),
+            "--model",
+            str(self.model),
+        )
         arguments += ("--base", BASE, "--base-version", BASE_VERSION, "--kind", "spot")
         arguments += ("--max-running", str(self.max_running), "--kv-mb", str(self.kv_mb))
         return WorkerPlan("engine", "slackwater.worker.engine_worker", arguments)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slackwater.policy.balancing import Move
+from slackwater.policy.balancing import EngineKnowledge, Move
 from slackwater.policy.instance_load import InstanceLoad
 
 
@@ -13,8 +13,8 @@ class MovingAlways:
 
     count: int = 2
 
-    def moves(self, loads: Sequence[InstanceLoad], plateau: int | None) -> Sequence[Move]:
-        del plateau
+    def moves(self, loads: Sequence[InstanceLoad], known: EngineKnowledge) -> Sequence[Move]:
+        del known
         taking = sorted(
             (load for load in loads if load.accepting),
             key=lambda load: (load.in_flight, load.instance),
