@@ -65,16 +65,27 @@ class Consolidation:
         cycle_s = float(table.cycle_s[row])
         if without:
             cycle_s = min(cycle_s, busiest_s(work, pins, len(stay)))
-        prices = self._book.fleet
+        return self._drained(row, work, pins, cycle_s)
+
+    def cost_under(self, row: int, cycle: FittedCycle) -> float:
+        """What a group would cost until it is drained in another cycle on the same nodes."""
+        table, group = self._book.table, self._book.groups[row]
+        count = len(group.jobs)
+        work = table.work[row][:, :count].copy()
+        work[ROUNDS] = cycle.rounds
+        return self._drained(row, work, table.pins[row][:count], cycle.period_s)
+
+    def _drained(self, row: int, work: Floats, pins: Ints, cycle_s: float) -> float:
+        fleet, count = self._book.fleet, work.shape[1]
         return drain_cost(
             work,
             pins,
-            len(stay),
+            count,
             cycle_s,
-            np.zeros(len(stay)),
-            len(group.train),
-            prices.rollout.node_type.price_per_h,
-            prices.train.node_type.price_per_h,
+            np.zeros(count),
+            len(self._book.groups[row].train),
+            fleet.rollout.node_type.price_per_h,
+            fleet.train.node_type.price_per_h,
         )
 
     def layout(

@@ -213,19 +213,32 @@ def drain_cost(
     rollout_price: float,
     train_price: float,
 ) -> float:
-    """What a group's nodes cost until its members are done, each node paid for as long as a member needs it."""
-    longest = 0.0
+    """What a group's nodes cost until its members are done, each node paid for as long as a member needs it.
+
+    When a member is done, the cycle of those that stay shrinks to their own work.
+    """
+    rest = work[:, :members].copy()
+    cycles = rest[LEFT] / rest[ROUNDS]
+    life_s = delay_s[:members].copy()
+    now_s, done = 0.0, 0.0
+    for j in np.argsort(cycles, kind="mergesort"):
+        if cycles[j] > done:
+            if done > 0.0:
+                cycle_s = min(cycle_s, busiest_s(rest, pins, members))
+            now_s += (cycles[j] - done) * cycle_s
+            done = cycles[j]
+        life_s[j] += now_s
+        rest[ROUNDS, j] = 0.0
     every = 0
     for j in range(members):
         every |= pins[j]
-        longest = max(longest, work[LEFT, j] * cycle_s / work[ROUNDS, j] + delay_s[j])
-    cost = longest * train_nodes * train_price
+    cost = life_s.max() * train_nodes * train_price
     node = 0
     while every >> node:
         life = 0.0
         for j in range(members):
             if (pins[j] >> node) & 1:
-                life = max(life, work[LEFT, j] * cycle_s / work[ROUNDS, j] + delay_s[j])
+                life = max(life, life_s[j])
         cost += life * rollout_price
         node += 1
-    return cost / 3600.0
+    return float(cost / 3600.0)

@@ -10,6 +10,7 @@ from slackwater.model.placement import GroupPlan, Phase, PhaseSlot
 from slackwater.policy.cycle_fitting import MAX_ROUNDS, fit_cycle
 from slackwater.policy.group_table import ROLL_S, ROUNDS, SYNC_S, TRAIN_S, Floats
 from slackwater.policy.groups import GroupBook
+from slackwater.policy.plan_alignment import worst_period_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +53,12 @@ def adopt_cycle(book: GroupBook, row: int, jobs: Sequence[JobId], cycle: FittedC
     slots.sort(key=lambda slot: (slot.start_s, slot.job))
     book.table.cycle_s[row] = cycle.period_s
     group.plan = GroupPlan(cycle.period_s, tuple(slots))
+
+
+def kept_period_s(book: GroupBook, row: int) -> float:
+    """How long a cycle of the group's plan takes at worst, now that some of its jobs may have left."""
+    group, work = book.groups[row], book.table.work[row]
+    assert group.plan is not None
+    lengths_s = {(slot.job, slot.phase): slot.length_s for slot in group.plan.slots}
+    syncs_s = {job: float(work[SYNC_S, book.members[job].index]) for job in group.jobs}
+    return worst_period_s(group.plan, lengths_s, syncs_s)

@@ -16,7 +16,7 @@ from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.node import Role
 from slackwater.model.placement import Placement, Refusal, Strategy
 from slackwater.policy.consolidation import Consolidation, Merger, newcomer, restart_s
-from slackwater.policy.cycle_plan import adopt_cycle, fit_group
+from slackwater.policy.cycle_plan import adopt_cycle, fit_group, kept_period_s
 from slackwater.policy.fleet import Fleet
 from slackwater.policy.group_table import MAX_MEMBERS, MAX_ROLLOUT_NODES
 from slackwater.policy.grouped_placement import GroupedPlacement
@@ -163,10 +163,32 @@ class Interleaving(GroupedPlacement):
 
     def remove(self, job: JobId, now_s: float) -> Sequence[Placement]:
         """Forget a job, then see which others should move together."""
-        member = self.book.members[job]
-        self._changed.add(member.row)
+        row = self.book.members[job].row
+        self._changed.add(row)
         self.book.remove(job)
-        return self.rebalance(now_s)
+        tightened = self._tighten(row)
+        moves = {move.job: move for move in (*tightened, *self.rebalance(now_s))}
+        return [self.book.placement(moved) for moved in moves]
+
+    def _tighten(self, row: int) -> Sequence[Placement]:
+        """After a member left: what remains of the plan is kept, unless a new one saves more than the change may cost.
+
+        One placement tells the group's new plan; no job changes nodes.
+        """
+        book = self.book
+        group = book.groups.get(row)
+        if group is None or group.plan is None or len(group.jobs) == 1:
+            return ()
+        book.table.cycle_s[row] = kept_period_s(book, row)
+        cycle = fit_group(book, row)
+        if cycle is None:
+            return ()
+        change_h = (cycle.period_s + float(book.table.cycle_s[row])) / 2 / 3600
+        gain = self._consolidation.group_cost(row) - self._consolidation.cost_under(row, cycle)
+        if gain <= change_h * book.price_per_h(row):
+            return ()
+        adopt_cycle(book, row, group.jobs, cycle)
+        return (book.placement(group.jobs[0]),)
 
     def isolate(self, job: JobId, now_s: float) -> Sequence[Placement]:
         """Give a placed job nodes of its own; empty if it has them, or if none are free."""
@@ -186,19 +208,21 @@ class Interleaving(GroupedPlacement):
             if merger is None:
                 break
             self._changed.clear()
+            left = {self.book.members[job].row for job in merger.jobs} - {merger.row}
             for job in self._merge(merger):
                 moves[job] = self.book.placement(job)
+            for row in left:
+                moves.update((told.job, told) for told in self._tighten(row))
         self._changed.clear()
         return [self.book.placement(job) for job in moves]
 
     def _best_merger(self) -> Merger | None:
         thin = self._thin_rows(most_members=3)
-        everything = False
         best: Merger | None = None
         for target in thin:
             pairs: list[tuple[JobId, ...]] = [()]
             for source in thin:
-                if source != target and (everything or {source, target} & self._changed):
+                if source != target and {source, target} & self._changed:
                     jobs = tuple(self.book.groups[source].jobs)
                     pairs.append(jobs)
                     if len(jobs) > 1:
