@@ -32,6 +32,7 @@ class FleetPlan:
     work: Path
     max_running: int = 64
     kv_mb: int = 64
+    least_step_ms: float = 0.0
 
     def worker(self) -> WorkerPlan:
         arguments: tuple[str, ...] = (
@@ -42,6 +43,7 @@ class FleetPlan:
         )
         arguments += ("--base", BASE, "--base-version", BASE_VERSION, "--kind", "spot")
         arguments += ("--max-running", str(self.max_running), "--kv-mb", str(self.kv_mb))
+        arguments += ("--least-step-ms", str(self.least_step_ms))
         return WorkerPlan("engine", "slackwater.worker.engine_worker", arguments)
 
 

@@ -22,7 +22,7 @@ from slackwater.control.rollout.events import EVENT_TYPES
 from slackwater.control.rollout.manager import RolloutManager
 from slackwater.control.rollout.settings import RolloutSettings
 
-_DEADLINE_S = 900.0
+_DEADLINE_S = 1800.0
 _NOTICE_S = 2.0
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -30,14 +31,24 @@ _VERSIONS_IN_PASSING = 4  # pulled before the manager has had older ones dropped
 
 
 class EngineWorker:
-    """One engine with one base model, and the versions over it."""
+    """One engine with one base model, and the versions over it.
 
-    def __init__(self, connection: Connection, engine: Engine, store: WeightStore) -> None:
+    `least_step_s` is for measurements: no step is shorter, as on an accelerator that memory bounds.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        engine: Engine,
+        store: WeightStore,
+        least_step_s: float = 0.0,
+    ) -> None:
         self._connection = connection
         self._engine = engine
         self._store = store
         self._requests: dict[int, GenerationRequest] = {}
         self._made: dict[int, int] = {}
+        self._least_step_s = least_step_s
 
     def run(self) -> None:
         """Until told to stop."""
@@ -47,7 +58,11 @@ class EngineWorker:
                     return
                 self._do(message)
             if self._engine.busy:
-                self._tell(self._engine.step())
+                began_s = time.perf_counter()
+                output = self._engine.step()
+                if self._least_step_s:
+                    time.sleep(max(began_s + self._least_step_s - time.perf_counter(), 0.0))
+                self._tell(output)
 
     def _do(self, message: messages.ToWorker) -> None:
         match message:
@@ -207,6 +222,7 @@ def main() -> None:
         "--kind", default="dedicated", choices=[kind.value for kind in InstanceKind]
     )
     parser.add_argument("--max-running", type=int, default=64)
+    parser.add_argument("--least-step-ms", type=float, default=0.0, help="for measurements")
     parser.add_argument("--kv-mb", type=int, default=512, help="memory of the KV cache")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -222,7 +238,8 @@ def main() -> None:
     hello = messages.Hello(secret(), options.worker, "engine", facts)
     with Connection(address_of(options.connect), hello) as connection:
         connection.report_gauges(lambda: _heartbeat_gauges(engine))
-        EngineWorker(connection, engine, DirectoryWeightStore(Path(options.weights))).run()
+        store = DirectoryWeightStore(Path(options.weights))
+        EngineWorker(connection, engine, store, options.least_step_ms / 1e3).run()
 
 
 if __name__ == "__main__":
