@@ -118,6 +118,18 @@ OPTIMUM = Section(
         Row("group.cost_per_kept_job_ratio", "group: cost per job that kept its SLO"),
         Row("random.cost_per_kept_job_ratio", "random: cost per job that kept its SLO"),
         Row("most_idle.cost_per_kept_job_ratio", "most idle: cost per job that kept its SLO"),
+        Row("lifetimes.ours.cost_ratio_mean", "jobs of 4 to 12 h, ours: cost over the optimum"),
+        Row("lifetimes.ours.slo_attainment", "jobs of 4 to 12 h, ours: SLO kept"),
+        Row(
+            "lifetimes.group.cost_ratio_mean",
+            "jobs of 4 to 12 h, group: cost over the optimum",
+            at_most=1.06,
+        ),
+        Row("lifetimes.group.slo_attainment", "jobs of 4 to 12 h, group: SLO kept"),
+    ),
+    note=(
+        "Two sets of instances: all jobs of one length, which is the placement problem itself, and jobs of 4 to 12 h, which leave at different times. Random and "
+        "most-idle placement go over capacity, so they look cheap and keep few SLOs; cost per job that kept its SLO is the fair figure for them."
     ),
 )
 
