@@ -74,12 +74,15 @@ class FrameEngine:
         self._socket.sendall(data)
 
     def finish(self, tokens: int) -> None:
-        """End every turn, and wait for the receiver to hang up."""
+        """End every turn."""
         ends = (
             messages.encode(messages.Ended(r.request, "length", tokens, r.version))
             for r in self.requests
         )
         self._socket.sendall(b"".join(ends))
+
+    def leave(self) -> None:
+        """Wait for the receiver to hang up."""
         self._socket.settimeout(60)
         with contextlib.suppress(ConnectionError):
             while self._socket.recv(1 << 18):
@@ -100,6 +103,8 @@ def send_frames(connect: str, turns: int, tokens: int, connections: int) -> None
             engine.send(frames[position % 7])
     for engine in engines:
         engine.finish(tokens)
+    for engine in engines:
+        engine.leave()
 
 
 def _event(position: int) -> bytes:

@@ -69,19 +69,29 @@ class FrameDecoder:
 
     def feed(self, data: bytes) -> list[Frame]:
         """Take bytes as they came; return the frames that are now whole."""
-        self._buffer += data
+        if self._buffer:
+            self._buffer += data
+            if not self._whole():  # a large frame comes in many pieces: copy it once, at its end
+                return []
+            data = bytes(self._buffer)
         frames: list[Frame] = []
-        start = 0
-        while len(self._buffer) - start >= HEADER_BYTES:
-            header = bytes(self._buffer[start : start + HEADER_BYTES])
-            kind, length = decode_header(header, self._max_bytes)
+        start, size = 0, len(data)
+        while size - start >= HEADER_BYTES:
+            kind, length = decode_header(data[start : start + HEADER_BYTES], self._max_bytes)
             end = start + HEADER_BYTES + length
-            if len(self._buffer) < end:
+            if size < end:
                 break
-            frames.append(Frame(kind, bytes(self._buffer[start + HEADER_BYTES : end])))
+            frames.append(Frame(kind, data[start + HEADER_BYTES : end]))
             start = end
-        del self._buffer[:start]
+        self._buffer[:] = data[start:]
         return frames
+
+    def _whole(self) -> bool:
+        """Whether the frame that the buffer begins with is all there."""
+        if len(self._buffer) < HEADER_BYTES:
+            return False
+        _, length = decode_header(bytes(self._buffer[:HEADER_BYTES]), self._max_bytes)
+        return len(self._buffer) >= HEADER_BYTES + length
 
     def finish(self) -> None:
         """The stream ended: raise if it ended inside a frame."""
