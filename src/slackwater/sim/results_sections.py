@@ -164,7 +164,8 @@ DRAIN = Section(
     ),
     note=(
         "The paper does not say how long its backlog was. The short one (120 jobs arriving in a day on 16 train nodes) was drawn first and ends with its longest "
-        "job, which sharing can only slow: ours spends that job's SLO on the others. The long one (400 jobs in 80 h) is decided by the amount of work. Both are shown."
+        "job, which sharing can only slow: ours spends that job's SLO on the others. The long one (400 jobs in 80 h) is decided more by the amount of work. Both are shown, as sums over four "
+        "draws each, since a single backlog's end hangs on a few long jobs."
     ),
 )
 
