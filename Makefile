@@ -25,7 +25,7 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/slackwater bench all
 
-recipes: $(STAMP)  # a cookbook recipe teaches a real model: about a quarter of an hour
+recipes: $(STAMP)  # a cookbook recipe teaches a real model: some minutes
 	SLACKWATER_RECIPES=$$($(BIN)/slackwater model get smollm2 --models runs/models) \
 		$(BIN)/python -m pytest -q -s tests/process/test_recipe_learns.py
 

@@ -1,6 +1,6 @@
 """The cookbook's arithmetic recipe, unmodified, teaches a real model: SmolLM2-135M.
 
-Takes a quarter of an hour, so it runs with `make recipes` only.
+Takes some minutes, so it runs with `make recipes` only.
 """
 
 import os
@@ -19,7 +19,7 @@ pytestmark = [
         reason="make recipes sets SLACKWATER_RECIPES to a model",
     ),
 ]
-STEPS = 8
+STEPS = 16
 
 
 @pytest.mark.timeout(3600)
