@@ -19,7 +19,7 @@ pytestmark = [
         reason="make recipes sets SLACKWATER_RECIPES to a model",
     ),
 ]
-STEPS = 16
+STEPS = 14
 
 
 @pytest.mark.timeout(3600)
@@ -41,7 +41,7 @@ def test_arithmetic_rewards_rise_with_a_real_model(tmp_path: Path) -> None:
             lora_rank=16,
             groups_per_batch=8,
             group_size=8,
-            learning_rate=1e-3,
+            learning_rate=4e-4,
             max_tokens=5,
             eval_every=0,
             save_every=0,
