@@ -165,7 +165,8 @@ DRAIN = Section(
     note=(
         "The paper does not say how long its backlog was. The short one (120 jobs arriving in a day on 16 train nodes) was drawn first and ends with its longest "
         "job, which sharing can only slow: ours spends that job's SLO on the others. The long one (400 jobs in 80 h) is decided more by the amount of work. Both are shown, as sums over four "
-        "draws each, since a single backlog's end hangs on a few long jobs."
+        "draws each, since a single backlog's end hangs on a few long jobs. The long backlog and the sum were "
+        "introduced after ours had missed the bar on the short one and on the first long draw alone (0.315 against 0.313), so the bar is not shown to be met."
     ),
 )
 
