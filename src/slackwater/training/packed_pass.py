@@ -17,7 +17,7 @@ from slackwater.training.fused_ops import FusedOps
 from slackwater.training.logprobs import target_logprobs
 from slackwater.training.losses import Loss
 from slackwater.training.packing import pack
-from slackwater.training.prefix_sharing import share_prefixes
+from slackwater.training.prefix_sharing import common_with_previous, share_prefixes
 from slackwater.training.shared_attention import SharedPrefixAttention
 
 # What one micro-batch may keep for its backward pass.
@@ -29,9 +29,13 @@ RECOMPUTE_BYTES = (
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """How much goes at once: from the net's shape, dtype and kind of device only, so that replays pack alike."""
+    """How much goes at once: from the net's shape, dtype and kind of device only, so that replays pack alike.
+
+    `keys_per_token` is how many keys, copied for a sequence that looks at them, take the memory of one token's rows.
+    """
 
     tokens: int
+    keys_per_token: int
     recompute: bool
 
     @classmethod
@@ -42,7 +46,16 @@ class MicroBatch:
         recompute = device == "cuda" and kept_bytes > RECOMPUTE_BYTES
         if recompute:
             kept_bytes = element_bytes * (2 * net.num_layers * net.hidden_size + kept_per_layer)
-        return cls(max(256, min(16384, ACTIVATION_BYTES[device] // kept_bytes)), recompute)
+        tokens = max(256, min(16384, ACTIVATION_BYTES[device] // kept_bytes))
+        return cls(tokens, kept_per_layer // (2 * heads), recompute)
+
+    def plan(self, sequences: Sequence[npt.NDArray[np.int64]]) -> list[list[int]]:
+        """Which sequences go together: what counts is the rows a sequence adds, and the keys it looks at."""
+        keys = [-(-len(sequence) // self.keys_per_token) for sequence in sequences]
+        alone = [len(sequence) + copied for sequence, copied in zip(sequences, keys, strict=True)]
+        shared = common_with_previous(sequences)
+        further = [whole - common for whole, common in zip(alone, shared, strict=True)]
+        return pack(alone, further, self.tokens)
 
 
 class PackedPass:
@@ -89,9 +102,7 @@ class PackedPass:
         return [
             [members[slot] for slot in batch]
             for _, members in sorted(by_width.items())
-            for batch in pack(
-                [data[index].num_tokens for index in members], self._micro_batch.tokens
-            )
+            for batch in self._micro_batch.plan([data[index].tokens for index in members])
         ]
 
     def _forward(

@@ -31,8 +31,7 @@ def share_prefixes(sequences: Sequence[Ints]) -> SharedRows:
     rows: list[Ints] = []
     own_from: list[int] = []
     count = 0
-    for number, sequence in enumerate(sequences):
-        common = _common(sequences[number - 1], sequence) if number else 0
+    for sequence, common in zip(sequences, common_with_previous(sequences), strict=True):
         own = np.arange(count, count + len(sequence) - common)
         rows.append(np.concatenate([rows[-1][:common], own]) if common else own)
         own_from.append(common)
@@ -44,6 +43,14 @@ def share_prefixes(sequences: Sequence[Ints]) -> SharedRows:
         rows=tuple(rows),
         own_from=tuple(own_from),
     )
+
+
+def common_with_previous(sequences: Sequence[Ints]) -> list[int]:
+    """How many tokens each sequence begins with that the one before it begins with too."""
+    return [
+        _common(sequences[number - 1], sequence) if number else 0
+        for number, sequence in enumerate(sequences)
+    ]
 
 
 def _common(one: Ints, other: Ints) -> int:

@@ -107,7 +107,7 @@ def test_micro_batches_logit_chunks_and_recomputing_do_not_change_what_is_learnt
     whole.forward_backward(batch(), "ppo", {})
     monkeypatch.setattr(logprobs, "LOGITS_BUDGET", {"cpu": 4 * NET.vocab_size})
     pieces = trainer()
-    pieces._pass._micro_batch = MicroBatch(tokens=20, recompute=recompute)
+    pieces._pass._micro_batch = MicroBatch(tokens=20, keys_per_token=100, recompute=recompute)
     pieces.forward_backward(batch(), "ppo", {})
     for name, gradient in whole.gradient().items():
         torch.testing.assert_close(pieces.gradient()[name], gradient, rtol=1e-4, atol=1e-5)
@@ -200,7 +200,7 @@ def test_a_pass_that_overflows_in_its_last_micro_batch_gives_its_gradient_back(
     tmp_path: Path,
 ) -> None:
     subject = trainer()
-    subject._pass._micro_batch = MicroBatch(tokens=20, recompute=False)
+    subject._pass._micro_batch = MicroBatch(tokens=20, keys_per_token=100, recompute=False)
     subject.forward_backward(batch(), "ppo", {})
     before = saved(subject, tmp_path / "a")
     absurd = with_input(datum(0, 4), "logprobs", np.full(4, -1e4, np.float32))
