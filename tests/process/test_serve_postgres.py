@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from slackwater.runtime import checkpoint_shelf as shelf
 from slackwater.runtime import operation_log, sample_log
 from slackwater.runtime.future_board import Outcome
 from slackwater.runtime.session_desk import SessionDesk
-from slackwater.runtime.store import Store
+from slackwater.runtime.store import Store, StoreLostError
 
 from .conftest import free_port
 
@@ -28,24 +28,46 @@ pytestmark = [
 ]
 
 
+class Cluster:
+    """A database server of its own; it refuses to run as root, so it runs as `postgres` then."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="slackwater-postgres-"))
+        self._user = "postgres" if os.geteuid() == 0 else None
+        if self._user:
+            shutil.chown(self._folder, self._user)
+        self._port = free_port()
+        self._run("initdb", "-A", "trust", "-U", "tester", "--no-sync")
+        self.url = f"postgresql://tester@127.0.0.1:{self._port}/postgres"
+
+    def _run(self, command: str, *options: str) -> None:
+        subprocess.run(
+            [command, "-D", str(self._folder / "data"), *options],
+            check=True,
+            capture_output=True,
+            user=self._user,
+            cwd=self._folder,
+            timeout=60,
+        )
+
+    def start(self) -> None:
+        options = f"-p {self._port} -k {self._folder} -c listen_addresses=127.0.0.1 -c fsync=off"
+        self._run("pg_ctl", "-w", "-l", str(self._folder / "log"), "-o", options, "start")
+
+    def stop(self) -> None:
+        self._run("pg_ctl", "-w", "-m", "immediate", "stop")
+
+    def remove(self) -> None:
+        self.stop()
+        shutil.rmtree(self._folder)
+
+
 @pytest.fixture(scope="module")
-def postgres_url() -> Iterator[str]:
-    """A cluster of its own; it refuses to run as root, so it runs as the user `postgres` then."""
-    folder = Path(tempfile.mkdtemp(prefix="slackwater-postgres-"))
-    user = "postgres" if os.geteuid() == 0 else None
-    if user:
-        shutil.chown(folder, user)
-    data, port = str(folder / "data"), free_port()
-
-    def run(*command: str) -> None:
-        subprocess.run(command, check=True, capture_output=True, user=user, cwd=folder, timeout=60)
-
-    run("initdb", "-D", data, "-A", "trust", "-U", "tester", "--no-sync")
-    options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
-    run("pg_ctl", "-D", data, "-w", "-l", str(folder / "log"), "-o", options, "start")
-    yield f"postgresql://tester@127.0.0.1:{port}/postgres"
-    run("pg_ctl", "-D", data, "-w", "-m", "immediate", "stop")
-    shutil.rmtree(folder)
+def cluster() -> Iterator[Cluster]:
+    made = Cluster()
+    made.start()
+    yield made
+    made.remove()
 
 
 TENANT, MODEL = TenantId("t"), ModelId("s:train:0")
@@ -104,10 +126,10 @@ def check(connection: Connection) -> None:
     assert len(operation_log.records_after(connection, MODEL, None)) == 3
 
 
-def test_everything_the_service_keeps_survives_on_postgresql(postgres_url: str) -> None:
+def test_everything_the_service_keeps_survives_on_postgresql(cluster: Cluster) -> None:
     async def scenario() -> None:
         for step in (fill, check):
-            store = Store(postgres_url)
+            store = Store(cluster.url)
             await store.open()
             await store.call(step)
             desk = SessionDesk(store, 300.0)
@@ -117,3 +139,46 @@ def test_everything_the_service_keeps_survives_on_postgresql(postgres_url: str) 
             await store.close()
 
     asyncio.run(scenario())
+
+
+def add_session(name: str) -> Callable[[Connection], None]:
+    def add(connection: Connection) -> None:
+        session = SamplingSession(
+            SamplingSessionId(name), TENANT, SessionId("s"), "tiny", "v", "tiny|client 0"
+        )
+        sample_log.add_sampling_session(connection, session, 0, 1.0)
+
+    return add
+
+
+def test_calls_made_while_the_database_restarts_are_done_when_it_is_back(cluster: Cluster) -> None:
+    async def scenario() -> None:
+        store = Store(cluster.url)
+        await store.open()
+        cluster.stop()
+        calls = [asyncio.create_task(store.call(add_session(f"ss-{n}"))) for n in range(3)]
+        await asyncio.to_thread(cluster.start)
+        await asyncio.wait_for(asyncio.gather(*calls), 30)
+        for number in range(3):
+            joined = SamplingSessionId(f"ss-{number}")
+            assert await store.call(lambda c, s=joined: sample_log.join_session(c, s)) == 1
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_database_that_stays_away_is_given_up_once_and_loudly(cluster: Cluster) -> None:
+    async def scenario() -> None:
+        losses: list[str] = []
+        store = Store(cluster.url, lambda: losses.append("lost"), patience_s=1.0)
+        await store.open()
+        cluster.stop()
+        with pytest.raises(StoreLostError, match="start the service again"):
+            await store.call(add_session("never"))
+        assert losses
+        await store.close()
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        cluster.start()

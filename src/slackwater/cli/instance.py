@@ -102,11 +102,12 @@ def verify(
     from slackwater.control.record import replay as replay_record
     from slackwater.control.rollout.events import EVENT_TYPES
     from slackwater.control.rollout.manager import RolloutManager
+    from slackwater.runtime.plane import ROLLOUT_SETTINGS
 
     if not record.is_file():
         raise ConfigError.of("RECORD", str(record), "is no file")
     with record.open("rb") as lines:
-        agreed, divergence = replay_record(RolloutManager(), lines, EVENT_TYPES)
+        agreed, divergence = replay_record(RolloutManager(ROLLOUT_SETTINGS), lines, EVENT_TYPES)
     if as_json:
         line = None if divergence is None else divergence.line
         print(json.dumps({"events_agreed": agreed, "first_divergence": line}))

@@ -1,5 +1,6 @@
 """`slackwater`: the commands, each imported only when it is called."""
 
+import errno
 import importlib
 import sys
 from typing import Any
@@ -8,6 +9,8 @@ import click
 import typer
 
 from slackwater.model.errors import SlackwaterError
+
+_FAULTS_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO)
 
 # name -> (module with a typer `app`, one line of help). Add a command by adding a line.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -70,6 +73,11 @@ def main() -> None:
     except SlackwaterError as error:
         print(f"slackwater: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ValueError) else 1)
+    except OSError as error:
+        if error.errno not in _FAULTS_OF_THE_DISK:
+            raise
+        print(f"slackwater: {error}", file=sys.stderr)
+        sys.exit(1)
     sys.exit(status if isinstance(status, int) else 0)
 
 

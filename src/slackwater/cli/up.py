@@ -155,6 +155,7 @@ def _log_to(file: Path) -> None:
     for handler in (whole, warnings):
         handler.addFilter(_is_no_cancellation)
     logging.basicConfig(level=logging.INFO, handlers=[whole, warnings])
+    logging.raiseExceptions = False  # a full disk costs log lines, not tracebacks about them
 
 
 def _is_no_cancellation(record: logging.LogRecord) -> bool:

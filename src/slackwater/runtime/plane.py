@@ -59,9 +59,9 @@ class ControlPlane:
             {name: BaseModel.read(name, path) for name, path in settings.models.items()}
         )
         self.tenants = Tenants.open(state, settings.tenants)
-        self.store = Store(settings.database_url or state.database_url)
-        self.board = FutureBoard()
         self.failed = asyncio.Event()
+        self.store = Store(settings.database_url or state.database_url, self.failed.set)
+        self.board = FutureBoard()
         self.background = Background(lambda error: self.failed.set())
         secret = secrets.token_urlsafe(32)
         self.hub = WorkerHub(self, secret, silent_after_s=SILENT_AFTER_S)

@@ -8,19 +8,23 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from slackwater.model.errors import ConfigError, RefusedError
+from slackwater.model.errors import ConfigError, RefusedError, UnavailableError
 from slackwater.model.ids import ModelId
 
 
 def write_whole(path: Path, text: str, mode: int = 0o600) -> None:
     """Write a small file so that readers see the old text or the new, never a part."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise UnavailableError(f"{path} cannot be written: {error.strerror}") from None
 
 
 class StateDirectory:
