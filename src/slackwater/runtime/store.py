@@ -42,7 +42,7 @@ class StoreLostError(UnavailableError):
 
 
 class Store:
-    """Runs functions of a connection on the store's thread; `lost` is called once if it must give up."""
+    """Runs functions of a connection on the store's thread; `lost` is called when it has given up."""
 
     def __init__(
         self, url: str, lost: Callable[[], None] = lambda: None, patience_s: float = PATIENCE_S

@@ -18,7 +18,7 @@ from slackwater.runtime.checkpoint_shelf import checkpoint_path, parse_path
 from slackwater.runtime.finished_feed import FinishedFeed, FinishedRequest
 from slackwater.runtime.future_board import FutureBoard, Outcome
 from slackwater.runtime.state_directory import StateDirectory
-from slackwater.runtime.store import Store
+from slackwater.runtime.store import Store, StoreLostError
 from slackwater.runtime.tenants import Tenants
 from slackwater.runtime.worker_hub import WorkerHub
 from slackwater.wire import messages
@@ -48,6 +48,47 @@ def test_a_number_sent_again_gives_the_first_request_and_another_payload_is_refu
         lenient = submission(1, OpKind.OPTIM_STEP, b"b", "r4", strict=False)
         assert await store.call(lambda c: log.add_operation(c, lenient)) == ("r1", False)
         await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_call_that_finds_the_disk_full_is_done_once_there_is_room(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store = Store(f"sqlite:///{tmp_path / 'db'}")
+        await store.open()
+        # This connection may not grow the file; the one that the store opens next may.
+        await store.call(lambda c: c.exec_driver_sql("PRAGMA max_page_count=1"))
+        large = submission(1, OpKind.FORWARD_BACKWARD, bytes(1 << 20), "r1")
+        assert await store.call(lambda c: log.add_operation(c, large)) == ("r1", True)
+        assert await store.call(lambda c: log.payload_of(c, RequestId("r1"))) == bytes(1 << 20)
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_disk_that_stays_full_ends_the_store_and_nothing_half_done_stays(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'db'}"
+
+    async def scenario() -> None:
+        losses: list[str] = []
+        store = Store(url, lambda: losses.append("lost"), patience_s=0.3)
+        await store.open()
+
+        def fill(connection: sa.Connection) -> None:
+            log.add_operation(connection, submission(1, OpKind.OPTIM_STEP, b"", "r1"))
+            connection.exec_driver_sql("PRAGMA max_page_count=1")
+            large = submission(2, OpKind.FORWARD_BACKWARD, bytes(1 << 20), "r2")
+            log.add_operation(connection, large)
+
+        for _ in range(2):
+            with pytest.raises(StoreLostError):
+                await store.call(fill)
+        assert losses == ["lost", "lost"]
+        await store.close()
+        again = Store(url)
+        await again.open()
+        assert await again.call(lambda c: log.records_after(c, ModelId("m"), 0)) == ()
+        await again.close()
 
     asyncio.run(scenario())
 
