@@ -229,7 +229,8 @@ def _replayed(record: Path) -> "tuple[int, Divergence | None]":
 
     def counted(lines: IO[bytes]) -> Iterator[bytes]:
         nonlocal number
-        for number, line in enumerate(lines, start=1):  # noqa: B007
+        for line in lines:
+            number += 1
             yield line
 
     try:

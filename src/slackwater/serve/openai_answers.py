@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from slackwater.serve.text import TextCodec, TextStream
 Top = Sequence[tuple[int, float]]
 
 
-class Answers:
+class Answers(ABC):
     """What completions and chat share; subclasses say how a choice looks."""
 
     prefix = ""
@@ -35,18 +36,20 @@ class Answers:
         self._streamed = [0] * len(prompts)
 
     # ---- how a choice looks ----
-    def choice(self, place: int, result: TurnResult, text: str) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def choice(self, place: int, result: TurnResult, text: str) -> dict[str, Any]: ...
 
-    def delta(self, place: int, text: str, logprobs: Any) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def delta(self, place: int, text: str, logprobs: Any) -> dict[str, Any]: ...
 
-    def logprobs(self, tokens: Sequence[int], values: Sequence[float], tops: Sequence[Top]) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def logprobs(
+        self, tokens: Sequence[int], values: Sequence[float], tops: Sequence[Top]
+    ) -> Any: ...
 
     @property
-    def wants_logprobs(self) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def wants_logprobs(self) -> bool: ...
 
     # ---- whole ----
     def whole(self, results: Sequence[TurnResult]) -> dict[str, Any]:

@@ -69,13 +69,12 @@ class CompletionBody(GenerationBody):
     logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     echo: bool | None = False
 
-    def prompts(self) -> list[str] | list[list[int]]:
+    def prompts(self) -> list[str | list[int]]:
         """One or more, as text or tokens."""
         if isinstance(self.prompt, str):
             return [self.prompt]
-        if self.prompt and isinstance(self.prompt[0], int):
-            return [[token for token in self.prompt if isinstance(token, int)]]
-        return self.prompt  # type: ignore[return-value]
+        tokens = [token for token in self.prompt if isinstance(token, int)]
+        return [tokens] if tokens else [item for item in self.prompt if not isinstance(item, int)]
 
 
 class ContentPart(BaseModel):
