@@ -19,6 +19,7 @@ Vllm = Annotated[bool, typer.Option(help="A vLLM server, not an embedded engine.
 VllmUrl = Annotated[str | None, typer.Option(help="The vLLM server; default: start one.")]
 
 _COLUMNS = ("instance", "model", "kind", "state", "running", "pending", "tokens_per_s", "pid")
+_TITLES = {"tokens_per_s": "tok/s"}
 
 
 @app.command("list")
@@ -28,10 +29,13 @@ def list_instances(state: State = DEFAULT_STATE, as_json: AsJson = False) -> Non
     if as_json:
         print(json.dumps(found))
         return
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*_COLUMNS)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in _COLUMNS:
+        table.add_column(_TITLES.get(column, column), overflow="fold")
     for row in found["instances"]:
         table.add_row(*(str(row.get(column, "")) for column in _COLUMNS))
     Console().print(table)

@@ -9,7 +9,6 @@ import typer
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from slackwater.sim.cluster.report import RunReport
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -38,8 +37,9 @@ def plan(
 ) -> None:
     """Say which jobs should share which nodes, what slows each down, and what that saves."""
     from slackwater.cli.atomic_file import check_place
+    from slackwater.cli.pictures import write_pictures
+    from slackwater.cli.progress import progress_bar
     from slackwater.cli.scenario_source import check_policy, fleet_of_pools, plot_format
-    from slackwater.cli.sim import progress_bar
     from slackwater.cli.stopping import unwind_on_terminate
     from slackwater.model.config import plain
     from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
@@ -63,7 +63,7 @@ def plan(
     check_policy(scenario)
     with progress_bar("plan") as progress:
         measured = plan_sharing(scenario, progress)
-    _write_pictures(measured.report, plot, fmt, trace)
+    write_pictures(measured.report, plot=plot, plot_format=fmt, trace=trace)
     figures = plan_figures(measured, pools)
     if as_json:
         print(json.dumps(figures))
@@ -77,20 +77,6 @@ def _print_input(read: dict[str, Any], as_json: bool) -> None:
     from slackwater.model.toml_text import toml_text
 
     print(json.dumps(read) if as_json else toml_text(read).rstrip("\n"))
-
-
-def _write_pictures(report: "RunReport", plot: Path | None, fmt: str, trace: Path | None) -> None:
-    from slackwater.cli.atomic_file import atomic_file, write_atomically
-
-    if trace:
-        from slackwater.sim.perfetto import trace_json
-
-        with atomic_file(trace, "--trace") as part:
-            part.writelines(trace_json(report))
-    if plot:
-        from slackwater.sim.plot import timeline_image
-
-        write_atomically(plot, timeline_image(report, fmt), "--plot")
 
 
 def _tables(figures: dict[str, Any]) -> "RenderableType":

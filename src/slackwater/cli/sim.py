@@ -4,7 +4,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Protocol
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
@@ -30,12 +30,6 @@ Plot = Annotated[
 ]
 
 
-class Progress(Protocol):
-    """Moves a progress bar."""
-
-    def __call__(self, share: float, what: str = "") -> None: ...
-
-
 @app.command()
 def run(
     file: File,
@@ -57,7 +51,9 @@ def run(
 ) -> None:
     """Run one scenario under its policy."""
     from slackwater.cli import scenario_source as source
-    from slackwater.cli.atomic_file import atomic_file, check_place, write_atomically
+    from slackwater.cli.atomic_file import atomic_file, check_place
+    from slackwater.cli.pictures import write_pictures
+    from slackwater.cli.progress import progress_bar
     from slackwater.cli.stopping import unwind_on_terminate
 
     unwind_on_terminate()
@@ -79,15 +75,7 @@ def run(
                 progress=progress,
                 record=_into(sink),
             )
-    if trace:
-        from slackwater.sim.perfetto import trace_json
-
-        with atomic_file(trace, "--trace") as part:
-            part.writelines(trace_json(report))
-    if plot:
-        from slackwater.sim.plot import timeline_image
-
-        write_atomically(plot, timeline_image(report, fmt, window), "--plot")
+    write_pictures(report, plot=plot, plot_format=fmt, trace=trace, hours=window)
     if as_json:
         from slackwater.model.config import plain
         from slackwater.sim.summary import run_summary
@@ -114,6 +102,7 @@ def compare(
     """Run one scenario under several policies and compare what they cost."""
     from slackwater.cli import scenario_source as source
     from slackwater.cli.atomic_file import write_atomically
+    from slackwater.cli.progress import progress_bar
 
     written, scenario = source.read_source(file, sets, None, seed)
     scenarios = source.under_each(scenario, written, policies)
@@ -203,6 +192,7 @@ def results(
 ) -> None:
     """Write the page with the papers' figures beside ours."""
     from slackwater.cli.atomic_file import check_place, write_atomically
+    from slackwater.cli.progress import progress_bar
     from slackwater.cli.results import measure_now, measured_before, mux_results
     from slackwater.cli.stopping import unwind_on_terminate
     from slackwater.sim.results_page import results_page
@@ -250,18 +240,3 @@ def _into(sink: IO[bytes] | None) -> Callable[[bytes], None] | None:
         sink.write(line)
 
     return write if sink else None
-
-
-@contextlib.contextmanager
-def progress_bar(name: str) -> Iterator[Progress]:
-    """A bar on the error stream, gone when the block ends; what is yielded moves it to a share of 1, and may say at what it is."""
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    with Bar(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(name, total=1.0)
-
-        def move(share: float, what: str = "") -> None:
-            bar.update(task, completed=share, description=f"{name}: {what}" if what else name)
-
-        yield move

@@ -49,11 +49,19 @@ def _ask(server: dict[str, Any]) -> dict[str, Any]:
 
 
 def _print(found: dict[str, Any]) -> None:
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("what", "value", title=f"{found['url']} (pid {found['pid']})")
-    for key, value in found.items():
-        if key not in ("running", "url", "pid"):
-            table.add_row(key, value if isinstance(value, str) else json.dumps(value))
+    print(f"{found['url']} (pid {found['pid']})")
+    table = Table(box=box.SIMPLE, show_header=False, padding=(0, 1, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, directory in found["models"].items():
+        table.add_row("model", f"{name}   {directory}")
+    for names in found["workers"].values():
+        for name in names:
+            table.add_row("worker", f"{name}   pid {found['pids'].get(name, '-')}")
+    for name, value in found["gauges"].items():
+        table.add_row(name.replace("_", " "), f"{value:,}")
     Console().print(table)
