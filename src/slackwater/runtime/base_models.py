@@ -1,7 +1,7 @@
 """Base models on disk: what the service must know of one without loading it."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,18 @@ class BaseModel:
     def version(self) -> str:
         """The weight version that means the base itself."""
         return f"base:{self.name}"
+
+    def room_after(self, prompt: Sequence[int]) -> int:
+        """How many tokens may follow a prompt; one that is empty, unreadable or too long is refused."""
+        if not prompt:
+            raise ConfigError.of("prompt", "[]", "must hold at least one token")
+        if max(prompt) >= self.vocab_size:
+            raise ConfigError.of("prompt: token", max(prompt), f"must be below {self.vocab_size}")
+        room = self.max_context_tokens - len(prompt)
+        if room < 1:
+            fix = f"must be below {self.max_context_tokens}"
+            raise ConfigError.of("prompt", f"{len(prompt)} tokens", fix)
+        return room
 
     @classmethod
     def read(cls, name: str, directory: Path) -> "BaseModel":

@@ -1,5 +1,7 @@
 """Tables of the durable store. Times are seconds since the epoch; blobs are msgpack."""
 
+from typing import Any
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -16,6 +18,21 @@ from sqlalchemy import (
 )
 
 metadata = MetaData()
+
+
+def _asked_and_answered() -> list[Column[Any]]:
+    """What is kept of any request, from its coming to its answer."""
+    return [
+        Column("digest", String, nullable=False),
+        Column("payload", LargeBinary),
+        Column("status", String, nullable=False),
+        Column("result", LargeBinary),
+        Column("error", Text),
+        Column("owner", String),
+        Column("created_s", Float, nullable=False),
+        Column("finished_s", Float),
+    ]
+
 
 facts = Table(
     "facts",
@@ -64,14 +81,7 @@ operations = Table(
     Column("tenant", String, nullable=False),
     Column("seq", Integer, nullable=False),
     Column("kind", String, nullable=False),
-    Column("digest", String, nullable=False),
-    Column("payload", LargeBinary),
-    Column("status", String, nullable=False),
-    Column("result", LargeBinary),
-    Column("error", Text),
-    Column("owner", String),
-    Column("created_s", Float, nullable=False),
-    Column("finished_s", Float),
+    *_asked_and_answered(),
     UniqueConstraint("model", "seq"),
     Index("operations_finished", "finished_s"),
 )
@@ -99,14 +109,7 @@ samples = Table(
     Column("sampling_session", String, nullable=False),
     Column("tenant", String, nullable=False),
     Column("seq", BigInteger, nullable=False),
-    Column("digest", String, nullable=False),
-    Column("payload", LargeBinary),
-    Column("status", String, nullable=False),
-    Column("result", LargeBinary),
-    Column("error", Text),
-    Column("owner", String),
-    Column("created_s", Float, nullable=False),
-    Column("finished_s", Float),
+    *_asked_and_answered(),
     UniqueConstraint("sampling_session", "seq"),
     Index("samples_finished", "finished_s"),
 )

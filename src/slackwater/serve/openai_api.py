@@ -82,14 +82,7 @@ class OpenAiFace:
 
 
 def _sampling(body: GenerationBody, base: BaseModel, prompt: list[int], seed: int) -> Sampling:
-    if not prompt:
-        raise ConfigError.of("prompt", "[]", "must hold at least one token")
-    if max(prompt) >= base.vocab_size:
-        raise ConfigError.of("prompt: token", max(prompt), f"must be below {base.vocab_size}")
-    room = base.max_context_tokens - len(prompt)
-    if room < 1:
-        limit = base.max_context_tokens
-        raise ConfigError.of("prompt", f"{len(prompt)} tokens", f"must be below {limit}")
+    room = base.room_after(prompt)
     wanted, topk, scores = _wishes(body)
     stops = [] if body.ignore_eos else base.stop_token_ids
     return Sampling(

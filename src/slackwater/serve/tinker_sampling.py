@@ -110,14 +110,7 @@ def _seeds(body: bodies.SampleBody, session: SamplingSession, seq: int) -> list[
 
 def _payload(body: bodies.SampleBody, base: BaseModel, seeds: list[int]) -> SamplePayload:
     prompt = [token for chunk in body.prompt.chunks for token in chunk.tokens]
-    if not prompt:
-        raise ConfigError.of("prompt", "[]", "must hold at least one token")
-    if max(prompt) >= base.vocab_size:
-        raise ConfigError.of("prompt: token", max(prompt), f"must be below {base.vocab_size}")
-    room = base.max_context_tokens - len(prompt)
-    if room < 1:
-        limit = base.max_context_tokens
-        raise ConfigError.of("prompt", f"{len(prompt)} tokens", f"must be below {limit}")
+    room = base.room_after(prompt)
     last = body.prompt_logprobs_last_n
     if last is not None and (not body.prompt_logprobs or last >= len(prompt)):
         raise ConfigError.of(
