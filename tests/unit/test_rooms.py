@@ -1,5 +1,10 @@
 """Who may import whom: the table of rooms, held by the code."""
 
+import re
+import sys
+import tomllib
+from pathlib import Path
+
 import grimp
 import pytest
 
@@ -50,3 +55,17 @@ def test_a_room_imports_only_what_its_line_names(graph: grimp.ImportGraph, room:
         if room_of(imported) not in allowed
     ]
     assert strays == []
+
+
+PLANNER = ("cli.main", "cli.plan", "cli.sim", "cli.rollout", "cli.storm")
+
+
+def test_the_planner_loads_only_what_the_package_asks_for_without_extras() -> None:
+    graph = grimp.build_graph("slackwater", include_external_packages=True, cache_dir=None)
+    loaded: set[str] = set()
+    for command in PLANNER:
+        loaded |= graph.find_upstream_modules(f"slackwater.{command}")
+    outside = {name for name in loaded if not name.startswith("slackwater")}
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    asked_for = {re.split(r"[^a-z]", line)[0] for line in project["dependencies"]}
+    assert outside - sys.stdlib_module_names - asked_for == set()

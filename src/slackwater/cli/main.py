@@ -3,12 +3,18 @@
 import errno
 import importlib
 import sys
-from typing import Any
+from importlib.metadata import version
+from typing import Annotated, Any
 
-import click
 import typer
+from typer.core import TyperGroup
 
 from slackwater.model.errors import SlackwaterError
+
+# The root of typer's usage errors, which it does not export.
+_UsageError: type[Any] = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
 
 _FAULTS_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO)
 
@@ -28,51 +34,72 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-class LateCommands(click.Group):
+class LateCommands(TyperGroup):
     """A group whose members are imported when named: `--help` stays instant."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> Any:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(COMMANDS[cmd_name][0])
         return typer.main.get_command(module.app)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
 
-@click.group(cls=LateCommands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="slackwater")
-def root() -> None:
-    """RL post-training of language models on the slack of a GPU fleet."""
-
-
-# Newer typer carries a click of its own, whose errors are not the installed click's.
-_USAGE_ERRORS: tuple[type[Exception], ...] = (
-    click.ClickException,
-    *(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"),
+app = typer.Typer(
+    cls=LateCommands,
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"slackwater {version('slackwater')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    shown: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Say which one."),
+    ] = False,
+) -> None:
+    """RL post-training of language models on the slack of a GPU fleet."""
 
 
 def main() -> None:
     """Exit 0 if it worked, 1 if it failed, 2 if the input was wrong, 130 on Ctrl-C."""
     try:
-        status = root.main(standalone_mode=False)
-    except (click.exceptions.Exit, typer.Exit) as ended:
+        status = typer.main.get_command(app).main(standalone_mode=False)
+    except typer.Exit as ended:
         sys.exit(ended.exit_code)
-    except _USAGE_ERRORS as error:
+    except _UsageError as error:
         _show_usage(error)
         sys.exit(2)
-    except (click.Abort, typer.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
         sys.exit(130)
     except SlackwaterError as error:
         print(f"slackwater: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ValueError) else 1)
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("slackwater"):
+            raise
+        print(
+            f"slackwater: {error.name} is not installed; this command needs more than the planner: "
+            "pip install -c constraints.txt '.[serve,rl]'",
+            file=sys.stderr,
+        )
+        sys.exit(1)
     except OSError as error:
         if error.errno not in _FAULTS_OF_THE_DISK:
             raise
