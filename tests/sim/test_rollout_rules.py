@@ -1,24 +1,33 @@
 """Rules against each other, in small: the same manager under each."""
 
+from dataclasses import replace
+
 import pytest
 
+from slackwater.bench.spot_places import ReturningInstances
+from slackwater.policy.seeding import AdaptiveWindow
+from slackwater.runtime.plane import ROLLOUT_SETTINGS
 from slackwater.sim.rollout.agent_run import AgentFleet, run_agents
 from slackwater.sim.rollout.agent_trace import drawn_sessions
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, EngineCost
 from slackwater.sim.rollout.response_lengths import log_normal
 from slackwater.sim.rollout.rules import AGENT_RULES, SPOT_RULES
 from slackwater.sim.rollout.spot_run import SETUPS, SpotResult, SpotSetup, run_spot
-from slackwater.sim.rollout.spot_trace import SpotEvent, SpotRates
+from slackwater.sim.rollout.spot_trace import SpotEvent, SpotRates, window_of
 from slackwater.sim.rollout.trainer import StepPlan
 
 LENGTHS = log_normal(1200.0, 0.7, 4096.0)
 PLAN = StepPlan(turns=192, max_tokens=4096, min_batch=8)
 
 
+# A first window in proportion to these short steps.
+SHORT = {"rlboost": replace(SPOT_RULES["rlboost"], seeding=AdaptiveWindow(initial_s=20.0))}
+
+
 def run(rule: str, trace: tuple[SpotEvent, ...], seconds: float = 300.0) -> SpotResult:
     shape, nodes = SETUPS["14b"]
     setup = SpotSetup(shape, nodes, LENGTHS, PLAN)
-    return run_spot(setup, SPOT_RULES[rule], trace, seconds=seconds)
+    return run_spot(setup, (SPOT_RULES | SHORT)[rule], trace, seconds=seconds)
 
 
 STEADY = tuple(SpotEvent(0.0, "add", f"s{number}") for number in range(4))
@@ -27,7 +36,7 @@ STEADY = tuple(SpotEvent(0.0, "add", f"s{number}") for number in range(4))
 def test_every_response_is_trained_on_exactly_once_whatever_is_preempted() -> None:
     stormy = SpotRates(4.0, removals_per_h=20.0, hours=0.2).draw(3)
     lengths = SpotSetup(*SETUPS["14b"], LENGTHS, PLAN).draw_lengths(0)
-    for rule in ("seeding_off", "rlboost", "ours"):
+    for rule in ("rlboost_seeding_off", "rlboost", "ours"):
         result = run(rule, stormy, 200.0)
         for number, step in enumerate(result.steps):
             assert step.tokens == sum(lengths(number)), f"{rule}, step {number}"
@@ -40,6 +49,38 @@ def test_spot_instances_make_steps_shorter_and_seeding_bridges_their_absence() -
         assert run(rule, STEADY).tokens_per_s > 1.05 * colocated.tokens_per_s
         alone = run(rule, ())
         assert alone.tokens_per_s == pytest.approx(colocated.tokens_per_s, rel=0.05)
+
+
+def test_seeding_and_what_is_remembered_help_when_instances_vanish_and_return() -> None:
+    few = ReturningInstances(settle_s=300.0, return_every_s=150.0, most=3)
+    for rule in ("rlboost", "ours"):
+        rates = {
+            off: run(f"{rule}{off}", few.trace(), few.end_s).tokens_per_s_since(few.lost_s)
+            for off in ("", "_seeding_off", "_memory_off")
+        }
+        assert rates["_seeding_off"] < 0.95 * rates[""], rule
+        assert rates["_memory_off"] < rates[""], rule
+
+
+def test_ours_is_what_a_live_service_runs_with() -> None:
+    live = ROLLOUT_SETTINGS
+    for rules in (SPOT_RULES["ours"], AGENT_RULES["ours"]):
+        assert (rules.routing, rules.balancing) == (live.routing, live.balancing)
+        assert rules.seeding == live.seeding
+
+
+def test_a_window_of_a_trace_begins_with_those_who_are_there() -> None:
+    whole = (
+        SpotEvent(0.0, "add", "a"),
+        SpotEvent(5.0, "add", "b"),
+        SpotEvent(8.0, "remove", "a"),
+        SpotEvent(12.0, "remove", "b"),
+        SpotEvent(20.0, "add", "c"),
+    )
+    assert window_of(whole, 10.0, 10.0) == (
+        SpotEvent(0.0, "add", "b"),
+        SpotEvent(2.0, "remove", "b"),
+    )
 
 
 def test_a_run_is_the_same_twice() -> None:

@@ -23,8 +23,6 @@ from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import InstanceId, JobId, TrajectoryId, TurnId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.model.turn import FinishReason, Sampling, TurnSpec
-from slackwater.policy.balancing import EvenSteps
-from slackwater.policy.routing import CacheAffine
 
 LIVE_TURNS = 10_000
 INSTANCES = 200
@@ -36,11 +34,7 @@ class _Load:
     """A manager under load; a decision is a turn submitted, a turn ended (its room refilled), or moved."""
 
     def __init__(self, seed: int) -> None:
-        self.manager = RolloutManager(
-            RolloutSettings(
-                routing=CacheAffine(), balancing=EvenSteps(), stall_s=1e9, borrowed_stall_s=1e9
-            )
-        )
+        self.manager = RolloutManager(RolloutSettings(stall_s=1e9, borrowed_stall_s=1e9))
         self.rng = np.random.default_rng(seed)
         self.now_s = 0.0
         self.running: dict[TurnId, Dispatch] = {}

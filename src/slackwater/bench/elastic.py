@@ -44,10 +44,10 @@ def run(options: BenchOptions) -> dict[str, float]:
         "fixed_ours": ("ours", None),
         "serverless": ("turn_wise", LeasedFunctions(LENT)),
         "rlboost_spot": ("rlboost", spot),
-        "ours_spot": ("elastic", spot),
+        "ours_spot": ("ours", spot),
         "rose_lent": ("affinity", lent),
-        "ours_lent": ("elastic", lent),
-        "ours_lent_and_spot": ("elastic", Together((lent, spot))),
+        "ours_lent": ("ours", lent),
+        "ours_lent_and_spot": ("ours", Together((lent, spot))),
     }
     for devices in (4, 8):
         cases[f"rose_lent_{devices}"] = ("affinity", LentServing(devices, options.seed))

@@ -130,12 +130,14 @@ class Colocated:
 class AdaptiveWindow:
     """RLBoost: a window of time, moved by what trainer and instances waited in the last step.
 
+    The window is fixed when the step begins: when it is over the trainer takes its devices, whether instances
+    have their weights yet or not. `initial_s` and `eta` are those of the authors' published manager.
     Without `seeds` the window is always 0 (all turns go to remote instances if there are any); without
     `remembers` the window is not looked up when a number of instances returns.
     """
 
-    initial_s: float = 60.0
-    eta: float = 2.0
+    initial_s: float = 150.0
+    eta: float = 3.0
     seeds: bool = True
     remembers: bool = True
 
@@ -148,14 +150,12 @@ class AdaptiveWindow:
         return state.window_s
 
     def ends(self, state: SeedingState, view: SeedingView) -> str | None:
+        del state
         if view.turns_left == 0:
             return "all turns are done"
-        if view.remote_ready == 0:
+        if view.remote_joined == 0 or view.elapsed_s < view.window_s:
             return None
-        window_s = min(view.window_s, self.window_s(state, view.remote_joined))
-        if view.elapsed_s >= window_s:
-            return f"the window of {window_s:.0f} s is over"
-        return None
+        return f"the window of {view.window_s:.0f} s is over"
 
     def resumes(self, state: SeedingState, view: SeedingView) -> str | None:
         del state
@@ -187,6 +187,8 @@ class BalancedFinish:
     for stopping now and for stopping a little later, from the turns that are left, the lengths seen and the
     step times measured; so a loss or a gain of instances is answered at once. The window is the fallback
     until enough is known. A trainer that waits takes part again when that saves more than switching costs.
+    Without `seeds` all turns go to remote instances if there are any; without `remembers` every step begins
+    as if it were the first, with nothing known of the trainer's rate or of how forecasts turned out.
     """
 
     fallback: AdaptiveWindow = AdaptiveWindow()
@@ -199,6 +201,8 @@ class BalancedFinish:
     ready_share: float = 0.75
     resume_share: float = 0.05
     at_most: int = 64
+    seeds: bool = True
+    remembers: bool = True
 
     def start(self) -> SeedingState:
         return replace(self.fallback.start(), pace=self.first_pace)
@@ -209,6 +213,8 @@ class BalancedFinish:
     def ends(self, state: SeedingState, view: SeedingView) -> str | None:
         if view.turns_left == 0:
             return "all turns are done"
+        if not self.seeds:
+            return "no seeding" if view.remote_joined else None
         if view.remote_ready == 0 or view.remote_ready < self.ready_share * view.remote_joined:
             return None  # most still pull their weights
         if view.forecast is None or len(view.remaining) == 0:
@@ -227,7 +233,8 @@ class BalancedFinish:
             return None
         if view.remote_joined == 0:
             return "no remote instance is left"
-        if view.forecast is None or len(view.remaining) == 0 or view.local_engines == 0:
+        unknown = view.forecast is None or len(view.remaining) == 0 or view.local_engines == 0
+        if view.forecast is None or unknown or not self.seeds:
             return None
         without_s = self._end_s(view, view.forecast, 0.0, 0.0)
         with_s = min(
@@ -242,6 +249,8 @@ class BalancedFinish:
     def after_step(self, state: SeedingState, times: StepTimes) -> SeedingState:
         learned = self.fallback.after_step(state, times)
         learned = replace(learned, most_remote=_most_remote(times, times.seeded_s))
+        if not self.remembers:
+            return replace(self.start(), most_remote=learned.most_remote)
         rate = state.train_tokens_per_s
         if times.train_s > 0 and times.trained_tokens > 0:
             seen = times.trained_tokens / times.train_s

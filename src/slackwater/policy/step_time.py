@@ -1,7 +1,8 @@
 """How long a decode step takes, learned while engines run: a fixed part, a part per turn, a part per token read.
 
 Memory-bound decoding reads the weights once a step and every turn's context; so a step's length is linear in
-the batch and in the cached tokens. Three numbers describe an engine, and heartbeats are enough to find them.
+the batch and in the cached tokens. Three numbers describe an engine, and heartbeats are enough to find them; a
+fourth, the cost of a prefilled token, tells apart what prompts added to the time between two heartbeats.
 """
 
 from dataclasses import dataclass
@@ -29,16 +30,18 @@ class StepTimeFit:
         self._fade = fade
         self._enough = enough
         self._seen = 0
-        self._gram = np.zeros((3, 3))
-        self._moment = np.zeros(3)
+        self._gram = np.zeros((4, 4))
+        self._moment = np.zeros(4)
         self._fitted: StepTime | None = None
         self._stale = True
 
-    def observe(self, batch: int, context_tokens: int, step_s: float) -> None:
-        """One measurement of a steady batch."""
+    def observe(
+        self, batch: float, context_tokens: float, step_s: float, prefilled_tokens: float = 0.0
+    ) -> None:
+        """One measurement: what a step of about this batch took, with so much prefilled beside each step."""
         if batch <= 0 or step_s <= 0:
             return
-        row = np.array([1.0, batch / 100.0, context_tokens / 1e5])  # scaled: all near 1
+        row = np.array([1.0, batch / 100, context_tokens / 1e5, prefilled_tokens / 100])  # near 1
         weight = 1.0 / step_s**2  # relative errors count alike
         self._gram = self._fade * self._gram + weight * np.outer(row, row)
         self._moment = self._fade * self._moment + weight * row * step_s
@@ -56,9 +59,9 @@ class StepTimeFit:
         return self._fitted
 
     def _solve(self) -> StepTime:
-        """Drop parts that come out negative, one by one; what is left is the constrained optimum for
-        three nearly orthogonal columns."""
-        active = [0, 1, 2]
+        """Drop parts that come out negative, one by one; what is left is near the constrained optimum for
+        nearly orthogonal columns."""
+        active = [0, 1, 2, 3]
         ridge = 1e-6 * np.trace(self._gram) / 3
         while True:
             gram = self._gram[np.ix_(active, active)] + ridge * np.eye(len(active))
@@ -66,6 +69,6 @@ class StepTimeFit:
             if len(active) == 1 or found.min() >= 0:
                 break
             active.pop(int(found.argmin()))
-        parts = np.zeros(3)
+        parts = np.zeros(4)
         parts[active] = np.maximum(found, 0.0)
         return StepTime(float(parts[0]), float(parts[1]) / 100.0, float(parts[2]) / 1e5)

@@ -1,5 +1,6 @@
 """Instances come and go; turns do not notice."""
 
+import pytest
 from fleet_driver import FleetDriver, dispatches, instance_spec, none_of, only
 
 from slackwater.control.rollout.commands import (
@@ -15,6 +16,7 @@ from slackwater.control.rollout.events import (
     DrainAsked,
     InstanceHeartbeat,
     InstanceJoined,
+    InstanceLost,
     InstanceNotice,
     InstanceReady,
     PullFailed,
@@ -22,7 +24,7 @@ from slackwater.control.rollout.events import (
     WeightsPublished,
     WeightsRetired,
 )
-from slackwater.model.ids import InstanceId, JobId
+from slackwater.model.ids import InstanceId, JobId, TrajectoryId
 from slackwater.model.instance import InstanceKind, InstanceState
 
 A, B = InstanceId("a"), InstanceId("b")
@@ -201,3 +203,51 @@ def test_a_version_that_nobody_asked_for_is_a_fault_and_is_not_believed() -> Non
     commands = driver.happen(InstanceReady(0.0, A, "v9"))
     assert "v9" in only(ReportFault, commands).what
     assert dispatches(driver.submit("t", version="v9")) == []
+
+
+def test_a_moved_turn_does_not_make_its_trajectory_one_that_comes_back() -> None:
+    driver = FleetDriver()
+    driver.join("a")
+    driver.submit("t1", trajectory="c")
+    driver.join("b")
+    driver.happen(InstanceLost(1.0, A, "preempted"))
+    load = driver.manager.books.fleet.records[B].load
+    assert (load.in_flight, load.homed_tokens) == (1, 0)
+    driver.tokens("b", 2, [5])
+    driver.end("b", 2, 1)
+    driver.submit("t2", trajectory="c", prompt=(1, 2, 3, 5))
+    assert load.homed_tokens == 4
+
+
+def test_an_instance_that_joins_again_under_its_name_is_nobodys_home() -> None:
+    driver = FleetDriver()
+    driver.join("a")
+    for number, prompt in enumerate(((1, 2), (1, 2, 5, 6)), 1):
+        driver.submit(f"t{number}", trajectory="c", prompt=prompt)
+        driver.tokens("a", number, [5])
+        driver.end("a", number, 1)
+    assert driver.manager.books.fleet.records[A].load.homed_tokens == 5
+    driver.happen(InstanceLost(1.0, A, "killed"))
+    driver.join("a")
+    assert driver.manager.books.fleet.records[A].load.homed_tokens == 0
+    assert driver.manager.books.dispatcher.homes.of(TrajectoryId("c")) == (None, 0)
+    driver.submit("t3", trajectory="c")
+    assert driver.manager.books.fleet.records[A].load.homed_tokens == 3
+
+
+def test_what_a_step_takes_is_learned_while_turns_end_and_prompts_come() -> None:
+    driver = FleetDriver()
+    driver.join("a", max_running=64, kv_tokens=100_000)
+    produced = prefilled = 0
+    for beat in range(1, 40):
+        running, fresh = 48 - beat, 20 * (beat % 3)
+        steps = 50
+        produced += steps * running
+        prefilled += fresh
+        driver.now_s += steps * (0.01 + 1e-4 * running) + 1e-3 * fresh
+        driver.happen(
+            InstanceHeartbeat(driver.now_s, A, running, 0, produced, 100 * running, prefilled)
+        )
+    model = driver.manager.books.step_time.model
+    assert model is not None
+    assert model.step_s(20, 2000) == pytest.approx(0.012, rel=0.05)

@@ -179,7 +179,9 @@ def test_step_times_are_learned_from_noisy_reports(
     truth = StepTime(base, per_turn, per_token)
     for _ in range(300):
         batch, context = int(rng.integers(1, 200)), int(rng.integers(0, 600_000))
-        fit.observe(batch, context, truth.step_s(batch, context) * rng.normal(1, 0.02))
+        prefilled = float(rng.integers(0, 3) * 50)
+        step_s = truth.step_s(batch, context) + 2e-5 * prefilled
+        fit.observe(batch, context, step_s * rng.normal(1, 0.02), prefilled)
     model = fit.model
     assert model is not None
     assert min(model.base_s, model.per_turn_s, model.per_token_s) >= 0

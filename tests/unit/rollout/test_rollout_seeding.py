@@ -1,5 +1,7 @@
 """How long training nodes roll out themselves."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from fleet_driver import FleetDriver, dispatches, none_of, only
@@ -66,7 +68,7 @@ def test_the_window_moves_by_half_the_difference_of_the_waits_and_never_below_ze
 
 
 def test_the_window_that_suited_a_number_of_instances_is_remembered_when_it_returns() -> None:
-    policy = AdaptiveWindow()
+    policy = AdaptiveWindow(eta=2.0)
     state = policy.after_step(SeedingState(10.0), times(trainer_wait_s=40.0, remote_now=4))
     assert state.memory == {4: 30.0}
     state = policy.after_step(state, times(trainer_wait_s=100.0, remote_now=2, steady=False))
@@ -148,6 +150,29 @@ def test_with_no_remote_instance_local_engines_never_stop_before_the_work_is_don
         assert policy.ends(policy.start(), alone) is None
         assert policy.ends(policy.start(), view([], turns_left=0)) is not None
         assert policy.resumes(policy.start(), alone) is not None
+
+
+def test_the_window_ends_on_time_whether_instances_have_their_weights_or_not() -> None:
+    policy = AdaptiveWindow()
+    pulling = view([100.0], remote_ready=0, remote_joined=2, window_s=30.0)
+    assert policy.ends(policy.start(), replace(pulling, elapsed_s=29.0)) is None
+    assert policy.ends(policy.start(), replace(pulling, elapsed_s=30.0)) is not None
+
+
+def test_without_seeding_the_trainer_takes_its_devices_as_soon_as_anyone_else_is_there() -> None:
+    for policy in (BalancedFinish(seeds=False), AdaptiveWindow(seeds=False)):
+        begun = view([5000.0] * 50, elapsed_s=0.0, remote_ready=0, remote_joined=1)
+        assert policy.ends(policy.start(), begun) is not None
+        assert policy.ends(policy.start(), replace(begun, remote_joined=0)) is None
+        assert policy.resumes(policy.start(), begun) is None
+
+
+def test_a_rule_that_remembers_nothing_begins_every_step_as_the_first() -> None:
+    taught = times(trained_tokens=5000, trainer_wait_s=30.0)
+    keeps, forgets = BalancedFinish(), BalancedFinish(remembers=False)
+    assert keeps.after_step(keeps.start(), taught).train_tokens_per_s == 50.0
+    after = forgets.after_step(forgets.start(), taught)
+    assert replace(after, most_remote=None) == forgets.start()
 
 
 def step(driver: FleetDriver, *, locals_: int = 1, turns: int = 2) -> list[RolloutCommand]:

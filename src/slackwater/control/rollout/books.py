@@ -114,7 +114,7 @@ class Books:
         work.closed_s = now_s
         self.dispatcher.line.remove(turn)
         if turn.instance is not None:
-            self.dispatcher.homes.remember(turn, now_s, sent=False)
+            self.dispatcher.homes.remember(turn, now_s)
         record = self.dispatcher.detach(turn)
         if record is not None:
             self.dispatcher.fill(record, now_s, out)

@@ -206,7 +206,7 @@ class Dispatcher:
             record.progress_s = now_s
         load.in_flight += 1
         load.kv_load_tokens += turn.sent_context
-        self.homes.remember(turn, now_s, sent=True)
+        self.homes.remember(turn, now_s)
         out.append(
             Dispatch(
                 record.spec.instance,

@@ -34,6 +34,7 @@ class InstanceRecord:
         self.prefilled_tokens = 0
         self.reported_s: float | None = None
         self.reported_running = 0
+        self.reported_kv_tokens = 0
         self.faults = 0
         self.draining = False
         self.leaves_at_s: float | None = None

@@ -3,20 +3,30 @@
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from slackwater.control.rollout.fleet import Fleet
+from slackwater.control.rollout.fleet import Fleet, InstanceRecord
 from slackwater.control.rollout.live_turn import LiveTurn
-from slackwater.model.ids import InstanceId, TrajectoryId
+from slackwater.model.ids import InstanceId, TrajectoryId, TurnId
 
 
 @dataclass(slots=True)
 class Home:
-    """`counted` tokens are in the instance's `homed_tokens`: only a trajectory that has come back counts."""
+    """`counted` tokens are in the instance's `homed_tokens`: only a trajectory that has come back counts.
 
-    instance: InstanceId
+    One has come back when it had more than one turn; a turn that moved is still the same turn. The record is
+    the instance itself, not its name: one that joins again under an old name has an empty cache.
+    """
+
+    record: InstanceRecord
     context_tokens: int
     seen_s: float
-    turns: int
+    turn: TurnId
+    came_back: bool
     counted: int = 0
+
+    def count(self, tokens: int) -> None:
+        """Let the instance's total hold so many tokens of this trajectory."""
+        self.record.load.homed_tokens += tokens - self.counted
+        self.counted = tokens
 
 
 class Homes:
@@ -29,21 +39,25 @@ class Homes:
         self._homes: OrderedDict[TrajectoryId, Home] = OrderedDict()
 
     def of(self, trajectory: TrajectoryId) -> tuple[InstanceId | None, int]:
-        """The instance that served the last turn, and the context it then had."""
+        """The instance that served the last turn, if it still lives, and the context it then had."""
         home = self._homes.get(trajectory)
-        return (None, 0) if home is None else (home.instance, home.context_tokens)
+        if home is None or not self._lives(home.record):
+            return None, 0
+        return home.record.spec.instance, home.context_tokens
 
-    def remember(self, turn: LiveTurn, now_s: float, *, sent: bool) -> None:
+    def remember(self, turn: LiveTurn, now_s: float) -> None:
         """The turn was sent to, or has ended on, its present instance."""
         assert turn.instance is not None
         trajectory = turn.spec.trajectory
         before = self._homes.pop(trajectory, None)
-        turns = (before.turns if before else 0) + sent
+        came_back = False
         if before is not None:
-            self._count(before, 0)
-        home = Home(turn.instance, turn.context_tokens, now_s, turns)
+            before.count(0)
+            came_back = before.came_back or before.turn != turn.spec.turn
+        record = self._fleet.records[turn.instance]
+        home = Home(record, turn.context_tokens, now_s, turn.spec.turn, came_back)
         self._homes[trajectory] = home
-        self._count(home, home.context_tokens if turns > 1 else 0)
+        home.count(home.context_tokens if came_back else 0)
         if len(self._homes) > self._most:
             self._forget()
 
@@ -54,12 +68,18 @@ class Homes:
                 return
             self._forget()
 
+    def check_integrity(self) -> None:
+        """Every instance's total is the sum over the trajectories at home there."""
+        totals = {id(record): 0 for record in self._fleet}
+        for home in self._homes.values():
+            if self._lives(home.record):
+                totals[id(home.record)] += home.counted
+        for record in self._fleet:
+            assert record.load.homed_tokens == totals[id(record)], "homes are counted wrong"
+
+    def _lives(self, record: InstanceRecord) -> bool:
+        return self._fleet.records.get(record.spec.instance) is record
+
     def _forget(self) -> None:
         _, home = self._homes.popitem(last=False)
-        self._count(home, 0)
-
-    def _count(self, home: Home, tokens: int) -> None:
-        record = self._fleet.records.get(home.instance)
-        if record is not None:
-            record.load.homed_tokens = max(record.load.homed_tokens + tokens - home.counted, 0)
-        home.counted = tokens
+        home.count(0)

@@ -9,6 +9,7 @@ def check_books(books: Books) -> None:
     ended = counters.completed + counters.failed + counters.cancelled
     assert counters.submitted == len(books.turns) + ended, "a turn was lost or ended twice"
     dispatcher.line.check_integrity()
+    dispatcher.homes.check_integrity()
     timed = {name for _, _, name in books.deadlines}
     for name, turn in books.turns.items():
         assert (turn.attempt is not None) != (name in dispatcher.line), f"{name} runs xor waits"

@@ -89,6 +89,7 @@ class Membership:
         record.produced_tokens = event.produced_tokens
         record.prefilled_tokens = event.prefilled_tokens
         record.reported_s, record.reported_running = event.now_s, event.running
+        record.reported_kv_tokens = event.kv_used_tokens
         load = record.load
         load.waiting = min(event.waiting, load.in_flight)
         load.kv_load_tokens = event.kv_used_tokens
@@ -101,7 +102,10 @@ class Membership:
             self._books.dispatcher.fill(record, event.now_s, out)
 
     def _learn_rate(self, record: InstanceRecord, event: InstanceHeartbeat) -> None:
-        """Between two reports with about the same batch and no prefill, the decode rate is plain."""
+        """Between two reports with about the same batch and no prefill, the decode rate is plain.
+
+        What a step takes can be told from any two reports between which it was busy: it is fitted over many.
+        """
         since_s = event.now_s - record.reported_s if record.reported_s is not None else 0.0
         made = event.produced_tokens - record.produced_tokens
         if since_s <= 0 or made <= 0:
@@ -111,8 +115,13 @@ class Membership:
         steady = abs(event.running - record.reported_running) <= max(1, event.running // 8)
         if steady and event.prefilled_tokens == record.prefilled_tokens:
             self._books.profile.observe(event.running, made / since_s)
-            step_s = event.running * since_s / made
-            self._books.step_time.observe(event.running, event.kv_used_tokens, step_s)
+        fewer, more = sorted((event.running, record.reported_running))
+        if 0 < more <= 2 * fewer:
+            batch = (fewer + more) / 2
+            steps = made / batch
+            context = (event.kv_used_tokens + record.reported_kv_tokens) / 2
+            prefilled = max(event.prefilled_tokens - record.prefilled_tokens, 0)
+            self._books.step_time.observe(batch, context, since_s / steps, prefilled / steps)
 
     def notice(self, event: InstanceNotice, out: Out) -> None:
         """It will be taken away: move its turns while both ends still live."""

@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 
 from slackwater.model.errors import ConfigError
-from slackwater.policy.balancing import BalancingPolicy, FillIdle
-from slackwater.policy.routing import CacheAffine, RoutingPolicy
+from slackwater.policy.balancing import BalancingPolicy, EvenSteps
+from slackwater.policy.routing import RoutingPolicy
 from slackwater.policy.seeding import BalancedFinish, SeedingPolicy
+from slackwater.policy.warm_routing import KeepWarm
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +22,8 @@ class RolloutSettings:
     `faults_allowed`: an instance that lies more often is released.
     """
 
-    routing: RoutingPolicy = field(default_factory=CacheAffine)
-    balancing: BalancingPolicy = field(default_factory=FillIdle)
+    routing: RoutingPolicy = field(default_factory=KeepWarm)
+    balancing: BalancingPolicy = field(default_factory=EvenSteps)
     seeding: SeedingPolicy = field(default_factory=BalancedFinish)
     lease_s: float = 10.0
     stall_s: float = 60.0

@@ -1,7 +1,12 @@
-"""The rules that are compared with each other, by name: which policies make up each."""
+"""The rules that are compared with each other, by name: which policies make up each.
+
+"ours" is `RolloutSettings` as it comes, the policies that a live service runs with; the others name theirs.
+"""
+
+from dataclasses import replace
 
 from slackwater.control.rollout.settings import RolloutSettings
-from slackwater.policy.balancing import BalancingPolicy, EvenSteps, FillIdle, NoBalancing
+from slackwater.policy.balancing import FillIdle, NoBalancing
 from slackwater.policy.routing import (
     CacheAffine,
     LeastLoaded,
@@ -11,53 +16,52 @@ from slackwater.policy.routing import (
     ShortestQueue,
 )
 from slackwater.policy.seeding import AdaptiveWindow, BalancedFinish, Colocated, SeedingPolicy
-from slackwater.policy.warm_routing import KeepWarm
 
 WATCH_S = 5.0
 
+# One long turn a trajectory, nothing ever stalls or times out.
+_SPOT = RolloutSettings(
+    watch_every_s=WATCH_S,
+    balance_every_s=WATCH_S,
+    turn_timeout_s=1e6,
+    stall_s=1e6,
+    lease_s=30.0,
+)
 
-def _spot(seeding: SeedingPolicy, balancing: BalancingPolicy) -> RolloutSettings:
-    """One long turn a trajectory: no prefix to return to, so all join the shortest queue."""
-    return RolloutSettings(
-        routing=ShortestQueue(),
-        balancing=balancing,
-        seeding=seeding,
-        watch_every_s=WATCH_S,
-        balance_every_s=WATCH_S,
-        turn_timeout_s=1e6,
-        stall_s=1e6,
-        lease_s=30.0,
-    )
+
+def _rlboost(seeding: SeedingPolicy) -> RolloutSettings:
+    return replace(_SPOT, routing=ShortestQueue(), balancing=FillIdle(), seeding=seeding)
 
 
 SPOT_RULES: dict[str, RolloutSettings] = {
-    "colocated": _spot(Colocated(), FillIdle()),
-    "rlboost": _spot(AdaptiveWindow(), FillIdle()),
-    "seeding_off": _spot(AdaptiveWindow(seeds=False), FillIdle()),
-    "memory_off": _spot(AdaptiveWindow(remembers=False), FillIdle()),
-    "ours": _spot(BalancedFinish(), EvenSteps()),
+    "colocated": _rlboost(Colocated()),
+    "rlboost": _rlboost(AdaptiveWindow()),
+    "rlboost_seeding_off": _rlboost(AdaptiveWindow(seeds=False)),
+    "rlboost_memory_off": _rlboost(AdaptiveWindow(remembers=False)),
+    "ours": _SPOT,
+    "ours_seeding_off": replace(_SPOT, seeding=BalancedFinish(seeds=False)),
+    "ours_memory_off": replace(_SPOT, seeding=BalancedFinish(remembers=False)),
 }
 
+_AGENTS = RolloutSettings(
+    patience_s=600.0,
+    borrowed_stall_s=1e6,
+    watch_every_s=2 * WATCH_S,
+    turn_timeout_s=1e7,
+    stall_s=1e6,
+    lease_s=30.0,
+)
 
-def _agents(routing: RoutingPolicy, balancing: BalancingPolicy | None = None) -> RolloutSettings:
-    return RolloutSettings(
-        routing=routing,
-        balancing=balancing or NoBalancing(),
-        patience_s=600.0,
-        borrowed_stall_s=1e6,
-        watch_every_s=2 * WATCH_S,
-        turn_timeout_s=1e7,
-        stall_s=1e6,
-        lease_s=30.0,
-    )
+
+def _routed(routing: RoutingPolicy) -> RolloutSettings:
+    return replace(_AGENTS, routing=routing, balancing=NoBalancing())
 
 
 AGENT_RULES: dict[str, RolloutSettings] = {
-    "pinned": _agents(PinnedTrajectory()),
-    "round_robin": _agents(RoundRobin()),
-    "turn_wise": _agents(LeastLoaded()),
-    "affinity": _agents(CacheAffine()),
-    "ours": _agents(KeepWarm()),
-    "rlboost": _agents(ShortestQueue(), FillIdle()),
-    "elastic": _agents(KeepWarm(), EvenSteps()),
+    "pinned": _routed(PinnedTrajectory()),
+    "round_robin": _routed(RoundRobin()),
+    "turn_wise": _routed(LeastLoaded()),
+    "affinity": _routed(CacheAffine()),
+    "rlboost": replace(_AGENTS, routing=ShortestQueue(), balancing=FillIdle()),
+    "ours": _AGENTS,
 }

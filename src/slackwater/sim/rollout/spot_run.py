@@ -90,7 +90,12 @@ class SpotResult:
     @property
     def tokens_per_s(self) -> float:
         """Tokens generated and trained, over all finished steps."""
-        return sum(step.tokens for step in self.steps) / self.seconds
+        return self.tokens_per_s_since(0.0)
+
+    def tokens_per_s_since(self, since_s: float) -> float:
+        """The same, from the step on that was under way at a moment."""
+        steps = [step for step in self.steps if step.ended_s > since_s]
+        return sum(step.tokens for step in steps) / (steps[-1].ended_s - steps[0].began_s)
 
     @property
     def tokens_per_dollar(self) -> float:

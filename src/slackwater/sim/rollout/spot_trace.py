@@ -1,5 +1,6 @@
 """Spot capacity over time: a public trace (`t_s,event,instance_id`), or one drawn with given rates."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,12 +9,28 @@ import numpy as np
 from slackwater.model.spot_trace import SpotEvent, in_order
 from slackwater.sim.csv_rows import read_rows
 
-__all__ = ["DRAWN_SEGMENTS", "SpotEvent", "SpotRates", "read_spot_trace"]
+__all__ = ["DRAWN_SEGMENTS", "SpotEvent", "SpotRates", "read_spot_trace", "window_of"]
 
 
 def read_spot_trace(path: Path) -> tuple[SpotEvent, ...]:
     """The file's events in order of time; each id is added once and removed at most once, after that."""
     return in_order(read_rows(path, SpotEvent), path.name)
+
+
+def window_of(events: Sequence[SpotEvent], start_s: float, seconds: float) -> tuple[SpotEvent, ...]:
+    """The trace from `start_s` on for so long, on its own clock; who is there at its start is added at 0."""
+    there: dict[str, None] = {}
+    for event in events:
+        if event.t_s < start_s and event.event == "add":
+            there[event.instance_id] = None
+        elif event.t_s < start_s:
+            del there[event.instance_id]
+    within = [
+        SpotEvent(event.t_s - start_s, event.event, event.instance_id)
+        for event in events
+        if start_s <= event.t_s < start_s + seconds
+    ]
+    return (*(SpotEvent(0.0, "add", name) for name in there), *within)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from slackwater.control.rollout.manager import RolloutManager
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import InstanceId, JobId
 from slackwater.model.instance import InstanceKind, InstanceSpec
-from slackwater.policy.balancing import EvenSteps
-from slackwater.policy.warm_routing import KeepWarm
+from slackwater.policy.balancing import FillIdle
+from slackwater.policy.routing import CacheAffine
 from slackwater.sim.queue import EventQueue
 from slackwater.sim.rollout.storm_clients import StormClients
 from slackwater.sim.rollout.storm_faults import StormFaults
@@ -53,10 +53,10 @@ class StormReport:
 
 def _settings(seed: int) -> RolloutSettings:
     """Even seeds storm over the papers' rules, odd ones over ours."""
-    limits = RolloutSettings(stall_s=30.0, turn_timeout_s=900.0)
-    if seed % 2 == 0:
-        return limits
-    return replace(limits, routing=KeepWarm(), balancing=EvenSteps())
+    ours = RolloutSettings(stall_s=30.0, turn_timeout_s=900.0)
+    if seed % 2:
+        return ours
+    return replace(ours, routing=CacheAffine(), balancing=FillIdle())
 
 
 class Storm:
