@@ -3,8 +3,9 @@
 `cpu/` and `cuda/` implement it; the scheduler and the block pool know nothing of devices.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,9 @@ from torch import Tensor
 
 from slackwater.engine.pages import PageArena
 from slackwater.nets.causal_lm import CausalLM
-from slackwater.nets.lora import LoraAdapter, RowAdapters
+from slackwater.nets.lora import LoraAdapter
+
+Spans: TypeAlias = tuple[tuple[int, int, LoraAdapter], ...]  # rows from, to, and their adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +30,19 @@ class RowBatch:
     positions: NDArray[np.int64]
     slots: NDArray[np.int64]
     wanted: NDArray[np.int64]
-    spans: tuple[tuple[int, int, LoraAdapter], ...]
+    spans: Spans
     decode_only: bool
 
-    def adapters(self) -> RowAdapters | None:
-        """For all rows."""
-        return RowAdapters(self.spans) if self.spans else None
-
-    def wanted_adapters(self) -> RowAdapters | None:
-        """For the wanted rows alone."""
+    def wanted_spans(self) -> Spans:
+        """The adapters by row of the wanted rows alone."""
         if not self.spans:
-            return None
+            return ()
         edges = [(start, stop) for start, stop, _ in self.spans]
         places = np.searchsorted(self.wanted, np.array(edges)).tolist()
-        return RowAdapters(
-            [
-                (first, last, adapter)
-                for (first, last), (_, _, adapter) in zip(places, self.spans, strict=True)
-                if first < last
-            ]
+        return tuple(
+            (first, last, adapter)
+            for (first, last), (_, _, adapter) in zip(places, self.spans, strict=True)
+            if first < last
         )
 
 
@@ -70,8 +67,16 @@ class Executor(Protocol):
         """Lay a model's weights out as this device reads them, in place."""
         ...
 
+    def write(self, net: CausalLM, tensors: Mapping[str, Tensor]) -> None:
+        """Give a prepared model new weights, in place."""
+        ...
+
+    def prepare_adapter(self, net: CausalLM, adapter: LoraAdapter) -> None:
+        """Take note of an adapter over a prepared model, or of what has changed in it."""
+        ...
+
     def logits(self, net: CausalLM, batch: RowBatch, tables: NDArray[np.int32]) -> Tensor:
-        """Put the rows' keys and values into the cache; `[len(batch.wanted), vocab]` float32."""
+        """Put the rows' keys and values into the cache; `[len(batch.wanted), vocab]` float32, until the next call."""
         ...
 
     def sample(

@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.executor import Executor
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
 from slackwater.nets.causal_lm import CausalLM
-from slackwater.nets.loading import net_tensors
+from slackwater.nets.loading import empty_net, net_tensors
 from slackwater.nets.lora import LoraAdapter, LoraSpec
 
 
@@ -67,7 +66,7 @@ class VersionStore:
             )
         if held is None:
             held = self._versions[version] = Version(self._room(), None, self._generations)
-        _write(held.net, tensors)
+        self._executor.write(held.net, tensors)
         held.generation = self._generations
 
     def drop(self, version: str) -> None:
@@ -91,18 +90,20 @@ class VersionStore:
             raise RefusedError(f"max_adapters: {adapters} are held; drop a version first")
         base = self._base
         copies = {
-            name: tensor.to(device=base.device, dtype=base.dtype, copy=True).T.contiguous().T
+            name: tensor.to(device=base.device, dtype=base.dtype, copy=True)
             for name, tensor in tensors.items()
         }
         adapter = LoraAdapter(lora, base.config, copies)
         if held is None:
             self._versions[version] = Version(base, adapter, self._generations)
+            self._executor.prepare_adapter(base, adapter)
             return
         assert held.adapter is not None
         if held.adapter.spec.peft_config() != lora.peft_config():
             raise ConfigError.of("version", version, "has another rank, scale or layers")
         for name, tensor in held.adapter.tensors.items():
             tensor.copy_(adapter.tensors[name])
+        self._executor.prepare_adapter(base, held.adapter)
         held.generation = self._generations
 
     def _check_full(self, tensors: Mapping[str, Tensor]) -> None:
@@ -122,16 +123,6 @@ class VersionStore:
         if full >= self._config.max_full_versions:
             raise RefusedError(f"max_full_versions: {full} are held; drop a version first")
         base = self._base
-        with torch.device("meta"):
-            net = CausalLM(base.config)
-        net = net.to(base.dtype).to_empty(device=base.device)
-        net.rotary = base.rotary
+        net = empty_net(base.config, base.dtype, base.device)
         self._executor.prepare(net)
         return net
-
-
-def _write(net: CausalLM, tensors: Mapping[str, Tensor]) -> None:
-    with torch.no_grad():
-        for name, target in net_tensors(net).items():
-            target.copy_(tensors[name])
-        net.refresh()

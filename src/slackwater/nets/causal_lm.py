@@ -31,11 +31,6 @@ class Pass:
         return out if self.adapters is None else self.adapters.add_to(out, x, name, self.ops)
 
 
-def laid_out(weight: Tensor, by_column: bool) -> Tensor:
-    """The same matrix, stored by column or by row."""
-    return weight.T.contiguous().T if by_column else weight.contiguous()
-
-
 class _FusedLinear(nn.Module):
     """Several linear layers of one input; after `fuse()` they are slices of one weight."""
 
@@ -48,11 +43,11 @@ class _FusedLinear(nn.Module):
         self._full_names = tuple(f"{prefix}{name}" for name in self.fused_names)
         self._edges: list[tuple[int, int]] = []
 
-    def fuse(self, by_column: bool) -> None:
+    def fuse(self) -> None:
         """Lay the weights side by side: one product instead of several. For inference only."""
         layers = [getattr(self, name) for name in self.fused_names]
         with torch.no_grad():
-            self.fused_weight = laid_out(torch.cat([layer.weight for layer in layers]), by_column)
+            self.fused_weight = torch.cat([layer.weight for layer in layers])
             bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
             self.fused_bias = bias
             stops = accumulate(layer.weight.shape[0] for layer in layers)
@@ -175,7 +170,6 @@ class CausalLM(nn.Module):
         )
         self.rotary = RotaryTable(config)
         self.plain_ops: NetOps = PlainOps()
-        self._unembedding: Tensor | None = None
 
     @property
     def device(self) -> torch.device:
@@ -188,31 +182,13 @@ class CausalLM(nn.Module):
     @property
     def unembedding(self) -> Tensor:
         """The weight that turns hidden states into logits."""
-        if self._unembedding is not None:
-            return self._unembedding
         return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
-    def fuse(self, *, by_column: bool = False) -> None:
-        """Put q/k/v and gate/up side by side, in place. For inference; names and values stay.
-
-        `by_column` stores each weight column by column, as a product of few rows reads it; a tied
-        unembedding then is a copy, and `refresh()` follows every write to the embedding.
-        """
+    def fuse(self) -> None:
+        """Put q/k/v and gate/up side by side, in place. For inference; names and values stay."""
         for module in self.modules():
             if isinstance(module, _FusedLinear):
-                module.fuse(by_column)
-        if by_column:
-            for layer in self.modules():
-                if isinstance(layer, nn.Linear) and layer.weight.is_contiguous():
-                    weight = laid_out(layer.weight.detach(), by_column)
-                    layer.weight = nn.Parameter(weight, requires_grad=False)
-            if self.lm_head is None:
-                self._unembedding = laid_out(self.model.embed_tokens.weight.detach(), by_column)
-
-    def refresh(self) -> None:
-        """Bring the copy of a tied unembedding up to date after a write to the weights."""
-        if self._unembedding is not None:
-            self._unembedding.copy_(self.model.embed_tokens.weight.detach())
+                module.fuse()
 
     def hidden(
         self,

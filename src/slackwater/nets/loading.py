@@ -25,10 +25,10 @@ def load_net(
 ) -> CausalLM:
     """The model of a directory; or, of a configuration, one with random weights from `seed`."""
     if isinstance(source, NetConfig):
-        net = _empty(source, dtype, torch.device(device))
+        net = empty_net(source, dtype, torch.device(device))
         _initialise(net, seed)
         return net
-    net = _empty(NetConfig.from_directory(source), dtype, torch.device(device))
+    net = empty_net(NetConfig.from_directory(source), dtype, torch.device(device))
     _fill(net, source)
     return net
 
@@ -56,7 +56,8 @@ def save_net(net: CausalLM, directory: Path) -> None:
         raise
 
 
-def _empty(config: NetConfig, dtype: torch.dtype, device: torch.device) -> CausalLM:
+def empty_net(config: NetConfig, dtype: torch.dtype, device: torch.device) -> CausalLM:
+    """A model with memory for its weights, and nothing in it yet."""
     with torch.device("meta"):
         net = CausalLM(config)
     _materialise(net, dtype, device)

@@ -1,80 +1,101 @@
 """The CPU kernels: right against plain formulas, and the same bits in every batch."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
-from slackwater.engine.cpu import linear as linear_module
-from slackwater.engine.cpu.attention import BLOCK_TOKENS, CpuPagedAttention
-from slackwater.engine.cpu.compiled import exp_into, lane_sum
-from slackwater.engine.cpu.linear import LADDER, InvariantLinear, ShapePlan
-from slackwater.engine.cpu.ops import CpuOps
+from slackwater.engine.cpu.attention import BLOCK_TOKENS, attend_rows
+from slackwater.engine.cpu.compiled import exp_of, lane_max, lane_sum
+from slackwater.engine.cpu.ops import add_and_norm_rows, norm_rows, silu_mul_rows
+from slackwater.engine.cpu.sites import AdapterSpan, SiteAdapters
+from slackwater.engine.cpu.straight_pass import PagedRows, StraightPass
+from slackwater.engine.cpu.weights import Floats, LibraryWeight, PanelWeight
+from slackwater.nets.attention import PackedCausalAttention
+from slackwater.nets.config import NetConfig
+from slackwater.nets.loading import load_net, net_tensors
+from slackwater.nets.lora import LoraAdapter, LoraSpec, RowAdapters
 from slackwater.nets.ops import HeadNorms, PlainOps, Rotation
 
 torch.set_num_threads(1)
-SHAPES = [(96, 32), (48, 96), (61, 32), (33, 47), (640, 576), (8, 576), (576, 8), (100, 1000)]
+SHAPES = [(96, 32), (48, 96), (61, 32), (33, 47), (640, 576), (8, 576), (576, 8), (100, 3000)]
 
 
-def weights(width: int, depth: int, by_column: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def random(*shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(*shape, generator=generator)
+
+
+@dataclass
+class Problem:
+    x: Floats
+    values: Floats
+    weight: PanelWeight | LibraryWeight
+
+    def product(self, rows: slice = slice(None)) -> Floats:
+        out = np.full((len(self.x[rows]), len(self.values)), np.nan, np.float32)
+        self.weight.product(self.x[rows], out)
+        return out
+
+
+def weights(width: int, depth: int, kind: type[PanelWeight] | type[LibraryWeight]) -> Problem:
     generator = torch.Generator().manual_seed(width + depth)
-    weight = torch.randn(width, depth, generator=generator)
+    values = torch.randn(width, depth, generator=generator)
     x = torch.randn(300, depth, generator=generator)
-    return x, weight.T.contiguous().T if by_column else weight
+    weight = kind(width, depth)
+    weight.write(0, values.numpy())
+    return Problem(x.numpy(), values.numpy(), weight)
 
 
-@pytest.mark.parametrize("by_column", [True, False])
 @pytest.mark.parametrize(("width", "depth"), SHAPES)
-def test_a_row_has_the_same_bits_in_a_product_of_any_size(
-    width: int, depth: int, by_column: bool
+def test_a_row_has_the_same_bits_in_a_product_of_any_size(width: int, depth: int) -> None:
+    problem = weights(width, depth, PanelWeight)
+    whole = problem.product()
+    np.testing.assert_allclose(whole, problem.x @ problem.values.T, rtol=1e-4, atol=3e-4)
+    for rows in (1, 2, 3, 4, 5, 7, 8, 11, 12, 13, 15, 16, 17, 40, 64, 65, 255, 257):
+        assert np.array_equal(problem.product(slice(rows)), whole[:rows]), rows
+        last = slice(300 - rows, 300)
+        assert np.array_equal(problem.product(last), whole[last]), rows
+
+
+def test_a_row_has_the_same_bits_on_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = weights(1100, 576, PanelWeight)
+    alone = problem.product()
+    for threads in (2, 3, 5):
+        monkeypatch.setattr(torch, "get_num_threads", lambda count=threads: count)
+        assert np.array_equal(problem.product(), alone)
+
+
+@pytest.mark.parametrize("kind", [PanelWeight, LibraryWeight])
+@pytest.mark.parametrize(("width", "depth"), [(61, 32), (96, 17)])
+def test_a_product_can_be_added_to_what_is_there(
+    width: int, depth: int, kind: type[PanelWeight] | type[LibraryWeight]
 ) -> None:
-    x, weight = weights(width, depth, by_column)
-    linear = InvariantLinear()
-    whole = linear(x, weight, None)
-    torch.testing.assert_close(whole, functional.linear(x, weight), rtol=1e-4, atol=1e-4)
-    for rows in (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 40, 64, 65, 255, 257):
-        assert torch.equal(linear(x[:rows], weight, None), whole[:rows]), rows
-        assert torch.equal(linear(x[300 - rows :], weight, None), whole[300 - rows :]), rows
+    problem = weights(width, depth, kind)
+    out = np.ones((300, width), np.float32)
+    problem.weight.product(problem.x, out, adds=True)
+    np.testing.assert_allclose(out, 1 + problem.x @ problem.values.T, rtol=1e-4, atol=1e-4)
 
 
-def test_a_library_whose_rows_depend_on_the_batch_is_left_aside(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("kind", [PanelWeight, LibraryWeight])
+def test_rows_of_a_weight_are_written_where_they_belong(
+    kind: type[PanelWeight] | type[LibraryWeight],
 ) -> None:
-    """Where every size of product disagrees, our own loop takes all rows."""
-
-    def moody(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x, weight) + torch.arange(x.shape[0])[:, None] * 1e-3
-
-    class Library:
-        linear = staticmethod(moody)
-
-    monkeypatch.setattr(linear_module, "functional", Library)
-    x, weight = weights(40, 24, True)
-    linear = InvariantLinear()
-    assert linear._tried(40, 24, True) == ShapePlan((), 24)
-    whole = linear(x, weight, None)
-    torch.testing.assert_close(whole, x @ weight.T, rtol=1e-4, atol=1e-4)
-    assert torch.equal(linear(x[100:107], weight, None), whole[100:107])
-
-
-def test_sizes_that_disagree_leave_the_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
-    def odd_at_32(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x, weight) + (1e-3 if x.shape[0] == 32 else 0.0)
-
-    class Library:
-        linear = staticmethod(odd_at_32)
-
-    monkeypatch.setattr(linear_module, "functional", Library)
-    plan = InvariantLinear()._tried(40, 24, True)
-    assert 32 not in plan.ladder
-    assert 16 in plan.ladder
-    assert set(plan.ladder) < set(LADDER)
+    problem = weights(100, 24, kind)
+    fresh = np.random.default_rng(1).random((50, 24), np.float32)
+    problem.weight.write(17, fresh)
+    problem.values[17:67] = fresh
+    np.testing.assert_allclose(
+        problem.product(), problem.x @ problem.values.T, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_the_compiled_exponential_is_within_two_units_in_the_last_place() -> None:
     x = np.concatenate([np.linspace(-87, 0, 100_001), [-1e30, -200, -0.0]]).astype(np.float32)
-    found = x.copy()
-    exp_into(found, len(found), np.empty(len(found), np.int32))
+    found = np.array([exp_of(value) for value in x[::10]])
+    x = x[::10]
     expected = np.exp(np.maximum(x, -87).astype(np.float64))
     assert np.max(np.abs(found / expected - 1)) < 2.5e-7
 
@@ -86,52 +107,96 @@ def test_a_lane_sum_is_the_sum(count: int) -> None:
     assert found == pytest.approx(values[:count].sum(dtype=np.float64), rel=1e-6)
 
 
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 100])
+def test_a_lane_maximum_is_the_maximum(count: int) -> None:
+    values = np.random.default_rng(count).normal(size=128).astype(np.float32) - 2
+    assert lane_max(values, count, np.empty(16, np.float32)) == values[:count].max()
+
+
 def test_compiled_ops_are_the_plain_ones() -> None:
-    plain, ours = PlainOps(), CpuOps(batch_invariant=True)
-    generator = torch.Generator().manual_seed(0)
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator)
-
+    plain, eps = PlainOps(), np.float32(1e-6)
     x, residual, weight = random(7, 48), random(7, 48), random(48)
-    expected = plain.add_rms_norm(x, residual, weight, 1e-6)
-    found = ours.add_rms_norm(x, residual.clone(), weight, 1e-6)
-    for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(
-        ours.rms_norm(x, weight, 1e-6), plain.rms_norm(x, weight, 1e-6), rtol=1e-5, atol=1e-5
-    )
-    gate_up = random(7, 100) * 20
-    halves = (gate_up[:, :50], gate_up[:, 50:])
-    torch.testing.assert_close(ours.silu_mul(*halves), plain.silu_mul(*halves))
-    qkv, rotation = random(7, 64), Rotation(random(7, 4), random(7, 4))
-    parts = (qkv[:, :32], qkv[:, 32:48], qkv[:, 48:])
-    for norms in (HeadNorms(8, None, None, 1e-6), HeadNorms(8, random(8), random(8), 1e-6)):
-        pairs = zip(
-            ours.rotate(parts, rotation, norms), plain.rotate(parts, rotation, norms), strict=True
-        )
-        for a, b in pairs:
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    expected, total = plain.add_rms_norm(x, residual, weight, 1e-6)
+    found, added = np.empty((7, 48), np.float32), residual.clone().numpy()
+    add_and_norm_rows(x.numpy(), added, weight.numpy(), eps, found)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(added, total, rtol=1e-5, atol=1e-5)
+    norm_rows(x.numpy(), weight.numpy(), eps, found)
+    np.testing.assert_allclose(found, plain.rms_norm(x, weight, 1e-6), rtol=1e-5, atol=1e-5)
+    gate_up, gated = random(7, 100) * 20, np.empty((7, 50), np.float32)
+    silu_mul_rows(gate_up.numpy(), gated)
+    expected = plain.silu_mul(gate_up[:, :50], gate_up[:, 50:])
+    np.testing.assert_allclose(gated, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 2, 8), (9, 3, 64), (3, 3, 20)])
-def test_paged_attention_is_attention(heads: int, kv_heads: int, size: int) -> None:
+def test_paged_attention_is_attention(heads: int, kv_heads: int, size: int, normed: bool) -> None:
     """Prompts in scattered blocks, the memory around them full of NaN."""
-    generator = torch.Generator().manual_seed(heads)
     lengths = [1, 16, 17, 45]
-    cache = np.full((20, 2 * 2 * kv_heads * size * BLOCK_TOKENS), np.nan, np.float32)
+    block_floats = 2 * 2 * kv_heads * size * BLOCK_TOKENS
+    cache = np.full(20 * block_floats, np.nan, np.float32)
     tables = np.random.default_rng(0).permutation(np.arange(1, 17)).reshape(4, 4).astype(np.int32)
     slots = np.repeat(np.arange(4), lengths)
     positions = np.concatenate([np.arange(n) for n in lengths])
     rows = len(slots)
-    q = torch.randn(rows, heads, size, generator=generator)
-    k, v = (torch.randn(rows, kv_heads, size, generator=generator) for _ in range(2))
-    found = CpuPagedAttention(cache, tables, slots, positions)(1, q, k, v)
+    qkv, cos, sin = (
+        random(rows, (heads + 2 * kv_heads) * size),
+        random(45, size // 2),
+        random(45, size // 2),
+    )
+    weight = random(size)
+    norm = weight.numpy() if normed else np.empty(0, np.float32)
+    found = np.empty((rows, heads, size), np.float32)
+    attend_rows(
+        qkv.reshape(-1).numpy(), norm, norm, np.float32(1e-6), cos.reshape(-1).numpy(),
+        sin.reshape(-1).numpy(), cache, np.uint64(1), np.uint64(block_floats), tables, slots,
+        positions, np.uint64(heads), np.uint64(kv_heads), found.reshape(-1),
+    )  # fmt: skip
+    parts = qkv.split([heads * size, kv_heads * size, kv_heads * size], dim=1)
+    at = torch.from_numpy(positions)
+    norms = HeadNorms(size, weight if normed else None, weight if normed else None, 1e-6)
+    q, k, v = PlainOps().rotate(parts, Rotation(cos[at], sin[at]), norms)
     start = 0
     for length in lengths:
         span = slice(start, start + length)
         wide = (x[span].repeat_interleave(heads // kv_heads, 1) for x in (k, v))
         inputs = (x.transpose(0, 1)[None] for x in (q[span], *wide))
         expected = functional.scaled_dot_product_attention(*inputs, is_causal=True)
-        torch.testing.assert_close(found[span], expected[0].transpose(0, 1), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(found[span], expected[0].transpose(0, 1), rtol=1e-4, atol=1e-5)
         start += length
+
+
+@pytest.mark.parametrize("kind", [PanelWeight, LibraryWeight])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_the_straight_pass_is_the_model(
+    family: str, kind: type[PanelWeight] | type[LibraryWeight]
+) -> None:
+    """Two prompts, one of them through an adapter, against the model as it is defined."""
+    config = NetConfig(family=family, qk_norm=family == "qwen3", qkv_bias=family == "qwen2")
+    net, same = load_net(config, seed=1), load_net(config, seed=1)
+    for model in (net, same):
+        with torch.no_grad():
+            for name, tensor in net_tensors(model).items():
+                if tensor.ndim == 1:
+                    tensor.copy_(torch.linspace(0.5, 1.5, len(tensor)) + len(name) / 50)
+    adapter = LoraAdapter.create(LoraSpec(rank=4, seed=3), config)
+    for tensor in adapter.tensors.values():
+        tensor += 0.05 * random(*tensor.shape)
+    tokens = torch.randint(0, config.vocab_size, (30,), generator=torch.Generator().manual_seed(2))
+    positions = torch.cat([torch.arange(12), torch.arange(18)])
+    run = StraightPass(net, kind)
+    floats = config.kv_values_per_token * BLOCK_TOKENS
+    tables, slots = np.array([[1, 2], [3, 4]], np.int32), np.repeat([0, 1], [12, 18])
+    cache = np.full(5 * floats, np.nan, np.float32)
+    rows = PagedRows(cache, np.uint64(floats), tables, slots, positions.numpy())
+    spans = (AdapterSpan(12, 30, SiteAdapters(adapter, run.sites(), kind)),)
+    hidden = run.hidden(tokens.numpy(), rows, spans)
+    found = run.logits(hidden, spans)
+    adapters = RowAdapters([(12, 30, adapter)])
+    with torch.no_grad():
+        attention = PackedCausalAttention((0, 12, 30))
+        states = same.hidden(tokens, positions, attention, adapters=adapters)
+        expected = same.logits(states, adapters=adapters)
+    np.testing.assert_allclose(hidden, states, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)

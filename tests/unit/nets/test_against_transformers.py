@@ -98,11 +98,10 @@ def test_what_we_save_transformers_loads_bit_for_bit(name: str, tmp_path: Path) 
         assert torch.equal(again(tokens).logits, reference(tokens).logits)
 
 
-@pytest.mark.parametrize("by_column", [False, True])
-def test_fusing_keeps_the_names_and_the_results(by_column: bool) -> None:
+def test_fusing_keeps_the_names_and_the_results() -> None:
     config = NetConfig(family="qwen2", qkv_bias=True, init_std=0.2)
     plain, fused = load_net(config, seed=3), load_net(config, seed=3)
-    fused.fuse(by_column=by_column)
+    fused.fuse()
     tokens, positions, starts = packed([9, 4])
     expected = plain.hidden(tokens, positions, PackedCausalAttention(starts))
     found = fused.hidden(tokens, positions, PackedCausalAttention(starts))

@@ -1,4 +1,4 @@
-"""Attention over the paged cache on the CPU: every row on its own, keys in fixed blocks of 16.
+"""Rotation and attention over the paged cache on the CPU: every row on its own, keys in fixed blocks of 16.
 
 A block holds, per layer, keys as `[kv_heads, d, 16]` and values as `[kv_heads, 16, d]`: scores
 then run along tokens and outputs along dimensions, both without a sum across lanes.
@@ -7,30 +7,45 @@ then run along tokens and outputs along dimensions, both without a sum across la
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from slackwater.engine.cpu.compiled import LANES, compiled, exp_into, lane_sum
+from slackwater.engine.cpu.compiled import LANES, compiled, exp_of, lane_max, lane_sum
 
 BLOCK_TOKENS = 16
-_ZERO = np.float32(0)
+_ZERO, _ONE, _NEVER = np.float32(0), np.float32(1), np.float32(-1e30)
 _TOKENS = np.uint64(BLOCK_TOKENS)
 _NONE, _1, _2, _3, _4, _5, _6, _7, _EIGHT = (np.uint64(i) for i in range(9))
 
 
 @compiled
-def _store(cache: Any, at: Any, k: Any, v: Any, row: Any, kv_heads: Any, size: Any) -> None:
-    """Put one row's keys and values at their token's place `at` of the layer's part of a block."""
-    area = size * _TOKENS
-    place = at[1]
-    for h in range(kv_heads):
-        keys, source = at[0] + h * area + place, (row * kv_heads + h) * size
-        for d in range(size):
-            cache[keys + d * _TOKENS] = k[source + d]
-        values = at[0] + (kv_heads + h) * area + place * size
-        for d in range(size):
-            cache[values + d] = v[source + d]
+def _turn_head(
+    qkv: Any, at: Any, norm: Any, eps: Any, cos: Any, sin: Any, angle: Any, half: Any, out: Any
+) -> None:
+    """The head at `qkv[at:]`, normed where `norm` has a weight, turned by the angles at `angle`."""
+    if norm.shape[0] == 0:
+        for d in range(half):
+            first, second = qkv[at + d], qkv[at + half + d]
+            out[d] = first * cos[angle + d] - second * sin[angle + d]
+            out[half + d] = second * cos[angle + d] + first * sin[angle + d]
+        return
+    low = high = _ZERO
+    for d in range(half):
+        low += qkv[at + d] * qkv[at + d]
+        high += qkv[at + half + d] * qkv[at + half + d]
+    scale = _ONE / np.sqrt((low + high) / np.float32(_2 * half) + eps)
+    for d in range(half):
+        first = qkv[at + d] * scale * norm[d]
+        second = qkv[at + half + d] * scale * norm[half + d]
+        out[d] = first * cos[angle + d] - second * sin[angle + d]
+        out[half + d] = second * cos[angle + d] + first * sin[angle + d]
+
+
+@compiled
+def _store(cache: Any, keys: Any, values: Any, key: Any, qkv: Any, v: Any, size: Any) -> None:
+    """Put one head's turned key, and its value at `qkv[v:]`, at their places in the cache."""
+    for d in range(size):
+        cache[keys + d * _TOKENS] = key[d]
+    for d in range(size):
+        cache[values + d] = qkv[v + d]
 
 
 @compiled
@@ -81,29 +96,28 @@ def _add_values(scores: Any, s: Any, cache: Any, v: Any, count: Any, size: Any, 
 
 
 @compiled
-def _softmax(scores: Any, count: Any, scale: Any, powers: Any, lanes: Any) -> Any:
-    """Turn scores into weights that sum to the returned total."""
-    top = scores[0]
-    for t in range(count):
-        top = max(top, scores[t])
-    for t in range(count):
-        scores[t] = (scores[t] - top) * scale
-    exp_into(scores, count, powers)
-    return lane_sum(scores, count, lanes)
+def _softmax(scores: Any, length: Any, room: Any, scale: Any, lanes: Any) -> Any:
+    """Turn scores into weights that sum to the returned total; `room` is `length` in whole blocks."""
+    for t in range(length, room):
+        scores[t] = _NEVER
+    top = lane_max(scores, room, lanes)
+    for t in range(room):
+        scores[t] = exp_of((scores[t] - top) * scale)
+    return lane_sum(scores, room, lanes)
 
 
 @compiled
 def _attend_head(
-    query: Any, q: Any, cache: Any, table: Any, stride: Any, part: Any, values: Any, length: Any,
-    size: Any, scores: Any, powers: Any, lanes: Any, out: Any,
+    query: Any, cache: Any, table: Any, stride: Any, part: Any, values: Any, length: Any,
+    size: Any, scores: Any, lanes: Any, out: Any,
 ) -> None:  # fmt: skip
     """One query head over the keys at `part` and the values at `values` of each of its blocks."""
     blocks = (length + _TOKENS - _1) // _TOKENS
     for b in range(blocks):
         keys = np.uint64(table[b]) * stride + part
-        _score_block(query, q, cache, keys, size, scores, b * _TOKENS)
+        _score_block(query, _NONE, cache, keys, size, scores, b * _TOKENS)
     scale = np.float32(1.0 / np.sqrt(np.float64(size)))
-    total = _softmax(scores, np.int64(length), scale, powers, lanes)
+    total = _softmax(scores, np.int64(length), np.int64(blocks * _TOKENS), scale, lanes)
     for d in range(size):
         out[d] = _ZERO
     for b in range(blocks):
@@ -116,71 +130,41 @@ def _attend_head(
 
 @compiled
 def attend_rows(
-    q: Any, k: Any, v: Any, cache: Any, layer: Any, tables: Any, slots: Any, positions: Any,
-    heads: Any, kv_heads: Any, size: Any, stride: Any, out: Any,
+    qkv: Any, q_norm: Any, k_norm: Any, eps: Any, cos: Any, sin: Any, cache: Any, layer: Any,
+    stride: Any, tables: Any, slots: Any, positions: Any, heads: Any, kv_heads: Any, out: Any,
 ) -> None:  # fmt: skip
-    """Store all rows' keys and values, then attend each; rows at position -1 are padding.
+    """Store all rows' turned keys and values in the cache, then attend with each turned query.
 
     All but the tables is flat, and offsets are unsigned: no index needs a sign or bounds check.
     """
     rows = np.uint64(slots.shape[0])
-    area = size * _TOKENS
+    width = np.uint64(qkv.shape[0]) // rows
+    size = width // (heads + _2 * kv_heads)
+    half, area = size // _2, size * _TOKENS
     base = layer * _2 * kv_heads * area
+    head, result = np.empty(size, np.float32), np.empty(size, np.float32)
     longest = np.int64(0)
     for n in range(rows):
-        if positions[n] >= 0:
-            longest = max(longest, positions[n] + 1)
-            at = np.uint64(positions[n])
-            block = np.uint64(tables[slots[n], at // _TOKENS])
-            _store(cache, (block * stride + base, at % _TOKENS), k, v, n, kv_heads, size)
-    room = (longest + 15) // 16 * 16
-    scores, powers = np.empty(room, np.float32), np.empty(room, np.int32)
-    lanes, result = np.empty(LANES, np.float32), np.empty(size, np.float32)
+        longest = max(longest, positions[n] + 1)
+        at = np.uint64(positions[n])
+        place = at % _TOKENS
+        block = np.uint64(tables[slots[n], at // _TOKENS]) * stride + base
+        for h in range(kv_heads):
+            source = n * width + (heads + h) * size
+            _turn_head(qkv, source, k_norm, eps, cos, sin, at * half, half, head)
+            keys, values = block + h * area + place, block + (kv_heads + h) * area + place * size
+            _store(cache, keys, values, head, qkv, source + kv_heads * size, size)
+    scores = np.empty((longest + 15) // 16 * 16, np.float32)
+    lanes = np.empty(LANES, np.float32)
     for n in range(rows):
-        for head in range(heads):
-            row = (n * heads + head) * size
-            if positions[n] < 0:
-                result[:] = _ZERO
-            else:
-                shared = head // (heads // kv_heads)
-                part = base + shared * area
-                _attend_head(
-                    q, row, cache, tables[slots[n]], stride, part, part + kv_heads * area,
-                    np.uint64(positions[n]) + _1, size, scores, powers, lanes, result,
-                )  # fmt: skip
+        at = np.uint64(positions[n])
+        for h in range(heads):
+            _turn_head(qkv, n * width + h * size, q_norm, eps, cos, sin, at * half, half, head)
+            part = base + h // (heads // kv_heads) * area
+            _attend_head(
+                head, cache, tables[slots[n]], stride, part, part + kv_heads * area, at + _1,
+                size, scores, lanes, result,
+            )  # fmt: skip
+            to = (n * heads + h) * size
             for d in range(size):
-                out[row + d] = result[d]
-
-
-class CpuPagedAttention:
-    """One step's rows over the cache `[blocks, elements per block]`."""
-
-    def __init__(
-        self,
-        cache: NDArray[np.float32],
-        tables: NDArray[np.int32],
-        slots: NDArray[np.int64],
-        positions: NDArray[np.int64],
-    ) -> None:
-        self._cache, self._tables = cache.reshape(-1), tables
-        self._stride = np.uint64(cache.shape[1])
-        self._slots, self._positions = slots, positions
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = torch.empty(q.shape)
-        attend_rows(
-            q.view(-1).numpy(),
-            k.view(-1).numpy(),
-            v.view(-1).numpy(),
-            self._cache,
-            np.uint64(layer),
-            self._tables,
-            self._slots,
-            self._positions,
-            np.uint64(q.shape[1]),
-            np.uint64(k.shape[1]),
-            np.uint64(q.shape[2]),
-            self._stride,
-            out.view(-1).numpy(),
-        )
-        return out
+                out[to + d] = result[d]

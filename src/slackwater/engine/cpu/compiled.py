@@ -8,6 +8,9 @@ from typing import Any, TypeVar
 
 import numba
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -33,22 +36,32 @@ def compiled(function: Function) -> Function:
     return result
 
 
-@compiled
-def exp_into(values: Any, count: int, powers: Any) -> None:
-    """`values[:count] = exp(values[:count])` for values at most 0, about one unit in the last place.
+def generated(function: Callable[..., Any]) -> Any:
+    """For code that is given to the compiler as its own instructions instead of as Python."""
+    return intrinsic(function)
 
-    Polynomial and power of two apart, so that the loops vectorise; `powers` is int32 scratch.
-    """
-    as_float = powers.view(np.float32)
-    for j in range(count):
-        x = max(values[j], _LOWEST)
-        whole = (x * _LOG2E + _ROUND) - _ROUND
-        r = x - whole * _LN2_HIGH - whole * _LN2_LOW
-        p = ((((_C0 * r + _C1) * r + _C2) * r + _C3) * r + _C4) * r + _C5
-        values[j] = p * (r * r) + r + _ONE
-        powers[j] = (np.int32(whole) + np.int32(127)) << np.int32(23)
-    for j in range(count):
-        values[j] *= as_float[j]
+
+@generated
+def _as_float(typing: Any, bits: Any) -> Any:
+    """The float32 that has these bits."""
+    del typing, bits
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        del context, signature
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.int32), build
+
+
+@compiled
+def exp_of(value: Any) -> Any:
+    """exp of a number that is at most 0, within about one unit in the last place; vectorises in a loop."""
+    x = max(value, _LOWEST)
+    whole = (x * _LOG2E + _ROUND) - _ROUND
+    r = x - whole * _LN2_HIGH - whole * _LN2_LOW
+    p = ((((_C0 * r + _C1) * r + _C2) * r + _C3) * r + _C4) * r + _C5
+    power = (np.int32(whole) + np.int32(127)) << np.int32(23)
+    return (p * (r * r) + r + _ONE) * _as_float(np.int32(power))
 
 
 @compiled
@@ -66,3 +79,20 @@ def lane_sum(values: Any, count: int, lanes: Any) -> Any:
     for lane in range(LANES):
         total += lanes[lane]
     return total
+
+
+@compiled
+def lane_max(values: Any, count: int, lanes: Any) -> Any:
+    """The largest of `values[:count]`, at least one of them, found over 16 lanes."""
+    for lane in range(LANES):
+        lanes[lane] = values[0]
+    whole = count - count % LANES
+    for j in range(0, whole, LANES):
+        for lane in range(LANES):
+            lanes[lane] = max(lanes[lane], values[j + lane])
+    for lane in range(count - whole):
+        lanes[lane] = max(lanes[lane], values[whole + lane])
+    top = lanes[0]
+    for lane in range(LANES):
+        top = max(top, lanes[lane])
+    return top

@@ -1,20 +1,25 @@
 """The CPU executor: float32, the cache in host pages, compiled loops."""
 
+from collections.abc import Mapping
+from weakref import WeakKeyDictionary
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from slackwater.engine.config import EngineConfig
-from slackwater.engine.cpu.attention import BLOCK_TOKENS, CpuPagedAttention
-from slackwater.engine.cpu.linear import FEW_ROWS, LADDER
-from slackwater.engine.cpu.ops import CpuOps
+from slackwater.engine.cpu.attention import BLOCK_TOKENS
 from slackwater.engine.cpu.sampling import sample
-from slackwater.engine.executor import RowBatch, SamplingColumns
+from slackwater.engine.cpu.sites import AdapterSpan, SiteAdapters
+from slackwater.engine.cpu.straight_pass import PagedRows, StraightPass
+from slackwater.engine.cpu.weights import LibraryWeight, PanelWeight
+from slackwater.engine.executor import RowBatch, SamplingColumns, Spans
 from slackwater.engine.pages import HostPagePool, PageArena, PagePool, host_view
 from slackwater.model.errors import ConfigError
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.config import NetConfig
+from slackwater.nets.lora import LoraAdapter
 
 
 class CpuExecutor:
@@ -33,46 +38,41 @@ class CpuExecutor:
         self.arena = PageArena(self._pool, room)
         blocks = self.arena.size_bytes // self.block_bytes
         elements = self.block_bytes // 4
+        self._block_floats = np.uint64(elements)
         self._cache = host_view(self.arena)[: blocks * elements].reshape(blocks, elements)
-        self._ops = CpuOps(batch_invariant=config.batch_invariant is not False)
+        self._new_weight = LibraryWeight if config.batch_invariant is False else PanelWeight
+        self._passes: WeakKeyDictionary[CausalLM, StraightPass] = WeakKeyDictionary()
+        self._adapters: WeakKeyDictionary[LoraAdapter, SiteAdapters] = WeakKeyDictionary()
 
     def prepare(self, net: CausalLM) -> None:
         if net.dtype != torch.float32:
             raise ConfigError.of("dtype", net.dtype, "must be float32 on a CPU")
         net.requires_grad_(False)
-        net.fuse(by_column=True)
+        self._passes[net] = StraightPass(net, self._new_weight)
 
-    @torch.inference_mode()
+    def write(self, net: CausalLM, tensors: Mapping[str, Tensor]) -> None:
+        self._passes[net].write(tensors)
+
+    def prepare_adapter(self, net: CausalLM, adapter: LoraAdapter) -> None:
+        sites = self._passes[net].sites()
+        self._adapters[adapter] = SiteAdapters(adapter, sites, self._new_weight)
+
     def logits(self, net: CausalLM, batch: RowBatch, tables: NDArray[np.int32]) -> Tensor:
-        tokens, positions, slots = _padded(batch)
-        attention = CpuPagedAttention(self._cache, tables, slots, positions)
-        places = torch.from_numpy(np.maximum(positions, 0))
-        hidden = net.hidden(
-            torch.from_numpy(tokens), places, attention, adapters=batch.adapters(), ops=self._ops
+        run = self._passes[net]
+        rows = PagedRows(
+            self._cache.reshape(-1), self._block_floats, tables, batch.slots, batch.positions
         )
-        if not len(batch.wanted):
-            return hidden.new_empty(0, net.config.vocab_size)
+        hidden = run.hidden(batch.tokens, rows, self._spans(batch.spans))
         if len(batch.wanted) != len(hidden):
-            hidden = hidden[torch.from_numpy(batch.wanted)]
-        return net.logits(hidden, adapters=batch.wanted_adapters(), ops=self._ops)
+            hidden = hidden[batch.wanted]
+        return torch.from_numpy(run.logits(hidden, self._spans(batch.wanted_spans())))
 
     def sample(
         self, logits: Tensor, columns: SamplingColumns
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         return sample(logits.numpy(), columns)
 
-
-def _padded(
-    batch: RowBatch,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """The rows, filled up to the next size that products like, with rows that do nothing."""
-    rows = len(batch.tokens)
-    size = next((size for size in LADDER if size >= rows), rows)
-    if rows <= FEW_ROWS or size == rows:
-        return batch.tokens, batch.positions, batch.slots
-    extra = np.zeros(size - rows, np.int64)
-    return (
-        np.concatenate((batch.tokens, extra)),
-        np.concatenate((batch.positions, extra - 1)),
-        np.concatenate((batch.slots, extra)),
-    )
+    def _spans(self, spans: Spans) -> tuple[AdapterSpan, ...]:
+        return tuple(
+            [AdapterSpan(start, stop, self._adapters[held]) for start, stop, held in spans]
+        )

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.engine.cpu.compiled import LANES, compiled, exp_into, lane_sum
+from slackwater.engine.cpu.compiled import LANES, compiled, exp_of, lane_max, lane_sum
 from slackwater.engine.executor import SamplingColumns
 
 _CHUNK = 64
@@ -32,16 +32,14 @@ def pick(weights: Any, count: int, aim: Any, lanes: Any) -> int:
 
 
 @compiled
-def weigh_row(row: Any, heat: Any, weights: Any, powers: Any, lanes: Any) -> Any:
+def weigh_row(row: Any, heat: Any, weights: Any, lanes: Any) -> Any:
     """`weights = exp((row - max) / heat)`; the likeliest token and the sum of the weights."""
+    top = lane_max(row, row.shape[0], lanes)
     best = 0
+    while row[best] != top and best + 1 < row.shape[0]:
+        best += 1
     for j in range(row.shape[0]):
-        if row[j] > row[best]:
-            best = j
-    top = row[best]
-    for j in range(row.shape[0]):
-        weights[j] = (row[j] - top) / heat
-    exp_into(weights, row.shape[0], powers)
+        weights[j] = exp_of((row[j] - top) / heat)
     return best, lane_sum(weights, row.shape[0], lanes)
 
 
@@ -51,12 +49,12 @@ def sample_rows(
 ) -> None:
     """A token and its log-prob for each row, or the log-prob of `chosen` where that is not -1."""
     vocab = logits.shape[1]
-    weights, powers = np.empty(vocab, np.float32), np.empty(vocab, np.int32)
+    weights = np.empty(vocab, np.float32)
     lanes = np.empty(LANES, np.float32)
     for n in range(logits.shape[0]):
         row = logits[n]
         heat = temperature[n] if temperature[n] > 0 else np.float32(1)
-        token, total = weigh_row(row, heat, weights, powers, lanes)
+        token, total = weigh_row(row, heat, weights, lanes)
         top = row[token]
         if chosen[n] >= 0:
             token = chosen[n]
@@ -89,10 +87,10 @@ def _chosen_by_truncation(
     chosen = np.full(len(logits), -1, np.int64)
     cut = (columns.temperature > 0) & ((columns.top_k > 0) | (columns.top_p < 1))
     vocab = logits.shape[1]
-    weights, powers = np.empty(vocab, np.float32), np.empty(vocab, np.int32)
+    weights = np.empty(vocab, np.float32)
     lanes = np.empty(LANES, np.float32)
     for n in np.nonzero(cut)[0].tolist():
-        weigh_row(logits[n], columns.temperature[n], weights, powers, lanes)
+        weigh_row(logits[n], columns.temperature[n], weights, lanes)
         ids = kept_tokens(weights, float(columns.top_p[n]), int(columns.top_k[n]))
         left = weights[ids]
         aim = columns.uniform[n] * lane_sum(left, len(left), lanes)

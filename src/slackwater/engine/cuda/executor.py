@@ -1,5 +1,7 @@
 """The CUDA executor: the cache in device pages, decode steps as graphs, the rest eager."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -21,6 +23,8 @@ from slackwater.engine.executor import RowBatch, SamplingColumns
 from slackwater.engine.pages import PageArena, PagePool
 from slackwater.model.errors import ConfigError
 from slackwater.nets.causal_lm import CausalLM
+from slackwater.nets.loading import net_tensors
+from slackwater.nets.lora import LoraAdapter, RowAdapters
 
 
 class CudaExecutor:
@@ -58,6 +62,14 @@ class CudaExecutor:
         net.requires_grad_(False)
         net.fuse()
 
+    def write(self, net: CausalLM, tensors: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, target in net_tensors(net).items():
+                target.copy_(tensors[name])
+
+    def prepare_adapter(self, net: CausalLM, adapter: LoraAdapter) -> None:
+        """Adapters are read as they are."""
+
     @torch.inference_mode()
     def logits(self, net: CausalLM, batch: RowBatch, tables: NDArray[np.int32]) -> Tensor:
         longest = int(batch.positions.max()) + 1
@@ -72,13 +84,14 @@ class CudaExecutor:
             self._sent(batch.tokens),
             self._sent(batch.positions),
             attention,
-            adapters=batch.adapters(),
+            adapters=RowAdapters(batch.spans) if batch.spans else None,
             ops=self._ops,
         )
         if not len(batch.wanted):
             return hidden.new_empty(0, net.config.vocab_size)
         wanted = hidden[self._sent(batch.wanted)]
-        return net.logits(wanted, adapters=batch.wanted_adapters(), ops=self._ops)
+        adapted = batch.wanted_spans()
+        return net.logits(wanted, adapters=RowAdapters(adapted) if adapted else None, ops=self._ops)
 
     def sample(
         self, logits: Tensor, columns: SamplingColumns

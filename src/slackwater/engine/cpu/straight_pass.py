@@ -1,0 +1,192 @@
+"""A model as the CPU runs it: weights as products read them, and one loop over the layers on buffers that are kept.
+
+`nets/causal_lm.py` says what the model is, and the tests hold this pass to it; here no step of a small model waits for
+Python's modules, views and allocations.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from slackwater.engine.cpu.attention import attend_rows
+from slackwater.engine.cpu.ops import add_and_norm_rows, norm_rows, silu_mul_rows
+from slackwater.engine.cpu.sites import AdapterSpan, NewWeight, Site, apply
+from slackwater.engine.cpu.weights import Floats
+from slackwater.nets.causal_lm import CausalLM, Layer, RmsNorm
+from slackwater.nets.config import NetConfig
+from slackwater.nets.loading import net_tensors
+
+_NO_NORM = np.empty(0, np.float32)
+_KEPT_BUFFERS = 16  # numbers of rows whose buffers are kept
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    qkv: Site
+    o: Site
+    gate_up: Site
+    down: Site
+    norm: Floats
+    mlp_norm: Floats
+    q_norm: Floats
+    k_norm: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class PagedRows:
+    """Where each row's keys and values belong: its line of the block tables, and its position."""
+
+    cache: Floats
+    block_floats: np.uint64
+    tables: NDArray[np.int32]
+    slots: NDArray[np.int64]
+    positions: NDArray[np.int64]
+
+
+class _Buffers:
+    """What a pass writes on its way, for a number of rows."""
+
+    def __init__(self, config: NetConfig, rows: int) -> None:
+        heads, size = config.num_heads, config.head_dim
+        self.residual = np.empty((rows, config.hidden_size), np.float32)
+        self.normed = np.empty((rows, config.hidden_size), np.float32)
+        self.qkv = np.empty((rows, (heads + 2 * config.num_kv_heads) * size), np.float32)
+        self.seen = np.empty((rows, heads * size), np.float32)
+        self.gate_up = np.empty((rows, 2 * config.ffn_size), np.float32)
+        self.gated = np.empty((rows, config.ffn_size), np.float32)
+
+
+class StraightPass:
+    """Takes the linear layers' memory over from `net`, whose parameters keep their shapes only."""
+
+    def __init__(self, net: CausalLM, new_weight: NewWeight) -> None:
+        config = net.config
+        self._new_weight = new_weight
+        self._config, self._eps = config, np.float32(config.norm_eps)
+        self._places: dict[str, tuple[Site, int]] = {}
+        self._embedding: Floats = net.model.embed_tokens.weight.detach().numpy()
+        self._layers = [self._layer(net, number) for number in range(config.num_layers)]
+        self._last_norm = _norm(net.model.norm)
+        unembedding = net.lm_head
+        if unembedding is None:
+            unembedding = nn.Linear(
+                config.hidden_size, config.vocab_size, bias=False, device="meta"
+            )
+            unembedding.weight = nn.Parameter(net.model.embed_tokens.weight.detach())
+        self._unembedding = self._site({"lm_head": unembedding})
+        named = net_tensors(net).items()
+        self._kept = {name: tensor for name, tensor in named if not tensor.is_meta}
+        self._norms = [layer.norm for layer in self._layers[1:]] + [self._last_norm]
+        cos, sin = net.rotary.at(torch.arange(config.max_positions))
+        self._cos, self._sin = cos.reshape(-1).numpy(), sin.reshape(-1).numpy()
+        self._buffers: dict[int, _Buffers] = {}
+        self._logits = np.empty((0, config.vocab_size), np.float32)
+
+    def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take new weights, in place."""
+        for name, tensor in tensors.items():
+            layer, _, kind = name.rpartition(".")
+            if name in self._kept:
+                self._kept[name].copy_(tensor)
+            elif layer in self._places:
+                self._place(layer, kind, tensor.detach().contiguous().numpy())
+        if self._config.tied:
+            self._place("lm_head", "weight", self._embedding)
+
+    def sites(self) -> Iterator[Site]:
+        """Every product, the unembedding last."""
+        for layer in self._layers:
+            yield from (layer.qkv, layer.o, layer.gate_up, layer.down)
+        yield self._unembedding
+
+    def hidden(
+        self, tokens: NDArray[np.int64], rows: PagedRows, spans: tuple[AdapterSpan, ...]
+    ) -> Floats:
+        """Rows after the last norm, in memory that the next pass writes over."""
+        work, eps = self._at_hand(len(tokens)), self._eps
+        heads, kv_heads = np.uint64(self._config.num_heads), np.uint64(self._config.num_kv_heads)
+        residual, normed = work.residual, work.normed
+        np.take(self._embedding, tokens, axis=0, out=residual, mode="clip")
+        norm_rows(residual, self._layers[0].norm, eps, normed)
+        for number, layer in enumerate(self._layers):
+            apply(layer.qkv, normed, work.qkv, spans)
+            attend_rows(
+                work.qkv.reshape(-1), layer.q_norm, layer.k_norm, eps, self._cos, self._sin,
+                rows.cache, np.uint64(number), rows.block_floats, rows.tables, rows.slots,
+                rows.positions, heads, kv_heads, work.seen.reshape(-1),
+            )  # fmt: skip
+            apply(layer.o, work.seen, normed, spans)
+            add_and_norm_rows(normed, residual, layer.mlp_norm, eps, normed)
+            apply(layer.gate_up, normed, work.gate_up, spans)
+            silu_mul_rows(work.gate_up, work.gated)
+            apply(layer.down, work.gated, normed, spans)
+            add_and_norm_rows(normed, residual, self._norms[number], eps, normed)
+        return normed
+
+    def logits(self, hidden: Floats, spans: tuple[AdapterSpan, ...]) -> Floats:
+        """Scores over the vocabulary, in memory that the next pass writes over."""
+        rows = len(hidden)
+        if len(self._logits) < rows:
+            self._logits = np.empty((rows, self._config.vocab_size), np.float32)
+        out = self._logits[:rows]
+        apply(self._unembedding, hidden, out, spans)
+        return out
+
+    def _layer(self, net: CausalLM, number: int) -> _Layer:
+        layer = net.model.layers[number]
+        assert isinstance(layer, Layer)
+        attention, mlp = layer.self_attn, layer.mlp
+        place = f"model.layers.{number}"
+        qkv = {"q_proj": attention.q_proj, "k_proj": attention.k_proj, "v_proj": attention.v_proj}
+        return _Layer(
+            qkv=self._site({f"{place}.self_attn.{name}": part for name, part in qkv.items()}),
+            o=self._site({f"{place}.self_attn.o_proj": attention.o_proj}),
+            gate_up=self._site(
+                {f"{place}.mlp.gate_proj": mlp.gate_proj, f"{place}.mlp.up_proj": mlp.up_proj}
+            ),
+            down=self._site({f"{place}.mlp.down_proj": mlp.down_proj}),
+            norm=_norm(layer.input_layernorm),
+            mlp_norm=_norm(layer.post_attention_layernorm),
+            q_norm=_norm(attention.q_norm),
+            k_norm=_norm(attention.k_norm),
+        )
+
+    def _site(self, parts: Mapping[str, nn.Linear]) -> Site:
+        stops = list(accumulate(part.out_features for part in parts.values()))
+        starts, depth = (0, *stops[:-1]), next(iter(parts.values())).in_features
+        biased = all(part.bias is not None for part in parts.values())
+        bias = np.zeros(stops[-1], np.float32) if biased else None
+        site = Site(tuple(parts), starts, stops[-1], self._new_weight(stops[-1], depth), bias)
+        for (name, part), start in zip(parts.items(), starts, strict=True):
+            self._places[name] = (site, start)
+            for kind, parameter in list(part.named_parameters()):
+                self._place(name, kind, parameter.detach().numpy())
+                shape = torch.empty(parameter.shape, device="meta")
+                part.register_parameter(kind, nn.Parameter(shape, requires_grad=False))
+        return site
+
+    def _place(self, layer: str, kind: str, values: Floats) -> None:
+        site, start = self._places[layer]
+        if kind == "weight":
+            site.weight.write(start, values)
+        else:
+            assert site.bias is not None
+            site.bias[start : start + len(values)] = values
+
+    def _at_hand(self, rows: int) -> _Buffers:
+        """Buffers of so many rows; those of a few numbers of rows are kept."""
+        found = self._buffers.get(rows)
+        if found is None:
+            if len(self._buffers) >= _KEPT_BUFFERS:
+                self._buffers.clear()
+            found = self._buffers[rows] = _Buffers(self._config, rows)
+        return found
+
+
+def _norm(norm: RmsNorm | None) -> Floats:
+    return _NO_NORM if norm is None else norm.weight.detach().numpy()

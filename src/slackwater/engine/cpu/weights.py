@@ -1,0 +1,70 @@
+"""How the CPU holds a weight that rows are multiplied with: in panels, or as a library likes it."""
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from slackwater.engine.cpu.panel_kernel import PANEL, panel_product, write_panels
+
+Floats = NDArray[np.float32]
+_SHARED_FLOATS = 1 << 18  # smaller products than this are not worth a second thread
+
+
+class Weight(Protocol):
+    """`[width, depth]`, written by rows."""
+
+    def write(self, first: int, values: Floats) -> None:
+        """Set rows from `first` on."""
+        ...
+
+    def product(self, x: Floats, out: Floats, *, adds: bool = False) -> None:
+        """`out = x @ weight.T`, or `out += x @ weight.T`."""
+        ...
+
+
+class PanelWeight:
+    """In panels of 32 columns; a row's results have the same bits in every batch, on any number of threads."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        self._panels = np.zeros((-(-width // PANEL), depth, PANEL), np.float32)
+
+    def write(self, first: int, values: Floats) -> None:
+        write_panels(values, self._panels, first)
+
+    def product(self, x: Floats, out: Floats, *, adds: bool = False) -> None:
+        count = len(self._panels)
+        threads = torch.get_num_threads()
+        if threads == 1 or self._panels.size < _SHARED_FLOATS:
+            panel_product(x, self._panels, 0, count, out, int(adds))
+            return
+        edges = [count * number // threads for number in range(threads + 1)]
+        others = [
+            _helpers(threads - 1).submit(panel_product, x, self._panels, *part, out, int(adds))
+            for part in pairwise(edges[1:])
+        ]
+        panel_product(x, self._panels, 0, edges[1], out, int(adds))
+        for other in others:
+            other.result()
+
+
+class LibraryWeight:
+    """By column, through PyTorch's own product: its bits depend on the number of rows."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        self._columns = torch.zeros(depth, width)
+
+    def write(self, first: int, values: Floats) -> None:
+        self._columns[:, first : first + len(values)] = torch.from_numpy(values).T
+
+    def product(self, x: Floats, out: Floats, *, adds: bool = False) -> None:
+        torch.from_numpy(out).addmm_(torch.from_numpy(x), self._columns, beta=int(adds))
+
+
+@lru_cache
+def _helpers(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, thread_name_prefix="product")
