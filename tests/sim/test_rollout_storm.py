@@ -4,6 +4,7 @@ import pytest
 
 from slackwater.control.rollout.books import Books
 from slackwater.control.rollout.live_turn import LiveTurn
+from slackwater.control.rollout.membership import Membership
 from slackwater.sim.rollout.storm import weather
 
 
@@ -44,3 +45,11 @@ def test_a_manager_that_loses_tokens_on_a_move_is_caught(monkeypatch: pytest.Mon
     with pytest.raises(AssertionError):
         for seed in range(20):
             weather(seed, hours=0.5)
+
+
+def test_a_manager_that_leaves_local_engines_at_work_when_seeding_ends_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Membership, "hand_over", lambda self, record, why, now_s, out: None)
+    with pytest.raises(AssertionError, match="on devices that the trainer has"):
+        weather(0, hours=0.5)

@@ -109,6 +109,9 @@ class Books:
     def close(self, turn: LiveTurn, now_s: float, out: Out) -> None:
         """Take the turn out of all books, and use the room it leaves."""
         del self.turns[turn.spec.turn]
+        if len(self.deadlines) > 2 * len(self.turns) + 64:  # mostly of turns that have ended
+            self.deadlines[:] = [row for row in self.deadlines if row[2] in self.turns]
+            heapq.heapify(self.deadlines)
         work = self.work_of(turn.spec.job)
         work.closed_turns += 1
         work.closed_s = now_s

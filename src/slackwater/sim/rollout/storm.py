@@ -1,6 +1,6 @@
 """A storm of faults over the rollout manager, from a seed: the invariants are checked after every event.
 
-Clients run multi-turn trajectories; instances join, pull, work, vanish, freeze, stall, lie, refuse, lose budget
+Clients run multi-turn trajectories, a trainer runs steps that its devices seed; instances join, pull, work, vanish, freeze, stall, lie, refuse, lose budget
 and drain, all at random. Every completed turn must hold exactly the tokens of an undisturbed run, once, and
 when the storm is over everything must end. A seed that fails is a bug report: run it again.
 """
@@ -15,9 +15,11 @@ from slackwater.control.rollout.commands import (
     AbortOn,
     CompleteTurn,
     Dispatch,
+    EndSeeding,
     FailTurn,
     PullWeights,
     ReleaseInstance,
+    ResumeSeeding,
     RolloutCommand,
     SetTimer,
 )
@@ -27,13 +29,21 @@ from slackwater.model.ids import InstanceId, JobId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.policy.balancing import FillIdle
 from slackwater.policy.routing import CacheAffine
+from slackwater.policy.seeding import AdaptiveWindow
 from slackwater.sim.queue import EventQueue
-from slackwater.sim.rollout.storm_clients import StormClients
+from slackwater.sim.rollout.storm_clients import JOB, StormClients
 from slackwater.sim.rollout.storm_faults import StormFaults
 from slackwater.sim.rollout.storm_instance import StormInstance, StormRequest
+from slackwater.sim.rollout.storm_trainer import StormTrainer
 
 BEAT_S = 4.0
 FRAME_S = 4.0
+_KINDS = (
+    InstanceKind.DEDICATED,
+    InstanceKind.SPOT,
+    InstanceKind.SPOT,
+    InstanceKind.BORROWED,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +66,8 @@ def _settings(seed: int) -> RolloutSettings:
     ours = RolloutSettings(stall_s=30.0, turn_timeout_s=900.0)
     if seed % 2:
         return ours
-    return replace(ours, routing=CacheAffine(), balancing=FillIdle())
+    seeding = AdaptiveWindow(initial_s=30.0)
+    return replace(ours, routing=CacheAffine(), balancing=FillIdle(), seeding=seeding)
 
 
 class Storm:
@@ -78,6 +89,7 @@ class Storm:
         self._handling = False
         self.clients = StormClients(self)
         self.faults = StormFaults(self)
+        self.trainer = StormTrainer(self)
 
     @property
     def now_s(self) -> float:
@@ -90,14 +102,16 @@ class Storm:
         self.publish()
         self.clients.start()
         self.faults.start()
+        self.trainer.start()
         self._run_until(hours * 3600)
         self.raging = False
         calm_s = self.now_s + 4 * self.manager.books.settings.turn_timeout_s
         if not any(i.spec.kind is not InstanceKind.BORROWED for i in self.instances.values()):
             self.join()
-        self._run_until(calm_s, lambda: not self.manager.books.turns)
+        self._run_until(calm_s, lambda: not self.manager.books.turns and not self.trainer.stepping)
         left = len(self.manager.books.turns)
         assert left == 0, f"{left} turns never ended"
+        assert not self.trainer.stepping, "the trainer's step never ended"
         counters = self.manager.books.counters
         return StormReport(
             self.seed,
@@ -137,30 +151,25 @@ class Storm:
             self.manager.check_integrity()
             for command in commands:
                 self._do(command)
+            self.trainer.check_integrity()
         self._handling = False
 
     def publish(self) -> None:
         """A new version; turns of the old one may still be running."""
         self.version += 1
-        self.happen(ev.WeightsPublished(self.now_s, JobId("job"), f"v{self.version}"))
+        self.happen(ev.WeightsPublished(self.now_s, JOB, f"v{self.version}"))
 
-    def join(self) -> None:
-        """A new instance of a random kind."""
+    def join(self, kind: InstanceKind | None = None, job: JobId | None = None) -> None:
+        """A new instance, of a random kind and perhaps for one job unless they are given."""
         self._serial += 1
-        kinds = (
-            InstanceKind.DEDICATED,
-            InstanceKind.SPOT,
-            InstanceKind.SPOT,
-            InstanceKind.BORROWED,
-        )
         spec = InstanceSpec(
             InstanceId(f"i{self._serial}"),
-            kinds[int(self.rng.integers(len(kinds)))],
+            kind or _KINDS[int(self.rng.integers(len(_KINDS)))],
             max_running=int(self.rng.integers(2, 9)),
             max_context_tokens=256,
             kv_tokens=int(self.rng.integers(300, 1500)),
             max_versions=int(self.rng.integers(1, 4)),
-            job=JobId("job") if self.chance(0.3) else None,
+            job=job or (JOB if self.chance(0.3) else None),
         )
         instance = StormInstance(spec, self._serial)
         self.instances[spec.instance] = instance
@@ -188,6 +197,8 @@ class Storm:
                 self.clients.failed(command)
             case ReleaseInstance(instance, _):
                 self.instances.pop(instance, None)
+            case EndSeeding() | ResumeSeeding():
+                self.trainer.take(command)
             case _:
                 pass  # nothing to simulate
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from zlib import crc32
 
 from slackwater.control.rollout.commands import Dispatch
 from slackwater.model.ids import InstanceId, TurnId
@@ -22,10 +23,7 @@ class Lie(StrEnum):
 
 def true_token(turn: TurnId, version: str, position: int) -> int:
     """The token at a position of a turn's random stream: what every honest instance makes."""
-    value = 2166136261
-    for char in f"{turn}/{version}/{position}":
-        value = (value ^ ord(char)) * 16777619 % 2**32
-    return value % 50_000
+    return crc32(f"{turn}/{version}/{position}".encode()) % 50_000
 
 
 @dataclass(slots=True)
