@@ -4,16 +4,19 @@ A block holds, per layer, keys as `[kv_heads, d, 16]` and values as `[kv_heads, 
 then run along tokens and outputs along dimensions, both without a sum across lanes.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numba import types
 
-from slackwater.engine.cpu.compiled import LANES, compiled, exp_of, lane_max, lane_sum
+from slackwater.engine.cpu.compiled import compiled, exp_of, generated, lane_max, lane_sum
+from slackwater.engine.cpu.vector_code import INT64, LANES, Value, VectorCode
 
-BLOCK_TOKENS = 16
+BLOCK_TOKENS = LANES
 _ZERO, _ONE, _NEVER = np.float32(0), np.float32(1), np.float32(-1e30)
 _TOKENS = np.uint64(BLOCK_TOKENS)
-_NONE, _1, _2, _3, _4, _5, _6, _7, _EIGHT = (np.uint64(i) for i in range(9))
+_NONE, _1, _2, _4 = (np.uint64(i) for i in (0, 1, 2, 4))
 
 
 @compiled
@@ -48,82 +51,98 @@ def _store(cache: Any, keys: Any, values: Any, key: Any, qkv: Any, v: Any, size:
         cache[values + d] = qkv[v + d]
 
 
-@compiled
-def _score_block(query: Any, q: Any, cache: Any, k: Any, size: Any, scores: Any, s: Any) -> None:
-    """`scores[s : s + 16] = query @ keys[d, 16]`, eight dimensions at a time, in order."""
-    for t in range(_TOKENS):
-        scores[s + t] = _ZERO
-    eight = size - size % _EIGHT
-    for d in range(_NONE, eight, _EIGHT):
-        at, row = q + d, k + d * _TOKENS
-        q0, q1, q2, q3 = query[at], query[at + _1], query[at + _2], query[at + _3]
-        q4, q5, q6, q7 = query[at + _4], query[at + _5], query[at + _6], query[at + _7]
-        for t in range(_TOKENS):
-            total, key = scores[s + t], row + t
-            total += q0 * cache[key]
-            total += q1 * cache[key + _1 * _TOKENS]
-            total += q2 * cache[key + _2 * _TOKENS]
-            total += q3 * cache[key + _3 * _TOKENS]
-            total += q4 * cache[key + _4 * _TOKENS]
-            total += q5 * cache[key + _5 * _TOKENS]
-            total += q6 * cache[key + _6 * _TOKENS]
-            total += q7 * cache[key + _7 * _TOKENS]
-            scores[s + t] = total
-    for d in range(eight, size):
-        q0 = query[q + d]
-        for t in range(_TOKENS):
-            scores[s + t] += q0 * cache[k + d * _TOKENS + t]
+@generated
+def _score_block(typing: Any, query: Any, keys: Any, size: Any, scores: Any) -> Any:
+    """`scores[:16] = query @ keys[size, 16]`: even dimensions and odd ones, each in order."""
+    del typing, query, keys, size, scores
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        del signature
+        code = VectorCode(builder)
+        query, keys, scores = (code.floats(arguments[place]) for place in (0, 1, 3))
+
+        def add(d: Value, sums: Sequence[Value]) -> list[Value]:
+            further = []
+            for odd, total in enumerate(sums):
+                place = builder.add(builder.mul(d, INT64(2)), INT64(odd))
+                column = code.load(keys, builder.mul(place, INT64(BLOCK_TOKENS)))
+                further.append(code.multiply_add(code.everywhere(query, place), column, total))
+            return further
+
+        pairs = builder.udiv(arguments[2], INT64(2))
+        even, odd = code.loop(pairs, [code.zero(), code.zero()], add)
+        code.store(builder.fadd(even, odd), scores, INT64(0))
+        return context.get_dummy_value()
+
+    return types.void(*([types.uintp] * 4)), build
+
+
+@generated
+def _add_slice(typing: Any, weights: Any, values: Any, count: Any, size: Any, out: Any) -> Any:
+    """`out[:16] += weights[:count] @ values[count, :16]`, token by token in order; tokens lie `size` apart."""
+    del typing, weights, values, count, size, out
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        del signature
+        code = VectorCode(builder)
+        weights, values, out = (code.floats(arguments[place]) for place in (0, 1, 4))
+
+        def add(t: Value, sums: Sequence[Value]) -> list[Value]:
+            row = code.load(values, builder.mul(t, arguments[3]))
+            return [code.multiply_add(code.everywhere(weights, t), row, sums[0])]
+
+        (total,) = code.loop(arguments[2], [code.load(out, INT64(0))], add)
+        code.store(total, out, INT64(0))
+        return context.get_dummy_value()
+
+    return types.void(*([types.uintp] * 5)), build
 
 
 @compiled
 def _add_values(scores: Any, s: Any, cache: Any, v: Any, count: Any, size: Any, out: Any) -> None:
-    """`out += scores[s : s + count] @ values[count, d]`, four tokens at a time, in order."""
-    four = count - count % _4
-    for t in range(_NONE, four, _4):
-        p0, p1, p2, p3 = scores[s + t], scores[s + t + _1], scores[s + t + _2], scores[s + t + _3]
-        row = v + t * size
-        for d in range(size):
-            total, value = out[d], row + d
-            total += p0 * cache[value]
-            total += p1 * cache[value + size]
-            total += p2 * cache[value + _2 * size]
-            total += p3 * cache[value + _3 * size]
-            out[d] = total
-    for t in range(four, count):
-        p0 = scores[s + t]
-        for d in range(size):
-            out[d] += p0 * cache[v + t * size + d]
+    """`out += scores[s : s + count] @ values[count, d]`, for what is left of a head in slices of 16."""
+    for d in range(size - size % _TOKENS, size):
+        total = out[d]
+        for t in range(count):
+            total += scores[s + t] * cache[v + t * size + d]
+        out[d] = total
 
 
 @compiled
-def _softmax(scores: Any, length: Any, room: Any, scale: Any, lanes: Any) -> Any:
+def _softmax(scores: Any, length: Any, room: Any, scale: Any) -> Any:
     """Turn scores into weights that sum to the returned total; `room` is `length` in whole blocks."""
     for t in range(length, room):
         scores[t] = _NEVER
-    top = lane_max(scores, room, lanes)
+    top = lane_max(scores, room)
     for t in range(room):
         scores[t] = exp_of((scores[t] - top) * scale)
-    return lane_sum(scores, room, lanes)
+    return lane_sum(scores, room)
 
 
 @compiled
 def _attend_head(
-    query: Any, cache: Any, table: Any, stride: Any, part: Any, values: Any, length: Any,
-    size: Any, scores: Any, lanes: Any, out: Any,
+    query: Any, cache: Any, table: Any, line: Any, stride: Any, part: Any, values: Any,
+    length: Any, size: Any, scale: Any, scores: Any, out: Any,
 ) -> None:  # fmt: skip
     """One query head over the keys at `part` and the values at `values` of each of its blocks."""
     blocks = (length + _TOKENS - _1) // _TOKENS
+    query_at, cache_at = np.uint64(query.ctypes.data), np.uint64(cache.ctypes.data)
+    scores_at, out_at = np.uint64(scores.ctypes.data), np.uint64(out.ctypes.data)
     for b in range(blocks):
-        keys = np.uint64(table[b]) * stride + part
-        _score_block(query, _NONE, cache, keys, size, scores, b * _TOKENS)
-    scale = np.float32(1.0 / np.sqrt(np.float64(size)))
-    total = _softmax(scores, np.int64(length), np.int64(blocks * _TOKENS), scale, lanes)
+        keys = np.uint64(table[line, b]) * stride + part
+        _score_block(query_at, cache_at + keys * _4, size, scores_at + b * _TOKENS * _4)
+    total = _softmax(scores, np.int64(length), np.int64(blocks * _TOKENS), scale)
     for d in range(size):
         out[d] = _ZERO
     for b in range(blocks):
         first = b * _TOKENS
-        at = np.uint64(table[b]) * stride + values
-        _add_values(scores, first, cache, at, min(_TOKENS, length - first), size, out)
+        at = np.uint64(table[line, b]) * stride + values
+        count = min(_TOKENS, length - first)
+        for d in range(_NONE, size - size % _TOKENS, _TOKENS):
+            weights, there = scores_at + first * _4, cache_at + (at + d) * _4
+            _add_slice(weights, there, count, size, out_at + d * _4)
+        if size % _TOKENS > _NONE:
+            _add_values(scores, first, cache, at, count, size, out)
     for d in range(size):
         out[d] /= total
 
@@ -154,16 +173,16 @@ def attend_rows(
             _turn_head(qkv, source, k_norm, eps, cos, sin, at * half, half, head)
             keys, values = block + h * area + place, block + (kv_heads + h) * area + place * size
             _store(cache, keys, values, head, qkv, source + kv_heads * size, size)
+    scale = np.float32(1.0 / np.sqrt(np.float64(size)))
     scores = np.empty((longest + 15) // 16 * 16, np.float32)
-    lanes = np.empty(LANES, np.float32)
     for n in range(rows):
         at = np.uint64(positions[n])
         for h in range(heads):
             _turn_head(qkv, n * width + h * size, q_norm, eps, cos, sin, at * half, half, head)
             part = base + h // (heads // kv_heads) * area
             _attend_head(
-                head, cache, tables[slots[n]], stride, part, part + kv_heads * area, at + _1,
-                size, scores, lanes, result,
+                head, cache, tables, slots[n], stride, part, part + kv_heads * area, at + _1,
+                size, scale, scores, result,
             )  # fmt: skip
             to = (n * heads + h) * size
             for d in range(size):

@@ -3,7 +3,7 @@
 Without reassociation the order of every sum is the one written, whatever the batch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numba
@@ -12,9 +12,10 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from slackwater.engine.cpu.vector_code import INT64, LANES, Value, VectorCode
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-LANES = 16
 _LOG2E = np.float32(1.4426950408889634)
 _LN2_HIGH = np.float32(0.693359375)
 _LN2_LOW = np.float32(-2.12194440e-4)
@@ -64,35 +65,61 @@ def exp_of(value: Any) -> Any:
     return (p * (r * r) + r + _ONE) * _as_float(np.int32(power))
 
 
+@generated
+def _vector_sum(typing: Any, values: Any, vectors: Any) -> Any:
+    """The sum of `vectors` times 16 floats: lane by lane in order, then the lanes in pairs."""
+    del typing, values, vectors
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        del context, signature
+        code = VectorCode(builder)
+        floats = code.floats(arguments[0])
+
+        def add(index: Value, sums: Sequence[Value]) -> list[Value]:
+            return [builder.fadd(sums[0], code.load(floats, builder.mul(index, INT64(LANES))))]
+
+        (total,) = code.loop(arguments[1], [code.zero()], add)
+        return code.across(total, builder.fadd)
+
+    return types.float32(types.uintp, types.uintp), build
+
+
+@generated
+def _vector_max(typing: Any, values: Any, vectors: Any) -> Any:
+    """The largest of `vectors` times 16 floats."""
+    del typing, values, vectors
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        del context, signature
+        code = VectorCode(builder)
+        floats = code.floats(arguments[0])
+
+        def join(index: Value, tops: Sequence[Value]) -> list[Value]:
+            return [code.larger(tops[0], code.load(floats, builder.mul(index, INT64(LANES))))]
+
+        (top,) = code.loop(arguments[1], [code.load(floats, INT64(0))], join)
+        return code.across(top, code.larger)
+
+    return types.float32(types.uintp, types.uintp), build
+
+
 @compiled
-def lane_sum(values: Any, count: int, lanes: Any) -> Any:
-    """The sum of `values[:count]` over 16 interleaved partial sums, then those in order."""
-    for lane in range(LANES):
-        lanes[lane] = np.float32(0)
-    whole = count - count % LANES
-    for j in range(0, whole, LANES):
-        for lane in range(LANES):
-            lanes[lane] += values[j + lane]
-    for lane in range(count - whole):
-        lanes[lane] += values[whole + lane]
-    total = np.float32(0)
-    for lane in range(LANES):
-        total += lanes[lane]
+def lane_sum(values: Any, count: int) -> Any:
+    """The sum of `values[:count]` over 16 interleaved partial sums, then those in pairs, then the rest."""
+    vectors, total = count // LANES, np.float32(0)
+    if vectors > 0:
+        total = _vector_sum(values.ctypes.data, vectors)
+    for j in range(vectors * LANES, count):
+        total += values[j]
     return total
 
 
 @compiled
-def lane_max(values: Any, count: int, lanes: Any) -> Any:
-    """The largest of `values[:count]`, at least one of them, found over 16 lanes."""
-    for lane in range(LANES):
-        lanes[lane] = values[0]
-    whole = count - count % LANES
-    for j in range(0, whole, LANES):
-        for lane in range(LANES):
-            lanes[lane] = max(lanes[lane], values[j + lane])
-    for lane in range(count - whole):
-        lanes[lane] = max(lanes[lane], values[whole + lane])
-    top = lanes[0]
-    for lane in range(LANES):
-        top = max(top, lanes[lane])
+def lane_max(values: Any, count: int) -> Any:
+    """The largest of `values[:count]`, of which there is one at least."""
+    vectors, top = count // LANES, values[0]
+    if vectors > 0:
+        top = _vector_max(values.ctypes.data, vectors)
+    for j in range(vectors * LANES, count):
+        top = max(top, values[j])
     return top

@@ -4,17 +4,17 @@ from typing import Any
 
 import numpy as np
 
-from slackwater.engine.cpu.compiled import LANES, compiled, exp_of, lane_sum
+from slackwater.engine.cpu.compiled import compiled, exp_of, lane_sum
 
 _ONE = np.float32(1.0)
 
 
 @compiled
-def _norm(values: Any, weight: Any, eps: Any, out: Any, squares: Any, lanes: Any) -> None:
+def _norm(values: Any, weight: Any, eps: Any, out: Any, squares: Any) -> None:
     size = values.shape[0]
     for j in range(size):
         squares[j] = values[j] * values[j]
-    scale = _ONE / np.sqrt(lane_sum(squares, size, lanes) / np.float32(size) + eps)
+    scale = _ONE / np.sqrt(lane_sum(squares, size) / np.float32(size) + eps)
     for j in range(size):
         out[j] = values[j] * scale * weight[j]
 
@@ -22,20 +22,20 @@ def _norm(values: Any, weight: Any, eps: Any, out: Any, squares: Any, lanes: Any
 @compiled
 def norm_rows(x: Any, weight: Any, eps: Any, out: Any) -> None:
     """Root-mean-square norm of each row."""
-    squares, lanes = np.empty(x.shape[1], np.float32), np.empty(LANES, np.float32)
+    squares = np.empty(x.shape[1], np.float32)
     for n in range(x.shape[0]):
-        _norm(x[n], weight, eps, out[n], squares, lanes)
+        _norm(x[n], weight, eps, out[n], squares)
 
 
 @compiled
 def add_and_norm_rows(x: Any, residual: Any, weight: Any, eps: Any, out: Any) -> None:
     """`residual += x`, in place, and its norm."""
-    squares, lanes = np.empty(x.shape[1], np.float32), np.empty(LANES, np.float32)
+    squares = np.empty(x.shape[1], np.float32)
     for n in range(x.shape[0]):
         row, added = residual[n], x[n]
         for j in range(row.shape[0]):
             row[j] += added[j]
-        _norm(row, weight, eps, out[n], squares, lanes)
+        _norm(row, weight, eps, out[n], squares)
 
 
 @compiled

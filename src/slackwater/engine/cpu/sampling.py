@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.engine.cpu.compiled import LANES, compiled, exp_of, lane_max, lane_sum
+from slackwater.engine.cpu.compiled import compiled, exp_of, lane_max, lane_sum
 from slackwater.engine.executor import SamplingColumns
 
 _CHUNK = 64
@@ -13,12 +13,12 @@ _FIRST_CANDIDATES = 512
 
 
 @compiled
-def pick(weights: Any, count: int, aim: Any, lanes: Any) -> int:
+def pick(weights: Any, count: int, aim: Any) -> int:
     """The first index at which the running sum of `weights[:count]` exceeds `aim`."""
     reached, last = np.float32(0), count - 1
     for start in range(0, count, _CHUNK):
         size = min(_CHUNK, count - start)
-        part = lane_sum(weights[start:], size, lanes)
+        part = lane_sum(weights[start:], size)
         if reached + part > aim:
             for j in range(start, start + size):
                 reached += weights[j]
@@ -32,15 +32,15 @@ def pick(weights: Any, count: int, aim: Any, lanes: Any) -> int:
 
 
 @compiled
-def weigh_row(row: Any, heat: Any, weights: Any, lanes: Any) -> Any:
+def weigh_row(row: Any, heat: Any, weights: Any) -> Any:
     """`weights = exp((row - max) / heat)`; the likeliest token and the sum of the weights."""
-    top = lane_max(row, row.shape[0], lanes)
+    top = lane_max(row, row.shape[0])
     best = 0
     while row[best] != top and best + 1 < row.shape[0]:
         best += 1
     for j in range(row.shape[0]):
         weights[j] = exp_of((row[j] - top) / heat)
-    return best, lane_sum(weights, row.shape[0], lanes)
+    return best, lane_sum(weights, row.shape[0])
 
 
 @compiled
@@ -50,16 +50,15 @@ def sample_rows(
     """A token and its log-prob for each row, or the log-prob of `chosen` where that is not -1."""
     vocab = logits.shape[1]
     weights = np.empty(vocab, np.float32)
-    lanes = np.empty(LANES, np.float32)
     for n in range(logits.shape[0]):
         row = logits[n]
         heat = temperature[n] if temperature[n] > 0 else np.float32(1)
-        token, total = weigh_row(row, heat, weights, lanes)
+        token, total = weigh_row(row, heat, weights)
         top = row[token]
         if chosen[n] >= 0:
             token = chosen[n]
         elif temperature[n] > 0:
-            token = pick(weights, vocab, uniform[n] * total, lanes)
+            token = pick(weights, vocab, uniform[n] * total)
         tokens[n] = token
         logprobs[n] = (row[token] - top) / heat - np.log(total)
 
@@ -88,13 +87,12 @@ def _chosen_by_truncation(
     cut = (columns.temperature > 0) & ((columns.top_k > 0) | (columns.top_p < 1))
     vocab = logits.shape[1]
     weights = np.empty(vocab, np.float32)
-    lanes = np.empty(LANES, np.float32)
     for n in np.nonzero(cut)[0].tolist():
-        weigh_row(logits[n], columns.temperature[n], weights, lanes)
+        weigh_row(logits[n], columns.temperature[n], weights)
         ids = kept_tokens(weights, float(columns.top_p[n]), int(columns.top_k[n]))
         left = weights[ids]
-        aim = columns.uniform[n] * lane_sum(left, len(left), lanes)
-        chosen[n] = ids[pick(left, len(left), aim, lanes)]
+        aim = columns.uniform[n] * lane_sum(left, len(left))
+        chosen[n] = ids[pick(left, len(left), aim)]
     return chosen
 
 
