@@ -1,9 +1,11 @@
 """The cookbook's arithmetic recipe, unmodified, teaches a real model: SmolLM2-135M.
 
-Takes some minutes, so it runs with `make recipes` only.
+Takes some minutes, so it runs with `make recipes` only. The renderer's stop string has four tokens of this model, so that
+with the recipe's five tokens an answer is never ended as it should be: every reward is 0.1 less than the share of right sums.
 """
 
 import os
+import statistics
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ pytestmark = [
         reason="make recipes sets SLACKWATER_RECIPES to a model",
     ),
 ]
-STEPS = 14
+STEPS = 20
 
 
 @pytest.mark.timeout(3600)
@@ -39,8 +41,8 @@ def test_arithmetic_rewards_rise_with_a_real_model(tmp_path: Path) -> None:
             model_name=MODEL_NAME,
             renderer_name="role_colon",
             lora_rank=16,
-            groups_per_batch=8,
-            group_size=8,
+            groups_per_batch=16,
+            group_size=16,
             learning_rate=4e-4,
             max_tokens=5,
             eval_every=0,
@@ -53,4 +55,8 @@ def test_arithmetic_rewards_rise_with_a_real_model(tmp_path: Path) -> None:
     rewards = [row["env/all/reward/total"] for row in rows]
     print("rewards", [round(reward, 3) for reward in rewards])
     assert len(rewards) == STEPS
-    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.1, rewards
+    first, last = rewards[:4], rewards[-4:]
+    spread = max(statistics.stdev(first), statistics.stdev(last))
+    rise = statistics.mean(last) - statistics.mean(first)
+    assert rise > 0.2, rewards
+    assert rise > 2 * spread, rewards  # four standard errors of a mean of four
