@@ -4,6 +4,7 @@ One JSON line per event: `{"event": {"type": ..., "body": ...}, "commands": [...
 simulated) choose where the lines go; replaying them through a fresh controller must give the same commands.
 """
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -19,7 +20,13 @@ C = TypeVar("C")
 
 def tagged(value: object) -> dict[str, Any]:
     """A dataclass as plain data that names its type."""
-    return {"type": type(value).__name__, "body": msgspec.to_builtins(value)}
+    return {"type": type(value).__name__, "body": msgspec.to_builtins(value, enc_hook=_plain)}
+
+
+def _plain(value: object) -> list[Any]:
+    if isinstance(value, array):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} cannot be recorded")
 
 
 class RecordedController(Generic[E, C]):

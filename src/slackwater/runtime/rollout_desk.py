@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import logging
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
@@ -19,7 +20,7 @@ from slackwater.runtime.trajectory_index import TrajectoryIndex
 from slackwater.runtime.worker_hub import WorkerHub
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame, FrameKind
-from slackwater.wire.tokens import decode_tokens
+from slackwater.wire.tokens import TokenColumns, decode_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -114,17 +115,7 @@ class RolloutDesk:
         """One frame; token frames go the short way."""
         now_s, instance = _now_s(), InstanceId(worker)
         if frame.kind is FrameKind.TOKENS:
-            columns = decode_tokens(frame.body)
-            self._feed(
-                on.TokensArrived(
-                    now_s,
-                    instance,
-                    columns.requests.tolist(),
-                    columns.tokens.tolist(),
-                    columns.logprobs.tolist(),
-                    topk=self._topk.pop(worker, ()),
-                )
-            )
+            self._feed(self._tokens(now_s, worker, decode_tokens(frame.body)))
             return
         match messages.decode_from_worker(frame.body):
             case messages.Ended(request, reason, total_tokens, version):
@@ -147,6 +138,17 @@ class RolloutDesk:
                 self._feed(_heartbeat(now_s, instance, gauges))
             case other:
                 logger.warning("not from an engine message=%s", type(other).__name__)
+
+    def _tokens(self, now_s: float, worker: WorkerId, columns: TokenColumns) -> on.TokensArrived:
+        """Columns stay columns all the way into the manager's books."""
+        return on.TokensArrived(
+            now_s,
+            InstanceId(worker),
+            array("I", columns.requests.astype(np.uintc, copy=False).tobytes()),
+            array("I", columns.tokens.astype(np.uintc, copy=False).tobytes()),
+            array("d", columns.logprobs.astype(np.float64).tobytes()),
+            topk=self._topk.pop(worker, ()),
+        )
 
     # ---- commands ----
     def _feed(self, event: on.RolloutEvent) -> None:

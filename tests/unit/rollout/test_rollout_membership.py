@@ -1,5 +1,7 @@
 """Instances come and go; turns do not notice."""
 
+from typing import Any
+
 import pytest
 from fleet_driver import FleetDriver, dispatches, instance_spec, none_of, only
 
@@ -10,6 +12,7 @@ from slackwater.control.rollout.commands import (
     PullWeights,
     ReleaseInstance,
     ReportFault,
+    RolloutCommand,
 )
 from slackwater.control.rollout.events import (
     BudgetChanged,
@@ -30,11 +33,9 @@ from slackwater.model.instance import InstanceKind, InstanceState
 A, B = InstanceId("a"), InstanceId("b")
 
 
-def beat(driver: FleetDriver, name: str, **load: int | bool) -> list[object]:
+def beat(driver: FleetDriver, name: str, **load: Any) -> list[RolloutCommand]:
     fields = {"running": 0, "waiting": 0, "produced_tokens": 0, "kv_used_tokens": 0} | load
-    return list(
-        driver.happen(InstanceHeartbeat(driver.now_s, InstanceId(name), **fields))  # type: ignore[arg-type]
-    )
+    return driver.happen(InstanceHeartbeat(driver.now_s, InstanceId(name), **fields))
 
 
 def test_an_instance_joins_pulls_the_newest_version_and_is_ready_in_mid_step() -> None:
@@ -120,7 +121,7 @@ def test_turns_leave_a_borrowed_instance_that_stalls_and_come_back_when_it_goes_
     stalled = driver.watch(0.0)
     assert only(AbortOn, stalled).attempt == sent.attempt
     assert dispatches(stalled) == []
-    assert [d.instance for d in dispatches(beat(driver, "a"))] == ["a"]  # type: ignore[arg-type]
+    assert [d.instance for d in dispatches(beat(driver, "a"))] == ["a"]
 
 
 def test_an_instance_that_produces_is_not_stalled_even_if_its_frames_are_slow() -> None:
@@ -169,7 +170,7 @@ def test_a_turn_given_back_is_not_sent_straight_back() -> None:
     driver.join("a")
     (sent,) = dispatches(driver.submit("t"))
     assert dispatches(driver.happen(TurnRefused(0.0, A, sent.attempt, "no room", False))) == []
-    assert [d.turn for d in dispatches(beat(driver, "a"))] == ["t"]  # type: ignore[arg-type]
+    assert [d.turn for d in dispatches(beat(driver, "a"))] == ["t"]
 
 
 def test_an_instance_lent_to_one_job_serves_no_other() -> None:

@@ -1,5 +1,8 @@
 """The manager owns a turn's tokens, whatever instances do."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 from fleet_driver import FleetDriver, dispatches, none_of, only
 
@@ -7,9 +10,11 @@ from slackwater.control.rollout.commands import (
     AbortOn,
     AppendTokens,
     CompleteTurn,
+    Dispatch,
     FailTurn,
     ReleaseInstance,
     ReportFault,
+    RolloutCommand,
 )
 from slackwater.control.rollout.events import (
     InstanceLost,
@@ -115,15 +120,18 @@ def test_tokens_beyond_the_budget_are_a_fault_and_are_not_kept(driver: FleetDriv
         {"attempts": [1], "tokens": [2**40], "logprobs": [-1.0]},
         {"attempts": [1], "tokens": [7], "logprobs": [-1.0], "counts": [0]},
         {"attempts": [999], "tokens": [7], "logprobs": [-1.0]},
+        {"attempts": [-1], "tokens": [7], "logprobs": [-1.0]},
+        {"attempts": [2**40], "tokens": [7], "logprobs": [-1.0]},
     ],
 )
 def test_a_garbage_frame_is_reported_and_changes_no_turn(
-    driver: FleetDriver, frame: dict[str, list[int]]
+    driver: FleetDriver, frame: dict[str, Any]
 ) -> None:
     driver.submit("t")
-    commands = driver.happen(TokensArrived(1.0, A, **frame))  # type: ignore[arg-type]
+    driver.happen(TokensArrived(1.0, A, [1], [5], [-1.0]))
+    commands = driver.happen(TokensArrived(1.0, A, **frame))
     assert only(ReportFault, commands).instance == "a"
-    assert len(driver.manager.books.turns[TurnId("t")].tokens) == 0
+    assert list(driver.manager.books.turns[TurnId("t")].tokens) == [5]
 
 
 def test_an_instance_that_keeps_lying_is_released_and_its_turns_go_on(driver: FleetDriver) -> None:
@@ -197,6 +205,6 @@ def test_prompt_scores_survive_a_move_and_are_not_asked_for_twice(driver: FleetD
     assert done.prompt_logprobs == [None, -1.0, -2.0]
 
 
-def only_dispatch(commands):  # type: ignore[no-untyped-def]
+def only_dispatch(commands: Sequence[RolloutCommand]) -> Dispatch:
     (sent,) = dispatches(commands)
     return sent

@@ -1,6 +1,7 @@
 """How long training nodes roll out themselves."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,8 +40,8 @@ from slackwater.policy.step_time import StepTime
 JOB = JobId("job")
 
 
-def times(**changed: float) -> StepTimes:
-    fields = {
+def times(**changed: Any) -> StepTimes:
+    fields: dict[str, Any] = {
         "train_s": 100.0,
         "trainer_wait_s": 0.0,
         "remote_wait_s": 0.0,
@@ -53,7 +54,7 @@ def times(**changed: float) -> StepTimes:
         "steady": True,
         "step_s": 120.0,
     }
-    return StepTimes(**(fields | changed))  # type: ignore[arg-type]
+    return StepTimes(**(fields | changed))
 
 
 @given(wait=st.floats(0, 1e4), remote_wait=st.floats(0, 1e4), window=st.floats(0, 1e3))
@@ -89,8 +90,8 @@ def forecast() -> Forecast:
     return Forecast(StepTime(0.01, 0.0, 0.0), 10**9, train_tokens_per_s=1000.0)
 
 
-def view(left: list[float], **changed: object) -> SeedingView:
-    fields: dict[str, object] = {
+def view(left: list[float], **changed: Any) -> SeedingView:
+    fields: dict[str, Any] = {
         "elapsed_s": 10.0,
         "window_s": 0.0,
         "remote_ready": 2,
@@ -102,7 +103,7 @@ def view(left: list[float], **changed: object) -> SeedingView:
         "remaining": Remaining(np.array(left), np.zeros(len(left))),
         "forecast": forecast(),
     }
-    return SeedingView(**(fields | changed))  # type: ignore[arg-type]
+    return SeedingView(**(fields | changed))
 
 
 def test_finish_times_are_those_of_a_batch_that_shrinks_as_its_turns_end() -> None:

@@ -1,11 +1,14 @@
 """Frames of the same attempts take a short way; nothing may come of it but speed."""
 
+from array import array
+
 from fleet_driver import FleetDriver
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slackwater.control.rollout.commands import CompleteTurn, Dispatch, FailTurn
 from slackwater.control.rollout.events import InstanceLost, TokensArrived, TurnCancelled
+from slackwater.control.rollout.steady_frame import MOST_FRAMES
 from slackwater.model.ids import InstanceId, TurnId
 from slackwater.model.turn import FinishReason
 
@@ -37,6 +40,35 @@ def test_equal_frames_are_all_kept() -> None:
         frame(driver, attempts, token)
     assert [tokens_of(driver, f"t{n}") for n in range(3)] == [[0, 1, 2, 3, 4]] * 3
     assert driver.manager.gauges()["accepted_tokens"] == 15
+
+
+def test_no_token_is_lost_or_moved_however_many_frames_wait_to_be_dealt_out() -> None:
+    for frames in (MOST_FRAMES - 1, MOST_FRAMES, MOST_FRAMES + 1, 3 * MOST_FRAMES + 7):
+        driver = FleetDriver()
+        attempts = running(driver, 3, limit=1000)
+        for position in range(frames):
+            tokens = array("I", (3 * position + number for number in range(3)))
+            scores = array("d", (-float(token) for token in tokens))
+            columns = (array("I", attempts), tokens, scores)
+            driver.manager.handle(TokensArrived(0.0, InstanceId("a"), *columns))
+        for number in range(3):
+            wanted = [3 * position + number for position in range(frames)]
+            turn = driver.manager.books.turns[TurnId(f"t{number}")]
+            assert list(turn.tokens) == wanted
+            assert list(turn.logprobs) == [-token for token in wanted]
+        driver.manager.check_integrity()
+
+
+def test_a_moved_turn_takes_along_what_its_frames_still_kept() -> None:
+    driver = FleetDriver()
+    attempts = running(driver, 2)
+    driver.join("b")
+    for token in range(4):
+        columns = (list(attempts), [token] * 2, [-0.5] * 2)
+        driver.manager.handle(TokensArrived(0.0, InstanceId("a"), *columns))
+    moved = driver.happen(InstanceLost(0.0, InstanceId("a"), "killed"))
+    sent = [command for command in moved if isinstance(command, Dispatch)]
+    assert [list(command.generated) for command in sent] == [[0, 1, 2, 3]] * 2
 
 
 def test_a_frame_beyond_the_budget_is_a_fault_also_on_the_short_way() -> None:

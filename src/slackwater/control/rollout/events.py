@@ -60,7 +60,7 @@ class TokensArrived:
     """One frame, columnar: `counts[i]` tokens of `attempts[i]`, one after the other (no counts: one each).
 
     `topk` has one entry per token when any turn of the frame asked for it. Columns may be lists or, to save
-    time, `array("I")` and `array("d")`; a record wants lists.
+    time, `array("I")` and `array("d")`.
     """
 
     now_s: float

@@ -1,7 +1,7 @@
 """One turn while it lives: the manager's copy of its tokens is the only one that counts."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from slackwater.model.ids import InstanceId
 from slackwater.model.turn import AttemptId, FinishReason, TurnSpec
@@ -12,10 +12,13 @@ class LiveTurn:
 
     `base_tokens` is how many there were at the last dispatch: an attempt that proves to be false is
     rolled back to it. `barren_losses` counts instances lost under the turn since its last token;
-    `avoids` is the one that gave it back last.
+    `avoids` is the one that gave it back last. `settle` is set while tokens of the turn are still kept by the
+    frame: it brings them here before anyone looks.
     """
 
     __slots__ = (
+        "_logprobs",
+        "_tokens",
         "attempt",
         "avoids",
         "barren_losses",
@@ -23,16 +26,15 @@ class LiveTurn:
         "deadline_s",
         "instance",
         "limit",
-        "logprobs",
         "moves",
         "prompt_logprobs",
         "prompt_topk",
         "sent_context",
         "sent_s",
         "sequence",
+        "settle",
         "spec",
         "streamed_tokens",
-        "tokens",
         "topk",
         "version",
         "waiting_since_s",
@@ -43,8 +45,9 @@ class LiveTurn:
         self.deadline_s = deadline_s
         self.sequence = sequence
         self.limit = spec.sampling.max_tokens
-        self.tokens = array("I")
-        self.logprobs = array("d")
+        self._tokens = array("I")
+        self._logprobs = array("d")
+        self.settle: Callable[[], None] | None = None
         self.topk: list[Sequence[tuple[int, float]]] | None = (
             [] if spec.sampling.topk_logprobs else None
         )
@@ -63,6 +66,20 @@ class LiveTurn:
         self.waiting_since_s: float | None = None
 
     @property
+    def tokens(self) -> "array[int]":
+        """All that was accepted so far."""
+        if self.settle is not None:
+            self.settle()
+        return self._tokens
+
+    @property
+    def logprobs(self) -> "array[float]":
+        """One for each token."""
+        if self.settle is not None:
+            self.settle()
+        return self._logprobs
+
+    @property
     def context_tokens(self) -> int:
         """What an instance must hold to go on."""
         return len(self.spec.prompt) + len(self.tokens)
@@ -76,9 +93,10 @@ class LiveTurn:
 
     def finished_reason(self) -> FinishReason | None:
         """Why the tokens at hand are already all there will be, if so."""
-        if self.tokens and self.tokens[-1] in self.spec.sampling.stop_token_ids:
+        tokens = self.tokens
+        if tokens and tokens[-1] in self.spec.sampling.stop_token_ids:
             return FinishReason.STOP
-        return FinishReason.LENGTH if len(self.tokens) >= self.limit else None
+        return FinishReason.LENGTH if len(tokens) >= self.limit else None
 
     def roll_back(self) -> None:
         """Forget what the current attempt sent."""

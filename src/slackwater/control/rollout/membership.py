@@ -137,13 +137,13 @@ class Membership:
             self._drain(record, event.now_s, out)
             if event.move_turns:
                 self.evacuate(record, event.now_s, out)
-            self.release_if_empty(record, "drained", event.now_s, out)
+            self.release_if_empty(record, "drained", out)
 
     def hand_over(self, record: InstanceRecord, why: str, now_s: float, out: Out) -> None:
         """Move all turns off and let it go, now."""
         self._drain(record, now_s, out)
         self.evacuate(record, now_s, out)
-        self.release_if_empty(record, why, now_s, out)
+        self.release_if_empty(record, why, out)
 
     def _drain(self, record: InstanceRecord, now_s: float, out: Out) -> None:
         record.draining = True
@@ -157,9 +157,8 @@ class Membership:
             self._books.dispatcher.recall(turn, out)
             self._books.resume(turn, now_s, out)
 
-    def release_if_empty(self, record: InstanceRecord, why: str, now_s: float, out: Out) -> None:
+    def release_if_empty(self, record: InstanceRecord, why: str, out: Out) -> None:
         """Let a draining instance go once nothing of ours is on it."""
-        del now_s
         if record.draining and not record.attempts:
             self._books.fleet.remove(record.spec.instance)
             out.append(ReleaseInstance(record.spec.instance, why))
@@ -234,7 +233,7 @@ class Membership:
                 if not borrowed:
                     self.fault(record, why, now_s, out)
             else:
-                self.release_if_empty(record, "drained", now_s, out)
+                self.release_if_empty(record, "drained", out)
         for key in self._books.dispatcher.line.needs():
             self._books.dispatcher.demand(key, out)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -49,7 +50,7 @@ class LentServing:
                 slowdown=1 / (1 - self.busy_share),
             )
             burst_s = float(rng.exponential(self.burst_every_s))
-            body.at(burst_s, lambda instance=instance: body.cut(instance, 0.5))  # type: ignore[misc]
+            body.at(burst_s, partial(body.cut, instance, 0.5))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +74,9 @@ class SpotCapacity:
 
         for row in self.trace:
             if row.event == "add":
-                body.at(row.t_s + self.start_s, lambda name=row.instance_id: join(name))  # type: ignore[misc]
+                body.at(row.t_s + self.start_s, partial(join, row.instance_id))
             else:
-                body.at(row.t_s, lambda name=row.instance_id: leave(name))  # type: ignore[misc]
+                body.at(row.t_s, partial(leave, row.instance_id))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Replays a spot trace as a provider: instances can be had while the trace has them, and cost while held."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from slackwater.model.ids import InstanceId
 from slackwater.model.instance import InstanceKind
@@ -33,7 +34,7 @@ class SpotProvider:
     def replay(self, events: Sequence[SpotEvent]) -> None:
         """Let the trace happen."""
         for row in events:
-            self._body.at(row.t_s, lambda row=row: self._happen(row))  # type: ignore[misc]
+            self._body.at(row.t_s, partial(self._happen, row))
 
     def held_seconds(self, now_s: float) -> float:
         """Instance-seconds paid for so far."""
