@@ -26,7 +26,7 @@ STEPS = 20
 
 @pytest.mark.timeout(3600)
 def test_arithmetic_rewards_rise_with_a_real_model(tmp_path: Path) -> None:
-    model = Path(os.environ["SLACKWATER_RECIPES"])
+    model = Path(os.environ["SLACKWATER_RECIPES"]).resolve()
     service = ServiceProcess(
         tmp_path / "state", model, free_port(), "--model", f"{MODEL_NAME}={model}", "--threads", "2"
     )
