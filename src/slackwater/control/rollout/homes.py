@@ -72,7 +72,7 @@ class Homes:
         """Every instance's total is the sum over the trajectories at home there."""
         totals = {id(record): 0 for record in self._fleet}
         for home in self._homes.values():
-            if self._lives(home.record):
+            if id(home.record) in totals:
                 totals[id(home.record)] += home.counted
         for record in self._fleet:
             assert record.load.homed_tokens == totals[id(record)], "homes are counted wrong"
