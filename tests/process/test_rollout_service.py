@@ -139,3 +139,25 @@ def test_the_learner_begins_on_whole_groups_while_the_rest_roll_out(
     assert all(row["optim/updates"] == 1 for row in trained)
     assert any(row["optim/passes"] > 1 and row["time/overlap_s"] > 0 for row in trained)
     assert all(abs(row["optim/sampler_kl"]) < 1e-2 for row in trained), "not one weight version"
+
+
+def test_a_listed_instance_comes_back_when_it_is_killed(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    listed = tmp_path / "instances.toml"
+    listed.write_text('[[instances]]\nname = "mine"\n')
+    options = ("--engines", "0", "--instances", str(listed))
+    service = ServiceProcess(tmp_path / "state", tiny_model, free_port(), *options)
+    service.start()
+    try:
+        wait_for("the listed instance", lambda: ready(service) == {"mine"})
+        wanted = completion(service, 1, 8)
+        before = instances(service)["mine"]["pid"]
+        assert service.post("/slackwater/instances/mine/kill", {}).status_code == 202
+        wait_for(
+            "its return",
+            lambda: "mine" in ready(service) and instances(service)["mine"]["pid"] != before,
+        )
+        assert completion(service, 1, 8) == wanted
+    finally:
+        service.stop()

@@ -43,6 +43,9 @@ def up(
         typer.Option(help="NAME=DIRECTORY of a base model; repeat for more. Default: a tiny one."),
     ] = None,
     engines: Annotated[int, typer.Option(help="Engine processes per model.")] = 1,
+    instances: Annotated[
+        Path | None, typer.Option(help="TOML list of further instances, also vLLM servers.")
+    ] = None,
     trainers: Annotated[int, typer.Option(help="Trainer processes.")] = 1,
     state: Annotated[Path, typer.Option(help="Folder for everything it keeps.")] = DEFAULT_STATE,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -65,6 +68,7 @@ def up(
     ] = False,
 ) -> int:
     """Start the service: prints its URL and a key, runs until Ctrl-C or `slackwater down`."""
+    from slackwater.runtime.instance_list import InstanceList, read_instance_list
     from slackwater.runtime.settings import ServiceSettings
     from slackwater.runtime.state_directory import StateDirectory
 
@@ -76,6 +80,7 @@ def up(
         state=folder.root,
         models=models,
         engines=engines,
+        instances=InstanceList() if instances is None else read_instance_list(instances),
         trainers=trainers,
         tenants=tuple(dict.fromkeys(tenant or ["default"])),
         host=host,

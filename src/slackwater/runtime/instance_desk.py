@@ -1,14 +1,15 @@
 """Instances beside those that the service always keeps: added, listed, drained, killed, or replayed from a trace.
 
 An added instance is a process of this machine: an embedded engine, or the adapter of a vLLM server. When it is
-gone it stays gone; the engines that `slackwater up` keeps are started again, unless they were drained.
+gone it stays gone; the engines that `slackwater up` keeps, and the instances of its list, are started again, unless
+they were drained.
 """
 
 import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,8 +21,14 @@ from slackwater.model.instance import InstanceKind
 from slackwater.model.spot_trace import SpotEvent
 from slackwater.runtime.launcher import Launcher, WorkerPlan, spawn_worker
 from slackwater.runtime.providers.children import Children
+from slackwater.runtime.providers.fixed_list import FixedList
 from slackwater.runtime.providers.local_processes import LocalProcesses
-from slackwater.runtime.providers.port import InstanceNoticed, ProviderEvent, StartFailed
+from slackwater.runtime.providers.port import (
+    InstanceEnded,
+    InstanceNoticed,
+    ProviderEvent,
+    StartFailed,
+)
 from slackwater.runtime.providers.spot_replay import SpotReplay
 from slackwater.runtime.rollout_desk import RolloutDesk
 
@@ -30,6 +37,7 @@ logger = logging.getLogger(__name__)
 MOST_INSTANCES = 64
 VLLM_VARIABLE = "SLACKWATER_VLLM"
 _FAULTS_SHOWN = 20
+_LISTED_AGAIN_S = 3.0  # an instance of the list that is gone is started again after so long
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +94,17 @@ class InstanceDesk:
         self._children = Children(self._spawn, self._heard)
         self._faults: deque[str] = deque(maxlen=_FAULTS_SHOWN)
         self._added = 0
+        self._list = FixedList(self._children, ())
+        self._again: set[asyncio.TimerHandle] = set()
         self._replays: set[asyncio.Task[None]] = set()
+
+    def keep(self, listed: Mapping[InstanceId, InstanceWish]) -> None:
+        """Start the instances of a list, and start them again when they are gone."""
+        for wish in listed.values():
+            self._check(wish)
+        self._wishes |= listed
+        self._list = FixedList(self._children, tuple(listed))
+        self._list.start(len(listed))
 
     # ---- what an operator says ----
     def add(self, wish: InstanceWish, count: int) -> tuple[InstanceId, ...]:
@@ -105,6 +123,7 @@ class InstanceDesk:
         """No more turns; gone for good when those it has are done, or now if they are to move."""
         self._known(instance)
         self._launcher.retire(WorkerId(instance))
+        self._list.retire(instance)
         if instance in self._fleet.records:
             self._rollout.drain(instance, move_turns)
         else:
@@ -157,6 +176,9 @@ class InstanceDesk:
         self._children.kill(InstanceId(worker))
 
     async def close(self) -> None:
+        for timer in self._again:
+            timer.cancel()
+        self._list = FixedList(self._children, ())
         for task in self._replays:
             task.cancel()
         await asyncio.gather(*self._replays, return_exceptions=True)
@@ -177,6 +199,16 @@ class InstanceDesk:
         elif isinstance(event, StartFailed):
             log = self._premises.logs / f"{event.instance}.log"
             self._faults.append(f"{event.instance}: did not start: {event.error}; see {log}")
+        elif isinstance(event, InstanceEnded) and event.instance in self._list:
+            self._start_again()
+
+    def _start_again(self) -> None:
+        def start() -> None:
+            self._again.discard(timer)
+            self._list.start(MOST_INSTANCES)
+
+        timer = asyncio.get_running_loop().call_later(_LISTED_AGAIN_S, start)
+        self._again.add(timer)
 
     def _check(self, wish: InstanceWish) -> None:
         """Refuse what cannot be started, before anything is begun."""

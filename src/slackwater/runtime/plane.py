@@ -14,7 +14,7 @@ from slackwater.control.record import RecordedController
 from slackwater.control.rollout.manager import RolloutManager
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.errors import NotFoundError
-from slackwater.model.ids import RequestId, SessionId, TenantId, WorkerId
+from slackwater.model.ids import InstanceId, RequestId, SessionId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OpKind
 from slackwater.model.session import TrainedModel
 from slackwater.runtime.background import Background
@@ -104,6 +104,9 @@ class ControlPlane:
         await self.sampling.adopt()
         self.background.spawn(self.housekeeping.run())
         self.launcher.start(list(self._plans()), self._connect())
+        models = [base.name for base in self.bases]
+        listed = self.settings.instances.instances
+        self.instances.keep({InstanceId(entry.name): entry.wish(models) for entry in listed})
 
     def release_waiters(self) -> None:
         """Answer the long polls that are held, so that a stop need not cut them off."""

@@ -6,15 +6,20 @@ from pathlib import Path
 
 from slackwater.control.operations.controller import OperationsConfig
 from slackwater.model.errors import ConfigError
+from slackwater.runtime.instance_list import InstanceList
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings:
-    """`models` maps names to directories; `engines` is per model; `record` is a file for events."""
+    """`models` maps names to directories; `engines` is per model; `record` is a file for events.
+
+    `instances` lists engines beside those, under names of the operator's.
+    """
 
     state: Path
     models: Mapping[str, Path]
     engines: int = 1
+    instances: InstanceList = field(default_factory=InstanceList)
     trainers: int = 1
     tenants: tuple[str, ...] = ("default",)
     host: str = "127.0.0.1"
@@ -35,7 +40,11 @@ class ServiceSettings:
     operations: OperationsConfig = field(default_factory=OperationsConfig)
 
     def __post_init__(self) -> None:
-        for name in ("engines", "trainers", "threads", "kv_mb", "max_running", "max_live_turns"):
+        if self.engines == 0 and not self.instances.instances:
+            raise ConfigError.of("--engines", 0, "must be at least 1 without --instances")
+        if self.engines < 0:
+            raise ConfigError.of("--engines", self.engines, "must be at least 0")
+        for name in ("trainers", "threads", "kv_mb", "max_running", "max_live_turns"):
             if getattr(self, name) < 1:
                 raise ConfigError.of(
                     f"--{name.replace('_', '-')}", getattr(self, name), "must be at least 1"

@@ -170,6 +170,10 @@ def test_a_fixed_list_starts_what_is_down_and_nothing_beyond_the_list() -> None:
         provider.kill(InstanceId("a"))
         await told.until(lambda t: bool(t.of(InstanceEnded)))
         assert provider.start(2) == ("a",)
+        provider.retire(InstanceId("b"))
+        provider.kill(InstanceId("b"))
+        await told.until(lambda t: len(t.of(InstanceEnded)) == 2)
+        assert provider.start(2) == ()
         await provider.close()
 
     run(body)

@@ -18,7 +18,15 @@ class FixedList:
         if repeated:
             raise ConfigError.of("fixed list: names", repeated, "must be named once each")
         self._children = children
-        self._names = tuple(InstanceId(name) for name in names)
+        self._names = [InstanceId(name) for name in names]
+
+    def __contains__(self, instance: InstanceId) -> bool:
+        return instance in self._names
+
+    def retire(self, instance: InstanceId) -> None:
+        """Strike it from the list: once down, it stays down."""
+        if instance in self._names:
+            self._names.remove(instance)
 
     def start(self, count: int) -> tuple[InstanceId, ...]:
         down = [name for name in self._names if name not in self._children]
