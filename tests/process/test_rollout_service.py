@@ -141,9 +141,7 @@ def test_the_learner_begins_on_whole_groups_while_the_rest_roll_out(
     assert all(abs(row["optim/sampler_kl"]) < 1e-2 for row in trained), "not one weight version"
 
 
-def test_a_listed_instance_comes_back_when_it_is_killed(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+def test_a_listed_instance_comes_back_when_it_is_killed(tiny_model: Path, tmp_path: Path) -> None:
     listed = tmp_path / "instances.toml"
     listed.write_text('[[instances]]\nname = "mine"\n')
     options = ("--engines", "0", "--instances", str(listed))
