@@ -1,13 +1,13 @@
 """One step of turns in virtual time: all sent at once, on so many equal instances, with or without a kill."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from slackwater.control.rollout.commands import CompleteTurn, FailTurn, RolloutCommand
 from slackwater.control.rollout.events import TurnSubmitted, WeightsPublished
 from slackwater.control.rollout.manager import RolloutManager
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.errors import RefusedError
-from slackwater.model.ids import InstanceId
+from slackwater.model.ids import InstanceId, TurnId
 from slackwater.model.instance import InstanceKind
 from slackwater.model.turn import TurnSpec
 from slackwater.sim.queue import EventQueue
@@ -15,6 +15,32 @@ from slackwater.sim.rollout.body import BodySettings, SimulatedBody
 from slackwater.sim.rollout.engine_cost import CostModel
 
 _HORIZON_S = 1e6
+
+
+class _OpenTurns:
+    """Hears of the turns that end, and how many instances share the machine meanwhile."""
+
+    def __init__(self, body: SimulatedBody, turns: Iterable[TurnId], alone_slowdown: float) -> None:
+        self.left = set(turns)
+        self._body = body
+        self._alone_slowdown = alone_slowdown
+        body.on_command = self._heard
+
+    def _heard(self, command: RolloutCommand) -> None:
+        if isinstance(command, FailTurn):
+            raise RefusedError(f"turn {command.turn} failed in simulation: {command.error}")
+        if isinstance(command, CompleteTurn):
+            self.left.discard(command.turn)
+            self._body.at(self._body.now_s, self._share)
+
+    def _share(self) -> None:
+        busy = sum(bool(place.engine.requests) for place in self._body.places.values())
+        for name in list(self._body.places):
+            self._body.slow_down(name, self._alone_slowdown if busy == 1 else 1.0)
+
+    def lose(self, victim: InstanceId) -> None:
+        self._body.lose(victim)
+        self._share()
 
 
 def simulate_step(
@@ -34,31 +60,9 @@ def simulate_step(
     """
     queue: EventQueue[Callable[[], None]] = EventQueue()
     wanted = {spec.turn: spec.sampling.max_tokens for spec in specs}
-    body = SimulatedBody(
-        RolloutManager(settings),
-        queue,
-        wanted.__getitem__,
-        BodySettings(heartbeat_s=heartbeat_s, pull_gb_per_s=1e6, sender_gb_per_s=1e9),
-    )
-    open_turns = set(wanted)
-
-    def heard(command: RolloutCommand) -> None:
-        if isinstance(command, FailTurn):
-            raise RefusedError(f"turn {command.turn} failed in simulation: {command.error}")
-        if isinstance(command, CompleteTurn):
-            open_turns.discard(command.turn)
-            body.at(body.now_s, share)
-
-    def share() -> None:
-        busy = sum(bool(place.engine.requests) for place in body.places.values())
-        for name in list(body.places):
-            body.slow_down(name, alone_slowdown if busy == 1 else 1.0)
-
-    def lose(victim: InstanceId) -> None:
-        body.lose(victim)
-        share()
-
-    body.on_command = heard
+    links = BodySettings(heartbeat_s=heartbeat_s, pull_gb_per_s=1e6, sender_gb_per_s=1e9)
+    body = SimulatedBody(RolloutManager(settings), queue, wanted.__getitem__, links)
+    turns = _OpenTurns(body, wanted, alone_slowdown)
     job, version = specs[0].job, specs[0].version
     for name in names:
         body.join(InstanceId(name), InstanceKind.SPOT, cost, max_running=max_running, job=job)
@@ -69,7 +73,7 @@ def simulate_step(
         body.tell(TurnSubmitted(began_s, spec))
     if kill is not None:
         after_s, victim = kill
-        body.at(began_s + after_s, lambda: lose(InstanceId(victim)))
-    body.run_until(began_s + _HORIZON_S, lambda: not open_turns)
+        body.at(began_s + after_s, lambda: turns.lose(InstanceId(victim)))
+    body.run_until(began_s + _HORIZON_S, lambda: not turns.left)
     body.manager.check_integrity()
     return body.now_s - began_s
