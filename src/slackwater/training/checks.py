@@ -65,9 +65,10 @@ def _check_inputs(where: str, datum: Datum, loss: Loss, vocab_size: int) -> None
 def _check_tokens(where: str, tokens: npt.NDArray[np.generic], vocab_size: int) -> None:
     if tokens.dtype != np.int64:
         raise ConfigError.of(where, str(tokens.dtype), "must be int64")
-    outside = (tokens < 0) | (tokens >= vocab_size)  # type: ignore[operator]
+    ids = tokens.astype(np.int64, copy=False)
+    outside = (ids < 0) | (ids >= vocab_size)
     if outside.any():
-        value = int(tokens[outside][0])
+        value = int(ids[outside][0])
         raise ConfigError.of(where, value, f"must be a token from 0 to {vocab_size - 1}")
 
 

@@ -167,28 +167,36 @@ class _Gate(torch.autograd.Function):
         return dgate, dup
 
 
+_add_norm: Any = _AddNorm.apply
+_turn: Any = _Turn.apply
+_gate: Any = _Gate.apply
+
+
 class FusedOps(PlainOps):
     """The same meaning as PyTorch's operators; fp32 on the CPU only."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return _AddNorm.apply(x, None, weight, eps)[0]  # type: ignore[no-untyped-call, no-any-return]
+        out: Tensor = _add_norm(x, None, weight, eps)[0]
+        return out
 
     def add_rms_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        return _AddNorm.apply(x, residual, weight, eps)  # type: ignore[no-untyped-call, no-any-return]
+        out, total = _add_norm(x, residual, weight, eps)
+        return out, total
 
     def rotate(
         self, parts: tuple[Tensor, ...], rotation: Rotation, norms: HeadNorms
     ) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = parts
         size, eps = norms.head_dim, norms.eps
-        turned_q: Tensor = _Turn.apply(q, norms.q, rotation, size, eps)  # type: ignore[no-untyped-call]
-        turned_k: Tensor = _Turn.apply(k, norms.k, rotation, size, eps)  # type: ignore[no-untyped-call]
+        turned_q: Tensor = _turn(q, norms.q, rotation, size, eps)
+        turned_k: Tensor = _turn(k, norms.k, rotation, size, eps)
         return turned_q, turned_k, v.view(v.shape[0], -1, size)
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
-        return _Gate.apply(gate, up)  # type: ignore[no-untyped-call, no-any-return]
+        out: Tensor = _gate(gate, up)
+        return out
 
 
 def _array(tensor: Tensor) -> Any:

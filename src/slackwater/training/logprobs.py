@@ -42,7 +42,7 @@ def target_logprobs(
 
 def _of_rows(hidden: Tensor, rows: Tensor, targets: Tensor, logits: Logits) -> Tensor:
     scores = logits(hidden).float()
-    result: Tensor = _GatheredLogprobs.apply(scores, rows, targets)  # type: ignore[no-untyped-call]
+    result: Tensor = _gathered(scores, rows, targets)
     return result
 
 
@@ -63,3 +63,6 @@ class _GatheredLogprobs(torch.autograd.Function):
         result = (logits - normaliser[:, None]).exp_().mul_(-per_row[:, None])
         result.view(-1).index_add_(0, places.flatten(), g.reshape(-1))
         return result, None, None
+
+
+_gathered: Any = _GatheredLogprobs.apply

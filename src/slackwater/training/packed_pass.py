@@ -85,7 +85,7 @@ class PackedPass:
             if not torch.isfinite(value):
                 raise RefusedError("loss is not finite: logprobs and the model are too far apart")
             if value.requires_grad:
-                value.backward()  # type: ignore[no-untyped-call]
+                torch.autograd.backward(value)
                 collect()
             total += value.item()
             for index, part in zip(indices, _split(lp, batch), strict=True):

@@ -69,7 +69,7 @@ class _Bucket:
         q = q.index_select(0, self._q_rows).view(-1, self._queries, heads, size)
         k, v = (x.index_select(0, self._k_rows).view(-1, self._keys, *x.shape[1:]) for x in (k, v))
         if self._keys <= SHORT:
-            out: Tensor = _ShortAttention.apply(q, k, v, self._seen)  # type: ignore[no-untyped-call]
+            out: Tensor = _short_attention(q, k, v, self._seen)
         else:
             out = self._long(q, k, v)
         flat = out.reshape(-1, heads, size)
@@ -116,6 +116,9 @@ class _ShortAttention(torch.autograd.Function):
             dv.view(apart).transpose(1, 2),
             None,
         )
+
+
+_short_attention: Any = _ShortAttention.apply
 
 
 def _by_kv_head(x: Tensor, shape: tuple[int, int, int, int, int]) -> Tensor:

@@ -1,6 +1,7 @@
 """Decode steps as captured CUDA graphs: one launch instead of some four hundred."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,7 +78,8 @@ class DecodeGraphs:
         return net.logits(hidden, ops=self._ops)
 
     def _capture(self, net: CausalLM, rows: int, spans: int) -> _Captured:
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        new_stream: Any = torch.cuda.Stream
+        side = new_stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(_WARM_UPS):
