@@ -20,9 +20,13 @@ LossConfig: TypeAlias = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """`value(lp, inputs, config)` gives one number per target; `config` names the keys it takes."""
+    """`value(lp, inputs, config)` gives one number per target; `config` names the keys it takes.
+
+    `inputs` are the arrays it needs; the gradient is a multiple of `scaled_by`, one of them.
+    """
 
     inputs: tuple[str, ...]
+    scaled_by: str
     value: Callable[[Tensor, Inputs, LossConfig], Tensor]
     config: Mapping[str, float] = field(default_factory=dict)
 
@@ -75,10 +79,10 @@ def _thresholds(low: float, high: float) -> dict[str, float]:
 
 
 LOSSES: Mapping[str, Loss] = {
-    "cross_entropy": Loss(("weights",), _cross_entropy),
-    "importance_sampling": Loss(("logprobs", "advantages"), _importance_sampling),
-    "ppo": Loss(("logprobs", "advantages"), _ppo, _thresholds(0.8, 1.2)),
-    "cispo": Loss(("logprobs", "advantages"), _cispo, _thresholds(0.0, 4.0)),
+    "cross_entropy": Loss(("weights",), "weights", _cross_entropy),
+    "importance_sampling": Loss(("logprobs", "advantages"), "advantages", _importance_sampling),
+    "ppo": Loss(("logprobs", "advantages"), "advantages", _ppo, _thresholds(0.8, 1.2)),
+    "cispo": Loss(("logprobs", "advantages"), "advantages", _cispo, _thresholds(0.0, 4.0)),
 }
 
 

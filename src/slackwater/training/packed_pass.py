@@ -78,9 +78,10 @@ class PackedPass:
         """Checked data in, log-probs and metrics out; `collect` is called after each backward."""
         logprobs: list[npt.NDArray[np.float32] | None] = [None] * len(data)
         total = 0.0
-        for indices in self._micro_batches(data):
+        for indices in self._micro_batches(data, loss):
             batch = [data[index] for index in indices]
-            values, lp = self._forward(batch, loss, config)
+            with torch.set_grad_enabled(torch.is_grad_enabled() and _teaches(batch[0], loss)):
+                values, lp = self._forward(batch, loss, config)
             value = values.sum()
             if not torch.isfinite(value):
                 raise RefusedError("loss is not finite: logprobs and the model are too far apart")
@@ -94,14 +95,14 @@ class PackedPass:
         tokens = float(sum(datum.num_tokens for datum in data))
         return PassOutput(done, {"loss:sum": total, "num_tokens:sum": tokens})
 
-    def _micro_batches(self, data: Sequence[Datum]) -> list[list[int]]:
-        """Micro-batches of one target width each; few callers mix them."""
-        by_width: dict[int, list[int]] = {}
+    def _micro_batches(self, data: Sequence[Datum], loss: Loss) -> list[list[int]]:
+        """Micro-batches of one target width each, few callers mix them; data without a gradient go by themselves."""
+        by_kind: dict[tuple[int, bool], list[int]] = {}
         for index, datum in enumerate(data):
-            by_width.setdefault(_width(datum), []).append(index)
+            by_kind.setdefault((_width(datum), _teaches(datum, loss)), []).append(index)
         return [
             [members[slot] for slot in batch]
-            for _, members in sorted(by_width.items())
+            for _, members in sorted(by_kind.items())
             for batch in self._micro_batch.plan([data[index].tokens for index in members])
         ]
 
@@ -143,6 +144,11 @@ class PackedPass:
 def _width(datum: Datum) -> int:
     targets = datum.inputs["target_tokens"]
     return 0 if targets.ndim == 1 else int(targets.shape[1])
+
+
+def _teaches(datum: Datum, loss: Loss) -> bool:
+    """Whether its gradient can be anything but zero; the samples of a group of equal rewards need no backward pass."""
+    return bool(np.any(datum.inputs[loss.scaled_by]))
 
 
 def _split(lp: Tensor, batch: Sequence[Datum]) -> list[npt.NDArray[np.float32]]:

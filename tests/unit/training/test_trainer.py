@@ -113,6 +113,27 @@ def test_micro_batches_logit_chunks_and_recomputing_do_not_change_what_is_learnt
         torch.testing.assert_close(pieces.gradient()[name], gradient, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("loss", "scale"), [("cross_entropy", "weights"), ("importance_sampling", "advantages")]
+)
+def test_data_without_a_gradient_are_scored_and_get_no_backward_pass(
+    loss: str, scale: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mute = [with_input(d, scale, np.zeros(d.num_tokens, np.float32)) for d in batch(7)]
+    alone, mixed = trainer(), trainer()
+    alone.forward_backward(batch(), loss, {})
+    output = mixed.forward_backward([*mute[:3], *batch(), *mute[3:]], loss, {})
+    for name, gradient in alone.gradient().items():
+        torch.testing.assert_close(mixed.gradient()[name], gradient, rtol=1e-5, atol=1e-6)
+    backwards: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.autograd, "backward", backwards.append)
+    scored = trainer().forward_backward(mute, loss, {})
+    assert not backwards
+    both = zip(scored.logprobs, [*output.logprobs[:3], *output.logprobs[-3:]], strict=True)
+    for found, expected in both:
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
 BAD: list[tuple[str, Callable[[Datum], Datum]]] = [
     (
         r"data\[1\].advantages\[2\]: nan",
