@@ -31,7 +31,7 @@ def run(options: BenchOptions) -> dict[str, float]:
             result = future.result()
             if isinstance(result, str):
                 pool.shutdown(cancel_futures=True)
-                again = f"slackwater storm --hours {HOURS_PER_SEED:g} --seed N shows it again"
+                again = f"run it again: slackwater storm --hours {HOURS_PER_SEED:g} --seed N"
                 raise RefusedError(f"an invariant did not hold: {result} ({again})")
             reports.append(result)
             options.progress("storms", len(reports) / len(seeds))

@@ -146,13 +146,20 @@ class Storm:
             return
         self._handling = True
         while self._pending:
-            commands = self.manager.handle(self._pending.pop(0))
-            self.events += 1
+            self._check(self._pending.pop(0))
+        self._handling = False
+
+    def _check(self, event: ev.RolloutEvent) -> None:
+        self.events += 1
+        try:
+            commands = self.manager.handle(event)
             self.manager.check_integrity()
             for command in commands:
                 self._do(command)
             self.trainer.check_integrity()
-        self._handling = False
+        except Exception as error:  # a manager that raises has broken its word too
+            at = f"event {self.events}, {type(event).__name__}, {self.now_s:.1f} s into the storm"
+            raise AssertionError(f"{error or type(error).__name__} ({at})") from error
 
     def publish(self) -> None:
         """A new version; turns of the old one may still be running."""
