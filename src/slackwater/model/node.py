@@ -50,11 +50,15 @@ class NodeType:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Nodes of one role and one type; `max_nodes` is how many can be rented at once."""
+    """Nodes of one role and one type; `max_nodes` is how many can be rented at once.
+
+    An `owned` pool is paid for whether its nodes are used or not: there time is to be saved, not rent.
+    """
 
     role: Role
     node_type: NodeType
     max_nodes: int
+    owned: bool = False
 
     def __post_init__(self) -> None:
         if self.max_nodes <= 0:

@@ -76,7 +76,7 @@ class Consolidation:
         return self._drained(row, work, table.pins[row][:count], cycle.period_s)
 
     def _drained(self, row: int, work: Floats, pins: Ints, cycle_s: float) -> float:
-        fleet, count = self._book.fleet, work.shape[1]
+        ledger, count = self._book.ledger, work.shape[1]
         return drain_cost(
             work,
             pins,
@@ -84,8 +84,8 @@ class Consolidation:
             cycle_s,
             np.zeros(count),
             len(self._book.groups[row].train),
-            fleet.rollout.node_type.price_per_h,
-            fleet.train.node_type.price_per_h,
+            ledger.worth_per_h(Role.ROLLOUT),
+            ledger.worth_per_h(Role.TRAIN),
         )
 
     def layout(
@@ -115,8 +115,8 @@ class Consolidation:
                 book.ledger.free(Role.ROLLOUT),
                 fleet.rollout.node_type.host_memory_gb,
                 fleet.train.node_type.host_memory_gb,
-                fleet.rollout.node_type.price_per_h,
-                fleet.train.node_type.price_per_h,
+                book.ledger.worth_per_h(Role.ROLLOUT),
+                book.ledger.worth_per_h(Role.TRAIN),
                 to_beat,
             ]
         )
@@ -137,8 +137,8 @@ class Consolidation:
         pins = member.pins if here else 0
         return Candidate(member.spec.profile, member.left, member.budget_s, float(here), pins)
 
-    def merge(self, incoming: Sequence[JobId], row: int) -> Merger | None:
-        """Bring jobs of another group into the one at `row` (or none: lay that one out anew), if it pays."""
+    def merge(self, incoming: Sequence[JobId], row: int, to_beat: float = 0.0) -> Merger | None:
+        """Bring jobs of another group into the one at `row` (or none: lay that one out anew), if that gains more than `to_beat`."""
         book = self._book
         here = book.groups[row].jobs
         if len(here) + len(incoming) > self._most or self._train_share(here, incoming, row) > 1:
@@ -152,11 +152,11 @@ class Consolidation:
         jobs = (*here, *incoming)
         candidates = [self.candidate(job, job in here) for job in jobs]
         train_nodes = len(book.groups[row].train)
-        layout = self.layout(candidates, row, train_nodes, before - after)
+        layout = self.layout(candidates, row, train_nodes, before - after - to_beat)
         if layout is None:
             return None
         gain = before - after - layout.cost - self._restarts(jobs, layout, row)
-        return Merger(row, jobs, layout, gain) if gain > 0 else None
+        return Merger(row, jobs, layout, gain) if gain > to_beat else None
 
     def _train_share(self, here: Sequence[JobId], incoming: Sequence[JobId], row: int) -> float:
         """Part of the train nodes' time that these jobs need at least; above 1 no layout can work."""
@@ -174,7 +174,7 @@ class Consolidation:
             member = book.members[job]
             if member.row != row or member.pins != pins:
                 nodes = member.spec.profile.rollout_nodes if pins else 0
-                price = book.fleet.price_per_h(nodes, len(book.groups[row].train))
+                price = book.worth_per_h(nodes, len(book.groups[row].train))
                 cost += restart_s(book.fleet, member.spec.profile) / 3600 * price
         return cost
 

@@ -33,6 +33,11 @@ class Fleet:
         if self.train.role is not Role.TRAIN:
             raise ConfigError.of("fleet: train", self.train.role, "must be a train pool")
 
+    @property
+    def owned(self) -> bool:
+        """Whether both pools are paid for anyway: then jobs should be done soon, not cheaply."""
+        return self.rollout.owned and self.train.owned
+
     def price_per_h(self, rollout_nodes: int, train_nodes: int) -> float:
         """Of so many rented nodes."""
         return (

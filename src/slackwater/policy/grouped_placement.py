@@ -44,21 +44,30 @@ class GroupedPlacement(ABC):
             return Refusal(job.job, never, final=True)
         choice = self._choose(job, now_s)
         if choice is None:
-            return Refusal(job.job, self._why_not_now(job.profile), final=False)
-        self.book.admit(job, choice)
+            return Refusal(job.job, self._why_not_now(job), final=False)
+        self.book.admit(job, choice, self._budget_s(job))
         return self.book.placement(job.job)
 
-    def _why_not_now(self, profile: JobProfile) -> str:
-        rollout, train = self.fleet.rollout, self.fleet.train
+    def _why_not_now(self, job: JobSpec) -> str:
+        profile, rollout, train = job.profile, self.fleet.rollout, self.fleet.train
         return (
             f"no group can take it within every member's bound, and its own {profile.rollout_nodes} rollout + "
             f"{profile.train_nodes} train nodes are not free (in use: {self.book.ledger.count(rollout.role)} of "
             f"{rollout.max_nodes} rollout, {self.book.ledger.count(train.role)} of {train.max_nodes} train)"
         )
 
-    def observe(self, standings: Sequence[Standing]) -> None:
-        """Note how the placed jobs stand."""
+    def observe(self, standings: Sequence[Standing], waiting: Sequence[JobSpec] = ()) -> None:
+        """Note how the placed jobs stand; most policies do not look at who waits."""
+        del waiting
         self.book.observe(standings)
+
+    def admission_order(self, waiting: Sequence[JobSpec]) -> Sequence[JobId]:
+        """First come, first tried."""
+        return [spec.job for spec in waiting]
+
+    def _budget_s(self, job: JobSpec) -> float:
+        """At most so long may an arriving job take."""
+        return job.slo * job.iterations * job.profile.solo_s
 
     def remove(self, job: JobId, now_s: float) -> Sequence[Placement]:
         """Forget a job; nodes that no one uses are given back."""

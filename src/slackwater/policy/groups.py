@@ -95,9 +95,8 @@ class GroupBook:
         """Rollout time on its own kind of node, or on the train nodes."""
         return self.fleet.local_rollout_s(profile, train_nodes) if local else profile.rollout_s
 
-    def admit(self, spec: JobSpec, choice: Choice) -> Member:
+    def admit(self, spec: JobSpec, choice: Choice, budget_s: float) -> Member:
         """Put a job where a policy chose; rents what is missing."""
-        budget_s = spec.slo * spec.iterations * spec.profile.solo_s
         member = Member(spec, -1, -1, 0, spec.iterations, budget_s, choice.strategy, choice.reason)
         self._enter(member, choice)
         return member
@@ -200,6 +199,12 @@ class GroupBook:
         self.table.work[rows, BUDGET_S, indices] = budgets_s
         self.table.work[rows, LEFT, indices] = left
 
+    def cap_budgets(self, budget_s: float) -> None:
+        """No job may take longer than this, whatever its SLO leaves."""
+        for member in self.members.values():
+            member.budget_s = min(member.budget_s, budget_s)
+            self.table.work[member.row, BUDGET_S, member.index] = member.budget_s
+
     def revise(self, job: JobId, profile: JobProfile) -> None:
         """Take over a changed profile where the job is; its budget stays."""
         member = self.members[job]
@@ -239,10 +244,11 @@ class GroupBook:
         """Where all jobs are."""
         return [self.placement(job) for job in self.members]
 
-    def price_per_h(self, row: int) -> float:
-        """Of one group's nodes."""
-        group = self.groups[row]
-        return self.fleet.price_per_h(len(group.rollout), len(group.train))
+    def worth_per_h(self, rollout_nodes: int, train_nodes: int) -> float:
+        """Of so many nodes, to a policy that looks for cheap places."""
+        return rollout_nodes * self.ledger.worth_per_h(
+            Role.ROLLOUT
+        ) + train_nodes * self.ledger.worth_per_h(Role.TRAIN)
 
     def check_integrity(self) -> None:
         """Every member in one group; memory within nodes; rented exactly what groups hold; pools within limits."""

@@ -17,11 +17,13 @@ from slackwater.model.node import Role
 from slackwater.model.placement import Placement, Refusal, Strategy
 from slackwater.policy.consolidation import Consolidation, Merger, newcomer, restart_s
 from slackwater.policy.cycle_plan import adopt_cycle, fit_group, kept_period_s
+from slackwater.policy.draining import DrainBound, alone_s, drain_bound, longest_first
 from slackwater.policy.fleet import Fleet
 from slackwater.policy.group_table import MAX_MEMBERS, MAX_ROLLOUT_NODES
 from slackwater.policy.grouped_placement import GroupedPlacement
-from slackwater.policy.groups import Choice
+from slackwater.policy.groups import Choice, isolated_choice
 from slackwater.policy.interleaving_scan import scan_cycles, train_shares
+from slackwater.policy.placement import Standing
 
 _MERGERS_AT_ONCE = 4
 
@@ -38,6 +40,32 @@ class Interleaving(GroupedPlacement):
         self.thin_groups = thin_groups
         self._consolidation = Consolidation(self.book, max_group_size)
         self._changed: set[int] = set()
+        self._waiting: frozenset[JobId] = frozenset()
+        self._drain = DrainBound(np.inf, None)
+
+    def observe(self, standings: Sequence[Standing], waiting: Sequence[JobSpec] = ()) -> None:
+        """Note how jobs stand. On an owned fleet no budget reaches beyond the time at which all could be done."""
+        super().observe(standings, waiting)
+        self._waiting = frozenset(spec.job for spec in waiting)
+        if self.fleet.owned:
+            placed = [(member.left, member.spec.profile) for member in self.book.members.values()]
+            self._drain = drain_bound(placed, waiting, self.fleet.train.max_nodes)
+            self.book.cap_budgets(self._drain.bound_s)
+
+    def admission_order(self, waiting: Sequence[JobSpec]) -> Sequence[JobId]:
+        """First come, first tried; on an owned fleet those first that would end last."""
+        return longest_first(waiting) if self.fleet.owned else super().admission_order(waiting)
+
+    def _budget_s(self, job: JobSpec) -> float:
+        return min(super()._budget_s(job), max(self._drain.bound_s, alone_s(job)))
+
+    def _why_not_now(self, job: JobSpec) -> str:
+        if self._must_yield(job):
+            return f"the room is kept for {self._drain.awaited}, which would end last of all"
+        return super()._why_not_now(job)
+
+    def _must_yield(self, job: JobSpec) -> bool:
+        return self._drain.awaited not in (None, job.job)
 
     def _why_never(self, profile: JobProfile) -> str | None:
         apart = self.fleet.why_never(profile)
@@ -61,7 +89,13 @@ class Interleaving(GroupedPlacement):
     def _choose(self, job: JobSpec, now_s: float) -> Choice | None:
         del now_s
         profile, left = job.profile, job.iterations
-        budget_s = job.slo * left * profile.solo_s
+        if self._must_yield(job):
+            return None
+        if self.fleet.owned and self._waiting <= {job.job}:
+            unshared = isolated_choice(self.book, profile, "its nodes are free and no one waits")
+            if unshared is not None:
+                return unshared
+        budget_s = self._budget_s(job)
         alone, alone_cost = self._alone(profile, left, budget_s)
         shared, shared_cost = self._cheapest_shared(profile, left, budget_s, alone_cost)
         best, best_cost = (alone, alone_cost) if shared is None else (shared, shared_cost)
@@ -124,8 +158,8 @@ class Interleaving(GroupedPlacement):
                     fleet.rollout.node_type.host_memory_gb,
                     fleet.train.node_type.host_memory_gb,
                     MAX_ROLLOUT_NODES,
-                    fleet.rollout.node_type.price_per_h,
-                    fleet.train.node_type.price_per_h,
+                    ledger.worth_per_h(Role.ROLLOUT),
+                    ledger.worth_per_h(Role.TRAIN),
                     to_beat,
                 ]
             ),
@@ -150,7 +184,7 @@ class Interleaving(GroupedPlacement):
                 (0, local_s, fleet.why_never_local(profile), Strategy.COLOCATE),
             )
             for rollout_nodes, iteration_s, never, strategy in shapes:
-                cost = fleet.price_per_h(rollout_nodes, nodes) * left * iteration_s / 3600
+                cost = self.book.worth_per_h(rollout_nodes, nodes) * left * iteration_s / 3600
                 fits = left * iteration_s <= budget_s * (1 + 1e-9) and never is None
                 free = (
                     ledger.free(Role.ROLLOUT) >= rollout_nodes and ledger.free(Role.TRAIN) >= nodes
@@ -185,7 +219,7 @@ class Interleaving(GroupedPlacement):
             return ()
         change_h = (cycle.period_s + float(book.table.cycle_s[row])) / 2 / 3600
         gain = self._consolidation.group_cost(row) - self._consolidation.cost_under(row, cycle)
-        if gain <= change_h * book.price_per_h(row):
+        if gain <= change_h * book.worth_per_h(len(group.rollout), len(group.train)):
             return ()
         adopt_cycle(book, row, group.jobs, cycle)
         return (book.placement(group.jobs[0]),)
@@ -203,6 +237,8 @@ class Interleaving(GroupedPlacement):
         """Bring jobs of thin groups together, or lay a group out anew, where that saves more than the restarts cost."""
         del now_s
         moves: dict[JobId, Placement] = {}
+        if self.fleet.owned and not self._waiting:
+            return ()
         for _ in range(_MERGERS_AT_ONCE):
             merger = self._best_merger()
             if merger is None:
@@ -228,9 +264,8 @@ class Interleaving(GroupedPlacement):
                     if len(jobs) > 1:
                         pairs.extend((job,) for job in jobs)
             for incoming in pairs:
-                merger = self._consolidation.merge(incoming, target)
-                if merger is not None and (best is None or merger.gain > best.gain):
-                    best = merger
+                to_beat = 0.0 if best is None else best.gain
+                best = self._consolidation.merge(incoming, target, to_beat) or best
         return best
 
     def _merge(self, merger: Merger) -> list[JobId]:

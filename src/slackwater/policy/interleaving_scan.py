@@ -22,7 +22,8 @@ from slackwater.policy.group_table import (
     Ints,
 )
 
-_ENOUGH = 24
+# Groups that one arrival looks into: in a large fleet the fullest that have time left are as good as all.
+_MOST_TRIED = 256
 
 
 @compiled
@@ -172,14 +173,17 @@ def scan_cycles(
     share = np.zeros(rows)
     for row in range(rows):
         share[row] = train_share(work[row], pins[row], members[row])
-    found = 0
+    tried = 0
     for row in np.argsort(-share, kind="mergesort"):
         count, nodes = members[row], train_nodes[row]
-        if count == 0 or count >= limits[0] or row == excluded or found == _ENOUGH:
+        if count == 0 or count >= limits[0] or row == excluded:
             continue
         more = job[2] / nodes * job[5] / job[4]
         if share[row] + more > 1.0 + 1e-9 or train_gb[row] + job[7] > limits[3] + 1e-9:
             continue
+        if tried == _MOST_TRIED:
+            break
+        tried += 1
         trial[:, :count] = work[row, :, :count]
         pinned[:count] = pins[row, :count]
         trial[ROLL_S, count], trial[TRAIN_S, count] = job[0], job[2] / nodes
@@ -199,5 +203,4 @@ def scan_cycles(
         )  # fmt: skip
         if kept >= 0:
             best_row, best_pins, best_new, best_cost = row, kept, new, cost
-            found += 1
     return best_row, best_pins, best_new, best_cost

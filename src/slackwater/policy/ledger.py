@@ -12,7 +12,7 @@ class NodeLedger:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._limit = {Role.ROLLOUT: fleet.rollout.max_nodes, Role.TRAIN: fleet.train.max_nodes}
+        self._pools = {Role.ROLLOUT: fleet.rollout, Role.TRAIN: fleet.train}
         self._returned: dict[Role, list[int]] = {Role.ROLLOUT: [], Role.TRAIN: []}
         self._highest = {Role.ROLLOUT: 0, Role.TRAIN: 0}
         self._rented: dict[NodeId, Role] = {}
@@ -20,7 +20,7 @@ class NodeLedger:
 
     def free(self, role: Role) -> int:
         """Nodes of a role that could still be rented."""
-        return self._limit[role] - self._count[role]
+        return self._pools[role].max_nodes - self._count[role]
 
     def count(self, role: Role) -> int:
         """Nodes of a role that are rented."""
@@ -55,6 +55,12 @@ class NodeLedger:
         return sorted(
             self._rented, key=lambda node: (self._rented[node], int(node.rsplit("-", 1)[1]))
         )
+
+    def worth_per_h(self, role: Role) -> float:
+        """What a node is worth to a policy: its price; of an owned pool less, the more of its nodes nobody uses."""
+        pool = self._pools[role]
+        in_use = self._count[role] / pool.max_nodes if pool.owned else 1.0
+        return pool.node_type.price_per_h * in_use
 
     def hourly_cost(self) -> float:
         """Of all rented nodes."""

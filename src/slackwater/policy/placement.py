@@ -39,8 +39,12 @@ class PlacementPolicy(Protocol):
     @property
     def name(self) -> str: ...
 
-    def observe(self, standings: Sequence[Standing]) -> None:
-        """How the placed jobs stand now: credit to spend, and learned lengths. Most policies ignore it."""
+    def observe(self, standings: Sequence[Standing], waiting: Sequence[JobSpec] = ()) -> None:
+        """How the placed jobs stand now, and which jobs want room, with the iterations that they have still to make."""
+        ...
+
+    def admission_order(self, waiting: Sequence[JobSpec]) -> Sequence[JobId]:
+        """In which order those that wait (given in order of arrival) are tried when a job has left."""
         ...
 
     def place(self, job: JobSpec, now_s: float) -> Placement | Refusal:

@@ -37,7 +37,7 @@ class _Cycle:
             turn.skip = False
             self.step()
             turn = self.turns[self.next]
-        return turn.job == job and turn.phase is phase
+        return turn.phase is phase and turn.job == job
 
     def step(self) -> None:
         self.next = (self.next + 1) % len(self.turns)
@@ -95,7 +95,11 @@ class PlannedOrder:
         return None
 
     def _has_turn(self, request: Waiting) -> bool:
-        return all(self._cycles[node].is_head(request.job, request.phase) for node in request.nodes)
+        job, phase, cycles = request.job, request.phase, self._cycles
+        for node in request.nodes:  # noqa: SIM110 -- all() takes twice as long, and every event asks.
+            if not cycles[node].is_head(job, phase):
+                return False
+        return True
 
     def started(self, job: JobId, phase: Phase, nodes: Sequence[NodeId]) -> None:
         for node in nodes:

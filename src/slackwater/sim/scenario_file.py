@@ -42,6 +42,7 @@ class PoolEntry:
 
     node_type: str | NodeType
     max_nodes: int = 4096
+    owned: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.node_type, str) and self.node_type not in KNOWN_NODE_TYPES:
@@ -51,7 +52,8 @@ class PoolEntry:
     def pool(self, role: Role) -> Pool:
         """The pool in that role."""
         kind = self.node_type
-        return Pool(role, KNOWN_NODE_TYPES[kind] if isinstance(kind, str) else kind, self.max_nodes)
+        known = KNOWN_NODE_TYPES[kind] if isinstance(kind, str) else kind
+        return Pool(role, known, self.max_nodes, self.owned)
 
 
 @dataclass(frozen=True, slots=True)

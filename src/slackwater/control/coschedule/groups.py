@@ -24,7 +24,9 @@ class _Group:
     waiting: dict[JobId, Waiting] = field(default_factory=dict)
     pending: dict[JobId, float] = field(default_factory=dict)  # loaded, since when
     plan: GroupPlan | None = None
-    worst_period_s: float | None = None  # known until members, plan or profiles change
+    worst_iteration_s: dict[JobId, float] = field(
+        default_factory=dict
+    )  # known until members, plan or profiles change
 
 
 class Groups:
@@ -45,7 +47,7 @@ class Groups:
         if group is None:
             group = self._groups[placement.group] = _Group(self._config.new_ordering())
         group.jobs[state.spec.job] = state
-        group.worst_period_s = None
+        group.worst_iteration_s = {}
         for node in {*placement.rollout_nodes, *placement.train_nodes}:
             users = self._users.setdefault(node, {})
             users[placement.group] = users.get(placement.group, 0) + 1
@@ -54,7 +56,7 @@ class Groups:
         """A group's new plan; with a member still loading it waits for that one."""
         group = self._groups[group_id]
         group.plan = plan
-        group.worst_period_s = None
+        group.worst_iteration_s = {}
         if not joining:
             self._adopt(group, now_s)
 
@@ -94,7 +96,7 @@ class Groups:
         group.waiting.pop(job, None)
         group.pending.pop(job, None)
         del group.jobs[job]
-        group.worst_period_s = None
+        group.worst_iteration_s = {}
         if not group.jobs:
             del self._groups[placement.group]
         for node in {*placement.rollout_nodes, *placement.train_nodes}:
@@ -153,16 +155,19 @@ class Groups:
     def revised(self, state: JobState) -> None:
         """A member's profile changed."""
         assert state.placement is not None
-        self._groups[state.placement.group].worst_period_s = None
+        self._groups[state.placement.group].worst_iteration_s = {}
 
     def worst_iteration_s(self, state: JobState) -> float:
         """At most so long does one iteration take in its group when every phase takes its worst."""
         assert state.placement is not None
         group = self._groups[state.placement.group]
-        if group.worst_period_s is None:
-            group.worst_period_s = self._worst_period_s(group)
-        rounds = 1 if group.plan is None else max(group.plan.rounds(state.spec.job), 1)
-        return group.worst_period_s / rounds
+        if not group.worst_iteration_s:
+            period_s, plan = self._worst_period_s(group), group.plan
+            group.worst_iteration_s = {
+                job: period_s if plan is None else period_s / max(plan.rounds(job), 1)
+                for job in group.jobs
+            }
+        return group.worst_iteration_s[state.spec.job]
 
     def _worst_period_s(self, group: _Group) -> float:
         lengths_s = {

@@ -43,7 +43,10 @@ class PermitDesk:
     def needs_switch(self, job: JobId, phase: Phase, nodes: Iterable[NodeId]) -> bool:
         """Whether another state is on one of the nodes."""
         state = (job, phase)
-        return any(self._resident.get(node, state) != state for node in nodes)
+        for node in nodes:  # noqa: SIM110 -- any() takes twice as long, and every phase asks.
+            if self._resident.get(node, state) != state:
+                return True
+        return False
 
     def is_free(self, request: Waiting) -> bool:
         """Whether all its nodes can take the phase now; beside a tail only a rollout can run."""

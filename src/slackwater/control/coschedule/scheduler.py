@@ -5,6 +5,7 @@ come late or twice (an old epoch, a permit that is back already) change nothing.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from slackwater.control.coschedule.commands import (
@@ -34,6 +35,7 @@ from slackwater.control.coschedule.groups import Groups
 from slackwater.control.coschedule.job_state import JobState, JobStatus
 from slackwater.control.coschedule.permits import PermitDesk
 from slackwater.model.ids import JobId, NodeId
+from slackwater.model.job import JobSpec
 from slackwater.model.placement import Phase, Placement, Refusal
 from slackwater.policy.fleet import Fleet
 from slackwater.policy.placement import PlacementPolicy, Standing
@@ -95,21 +97,22 @@ class CoScheduler:
             commands.append(self._set_timer(event.now_s))
         return commands
 
-    def _admit(self, state: JobState, now_s: float) -> list[Command]:
+    def _admit(self, state: JobState, now_s: float, *, observe: bool = True) -> list[Command]:
         job = state.spec.job
-        self._observe(now_s)
+        self._held[job] = state  # Policies see it among those that want room.
+        if observe:
+            self._observe(now_s)
         answer = self._policy.place(state.spec, now_s)
         if isinstance(answer, Refusal):
             changed = state.reason != answer.reason
             state.reason = answer.reason
             if answer.final:
                 state.status = JobStatus.REFUSED
-                self._held.pop(job, None)
+                del self._held[job]
                 return [RefuseJob(job, answer.reason)]
             state.status = JobStatus.HELD
-            self._held[job] = state
             return [HoldJob(job, answer.reason)] if changed else []
-        self._held.pop(job, None)
+        del self._held[job]
         commands = self._apply([answer], now_s)
         self._observe(now_s)
         commands.extend(self._apply(self._policy.rebalance(now_s), now_s))
@@ -166,8 +169,12 @@ class CoScheduler:
 
     def _admit_held(self, now_s: float) -> list[Command]:
         commands: list[Command] = []
-        for state in list(self._held.values()):
-            commands.extend(self._admit(state, now_s))
+        refused = False
+        for job in self._policy.admission_order(self._waiting()):
+            state = self._held[job]
+            # After a refusal all stand as they did.
+            commands.extend(self._admit(state, now_s, observe=not refused))
+            refused = state.status is JobStatus.HELD
             if state.status is JobStatus.HELD and not self._config.backfill:
                 break
         return commands
@@ -359,7 +366,16 @@ class CoScheduler:
                 )
             budget_s = self._budget_s(state, now_s)
             standings.append(Standing(state.spec.job, state.iterations_left, budget_s, learned))
-        self._policy.observe(standings)
+        self._policy.observe(standings, self._waiting())
+
+    def _waiting(self) -> list[JobSpec]:
+        """Jobs without nodes, in order of arrival, with the iterations that they have still to make."""
+        return [
+            replace(state.spec, iterations=max(state.iterations_left, 1))
+            if state.iterations_done
+            else state.spec
+            for state in self._held.values()
+        ]
 
     def _budget_s(self, state: JobState, now_s: float) -> float:
         return state.budget_s(now_s, realised=self._config.slo_basis == "realised")

@@ -87,12 +87,11 @@ class ProfileWorkload:
 
 @dataclass(frozen=True, slots=True)
 class CycleWorkload:
-    """Jobs with the cycles of PlexRL's table (7B, 30B, 235B), for time to drain on a fixed fleet: enough of them that the backlog,
-    and not its longest job, decides."""
+    """Jobs with the cycles of PlexRL's table (7B, 30B, 235B), for time to drain on a fixed fleet: a day of arrivals."""
 
     kind: Literal["cycles"] = "cycles"
-    jobs: int = 400
-    span_s: float = 80 * 3600.0
+    jobs: int = 120
+    span_s: float = 24 * 3600.0
     mean_iterations: float = 100.0
     slo_low: float = 1.5
     slo_high: float = 1.5

@@ -1,0 +1,125 @@
+"""On a fleet that is paid for anyway, time is saved and not rent: nobody is slowed beyond the end of the last job."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from placement_cases import drawn_jobs, job
+
+from slackwater.model.ids import JobId
+from slackwater.model.job import JobSpec
+from slackwater.model.node import H20, H800, Pool, Role
+from slackwater.model.placement import Placement, Refusal
+from slackwater.policy.catalogue import make_policy
+from slackwater.policy.draining import alone_s, drain_bound, longest_first
+from slackwater.policy.fleet import Fleet
+from slackwater.policy.placement import PlacementPolicy, Standing
+
+
+def fleet(train: int, *, owned: bool = True) -> Fleet:
+    return Fleet(
+        Pool(Role.ROLLOUT, H20, 64, owned=owned), Pool(Role.TRAIN, H800, train, owned=owned)
+    )
+
+
+def arrive(policy: PlacementPolicy, spec: JobSpec, *others: JobSpec) -> Placement | Refusal:
+    """As the co-scheduler asks, with `others` waiting too; nobody placed has made progress."""
+    policy.observe((), (*others, spec))
+    answer = policy.place(spec, 0.0)
+    policy.check_integrity()
+    return answer
+
+
+@given(st.integers(0, 10_000), st.integers(1, 30), st.integers(1, 16))
+def test_the_bound_leaves_every_job_the_time_it_takes_alone_and_the_fleet_its_work(
+    seed: int, count: int, nodes: int
+) -> None:
+    jobs = drawn_jobs(seed, count)
+    placed = [(spec.iterations, spec.profile) for spec in jobs[::2]]
+    bound = drain_bound(placed, jobs[1::2], nodes)
+    assert bound.bound_s >= max(alone_s(spec) for spec in jobs)
+    work_s = sum(s.iterations * s.profile.train_s * s.profile.train_nodes for s in jobs)
+    assert bound.bound_s * nodes >= work_s
+    assert bound.awaited in {None, *(spec.job for spec in jobs[1::2])}
+
+
+def test_without_jobs_nothing_bounds_and_nobody_is_awaited() -> None:
+    bound = drain_bound((), (), 4)
+    assert (bound.bound_s, bound.awaited) == (0.0, None)
+
+
+def test_a_waiting_job_is_awaited_if_it_ends_last_and_the_amount_of_work_does_not_decide() -> None:
+    long = replace(job("long", 100, 10), iterations=1000)
+    short = replace(job("short", 100, 100), iterations=10)
+    assert drain_bound([(10, short.profile)], [short, long], 4).awaited == "long"
+    assert drain_bound([(1000, long.profile)], [short], 4).awaited is None
+    busy = [(400, short.profile)] * 20
+    assert drain_bound(busy, [long], 4).awaited is None
+
+
+def test_who_would_end_last_is_tried_first_and_waiting_counts_as_work() -> None:
+    hour = replace(job("hour", 100, 80), iterations=20, arrival_s=0.0)
+    day = replace(job("day", 100, 80), iterations=480, arrival_s=50_000.0)
+    assert longest_first([hour, day]) == ["day", "hour"]
+    later = replace(day, arrival_s=200_000.0)
+    assert longest_first([hour, later]) == ["hour", "day"]
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_free_nodes_are_used_on_an_owned_fleet_and_saved_on_a_rented_one(owned: bool) -> None:
+    policy = make_policy("ours", fleet(4, owned=owned))
+    specs = [job(name, 100, 100, slo=2.0) for name in "ab"]
+    for spec in specs:
+        assert isinstance(arrive(policy, spec), Placement)
+    policy.observe([Standing(spec.job, spec.iterations, 2 * alone_s(spec)) for spec in specs])
+    policy.rebalance(0.0)
+    trained_on = [node for node in policy.rented() if node.startswith("train")]
+    assert len(trained_on) == (2 if owned else 1)
+
+
+def test_the_job_that_ends_last_is_not_slowed_for_others() -> None:
+    """Both bounds are wide, and on a rented node they share; on an owned one that would put off the end."""
+    long, short = job("long", 100, 100, slo=2.0), job("short", 100, 150, slo=2.0)
+    for owned in (True, False):
+        policy = make_policy("ours", fleet(1, owned=owned))
+        arrive(policy, replace(long, iterations=400))
+        answer = arrive(policy, replace(short, iterations=100))
+        assert isinstance(answer, Refusal if owned else Placement)
+
+
+def test_a_job_that_ends_long_before_the_last_may_be_slowed() -> None:
+    policy = make_policy("ours", fleet(1))
+    arrive(policy, replace(job("long", 300, 100, slo=1.2), iterations=400))
+    placed = arrive(policy, replace(job("short", 100, 150, slo=2.0), iterations=20))
+    assert isinstance(placed, Placement)
+    assert placed.plan is not None
+    worst_s = placed.plan.period_s / placed.plan.rounds(JobId("long"))
+    assert worst_s <= 1.03 * 400
+    assert placed.plan.period_s / placed.plan.rounds(JobId("short")) > 250
+
+
+def test_while_the_job_that_would_end_last_waits_others_are_told_for_whom_they_wait() -> None:
+    policy = make_policy("ours", fleet(2))
+    arrive(policy, replace(job("first", 100, 60, slo=1.1), iterations=20))
+    awaited = replace(job("wide", 100, 20, slo=1.0, train_nodes=2), iterations=2000)
+    assert isinstance(arrive(policy, awaited), Refusal)
+    small = replace(job("small", 100, 10, slo=2.0), iterations=5)
+    answer = arrive(policy, small, awaited)
+    assert isinstance(answer, Refusal)
+    assert "kept for wide" in answer.reason
+    policy.observe((), ())
+    policy.remove(JobId("first"), 0.0)
+    assert isinstance(arrive(policy, awaited, small), Placement)
+
+
+def test_jobs_are_only_brought_together_on_an_owned_fleet_if_someone_waits() -> None:
+    specs = [replace(job(name, 100, 20, slo=2.0), iterations=200) for name in "ab"]
+    policy = make_policy("ours", fleet(2))
+    for spec in specs:
+        arrive(policy, spec)
+    standings = [Standing(spec.job, 200, 2 * alone_s(spec)) for spec in specs]
+    policy.observe(standings, ())
+    assert not policy.rebalance(0.0)
+    policy.observe(standings, [replace(job("c", 100, 20, slo=1.0), iterations=100)])
+    assert policy.rebalance(0.0)
