@@ -61,7 +61,6 @@ class Member:
     budget_s: float
     strategy: Strategy
     reason: str
-    learned: JobProfile | None = None
 
 
 @dataclass(slots=True)
@@ -191,7 +190,6 @@ class GroupBook:
             member = self.members.get(standing.job)
             if member is not None:
                 member.left, member.budget_s = standing.iterations_left, standing.budget_s
-                member.learned = standing.learned
                 rows.append(member.row)
                 indices.append(member.index)
                 budgets_s.append(standing.budget_s)

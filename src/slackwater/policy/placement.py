@@ -17,15 +17,13 @@ from slackwater.model.placement import Placement, Refusal
 class Standing:
     """How a placed job stands: what it has still to do, and the time that its SLO leaves for it.
 
-    `budget_s` is `slo * iterations * declared solo_s` less the time since its first permit: at most so long may the
-    `iterations_left` (the running one counts whole) still take. `learned` holds bounds on the mean phase lengths, true but for the miss
-    probability, once enough iterations were seen; the declared worst case stays in the job's spec.
+    `budget_s` is the time that its SLO leaves for the `iterations_left` (the running one counts whole), of which it lets others use
+    what it did not win by iterations shorter than declared.
     """
 
     job: JobId
     iterations_left: int
     budget_s: float
-    learned: JobProfile | None = None
 
 
 class PlacementPolicy(Protocol):

@@ -174,17 +174,18 @@ def test_lengths_within_the_declared_ones_are_no_drift() -> None:
     assert stage.scheduler.job(JobId("a")).profile.rollout_s == 100
 
 
-def test_learned_lengths_are_there_after_enough_iterations_and_below_the_worst_case() -> None:
-    stage = Stage("ours", min_samples=12)
-    stage.arrive(job("a", 100, 100, iterations=400))
+def test_time_won_by_short_iterations_is_kept_and_time_won_by_running_fast_is_shared() -> None:
+    stage = Stage()
+    stage.arrive(job("a", 100, 100, slo=2.0, iterations=20))
     state = stage.scheduler.job(JobId("a"))
     now = 10.0
-    for number in range(200):
-        config = stage.scheduler._config
-        learned = state.learned(config.min_samples, config.miss_probability, config.switching)
-        assert (learned is None) == (number < 12)
+    for number in range(5):
+        now = stage.iteration("a", now, number, work_s=100)
+    assert state.budget_to_share_s(now) == state.budget_s(now) == 2 * 20 * 200 - 1000
+    for number in range(5, 10):
         now = stage.iteration("a", now, number, work_s=40)
-    assert learned is not None and 40 < learned.train_s < 60
+    assert state.budget_s(now) == 2 * 20 * 200 - 1400
+    assert state.budget_to_share_s(now) == 2 * (15 * 200 + 5 * 80) - 1400
 
 
 def test_a_jobs_clock_starts_with_its_first_permit_and_a_wait_counts() -> None:
@@ -204,7 +205,7 @@ def test_a_jobs_clock_starts_with_its_first_permit_and_a_wait_counts() -> None:
 
 def late_iteration(elapsed_s: float) -> list[str]:
     """Two jobs share nodes; the first one's first iteration ends after `elapsed_s`. Answers who is moved."""
-    stage = Stage("group", learn=True)
+    stage = Stage("group", guard=True)
     stage.arrive(job("a", slo=2.0, iterations=20))
     stage.arrive(job("b", slo=2.0, iterations=20))
     stage.request("a", 10)

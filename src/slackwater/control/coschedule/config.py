@@ -20,18 +20,16 @@ _ORDERINGS: dict[str, type] = {
 
 @dataclass(frozen=True, slots=True)
 class CoScheduleConfig:
-    """`backfill` lets a waiting job be placed before one that came earlier and fits nowhere yet. With `learn`, policies see learned
-    lengths, and the guard gives a job its own nodes before its SLO could break. `rebalance_every_s` 0: on arrivals only.
+    """`backfill` lets a waiting job be placed before one that came earlier and fits nowhere yet. With `guard`, a job gets
+    nodes of its own before its SLO could break. `rebalance_every_s` 0: on arrivals only.
     `slo_basis`: the SLO bounds the time against declared worst-case lengths, or, where those are no bound (drift), against what the
     job's own phases would take alone.
     """
 
     ordering: OrderingName = "plan"
     backfill: bool = True
-    learn: bool = True
+    guard: bool = True
     shrink_tails: bool = True
-    miss_probability: float = 0.05
-    min_samples: int = 12
     drift_tolerance: float = 0.02
     drift_headroom: float = 0.08
     rebalance_every_s: float = 0.0
@@ -43,12 +41,6 @@ class CoScheduleConfig:
             raise ConfigError.of(
                 "ordering", self.ordering, f"is not known; write one of {', '.join(_ORDERINGS)}"
             )
-        if not 0 < self.miss_probability < 1:
-            raise ConfigError.of(
-                "miss_probability", self.miss_probability, "must lie between 0 and 1"
-            )
-        if self.min_samples < 2:
-            raise ConfigError.of("min_samples", self.min_samples, "must be at least 2")
 
     def new_ordering(self) -> Ordering:
         """One per group."""

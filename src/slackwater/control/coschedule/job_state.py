@@ -5,9 +5,7 @@ from enum import StrEnum
 
 from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.placement import Phase, Placement
-from slackwater.model.switching import SwitchCosts
 from slackwater.policy.fleet import Fleet
-from slackwater.policy.learned_lengths import LengthEstimate
 
 
 class JobStatus(StrEnum):
@@ -37,8 +35,7 @@ class JobState:
     clock_s: float | None = None  # since when its clock runs
     spent_s: float = 0.0  # before that
     iteration_began_s: float = 0.0  # on its clock
-    rollout: LengthEstimate = field(default_factory=LengthEstimate)
-    train: LengthEstimate = field(default_factory=LengthEstimate)
+    seen_s: float = 0.0  # what its phases so far would have taken alone
     recent: dict[Phase, float] = field(default_factory=dict)
     planned: JobProfile | None = None  # after drift; else the declared one
 
@@ -60,10 +57,17 @@ class JobState:
         spec = self.spec
         alone_s = spec.iterations * spec.profile.solo_s
         if realised:
-            seen_s = self.rollout.mean_s * self.rollout.count + self.train.mean_s * self.train.count
-            seen_s += spec.profile.sync_s * self.train.count
-            alone_s = seen_s + self.iterations_left * self.recent_solo_s
+            alone_s = self.seen_s + self.iterations_left * self.recent_solo_s
         return spec.slo * alone_s - self.elapsed_s(now_s)
+
+    def budget_to_share_s(self, now_s: float) -> float:
+        """The part of its budget that others may use: iterations that were shorter than declared leave none.
+
+        So a job stays within its SLO against the lengths that it really has, as far as the order of a plan gets shorter with them.
+        """
+        spec = self.spec
+        alone_s = self.seen_s + self.iterations_left * spec.profile.solo_s
+        return min(self.budget_s(now_s), spec.slo * alone_s - self.elapsed_s(now_s))
 
     @property
     def recent_solo_s(self) -> float:
@@ -94,7 +98,7 @@ class JobState:
 
     def observe(self, phase: Phase, work_s: float) -> None:
         """One phase ended that would take `work_s` on the nodes of its profile."""
-        (self.rollout if phase is Phase.ROLLOUT else self.train).add(work_s)
+        self.seen_s += work_s + (self.spec.profile.sync_s if phase is Phase.TRAIN else 0.0)
         last = self.recent.get(phase, work_s)
         self.recent[phase] = last + 0.25 * (work_s - last)
 
@@ -122,19 +126,3 @@ class JobState:
                 train_s=min(profile.train_s, train_s * room),
             )
         return None
-
-    def learned(
-        self, min_samples: int, miss_probability: float, costs: SwitchCosts
-    ) -> JobProfile | None:
-        """Bounds on mean lengths, a warm switch in each, once there is enough to go by."""
-        if self.train.count < min_samples:
-            return None
-        profile = self.profile
-        warm_s = costs.warm_s(profile.model_billions)
-        rollout_s = self.rollout.mean_bound_s(profile.rollout_s, miss_probability / 2) + warm_s
-        train_s = self.train.mean_bound_s(profile.train_s, miss_probability / 2) + warm_s
-        return replace(
-            profile,
-            rollout_s=min(rollout_s, profile.rollout_s),
-            train_s=min(train_s, profile.train_s),
-        )

@@ -321,7 +321,7 @@ class CoScheduler:
             self._groups.revised(state)
             self._observe(now_s)
             commands = self._apply(self._policy.revise(state.spec.job, profile, now_s), now_s)
-        if config.learn and self._groups.shares(state) and self._is_at_risk(state, now_s):
+        if config.guard and self._groups.shares(state) and self._is_at_risk(state, now_s):
             self._observe(now_s)
             commands += self._apply(self._policy.isolate(state.spec.job, now_s), now_s)
         return commands
@@ -359,13 +359,12 @@ class CoScheduler:
         for state in self._placed.values():
             if state.iterations_left == 0:
                 continue  # In its last sync, about to leave.
-            learned = None
-            if config.learn:
-                learned = state.learned(
-                    config.min_samples, config.miss_probability, config.switching
-                )
-            budget_s = self._budget_s(state, now_s)
-            standings.append(Standing(state.spec.job, state.iterations_left, budget_s, learned))
+            budget_s = (
+                state.budget_to_share_s(now_s)
+                if config.slo_basis == "declared"
+                else self._budget_s(state, now_s)
+            )
+            standings.append(Standing(state.spec.job, state.iterations_left, budget_s))
         self._policy.observe(standings, self._waiting())
 
     def _waiting(self) -> list[JobSpec]:

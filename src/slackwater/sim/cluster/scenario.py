@@ -39,7 +39,7 @@ class PolicyConfig:
     name: str = "ours"
     ordering: Literal["auto", "round_robin", "plan", "hrrs", "fcfs"] = "auto"
     backfill: bool = True
-    learn: Literal["auto", "yes", "no"] = "auto"
+    guard: Literal["auto", "yes", "no"] = "auto"
     regroup_every_s: float = 0.0
     slo_basis: Literal["declared", "realised"] = "declared"
     options: Mapping[str, float] = field(default_factory=dict)

@@ -34,7 +34,7 @@ _ORDERINGS: dict[str, OrderingName] = {
     "random": "fcfs",
     "most_idle": "fcfs",
 }
-_LEARNING = frozenset({"ours"})
+_GUARDED = frozenset({"ours"})
 
 
 def simulate(
@@ -81,11 +81,11 @@ def new_controller(scenario: ClusterScenario) -> CoScheduler:
     """The co-scheduler that a scenario asks for, fresh."""
     fleet = Fleet(scenario.pool(Role.ROLLOUT), scenario.pool(Role.TRAIN))
     chosen = scenario.policy
-    learn = chosen.name in _LEARNING if chosen.learn == "auto" else chosen.learn == "yes"
+    guard = chosen.name in _GUARDED if chosen.guard == "auto" else chosen.guard == "yes"
     config = CoScheduleConfig(
         ordering=ordering_of(scenario),
         backfill=chosen.backfill,
-        learn=learn,
+        guard=guard,
         shrink_tails=scenario.tail.enabled,
         rebalance_every_s=chosen.regroup_every_s,
         slo_basis=chosen.slo_basis,
