@@ -221,6 +221,19 @@ def engine_with(version: str, seed: int) -> Engine:
     return source
 
 
+def test_weights_of_another_type_are_taken_as_what_they_say() -> None:
+    halves = {name: tensor.bfloat16() for name, tensor in net_tensors(net(5)).items()}
+    source = engine()
+    source.put_version("halves", halves)
+    source.put_version("wide", {name: tensor.float() for name, tensor in halves.items()})
+    found = run(
+        source,
+        request(1, prompt(1, 20), version="halves"),
+        request(2, prompt(1, 20), version="wide"),
+    )
+    assert found.tokens[1] == found.tokens[2]
+
+
 def test_versions_are_read_side_by_side_each_with_its_own_weights() -> None:
     """Full weights and adapters in one batch give what each gives alone, to the bit."""
     specs = {"small": LoraSpec(2), "large": LoraSpec(8, mlp=False)}

@@ -94,7 +94,8 @@ class StraightPass:
             if name in self._kept:
                 self._kept[name].copy_(tensor)
             elif layer in self._places:
-                self._place(layer, kind, tensor.detach().contiguous().numpy())
+                values = tensor.detach().to("cpu", torch.float32).contiguous()
+                self._place(layer, kind, values.numpy())
         if self._config.tied:
             self._place("lm_head", "weight", self._embedding)
 
