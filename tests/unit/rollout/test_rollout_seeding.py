@@ -27,10 +27,10 @@ from slackwater.control.rollout.events import (
 from slackwater.control.rollout.seeding_desk import SEEDING
 from slackwater.model.ids import InstanceId, JobId
 from slackwater.model.instance import InstanceKind
+from slackwater.policy.balanced_finish import BalancedFinish
 from slackwater.policy.forecast import Forecast, Remaining
 from slackwater.policy.seeding import (
     AdaptiveWindow,
-    BalancedFinish,
     SeedingState,
     SeedingView,
     StepTimes,

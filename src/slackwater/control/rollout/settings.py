@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 
 from slackwater.model.errors import ConfigError
+from slackwater.policy.balanced_finish import BalancedFinish
 from slackwater.policy.balancing import BalancingPolicy, EvenSteps
 from slackwater.policy.routing import RoutingPolicy
-from slackwater.policy.seeding import BalancedFinish, SeedingPolicy
+from slackwater.policy.seeding import SeedingPolicy
 from slackwater.policy.warm_routing import KeepWarm
 
 

@@ -6,6 +6,7 @@
 from dataclasses import replace
 
 from slackwater.control.rollout.settings import RolloutSettings
+from slackwater.policy.balanced_finish import BalancedFinish
 from slackwater.policy.balancing import FillIdle, NoBalancing
 from slackwater.policy.routing import (
     CacheAffine,
@@ -15,7 +16,7 @@ from slackwater.policy.routing import (
     RoutingPolicy,
     ShortestQueue,
 )
-from slackwater.policy.seeding import AdaptiveWindow, BalancedFinish, Colocated, SeedingPolicy
+from slackwater.policy.seeding import AdaptiveWindow, Colocated, SeedingPolicy
 
 WATCH_S = 5.0
 
