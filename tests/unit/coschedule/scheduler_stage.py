@@ -19,8 +19,10 @@ from slackwater.policy.catalogue import make_policy
 from slackwater.policy.fleet import Fleet
 
 
-def fleet(rollout: int = 8, train: int = 8) -> Fleet:
-    return Fleet(Pool(Role.ROLLOUT, H20, rollout), Pool(Role.TRAIN, H800, train))
+def fleet(rollout: int = 8, train: int = 8, *, owned: bool = False) -> Fleet:
+    return Fleet(
+        Pool(Role.ROLLOUT, H20, rollout, owned=owned), Pool(Role.TRAIN, H800, train, owned=owned)
+    )
 
 
 def job(
@@ -41,9 +43,15 @@ class Stage:
     """A co-scheduler and the bookkeeping of a body that does as told; invariants are checked after every event."""
 
     def __init__(
-        self, policy: str = "group", *, rollout: int = 8, train: int = 8, **config: object
+        self,
+        policy: str = "group",
+        *,
+        rollout: int = 8,
+        train: int = 8,
+        owned: bool = False,
+        **config: object,
     ) -> None:
-        where = fleet(rollout, train)
+        where = fleet(rollout, train, owned=owned)
         config.setdefault("ordering", "plan" if policy == "ours" else "round_robin")
         self.scheduler = CoScheduler(
             make_policy(policy, where),

@@ -1,5 +1,6 @@
 """The co-scheduler, one event at a time; invariants are checked after each."""
 
+import pytest
 from scheduler_stage import Stage, job, of
 
 from slackwater.control.coschedule.commands import (
@@ -186,6 +187,19 @@ def test_time_won_by_short_iterations_is_kept_and_time_won_by_running_fast_is_sh
         now = stage.iteration("a", now, number, work_s=40)
     assert state.budget_s(now) == 2 * 20 * 200 - 1400
     assert state.budget_to_share_s(now) == 2 * (15 * 200 + 5 * 80) - 1400
+
+
+@pytest.mark.parametrize(("owned", "next_in"), [(True, "long"), (False, "short")])
+def test_of_those_that_wait_an_owned_fleet_takes_the_longest_and_a_rented_one_the_first(
+    owned: bool, next_in: str
+) -> None:
+    stage = Stage("ours", rollout=1, train=1, owned=owned)
+    stage.arrive(job("a", 100, 100, slo=1.0, iterations=1))
+    stage.arrive(job("short", 100, 100, slo=1.0, iterations=5))
+    stage.arrive(job("long", 100, 100, slo=1.0, iterations=50))
+    stage.iteration("a", 10, 0)
+    stage.tell(JobFinished(210, JobId("a"), stage.starts["a"].epoch))
+    assert list(stage.starts) == ["a", next_in]
 
 
 def test_a_jobs_clock_starts_with_its_first_permit_and_a_wait_counts() -> None:

@@ -1,5 +1,6 @@
 """On a fleet that is paid for anyway, time is saved and not rent: nobody is slowed beyond the end of the last job."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from slackwater.model.placement import Placement, Refusal
 from slackwater.policy.catalogue import make_policy
 from slackwater.policy.draining import alone_s, drain_bound, longest_first
 from slackwater.policy.fleet import Fleet
+from slackwater.policy.ledger import NodeLedger
 from slackwater.policy.placement import PlacementPolicy, Standing
 
 
@@ -23,9 +25,20 @@ def fleet(train: int, *, owned: bool = True) -> Fleet:
     )
 
 
-def arrive(policy: PlacementPolicy, spec: JobSpec, *others: JobSpec) -> Placement | Refusal:
-    """As the co-scheduler asks, with `others` waiting too; nobody placed has made progress."""
-    policy.observe((), (*others, spec))
+def fresh(spec: JobSpec) -> Standing:
+    """A job that has not begun: its SLO leaves it all its time."""
+    return Standing(spec.job, spec.iterations, spec.slo * alone_s(spec))
+
+
+def arrive(
+    policy: PlacementPolicy,
+    spec: JobSpec,
+    *,
+    placed: Sequence[JobSpec] = (),
+    waiting: Sequence[JobSpec] = (),
+) -> Placement | Refusal:
+    """As the co-scheduler asks; nobody placed has made progress."""
+    policy.observe([fresh(other) for other in placed], (*waiting, spec))
     answer = policy.place(spec, 0.0)
     policy.check_integrity()
     return answer
@@ -72,7 +85,7 @@ def test_free_nodes_are_used_on_an_owned_fleet_and_saved_on_a_rented_one(owned: 
     specs = [job(name, 100, 100, slo=2.0) for name in "ab"]
     for spec in specs:
         assert isinstance(arrive(policy, spec), Placement)
-    policy.observe([Standing(spec.job, spec.iterations, 2 * alone_s(spec)) for spec in specs])
+    policy.observe([fresh(spec) for spec in specs])
     policy.rebalance(0.0)
     trained_on = [node for node in policy.rented() if node.startswith("train")]
     assert len(trained_on) == (2 if owned else 1)
@@ -80,11 +93,12 @@ def test_free_nodes_are_used_on_an_owned_fleet_and_saved_on_a_rented_one(owned: 
 
 def test_the_job_that_ends_last_is_not_slowed_for_others() -> None:
     """Both bounds are wide, and on a rented node they share; on an owned one that would put off the end."""
-    long, short = job("long", 100, 100, slo=2.0), job("short", 100, 150, slo=2.0)
+    long = replace(job("long", 100, 100, slo=2.0), iterations=400)
+    short = replace(job("short", 100, 150, slo=2.0), iterations=100)
     for owned in (True, False):
         policy = make_policy("ours", fleet(1, owned=owned))
-        arrive(policy, replace(long, iterations=400))
-        answer = arrive(policy, replace(short, iterations=100))
+        arrive(policy, long)
+        answer = arrive(policy, short, placed=[long])
         assert isinstance(answer, Refusal if owned else Placement)
 
 
@@ -105,12 +119,12 @@ def test_while_the_job_that_would_end_last_waits_others_are_told_for_whom_they_w
     awaited = replace(job("wide", 100, 20, slo=1.0, train_nodes=2), iterations=2000)
     assert isinstance(arrive(policy, awaited), Refusal)
     small = replace(job("small", 100, 10, slo=2.0), iterations=5)
-    answer = arrive(policy, small, awaited)
+    answer = arrive(policy, small, waiting=[awaited])
     assert isinstance(answer, Refusal)
     assert "kept for wide" in answer.reason
     policy.observe((), ())
     policy.remove(JobId("first"), 0.0)
-    assert isinstance(arrive(policy, awaited, small), Placement)
+    assert isinstance(arrive(policy, awaited, waiting=[small]), Placement)
 
 
 def test_jobs_are_only_brought_together_on_an_owned_fleet_if_someone_waits() -> None:
@@ -118,8 +132,19 @@ def test_jobs_are_only_brought_together_on_an_owned_fleet_if_someone_waits() -> 
     policy = make_policy("ours", fleet(2))
     for spec in specs:
         arrive(policy, spec)
-    standings = [Standing(spec.job, 200, 2 * alone_s(spec)) for spec in specs]
+    standings = [fresh(spec) for spec in specs]
     policy.observe(standings, ())
     assert not policy.rebalance(0.0)
     policy.observe(standings, [replace(job("c", 100, 20, slo=1.0), iterations=100)])
     assert policy.rebalance(0.0)
+
+
+def test_a_node_of_an_owned_pool_is_worth_more_the_fewer_are_left() -> None:
+    owned, rented = NodeLedger(fleet(4)), NodeLedger(fleet(4, owned=False))
+    worth = []
+    for _ in range(4):
+        owned.rent(Role.TRAIN, 1)
+        rented.rent(Role.TRAIN, 1)
+        worth.append(owned.worth_per_h(Role.TRAIN) / H800.price_per_h)
+        assert rented.worth_per_h(Role.TRAIN) == H800.price_per_h
+    assert worth == [0.25, 0.5, 0.75, 1.0]
