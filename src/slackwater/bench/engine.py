@@ -96,7 +96,7 @@ def one_core() -> Iterator[None]:
 def measure(
     name: str, directory: Path, output: int, options: BenchOptions, scratch: Path
 ) -> Figures:
-    """Our figures at every concurrency; the peers' at 16 and vLLM's at 1 too."""
+    """Our figures and vLLM's at every concurrency, transformers' at 16."""
 
     def told(what: str, share: float) -> None:
         options.progress(f"{name}: {what}", share / 2 + (0.5 if name == "smollm2" else 0.0))
@@ -119,11 +119,11 @@ def measure(
     told("vLLM", 0.8)
     venv = os.environ.get("SLACKWATER_VLLM")
     if venv is None:
-        for count in (1, PEERS_AT):
+        for count in CONCURRENT:
             figures |= compared(name, "vllm", count, output, None)
         return figures
     with vllm_server(Path(venv), directory, scratch / f"vllm-{name}.log") as server:
-        for count in (1, PEERS_AT):
+        for count in CONCURRENT:
             both = {"ours": ours, "peer": server.seconds}
             found = in_turns(both, prompts[:count], output, repeats)
             figures |= compared(name, "vllm", count, output, found)
