@@ -128,7 +128,6 @@ class Interleaving(GroupedPlacement):
         table, fleet, ledger = self.book.table, self.fleet, self.book.ledger
         row, pins, new_nodes, cost = scan_cycles(
             table.rows,
-            -1,
             table.members,
             table.train_nodes,
             table.node_mask,

@@ -22,7 +22,7 @@ from slackwater.policy.group_table import (
     Ints,
 )
 
-# Groups that one arrival looks into: in a large fleet the fullest that have time left are as good as all.
+# Groups that one arrival looks into, those first whose nodes it would keep the shortest.
 _MOST_TRIED = 256
 
 
@@ -144,9 +144,34 @@ def _best_in_group(
 
 
 @compiled
+def _stay_costs(
+    rows: int,
+    members: Ints,
+    train_nodes: Ints,
+    train_gb: Floats,
+    work: Floats,
+    pins: Ints,
+    cycle_s: Floats,
+    job: Floats,
+    limits: Floats,
+) -> Floats:
+    """What a group's train nodes cost at least from its own end to the job's; infinite where the job cannot go."""
+    costs = np.full(rows, np.inf)
+    for row in range(rows):
+        count, nodes = members[row], train_nodes[row]
+        if count == 0 or count >= limits[0] or train_gb[row] + job[7] > limits[3] + 1e-9:
+            continue
+        more = job[2] / nodes * job[5] / job[4]
+        if train_share(work[row], pins[row], count) + more > 1.0 + 1e-9:
+            continue
+        beyond_h = job[9] - longest_life_s(work[row], count, cycle_s[row]) / 3600.0
+        costs[row] = max(beyond_h, 0.0) * nodes * limits[6]
+    return costs
+
+
+@compiled
 def scan_cycles(
     rows: int,
-    excluded: int,
     members: Ints,
     train_nodes: Ints,
     node_mask: Ints,
@@ -170,20 +195,11 @@ def scan_cycles(
     pinned = np.zeros(MAX_MEMBERS + 1, np.int64)
     starts = np.zeros((MAX_MEMBERS + 1, 2, MAX_ROUNDS))
     no_delay = np.zeros(MAX_MEMBERS + 1)
-    share = np.zeros(rows)
-    for row in range(rows):
-        share[row] = train_share(work[row], pins[row], members[row])
-    tried = 0
-    for row in np.argsort(-share, kind="mergesort"):
-        count, nodes = members[row], train_nodes[row]
-        if count == 0 or count >= limits[0] or row == excluded:
-            continue
-        more = job[2] / nodes * job[5] / job[4]
-        if share[row] + more > 1.0 + 1e-9 or train_gb[row] + job[7] > limits[3] + 1e-9:
-            continue
-        if tried == _MOST_TRIED:
+    stay = _stay_costs(rows, members, train_nodes, train_gb, work, pins, cycle_s, job, limits)
+    for row in np.argsort(stay, kind="mergesort")[:_MOST_TRIED]:
+        if stay[row] >= best_cost:
             break
-        tried += 1
+        count, nodes = members[row], train_nodes[row]
         trial[:, :count] = work[row, :, :count]
         pinned[:count] = pins[row, :count]
         trial[ROLL_S, count], trial[TRAIN_S, count] = job[0], job[2] / nodes
@@ -192,14 +208,9 @@ def scan_cycles(
         before = drain_cost(
             trial, pinned, count, cycle_s[row], no_delay, nodes, limits[5], limits[6]
         )
-        stay = (
-            max(job[9] - longest_life_s(trial, count, cycle_s[row]) / 3600.0, 0.0)
-            * nodes
-            * limits[6]
-        )
         kept, new, cost = _best_in_group(
             trial, pinned, count + 1, node_mask[row], node_gb[row], train_gb[row], nodes,
-            stay, before, best_cost, job, limits, starts,
+            stay[row], before, best_cost, job, limits, starts,
         )  # fmt: skip
         if kept >= 0:
             best_row, best_pins, best_new, best_cost = row, kept, new, cost
