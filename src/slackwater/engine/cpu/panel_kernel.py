@@ -98,8 +98,9 @@ def panel_product(x: Any, panels: Any, first: int, last: int, out: Any, adds: in
     x_stride, out_stride = x.strides[0] // 4, out.strides[0] // 4
     edge = np.zeros((MOST_ROWS, PANEL), np.float32)
     together = max(_ROWS_FLOATS // depth, MOST_ROWS)
-    for begin in range(0, rows, together):
-        end = min(begin + together, rows)
+    parts = (rows + together - 1) // together
+    for part in range(parts):
+        begin, end = rows * part // parts, rows * (part + 1) // parts
         tiles = (end - begin + MOST_ROWS - 1) // MOST_ROWS
         for number in range(first, last):
             panel = panels.ctypes.data + number * depth * PANEL * 4
