@@ -46,6 +46,10 @@ def up(
     instances: Annotated[
         Path | None, typer.Option(help="TOML list of further instances, also vLLM servers.")
     ] = None,
+    local_engines: Annotated[
+        int,
+        typer.Option(help="Engines per model that work while the trainers have nothing to do."),
+    ] = 0,
     trainers: Annotated[int, typer.Option(help="Trainer processes.")] = 1,
     state: Annotated[Path, typer.Option(help="Folder for everything it keeps.")] = DEFAULT_STATE,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -80,6 +84,7 @@ def up(
         state=folder.root,
         models=models,
         engines=engines,
+        local_engines=local_engines,
         instances=InstanceList() if instances is None else read_instance_list(instances),
         trainers=trainers,
         tenants=tuple(dict.fromkeys(tenant or ["default"])),

@@ -152,6 +152,9 @@ class InstanceDesk:
         """Every instance, by name; those that have not joined yet are `starting`."""
         now_s = asyncio.get_running_loop().time()
         shown = [self._shown(record, now_s) for record in self._fleet]
+        for worker, facts in self._rollout.lent.resting().items():
+            row = {"instance": worker, "model": facts.base_model, "kind": facts.kind}
+            shown.append({**row, "state": "resting", "pid": self._launcher.pids().get(worker)})
         for name in self._children.names():
             if name not in self._fleet.records:
                 wish = self._wishes[name]

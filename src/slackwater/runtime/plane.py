@@ -15,6 +15,7 @@ from slackwater.control.rollout.manager import RolloutManager
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.errors import NotFoundError
 from slackwater.model.ids import InstanceId, RequestId, SessionId, TenantId, WorkerId
+from slackwater.model.instance import InstanceKind
 from slackwater.model.operation import FaultOwner, Operation, OpKind
 from slackwater.model.session import TrainedModel
 from slackwater.runtime.background import Background
@@ -84,7 +85,10 @@ class ControlPlane:
         share = max(settings.max_live_turns // len(self.tenants.names()), 1)
         self.sampling = SamplingDesk(self.store, self.board, self.background, self.rollout, share)
         self.training = TrainingDesk(
-            DeskParts(self.store, self.board, self.hub, state, self.bases, self.background),
+            DeskParts(
+                *(self.store, self.board, self.hub, state, self.bases, self.background),
+                self.rollout.lent,
+            ),
             operations_controller,
             self._recording.of("operations", operations_controller),
             Finishing(state, shelf),
@@ -137,6 +141,11 @@ class ControlPlane:
             plans += [
                 WorkerPlan(f"engine-{place}-{number}", "slackwater.worker.engine_worker", arguments)
                 for number in range(self.settings.engines)
+            ]
+            local = (*arguments, "--kind", InstanceKind.LOCAL.value)
+            plans += [
+                WorkerPlan(f"local-{place}-{number}", "slackwater.worker.engine_worker", local)
+                for number in range(self.settings.local_engines)
             ]
         return plans
 

@@ -15,6 +15,7 @@ from slackwater.control.rollout import events as on
 from slackwater.model.ids import InstanceId, JobId, TurnId, WorkerId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.model.turn import AttemptId, FinishReason, TurnSpec
+from slackwater.runtime.lent_trainers import LentTrainers
 from slackwater.runtime.timers import Timers
 from slackwater.runtime.trajectory_index import TrajectoryIndex
 from slackwater.runtime.worker_hub import WorkerHub
@@ -51,6 +52,8 @@ class RolloutDesk:
         self._listeners: dict[TurnId, TurnListener] = {}
         self._specs: dict[TurnId, TurnSpec] = {}
         self._trajectories = TrajectoryIndex()
+        self.lent = LentTrainers(self._feed, self._join)
+        self._pulled: dict[WorkerId, set[str]] = {}
         self.gauges: dict[WorkerId, dict[str, float]] = {}
         self._topk: dict[WorkerId, list[list[tuple[int, float]]]] = {}
 
@@ -63,11 +66,12 @@ class RolloutDesk:
         self._listeners[spec.turn] = listener
         self._specs[spec.turn] = spec
         self._feed(on.TurnSubmitted(_now_s(), spec))
+        self.lent.turn_submitted(spec.job)
 
     def cancel(self, turn: TurnId) -> None:
         """The client does not want it any more; its listener hears nothing more."""
         if self._listeners.pop(turn, None) is not None:
-            del self._specs[turn]
+            self.lent.turn_ended(self._specs.pop(turn).job, 0)
             self._feed(on.TurnCancelled(_now_s(), turn))
 
     def published(self, job: str, version: str) -> None:
@@ -91,9 +95,16 @@ class RolloutDesk:
 
     def close(self) -> None:
         self._timers.cancel_all()
+        self.lent.close()
 
     # ---- for the hub ----
     def engine_joined(self, worker: WorkerId, facts: messages.EngineFacts) -> None:
+        if InstanceKind(facts.kind) is InstanceKind.LOCAL:
+            self.lent.engine_joined(worker, facts)
+        else:
+            self._join(worker, facts)
+
+    def _join(self, worker: WorkerId, facts: messages.EngineFacts) -> None:
         spec = InstanceSpec(
             instance=InstanceId(worker),
             kind=InstanceKind(facts.kind),
@@ -109,10 +120,14 @@ class RolloutDesk:
     def engine_lost(self, worker: WorkerId, reason: str) -> None:
         self._topk.pop(worker, None)
         self.gauges.pop(worker, None)
+        self._pulled.pop(worker, None)
+        self.lent.engine_lost(worker)
         self._feed(on.InstanceLost(_now_s(), InstanceId(worker), reason))
 
     def engine_said(self, worker: WorkerId, frame: Frame) -> None:
         """One frame; token frames go the short way."""
+        if self.lent.keeps(worker):
+            return  # of turns that have moved on
         now_s, instance = _now_s(), InstanceId(worker)
         if frame.kind is FrameKind.TOKENS:
             self._feed(self._tokens(now_s, worker, decode_tokens(frame.body)))
@@ -162,14 +177,30 @@ class RolloutDesk:
             case do.SetTimer(name, at_s):
                 self._timers.set(name, at_s)
             case do.ReleaseInstance(instance, reason):
-                logger.warning("engine released instance=%s reason=%s", instance, reason)
-                self._release(WorkerId(instance))
+                self._let_go(WorkerId(instance), reason)
             case do.ReportFault(instance, what):
                 logger.warning("engine fault instance=%s what=%s", instance, what)
-            case do.EndSeeding() | do.ResumeSeeding() | do.LimitInstances():
-                pass  # no training node lends itself as an engine here
+            case do.EndSeeding(job, reason):
+                self.lent.end_seeding(job, reason)
+            case do.ResumeSeeding(job, reason):
+                self.lent.resume_seeding(job, reason)
+            case do.LimitInstances(job, most):
+                logger.info("more instances would not help job=%s most=%d", job, most)
             case _:
-                self._hub.send(WorkerId(command.instance), _message(command))
+                worker = WorkerId(command.instance)
+                if isinstance(command, do.PullWeights) and self.lent.has(worker):
+                    self._pulled.setdefault(worker, set()).add(command.version)
+                self._hub.send(worker, _message(command))
+
+    def _let_go(self, worker: WorkerId, reason: str) -> None:
+        """A local engine rests with no weights but its base's; any other ends."""
+        self.lent.released(worker)
+        if not self.lent.has(worker):
+            logger.warning("engine released instance=%s reason=%s", worker, reason)
+            self._release(worker)
+            return
+        for version in self._pulled.pop(worker, ()):
+            self._hub.send(worker, messages.DropVersion(version))
 
     def _tell(self, command: do.AppendTokens | do.CompleteTurn | do.FailTurn) -> None:
         if isinstance(command, do.AppendTokens):
@@ -180,9 +211,10 @@ class RolloutDesk:
         if listener is None:
             return
         spec = self._specs.pop(command.turn)
+        tokens = command.tokens if isinstance(command, do.CompleteTurn) else ()
+        self.lent.turn_ended(spec.job, len(tokens))
         if isinstance(command, do.CompleteTurn):
-            tokens, trajectory = command.tokens, spec.trajectory
-            self._trajectories.ended(spec.version, spec.prompt, tokens, trajectory)
+            self._trajectories.ended(spec.version, spec.prompt, tokens, spec.trajectory)
             listener.completed(command)
         else:
             listener.failed(command.error)

@@ -19,6 +19,7 @@ class ServiceSettings:
     state: Path
     models: Mapping[str, Path]
     engines: int = 1
+    local_engines: int = 0
     instances: InstanceList = field(default_factory=InstanceList)
     trainers: int = 1
     tenants: tuple[str, ...] = ("default",)
@@ -40,10 +41,14 @@ class ServiceSettings:
     operations: OperationsConfig = field(default_factory=OperationsConfig)
 
     def __post_init__(self) -> None:
-        if self.engines == 0 and not self.instances.instances:
-            raise ConfigError.of("--engines", 0, "must be at least 1 without --instances")
-        if self.engines < 0:
-            raise ConfigError.of("--engines", self.engines, "must be at least 0")
+        for name in ("engines", "local_engines"):
+            if getattr(self, name) < 0:
+                flag = f"--{name.replace('_', '-')}"
+                raise ConfigError.of(flag, getattr(self, name), "must be at least 0")
+        if self.engines + self.local_engines == 0 and not self.instances.instances:
+            raise ConfigError.of(
+                "--engines", 0, "must be at least 1 without --local-engines or --instances"
+            )
         for name in ("trainers", "threads", "kv_mb", "max_running", "max_live_turns"):
             if getattr(self, name) < 1:
                 raise ConfigError.of(

@@ -29,6 +29,7 @@ from slackwater.runtime.background import Background
 from slackwater.runtime.base_models import BaseModels
 from slackwater.runtime.checkpoint_shelf import remove_folder
 from slackwater.runtime.future_board import FutureBoard, Outcome
+from slackwater.runtime.lent_trainers import LentTrainers
 from slackwater.runtime.op_payloads import decode_load, decode_optim, decode_publish, decode_save
 from slackwater.runtime.schema import models
 from slackwater.runtime.state_directory import StateDirectory
@@ -53,6 +54,7 @@ class DeskParts:
     state: StateDirectory
     bases: BaseModels
     background: Background
+    lent: LentTrainers
 
 
 class TrainingDesk:
@@ -76,6 +78,7 @@ class TrainingDesk:
         self._models: dict[ModelId, TrainedModel] = {}
         self._payloads: dict[RequestId, bytes] = {}
         self._operations: dict[RequestId, Operation] = {}
+        self._stepping: set[WorkerId] = set()
 
     # ---- for the service ----
     async def adopt(self) -> None:
@@ -187,15 +190,22 @@ class TrainingDesk:
         self._feed(on.TrainerJoined(_now_s(), worker))
 
     def trainer_lost(self, worker: WorkerId, reason: str) -> None:
+        self._stepping.discard(worker)
         self._feed(on.TrainerLost(_now_s(), worker, reason))
+        self._parts.lent.trainer_lost(worker)
 
     def trainer_said(self, worker: WorkerId, message: messages.FromWorker) -> None:
         match message:
             case messages.OpDone(op, elapsed_s, result):
+                stepped = worker in self._stepping
+                self._stepping.discard(worker)
                 self._feed(on.TicketDone(_now_s(), worker, op, elapsed_s), result)
+                self._parts.lent.done(worker, elapsed_s, ends_step=stepped)
             case messages.OpFailed(op, error, owner, state_lost):
                 owned = FaultOwner(owner)
+                self._stepping.discard(worker)
                 self._feed(on.TicketFailed(_now_s(), worker, op, error, owned, state_lost))
+                self._parts.lent.done(worker)
 
     def close(self) -> None:
         self._timers.cancel_all()
@@ -212,15 +222,16 @@ class TrainingDesk:
         for command in commands:
             match command:
                 case do.RunOp():
+                    self._parts.lent.want(command.worker)
                     spawn(self._run(command))
                 case do.RestoreState(worker, ticket, model, seq):
                     folder = str(self._parts.state.snapshot(model, seq))
-                    self._parts.hub.send(worker, messages.RestoreModel(ticket, model, folder))
+                    self._hand(worker, messages.RestoreModel(ticket, model, folder))
                 case do.DropGradients(worker, ticket, model):
-                    self._parts.hub.send(worker, messages.DiscardGradients(ticket, model))
+                    self._hand(worker, messages.DiscardGradients(ticket, model))
                 case do.TakeSnapshot(worker, ticket, model, seq):
                     folder = str(self._parts.state.snapshot(model, seq))
-                    self._parts.hub.send(worker, messages.SaveState(ticket, model, folder))
+                    self._hand(worker, messages.SaveState(ticket, model, folder))
                 case do.CommitSnapshot(model, seq):
                     spawn(self._commit_snapshot(model, seq))
                 case do.ForgetModel(worker, model):
@@ -242,9 +253,22 @@ class TrainingDesk:
         except SlackwaterError as error:  # the model was closed, or its base is no longer served
             user, now_s = FaultOwner.USER, _now_s()
             failed = on.TicketFailed(now_s, command.worker, command.ticket, str(error), user, False)
+            self._parts.lent.unwant(command.worker)
             self._feed(failed)
             return
-        self._parts.hub.send(command.worker, message)
+        if op.kind is OpKind.OPTIM_STEP and not command.replay:
+            self._stepping.add(command.worker)
+        await self._send(command.worker, message)
+
+    def _hand(self, worker: WorkerId, message: messages.TrainerOp) -> None:
+        self._parts.lent.want(worker)
+        self._parts.background.spawn(self._send(worker, message))
+
+    async def _send(self, worker: WorkerId, message: messages.TrainerOp) -> None:
+        """Once the trainer has its devices; local engines may hold them."""
+        model = self._models.get(ModelId(message.model))
+        if await self._parts.lent.take(worker, None if model is None else model.base_model):
+            self._parts.hub.send(worker, message)
 
     def _message(self, ticket: int, op: Operation, payload: bytes) -> messages.TrainerOp:
         match op.kind:

@@ -23,6 +23,7 @@ from slackwater.control.rollout.events import (
     StepEnded,
     TimerFired,
     TrainerWaits,
+    TrainerWanted,
 )
 from slackwater.control.rollout.seeding_desk import SEEDING
 from slackwater.model.ids import InstanceId, JobId
@@ -228,3 +229,37 @@ def test_the_body_is_told_how_many_instances_are_worth_having() -> None:
     driver.happen(StepBegan(100.0, JOB, 1, 1))
     driver.submit("next")
     assert only(LimitInstances, driver.watch(1.0)).most >= 1
+
+
+def test_a_trainer_with_work_gets_its_devices_at_once_when_no_turn_is_live() -> None:
+    driver = FleetDriver()
+    driver.happen(StepBegan(0.0, JOB, 0, 50))  # more turns are expected than will come
+    driver.join("local0", kind=InstanceKind.LOCAL)
+    attempt = only_dispatch(driver.submit("t0"))
+    driver.end("local0", attempt, 0)
+    assert only(EndSeeding, driver.happen(TrainerWanted(1.0, JOB))).job == "job"
+
+
+def test_a_trainer_with_work_waits_for_live_turns_and_no_longer_than_its_patience() -> None:
+    driver = FleetDriver(trainer_patience_s=10.0, stall_s=100.0, lease_s=100.0)
+    step(driver)
+    assert none_of(EndSeeding, driver.happen(TrainerWanted(0.0, JOB)))
+    assert none_of(EndSeeding, driver.watch(9.0))
+    commands = driver.watch(1.0)
+    assert only(EndSeeding, commands).reason == "the trainer has waited 10 s"
+    assert only(ReleaseInstance, commands).instance == "local0"
+    assert only(ResumeSeeding, driver.happen(TrainerWaits(11.0, JOB, 0, 1.0))).job == "job"
+
+
+def test_the_last_turn_gives_a_waiting_trainer_its_devices() -> None:
+    driver = FleetDriver()
+    driver.happen(StepBegan(0.0, JOB, 0, 50))
+    driver.join("local0", kind=InstanceKind.LOCAL)
+    attempt = only_dispatch(driver.submit("t0"))
+    assert none_of(EndSeeding, driver.happen(TrainerWanted(1.0, JOB)))
+    assert only(EndSeeding, driver.end("local0", attempt, 0)).job == "job"
+
+
+def only_dispatch(commands: list[RolloutCommand]) -> int:
+    (sent,) = dispatches(commands)
+    return sent.attempt

@@ -196,6 +196,14 @@ class StepBegan:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainerWanted:
+    """The trainer has work for devices on which local engines still seed."""
+
+    now_s: float
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
 class TrainerWaits:
     """The trainer waits for responses, and says what it has trained on in this step so far."""
 
@@ -239,6 +247,7 @@ RolloutEvent = (
     | StepBegan
     | TrainerWaits
     | StepEnded
+    | TrainerWanted
 )
 
 EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in RolloutEvent.__args__}

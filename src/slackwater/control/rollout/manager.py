@@ -29,6 +29,7 @@ from slackwater.control.rollout.events import (
     TimerFired,
     TokensArrived,
     TrainerWaits,
+    TrainerWanted,
     TurnCancelled,
     TurnEnded,
     TurnRefused,
@@ -76,6 +77,7 @@ class RolloutManager:
             WeightsRetired: self._membership.retired,
             TimerFired: self._timer,
             StepBegan: self._desk.began,
+            TrainerWanted: self._desk.trainer_wanted,
             TrainerWaits: self._desk.trainer_waits,
             StepEnded: self._desk.ended,
         }

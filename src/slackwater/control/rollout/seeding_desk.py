@@ -12,7 +12,7 @@ from slackwater.control.rollout.commands import (
     ResumeSeeding,
     SetTimer,
 )
-from slackwater.control.rollout.events import StepBegan, StepEnded, TrainerWaits
+from slackwater.control.rollout.events import StepBegan, StepEnded, TrainerWaits, TrainerWanted
 from slackwater.control.rollout.fleet import InstanceRecord
 from slackwater.control.rollout.membership import Membership
 from slackwater.model.ids import JobId
@@ -43,6 +43,7 @@ class JobStep:
     limited: bool = False
     seeded_s: float = 0.0
     seeding_since_s: float = 0.0
+    wanted_since_s: float | None = None
 
 
 class SeedingDesk:
@@ -100,7 +101,10 @@ class SeedingDesk:
     def settle(self, now_s: float, out: Out) -> None:
         """After every event: if the last turn of a step has ended, seeding ends with it."""
         for job, step in self._steps.items():
-            if step.seeding and self._books.work_of(job).closed_turns >= step.closed_turns_goal:
+            if step.seeding and (
+                self._books.work_of(job).closed_turns >= step.closed_turns_goal
+                or (step.wanted_since_s is not None and not self._has_turns(job))
+            ):
                 self._consider(job, now_s, out)
 
     def _consider(self, job: JobId, now_s: float, out: Out) -> None:
@@ -109,17 +113,40 @@ class SeedingDesk:
             return
         view = self._view(job, step, now_s)
         reason = self._books.settings.seeding.ends(step.state, view)
+        reason = reason or self._claim(job, step, now_s)
         if reason is not None:
             self._end(job, step, reason, now_s, out)
 
+    def _claim(self, job: JobId, step: JobStep, now_s: float) -> str | None:
+        """Why a trainer that wants its devices gets them, whatever the policy says."""
+        if step.wanted_since_s is None:
+            return None
+        if not self._has_turns(job):
+            return "the trainer has work and no turn is live"
+        waited_s = now_s - step.wanted_since_s
+        if waited_s >= self._books.settings.trainer_patience_s:
+            return f"the trainer has waited {waited_s:.0f} s"
+        return None
+
+    def _has_turns(self, job: JobId) -> bool:
+        return any(turn.spec.job == job for turn in self._books.turns.values())
+
     def _end(self, job: JobId, step: JobStep, reason: str, now_s: float, out: Out) -> None:
         step.seeding = False
+        step.wanted_since_s = None
         step.seeded_s += now_s - step.seeding_since_s
         local = [record for record in self._books.fleet if record.local and record.serves(job)]
         step.local_engines = max(step.local_engines, len(local))
         for record in local:
             self._membership.hand_over(record, reason, now_s, out)
         out.append(EndSeeding(job, reason))
+
+    def trainer_wanted(self, event: TrainerWanted, out: Out) -> None:
+        """It gets its devices when seeding ends, when no turn is live, or when its patience does."""
+        step = self._steps.get(event.job)
+        if step is not None and step.seeding and step.wanted_since_s is None:
+            step.wanted_since_s = event.now_s
+            self._consider(event.job, event.now_s, out)
 
     def trainer_waits(self, event: TrainerWaits, out: Out) -> None:
         """Perhaps the waiting trainer's devices can help."""

@@ -19,6 +19,7 @@ class RolloutSettings:
     `barren_losses`: a turn whose instances vanish so often without one token of progress fails.
     `home_lease_s`: a trajectory that does not return for so long is taken to have left its cache.
     `move_rest_s`: a running turn is not moved again by balancing for so long.
+    `trainer_patience_s`: so long may local engines keep a trainer that has work from its devices.
     `patience_s`: so long may turns with a warm cache go before one that came earlier.
     `faults_allowed`: an instance that lies more often is released.
     """
@@ -36,6 +37,7 @@ class RolloutSettings:
     faults_allowed: int = 3
     home_lease_s: float = 60.0
     patience_s: float = 60.0
+    trainer_patience_s: float = 60.0
     move_rest_s: float = 15.0
     remembered_trajectories: int = 100_000
 

@@ -44,9 +44,15 @@ class StormTrainer:
         if self._step > 1:
             storm.happen(ev.WeightsRetired(storm.now_s, f"w{self._step - 1}"))
         self._start_local()
+        storm.after(storm.wait_s(120.0), self._want)
         for number in range(self._left):
             trajectory = TrajectoryId(f"{version}.{number}")
             storm.clients.ask(trajectory, LEARNER, (version,), self._answered)
+
+    def _want(self) -> None:
+        """Training of something else is due on the same devices."""
+        if self._seeding:
+            self._storm.happen(ev.TrainerWanted(self._storm.now_s, LEARNER))
 
     def _start_local(self) -> None:
         if self._seeding:

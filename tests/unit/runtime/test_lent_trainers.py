@@ -1,0 +1,147 @@
+"""Who holds the processors that trainers and local engines share: the real manager decides, events come in any order."""
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from slackwater.control.rollout.manager import RolloutManager
+from slackwater.control.rollout.settings import RolloutSettings
+from slackwater.model.ids import JobId, TrajectoryId, TurnId, WorkerId
+from slackwater.model.turn import Sampling, TurnSpec
+from slackwater.runtime.rollout_desk import RolloutDesk, TurnResult
+from slackwater.wire import messages
+from slackwater.wire.frames import Frame, FrameDecoder
+
+BASE, VERSION = "tiny", "base:tiny"
+
+
+class Floor:
+    """A desk whose engines answer when they are told to."""
+
+    def __init__(self) -> None:
+        settings = RolloutSettings(trainer_patience_s=0.2, watch_every_s=0.02)
+        self.manager = RolloutManager(settings)
+        self.desk = RolloutDesk(self, self.manager, lambda worker: None)  # type: ignore[arg-type]  # only send() is used
+        self.lent = self.desk.lent
+        self.sent: list[tuple[WorkerId, messages.Message]] = []
+        self.training: set[WorkerId] = set()
+        self.ended = 0
+
+    def send(self, worker: WorkerId, message: messages.Message) -> None:
+        self.sent.append((worker, message))
+
+    def engine(self, name: str, kind: Any = "local") -> None:
+        facts = messages.EngineFacts(BASE, 8, 1000, 10_000, 4, kind=kind)
+        self.desk.engine_joined(WorkerId(name), facts)
+
+    def say(self, worker: WorkerId, message: messages.Message) -> None:
+        (frame,) = FrameDecoder().feed(messages.encode(message))
+        assert isinstance(frame, Frame)
+        self.desk.engine_said(worker, frame)
+
+    def answer(self) -> None:
+        """Engines pull at once, and end one turn each time they are asked."""
+        sent, self.sent = self.sent, []
+        for worker, message in sent:
+            if isinstance(message, messages.PullVersion):
+                self.say(worker, messages.VersionReady(message.version))
+            elif isinstance(message, messages.Generate):
+                self.say(worker, messages.Ended(message.request, "stop", 0, VERSION))
+
+    def submit(self, number: int) -> None:
+        name = f"t{number}"
+        spec = TurnSpec(
+            TurnId(name), TrajectoryId(name), JobId(BASE), (1, 2), Sampling(max_tokens=4), VERSION
+        )
+        self.desk.submit(spec, self)
+
+    def appended(self, tokens: Any, logprobs: Any) -> None: ...
+
+    def completed(self, result: TurnResult) -> None:
+        self.ended += 1
+
+    def failed(self, error: str) -> None:
+        raise AssertionError(error)
+
+    async def train(self, name: str, *, ends_step: bool) -> None:
+        trainer = WorkerId(name)
+        self.lent.want(trainer)
+        if await self.lent.take(trainer, BASE):
+            self.training.add(trainer)
+            self.check()
+            await asyncio.sleep(0)
+            self.training.discard(trainer)
+            self.lent.done(trainer, 0.01, ends_step=ends_step)
+
+    def check(self) -> None:
+        self.manager.check_integrity()
+        local = [record.spec.instance for record in self.manager.books.fleet if record.local]
+        assert not (local and self.training), f"{local} and {self.training} at once"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_trainers_and_local_engines_never_work_at_once_and_everything_gets_done(seed: int) -> None:
+    async def scenario() -> None:
+        draw, floor = random.Random(seed), Floor()
+        floor.desk.published(BASE, VERSION)
+        for number in range(draw.randint(1, 2)):
+            floor.engine(f"local-{number}")
+        if draw.random() < 0.5:
+            floor.engine("remote", "spot")
+        trainings: list[asyncio.Task[None]] = []
+        turns = 0
+        for _ in range(60):
+            match draw.choice(("turns", "train", "answer", "answer", "lose", "pause")):
+                case "turns":
+                    for _ in range(draw.randint(1, 4)):
+                        floor.submit(turns)
+                        turns += 1
+                case "train":
+                    working = floor.train(
+                        f"trainer-{len(trainings)}", ends_step=draw.random() < 0.5
+                    )
+                    trainings.append(asyncio.create_task(working))
+                case "answer":
+                    floor.answer()
+                case "lose" if draw.random() < 0.3:
+                    floor.desk.engine_lost(WorkerId("local-0"), "killed")
+                    floor.engine("local-0")
+                case _:
+                    await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
+            floor.check()
+        deadline_s = asyncio.get_running_loop().time() + 20
+        while floor.ended < turns or not all(task.done() for task in trainings):
+            assert asyncio.get_running_loop().time() < deadline_s, (floor.ended, turns)
+            floor.answer()
+            floor.check()
+            await asyncio.sleep(0.002)
+        for task in trainings:
+            task.result()
+        floor.desk.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_trainer_that_is_lost_while_it_waits_does_not_keep_local_engines_away() -> None:
+    async def scenario() -> None:
+        floor = Floor()
+        floor.desk.published(BASE, VERSION)
+        floor.engine("local-0")
+        floor.submit(0)
+        waiting = asyncio.create_task(floor.train("trainer-0", ends_step=False))
+        await asyncio.sleep(0)
+        floor.lent.trainer_lost(WorkerId("trainer-0"))
+        while floor.ended < 1:
+            floor.answer()
+            await asyncio.sleep(0)
+        await asyncio.wait_for(waiting, 5)
+        floor.submit(1)
+        floor.answer()
+        floor.answer()
+        assert floor.ended == 2
+        floor.desk.close()
+
+    asyncio.run(scenario())
