@@ -1,8 +1,9 @@
 """Groups of trajectories through a sampling client, each turn sent as soon as the one before it has ended."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -65,22 +66,27 @@ class Rollout:
     def completed(self, uses: Sequence[PromptUse], size: int) -> Iterator[Group]:
         """The same groups, each as soon as it is whole; the others go on meanwhile."""
         open_turns: dict[Future[Any], tuple[int, list[_Member]]] = {}
+        ended: SimpleQueue[Future[Any]] = SimpleQueue()
         members: list[list[_Member]] = []
+
+        def send(place: int, asked: list[_Member]) -> None:
+            future = self._sample(uses[place], asked[0], num_samples=len(asked))
+            open_turns[future] = (place, asked)
+            future.add_done_callback(ended.put)
+
         unfinished = [size] * len(uses)
         for place, use in enumerate(uses):
             members.append([self._start(use.prompt, number) for number in range(size)])
-            future = self._sample(use, members[place][0], num_samples=size)
-            open_turns[future] = (place, members[place])
+            send(place, members[place])
         while open_turns:
-            for future in wait(open_turns, return_when=FIRST_COMPLETED).done:
-                place, asked = open_turns.pop(future)
-                going_on = self._answered(asked, future.result().sequences)
-                for member in going_on:
-                    again = self._sample(uses[place], member, num_samples=1)
-                    open_turns[again] = (place, [member])
-                unfinished[place] -= len(asked) - len(going_on)
-                if unfinished[place] == 0:
-                    yield Group(uses[place], tuple(m.trajectory for m in members[place]))
+            future = ended.get()
+            place, asked = open_turns.pop(future)
+            going_on = self._answered(asked, future.result().sequences)
+            for member in going_on:
+                send(place, [member])
+            unfinished[place] -= len(asked) - len(going_on)
+            if unfinished[place] == 0:
+                yield Group(uses[place], tuple(m.trajectory for m in members[place]))
 
     def _start(self, prompt: int, number: int) -> _Member:
         episode = self._environment.episode(prompt)
