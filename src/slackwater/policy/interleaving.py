@@ -15,7 +15,7 @@ from slackwater.model.ids import JobId
 from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.node import Role
 from slackwater.model.placement import Placement, Refusal, Strategy
-from slackwater.policy.consolidation import Consolidation, Merger, newcomer, restart_s
+from slackwater.policy.consolidation import Consolidation, Merger, newcomer
 from slackwater.policy.cycle_plan import adopt_cycle, fit_group, kept_period_s
 from slackwater.policy.draining import DrainBound, alone_s, drain_bound, longest_first
 from slackwater.policy.fleet import Fleet
@@ -23,6 +23,7 @@ from slackwater.policy.group_table import MAX_MEMBERS, MAX_ROLLOUT_NODES
 from slackwater.policy.grouped_placement import GroupedPlacement
 from slackwater.policy.groups import Choice, isolated_choice
 from slackwater.policy.interleaving_scan import scan_cycles, train_shares
+from slackwater.policy.merging import carry_out, sharing_strategy
 from slackwater.policy.placement import Standing
 
 _MERGERS_AT_ONCE = 4
@@ -165,7 +166,7 @@ class Interleaving(GroupedPlacement):
         )
         if row < 0:
             return None, np.inf
-        strategy = _sharing_strategy(int(pins), int(new_nodes))
+        strategy = sharing_strategy(int(pins), int(new_nodes))
         reason = f"adds ${cost:.0f} until {self.book.groups[row].group} is drained"
         return Choice(int(row), int(pins), int(new_nodes), 0, strategy, reason), float(cost)
 
@@ -242,10 +243,10 @@ class Interleaving(GroupedPlacement):
             merger = self._best_merger()
             if merger is None:
                 break
-            self._changed.clear()
             left = {self.book.members[job].row for job in merger.jobs} - {merger.row}
-            for job in self._merge(merger):
+            for job in carry_out(self.book, merger):
                 moves[job] = self.book.placement(job)
+            self._changed = left | {merger.row}
             for row in left:
                 moves.update((told.job, told) for told in self._tighten(row))
         self._changed.clear()
@@ -267,40 +268,6 @@ class Interleaving(GroupedPlacement):
                 best = self._consolidation.merge(incoming, target, to_beat) or best
         return best
 
-    def _merge(self, merger: Merger) -> list[JobId]:
-        """Carry a merger out; the jobs that change nodes."""
-        row = merger.row
-        real = {1 << slot: 1 << slot for slot in self.book.groups[row].rollout}
-        moved = []
-        for job, wanted in zip(merger.jobs, merger.layout.pins, strict=True):
-            member = self.book.members[job]
-            if member.row == row and member.pins == wanted:
-                continue
-            kept, missing = 0, []
-            bit = 1
-            while bit <= wanted:
-                if wanted & bit:
-                    if bit in real:
-                        kept |= real[bit]
-                    else:
-                        missing.append(bit)
-                bit <<= 1
-            before = int(self.book.table.node_mask[row])
-            member.budget_s -= restart_s(self.fleet, member.spec.profile)
-            strategy = _sharing_strategy(kept, len(missing))
-            reason = f"sharing {self.book.groups[row].group} saves ${merger.gain:.0f}"
-            self._changed.add(member.row)
-            self.book.move(job, Choice(row, kept, len(missing), 0, strategy, reason))
-            opened = int(self.book.table.node_mask[row]) & ~before & ~kept
-            for bit in missing:
-                low = opened & -opened
-                real[bit] = low
-                opened ^= low
-            moved.append(job)
-        adopt_cycle(self.book, row, merger.jobs, merger.layout.cycle)
-        self._changed.add(row)
-        return moved
-
     def _thin_rows(self, most_members: int) -> list[int]:
         """Groups of few members, those that changed first, then those whose train nodes have the most time left."""
         table = self.book.table
@@ -309,9 +276,3 @@ class Interleaving(GroupedPlacement):
         shares[changed] -= 1e6
         thinnest = np.argsort(shares, kind="stable")[: self.thin_groups]
         return [int(row) for row in thinnest if np.isfinite(shares[row])]
-
-
-def _sharing_strategy(pins: int, new_nodes: int) -> Strategy:
-    if new_nodes:
-        return Strategy.SCALE
-    return Strategy.PACK if pins else Strategy.COLOCATE
