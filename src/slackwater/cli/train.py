@@ -41,6 +41,7 @@ def train(
     ] = None,
 ) -> None:
     """Train by GRPO; the same command again goes on from the last checkpoint."""
+    from slackwater.cli.stopping import unwind_on_terminate
     from slackwater.model.config import plain
     from slackwater.rl.recipe import load_recipe, recipe_names
 
@@ -54,6 +55,7 @@ def train(
     folder = run or Path("runs") / Path(recipe).stem
     if fresh:
         _forget(folder)
+    unwind_on_terminate()
     with _service(up, url, key, settings, models, folder) as (address, secret):
         _train(settings, address, secret, folder)
 

@@ -37,6 +37,7 @@ from slackwater.runtime.store import Store
 from slackwater.runtime.tenants import Tenants
 from slackwater.runtime.training_desk import DeskParts, TrainingDesk
 from slackwater.runtime.version_shelf import VersionShelf
+from slackwater.runtime.vital_controller import VitalController
 from slackwater.runtime.worker_hub import WorkerHub
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame, FrameKind
@@ -73,7 +74,7 @@ class ControlPlane:
         operations_controller = OperationsController(settings.operations)
         self.rollout = RolloutDesk(
             self.hub,
-            self._recording.of("rollout", self.manager),
+            self._vital("rollout", self.manager),
             lambda worker: self.instances.release(worker),
         )
         self.instances = InstanceDesk(
@@ -90,12 +91,16 @@ class ControlPlane:
                 self.rollout.lent,
             ),
             operations_controller,
-            self._recording.of("operations", operations_controller),
+            self._vital("operations", operations_controller),
             Finishing(state, shelf),
             self._operation_finished,
         )
         self.housekeeping = Housekeeping(self)
         self._roles: dict[WorkerId, str] = {}
+
+    def _vital(self, name: str, controller: Any) -> Any:
+        """Recorded if anybody asked, and missed if it raises."""
+        return VitalController(self._recording.of(name, controller), self.failed.set)
 
     async def start(self) -> None:
         """Open the store, take over what it has, and start the workers."""

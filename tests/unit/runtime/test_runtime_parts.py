@@ -3,11 +3,15 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+from slackwater.control.rollout.events import TimerFired
+from slackwater.control.rollout.manager import RolloutManager
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
 from slackwater.model.ids import ModelId, RequestId, SamplingSessionId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OpKind, OpStatus
@@ -20,6 +24,7 @@ from slackwater.runtime.future_board import FutureBoard, Outcome
 from slackwater.runtime.state_directory import StateDirectory
 from slackwater.runtime.store import Store, StoreLostError
 from slackwater.runtime.tenants import Tenants
+from slackwater.runtime.vital_controller import VitalController
 from slackwater.runtime.worker_hub import WorkerHub
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame, FrameDecoder
@@ -322,3 +327,21 @@ def test_checkpoint_paths_are_what_the_sdk_accepts() -> None:
             checkpoint_path(ModelId("m"), "weights", name)
     with pytest.raises(ConfigError, match="tinker://"):
         parse_path("/etc/passwd")
+
+
+def test_a_controller_that_raises_stops_the_service_and_is_not_hidden() -> None:
+    died: list[str] = []
+    vital = VitalController(RolloutManager(), lambda: died.append("died"))
+    assert vital.handle(TimerFired(0.0, "rollout-watch")) is not None
+    assert not died
+    nonsense: Any = ToldNothing(0.0)
+    with pytest.raises(KeyError):
+        vital.handle(nonsense)
+    assert died == ["died"]
+
+
+@dataclass(frozen=True)
+class ToldNothing:
+    """An event that the manager has no rule for."""
+
+    now_s: float
