@@ -124,7 +124,7 @@ class EvenSteps:
             key=lambda load: (-load.pending, load.instance),
         )
         hungry = sorted(
-            (load for load in taking if not load.pending and load.in_flight < load.max_running),
+            (load for load in taking if _is_hungry(load)),
             key=lambda load: (load.kv_load_tokens / load.kv_tokens, load.instance),
         )
         return [
@@ -158,3 +158,8 @@ class EvenSteps:
             if count > 0:
                 moves.append(Move(source.instance, target.instance, count, running=True))
         return moves
+
+
+def _is_hungry(load: InstanceLoad) -> bool:
+    """Whether it could take more at once; a lent instance may have no memory left for the moment."""
+    return not load.pending and load.in_flight < load.max_running and load.kv_tokens > 0

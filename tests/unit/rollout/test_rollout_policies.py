@@ -156,6 +156,13 @@ def test_running_turns_move_only_beyond_the_plateau_and_only_to_an_idle_instance
     assert list(FillIdle().moves([busy, load("b", 1)], EngineKnowledge(plateau=3))) == []
 
 
+def test_turns_are_not_moved_to_an_instance_whose_memory_was_taken_back() -> None:
+    full, bare = load("a", 4, waiting=3), load("b", kv_tokens=0)
+    assert list(EvenSteps().moves([full, bare], EngineKnowledge(None, None))) == []
+    (move,) = EvenSteps().moves([full, bare, load("c")], EngineKnowledge(None, None))
+    assert move.target == "c"
+
+
 def test_even_steps_moves_half_the_difference_and_leaves_small_ones_alone() -> None:
     known = EngineKnowledge(None, StepTime(0.01, 0.001, 1e-5))
     heavy, light = load("a", 4, kv_load_tokens=800), load("b", 0)
