@@ -4,6 +4,9 @@ First, live steps (undisturbed, and with an engine killed at a third of the step
 replayed through a fresh manager: it must give the same commands. Second, the engines' costs are learned from the
 record of other steps (other lengths, run in between), the same steps are simulated by the same manager with those
 costs, and the simulated step time is compared with the live one.
+
+Two engines and the control plane share this machine's cores, which engines with devices of their own do not; so steps are
+padded, as in `bench migrate`. The same without padding is measured beside it (`unpadded_...`).
 """
 
 import asyncio
@@ -15,7 +18,7 @@ import numpy as np
 
 from slackwater.bench.engine_profile import Profile, fit, steps_of
 from slackwater.bench.live_fleet import FleetPlan, LiveFleet
-from slackwater.bench.migrate import StepPlan
+from slackwater.bench.migrate import LEAST_STEP_MS, StepPlan
 from slackwater.bench.options import BenchOptions
 from slackwater.control.record import replay
 from slackwater.control.rollout.events import EVENT_TYPES
@@ -37,8 +40,11 @@ def run(options: BenchOptions) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="slackwater-agreement-") as folder:
         model = Path(folder) / "model"
         make_model("small", model, seed=options.seed)
-        plan = FleetPlan(model, Path(folder), max_running=_MAX_RUNNING)
-        return asyncio.run(_bounded(plan, step, options))
+        plain = FleetPlan(model, Path(folder), max_running=_MAX_RUNNING)
+        padded = replace(plain, least_step_ms=LEAST_STEP_MS)
+        figures = asyncio.run(_bounded(padded, step, options))
+        beside = asyncio.run(_bounded(plain, step, options))
+    return figures | {f"unpadded_{key}": value for key, value in beside.items()}
 
 
 async def _bounded(plan: FleetPlan, step: StepPlan, options: BenchOptions) -> dict[str, float]:

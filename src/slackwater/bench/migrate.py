@@ -30,7 +30,7 @@ from slackwater.model.turn import Sampling, TurnSpec
 
 _DEADLINE_S = 1500.0
 _INSTANCES = 2
-_LEAST_STEP_MS = 25.0
+LEAST_STEP_MS = 25.0
 
 
 class StartingOver:
@@ -98,7 +98,7 @@ def run(options: BenchOptions) -> dict[str, float]:
         model = Path(folder) / "model"
         make_model("small", model, seed=options.seed)
         plain = FleetPlan(model, Path(folder), max_running=128)
-        padded = replace(plain, least_step_ms=_LEAST_STEP_MS)
+        padded = replace(plain, least_step_ms=LEAST_STEP_MS)
         figures = asyncio.run(_bounded(padded, step, rounds, options))
         beside = asyncio.run(_bounded(plain, step, rounds, options))
     return figures | {f"unpadded_{key}": value for key, value in beside.items()}
