@@ -1,5 +1,6 @@
 """A real service in a process of its own, for tests: started, killed, started again, stopped."""
 
+import contextlib
 import json
 import os
 import signal
@@ -73,12 +74,20 @@ class ServiceProcess:
 
         wait_for("the workers", joined)
 
-    def kill_worker(self, role: str) -> bool:
-        """SIGKILL a worker of a role; whether there was one."""
-        for name, pid in self.status()["pids"].items():
+    def kill_worker(self, role: str) -> None:
+        """SIGKILL a worker of a role, as soon as there is one: the service itself may be down just now."""
+        wait_for(f"a {role} to kill", lambda: self._killed(role))
+
+    def _killed(self, role: str) -> bool:
+        try:
+            pids = self.status()["pids"]
+        except httpx.HTTPError:
+            return False
+        for name, pid in pids.items():
             if name.startswith(role):
-                os.kill(pid, signal.SIGKILL)
-                return True
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                    return True
         return False
 
     def kill(self) -> None:
