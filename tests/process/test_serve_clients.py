@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from typing import Any
 
 import openai
 import pytest
@@ -225,7 +226,7 @@ def test_completions_are_the_same_streamed_or_not_from_text_or_tokens(
 
 
 def test_chat_streams_choices_with_usage_and_log_probs(client: openai.OpenAI) -> None:
-    ask: dict[str, object] = {
+    ask: dict[str, Any] = {
         "model": "tiny",
         "messages": [{"role": "user", "content": "hi"}],
         "max_tokens": 6,
@@ -233,12 +234,12 @@ def test_chat_streams_choices_with_usage_and_log_probs(client: openai.OpenAI) ->
         "n": 2,
         "extra_body": {"ignore_eos": True},
     }
-    whole = client.chat.completions.create(**ask, logprobs=True, top_logprobs=2)  # type: ignore[call-overload]
+    whole = client.chat.completions.create(**ask, logprobs=True, top_logprobs=2)
     assert len(whole.choices) == 2
     assert len(whole.choices[0].logprobs.content) == 6
     assert len(whole.choices[0].logprobs.content[0].top_logprobs) == 2
     texts, usage = ["", ""], None
-    for chunk in client.chat.completions.create(  # type: ignore[call-overload]
+    for chunk in client.chat.completions.create(
         **ask, stream=True, stream_options={"include_usage": True}
     ):
         usage = chunk.usage or usage
@@ -285,9 +286,9 @@ def test_trained_weights_answer_under_their_path(
 ) -> None:
     path = trained.save_weights_for_sampler("served").result().path
     assert path in [model.id for model in client.models.list()]
-    ask = {"prompt": "the ", "max_tokens": 20, "temperature": 0.0}
-    base = client.completions.create(model="tiny", **ask)  # type: ignore[call-overload]
-    tuned = client.completions.create(model=path, **ask)  # type: ignore[call-overload]
+    ask: dict[str, Any] = {"prompt": "the ", "max_tokens": 20, "temperature": 0.0}
+    base = client.completions.create(model="tiny", **ask)
+    tuned = client.completions.create(model=path, **ask)
     assert tuned.choices[0].text != base.choices[0].text
 
 

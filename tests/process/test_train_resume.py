@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,7 @@ def start(service: ServiceProcess, recipe: Path, run: Path) -> subprocess.Popen[
         return subprocess.Popen(command, stdout=log, stderr=log)
 
 
-def rows(run: Path, name: str) -> list[dict[str, object]]:
+def rows(run: Path, name: str) -> list[dict[str, Any]]:
     path = run / name
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -76,7 +77,7 @@ def test_a_run_killed_between_checkpoints_uses_every_prompt_once_and_ends_in_the
     for run in (whole, cut):
         steps = rows(run, "prompts.jsonl")
         assert [row["step"] for row in steps] == list(range(STEPS))
-        uses = [(epoch, prompt) for row in steps for epoch, prompt, _ in row["uses"]]  # type: ignore[attr-defined]
+        uses = [(epoch, prompt) for row in steps for epoch, prompt, _ in row["uses"]]
         expected = PromptOrder(PROMPTS, 0).uses(0, len(uses))
         assert uses == [(use.epoch, use.prompt) for use in expected]
         assert len(uses) > PROMPTS  # so an epoch ended on the way

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections import defaultdict
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -24,14 +25,14 @@ from slackwater.sim.cluster.workload import CycleWorkload, ProductionWorkload, P
 POLICIES = ("ours", "group", "solo", "colocated")
 
 
-def production(policy: str, seed: int = 0, **changes: object) -> ClusterScenario:
+def production(policy: str, seed: int = 0, **changes: Any) -> ClusterScenario:
     scenario = ClusterScenario(
         workload=ProductionWorkload(jobs=14, span_s=86400.0, mean_duration_s=8 * 3600.0),
         lengths=LengthConfig(kind="long_tail"),
         policy=PolicyConfig(name=policy),
         seed=seed,
     )
-    return dataclasses.replace(scenario, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(scenario, **changes)
 
 
 def profiles(policy: str, seed: int = 0, jobs: int = 25) -> ClusterScenario:
@@ -205,10 +206,11 @@ def test_a_fleet_that_is_too_small_queues_jobs_and_still_finishes_them() -> None
 
 
 @pytest.mark.parametrize("setting", ["increasing", "decreasing", "mixed"])
-def test_drift_is_borne(setting: str) -> None:
-    drift = DriftConfig(setting=setting)  # type: ignore[arg-type]
-    for basis in ("declared", "realised"):
-        policy = PolicyConfig(name="ours", slo_basis=basis)  # type: ignore[arg-type]
+def test_drift_is_borne(setting: Any) -> None:
+    drift = DriftConfig(setting=setting)
+    bases: tuple[Literal["declared", "realised"], ...] = ("declared", "realised")
+    for basis in bases:
+        policy = PolicyConfig(name="ours", slo_basis=basis)
         scenario = dataclasses.replace(production("ours", 1, drift=drift), policy=policy)
         report = simulate(scenario, check_every=25)
         assert report.finished == len(report.jobs)
@@ -219,8 +221,8 @@ def test_drift_is_borne(setting: str) -> None:
 
 
 @pytest.mark.parametrize("ordering", ["hrrs", "fcfs"])
-def test_orders_by_priority_starve_no_one(ordering: str) -> None:
-    policy = PolicyConfig(name="group", ordering=ordering)  # type: ignore[arg-type]
+def test_orders_by_priority_starve_no_one(ordering: Any) -> None:
+    policy = PolicyConfig(name="group", ordering=ordering)
     scenario = dataclasses.replace(production("group", 1), policy=policy)
     report = simulate(scenario, check_every=25)
     assert report.finished == len(report.jobs)

@@ -84,12 +84,12 @@ def test_a_wrong_scenario_names_the_field(wrong: str) -> None:
         read_rollout_scenario("agents", [wrong])
 
 
-def test_a_recorded_storm_replays_to_the_same_commands() -> None:
+def test_a_recorded_storm_replays_to_the_same_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     storm, lines = Storm(5), list[bytes]()
     honest = storm.manager.handle
     inner = SimpleNamespace(handle=honest, check_integrity=storm.manager.check_integrity)
     recorded = RecordedController(cast(Any, inner), lines.append)
-    storm.manager.handle = recorded.handle  # type: ignore[method-assign]
+    monkeypatch.setattr(storm.manager, "handle", recorded.handle)
     storm.run(hours=0.2)
     fresh = RolloutManager(storm.manager.books.settings)
     agreed, divergence = replay(fresh, lines, EVENT_TYPES)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slackwater.control.rollout.books import Books
+from slackwater.control.rollout.books import Books, Out
 from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.control.rollout.membership import Membership
 from slackwater.sim.rollout.storm import weather
@@ -35,11 +35,11 @@ def test_a_manager_that_forgets_to_roll_back_a_lie_is_caught(
 def test_a_manager_that_loses_tokens_on_a_move_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Books.resume
 
-    def forgetful(self: Books, turn: LiveTurn, now_s: float, out: list[object]) -> None:
+    def forgetful(self: Books, turn: LiveTurn, now_s: float, out: Out) -> None:
         if turn.tokens:
             turn.tokens.pop(0)
             turn.logprobs.pop(0)
-        honest(self, turn, now_s, out)  # type: ignore[arg-type]
+        honest(self, turn, now_s, out)
 
     monkeypatch.setattr(Books, "resume", forgetful)
     with pytest.raises(AssertionError):

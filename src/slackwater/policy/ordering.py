@@ -5,6 +5,7 @@ that wait. Orders that fix every node's sequence are in `turn_order.py`.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -84,7 +85,7 @@ def response_ratio(request: Waiting, now_s: float) -> float:
     return 1 + (now_s - request.since_s) / (request.service_s + request.setup_s)
 
 
-class _ByPriority:
+class _ByPriority(ABC):
     """The first by priority runs if it can; one that cannot keeps its nodes from those behind it."""
 
     def __init__(self) -> None:
@@ -109,8 +110,9 @@ class _ByPriority:
     def jobs(self) -> Container[JobId]:
         return self._jobs
 
+    @abstractmethod
     def _rank(self, request: Waiting, now_s: float) -> tuple[float, JobId]:
-        raise NotImplementedError
+        """The least goes first."""
 
     def pick(
         self, waiting: Iterable[Waiting], free: Callable[[Waiting], bool], now_s: float

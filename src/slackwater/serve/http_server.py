@@ -25,7 +25,7 @@ class PatientOnce(HttpToolsProtocol):
     _head_bytes = 0
     _deadline: asyncio.TimerHandle | None = None
 
-    # uvicorn narrows asyncio's argument in the same way.
+    # uvicorn narrows the type of asyncio's argument in the same way, and silences it too.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._expect_head()

@@ -1,6 +1,7 @@
 """Small builders for co-scheduler tests."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from slackwater.control.coschedule.commands import Command, GrantPermit, StartJob
 from slackwater.control.coschedule.config import CoScheduleConfig
@@ -49,14 +50,14 @@ class Stage:
         rollout: int = 8,
         train: int = 8,
         owned: bool = False,
-        **config: object,
+        **config: Any,
     ) -> None:
         where = fleet(rollout, train, owned=owned)
         config.setdefault("ordering", "plan" if policy == "ours" else "round_robin")
         self.scheduler = CoScheduler(
             make_policy(policy, where),
             where,
-            CoScheduleConfig(**config),  # type: ignore[arg-type]
+            CoScheduleConfig(**config),
         )
         self.permits: dict[str, GrantPermit] = {}
         self.starts: dict[str, StartJob] = {}
