@@ -1,0 +1,1 @@
+"""The action broker: who gets which external resource, one action at a time."""

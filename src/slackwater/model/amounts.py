@@ -1,0 +1,112 @@
+"""How much of a resource an action can use, and how much faster it gets with more."""
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from typing import Final
+
+from slackwater.model.errors import ConfigError
+from slackwater.model.ids import ResourceName
+
+# The resources that workers bring. Any other name is a limit that somebody declared (an API, a website).
+CORES: Final = ResourceName("cores")
+MEMORY_MIB: Final = ResourceName("memory_mib")
+GPUS: Final = ResourceName("gpus")
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """The feasible amounts of one resource, in whole units, ascending."""
+
+    choices: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        ascending = all(a < b for a, b in zip(self.choices, self.choices[1:], strict=False))
+        if not self.choices or self.choices[0] < 0 or not ascending:
+            raise ConfigError.of(
+                "amounts", self.choices, "must be ascending whole numbers, at least one"
+            )
+
+    @classmethod
+    def exactly(cls, units: int) -> "Amounts":
+        """This many, no more and no fewer."""
+        return cls((units,))
+
+    @classmethod
+    def between(cls, least: int, most: int) -> "Amounts":
+        """Any number from `least` to `most`, both included."""
+        return cls(tuple(range(least, most + 1)))
+
+    @classmethod
+    def one_of(cls, *choices: int) -> "Amounts":
+        """One of these."""
+        return cls(tuple(sorted(set(choices))))
+
+    @property
+    def least(self) -> int:
+        return self.choices[0]
+
+    @property
+    def most(self) -> int:
+        return self.choices[-1]
+
+    def largest_within(self, units: int) -> int | None:
+        """The largest feasible amount of at most `units`."""
+        index = bisect_right(self.choices, units)
+        return self.choices[index - 1] if index else None
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One dimension of an action's cost: a resource and the amounts of it that will do."""
+
+    resource: ResourceName
+    amounts: Amounts
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """E(m) in (0, 1] at some amounts, straight lines between them, flat outside: running on m units takes T1 / (E(m) * m)."""
+
+    points: tuple[tuple[int, float], ...] = ((1, 1.0),)
+
+    def __post_init__(self) -> None:
+        units = [point[0] for point in self.points]
+        if not units or units[0] < 1 or units != sorted(set(units)):
+            raise ConfigError.of(
+                "efficiency", self.points, "must be (units, share) pairs with ascending units"
+            )
+        for _, share in self.points:
+            if not 0 < share <= 1:
+                raise ConfigError.of("efficiency", share, "must be above 0 and at most 1")
+
+    @classmethod
+    def amdahl(cls, parallel_share: float, most: int) -> "Efficiency":
+        """Of work of which this share can be split over any number of units."""
+        if not 0 <= parallel_share <= 1:
+            raise ConfigError.of("parallel share", parallel_share, "must be from 0 to 1")
+        serial = 1 - parallel_share
+        points = ((m, 1 / (m * serial + parallel_share)) for m in range(1, most + 1))
+        return cls(tuple(points))
+
+    def at(self, units: int) -> float:
+        """E(units)."""
+        index = bisect_left(self.points, (units, 0.0))
+        if index == len(self.points):
+            return self.points[-1][1]
+        right_units, right = self.points[index]
+        if right_units == units or index == 0:
+            return right
+        left_units, left = self.points[index - 1]
+        return left + (right - left) * (units - left_units) / (right_units - left_units)
+
+    def speedup(self, units: int) -> float:
+        """How many times faster than on one unit."""
+        return self.at(units) * units
+
+
+@dataclass(frozen=True, slots=True)
+class Elastic:
+    """The one resource whose amount decides how long an action runs, and how."""
+
+    resource: ResourceName
+    efficiency: Efficiency

@@ -1,0 +1,1 @@
+"""Which actions start, and with how much of what."""
