@@ -21,7 +21,7 @@ from slackwater.runtime.checkpoint_shelf import (
     remove_folder,
     size_of,
 )
-from slackwater.runtime.schema import checkpoints, operations, samples, sampling_sessions
+from slackwater.runtime.schema import checkpoints, operations, samples
 
 if TYPE_CHECKING:
     from slackwater.runtime.plane import ControlPlane
@@ -122,10 +122,7 @@ class Housekeeping:
         names = [session.sampling_session for session in gone]
 
         def write(connection: Connection) -> None:
-            columns = sampling_sessions.c
-            connection.execute(
-                sampling_sessions.delete().where(columns.sampling_session.in_(names))
-            )
+            sample_log.drop_sampling_sessions(connection, names)
 
         await self._plane.store.call(write)
         self._plane.sampling.drop_sessions([SamplingSessionId(name) for name in names])

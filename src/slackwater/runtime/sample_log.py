@@ -15,6 +15,8 @@ from slackwater.runtime.future_board import Outcome
 from slackwater.runtime.operation_log import digest_of
 from slackwater.runtime.schema import samples, sampling_sessions
 
+_AT_ONCE = 1000  # values in one statement; databases have limits
+
 
 def add_sampling_session(
     connection: Connection, new: SamplingSession, seq: int | None, now_s: float
@@ -149,11 +151,20 @@ def drop_results(
     connection: Connection, session: SamplingSessionId, requests: Sequence[RequestId]
 ) -> None:
     """Results that were acknowledged; the rows stay, so that their numbers stay used."""
-    connection.execute(
-        samples.update()
-        .where(samples.c.sampling_session == session, samples.c.request.in_(requests))
-        .values(result=None)
-    )
+    for start in range(0, len(requests), _AT_ONCE):
+        some = requests[start : start + _AT_ONCE]
+        connection.execute(
+            samples.update()
+            .where(samples.c.sampling_session == session, samples.c.request.in_(some))
+            .values(result=None)
+        )
+
+
+def drop_sampling_sessions(connection: Connection, names: Sequence[SamplingSessionId]) -> None:
+    columns = sampling_sessions.c
+    for start in range(0, len(names), _AT_ONCE):
+        some = names[start : start + _AT_ONCE]
+        connection.execute(sampling_sessions.delete().where(columns.sampling_session.in_(some)))
 
 
 def drop_orphans(connection: Connection, oldest_s: float) -> None:

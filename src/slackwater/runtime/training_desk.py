@@ -20,7 +20,7 @@ from slackwater.control.controller import Controller
 from slackwater.control.operations import commands as do
 from slackwater.control.operations import events as on
 from slackwater.control.operations.controller import OperationsController
-from slackwater.model.errors import NotFoundError, RefusedError, SlackwaterError
+from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, SlackwaterError
 from slackwater.model.ids import ModelId, RequestId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OpKind
 from slackwater.model.session import TrainedModel
@@ -153,6 +153,7 @@ class TrainingDesk:
         """Take an operation; the same number again gives the same request."""
         operation = _operation(model.model, seq, kind)
         new = log.Submission(operation, model.tenant, payload, time.time(), strict)
+        self._controller.check_number(model.model, seq)
         self._controller.check_room(model.model)
         request, added = await self._parts.store.call(lambda c: log.add_operation(c, new))
         if added:
@@ -160,13 +161,14 @@ class TrainingDesk:
         return request
 
     async def reject(self, model: TrainedModel, seq: int, kind: OpKind, reason: str) -> None:
-        """A submission was refused: its number is used up, durably."""
+        """A submission was refused: its number is used up, durably, if it could have been accepted."""
         operation = _operation(model.model, seq, kind)
         new = log.Submission(operation, model.tenant, b"", time.time(), strict=False)
         try:
+            self._controller.check_number(model.model, seq)
             added = await self._parts.store.call(lambda c: log.add_rejection(c, new, reason))
-        except RefusedError:
-            return  # the number belongs to another operation
+        except (ConfigError, RefusedError):
+            return  # the number is out of reach, or belongs to another operation
         if added:
             self._feed(on.OpRejected(_now_s(), operation, reason))
 

@@ -8,6 +8,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 Seq = Annotated[int, Field(ge=0, lt=2**31)]
 Token = Annotated[int, Field(ge=0, lt=2**31)]
+StopString = Annotated[str, Field(max_length=1024)]
 
 
 class Body(BaseModel):
@@ -147,7 +148,12 @@ class ModelInputBody(Body):
 class SamplingBody(Body):
     max_tokens: Annotated[int | None, Field(ge=1, lt=2**31)] = None
     seed: Annotated[int | None, Field(ge=-(2**63), lt=2**64)] = None
-    stop: str | list[str] | list[Token] | None = None
+    stop: (
+        StopString
+        | Annotated[list[StopString], Field(max_length=64)]
+        | Annotated[list[Token], Field(max_length=1024)]
+        | None
+    ) = None
     temperature: Annotated[Finite, Field(ge=0)] = 1.0
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] = -1
     top_p: Annotated[Finite, Field(gt=0, le=1)] = 1.0
@@ -200,7 +206,7 @@ class RetrieveFuturesBody(Body):
     target: FuturesTargetBody
     prev_cursor: Annotated[int, Field(ge=0, lt=2**63)] = 0
     timeout: Annotated[Finite | None, Field(ge=0)] = None
-    retrieved_request_ids: list[str] = []
+    retrieved_request_ids: Annotated[list[str], Field(max_length=1 << 16)] = []
 
 
 class CancelFutureBody(Body):

@@ -15,7 +15,7 @@ from slackwater.wire.batches import Array, Example, PassBatch, PassResult
 
 pb = load_schema()
 MEDIA_TYPE = "application/x-protobuf"
-_MAX_DENSE_VALUES = 1 << 26
+_MAX_DENSE_VALUES = 1 << 25
 _DTYPES: dict[int, str] = {pb.DTYPE_FLOAT32: "<f4", pb.DTYPE_INT64: "<i8"}
 _NO_TOKEN, _NO_LOGPROB = 0, -99999.0
 
@@ -57,8 +57,22 @@ def pass_batch(message: Any) -> PassBatch:
         raise ConfigError.of("loss_fn_config", config, "must be finite")
     if not message.data:
         raise ConfigError.of("data", "[]", "must hold at least one datum")
+    _refuse_too_large(message)
     examples = [_example(place, datum) for place, datum in enumerate(message.data)]
     return PassBatch(message.loss_fn, config, message.forward_only, examples)
+
+
+def _refuse_too_large(message: Any) -> None:
+    """A sparse tensor is made dense, so a few bytes may ask for any number of values: bound their sum."""
+    total = 0
+    for place, datum in enumerate(message.data):
+        for name, tensor in datum.loss_fn_inputs.items():
+            if tensor.WhichOneof("encoding") == "sparse_csr":
+                total += math.prod(max(side, 0) for side in tensor.shape)
+            if total > _MAX_DENSE_VALUES:
+                field = f"data[{place}]: {name}: shape"
+                fix = f"makes more than {_MAX_DENSE_VALUES} values of this request's sparse tensors"
+                raise ConfigError.of(field, tuple(tensor.shape), fix)
 
 
 def _example(place: int, datum: Any) -> Example:
@@ -87,8 +101,6 @@ def _tensor(field: str, tensor: Any) -> NDArray[np.int64] | NDArray[np.float32]:
     shape = tuple(tensor.shape)
     if len(shape) > 2 or any(side < 0 for side in shape):
         raise ConfigError.of(f"{field}: shape", shape, "must be [T] or [T, K]")
-    if math.prod(shape) > _MAX_DENSE_VALUES:
-        raise ConfigError.of(f"{field}: shape", shape, f"must hold at most {_MAX_DENSE_VALUES}")
     if tensor.WhichOneof("encoding") == "sparse_csr":
         return _dense(field, tensor.sparse_csr, dtype, shape)
     values = _values(field, tensor.dense, dtype)

@@ -22,6 +22,7 @@ class Script:
     operation: Operation
     rejected: bool = False  # refused at the door
     refused: bool = False  # refused by the trainer
+    lost: bool = False  # never sent: it counts as a refused forward_backward
 
 
 def chain(value: str, *more: object) -> str:
@@ -59,7 +60,11 @@ def expected_results(script: list[Script]) -> dict[RequestId, str | None]:
     results: dict[RequestId, str | None] = {}
     for line in sorted(script, key=lambda line: line.operation.seq):
         operation = line.operation
-        if operation.kind is OpKind.OPTIM_STEP:
+        if line.lost:
+            poisoned |= any(
+                later.operation.seq > operation.seq and not later.lost for later in script
+            )
+        elif operation.kind is OpKind.OPTIM_STEP:
             fails = line.rejected or line.refused or poisoned
             poisoned = False
             if fails:
@@ -68,7 +73,7 @@ def expected_results(script: list[Script]) -> dict[RequestId, str | None]:
             fails = line.rejected or line.refused
             poisoned |= fails and operation.kind is OpKind.FORWARD_BACKWARD
             poisoned &= fails or operation.kind is not OpKind.LOAD
-        if not line.rejected:
+        if not line.rejected and not line.lost:
             results[operation.request] = None if fails else run_operation(state, operation)
     return results
 
@@ -126,6 +131,12 @@ class Body:
             saved_seq = self.saved[model][0] if model in self.saved else None
             left = tuple(r for seq, r in records.items() if saved_seq is None or seq > saved_seq)
             self.feed(on.ModelAdopted(self.now_s, model, saved_seq, left))
+
+    def fire_timer(self) -> None:
+        """Let time pass up to the next timer."""
+        name = min(self.timers, key=lambda name: self.timers[name])
+        self.now_s = max(self.now_s, self.timers.pop(name))
+        self.feed(on.TimerFired(self.now_s, name))
 
     # ---- trainers ----
     def work(self, worker: WorkerId) -> None:

@@ -3,13 +3,16 @@
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slackwater.control.operations import commands as do
 from slackwater.control.operations import events as on
 from slackwater.control.operations.controller import OperationsConfig, OperationsController
+from slackwater.control.operations.model_line import ModelLine
 from slackwater.control.operations.restarts import RestartPolicy
 from slackwater.control.operations.sessions import SessionBook
-from slackwater.model.errors import UnavailableError
+from slackwater.model.errors import ConfigError, UnavailableError
 from slackwater.model.ids import ModelId, RequestId, SessionId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OperationRecord, OpKind, OpStatus
 
@@ -131,6 +134,97 @@ def test_a_number_that_comes_in_time_stops_the_clock() -> None:
     assert not line.failed
 
 
+def test_a_number_lost_behind_one_that_runs_is_given_up_too() -> None:
+    """Send 3, then 1, never 2: the clock starts when 1 is over, whatever comes or does not come after."""
+    controller = OperationsController(OperationsConfig(give_up_gap_after_s=60.0))
+    controller.handle(on.OpSubmitted(0.0, op(0, FB)))
+    controller.handle(on.OpSubmitted(1.0, op(3, FB)))
+    controller.handle(on.OpSubmitted(2.0, op(1, FB)))
+    (first,) = controller.handle(on.TrainerJoined(3.0, TRAINER))
+    assert isinstance(first, do.RunOp)
+    *_, second = controller.handle(on.TicketDone(4.0, TRAINER, first.ticket, 1.0))
+    assert isinstance(second, do.RunOp)
+    *_, timer = controller.handle(on.TicketDone(100.0, TRAINER, second.ticket, 1.0))
+    assert isinstance(timer, do.SetTimer)
+    assert timer.at_s == 160.0
+    (third,) = controller.handle(on.TimerFired(160.0, timer.name))
+    assert isinstance(third, do.RunOp)
+    assert third.operation.seq == 3
+
+
+def test_what_comes_behind_a_missing_number_does_not_put_off_its_clock() -> None:
+    controller = OperationsController(OperationsConfig(give_up_gap_after_s=60.0))
+    (timer,) = controller.handle(on.OpSubmitted(0.0, op(2, FB)))
+    assert isinstance(timer, do.SetTimer)
+    assert timer.at_s == 60.0
+    assert controller.handle(on.OpSubmitted(50.0, op(3, FB))) == []
+
+
+def test_a_number_far_ahead_is_refused_by_name() -> None:
+    controller = OperationsController(OperationsConfig(max_skipped=10))
+    controller.handle(on.OpSubmitted(0.0, op(0, FB)))
+    controller.check_number(MODEL, 10)
+    with pytest.raises(
+        ConfigError, match=r"seq_id: 2147483647 must be at most 10: the next one is 0"
+    ):
+        controller.check_number(MODEL, 2**31 - 1)
+    controller.handle(on.OpSubmitted(0.0, op(2**31 - 1, FB)))
+    controller.check_number(MODEL, 2**31 - 1)  # it is there: a retry finds it
+
+
+@pytest.mark.parametrize("far", [2**31 - 1, 2**62])
+def test_a_gap_of_any_length_is_given_up_at_once(far: int) -> None:
+    """Counting to 2**62 would not end; so also when the durable log holds such an operation."""
+    line = Line()
+    line.submit(far, FB)
+    line.submit(far + 1, STEP)
+    line.feed(on.TimerFired(60.0, line.timers[0].name))
+    assert line.ran[1:2] == [f"forward_backward {far}"]
+    assert "forward_backward seq 1 never arrived" in line.failed[f"m-{far + 1}"]
+
+    controller = OperationsController()
+    done, waiting = OpStatus.DONE, OpStatus.WAITING
+    records = [
+        OperationRecord(op(0, OpKind.CREATE), done),
+        OperationRecord(op(far, STEP), done),
+        OperationRecord(op(far * 2, FB), waiting),
+    ]
+    (timer,) = controller.handle(on.ModelAdopted(0.0, MODEL, None, tuple(records)))
+    assert isinstance(timer, do.SetTimer)
+    controller.handle(on.TimerFired(60.0, timer.name))
+    controller.check_integrity()
+
+
+@given(
+    st.sets(st.integers(1, 30), min_size=1).flatmap(
+        lambda seqs: st.tuples(
+            st.just(sorted(seqs)),
+            st.lists(st.sampled_from([FB, STEP, SAVE]), min_size=len(seqs), max_size=len(seqs)),
+        )
+    )
+)
+def test_a_gap_with_refused_numbers_in_it_is_given_up_as_if_counted(
+    found: tuple[list[int], list[OpKind]],
+) -> None:
+    refused = dict(zip(*found, strict=True))
+    line = ModelLine(MODEL)
+    line.waiting[31] = op(31, STEP)
+    for seq, kind in refused.items():
+        line.refused[seq] = (op(seq, kind), "bad")
+    line.give_up_gap()
+    spoiled = None
+    for seq in range(31):
+        kind = refused.get(seq, FB)
+        if kind is STEP:
+            spoiled = None
+        elif kind is FB and spoiled is None:
+            spoiled = seq
+    assert line.next_seq == 31
+    assert not line.refused
+    assert (spoiled is None) == (line.poison is None)
+    assert spoiled is None or f"seq {spoiled} " in str(line.poison)
+
+
 def test_a_load_is_over_only_when_the_service_owns_its_state() -> None:
     line = Line()
     line.submit(1, OpKind.LOAD)
@@ -215,7 +309,8 @@ def script_of(chance: random.Random, model: str) -> list[Script]:
     for seq in range(1, chance.randint(5, 25)):
         kind = chance.choice(kinds)
         wrong = chance.random()
-        script.append(Script(op(seq, kind, model), wrong < 0.08, 0.08 <= wrong < 0.16))
+        lost = kind is FB and chance.random() < 0.1
+        script.append(Script(op(seq, kind, model), wrong < 0.08, 0.08 <= wrong < 0.16, lost))
     return script
 
 
@@ -248,11 +343,13 @@ def test_any_kills_at_any_moment_change_no_answer(seed: int) -> None:
     config = OperationsConfig(save_log_after_s=6.0, max_attempts=10_000)
     body = Body(chance, config, scripts)
     arriving = [line for script in scripts.values() for line in arrivals_of(chance, script)]
-    arriving.reverse()
+    arriving = [line for line in reversed(arriving) if not line.lost]
     for turn in range(10_000):
         options = choices(body, arriving, quiet=turn > 150)
-        if not options:
+        if not options and not body.timers:
             break
+        if not options:
+            options = ["wait"]
         what, _, worker = chance.choice(options).partition(" ")
         match what:
             case "submit":
@@ -263,6 +360,8 @@ def test_any_kills_at_any_moment_change_no_answer(seed: int) -> None:
                 body.lose_trainer(WorkerId(worker))
             case "join":
                 body.join_trainer()
+            case "wait":
+                body.fire_timer()
             case "restart":
                 body.restart_service()
     expected = {r: v for script in scripts.values() for r, v in expected_results(script).items()}

@@ -9,9 +9,12 @@ from typing import Any
 
 import httpx
 
-from slackwater.model.ids import ModelId, TenantId
+from slackwater.control.operations.controller import OperationsConfig
+from slackwater.model.ids import ModelId, RequestId, TenantId
+from slackwater.model.operation import Operation, OpKind
 from slackwater.model.session import LoraShape
 from slackwater.runtime.checkpoint_shelf import Checkpoint, put_checkpoint
+from slackwater.runtime.operation_log import Submission, add_operation
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.settings import ServiceSettings
 from slackwater.runtime.state_directory import StateDirectory
@@ -208,5 +211,68 @@ def test_samples_are_checked_before_they_are_taken(tmp_path: Path) -> None:
         assert "Extra inputs" in await said(surprise=1)
         assert (await said()).startswith("200")
         assert "sent before with another request" in await said(tokens=[7])
+
+    with_plane(tmp_path, work)
+
+
+def test_a_number_far_ahead_is_a_clear_error_and_uses_up_nothing(tmp_path: Path) -> None:
+    async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        _, model, _ = await open_model(client)
+        far = {"model_id": model, "seq_id": 2**31 - 1, "adam_params": {}}
+        wrong = far | {"adam_params": {"learning_rate": "fast"}}
+        for body, said in ((far, "seq_id: 2147483647 must be at most 16384"), (wrong, "learning")):
+            refused = await client.post("optim_step", json=body)
+            assert refused.status_code == 422
+            assert said in refused.json()["error"]
+        assert plane.training.waiting()[ModelId(model)] == 1
+        step = {"model_id": model, "seq_id": 1, "adam_params": {}}
+        await post(client, "optim_step", **step)
+        assert plane.training.waiting()[ModelId(model)] == 2
+
+    with_plane(tmp_path, work)
+
+
+def test_a_durable_log_with_a_number_far_ahead_opens_and_goes_on(tmp_path: Path) -> None:
+    kept: list[str] = []
+
+    async def before(plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        _, model, _ = await open_model(client)
+        kept.append(model)
+        far = Operation(RequestId("op-far"), ModelId(model), 2**31 - 1, OpKind.OPTIM_STEP)
+        new = Submission(far, TenantId("mine"), b"", time.time())
+        await plane.store.call(lambda c: add_operation(c, new))
+
+    async def after(plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        assert plane.training.waiting()[ModelId(kept[0])] == 2
+        await asyncio.sleep(0)
+        for _ in range(200):
+            answer = await client.get("http://test/healthz")
+            assert answer.status_code == 200
+            await asyncio.sleep(0.001)
+
+    with_plane(tmp_path, before)
+    with_plane(tmp_path, after, operations=OperationsConfig(give_up_gap_after_s=0.05))
+
+
+def test_any_number_of_results_can_be_acknowledged_at_once(tmp_path: Path) -> None:
+    """A database takes only so many values in one statement; more than that must not stop the service."""
+
+    async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        session, _, _ = await open_model(client)
+        opened = await post(
+            client,
+            "create_sampling_session",
+            session_id=session,
+            sampling_session_seq_id=0,
+            base_model="tiny",
+        )
+        target = {"sampling_session_id": opened["sampling_session_id"]}
+        names = [f"sm-{number}" for number in range(40_000)]
+        await post(client, "retrieve_futures", target=target, retrieved_request_ids=names)
+        many = await client.post(
+            "retrieve_futures", json={"target": target, "retrieved_request_ids": names * 2}
+        )
+        assert many.status_code == 422
+        assert "retrieved_request_ids" in many.json()["error"]
 
     with_plane(tmp_path, work)

@@ -140,3 +140,11 @@ def test_samples_carry_tokens_scores_and_padded_alternatives() -> None:
     assert np.frombuffer(top.logprobs, "<f4")[1] == np.float32(-99999.0)
     prompt_top = message.topk_prompt_logprobs
     assert np.frombuffer(prompt_top.token_ids, "<i4").tolist() == [0, 9]
+
+
+def test_many_sparse_tensors_may_not_ask_for_more_memory_than_one() -> None:
+    rows = 1 << 10
+    wide = sparse([], [0] * (rows + 1), [], [rows, 1 << 14])
+    message = request(**{f"input{number}": wide for number in range(3)})
+    with pytest.raises(ConfigError, match="sparse tensors"):
+        tinker_proto.pass_batch(message)

@@ -12,20 +12,24 @@ from dataclasses import dataclass
 from slackwater.control.operations import commands as do
 from slackwater.control.operations import events as on
 from slackwater.control.operations.model_line import ModelLine, Residency
-from slackwater.model.errors import UnavailableError
+from slackwater.model.errors import ConfigError, UnavailableError
 from slackwater.model.ids import ModelId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OpKind
 
 
 @dataclass(frozen=True, slots=True)
 class OperationsConfig:
-    """`save_log_after_s` bounds how long a replay takes; a snapshot may cost a tenth of the time."""
+    """`save_log_after_s` bounds how long a replay takes; a snapshot may cost a tenth of the time.
+
+    `max_skipped` is how far a number may lie ahead of the one whose turn it is.
+    """
 
     give_up_gap_after_s: float = 60.0
     save_log_after_s: float = 30.0
     snapshot_share: float = 0.1
     max_attempts: int = 5
     max_waiting_per_model: int = 1024
+    max_skipped: int = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +62,10 @@ class OperationsController:
             case on.ModelAdopted(_, model, saved_seq, records):
                 line = self._lines[model] = ModelLine(model)
                 line.adopt(saved_seq, records)
-                self._watch_gap(line, event.now_s)
             case on.OpSubmitted(_, operation):
-                self._submitted(operation, event.now_s)
+                self._submitted(operation)
             case on.OpRejected(_, operation, reason):
-                self._rejected(operation, reason, event.now_s)
+                self._rejected(operation, reason)
             case on.ModelClosed(_, model, reason):
                 self._close(model, reason)
             case on.TrainerJoined(_, worker):
@@ -80,9 +83,19 @@ class OperationsController:
             case on.TimerFired(_, name):
                 self._timer(name)
         self._dispatch()
+        self._watch_gaps(event.now_s)
         return self._out
 
     # ---- questions the body may ask ----
+    def check_number(self, model: ModelId, seq: int) -> None:
+        """Raise if a number lies too far ahead of the model's next one."""
+        line = self._lines.get(model) or ModelLine(model)
+        last = line.next_seq + self._config.max_skipped
+        if seq > last and not line.knows(seq):
+            raise ConfigError.of(
+                "seq_id", seq, f"must be at most {last}: the next one is {line.next_seq}"
+            )
+
     def check_room(self, model: ModelId) -> None:
         """Raise if a model has more waiting than it may."""
         line = self._lines.get(model)
@@ -94,27 +107,28 @@ class OperationsController:
         return {model: len(line.waiting) for model, line in self._lines.items()}
 
     # ---- arrivals ----
-    def _submitted(self, operation: Operation, now_s: float) -> None:
+    def _submitted(self, operation: Operation) -> None:
         line = self._lines.setdefault(operation.model, ModelLine(operation.model))
         if line.knows(operation.seq):
             self._fail(operation, f"seq_id {operation.seq} was used up before", FaultOwner.USER)
             return
         line.waiting[operation.seq] = operation
         line.skip_refused()
-        self._watch_gap(line, now_s)
 
-    def _rejected(self, operation: Operation, reason: str, now_s: float) -> None:
+    def _rejected(self, operation: Operation, reason: str) -> None:
         line = self._lines.get(operation.model)
         if line is None or line.knows(operation.seq):
             return
         line.refused[operation.seq] = (operation, reason)
         line.skip_refused()
-        self._watch_gap(line, now_s)
 
-    def _watch_gap(self, line: ModelLine, now_s: float) -> None:
-        if line.has_gap():
-            at_s = now_s + self._config.give_up_gap_after_s
-            self._out.append(do.SetTimer(f"gap:{line.next_seq}:{line.model}", at_s))
+    def _watch_gaps(self, now_s: float) -> None:
+        """Start the clock of every missing number whose turn it is, whatever event made it so."""
+        for line in self._lines.values():
+            if line.has_gap() and line.watched_seq != line.next_seq:
+                line.watched_seq = line.next_seq
+                at_s = now_s + self._config.give_up_gap_after_s
+                self._out.append(do.SetTimer(f"gap:{line.next_seq}:{line.model}", at_s))
 
     def _timer(self, name: str) -> None:
         kind, seq, model = name.split(":", 2)
@@ -333,5 +347,7 @@ class OperationsController:
             assert line.worker is not None or line.applied == 0
             if line.next_seq in line.refused:
                 raise AssertionError("a refused number blocks the line")
+            if line.has_gap() and line.watched_seq != line.next_seq:
+                raise AssertionError("nobody watches for a missing number")
         tickets = [flight.ticket for flight in self._flights.values() if flight is not None]
         assert len(tickets) == len(set(tickets))

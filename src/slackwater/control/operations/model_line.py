@@ -37,6 +37,7 @@ class ModelLine:
 
     model: ModelId
     next_seq: int = 0
+    watched_seq: int | None = None  # the missing number whose clock runs
     waiting: dict[int, Operation] = field(default_factory=dict)
     refused: dict[int, tuple[Operation, str]] = field(default_factory=dict)
     poison: str | None = None
@@ -74,14 +75,18 @@ class ModelLine:
             self._over(operation, ran=False, why=f"was rejected: {reason}")
 
     def give_up_gap(self) -> None:
-        """Use up the numbers before the first operation that is here."""
+        """Use up the numbers before the first operation that is here; the work is that of what came, not of the gap."""
         first = min(self.waiting)
-        while self.next_seq < first:
-            if self.next_seq in self.refused:
-                self.skip_refused()
-                continue
+        for seq in sorted(seq for seq in self.refused if seq < first):
+            self._pass_over(seq)
+            self.skip_refused()
+        self._pass_over(first)
+
+    def _pass_over(self, seq: int) -> None:
+        """Use up the numbers before `seq`, none of which came."""
+        if self.next_seq < seq:
             self._spoil(self.next_seq, "never arrived")
-            self.next_seq += 1
+            self.next_seq = seq
 
     def finish_head(self) -> Operation:
         """The head ran and had its effect."""
@@ -140,8 +145,7 @@ class ModelLine:
             elif self.waiting:
                 self.refused[operation.seq] = (operation, "before the service was restarted")
             else:
-                for missing in range(self.next_seq, operation.seq):
-                    self._spoil(missing, "never arrived")
+                self._pass_over(operation.seq)
                 done = record.status is OpStatus.DONE
                 self._over(operation, ran=done, why="failed before the service was restarted")
         self.applied = 0
