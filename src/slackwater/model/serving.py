@@ -1,0 +1,51 @@
+"""Online services: what they promise their users, and what their devices do for it."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from slackwater.model.errors import ConfigError
+
+
+class ServingRole(StrEnum):
+    """Which part of a request a serving device does."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    MIXED = "mixed"
+
+
+@dataclass(frozen=True, slots=True)
+class ServingSlo:
+    """A promise: `share` of the requests get their first token within `ttft_s` and need at most
+    `tpot_s` for each token after it, on average over the request."""
+
+    ttft_s: float
+    tpot_s: float
+    share: float = 0.99
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_s", "tpot_s"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ConfigError.of(f"slo: {name}", getattr(self, name), "must be above 0")
+        if not 0 < self.share < 1:
+            raise ConfigError.of("slo: share", self.share, "must be between 0 and 1, such as 0.99")
+
+    @classmethod
+    def parse(cls, text: str) -> "ServingSlo":
+        """`ttft=0.5,tpot=0.15`, in seconds, perhaps with `share=0.99`."""
+        fix = "must be like ttft=0.5,tpot=0.15 (seconds)"
+        names = {"ttft": "ttft_s", "tpot": "tpot_s", "share": "share"}
+        found: dict[str, float] = {}
+        for part in text.split(","):
+            name, _, value = part.partition("=")
+            try:
+                found[names[name.strip()]] = float(value)
+            except (KeyError, ValueError):
+                raise ConfigError.of("--slo", text, fix) from None
+        if not {"ttft_s", "tpot_s"} <= found.keys():
+            raise ConfigError.of("--slo", text, fix)
+        return cls(**found)
+
+    def met(self, ttft_s: float, tpot_s: float) -> bool:
+        """Whether one request got what was promised."""
+        return ttft_s <= self.ttft_s and tpot_s <= self.tpot_s

@@ -1,0 +1,145 @@
+"""Whether a rollout may have the device for one step now, and how large a step (ROSE 4.1).
+
+One workload at a time. A step of a rollout is all its decoding requests and some tokens of its prompts.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from slackwater.model.errors import ConfigError
+from slackwater.policy.serving.slack import DeviceState, tpot_slack_s, ttft_slack_s
+from slackwater.policy.serving.step_cost import StepWork, step_work
+
+_FINEST_CHUNK = 32  # tokens; a smaller part of a prompt is not worth a step
+
+
+class Grant(NamedTuple):
+    """One rollout step with at most `prompt_tokens` of prompts, predicted to take `step_s`."""
+
+    prompt_tokens: int
+    step_s: float
+
+
+class AdmissionRule(Protocol):
+    """Decides for one device at one moment; the rollout has work."""
+
+    def grant(self, state: DeviceState) -> Grant | None:
+        """A step, or None: the device serves, or rests."""
+        ...
+
+
+def rollout_step_s(state: DeviceState, prompt_tokens: int) -> float:
+    """A careful prediction of a rollout step."""
+    rollout = state.rollout
+    work = step_work(rollout.decoding, rollout.context, prompt_tokens, rollout.prompt_context)
+    return state.rollout_factor * state.rollout_cost.step_s(work)
+
+
+@dataclass(frozen=True, slots=True)
+class NoLending:
+    """The service keeps its device to itself."""
+
+    def grant(self, state: DeviceState) -> Grant | None:
+        del state
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Alternate:
+    """Memory is shared with care and the device is not: a step of each in turn, as spatial sharing gives."""
+
+    chunk_tokens: int = 512
+
+    def grant(self, state: DeviceState) -> Grant | None:
+        if state.serving.busy and not state.served_last:
+            return None
+        tokens = min(self.chunk_tokens, state.rollout.prompt_tokens)
+        return Grant(tokens, rollout_step_s(state, tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class SlackGate:
+    """A fixed chunk, or a decode step, if it fits the smaller of the slacks that are looked at.
+
+    While the service has work its steps and the rollout's alternate.
+    """
+
+    ttft: bool = True
+    tpot: bool = True
+    chunk_tokens: int = 512
+
+    def grant(self, state: DeviceState) -> Grant | None:
+        if state.serving.busy and not state.served_last:
+            return None
+        slack_s = ttft_slack_s(state) if self.ttft else float("inf")
+        if self.tpot:
+            slack_s = min(slack_s, tpot_slack_s(state))
+        tokens = min(self.chunk_tokens, state.rollout.prompt_tokens)
+        step_s = rollout_step_s(state, tokens)
+        if step_s <= slack_s:
+            return Grant(tokens, step_s)
+        if tokens and state.rollout.decoding:
+            step_s = rollout_step_s(state, 0)
+            if step_s <= slack_s:
+                return Grant(0, step_s)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Foresight:
+    """Ours. Queued prompts go first, since delaying them frees nothing; decoding is paced, since a decode step
+    later is the same step; and room is kept for the prompts that may come.
+
+    - A step may take what the TTFT promise leaves after the work that may come within it (`coming_s`), at least
+      `least_share` of the promise, and at most `most_share` if it carries prompt tokens: that is the longest that
+      an arrival finds the device taken.
+    - Between two tokens of the service rollouts have at most `pace` of what TPOT leaves after the service's own step,
+      and nothing while any request's mean is behind.
+    - The chunk is as large as fits.
+    """
+
+    pace: float = 0.33
+    least_share: float = 0.05
+    most_share: float = 0.06
+    most_tokens: int = 2048
+
+    def __post_init__(self) -> None:
+        if not 0 < self.pace < 1:
+            raise ConfigError.of("pace", self.pace, "must be between 0 and 1")
+
+    def grant(self, state: DeviceState) -> Grant | None:
+        serving, slo, rollout = state.serving, state.slo, state.rollout
+        if serving.queued:
+            return None
+        limit_s = max(slo.ttft_s - state.coming_s, self.least_share * slo.ttft_s)
+        if serving.decoding:
+            own_s = state.serving_factor * state.serving_cost.step_s(
+                StepWork(serving.decoding, serving.context)
+            )
+            paced_s = serving.oldest_token_s + self.pace * (slo.tpot_s - own_s) - state.now_s
+            limit_s = min(limit_s, paced_s, serving.mean_due_s - state.now_s - own_s)
+        least_s = rollout_step_s(state, 0) if rollout.decoding else 0.0
+        if least_s > limit_s:
+            return None
+        if not rollout.prompt_tokens:
+            return Grant(0, least_s)
+        tokens, step_s = self._chunk(state, min(limit_s, self.most_share * slo.ttft_s))
+        if tokens == 0:
+            return Grant(0, least_s) if rollout.decoding else None
+        return Grant(tokens, step_s)
+
+    def _chunk(self, state: DeviceState, limit_s: float) -> tuple[int, float]:
+        """The largest chunk that fits, to about an eighth, and what it takes; 0 if none does."""
+        most = min(self.most_tokens, state.rollout.prompt_tokens)
+        step_s = rollout_step_s(state, most)
+        if step_s <= limit_s:
+            return most, step_s
+        fits, fits_s, over = 0, 0.0, most
+        while over - fits > max(fits // 8, _FINEST_CHUNK):
+            middle = (fits + over) // 2
+            step_s = rollout_step_s(state, middle)
+            if step_s <= limit_s:
+                fits, fits_s = middle, step_s
+            else:
+                over = middle
+        return fits, fits_s

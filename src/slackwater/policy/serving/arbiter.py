@@ -1,0 +1,124 @@
+"""Who has a serving device for the next step: the service, the rollout, or nobody.
+
+One arbiter per device, the same in the live executor and in the simulator. It holds what was learned of the device
+(costs, arrivals) and of its memory (the budget); it touches nothing.
+"""
+
+from enum import StrEnum
+from typing import TypeAlias
+
+from slackwater.model.serving import ServingSlo
+from slackwater.policy.serving.admission import Grant
+from slackwater.policy.serving.coming_work import ComingWork
+from slackwater.policy.serving.kv_budget import KvBudget
+from slackwater.policy.serving.modes import LendingMode
+from slackwater.policy.serving.slack import DeviceState, RolloutState, ServingState
+from slackwater.policy.serving.step_cost import Correction, StepCost, StepWork
+
+
+class Turn(StrEnum):
+    """What the device does next when it is not the rollout's."""
+
+    SERVE = "serve"
+    REST = "rest"
+
+
+NextStep: TypeAlias = Turn | Grant
+
+
+class Arbiter:
+    """`capacity` is the KV memory that both models share, in pages (or any one unit)."""
+
+    def __init__(
+        self,
+        mode: LendingMode,
+        slo: ServingSlo,
+        serving_cost: StepCost,
+        rollout_cost: StepCost,
+        *,
+        capacity: int,
+        step_tokens: int = 512,
+    ) -> None:
+        self.mode, self.slo = mode, slo
+        self.budget = KvBudget(capacity, mode.budget)
+        self._serving_ratio, self._rollout_ratio = Correction(), Correction()
+        self._coming = ComingWork(slo.ttft_s, slo.share)
+        self._state = DeviceState(
+            now_s=0.0,
+            slo=slo,
+            serving=ServingState(),
+            rollout=RolloutState(),
+            serving_cost=serving_cost,
+            rollout_cost=rollout_cost,
+            step_tokens=step_tokens,
+        )
+        self._serving_peak = 0
+
+    # ---- compute ----
+    def next_step(self, now_s: float, serving: ServingState, rollout: RolloutState) -> NextStep:
+        """Decide. The caller runs it, and says how long it took."""
+        state = self._state
+        state.now_s, state.serving, state.rollout = now_s, serving, rollout
+        grant = self.mode.admission.grant(state) if rollout.busy else None
+        if grant is not None:
+            state.served_last = False
+            return grant
+        if serving.busy:
+            state.served_last = True
+            return Turn.SERVE
+        return Turn.REST
+
+    def arrived(self, now_s: float, prompt_tokens: int) -> None:
+        """The service was sent a request."""
+        state = self._state
+        work_s = state.serving_cost.prompt_s(prompt_tokens, 0, state.step_tokens)
+        self._coming.arrived(now_s, state.serving_factor * work_s)
+        state.coming_s = self._coming.seconds
+
+    def served(self, work: StepWork, took_s: float) -> None:
+        """A step of the service took so long."""
+        ratio = self._serving_ratio
+        ratio.observe(self._state.serving_cost.step_s(work), took_s)
+        self._state.serving_factor = ratio.upper
+
+    def rolled_out(self, work: StepWork, took_s: float) -> None:
+        """A step of the rollout took so long."""
+        ratio = self._rollout_ratio
+        ratio.observe(self._state.rollout_cost.step_s(work), took_s)
+        self._state.rollout_factor = ratio.upper
+
+    # ---- memory ----
+    @property
+    def lent(self) -> int:
+        """What rollouts may use at most."""
+        if self.mode.memory == "static":
+            return self.budget.capacity // 2
+        return self.budget.lent
+
+    @property
+    def serving_limit(self) -> int:
+        """What the service may use at most: everything, unless memory is partitioned."""
+        whole = self.budget.capacity
+        return whole - self.lent if self.mode.memory == "static" else whole
+
+    def step_began(self, serving_use: int) -> None:
+        """An RL step begins: the budget is set anew from what the service used since the last one."""
+        if self.mode.memory == "preemptive":
+            self.budget = self.budget.for_step(max(self._serving_peak, serving_use))
+        self._serving_peak = serving_use
+
+    def uses(self, serving_use: int) -> bool:
+        """The service uses so much now; whether that is pressure, which has cut the budget."""
+        self._serving_peak = max(self._serving_peak, serving_use)
+        if self.mode.memory != "preemptive":
+            return False
+        budget = self.budget.under(serving_use)
+        pressed = budget is not self.budget
+        self.budget = budget
+        return pressed
+
+    def room(self, rollout_use: int, serving_use: int) -> int:
+        """What rollouts may still take."""
+        if self.mode.memory == "static":
+            return max(self.lent - rollout_use, 0)
+        return self.budget.room(rollout_use, serving_use)

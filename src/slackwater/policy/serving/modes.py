@@ -1,0 +1,55 @@
+"""Ways to lend a serving device, by name: the ladder of ROSE 6.2, and ours."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from slackwater.model.errors import ConfigError
+from slackwater.policy.serving.admission import (
+    AdmissionRule,
+    Alternate,
+    Foresight,
+    NoLending,
+    SlackGate,
+)
+from slackwater.policy.serving.kv_budget import KvBudgetRule
+from slackwater.policy.serving.prefix_lease import PrefixLease
+
+MemoryRule = Literal["none", "static", "preemptive"]
+
+
+@dataclass(frozen=True, slots=True)
+class LendingMode:
+    """Whose memory, which prefixes stay, who computes."""
+
+    name: str
+    memory: MemoryRule
+    admission: AdmissionRule
+    lease: PrefixLease = field(default_factory=PrefixLease)
+    budget: KvBudgetRule = field(default_factory=KvBudgetRule)
+
+    @property
+    def lends(self) -> bool:
+        return self.memory != "none"
+
+
+_NO_PREFIXES = PrefixLease(0.0)
+MODES: dict[str, LendingMode] = {
+    mode.name: mode
+    for mode in (
+        LendingMode("none", "none", NoLending(), _NO_PREFIXES),
+        LendingMode("static", "static", Alternate(), _NO_PREFIXES),
+        LendingMode("preempt", "preemptive", Alternate(), _NO_PREFIXES),
+        LendingMode("prefix", "preemptive", Alternate()),
+        LendingMode("ttft", "preemptive", SlackGate(tpot=False)),
+        LendingMode("tpot", "preemptive", SlackGate(ttft=False)),
+        LendingMode("dual", "preemptive", SlackGate()),
+        LendingMode("ours", "preemptive", Foresight()),
+    )
+}
+
+
+def mode_of(name: str) -> LendingMode:
+    """A mode by its name."""
+    if name not in MODES:
+        raise ConfigError.of("mode", name, f"must be one of: {', '.join(MODES)}")
+    return MODES[name]

@@ -1,0 +1,93 @@
+"""How much later the service's next work could start without a broken promise (ROSE 4.1, eq. 1 and 2)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from slackwater.model.serving import ServingSlo
+from slackwater.policy.serving.step_cost import StepCost, StepWork
+
+NO_LIMIT_S = float("inf")
+
+
+class QueuedPrompt(NamedTuple):
+    """A request whose first token is not out: `tokens` of its prompt are still to be computed."""
+
+    arrival_s: float
+    tokens: int
+    context: int = 0
+
+
+@dataclass(slots=True)
+class ServingState:
+    """The service on one device, in the order in which it will be served.
+
+    `oldest_token_s`: when the decoding request that waits longest had its last token. `mean_due_s`: by when
+    the next token must be out so that no decoding request's mean time per token is above the promise.
+    """
+
+    queued: Sequence[QueuedPrompt] = ()
+    decoding: int = 0
+    context: int = 0
+    oldest_token_s: float = NO_LIMIT_S
+    mean_due_s: float = NO_LIMIT_S
+
+    @property
+    def busy(self) -> bool:
+        return self.decoding > 0 or len(self.queued) > 0
+
+
+@dataclass(slots=True)
+class RolloutState:
+    """The rollout on the same device: requests that decode, and prompt tokens that wait."""
+
+    decoding: int = 0
+    context: int = 0
+    prompt_tokens: int = 0
+    prompt_context: int = 0
+
+    @property
+    def busy(self) -> bool:
+        return self.decoding > 0 or self.prompt_tokens > 0
+
+
+@dataclass(slots=True)
+class DeviceState:
+    """What an admission rule looks at. `coming_s` is prefill work that may arrive within the TTFT promise;
+
+    `coming_gap_s` the same within the TPOT promise. Costs are of the service's model.
+    """
+
+    now_s: float
+    slo: ServingSlo
+    serving: ServingState
+    rollout: RolloutState
+    serving_cost: StepCost
+    rollout_cost: StepCost
+    serving_factor: float = 1.0
+    rollout_factor: float = 1.0
+    step_tokens: int = 512
+    coming_s: float = 0.0
+    coming_gap_s: float = 0.0
+    served_last: bool = field(default=True)
+
+
+def ttft_slack_s(state: DeviceState) -> float:
+    """The least over queued prompts, each taken as if it were alone (ROSE eq. 1)."""
+    slack_s = NO_LIMIT_S
+    due_s = state.slo.ttft_s - state.now_s
+    for prompt in state.serving.queued:
+        alone_s = state.serving_factor * state.serving_cost.prompt_s(
+            prompt.tokens, prompt.context, state.step_tokens
+        )
+        slack_s = min(slack_s, prompt.arrival_s + due_s - alone_s)
+    return slack_s
+
+
+def tpot_slack_s(state: DeviceState) -> float:
+    """The least over decoding requests (ROSE eq. 2); all decode in one step."""
+    serving = state.serving
+    if not serving.decoding:
+        return NO_LIMIT_S
+    step_s = state.serving_cost.step_s(StepWork(serving.decoding, serving.context))
+    return serving.oldest_token_s + state.slo.tpot_s - state.now_s - state.serving_factor * step_s

@@ -1,0 +1,94 @@
+"""Memory that a service lends, and takes back."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slackwater.model.errors import ConfigError
+from slackwater.model.serving import ServingSlo
+from slackwater.policy.serving.arbiter import Arbiter
+from slackwater.policy.serving.kv_budget import KvBudget, KvBudgetRule
+from slackwater.policy.serving.modes import mode_of
+from slackwater.policy.serving.prefix_lease import PrefixLease
+from slackwater.policy.serving.step_cost import StepCost
+
+COST = StepCost((1, 2), (0.01, 0.01))
+
+
+def budget(capacity: int = 1000) -> KvBudget:
+    return KvBudget(capacity, KvBudgetRule())
+
+
+def test_a_step_is_lent_what_the_service_did_not_use_lately_less_the_headroom() -> None:
+    assert budget().for_step(300).lent == 1000 - 300 - 200
+
+
+def test_use_of_half_the_headroom_halves_what_is_lent_at_once() -> None:
+    lent = budget().for_step(300)
+    assert lent.under(400) is lent
+    cut = lent.under(401)
+    assert (cut.lent, cut.cuts) == (250, 1)
+
+
+def test_a_cut_budget_stays_cut_until_the_next_step() -> None:
+    cut = budget().for_step(300).under(450)
+    assert cut.under(10) is cut
+    assert cut.for_step(300).lent == 500
+
+
+@given(st.integers(1, 10_000), st.integers(0, 10_000), st.lists(st.integers(0, 10_000)))
+def test_a_service_that_takes_all_gets_all(capacity: int, peak: int, uses: list[int]) -> None:
+    held = budget(capacity).for_step(peak)
+    for use in uses:
+        before, held = held, held.under(use)
+        assert 0 <= held.lent <= before.lent
+        assert held.lent == 0 or use <= held.pressed_above
+        assert use + held.lent <= max(capacity, use)
+    assert held.under(capacity).lent == 0 or held.pressed_above >= capacity
+
+
+@given(st.integers(1, 5000), st.integers(0, 5000), st.integers(0, 5000), st.integers(0, 5000))
+def test_rollouts_never_take_from_the_free_part_of_the_headroom(
+    capacity: int, peak: int, rollout: int, serving: int
+) -> None:
+    held = budget(capacity).for_step(peak)
+    room = held.room(rollout, serving)
+    assert room >= 0
+    if room:
+        assert rollout + room <= held.lent
+        assert serving + rollout + room <= capacity - int(held.headroom * 0.5)
+
+
+def test_the_arbiter_sets_the_budget_from_the_peak_since_the_last_step() -> None:
+    arbiter = Arbiter(mode_of("ours"), ServingSlo(0.5, 0.15), COST, COST, capacity=1000)
+    for use in (100, 350, 50):
+        assert not arbiter.uses(use)
+    arbiter.step_began(50)
+    assert arbiter.lent == 1000 - 350 - 200
+    assert arbiter.uses(500)
+    assert arbiter.lent == 225
+
+
+def test_a_static_partition_yields_nothing_to_either_side() -> None:
+    arbiter = Arbiter(mode_of("static"), ServingSlo(0.5, 0.15), COST, COST, capacity=1000)
+    arbiter.step_began(900)
+    assert not arbiter.uses(900)
+    assert (arbiter.lent, arbiter.serving_limit) == (500, 500)
+    assert arbiter.room(400, 900) == 100
+
+
+def test_without_lending_the_service_has_everything() -> None:
+    arbiter = Arbiter(mode_of("none"), ServingSlo(0.5, 0.15), COST, COST, capacity=1000)
+    arbiter.step_began(0)
+    assert (arbiter.lent, arbiter.serving_limit) == (0, 1000)
+
+
+def test_a_prefix_expires_after_its_lease() -> None:
+    assert PrefixLease(10.0).expired_before(25.0) == 15.0
+    with pytest.raises(ConfigError, match="prefix lease"):
+        PrefixLease(-1.0)
+
+
+def test_shares_outside_their_range_are_refused() -> None:
+    with pytest.raises(ConfigError, match="headroom_share"):
+        KvBudgetRule(headroom_share=1.0)

@@ -1,0 +1,194 @@
+"""When a rollout may have a serving device for a step."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slackwater.model.errors import ConfigError
+from slackwater.model.serving import ServingSlo
+from slackwater.policy.serving.admission import Foresight, Grant, SlackGate, rollout_step_s
+from slackwater.policy.serving.arbiter import Arbiter, Turn
+from slackwater.policy.serving.coming_work import ComingWork
+from slackwater.policy.serving.modes import MODES, mode_of
+from slackwater.policy.serving.slack import (
+    DeviceState,
+    QueuedPrompt,
+    RolloutState,
+    ServingState,
+    tpot_slack_s,
+    ttft_slack_s,
+)
+from slackwater.policy.serving.step_cost import (
+    Correction,
+    StepCost,
+    StepWork,
+    fit_step_cost,
+    step_work,
+)
+
+SLO = ServingSlo(0.5, 0.15)
+COST = StepCost((1, 64, 512, 4096), (0.008, 0.009, 0.02, 0.16), 1e-8, 1e-9)
+ROLLOUT = RolloutState(decoding=8, context=8000, prompt_tokens=3000)
+
+
+def device(
+    serving: ServingState, rollout: RolloutState = ROLLOUT, now_s: float = 10.0
+) -> DeviceState:
+    return DeviceState(now_s, SLO, serving, rollout, COST, COST)
+
+
+def test_an_idle_device_is_lent_in_every_mode_that_lends() -> None:
+    for mode in MODES.values():
+        grant = mode.admission.grant(device(ServingState()))
+        assert (grant is not None) == mode.lends
+
+
+def test_the_ttft_slack_is_that_of_the_prompt_that_is_nearest_to_its_promise() -> None:
+    state = device(ServingState([QueuedPrompt(9.9, 512), QueuedPrompt(9.7, 512)]))
+    alone_s = COST.prompt_s(512, 0, 512)
+    assert ttft_slack_s(state) == pytest.approx(9.7 + 0.5 - 10.0 - alone_s)
+
+
+def test_the_tpot_slack_counts_the_step_that_is_to_come() -> None:
+    state = device(ServingState(decoding=64, context=64_000, oldest_token_s=9.95))
+    step_s = COST.step_s(StepWork(64, 64_000))
+    assert tpot_slack_s(state) == pytest.approx(9.95 + 0.15 - 10.0 - step_s)
+
+
+def test_each_gate_looks_at_its_own_promise_alone() -> None:
+    late_prompt = ServingState([QueuedPrompt(9.45, 512)])
+    late_token = ServingState(decoding=8, context=800, oldest_token_s=9.86)
+    for name, serving, lends in (
+        ("ttft", late_prompt, False),
+        ("tpot", late_prompt, True),
+        ("ttft", late_token, True),
+        ("tpot", late_token, False),
+        ("dual", late_prompt, False),
+        ("dual", late_token, False),
+        ("ours", late_prompt, False),
+        ("ours", late_token, False),
+    ):
+        assert (mode_of(name).admission.grant(device(serving)) is not None) == lends, name
+
+
+def test_ours_keeps_room_for_the_work_that_may_come() -> None:
+    calm = device(ServingState(), replace(ROLLOUT, decoding=0, context=0))
+    grant = Foresight(most_share=1.0, most_tokens=10_000).grant(calm)
+    calm.coming_s = 0.42
+    less = Foresight(most_share=1.0, most_tokens=10_000).grant(calm)
+    assert grant is not None and less is not None
+    assert 0 < less.prompt_tokens < grant.prompt_tokens
+    assert less.step_s <= SLO.ttft_s - 0.42
+
+
+queues = st.lists(
+    st.builds(QueuedPrompt, st.floats(9.0, 10.0), st.integers(1, 4000), st.integers(0, 4000)),
+    max_size=6,
+)
+servings = st.builds(
+    ServingState,
+    queues,
+    st.integers(0, 200),
+    st.integers(0, 100_000),
+    st.floats(9.7, 10.0),
+    st.floats(9.8, 10.4),
+)
+rollouts = st.builds(
+    RolloutState, st.integers(0, 200), st.integers(0, 100_000), st.integers(0, 9000)
+)
+
+
+@given(servings, rollouts, st.sampled_from(["dual", "ours"]), st.floats(0.0, 0.6))
+def test_a_step_that_is_granted_fits_both_slacks(
+    serving: ServingState, rollout: RolloutState, name: str, coming_s: float
+) -> None:
+    state = device(serving, rollout)
+    state.coming_s = coming_s
+    grant = mode_of(name).admission.grant(state) if rollout.busy else None
+    if grant is not None:
+        assert grant.step_s == rollout_step_s(state, grant.prompt_tokens)
+        assert grant.step_s <= ttft_slack_s(state)
+        assert grant.step_s <= tpot_slack_s(state)
+        assert grant.prompt_tokens <= rollout.prompt_tokens
+        assert grant.prompt_tokens > 0 or rollout.decoding > 0
+
+
+@given(servings, rollouts)
+def test_a_rollout_is_never_given_two_steps_in_a_row_by_a_gate_while_the_service_has_work(
+    serving: ServingState, rollout: RolloutState
+) -> None:
+    state = device(serving, rollout)
+    state.served_last = False
+    if serving.busy:
+        assert SlackGate().grant(state) is None
+
+
+@given(servings, rollouts, st.sampled_from(sorted(MODES)))
+def test_the_service_goes_on_whatever_the_mode(
+    serving: ServingState, rollout: RolloutState, name: str
+) -> None:
+    arbiter = Arbiter(mode_of(name), SLO, COST, COST, capacity=1000)
+    now_s, steps = 10.0, []
+    for _ in range(40):
+        step = arbiter.next_step(now_s, serving, rollout)
+        steps.append(step)
+        now_s += step.step_s if isinstance(step, Grant) else 0.0
+        if step is Turn.SERVE:
+            break
+    assert (Turn.SERVE in steps) == serving.busy
+    if not serving.busy and not (rollout.busy and MODES[name].lends):
+        assert steps[0] is Turn.REST
+
+
+def test_a_prompt_costs_its_chunks_and_its_attention() -> None:
+    two = COST.prompt_s(1024, 0, 512)
+    assert two == pytest.approx(2 * COST.step_s(StepWork(512)) + 1024 * 512 * COST.prompt_pair_s)
+    assert COST.prompt_s(1024, 5000, 512) > two
+
+
+def test_costs_are_found_again_from_measured_steps() -> None:
+    works = [StepWork(rows) for rows in COST.rows]
+    works += [StepWork(8, 40_000), step_work(0, 0, 512, 9000)]
+    found = fit_step_cost([(work, COST.step_s(work)) for work in works])
+    assert found.rows == COST.rows
+    assert found.seconds == pytest.approx(COST.seconds)
+    assert found.pair_s == pytest.approx(COST.pair_s, rel=1e-6)
+    assert found.prompt_pair_s == pytest.approx(COST.prompt_pair_s, rel=1e-6)
+
+
+def test_a_correction_follows_a_device_that_became_slower() -> None:
+    correction = Correction()
+    for _ in range(200):
+        correction.observe(0.01, 0.013)
+    assert correction.mean == pytest.approx(1.3, abs=0.01)
+    assert 1.3 <= correction.upper < 1.4
+
+
+@given(st.lists(st.tuples(st.floats(0, 0.3), st.floats(0.001, 0.2)), min_size=1, max_size=200))
+def test_the_coming_work_is_a_quantile_of_what_came_within_the_window(
+    gaps: list[tuple[float, float]],
+) -> None:
+    coming, now_s = ComingWork(0.5, 0.9, kept=50), 0.0
+    came: list[tuple[float, float]] = []
+    sums: list[float] = []
+    for gap_s, work_s in gaps:
+        now_s += gap_s
+        came.append((now_s, work_s))
+        coming.arrived(now_s, work_s)
+        sums.append(sum(work for at_s, work in came if at_s >= now_s - 0.5))
+    wanted = sorted(sums[-50:])
+    assert coming.seconds == pytest.approx(wanted[min(int(0.9 * len(wanted)), len(wanted) - 1)])
+
+
+@pytest.mark.parametrize(
+    "text", ["ttft=0.5", "ttft=a,tpot=1", "ttft=0.5,tpot=0", "ttft=1,what=2", ""]
+)
+def test_a_promise_that_cannot_be_read_is_refused_with_the_way_to_write_it(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"ttft|tpot"):
+        ServingSlo.parse(text)
+
+
+def test_a_promise_is_read() -> None:
+    assert ServingSlo.parse("ttft=0.5,tpot=0.15") == SLO
