@@ -61,6 +61,12 @@ def up(
         str | None, typer.Option(help="Database URL, such as postgresql://...; default SQLite.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    train_dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="float32 or bfloat16, with fp32 master weights. Default: bfloat16 on cuda."
+        ),
+    ] = None,
     threads: Annotated[int, typer.Option(help="Compute threads per worker.")] = 1,
     kv_mb: Annotated[int, typer.Option(help="KV cache of each engine, in MiB.")] = 1024,
     max_running: Annotated[int, typer.Option(help="Turns that an engine runs at once.")] = 64,
@@ -93,6 +99,7 @@ def up(
         database_url=database,
         record=record,
         device=device,
+        train_dtype=train_dtype,
         threads=threads,
         kv_mb=kv_mb,
         max_running=max_running,

@@ -135,10 +135,9 @@ class ControlPlane:
         self._recording.close()
 
     def _plans(self) -> Sequence[WorkerPlan]:
+        training = (*self._common_arguments(), "--dtype", self.settings.trainer_dtype)
         plans = [
-            WorkerPlan(
-                f"trainer-{number}", "slackwater.worker.trainer_worker", self._common_arguments()
-            )
+            WorkerPlan(f"trainer-{number}", "slackwater.worker.trainer_worker", training)
             for number in range(self.settings.trainers)
         ]
         for place, base in enumerate(self.bases):

@@ -8,12 +8,15 @@ from slackwater.control.operations.controller import OperationsConfig
 from slackwater.model.errors import ConfigError
 from slackwater.runtime.instance_list import InstanceList
 
+TRAIN_DTYPES = ("float32", "bfloat16")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings:
     """`models` maps names to directories; `engines` is per model; `record` is a file for events.
 
-    `instances` lists engines beside those, under names of the operator's.
+    `instances` lists engines beside those, under names of the operator's. `train_dtype` is what trainers compute in
+    (master weights and moments are fp32 always); None is the device's own: bfloat16 on CUDA, float32 on a CPU.
     """
 
     state: Path
@@ -28,6 +31,7 @@ class ServiceSettings:
     database_url: str | None = None
     record: Path | None = None
     device: str = "cpu"
+    train_dtype: str | None = None
     threads: int = 1
     kv_mb: int = 1024
     max_running: int = 64
@@ -54,7 +58,15 @@ class ServiceSettings:
                 raise ConfigError.of(
                     f"--{name.replace('_', '-')}", getattr(self, name), "must be at least 1"
                 )
+        if self.train_dtype is not None and self.train_dtype not in TRAIN_DTYPES:
+            choices = f"must be one of {', '.join(TRAIN_DTYPES)}"
+            raise ConfigError.of("--train-dtype", self.train_dtype, choices)
         if not 0 < self.hold_s <= 30:
             raise ConfigError.of("hold_s", self.hold_s, "must be above 0 and at most 30")
         if not 0 <= self.port < 65536:
             raise ConfigError.of("--port", self.port, "must be a port number")
+
+    @property
+    def trainer_dtype(self) -> str:
+        """What trainers compute in: as set, or as the device wants it."""
+        return self.train_dtype or ("bfloat16" if self.device.startswith("cuda") else "float32")

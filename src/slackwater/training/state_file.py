@@ -18,7 +18,10 @@ from slackwater.tensors.checked_file import read_tensors, write_tensors
 from slackwater.tensors.header import read_header
 
 FILE_NAME = "trainer.safetensors"
-_KIND = "slackwater trainer state 1"
+_KIND = "slackwater trainer state 2"
+_FIRST_KIND = (
+    "slackwater trainer state 1"  # its sum of the base was another one, and is not looked at
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,8 @@ class TrainerMeta:
     """All of a trainer that is not a tensor.
 
     `seed` is where its random numbers come from: the base's weights where `source` is None, and the adapter's
-    first factors (`lora.seed`). Nothing is drawn after creation, so no generator's state needs keeping.
+    first factors (`lora.seed`). Nothing is drawn after creation, so no generator's state needs keeping. `dtype` is what
+    the net computed in; the tensors of a state are fp32 whatever it was. `base_sum` is None where it is not known.
     """
 
     net: Mapping[str, Any]
@@ -34,7 +38,7 @@ class TrainerMeta:
     seed: int
     dtype: str
     lora: LoraSpec | None
-    base_crc32: int
+    base_sum: int | None
     optimizer_steps: int = 0
     accumulated_passes: int = 0
     trained_tokens: int = 0
@@ -88,8 +92,12 @@ def _file(directory: Path) -> Path:
 
 
 def _meta(directory: Path, found: Mapping[str, Any]) -> TrainerMeta:
-    if found.get("kind") != _KIND:
+    kind = found.get("kind")
+    if kind not in (_KIND, _FIRST_KIND):
         raise ConfigError.of("trainer state", str(directory), f"must be of kind {_KIND!r}")
     lora = found["lora"]
-    fields = {key: value for key, value in found.items() if key not in ("kind", "lora")}
+    apart = ("kind", "lora", "base_crc32")
+    fields = {key: value for key, value in found.items() if key not in apart}
+    if kind == _FIRST_KIND:
+        fields["base_sum"] = None
     return TrainerMeta(**fields, lora=None if lora is None else LoraSpec(**lora))

@@ -17,7 +17,7 @@ from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net, net_tensors
 from slackwater.nets.lora import LoraAdapter, LoraSpec
-from slackwater.tensors.checked_file import checksum
+from slackwater.training.base_sum import base_sum
 from slackwater.training.checks import check_adam, check_config, check_data
 from slackwater.training.datum import AdamParams, Datum, PassOutput
 from slackwater.training.losses import loss_named
@@ -65,24 +65,36 @@ class Trainer:
             seed=seed,
             dtype=dtype,
             lora=lora,
-            base_crc32=_base_crc32(net) if lora else 0,
+            base_sum=base_sum(net_tensors(net)) if lora else None,
         )
         return cls(net, meta)
 
     @classmethod
-    def load(cls, directory: Path, *, source: Path | None = None, device: str = "cpu") -> "Trainer":
-        """The trainer that was saved there; `source` says where an adapter's base has moved to."""
+    def load(
+        cls,
+        directory: Path,
+        *,
+        source: Path | None = None,
+        dtype: str | None = None,
+        device: str = "cpu",
+    ) -> "Trainer":
+        """The trainer that was saved there; `source` says where an adapter's base has moved to.
+
+        With a `dtype` other than the saved one the trainer computes in that from now on: what is saved are the fp32
+        masters and moments, so nothing is lost on the way.
+        """
         state = read_state(directory)
         meta = state.meta
         base: Path | NetConfig = meta.net_config
         if meta.lora is not None and (source or meta.source):
             base = source or Path(str(meta.source))
-        trainer = cls.create(base, meta.lora, meta.seed, meta.dtype, device)
-        if trainer._meta.base_crc32 != meta.base_crc32:
+        trainer = cls.create(base, meta.lora, meta.seed, dtype or meta.dtype, device)
+        if not _same_base(meta, trainer._meta):
             raise ConfigError.of(
                 "base model", str(base), "is not the one this state was trained on"
             )
-        trainer._meta = meta
+        own = {"dtype": trainer._meta.dtype, "base_sum": trainer._meta.base_sum}
+        trainer._meta = dataclasses.replace(meta, **own)
         trainer._restore(state, optimizer=True)
         return trainer
 
@@ -161,13 +173,16 @@ class Trainer:
         write_state(directory, TrainerState(self._meta, tensors))
 
     def load_into(self, directory: Path, optimizer: bool) -> None:
-        """Take the weights saved there and, if `optimizer`, moments, step count and gradient; else those start anew."""
+        """Take the weights saved there and, if `optimizer`, moments, step count and gradient; else those start anew.
+
+        A state of another dtype is taken as it is, since all its numbers are fp32; this trainer's dtype stays.
+        """
         state = read_state(directory)
         if state.meta.lora != self._meta.lora and _shape(state.meta.lora) != _shape(
             self._meta.lora
         ):
             raise ConfigError.of("state's lora", state.meta.lora, f"must be {self._meta.lora} here")
-        if state.meta.base_crc32 != self._meta.base_crc32:
+        if not _same_base(state.meta, self._meta):
             raise ConfigError.of("state", str(directory), "was trained over another base model")
         for part in ("weight", "moment1", "moment2"):
             self._flat.check(state.tensors.get(part, {}))
@@ -202,8 +217,6 @@ def _shape(lora: LoraSpec | None) -> LoraSpec | None:
     return None if lora is None else dataclasses.replace(lora, seed=0)
 
 
-def _base_crc32(net: CausalLM) -> int:
-    total = 0
-    for tensor in net_tensors(net).values():
-        total = total * 31 + checksum(tensor.detach().cpu()) & 0xFFFFFFFF
-    return total
+def _same_base(saved: TrainerMeta, own: TrainerMeta) -> bool:
+    """Whether an adapter's state stands on the base that is here; one that does not say is believed."""
+    return saved.base_sum is None or saved.base_sum == own.base_sum

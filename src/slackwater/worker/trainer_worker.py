@@ -29,12 +29,14 @@ logger = logging.getLogger(__name__)
 
 
 class TrainerWorker:
-    """Models by id, each a `Trainer`."""
+    """Models by id, each a `Trainer` on one device, computing in one dtype."""
 
-    def __init__(self, connection: Connection, store: WeightStore, device: str) -> None:
+    def __init__(
+        self, connection: Connection, store: WeightStore, device: str, dtype: str = "float32"
+    ) -> None:
         self._connection = connection
         self._store = store
-        self._device = device
+        self._device, self._dtype = device, dtype
         self._trainers: dict[str, Trainer] = {}
 
     def run(self) -> None:
@@ -78,7 +80,9 @@ class TrainerWorker:
                 self._trainers[message.model] = self._created(message)
                 return b""
             case messages.RestoreModel(_, model, directory):
-                self._trainers[model] = Trainer.load(Path(directory), device=self._device)
+                self._trainers[model] = Trainer.load(
+                    Path(directory), dtype=self._dtype, device=self._device
+                )
                 return b""
         trainer = self._trainers.get(message.model)
         if trainer is None:
@@ -108,7 +112,9 @@ class TrainerWorker:
                 mlp=message.train_mlp,
                 unembed=message.train_unembed,
             )
-        return Trainer.create(Path(message.source), lora, message.seed, device=self._device)
+        return Trainer.create(
+            Path(message.source), lora, message.seed, dtype=self._dtype, device=self._device
+        )
 
 
 def _adam(message: messages.StepOptimizer) -> AdamParams:
@@ -139,11 +145,14 @@ def _run_pass(trainer: Trainer, data: bytes) -> bytes:
 
 
 def main() -> None:
-    options = base_parser("A trainer worker; `slackwater up` starts it.").parse_args()
+    parser = base_parser("A trainer worker; `slackwater up` starts it.")
+    parser.add_argument("--dtype", default="float32", help="what nets compute in; masters are fp32")
+    options = parser.parse_args()
     torch.set_num_threads(options.threads)
     hello = messages.Hello(secret(), options.worker, "trainer")
     with Connection(address_of(options.connect), hello) as connection:
-        TrainerWorker(connection, DirectoryWeightStore(Path(options.weights)), options.device).run()
+        store = DirectoryWeightStore(Path(options.weights))
+        TrainerWorker(connection, store, options.device, options.dtype).run()
 
 
 if __name__ == "__main__":

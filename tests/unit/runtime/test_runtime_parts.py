@@ -21,6 +21,7 @@ from slackwater.runtime.base_models import BaseModel, BaseModels
 from slackwater.runtime.checkpoint_shelf import checkpoint_path, parse_path
 from slackwater.runtime.finished_feed import FinishedFeed, FinishedRequest
 from slackwater.runtime.future_board import FutureBoard, Outcome
+from slackwater.runtime.settings import ServiceSettings
 from slackwater.runtime.state_directory import StateDirectory
 from slackwater.runtime.store import Store, StoreLostError
 from slackwater.runtime.tenants import Tenants
@@ -345,3 +346,14 @@ class ToldNothing:
     """An event that the manager has no rule for."""
 
     now_s: float
+
+
+def test_trainers_compute_in_bf16_on_cuda_and_in_fp32_on_a_cpu_unless_told(tmp_path: Path) -> None:
+    def dtype(device: str, told: str | None = None) -> str:
+        settings = ServiceSettings(state=tmp_path, models={}, device=device, train_dtype=told)
+        return settings.trainer_dtype
+
+    assert (dtype("cpu"), dtype("cuda:1")) == ("float32", "bfloat16")
+    assert (dtype("cpu", "bfloat16"), dtype("cuda", "float32")) == ("bfloat16", "float32")
+    with pytest.raises(ConfigError, match="--train-dtype: 'fp8' must be one of float32, bfloat16"):
+        dtype("cuda", "fp8")

@@ -9,10 +9,14 @@ import torch
 from trainer_builders import NET, batch, datum, state_bytes, trainer
 
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
+from slackwater.nets.loading import load_net, save_net
 from slackwater.nets.lora import LoraSpec
+from slackwater.tensors.checked_file import write_tensors
 from slackwater.training import logprobs
+from slackwater.training.base_sum import base_sum
 from slackwater.training.datum import AdamParams, Datum
 from slackwater.training.packed_pass import MicroBatch
+from slackwater.training.state_file import read_state, read_state_meta
 from slackwater.training.trainer import Trainer
 
 LORA = LoraSpec(rank=4, seed=2)
@@ -269,3 +273,68 @@ def test_a_damaged_state_is_refused(tmp_path: Path) -> None:
     (tmp_path / "trainer.safetensors").write_bytes(altered)
     with pytest.raises(ConfigError, match="not as written"):
         Trainer.load(tmp_path)
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+@pytest.mark.parametrize(("wrote", "reads"), [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_a_state_moves_between_types_with_nothing_lost_and_says_its_own(
+    tmp_path: Path, lora: LoraSpec | None, wrote: str, reads: str
+) -> None:
+    save_net(load_net(NET, seed=3), tmp_path / "base")
+    first = Trainer.create(tmp_path / "base", lora, seed=3, dtype=wrote)
+    first.forward_backward(batch(1), "cross_entropy", {})
+    first.optim_step(ADAM)
+    first.forward_backward(batch(2), "ppo", {})
+    first.save(tmp_path / "state")
+    assert read_state_meta(tmp_path / "state").dtype == wrote
+    there = Trainer.load(tmp_path / "state", dtype=reads)
+    there.save(tmp_path / "moved")
+    assert read_state_meta(tmp_path / "moved").dtype == reads
+    back = Trainer.load(tmp_path / "moved", dtype=wrote)
+    assert saved(back, tmp_path / "back") == state_bytes(tmp_path / "state")
+    into = Trainer.create(tmp_path / "base", lora, seed=3, dtype=reads)
+    into.load_into(tmp_path / "state", optimizer=True)
+    assert saved(into, tmp_path / "into") == state_bytes(tmp_path / "moved")
+
+
+def test_a_bf16_net_computes_in_bf16_and_keeps_masters_and_moments_in_fp32(tmp_path: Path) -> None:
+    subject = trainer(None, "bfloat16")
+    start = {
+        name: tensor.clone() for name, tensor in subject._flat.named(subject._flat.master).items()
+    }
+    for seed in range(4):
+        subject.forward_backward(batch(seed), "cross_entropy", {})
+        subject.optim_step(AdamParams(learning_rate=1e-6))  # too small for bf16 to show at once
+    assert all(tensor.dtype == torch.bfloat16 for tensor in subject.weights().values())
+    subject.save(tmp_path)
+    kept = read_state(tmp_path).tensors
+    assert {t.dtype for part in kept.values() for t in part.values()} == {torch.float32}
+    moved = [
+        name for name, tensor in kept["weight"].items() if not torch.equal(tensor, start[name])
+    ]
+    assert len(moved) == len(start)
+
+
+def test_the_sum_of_a_base_sees_every_weight_and_not_the_type() -> None:
+    tensors = {"a": torch.randn(7, 5), "b": torch.randn(9)}
+    tensors = {name: tensor.bfloat16().float() for name, tensor in tensors.items()}
+    whole = base_sum(tensors)
+    assert base_sum({name: tensor.bfloat16() for name, tensor in tensors.items()}) == whole
+    for name, place in (("a", (6, 4)), ("a", (0, 0)), ("b", (8,))):
+        other = {key: tensor.clone() for key, tensor in tensors.items()}
+        other[name][place] += 1
+        assert base_sum(other) != whole
+    swapped = {**tensors, "b": tensors["b"].flip(0)}
+    assert base_sum(swapped) != whole
+
+
+def test_a_state_of_the_first_kind_is_still_read(tmp_path: Path) -> None:
+    first = trainer(LORA)
+    first.save(tmp_path)
+    state = read_state(tmp_path)
+    flat = {f"{part}.{n}": t for part, named in state.tensors.items() for n, t in named.items()}
+    meta = state.meta.to_json() | {"kind": "slackwater trainer state 1", "base_crc32": 7}
+    del meta["base_sum"]
+    write_tensors(tmp_path / "old" / "trainer.safetensors", flat, meta)
+    again = Trainer.load(tmp_path / "old")
+    assert again.meta == first.meta
