@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from slackwater.cli.up import DEFAULT_STATE
 from slackwater.model.errors import ConfigError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -64,6 +65,54 @@ def make(
     directory = models_directory(models) / (name or size)
     if force or not is_model(directory):
         make_model(size, directory, seed)
+    print(directory)
+
+
+@app.command()
+def export(
+    path: Annotated[str, typer.Argument(help="tinker://MODEL/KIND/NAME, as a save returned it")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="a folder to be made")],
+    merge: Annotated[
+        bool, typer.Option("--merge", help="fold an adapter into its base: a model of its own")
+    ] = False,
+    base: Annotated[Path | None, typer.Option(help="with --merge: the base model's folder")] = None,
+    url: Annotated[
+        str | None, typer.Option(envvar="TINKER_BASE_URL", help="the service's address")
+    ] = None,
+    key: Annotated[str | None, typer.Option(envvar="TINKER_API_KEY", help="its key")] = None,
+    state: Annotated[
+        Path, typer.Option(help="folder of a running service, without --url and --key")
+    ] = DEFAULT_STATE,
+) -> None:
+    """Take trained weights out: an adapter that peft loads, or a whole model (docs/export.md)."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from slackwater.cli.model_export import WeightSource
+    from slackwater.cli.running_service import find_service
+
+    source = WeightSource(*find_service(url, key, state))
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("export", total=1.0)
+        source.export(
+            path,
+            directory,
+            merge=merge,
+            base=base,
+            progress=lambda what, share: bar.update(task, description=what, completed=share),
+        )
+    print(directory)
+
+
+@app.command()
+def untie(
+    base: Annotated[Path, typer.Argument(help="a model's folder")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="a folder to be made")],
+) -> None:
+    """Write a model with a head of its own, for tools that merge an adapter of the head into it."""
+    from slackwater.zoo.exported import write_untied
+
+    write_untied(base, directory)
     print(directory)
 
 

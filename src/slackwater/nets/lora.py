@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slackwater.model.adapter_config import adapter_config
 from slackwater.model.errors import ConfigError
 from slackwater.nets.config import NetConfig
 from slackwater.nets.ops import NetOps
 
-ATTENTION_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj")
-MLP_LAYERS = ("gate_proj", "up_proj", "down_proj")
 _PREFIX = "base_model.model."
 
 
@@ -61,22 +60,16 @@ class LoraSpec:
             shapes["lm_head"] = (config.vocab_size, d)
         return shapes
 
-    def peft_config(self) -> dict[str, Any]:
+    def peft_config(self, base_model: str | None = None) -> dict[str, Any]:
         """The fields of a peft `adapter_config.json`."""
-        layers = (
-            (ATTENTION_LAYERS if self.attn else ())
-            + (MLP_LAYERS if self.mlp else ())
-            + (("lm_head",) if self.unembed else ())
+        return adapter_config(
+            self.rank,
+            self.alpha,
+            attn=self.attn,
+            mlp=self.mlp,
+            unembed=self.unembed,
+            base_model=base_model,
         )
-        return {
-            "peft_type": "LORA",
-            "task_type": "CAUSAL_LM",
-            "r": self.rank,
-            "lora_alpha": self.alpha,
-            "lora_dropout": 0.0,
-            "bias": "none",
-            "target_modules": list(layers),
-        }
 
 
 class LoraAdapter:

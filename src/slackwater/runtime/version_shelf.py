@@ -1,8 +1,8 @@
 """The weight versions on disk, as far as the service must know them; `weights/` has the real thing."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class VersionShelf(Protocol):
@@ -10,6 +10,10 @@ class VersionShelf(Protocol):
 
     def path(self, version: str) -> Path:
         """The file of a version, whether it is there or not."""
+        ...
+
+    def meta(self, version: str) -> Mapping[str, Any]:
+        """What its publisher said of a version."""
         ...
 
     def versions(self) -> tuple[str, ...]:

@@ -60,7 +60,7 @@ def create_app(plane: ControlPlane) -> FastAPI:
     app.include_router(rest_routes(rest))
     app.include_router(checkpoint_change_routes(rest))
     app.include_router(session_list_routes(rest))
-    downloads = Downloads()
+    downloads = Downloads(plane.settings.state / "downloads")
     app.include_router(record_routes(rest, downloads))
     app.include_router(download_routes(downloads))
     app.include_router(openai_routes(plane))

@@ -1,6 +1,7 @@
 """Files and texts behind links that need no key and soon end."""
 
 import secrets
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +22,26 @@ class _Offer:
 
 
 class Downloads:
-    """Links that were given out; a restart of the service ends them early."""
+    """Links that were given out; a restart of the service ends them early.
 
-    def __init__(self) -> None:
+    `scratch` is for files that are made for one download; they go when their links end.
+    """
+
+    def __init__(self, scratch: Path) -> None:
         self._offers: dict[str, _Offer] = {}
+        self._scratch = scratch
+        self._folders: dict[Path, float] = {}
+        shutil.rmtree(scratch, ignore_errors=True)
+
+    def new_folder(self) -> Path:
+        """A folder for files that one download needs; those whose links have ended are removed."""
+        now_s = time.time()
+        for folder in [folder for folder, ends_s in self._folders.items() if ends_s <= now_s]:
+            shutil.rmtree(folder, ignore_errors=True)
+            del self._folders[folder]
+        made = self._scratch / secrets.token_hex(12)
+        self._folders[made] = now_s + 2 * LINK_LIVES_S
+        return made
 
     def offer(self, request: Request, content: Path | bytes, name: str) -> tuple[str, float]:
         """A link to `content` for whoever sent the request, and when it ends."""

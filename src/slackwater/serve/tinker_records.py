@@ -3,6 +3,7 @@
 All of it is read from the durable store, so it covers what the store keeps: writes, not reads.
 """
 
+import asyncio
 import datetime
 import json
 import time
@@ -12,7 +13,7 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Depends, Request
 from sqlalchemy.engine import Connection, Row
 
-from slackwater.model.errors import ConfigError, RefusedError
+from slackwater.model.errors import RefusedError
 from slackwater.model.ids import TenantId
 from slackwater.runtime import checkpoint_shelf as shelf
 from slackwater.runtime.schema import (
@@ -26,6 +27,7 @@ from slackwater.runtime.schema import (
 from slackwater.serve.auth import tenant_reader
 from slackwater.serve.downloads import Downloads
 from slackwater.serve.tinker_rest import RestFace, moment
+from slackwater.serve.weight_files import RECIPIENTS, encrypted, weight_files
 
 EventType = Literal["all", "checkpoints", "projects", "teams", "organizations"]
 _GIGABYTE = 1e9
@@ -139,11 +141,15 @@ def record_routes(face: RestFace, downloads: Downloads) -> APIRouter:
     async def external_weights_urls(
         request: Request, run_id: str, kind: str, name: str, tenant: caller
     ) -> dict[str, Any]:
-        held = await face.owned(tenant, run_id, kind, name)
-        if held.kind != shelf.EXTERNAL:
-            raise ConfigError.of("path", held.path, "must be saved with save_weights_external")
-        file = "adapter_model.safetensors" if held.lora.rank else "model.safetensors"
-        url, ends_s = downloads.offer(request, plane.shelf.path(held.held_as), file)
-        return {"urls": {file: url}, "expires": moment(ends_s)}
+        path = f"tinker://{run_id}/{kind}/{name}"
+        held = await plane.store.call(lambda c: shelf.find_checkpoint(c, tenant, path, time.time()))
+        files = weight_files(held, plane.bases.get(held.base_model), plane.shelf)
+        kept = (held.user_metadata or {}).get(RECIPIENTS)
+        if kept is not None:
+            folder = downloads.new_folder()
+            files = await asyncio.to_thread(encrypted, files, kept, folder)
+        links = {file: downloads.offer(request, files[file], file) for file in files}
+        ends_s = min(link[1] for link in links.values())
+        return {"urls": {file: link[0] for file, link in links.items()}, "expires": moment(ends_s)}
 
     return router

@@ -24,6 +24,7 @@ from slackwater.runtime.training_desk import version_of
 from slackwater.serve import bodies, tinker_proto
 from slackwater.serve.auth import tenant_reader
 from slackwater.serve.errors import GoneError
+from slackwater.serve.weight_files import RECIPIENTS, check_recipients
 from slackwater.wire.batches import encode_batch
 
 _KIND_BY_PATH = {
@@ -142,15 +143,14 @@ class TrainingFace:
         """Weights to take away, as safetensors: published like a sampler's, under a name of their own."""
         model = self.model(tenant, body.model_id)
         try:
+            kept = None
             if body.age_encryption_recipients:
-                raise ConfigError.of(
-                    "age_encryption_recipients", body.age_encryption_recipients, "must be left out"
-                )
+                kept = {RECIPIENTS: check_recipients(body.age_encryption_recipients)}
             path = shelf.checkpoint_path(model.model, shelf.EXTERNAL, body.path)
         except SlackwaterError as error:
             await self.reject(model, body.seq_id, OpKind.PUBLISH, error)
             raise
-        save = SavePayload(path, body.path, body.ttl_seconds)
+        save = SavePayload(path, body.path, body.ttl_seconds, kept)
         payload = encode(PublishPayload(version_of(model.model, body.seq_id), save))
         submit = self.plane.training.submit
         return model, await submit(model, body.seq_id, OpKind.PUBLISH, payload)

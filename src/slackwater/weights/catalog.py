@@ -1,7 +1,8 @@
 """The versions in a folder: one checked tensor file each. Loads no tensor library."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, unquote
 
 from slackwater.model.errors import ConfigError, NotFoundError
@@ -43,6 +44,10 @@ class VersionCatalog:
     def manifest(self, version: str) -> TensorHeader:
         """The version's shapes, checksums and `meta`."""
         return read_header(self.present(version))
+
+    def meta(self, version: str) -> Mapping[str, Any]:
+        """What its publisher said of a version."""
+        return self.manifest(version).meta
 
     def retain(self, keep: Collection[str]) -> tuple[str, ...]:
         """Drop every version not named; a reader that has a file open keeps it."""

@@ -1,0 +1,104 @@
+"""Trained weights out of a service: what `slackwater model export` does, step by step."""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from slackwater.model.errors import ConfigError, NotFoundError, UnavailableError
+
+Progress = Callable[[str, float], None]
+_TEMPORARY_S = 3600
+
+
+class WeightSource:
+    """One service, seen by one tenant."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self._url, self._key = url, key
+        self._http = httpx.Client(headers={"x-api-key": key}, timeout=60)
+
+    def export(
+        self, path: str, out: Path, *, merge: bool, base: Path | None, progress: Progress
+    ) -> None:
+        """Write a `tinker://` path's weights to `out`, which must not be there yet."""
+        if out.exists():
+            raise ConfigError.of("DIR", str(out), "is there already; name one that is not")
+        base_model = self._info(path)["base_model"]
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
+            folder = Path(scratch) / "weights"
+            folder.mkdir()
+            self._download(path, folder, progress)
+            if merge and (folder / "adapter_config.json").is_file():
+                from slackwater.zoo.exported import write_merged
+
+                progress("merging", 0.9)
+                write_merged(base or self._base_directory(base_model), folder, out)
+            else:
+                shutil.move(folder, out)
+        progress("done", 1.0)
+
+    def _download(self, path: str, folder: Path, progress: Progress) -> None:
+        if "/weights/" not in path:
+            self._fetch(path, folder, progress)
+            return
+        import tinker  # a training state leaves by way of a short-lived export, as in the SDK's own tools
+
+        progress("exporting the training state", 0.05)
+        with tinker.ServiceClient(base_url=self._url, api_key=self._key) as service:
+            client = service.create_training_client_from_state(path)
+            saved = client.save_weights_external("export", ttl_seconds=_TEMPORARY_S).result()
+            self._fetch(saved.path, folder, progress)
+            rest = service.create_rest_client()
+            rest.delete_checkpoint_from_tinker_path(saved.path).result()
+
+    def _fetch(self, path: str, folder: Path, progress: Progress) -> None:
+        run, kind, name = path.removeprefix("tinker://").split("/", 2)
+        where = f"/api/v1/training_runs/{run}/checkpoints/{kind}/{name}/external_weights_urls"
+        urls: dict[str, str] = self._get(where)["urls"]
+        for done, (file, url) in enumerate(urls.items()):
+            progress(file, 0.1 + 0.75 * done / len(urls))
+            with self._http.stream("GET", url) as answer, (folder / file).open("wb") as target:
+                answer.raise_for_status()
+                for part in answer.iter_bytes(1 << 20):
+                    target.write(part)
+
+    def _info(self, path: str) -> dict[str, Any]:
+        return self._checked(self._post("/api/v1/weights_info", {"tinker_path": path}))
+
+    def _base_directory(self, name: str) -> Path:
+        """The base model's folder, where the service runs on this machine and says so."""
+        from slackwater.zoo.directory import is_model, models_directory
+
+        models = self._get("/slackwater/status").get("models", {})
+        places = [Path(str(models[name]))] if isinstance(models, dict) and name in models else []
+        for place in (*places, models_directory() / name):
+            if is_model(place):
+                return place
+        raise ConfigError.of("--base", None, f"is needed: the folder of {name}, to merge into")
+
+    def _get(self, path: str) -> dict[str, Any]:
+        try:
+            return self._checked(self._http.get(self._url + path))
+        except httpx.TransportError as error:
+            raise UnavailableError(f"{self._url} does not answer: {error}") from None
+
+    def _post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        try:
+            return self._http.post(self._url + path, json=body)
+        except httpx.TransportError as error:
+            raise UnavailableError(f"{self._url} does not answer: {error}") from None
+
+    @staticmethod
+    def _checked(answer: httpx.Response) -> dict[str, Any]:
+        if answer.is_success:
+            found: dict[str, Any] = answer.json()
+            return found
+        said = answer.json().get("error", answer.text) if answer.content else answer.reason_phrase
+        if answer.status_code == 404:
+            raise NotFoundError(str(said))
+        raise ConfigError(str(said))

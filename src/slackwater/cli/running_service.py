@@ -1,0 +1,24 @@
+"""Which service a command talks to: the one that was named, else the one that runs on the state folder."""
+
+from pathlib import Path
+
+from slackwater.model.errors import UnavailableError
+
+
+def find_service(url: str | None, key: str | None, state: Path) -> tuple[str, str]:
+    """URL and key. What was given holds; what was not is read from the folder of a running service."""
+    if url is not None and key is not None:
+        return url.rstrip("/"), key
+    from slackwater.runtime.state_directory import StateDirectory
+
+    folder = StateDirectory(state)
+    server = folder.read_server()
+    if server is None or not folder.is_locked():
+        missing = "--url" if url is None else "--key"
+        raise UnavailableError(
+            f"no service is running on {folder.root}: start one with `slackwater up`, "
+            f"or name one ({missing} is missing)"
+        )
+    if url is not None and url.rstrip("/") != server["url"]:
+        raise UnavailableError(f"--key is needed for {url}: give what `slackwater up` printed")
+    return str(server["url"]), str(key or server["key"])

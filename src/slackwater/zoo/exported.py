@@ -1,0 +1,136 @@
+"""Trained weights as a model directory that stands alone: an adapter folded into its base.
+
+An adapter changes the output head alone. Where the base ties its head to its embedding the result has a head
+of its own (`tie_word_embeddings: false`), since one matrix could not be both.
+"""
+
+import json
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from slackwater.model.adapter_config import HEAD
+from slackwater.model.errors import ConfigError
+
+_PREFIX = "base_model.model."
+_EMBEDDING = "model.embed_tokens.weight"
+_HEAD_WEIGHT = f"{HEAD}.weight"
+_SHARD_BYTES = 4 << 30
+_INDEX = "model.safetensors.index.json"
+
+
+def write_merged(base: Path, adapter: Path, out: Path) -> None:
+    """Write `base` with the adapter of a folder in peft's form folded in."""
+    config = _read(adapter / "adapter_config.json")
+    scale = float(config["lora_alpha"]) / int(config["r"])
+    factors = load_file(adapter / "adapter_model.safetensors")
+    layers = {
+        name.removeprefix(_PREFIX).removesuffix(".lora_A.weight")
+        for name in factors
+        if name.endswith(".lora_A.weight")
+    }
+
+    def changed(name: str, weight: Tensor) -> Tensor:
+        layer = name.removesuffix(".weight")
+        if layer not in layers:
+            return weight
+        layers.discard(layer)
+        first = factors[f"{_PREFIX}{layer}.lora_A.weight"].float()
+        second = factors[f"{_PREFIX}{layer}.lora_B.weight"].float()
+        return (weight.float() + scale * (second @ first)).to(weight.dtype)
+
+    _write(base, out, changed, own_head=HEAD in layers)
+    if layers:
+        shutil.rmtree(out)
+        raise ConfigError.of("base model", str(base), f"has no layers {sorted(layers)[:3]}")
+
+
+def write_untied(base: Path, out: Path) -> None:
+    """Write `base` with a head of its own, equal to its embedding: the same model in a form that adapters of
+    the head can be merged into by other tools."""
+    _write(base, out, lambda name, weight: weight, own_head=True)
+
+
+def _write(
+    base: Path, out: Path, changed: Callable[[str, Tensor], Tensor], *, own_head: bool
+) -> None:
+    """Write shard by shard beside `out`, then rename; the rest of the folder is copied."""
+    if out.exists():
+        raise ConfigError.of("DIR", str(out), "is there already; name one that is not")
+    files = _weight_files(base)
+    config = _read(base / "config.json")
+    partial = out.with_name(f".{out.name}.{uuid.uuid4().hex}.partial")
+    partial.mkdir(parents=True)
+    try:
+        for file in base.iterdir():
+            if file.is_file() and file.suffix != ".safetensors" and file.name != _INDEX:
+                shutil.copy(file, partial / file.name)
+        shards = _Shards(partial)
+        for file in files:
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118  (not a dict: it cannot be iterated)
+                    shards.add(name, changed(name, tensors.get_tensor(name)))
+                    if name == _EMBEDDING and own_head and config.get("tie_word_embeddings"):
+                        head = tensors.get_tensor(name).clone()
+                        shards.add(_HEAD_WEIGHT, changed(_HEAD_WEIGHT, head))
+                        config["tie_word_embeddings"] = False
+        shards.finish()
+        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        partial.replace(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+class _Shards:
+    """Tensors as they come, in files of a few gigabytes, and the index that names them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._held: dict[str, Tensor] = {}
+        self._bytes = self._total = 0
+        self._written: list[tuple[Path, list[str]]] = []
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        size = tensor.numel() * tensor.element_size()
+        if self._held and self._bytes + size > _SHARD_BYTES:
+            self._flush()
+        self._held[name] = tensor.contiguous()
+        self._bytes += size
+        self._total += size
+
+    def finish(self) -> None:
+        self._flush()
+        if len(self._written) == 1:
+            self._written[0][0].rename(self._folder / "model.safetensors")
+            return
+        weight_map = {name: path.name for path, names in self._written for name in names}
+        index = {"metadata": {"total_size": self._total}, "weight_map": weight_map}
+        (self._folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+    def _flush(self) -> None:
+        path = self._folder / f"model-{len(self._written) + 1:05d}.safetensors"
+        save_file(self._held, path, metadata={"format": "pt"})
+        self._written.append((path, list(self._held)))
+        self._held, self._bytes = {}, 0
+
+
+def _weight_files(base: Path) -> list[Path]:
+    if (base / _INDEX).is_file():
+        named = _read(base / _INDEX)["weight_map"].values()
+        return [base / name for name in sorted(set(named))]
+    if not (base / "model.safetensors").is_file():
+        raise ConfigError.of("base model", str(base), "must hold model.safetensors")
+    return [base / "model.safetensors"]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ConfigError.of("model file", str(path), "is missing")
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
