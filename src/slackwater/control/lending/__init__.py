@@ -1,0 +1,1 @@
+"""Which serving nodes lend their devices to which job's rollouts."""

@@ -1,0 +1,33 @@
+"""What the lender asks its body to do."""
+
+from dataclasses import dataclass
+
+from slackwater.model.ids import JobId, NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class LendNode:
+    """Bring the job's rollout model onto the node, and let it join the job's fleet as a borrowed instance."""
+
+    node: NodeId
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class TakeBack:
+    """The service needs the node: the rollout leaves at once, its turns move; answer `NodeCleared`."""
+
+    node: NodeId
+    job: JobId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """Send `TimerFired(name)` at `at_s`; replaces the timer of that name."""
+
+    name: str
+    at_s: float
+
+
+LendingCommand = LendNode | TakeBack | SetTimer

@@ -1,0 +1,98 @@
+"""What can happen to the lender. Plain data, so that a record of it can be replayed."""
+
+from dataclasses import dataclass
+
+from slackwater.model.ids import JobId, NodeId, ServiceName
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceOpened:
+    """A service may lend up to `most_nodes` of its nodes; said again, the limit changes."""
+
+    now_s: float
+    service: ServiceName
+    most_nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LendingStopped:
+    """A service takes everything back and lends nothing until it is opened again."""
+
+    now_s: float
+    service: ServiceName
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServingNodeJoined:
+    """A node of a service is up."""
+
+    now_s: float
+    node: NodeId
+    service: ServiceName
+
+
+@dataclass(frozen=True, slots=True)
+class ServingNodeReported:
+    """What its service used of a node's KV memory and time since the last report, at most and on average."""
+
+    now_s: float
+    node: NodeId
+    kv_share: float
+    busy_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServingNodeLost:
+    """The node is gone, with what it had borrowed out."""
+
+    now_s: float
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityWanted:
+    """A job's rollout phase would use up to `nodes` borrowed nodes; said again, the number changes."""
+
+    now_s: float
+    job: JobId
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityReturned:
+    """The job trains, or has ended: it needs no borrowed nodes."""
+
+    now_s: float
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCleared:
+    """Nothing of the rollout is left on a node that was taken back."""
+
+    now_s: float
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """A timer set by `SetTimer` is due."""
+
+    now_s: float
+    name: str
+
+
+LendingEvent = (
+    ServiceOpened
+    | LendingStopped
+    | ServingNodeJoined
+    | ServingNodeReported
+    | ServingNodeLost
+    | CapacityWanted
+    | CapacityReturned
+    | NodeCleared
+    | TimerFired
+)
+
+EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in LendingEvent.__args__}

@@ -1,0 +1,191 @@
+"""The lender: one controller over all services' nodes and all jobs that want them.
+
+    events -> lender.handle(event) -> commands
+
+A node lends to one job at a time. It lends when its service has used little of it for a whole window; it is taken
+back at once when the service needs it, and rests before it lends again. What happens on the node between two steps is
+not the lender's business: that is the arbiter's (`policy/serving/arbiter.py`).
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from slackwater.control.lending import commands as do
+from slackwater.control.lending import events as on
+from slackwater.model.ids import JobId, NodeId, ServiceName
+from slackwater.policy.serving.lender_choice import LendableNode, LenderRule
+
+REVIEW = "lender-review"
+
+
+@dataclass(slots=True)
+class _Node:
+    """`lent_to` holds from LendNode until TakeBack; `leaving` from then until the body says it is clear."""
+
+    service: ServiceName
+    reports: deque[tuple[float, float, float]] = field(default_factory=deque)
+    lent_to: JobId | None = None
+    leaving: JobId | None = None
+    rests_until_s: float = 0.0
+
+    def kv_share(self) -> float:
+        return max((kv for _, kv, _ in self.reports), default=0.0)
+
+    def busy_share(self) -> float:
+        return sum(busy for _, _, busy in self.reports) / max(len(self.reports), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class LenderSettings:
+    """`window_s`: so far back reports count. `review_every_s`: how often idle nodes are looked at again."""
+
+    rule: LenderRule = field(default_factory=LenderRule)
+    window_s: float = 60.0
+    review_every_s: float = 5.0
+
+
+class Lender:
+    """See the module. `check_integrity()` holds after every event."""
+
+    def __init__(self, settings: LenderSettings | None = None) -> None:
+        self._settings = settings or LenderSettings()
+        self._limits: dict[ServiceName, int] = {}
+        self._nodes: dict[NodeId, _Node] = {}
+        self._wanted: dict[JobId, int] = {}
+        self._watching = False
+        self._out: list[do.LendingCommand] = []
+
+    def handle(self, event: on.LendingEvent) -> Sequence[do.LendingCommand]:
+        """Take one event; return what the body must do, in order."""
+        self._out = []
+        now_s = event.now_s
+        match event:
+            case on.ServiceOpened(_, service, most_nodes):
+                self._limits[service] = max(most_nodes, 0)
+                self._shrink(service)
+            case on.LendingStopped(_, service, reason):
+                self._limits[service] = 0
+                self._take_all(service, reason)
+            case on.ServingNodeJoined(_, node, service):
+                self._nodes.setdefault(node, _Node(service))
+            case on.ServingNodeReported():
+                self._reported(event)
+            case on.ServingNodeLost(_, node):
+                self._nodes.pop(node, None)
+            case on.CapacityWanted(_, job, nodes):
+                self._want(job, nodes)
+            case on.CapacityReturned(_, job):
+                self._want(job, 0)
+                self._wanted.pop(job, None)
+            case on.NodeCleared(_, node):
+                if node in self._nodes:
+                    self._nodes[node].leaving = None
+            case on.TimerFired():
+                self._watching = False
+        self._lend(now_s)
+        self._watch(now_s)
+        return self._out
+
+    # ---- questions the body may ask ----
+    def lent(self) -> dict[NodeId, JobId]:
+        """Who has which node."""
+        return {
+            name: node.lent_to for name, node in self._nodes.items() if node.lent_to is not None
+        }
+
+    def gauges(self) -> dict[str, float]:
+        lent = self.lent()
+        return {
+            "serving_nodes": float(len(self._nodes)),
+            "lent_nodes": float(len(lent)),
+            "wanted_nodes": float(sum(self._wanted.values())),
+        }
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if an invariant does not hold."""
+        for service, limit in self._limits.items():
+            nodes = [node for node in self._nodes.values() if node.service == service]
+            assert sum(node.lent_to is not None for node in nodes) <= limit
+        for node in self._nodes.values():
+            assert node.lent_to is None or node.leaving is None, "lent before it was clear"
+            assert node.lent_to is None or node.lent_to in self._wanted
+        for job, wanted in self._wanted.items():
+            assert self._held_by(job) <= wanted, "a job holds more than it wants"
+
+    # ---- what happens ----
+    def _reported(self, event: on.ServingNodeReported) -> None:
+        node = self._nodes.get(event.node)
+        if node is None:
+            return
+        node.reports.append((event.now_s, event.kv_share, event.busy_share))
+        while node.reports[0][0] < event.now_s - self._settings.window_s:
+            node.reports.popleft()
+        if node.lent_to is not None:
+            rule = self._settings.rule
+            if rule.must_return(event.kv_share, event.busy_share):
+                why = f"its service uses {event.kv_share:.0%} of the memory, {event.busy_share:.0%} of the time"
+                node.rests_until_s = event.now_s + rule.rest_s
+                self._take(event.node, why)
+
+    def _want(self, job: JobId, nodes: int) -> None:
+        self._wanted[job] = max(nodes, 0)
+        surplus = self._held_by(job) - self._wanted[job]
+        fullest = sorted(
+            (name for name, node in self._nodes.items() if node.lent_to == job),
+            key=lambda name: (-self._nodes[name].kv_share(), name),
+        )
+        for name in fullest[: max(surplus, 0)]:
+            self._take(name, "the job needs it no more")
+
+    def _shrink(self, service: ServiceName) -> None:
+        lending = [
+            name
+            for name, node in self._nodes.items()
+            if node.service == service and node.lent_to is not None
+        ]
+        lending.sort(key=lambda name: (-self._nodes[name].kv_share(), name))
+        for name in lending[: max(len(lending) - self._limits[service], 0)]:
+            self._take(name, "the service lends fewer nodes")
+
+    def _take_all(self, service: ServiceName, reason: str) -> None:
+        for name, node in self._nodes.items():
+            if node.service == service and node.lent_to is not None:
+                self._take(name, reason)
+
+    def _take(self, name: NodeId, reason: str) -> None:
+        node = self._nodes[name]
+        assert node.lent_to is not None
+        node.leaving, node.lent_to = node.lent_to, None
+        self._out.append(do.TakeBack(name, node.leaving, reason))
+
+    # ---- lending ----
+    def _held_by(self, job: JobId) -> int:
+        return sum(node.lent_to == job for node in self._nodes.values())
+
+    def _lend(self, now_s: float) -> None:
+        wanted = {job: count - self._held_by(job) for job, count in self._wanted.items()}
+        if not any(count > 0 for count in wanted.values()):
+            return
+        idle = [
+            LendableNode(name, node.service, node.kv_share(), node.busy_share())
+            for name, node in self._nodes.items()
+            if node.lent_to is None
+            and node.leaving is None
+            and node.reports
+            and now_s >= node.rests_until_s
+        ]
+        room = dict(self._limits)
+        for node in self._nodes.values():
+            if node.lent_to is not None:
+                room[node.service] = room.get(node.service, 0) - 1
+        for name, job in self._settings.rule.choose(idle, wanted, room):
+            self._nodes[name].lent_to = job
+            self._out.append(do.LendNode(name, job))
+
+    def _watch(self, now_s: float) -> None:
+        """Look again later while a job wants more than it has."""
+        short = any(self._held_by(job) < count for job, count in self._wanted.items())
+        if short and self._nodes and not self._watching:
+            self._watching = True
+            self._out.append(do.SetTimer(REVIEW, now_s + self._settings.review_every_s))

@@ -1,0 +1,157 @@
+"""Which serving nodes lend to whom, under any order of events."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from slackwater.control.lending import commands as do
+from slackwater.control.lending import events as on
+from slackwater.control.lending.lender import Lender, LenderSettings
+from slackwater.control.record import RecordedController, replay
+from slackwater.model.errors import ConfigError
+from slackwater.model.ids import JobId, NodeId, ServiceName
+from slackwater.policy.serving.lender_choice import LenderRule
+
+CHAT, CODE = ServiceName("chat"), ServiceName("code")
+ONE, TWO = JobId("one"), JobId("two")
+
+
+class Stage:
+    """A lender and the nodes that it has heard of."""
+
+    def __init__(self, nodes: int = 4, most_nodes: int = 4) -> None:
+        self.lender = Lender()
+        self.now_s = 0.0
+        self.tell(on.ServiceOpened(0.0, CHAT, most_nodes))
+        for number in range(nodes):
+            self.tell(on.ServingNodeJoined(0.0, NodeId(f"n{number}"), CHAT))
+            self.report(number, 0.1 * number)
+
+    def tell(self, event: on.LendingEvent) -> Sequence[do.LendingCommand]:
+        commands = self.lender.handle(event)
+        self.lender.check_integrity()
+        return [command for command in commands if not isinstance(command, do.SetTimer)]
+
+    def report(
+        self, number: int, kv_share: float, busy_share: float = 0.2
+    ) -> Sequence[do.LendingCommand]:
+        event = on.ServingNodeReported(self.now_s, NodeId(f"n{number}"), kv_share, busy_share)
+        return self.tell(event)
+
+
+def test_the_emptiest_nodes_lend_first_and_one_job_each() -> None:
+    stage = Stage()
+    assert stage.tell(on.CapacityWanted(1.0, ONE, 2)) == [
+        do.LendNode(NodeId("n0"), ONE),
+        do.LendNode(NodeId("n1"), ONE),
+    ]
+    assert stage.tell(on.CapacityWanted(1.0, TWO, 4)) == [
+        do.LendNode(NodeId("n2"), TWO),
+        do.LendNode(NodeId("n3"), TWO),
+    ]
+
+
+def test_a_service_lends_no_more_nodes_than_it_allows() -> None:
+    stage = Stage(most_nodes=1)
+    assert len(stage.tell(on.CapacityWanted(1.0, ONE, 4))) == 1
+    (taken,) = stage.tell(on.ServiceOpened(2.0, CHAT, 0))
+    assert isinstance(taken, do.TakeBack)
+
+
+def test_a_node_whose_service_needs_it_is_taken_back_at_once_and_rests() -> None:
+    stage = Stage(nodes=1)
+    stage.tell(on.CapacityWanted(1.0, ONE, 1))
+    stage.now_s = 2.0
+    (taken,) = stage.report(0, 0.85)
+    assert taken == do.TakeBack(NodeId("n0"), ONE, taken.reason)  # type: ignore[union-attr]
+    stage.tell(on.NodeCleared(2.5, NodeId("n0")))
+    stage.now_s = 10.0
+    assert stage.report(0, 0.1) == [], "it rests, and the window still holds the burst"
+    stage.now_s = 70.0
+    assert stage.report(0, 0.1) == [do.LendNode(NodeId("n0"), ONE)]
+
+
+def test_a_node_is_not_lent_again_before_it_is_clear() -> None:
+    stage = Stage(nodes=1)
+    stage.tell(on.CapacityWanted(1.0, ONE, 1))
+    stage.tell(on.CapacityReturned(2.0, ONE))
+    assert stage.tell(on.CapacityWanted(3.0, TWO, 1)) == []
+    assert stage.tell(on.NodeCleared(4.0, NodeId("n0"))) == [do.LendNode(NodeId("n0"), TWO)]
+
+
+def test_a_service_that_stops_lending_gets_everything_back() -> None:
+    stage = Stage()
+    stage.tell(on.CapacityWanted(1.0, ONE, 3))
+    taken = stage.tell(on.LendingStopped(2.0, CHAT, "its SLO cannot be met"))
+    assert len(taken) == 3
+    assert stage.tell(on.CapacityWanted(3.0, TWO, 3)) == []
+
+
+def test_nodes_of_which_nothing_was_heard_do_not_lend() -> None:
+    stage = Stage(nodes=0)
+    stage.tell(on.ServingNodeJoined(0.0, NodeId("new"), CHAT))
+    assert stage.tell(on.CapacityWanted(1.0, ONE, 1)) == []
+
+
+def test_a_rule_that_takes_back_before_it_lends_is_refused() -> None:
+    with pytest.raises(ConfigError, match="most_kv, back_kv"):
+        LenderRule(most_kv=0.9, back_kv=0.5)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_in_a_storm_no_node_has_two_borrowers_and_the_record_replays(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    lines: list[bytes] = []
+    inner = Lender(LenderSettings(window_s=10.0))
+    lender = RecordedController(inner, lines.append)
+    borrower: dict[NodeId, JobId] = {}
+    leaving: set[NodeId] = set()
+    now_s = 0.0
+    for service in (CHAT, CODE):
+        lender.handle(on.ServiceOpened(now_s, service, 3))
+    for _ in range(400):
+        now_s += float(rng.exponential(1.0))
+        for command in lender.handle(_random_event(rng, now_s, leaving)):
+            match command:
+                case do.LendNode(node, job):
+                    assert node not in borrower and node not in leaving
+                    borrower[node] = job
+                case do.TakeBack(node, job):
+                    assert borrower.pop(node) == job
+                    leaving.add(node)
+        lender.check_integrity()
+        known = inner.lent()
+        borrower = {node: job for node, job in borrower.items() if node in known}
+        assert known == borrower
+    agreed, divergence = replay(Lender(LenderSettings(window_s=10.0)), lines, on.EVENT_TYPES)
+    assert divergence is None and agreed == len(lines)
+
+
+def _random_event(rng: np.random.Generator, now_s: float, leaving: set[NodeId]) -> on.LendingEvent:
+    number = int(rng.integers(8))
+    node, service = NodeId(f"n{number}"), (CHAT, CODE)[number % 2]
+    job = (ONE, TWO)[int(rng.integers(2))]
+    kind = int(rng.choice(9, p=[0.04, 0.02, 0.14, 0.4, 0.04, 0.12, 0.06, 0.14, 0.04]))
+    match kind:
+        case 0:
+            return on.ServiceOpened(now_s, service, int(rng.integers(4)))
+        case 1:
+            return on.LendingStopped(now_s, service, "asked")
+        case 2:
+            return on.ServingNodeJoined(now_s, node, service)
+        case 3:
+            shares = rng.random(2).tolist()
+            return on.ServingNodeReported(now_s, node, shares[0], shares[1])
+        case 4:
+            leaving.discard(node)
+            return on.ServingNodeLost(now_s, node)
+        case 5:
+            return on.CapacityWanted(now_s, job, int(rng.integers(6)))
+        case 6:
+            return on.CapacityReturned(now_s, job)
+        case 7:
+            leaving.discard(node)
+            return on.NodeCleared(now_s, node)
+        case _:
+            return on.TimerFired(now_s, "lender-review")
