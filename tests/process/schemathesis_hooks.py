@@ -6,7 +6,7 @@ import random
 
 import schemathesis
 
-from slackwater.serve.tinker_proto import MEDIA_TYPE
+from slackwater.serve.tinker.proto import MEDIA_TYPE
 
 REAL: dict[str, object] = json.loads(os.environ["SCHEMATHESIS_REAL_VALUES"])
 """Names and ids that exist, by field: guessed ones would all end in "not found"."""

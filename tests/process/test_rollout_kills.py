@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from slackwater.bench.live_fleet import FleetPlan
-from slackwater.bench.multi_turn import MultiTurn
 from slackwater.bench.options import BenchOptions
-from slackwater.bench.rollout_kills import Faults, disturbed_and_not
+from slackwater.bench.rollout.kills import Faults, disturbed_and_not
+from slackwater.bench.rollout.live_fleet import FleetPlan
+from slackwater.bench.rollout.multi_turn import MultiTurn
 from slackwater.zoo.tiny import make_model
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slackwater.bench.live_fleet import BASE, BASE_VERSION, FleetPlan, LiveFleet
+from slackwater.bench.rollout.live_fleet import BASE, BASE_VERSION, FleetPlan, LiveFleet
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import InstanceId, TrajectoryId, TurnId
 from slackwater.model.turn import Sampling, TurnSpec
@@ -70,7 +70,7 @@ async def liar(fleet: LiveFleet, mode: str, name: str) -> asyncio.subprocess.Pro
 
 async def gone(fleet: LiveFleet, name: InstanceId) -> None:
     while True:
-        if name not in fleet.floor.manager.books.fleet.records:
+        if name not in fleet.floor.manager.books.instances.records:
             return
         await asyncio.sleep(0.02)
 

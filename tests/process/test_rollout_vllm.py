@@ -8,13 +8,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slackwater.bench.live_fleet import BASE, BASE_VERSION
-from slackwater.bench.rollout_floor import RolloutFloor
+from slackwater.bench.rollout.floor import RolloutFloor
+from slackwater.bench.rollout.live_fleet import BASE, BASE_VERSION
 from slackwater.control.rollout.books import Books
 from slackwater.model.errors import UnavailableError
 from slackwater.model.ids import InstanceId, TrajectoryId, TurnId, WorkerId
 from slackwater.model.turn import FinishReason, Sampling, TurnSpec
-from slackwater.runtime.launcher import WorkerPlan, spawn_worker
+from slackwater.runtime.launch.supervisor import WorkerPlan, spawn_worker
 from slackwater.zoo.tiny import make_model
 
 VLLM = os.environ.get("SLACKWATER_VLLM")
@@ -121,7 +121,7 @@ async def run_all(bench: Bench) -> None:
     ended = asyncio.create_task(adapter.wait())
     await asyncio.wait({joined, ended}, return_when=asyncio.FIRST_COMPLETED)
     assert joined.done(), (bench.folder / "v.log").read_text()[-3000:]
-    bench.floor.desk.published(BASE, BASE_VERSION)
+    bench.floor.rollout.published(BASE, BASE_VERSION)
     server = psutil.Process(adapter.pid).children()[0]
 
     says_what_it_cannot_do(bench)
@@ -136,7 +136,7 @@ async def run_all(bench: Bench) -> None:
 
 
 def says_what_it_cannot_do(bench: Bench) -> None:
-    spec = bench.floor.manager.books.fleet.records[InstanceId("v")].spec
+    spec = bench.floor.manager.books.instances.records[InstanceId("v")].spec
     assert not spec.exact_continuation
     assert spec.max_context_tokens == 512
     assert spec.kv_tokens > 512
@@ -200,12 +200,12 @@ async def a_prompt_over_the_context_fails_alone(bench: Bench) -> None:
 
 
 async def a_cancelled_turn_leaves_the_server(bench: Bench) -> None:
-    record = bench.floor.manager.books.fleet.records[InstanceId("v")]
+    record = bench.floor.manager.books.instances.records[InstanceId("v")]
     running = asyncio.create_task(bench.floor.generate(turn("endless", Sampling(500, seed=1))))
     live = bench.floor.manager.books.turns
     async with asyncio.timeout(30):
         await until(lambda: TurnId("endless") in live and len(live[TurnId("endless")].tokens) > 0)
-        bench.floor.desk.cancel(TurnId("endless"))
+        bench.floor.rollout.cancel(TurnId("endless"))
         await until(lambda: record.reported_running == 0)
     running.cancel()
 
@@ -220,7 +220,7 @@ async def turns_go_on_elsewhere_when_the_adapter_is_killed(
     await bench.start("own", "engine_worker", "--kv-mb", "32")
     await bench.floor.until_joined(2)
     books = bench.floor.manager.books
-    bench.floor.desk.drain(InstanceId("own"), move_turns=True)  # so that all begin on the server
+    bench.floor.rollout.drain(InstanceId("own"), move_turns=True)  # so that all begin on the server
     turns = [turn(f"moved-{n}", Sampling(300, seed=n)) for n in range(4)]
     tasks = [asyncio.create_task(bench.floor.generate(spec)) for spec in turns]
     async with asyncio.timeout(300):

@@ -16,7 +16,7 @@ import pytest
 import tinker
 from tinker import types
 
-from slackwater.serve.tinker_proto import MEDIA_TYPE, pb
+from slackwater.serve.tinker.proto import MEDIA_TYPE, pb
 
 from .service_process import ServiceProcess
 

@@ -10,7 +10,7 @@ import pytest
 from slackwater.control.operations.controller import OperationsConfig
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.settings import ServiceSettings
-from slackwater.runtime.state_directory import StateDirectory
+from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.serve.app import create_app
 from slackwater.weights.catalog import VersionCatalog
 

@@ -14,11 +14,11 @@ from sqlalchemy.engine import Connection
 from slackwater.model.ids import ModelId, RequestId, SamplingSessionId, SessionId, TenantId
 from slackwater.model.operation import Operation, OpKind, OpStatus
 from slackwater.model.session import LoraShape, SamplingSession, TrainedModel
-from slackwater.runtime import checkpoint_shelf as shelf
-from slackwater.runtime import operation_log, sample_log
-from slackwater.runtime.future_board import Outcome
-from slackwater.runtime.session_desk import SessionDesk
-from slackwater.runtime.store import Store, StoreLostError
+from slackwater.runtime.services.sessions import Sessions
+from slackwater.runtime.store import checkpoints as shelf
+from slackwater.runtime.store import operation_log, sample_log
+from slackwater.runtime.store.database import Store, StoreLostError
+from slackwater.runtime.store.future_board import Outcome
 
 from .conftest import free_port
 
@@ -132,10 +132,10 @@ def test_everything_the_service_keeps_survives_on_postgresql(cluster: Cluster) -
             store = Store(cluster.url)
             await store.open()
             await store.call(step)
-            desk = SessionDesk(store, 300.0)
-            opened = await desk.open(TENANT, {"tags": [], "user_metadata": None}, 0.0)
-            await desk.end(opened, {"type": "cancelled"})
-            assert (await desk.describe(TENANT))[0]["status"] == {"type": "cancelled"}
+            sessions = Sessions(store, 300.0)
+            opened = await sessions.open(TENANT, {"tags": [], "user_metadata": None}, 0.0)
+            await sessions.end(opened, {"type": "cancelled"})
+            assert (await sessions.describe(TENANT))[0]["status"] == {"type": "cancelled"}
             await store.close()
 
     asyncio.run(scenario())

@@ -10,7 +10,7 @@ import pytest
 
 from slackwater.model.errors import ConfigError
 from slackwater.model.node import H20, H800, Pool, Role
-from slackwater.sim.cluster.report import RunReport, Span
+from slackwater.sim.cluster.report import RunReport
 from slackwater.sim.cluster.scenario import (
     ClusterScenario,
     DriftConfig,
@@ -21,6 +21,7 @@ from slackwater.sim.cluster.scenario import (
 )
 from slackwater.sim.cluster.simulate import replay_run, scenario_jobs, simulate
 from slackwater.sim.cluster.workload import CycleWorkload, ProductionWorkload, ProfileWorkload
+from slackwater.timeline.spans import Span
 
 POLICIES = ("ours", "group", "solo", "colocated")
 

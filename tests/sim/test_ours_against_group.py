@@ -10,7 +10,7 @@ from slackwater.model.job import JobProfile, JobSpec
 from slackwater.sim.cluster.report import RunReport
 from slackwater.sim.cluster.scenario import ClusterScenario, LengthConfig, PolicyConfig
 from slackwater.sim.cluster.simulate import simulate
-from slackwater.sim.scenario_file import read_scenario
+from slackwater.sim.inputs.scenario_file import read_scenario
 
 KINDS = (
     ((50, 100), (50, 100)),

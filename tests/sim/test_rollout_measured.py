@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from slackwater.bench.engine_profile import Step, fit, steps_of
+from slackwater.bench.engine.profile import Step, fit, steps_of
 from slackwater.control.record import tagged
 from slackwater.control.rollout.commands import AbortOn, Dispatch
 from slackwater.control.rollout.events import InstanceLost, TokensArrived, TurnEnded, TurnSubmitted

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from slackwater.bench.spot_places import ReturningInstances
-from slackwater.policy.seeding import AdaptiveWindow
+from slackwater.bench.rollout.spot_places import ReturningInstances
+from slackwater.policy.rollout.seeding import AdaptiveWindow
 from slackwater.runtime.plane import ROLLOUT_SETTINGS
 from slackwater.sim.rollout.agent_run import AgentFleet, run_agents
 from slackwater.sim.rollout.agent_trace import drawn_sessions

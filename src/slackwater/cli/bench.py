@@ -13,27 +13,27 @@ from slackwater.model.errors import ConfigError
 if TYPE_CHECKING:
     from slackwater.bench.options import BenchOptions
 
-# One line per bench: module under slackwater.bench, named as the bench.
-BENCHES: tuple[str, ...] = (
-    "routing",
-    "elastic",
-    "spot",
-    "decision",
-    "rollout_faults",
-    "engine",
-    "grpo",
-    "cluster",
-    "drain",
-    "drift",
-    "philly",
-    "sim",
-    "placement",
-    "optimum",
-    "fanin",
-    "rollout_kills",
-    "migrate",
-    "agreement",
-)
+# One line per bench: its name, and its module under slackwater.bench (a subject, then a noun).
+BENCHES: dict[str, str] = {
+    "routing": "rollout.routing",
+    "elastic": "rollout.elastic",
+    "spot": "rollout.spot",
+    "decision": "rollout.decision",
+    "rollout_faults": "rollout.faults",
+    "engine": "engine.cpu",
+    "grpo": "training.grpo",
+    "cluster": "coscheduling.cluster",
+    "drain": "coscheduling.drain",
+    "drift": "coscheduling.drift",
+    "philly": "coscheduling.philly",
+    "sim": "coscheduling.sim",
+    "placement": "coscheduling.placement",
+    "optimum": "coscheduling.optimum",
+    "fanin": "rollout.fanin",
+    "rollout_kills": "rollout.kills",
+    "migrate": "rollout.migrate",
+    "agreement": "rollout.agreement",
+}
 
 app = typer.Typer(add_completion=False)
 
@@ -62,7 +62,7 @@ def _measure(name: str, options: "BenchOptions") -> dict[str, object]:
     from rich.console import Console
     from rich.progress import Progress
 
-    module = importlib.import_module(f"slackwater.bench.{name}")
+    module = importlib.import_module(f"slackwater.bench.{BENCHES[name]}")
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(name, total=1.0)
 

@@ -21,7 +21,7 @@ def down(
     timeout_s: Annotated[float, typer.Option(help="How long to wait.")] = 30.0,
 ) -> int:
     """Stop the service and wait until it has left; what it was asked for is kept."""
-    from slackwater.runtime.state_directory import StateDirectory
+    from slackwater.runtime.store.state_directory import StateDirectory
 
     folder = StateDirectory(state)
     server = folder.read_server()

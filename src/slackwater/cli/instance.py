@@ -88,7 +88,7 @@ def replay(
     state: State = DEFAULT_STATE,
 ) -> None:
     """Let a spot trace give and take instances from now on."""
-    from slackwater.runtime.providers.spot_replay import read_spot_trace
+    from slackwater.runtime.launch.spot_replay import read_spot_trace
 
     lines = [f"{e.t_s!r},{e.event},{e.instance_id}" for e in read_spot_trace(trace)]
     body: dict[str, Any] = {"trace": "\n".join(["t_s,event,instance_id", *lines])}
@@ -131,7 +131,7 @@ def _engine(vllm: bool, url: str | None) -> dict[str, Any]:
 def _ask(state: Path, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     import httpx
 
-    from slackwater.runtime.state_directory import StateDirectory
+    from slackwater.runtime.store.state_directory import StateDirectory
 
     folder = StateDirectory(state)
     server = folder.read_server()

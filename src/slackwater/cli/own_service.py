@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slackwater.model.errors import UnavailableError
-from slackwater.runtime.state_directory import StateDirectory
+from slackwater.runtime.store.state_directory import StateDirectory
 
 START_S = 90.0
 STOP_S = 30.0

@@ -19,11 +19,11 @@ def write_pictures(
     from slackwater.cli.atomic_file import atomic_file, write_atomically
 
     if trace:
-        from slackwater.sim.perfetto import trace_json
+        from slackwater.timeline.perfetto import trace_json
 
         with atomic_file(trace, "--trace") as part:
-            part.writelines(trace_json(report))
+            part.writelines(trace_json(report.timeline()))
     if plot:
-        from slackwater.sim.plot import timeline_image
+        from slackwater.timeline.plot import timeline_image
 
-        write_atomically(plot, timeline_image(report, plot_format, hours), "--plot")
+        write_atomically(plot, timeline_image(report.timeline(), plot_format, hours), "--plot")

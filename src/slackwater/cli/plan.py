@@ -43,10 +43,10 @@ def plan(
     from slackwater.cli.stopping import unwind_on_terminate
     from slackwater.model.config import plain
     from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
-    from slackwater.sim.job_entry import read_jobs
-    from slackwater.sim.planning import plan_sharing
-    from slackwater.sim.planning_figures import plan_figures
-    from slackwater.sim.scenario_file import check_fits, read_fleet
+    from slackwater.sim.inputs.job_entry import read_jobs
+    from slackwater.sim.inputs.scenario_file import check_fits, read_fleet
+    from slackwater.sim.planning.figures import plan_figures
+    from slackwater.sim.planning.sharing_plan import plan_sharing
 
     unwind_on_terminate()
     entry = read_fleet(fleet, sets or [])

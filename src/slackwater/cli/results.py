@@ -5,14 +5,14 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from slackwater.bench.coscheduling.results_page import Measured, MuxResult
+from slackwater.bench.coscheduling.results_sections import SECTIONS
 from slackwater.bench.machine import commit, machine
 from slackwater.bench.options import BenchOptions
 from slackwater.cli.scenario_source import read_source, under_each
 from slackwater.model.errors import ConfigError
 from slackwater.sim.cluster.simulate import simulate
-from slackwater.sim.results_page import Measured, MuxResult
-from slackwater.sim.results_sections import SECTIONS
-from slackwater.sim.summary import cost_baseline, mean_slowdown, ratio
+from slackwater.sim.cluster.summary import cost_baseline, mean_slowdown, ratio
 
 Progress = Callable[[float], None]
 

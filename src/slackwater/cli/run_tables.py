@@ -7,7 +7,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from slackwater.sim.cluster.report import JobRow, RunReport
-from slackwater.sim.summary import cost_baseline, mean_slowdown, ratio
+from slackwater.sim.cluster.summary import cost_baseline, mean_slowdown, ratio
 
 _ROWS_SHOWN = 25
 

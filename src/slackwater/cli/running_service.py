@@ -9,7 +9,7 @@ def find_service(url: str | None, key: str | None, state: Path) -> tuple[str, st
     """URL and key. What was given holds; what was not is read from the folder of a running service."""
     if url is not None and key is not None:
         return url.rstrip("/"), key
-    from slackwater.runtime.state_directory import StateDirectory
+    from slackwater.runtime.store.state_directory import StateDirectory
 
     folder = StateDirectory(state)
     server = folder.read_server()

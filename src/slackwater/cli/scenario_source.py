@@ -9,11 +9,11 @@ from slackwater.model.config import plain
 from slackwater.model.errors import ConfigError
 from slackwater.model.node import Pool, Role
 from slackwater.model.toml_text import toml_text
-from slackwater.policy.catalogue import POLICIES, make_policy, option_names
-from slackwater.policy.fleet import Fleet
+from slackwater.policy.placement.catalogue import POLICIES, make_policy, option_names
+from slackwater.policy.placement.fleet import Fleet
 from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
 from slackwater.sim.cluster.simulate import scenario_jobs
-from slackwater.sim.scenario_file import ScenarioFile, check_fits, read_scenario
+from slackwater.sim.inputs.scenario_file import ScenarioFile, check_fits, read_scenario
 
 PLOT_FORMATS = ("png", "svg", "pdf")
 

@@ -78,7 +78,7 @@ def run(
     write_pictures(report, plot=plot, plot_format=fmt, trace=trace, hours=window)
     if as_json:
         from slackwater.model.config import plain
-        from slackwater.sim.summary import run_summary
+        from slackwater.sim.cluster.summary import run_summary
 
         print(json.dumps({**run_summary(report), "config": plain(written)}))
         return
@@ -121,12 +121,14 @@ def compare(
 
             reports.append(simulate(one, progress=moved))
     if plot:
-        from slackwater.sim.plot import comparison_image
+        from slackwater.timeline.plot import comparison_image
 
-        write_atomically(plot, comparison_image(reports, fmt), "--plot")
+        title = f"{scenario.name}: what each policy pays"
+        image = comparison_image(title, [report.timeline() for report in reports], fmt)
+        write_atomically(plot, image, "--plot")
     if as_json:
         from slackwater.model.config import plain
-        from slackwater.sim.summary import comparison
+        from slackwater.sim.cluster.summary import comparison
 
         print(json.dumps({"policies": comparison(reports), "config": plain(written)}))
         return
@@ -163,7 +165,7 @@ def list_shipped(as_json: AsJson = False) -> None:
     from rich.table import Table
 
     from slackwater.cli.run_tables import show
-    from slackwater.sim.scenario_file import shipped_scenarios
+    from slackwater.sim.inputs.scenario_file import shipped_scenarios
 
     shipped = shipped_scenarios()
     if as_json:
@@ -191,11 +193,11 @@ def results(
     seed: Annotated[int, typer.Option(help="seed of everything random")] = 0,
 ) -> None:
     """Write the page with the papers' figures beside ours."""
+    from slackwater.bench.coscheduling.results_page import results_page
     from slackwater.cli.atomic_file import check_place, write_atomically
     from slackwater.cli.progress import progress_bar
     from slackwater.cli.results import measure_now, measured_before, mux_results
     from slackwater.cli.stopping import unwind_on_terminate
-    from slackwater.sim.results_page import results_page
 
     unwind_on_terminate()
     check_place(out, "FILE")

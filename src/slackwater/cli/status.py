@@ -18,7 +18,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Whether it runs, its workers, models and what waits. Exit 0 if it runs, 1 if not."""
-    from slackwater.runtime.state_directory import StateDirectory
+    from slackwater.runtime.store.state_directory import StateDirectory
 
     folder = StateDirectory(state)
     server = folder.read_server()

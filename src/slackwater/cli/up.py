@@ -78,9 +78,9 @@ def up(
     ] = False,
 ) -> int:
     """Start the service: prints its URL and a key, runs until Ctrl-C or `slackwater down`."""
-    from slackwater.runtime.instance_list import InstanceList, read_instance_list
+    from slackwater.runtime.launch.instance_list import InstanceList, read_instance_list
     from slackwater.runtime.settings import ServiceSettings
-    from slackwater.runtime.state_directory import StateDirectory
+    from slackwater.runtime.store.state_directory import StateDirectory
 
     folder = StateDirectory(state)
     if background:
@@ -138,7 +138,7 @@ def _run(settings: Any, folder: Any) -> int:
 async def _serve(settings: Any, folder: Any) -> int:
     from slackwater.runtime.plane import ControlPlane
     from slackwater.serve.app import create_app
-    from slackwater.serve.http_server import bind, http_server, serve_until_signalled
+    from slackwater.serve.http.server import bind, http_server, serve_until_signalled
     from slackwater.weights.catalog import VersionCatalog
 
     folder.logs.mkdir(parents=True, exist_ok=True)

@@ -18,27 +18,27 @@ from slackwater.model.ids import InstanceId, RequestId, SessionId, TenantId, Wor
 from slackwater.model.instance import InstanceKind
 from slackwater.model.operation import FaultOwner, Operation, OpKind
 from slackwater.model.session import TrainedModel
-from slackwater.runtime.background import Background
-from slackwater.runtime.base_models import BaseModel, BaseModels
-from slackwater.runtime.finishing import Finishing, sampling_session_of
-from slackwater.runtime.future_board import FutureBoard, Outcome
-from slackwater.runtime.housekeeping import Housekeeping
-from slackwater.runtime.instance_desk import InstanceDesk, Premises
-from slackwater.runtime.launcher import Launcher, WorkerPlan
-from slackwater.runtime.op_payloads import decode_publish
-from slackwater.runtime.rollout_desk import RolloutDesk
-from slackwater.runtime.sampling_desk import KIND as SAMPLE
-from slackwater.runtime.sampling_desk import SamplingDesk
-from slackwater.runtime.schema import operations, samples
-from slackwater.runtime.session_desk import SessionDesk
+from slackwater.runtime.bodies.operations import OperationsBody, OperationsParts
+from slackwater.runtime.bodies.rollout import RolloutBody
+from slackwater.runtime.bodies.vital_controller import VitalController
+from slackwater.runtime.launch.supervisor import Launcher, WorkerPlan
+from slackwater.runtime.net.background import Background
+from slackwater.runtime.net.hub import WorkerHub
+from slackwater.runtime.services.finishing import Finishing, sampling_session_of
+from slackwater.runtime.services.housekeeping import Household, Housekeeping
+from slackwater.runtime.services.instances import InstanceService, Premises
+from slackwater.runtime.services.sampling import KIND as SAMPLE
+from slackwater.runtime.services.sampling import SamplingService
+from slackwater.runtime.services.sessions import Sessions
+from slackwater.runtime.services.tenants import Tenants
 from slackwater.runtime.settings import ServiceSettings
-from slackwater.runtime.state_directory import StateDirectory
-from slackwater.runtime.store import Store
-from slackwater.runtime.tenants import Tenants
-from slackwater.runtime.training_desk import DeskParts, TrainingDesk
-from slackwater.runtime.version_shelf import VersionShelf
-from slackwater.runtime.vital_controller import VitalController
-from slackwater.runtime.worker_hub import WorkerHub
+from slackwater.runtime.store.base_models import BaseModel, BaseModels
+from slackwater.runtime.store.database import Store
+from slackwater.runtime.store.future_board import FutureBoard, Outcome
+from slackwater.runtime.store.op_payloads import decode_publish
+from slackwater.runtime.store.schema import operations, samples
+from slackwater.runtime.store.state_directory import StateDirectory
+from slackwater.runtime.store.versions import VersionShelf
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame, FrameKind
 
@@ -68,25 +68,27 @@ class ControlPlane:
         secret = secrets.token_urlsafe(32)
         self.hub = WorkerHub(self, secret, silent_after_s=SILENT_AFTER_S)
         self.launcher = Launcher(state.logs, secret)
-        self.sessions = SessionDesk(self.store, settings.session_silent_after_s)
+        self.sessions = Sessions(self.store, settings.session_silent_after_s)
         self._recording = _Recording(settings.record)
         self.manager = RolloutManager(ROLLOUT_SETTINGS)
         operations_controller = OperationsController(settings.operations)
-        self.rollout = RolloutDesk(
+        self.rollout = RolloutBody(
             self.hub,
             self._vital("rollout", self.manager),
             lambda worker: self.instances.release(worker),
         )
-        self.instances = InstanceDesk(
+        self.instances = InstanceService(
             Premises(secret, state.logs, self._connect, self._engine_arguments),
-            self.manager.books.fleet,
+            self.manager.books.instances,
             self.rollout,
             self.launcher,
         )
         share = max(settings.max_live_turns // len(self.tenants.names()), 1)
-        self.sampling = SamplingDesk(self.store, self.board, self.background, self.rollout, share)
-        self.training = TrainingDesk(
-            DeskParts(
+        self.sampling = SamplingService(
+            self.store, self.board, self.background, self.rollout, share
+        )
+        self.training = OperationsBody(
+            OperationsParts(
                 *(self.store, self.board, self.hub, state, self.bases, self.background),
                 self.rollout.lent,
             ),
@@ -95,7 +97,12 @@ class ControlPlane:
             Finishing(state, shelf),
             self._operation_finished,
         )
-        self.housekeeping = Housekeeping(self)
+        self.housekeeping = Housekeeping(
+            Household(
+                *(settings, self.store, state, shelf, self.sessions),
+                *(self.sampling, self.training, self.rollout, self.end_session),
+            )
+        )
         self._roles: dict[WorkerId, str] = {}
 
     def _vital(self, name: str, controller: Any) -> Any:

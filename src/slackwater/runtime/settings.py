@@ -6,7 +6,7 @@ from pathlib import Path
 
 from slackwater.control.operations.controller import OperationsConfig
 from slackwater.model.errors import ConfigError
-from slackwater.runtime.instance_list import InstanceList
+from slackwater.runtime.launch.instance_list import InstanceList
 
 TRAIN_DTYPES = ("float32", "bfloat16")
 

@@ -8,18 +8,18 @@ from fastapi import FastAPI, Request
 
 from slackwater.model.errors import SlackwaterError
 from slackwater.runtime.plane import ControlPlane
-from slackwater.serve.downloads import Downloads, download_routes
-from slackwater.serve.errors import ERROR_RESPONSES, add_error_handlers
-from slackwater.serve.instances import instance_routes
-from slackwater.serve.limits import BodyLimits
-from slackwater.serve.openai_api import openai_routes
-from slackwater.serve.operator import operator_routes
-from slackwater.serve.tinker_records import record_routes
-from slackwater.serve.tinker_rest import RestFace, checkpoint_change_routes, rest_routes
-from slackwater.serve.tinker_sampling import SamplingFace, future_routes, sampling_routes
-from slackwater.serve.tinker_service import service_routes
-from slackwater.serve.tinker_sessions import session_life_routes, session_list_routes
-from slackwater.serve.tinker_training import TrainingFace, training_routes
+from slackwater.serve.http.errors import ERROR_RESPONSES, add_error_handlers
+from slackwater.serve.http.limits import BodyLimits
+from slackwater.serve.openai.api import openai_routes
+from slackwater.serve.operator.instances import instance_routes
+from slackwater.serve.operator.status import operator_routes
+from slackwater.serve.tinker.downloads import Downloads, download_routes
+from slackwater.serve.tinker.records import record_routes
+from slackwater.serve.tinker.rest import RestFace, checkpoint_change_routes, rest_routes
+from slackwater.serve.tinker.sampling import SamplingFace, future_routes, sampling_routes
+from slackwater.serve.tinker.service import service_routes
+from slackwater.serve.tinker.sessions import session_life_routes, session_list_routes
+from slackwater.serve.tinker.training import TrainingFace, training_routes
 
 logger = logging.getLogger(__name__)
 

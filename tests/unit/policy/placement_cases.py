@@ -5,7 +5,7 @@ import numpy as np
 from slackwater.model.ids import JobId
 from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.node import H20, H800, Pool, Role
-from slackwater.policy.fleet import Fleet
+from slackwater.policy.placement.fleet import Fleet
 
 KINDS = (
     ((50, 100), (50, 100)),

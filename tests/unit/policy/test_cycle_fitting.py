@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.policy.cycle_fitting import MAX_ROUNDS, fit_cycle
-from slackwater.policy.group_table import (
+from slackwater.policy.columns import (
     BUDGET_S,
     LEFT,
     ROLL_S,
@@ -15,6 +14,7 @@ from slackwater.policy.group_table import (
     WORK_ROWS,
     Floats,
 )
+from slackwater.policy.placement.cycle_fitting import MAX_ROUNDS, fit_cycle
 
 jobs = st.lists(
     st.tuples(

@@ -5,9 +5,16 @@ import pytest
 from phase_execution import run_plan
 from placement_cases import drawn_jobs, fleet
 
-from slackwater.policy.cycle_fitting import busiest_s, drain_cost
-from slackwater.policy.group_table import LEFT, ROLL_S, ROUNDS, TRAIN_S, WORK_ROWS, Floats
-from slackwater.policy.interleaving import Interleaving
+from slackwater.policy.columns import (
+    LEFT,
+    ROLL_S,
+    ROUNDS,
+    TRAIN_S,
+    WORK_ROWS,
+    Floats,
+)
+from slackwater.policy.placement.cycle_fitting import busiest_s, drain_cost
+from slackwater.policy.placement.interleaving import Interleaving
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -12,11 +12,11 @@ from slackwater.model.ids import JobId
 from slackwater.model.job import JobSpec
 from slackwater.model.node import H20, H800, Pool, Role
 from slackwater.model.placement import Placement, Refusal
-from slackwater.policy.catalogue import make_policy
-from slackwater.policy.draining import alone_s, drain_bound, longest_first
-from slackwater.policy.fleet import Fleet
-from slackwater.policy.ledger import NodeLedger
-from slackwater.policy.placement import PlacementPolicy, Standing
+from slackwater.policy.placement.catalogue import make_policy
+from slackwater.policy.placement.draining import alone_s, drain_bound, longest_first
+from slackwater.policy.placement.fleet import Fleet
+from slackwater.policy.placement.interface import PlacementPolicy, Standing
+from slackwater.policy.placement.rented_nodes import RentedNodes
 
 
 def fleet(train: int, *, owned: bool = True) -> Fleet:
@@ -140,7 +140,7 @@ def test_jobs_are_only_brought_together_on_an_owned_fleet_if_someone_waits() -> 
 
 
 def test_a_node_of_an_owned_pool_is_worth_more_the_fewer_are_left() -> None:
-    owned, rented = NodeLedger(fleet(4)), NodeLedger(fleet(4, owned=False))
+    owned, rented = RentedNodes(fleet(4)), RentedNodes(fleet(4, owned=False))
     worth = []
     for _ in range(4):
         owned.rent(Role.TRAIN, 1)

@@ -7,8 +7,8 @@ from placement_cases import drawn_jobs, fleet, job
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import JobId
 from slackwater.model.placement import Placement, Refusal
-from slackwater.policy.catalogue import POLICIES, make_policy
-from slackwater.policy.placement import PlacementPolicy, Standing
+from slackwater.policy.placement.catalogue import POLICIES, make_policy
+from slackwater.policy.placement.interface import PlacementPolicy, Standing
 
 EVERY = tuple(name for name in POLICIES if name != "regrouping")
 

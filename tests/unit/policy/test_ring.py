@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.policy.horizon_ring import FreeNodes, busy_with, is_free, smallest_shift
-from slackwater.policy.ring import first_fit_on_s, occupy
+from slackwater.policy.placement.horizon_ring import FreeNodes, busy_with, is_free, smallest_shift
+from slackwater.policy.placement.ring import first_fit_on_s, occupy
 
 PERIOD = 60
 

@@ -6,8 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from phase_execution import run_in_turn
 
-from slackwater.policy.group_table import ROLL_S, SYNC_S, TRAIN_S, WORK_ROWS, Floats, Ints
-from slackwater.policy.round_robin_cycle import round_robin_period_s
+from slackwater.policy.columns import (
+    ROLL_S,
+    SYNC_S,
+    TRAIN_S,
+    WORK_ROWS,
+    Floats,
+    Ints,
+)
+from slackwater.policy.ordering.round_robin_cycle import round_robin_period_s
 
 phase_s = st.floats(5, 600)
 members = st.lists(

@@ -7,10 +7,10 @@ from placement_cases import drawn_jobs, fleet, job
 
 from slackwater.model.ids import JobId
 from slackwater.model.placement import Phase, Strategy
-from slackwater.policy.group_placement import GroupPlacement
-from slackwater.policy.group_table import ROLL_S, SYNC_S, TRAIN_S
-from slackwater.policy.interleaving import Interleaving
-from slackwater.policy.placement import Standing
+from slackwater.policy.columns import ROLL_S, SYNC_S, TRAIN_S
+from slackwater.policy.placement.group_packing import GroupPlacement
+from slackwater.policy.placement.interface import Standing
+from slackwater.policy.placement.interleaving import Interleaving
 
 
 def shorter(seed: int) -> Length:

@@ -4,8 +4,8 @@ import asyncio
 import time
 
 from slackwater.model.ids import WorkerId
-from slackwater.runtime.timers import Timers
-from slackwater.runtime.worker_hub import WorkerHub
+from slackwater.runtime.bodies.timers import Timers
+from slackwater.runtime.net.hub import WorkerHub
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame
 

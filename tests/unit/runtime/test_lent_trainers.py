@@ -10,7 +10,7 @@ from slackwater.control.rollout.manager import RolloutManager
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import JobId, TrajectoryId, TurnId, WorkerId
 from slackwater.model.turn import Sampling, TurnSpec
-from slackwater.runtime.rollout_desk import RolloutDesk, TurnResult
+from slackwater.runtime.bodies.rollout import RolloutBody, TurnResult
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame, FrameDecoder
 
@@ -18,13 +18,13 @@ BASE, VERSION = "tiny", "base:tiny"
 
 
 class Floor:
-    """A desk whose engines answer when they are told to."""
+    """A rollout body whose engines answer when they are told to."""
 
     def __init__(self) -> None:
         settings = RolloutSettings(trainer_patience_s=0.2, watch_every_s=0.02)
         self.manager = RolloutManager(settings)
-        self.desk = RolloutDesk(self, self.manager, lambda worker: None)  # type: ignore[arg-type]  # only send() is used
-        self.lent = self.desk.lent
+        self.rollout = RolloutBody(self, self.manager, lambda worker: None)  # type: ignore[arg-type]  # only send() is used
+        self.lent = self.rollout.lent
         self.sent: list[tuple[WorkerId, messages.Message]] = []
         self.training: set[WorkerId] = set()
         self.ended = 0
@@ -34,12 +34,12 @@ class Floor:
 
     def engine(self, name: str, kind: Any = "local") -> None:
         facts = messages.EngineFacts(BASE, 8, 1000, 10_000, 4, kind=kind)
-        self.desk.engine_joined(WorkerId(name), facts)
+        self.rollout.engine_joined(WorkerId(name), facts)
 
     def say(self, worker: WorkerId, message: messages.Message) -> None:
         (frame,) = FrameDecoder().feed(messages.encode(message))
         assert isinstance(frame, Frame)
-        self.desk.engine_said(worker, frame)
+        self.rollout.engine_said(worker, frame)
 
     def answer(self) -> None:
         """Engines pull at once, and end one turn each time they are asked."""
@@ -55,7 +55,7 @@ class Floor:
         spec = TurnSpec(
             TurnId(name), TrajectoryId(name), JobId(BASE), (1, 2), Sampling(max_tokens=4), VERSION
         )
-        self.desk.submit(spec, self)
+        self.rollout.submit(spec, self)
 
     def appended(self, tokens: Any, logprobs: Any) -> None: ...
 
@@ -77,7 +77,7 @@ class Floor:
 
     def check(self) -> None:
         self.manager.check_integrity()
-        local = [record.spec.instance for record in self.manager.books.fleet if record.local]
+        local = [record.spec.instance for record in self.manager.books.instances if record.local]
         assert not (local and self.training), f"{local} and {self.training} at once"
 
 
@@ -85,7 +85,7 @@ class Floor:
 def test_trainers_and_local_engines_never_work_at_once_and_everything_gets_done(seed: int) -> None:
     async def scenario() -> None:
         draw, floor = random.Random(seed), Floor()
-        floor.desk.published(BASE, VERSION)
+        floor.rollout.published(BASE, VERSION)
         for number in range(draw.randint(1, 2)):
             floor.engine(f"local-{number}")
         if draw.random() < 0.5:
@@ -106,7 +106,7 @@ def test_trainers_and_local_engines_never_work_at_once_and_everything_gets_done(
                 case "answer":
                     floor.answer()
                 case "lose" if draw.random() < 0.3:
-                    floor.desk.engine_lost(WorkerId("local-0"), "killed")
+                    floor.rollout.engine_lost(WorkerId("local-0"), "killed")
                     floor.engine("local-0")
                 case _:
                     await asyncio.sleep(0.001)
@@ -120,7 +120,7 @@ def test_trainers_and_local_engines_never_work_at_once_and_everything_gets_done(
             await asyncio.sleep(0.002)
         for task in trainings:
             task.result()
-        floor.desk.close()
+        floor.rollout.close()
 
     asyncio.run(scenario())
 
@@ -128,7 +128,7 @@ def test_trainers_and_local_engines_never_work_at_once_and_everything_gets_done(
 def test_a_trainer_that_is_lost_while_it_waits_does_not_keep_local_engines_away() -> None:
     async def scenario() -> None:
         floor = Floor()
-        floor.desk.published(BASE, VERSION)
+        floor.rollout.published(BASE, VERSION)
         floor.engine("local-0")
         floor.submit(0)
         waiting = asyncio.create_task(floor.train("trainer-0", ends_step=False))
@@ -142,6 +142,6 @@ def test_a_trainer_that_is_lost_while_it_waits_does_not_keep_local_engines_away(
         floor.answer()
         floor.answer()
         assert floor.ended == 2
-        floor.desk.close()
+        floor.rollout.close()
 
     asyncio.run(scenario())

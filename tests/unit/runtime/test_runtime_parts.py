@@ -16,17 +16,17 @@ from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
 from slackwater.model.ids import ModelId, RequestId, SamplingSessionId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OpKind, OpStatus
 from slackwater.model.seeds import default_seed, sample_seed
-from slackwater.runtime import operation_log as log
-from slackwater.runtime.base_models import BaseModel, BaseModels
-from slackwater.runtime.checkpoint_shelf import checkpoint_path, parse_path
-from slackwater.runtime.finished_feed import FinishedFeed, FinishedRequest
-from slackwater.runtime.future_board import FutureBoard, Outcome
+from slackwater.runtime.bodies.vital_controller import VitalController
+from slackwater.runtime.net.hub import WorkerHub
+from slackwater.runtime.services.tenants import Tenants
 from slackwater.runtime.settings import ServiceSettings
-from slackwater.runtime.state_directory import StateDirectory
-from slackwater.runtime.store import Store, StoreLostError
-from slackwater.runtime.tenants import Tenants
-from slackwater.runtime.vital_controller import VitalController
-from slackwater.runtime.worker_hub import WorkerHub
+from slackwater.runtime.store import operation_log as log
+from slackwater.runtime.store.base_models import BaseModel, BaseModels
+from slackwater.runtime.store.checkpoints import checkpoint_path, parse_path
+from slackwater.runtime.store.database import Store, StoreLostError
+from slackwater.runtime.store.finished_feed import FinishedFeed, FinishedRequest
+from slackwater.runtime.store.future_board import FutureBoard, Outcome
+from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame, FrameDecoder
 

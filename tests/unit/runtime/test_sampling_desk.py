@@ -12,14 +12,14 @@ from slackwater.control.rollout.manager import RolloutManager
 from slackwater.model.errors import NotFoundError, RefusedError, UnavailableError
 from slackwater.model.ids import SamplingSessionId, SessionId, TenantId
 from slackwater.model.session import SamplingSession
-from slackwater.runtime.background import Background
-from slackwater.runtime.future_board import FutureBoard
-from slackwater.runtime.op_payloads import SamplePayload
-from slackwater.runtime.rollout_desk import RolloutDesk
-from slackwater.runtime.sample_log import add_sampling_session
-from slackwater.runtime.sampling_desk import SamplingDesk
-from slackwater.runtime.store import Store
-from slackwater.runtime.worker_hub import WorkerHub
+from slackwater.runtime.bodies.rollout import RolloutBody
+from slackwater.runtime.net.background import Background
+from slackwater.runtime.net.hub import WorkerHub
+from slackwater.runtime.services.sampling import SamplingService
+from slackwater.runtime.store.database import Store
+from slackwater.runtime.store.future_board import FutureBoard
+from slackwater.runtime.store.op_payloads import SamplePayload
+from slackwater.runtime.store.sample_log import add_sampling_session
 
 MINE = TenantId("mine")
 SESSION = SamplingSession(
@@ -52,7 +52,7 @@ def sample(token: int = 1, samples: int = 1) -> SamplePayload:
 
 
 def with_desk(
-    folder: Path, work: Callable[[SamplingDesk, RolloutDesk, FutureBoard], Awaitable[None]]
+    folder: Path, work: Callable[[SamplingService, RolloutBody, FutureBoard], Awaitable[None]]
 ) -> None:
     """A desk on the folder's store, with everything real and no engine."""
 
@@ -63,8 +63,8 @@ def with_desk(
         board, died = FutureBoard(), list[BaseException]()
         background = Background(died.append)
         hub = WorkerHub(Nobody(), "secret")
-        rollout = RolloutDesk(hub, RolloutManager(), lambda worker: None)
-        desk = SamplingDesk(store, board, background, rollout, max_live_turns=4)
+        rollout = RolloutBody(hub, RolloutManager(), lambda worker: None)
+        desk = SamplingService(store, board, background, rollout, max_live_turns=4)
         await desk.adopt()
         await work(desk, rollout, board)
         await background.drain(5.0)
@@ -76,7 +76,7 @@ def with_desk(
 
 
 def test_a_number_sent_again_is_the_same_request_and_is_generated_once(tmp_path: Path) -> None:
-    async def work(desk: SamplingDesk, rollout: RolloutDesk, board: FutureBoard) -> None:
+    async def work(desk: SamplingService, rollout: RolloutBody, board: FutureBoard) -> None:
         first = await desk.submit(SESSION, 0, sample())
         assert await desk.submit(SESSION, 0, sample()) == first
         assert await desk.submit(SESSION, 2**60, sample()) != first
@@ -88,7 +88,7 @@ def test_a_number_sent_again_is_the_same_request_and_is_generated_once(tmp_path:
 
 
 def test_too_many_turns_are_told_to_try_again_and_leave_no_trace(tmp_path: Path) -> None:
-    async def work(desk: SamplingDesk, rollout: RolloutDesk, board: FutureBoard) -> None:
+    async def work(desk: SamplingService, rollout: RolloutBody, board: FutureBoard) -> None:
         await desk.submit(SESSION, 0, sample(samples=3))
         with pytest.raises(UnavailableError, match="3 samples are under way"):
             await desk.submit(SESSION, 1, sample(samples=2))
@@ -105,7 +105,7 @@ def test_one_tenants_turns_take_nothing_of_anothers_room(tmp_path: Path) -> None
         SESSION, tenant=TenantId("other"), sampling_session=SamplingSessionId("theirs")
     )
 
-    async def work(desk: SamplingDesk, rollout: RolloutDesk, board: FutureBoard) -> None:
+    async def work(desk: SamplingService, rollout: RolloutBody, board: FutureBoard) -> None:
         await desk.submit(SESSION, 0, sample(samples=4))
         with pytest.raises(UnavailableError):
             await desk.submit(SESSION, 1, sample())
@@ -118,10 +118,10 @@ def test_one_tenants_turns_take_nothing_of_anothers_room(tmp_path: Path) -> None
 def test_what_was_acknowledged_goes_on_after_a_restart(tmp_path: Path) -> None:
     requests: list[str] = []
 
-    async def before(desk: SamplingDesk, rollout: RolloutDesk, board: FutureBoard) -> None:
+    async def before(desk: SamplingService, rollout: RolloutBody, board: FutureBoard) -> None:
         requests.append(await desk.submit(SESSION, 0, sample(samples=2)))
 
-    async def after(desk: SamplingDesk, rollout: RolloutDesk, board: FutureBoard) -> None:
+    async def after(desk: SamplingService, rollout: RolloutBody, board: FutureBoard) -> None:
         assert rollout.live() == 2
         assert not await board.wait(requests[0], 0.01)  # type: ignore[arg-type]
         assert await desk.submit(SESSION, 0, sample(samples=2)) == requests[0]
@@ -132,7 +132,7 @@ def test_what_was_acknowledged_goes_on_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_requests_of_an_ended_session_fail_and_say_so(tmp_path: Path) -> None:
-    async def work(desk: SamplingDesk, rollout: RolloutDesk, board: FutureBoard) -> None:
+    async def work(desk: SamplingService, rollout: RolloutBody, board: FutureBoard) -> None:
         request = await desk.submit(SESSION, 0, sample())
         desk.drop_sessions([SESSION.sampling_session])
         assert await board.wait(request, 5.0)
@@ -147,7 +147,7 @@ def test_requests_of_an_ended_session_fail_and_say_so(tmp_path: Path) -> None:
 
 
 def test_another_tenant_neither_sees_nor_cancels(tmp_path: Path) -> None:
-    async def work(desk: SamplingDesk, rollout: RolloutDesk, board: FutureBoard) -> None:
+    async def work(desk: SamplingService, rollout: RolloutBody, board: FutureBoard) -> None:
         request = await desk.submit(SESSION, 0, sample())
         desk.cancel(TenantId("other"), request)
         assert rollout.live() == 1

@@ -13,11 +13,11 @@ from slackwater.control.operations.controller import OperationsConfig
 from slackwater.model.ids import ModelId, RequestId, TenantId
 from slackwater.model.operation import Operation, OpKind
 from slackwater.model.session import LoraShape
-from slackwater.runtime.checkpoint_shelf import Checkpoint, put_checkpoint
-from slackwater.runtime.operation_log import Submission, add_operation
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.settings import ServiceSettings
-from slackwater.runtime.state_directory import StateDirectory
+from slackwater.runtime.store.checkpoints import Checkpoint, put_checkpoint
+from slackwater.runtime.store.operation_log import Submission, add_operation
+from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.serve.app import create_app
 from slackwater.weights.catalog import VersionCatalog
 

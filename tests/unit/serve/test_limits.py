@@ -4,7 +4,7 @@ import asyncio
 import json
 from typing import Any
 
-from slackwater.serve.limits import BodyLimits
+from slackwater.serve.http.limits import BodyLimits
 
 
 def call(

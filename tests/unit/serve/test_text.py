@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from slackwater.model.errors import ConfigError, RefusedError
-from slackwater.serve.text import TextCodec, TextStream
+from slackwater.serve.openai.text import TextCodec, TextStream
 
 
 def byte_model(folder: Path, template: str | None) -> Path:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slackwater.model.errors import ConfigError, RefusedError
-from slackwater.runtime.op_payloads import SampleResult, SequencePayload
-from slackwater.serve import tinker_proto
-from slackwater.serve.tinker_proto import pb
+from slackwater.runtime.store.op_payloads import SampleResult, SequencePayload
+from slackwater.serve.tinker import proto as tinker_proto
+from slackwater.serve.tinker.proto import pb
 from slackwater.wire.batches import Array, PassResult
 
 

@@ -20,9 +20,9 @@ from slackwater.model.session import LoraShape
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net, net_tensors
 from slackwater.nets.lora import LoraAdapter, LoraSpec
-from slackwater.runtime.base_models import BaseModel
-from slackwater.runtime.checkpoint_shelf import EXTERNAL, Checkpoint
-from slackwater.serve.weight_files import weight_files
+from slackwater.runtime.store.base_models import BaseModel
+from slackwater.runtime.store.checkpoints import EXTERNAL, Checkpoint
+from slackwater.serve.tinker.weight_files import weight_files
 from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.worker.published import lora_meta
 from slackwater.zoo.directory import write_model

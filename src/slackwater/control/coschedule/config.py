@@ -5,13 +5,13 @@ from typing import Literal
 
 from slackwater.model.errors import ConfigError
 from slackwater.model.switching import SwitchCosts
-from slackwater.policy.ordering import FirstComeFirstServed, HighestResponseRatio, Ordering
-from slackwater.policy.turn_order import PlannedOrder, RoundRobin
+from slackwater.policy.ordering.planned_order import PlannedOrder, RoundRobinOrder
+from slackwater.policy.ordering.priority import FirstComeFirstServed, HighestResponseRatio, Ordering
 
 OrderingName = Literal["round_robin", "plan", "hrrs", "fcfs"]
 
 _ORDERINGS: dict[str, type] = {
-    "round_robin": RoundRobin,
+    "round_robin": RoundRobinOrder,
     "plan": PlannedOrder,
     "hrrs": HighestResponseRatio,
     "fcfs": FirstComeFirstServed,

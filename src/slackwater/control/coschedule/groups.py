@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from slackwater.control.coschedule.commands import Command
 from slackwater.control.coschedule.config import CoScheduleConfig
 from slackwater.control.coschedule.job_state import JobState
-from slackwater.control.coschedule.permits import PermitDesk
+from slackwater.control.coschedule.permits import Permits
 from slackwater.model.ids import GroupId, JobId, NodeId
 from slackwater.model.placement import GroupPlan, Phase
-from slackwater.policy.fleet import Fleet
-from slackwater.policy.ordering import Member, Ordering, Waiting
-from slackwater.policy.plan_alignment import worst_period_s
+from slackwater.policy.ordering.plan_alignment import worst_period_s
+from slackwater.policy.ordering.priority import LoadedJob, Ordering, Waiting
+from slackwater.policy.placement.fleet import Fleet
 
 # A newcomer whose place in the cycle would break a member's SLO waits for a better moment; after two cycles all were seen.
 _PATIENCE = 2.0
@@ -32,10 +32,10 @@ class _Group:
 class Groups:
     """All groups, and the requests that wait in them."""
 
-    def __init__(self, config: CoScheduleConfig, fleet: Fleet, desk: PermitDesk) -> None:
+    def __init__(self, config: CoScheduleConfig, fleet: Fleet, permits: Permits) -> None:
         self._config = config
         self._fleet = fleet
-        self._desk = desk
+        self._permits = permits
         self._groups: dict[GroupId, _Group] = {}
         self._users: dict[NodeId, dict[GroupId, int]] = {}
 
@@ -114,7 +114,7 @@ class Groups:
         assert placement is not None
         nodes = placement.rollout_nodes if phase is Phase.ROLLOUT else placement.train_nodes
         billions = state.profile.model_billions
-        needs = self._desk.needs_switch(state.spec.job, phase, nodes)
+        needs = self._permits.needs_switch(state.spec.job, phase, nodes)
         setup_s = self._config.switching.warm_s(billions) if needs else 0.0
         service_s = state.phase_s(phase, self._fleet)
         request = Waiting(state.spec.job, phase, nodes, now_s, service_s, setup_s)
@@ -131,7 +131,7 @@ class Groups:
         if group is not None and group.pending:
             self._take_in(group, now_s)
         while group is not None and group.waiting:
-            request = group.ordering.pick(group.waiting.values(), self._desk.is_free, now_s)
+            request = group.ordering.pick(group.waiting.values(), self._permits.is_free, now_s)
             if request is None:
                 return
             state = group.jobs[request.job]
@@ -139,7 +139,7 @@ class Groups:
             group.ordering.started(request.job, request.phase, request.nodes)
             if state.clock_s is None:
                 state.clock_s = now_s
-            commands.append(self._desk.grant(request, state.epoch, now_s))
+            commands.append(self._permits.grant(request, state.epoch, now_s))
 
     def using(self, nodes: tuple[NodeId, ...]) -> list[GroupId]:
         """Groups that have a stake in one of the nodes."""
@@ -193,13 +193,13 @@ class Groups:
     def _adopt(self, group: _Group, now_s: float) -> None:
         group.ordering.adopt(self._members(group, now_s), group.plan)
 
-    def _members(self, group: _Group, now_s: float) -> list[Member]:
+    def _members(self, group: _Group, now_s: float) -> list[LoadedJob]:
         return [self._member(state, now_s) for state in group.jobs.values() if state.joined]
 
-    def _member(self, state: JobState, now_s: float) -> Member:
+    def _member(self, state: JobState, now_s: float) -> LoadedJob:
         placement = state.placement
         assert placement is not None
-        permit = self._desk.held_by(state.spec.job)
+        permit = self._permits.held_by(state.spec.job)
         next_phase = state.next_phase
         if permit is None:
             running_s = max(state.free_s - now_s, 0.0)
@@ -208,7 +208,7 @@ class Groups:
             left_s = self.phase_end_s(state, permit.phase, permit.started_s) - now_s
             running_s = max(left_s, 0.0) + (state.sync_s if permit.phase is Phase.TRAIN else 0.0)
         budget_s = state.budget_s(now_s, realised=self._config.slo_basis == "realised")
-        return Member(
+        return LoadedJob(
             state.spec.job,
             placement.rollout_nodes,
             placement.train_nodes,
@@ -232,7 +232,7 @@ class Groups:
             assert group.jobs, f"group {group_id} is empty"
             for job, request in group.waiting.items():
                 assert job in group.jobs and request.job == job
-                assert self._desk.held_by(job) is None, f"{job} waits while it runs"
+                assert self._permits.held_by(job) is None, f"{job} waits while it runs"
             for job in group.pending:
                 assert not group.jobs[job].joined and job not in group.waiting
             for job, state in group.jobs.items():

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.placement import Phase, Placement
-from slackwater.policy.fleet import Fleet
+from slackwater.policy.placement.fleet import Fleet
 
 
 class JobStatus(StrEnum):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from slackwater.control.coschedule.commands import GrantPermit
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import Phase
-from slackwater.policy.ordering import Waiting
+from slackwater.policy.ordering.priority import Waiting
 
 
 @dataclass(slots=True)
@@ -21,7 +21,7 @@ class Permit:
     shrunk: bool = False
 
 
-class PermitDesk:
+class Permits:
     """Gives permits out and takes them back. A node runs one phase, and at most the tail of one rollout beside another."""
 
     def __init__(self) -> None:

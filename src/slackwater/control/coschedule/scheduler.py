@@ -33,12 +33,12 @@ from slackwater.control.coschedule.events import (
 )
 from slackwater.control.coschedule.groups import Groups
 from slackwater.control.coschedule.job_state import JobState, JobStatus
-from slackwater.control.coschedule.permits import PermitDesk
+from slackwater.control.coschedule.permits import Permits
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.job import JobSpec
 from slackwater.model.placement import Phase, Placement, Refusal
-from slackwater.policy.fleet import Fleet
-from slackwater.policy.placement import PlacementPolicy, Standing
+from slackwater.policy.placement.fleet import Fleet
+from slackwater.policy.placement.interface import PlacementPolicy, Standing
 
 _REBALANCE = "rebalance"
 
@@ -52,8 +52,8 @@ class CoScheduler:
         self._policy = policy
         self._fleet = fleet
         self._config = config or CoScheduleConfig()
-        self._desk = PermitDesk()
-        self._groups = Groups(self._config, fleet, self._desk)
+        self._permits = Permits()
+        self._groups = Groups(self._config, fleet, self._permits)
         self._jobs: dict[JobId, JobState] = {}
         self._placed: dict[JobId, JobState] = {}
         self._held: dict[JobId, JobState] = {}
@@ -183,9 +183,9 @@ class CoScheduler:
         """Take a placed job off its nodes and out of its group; its clock stands still."""
         assert state.placement is not None
         nodes = tuple({*state.placement.rollout_nodes, *state.placement.train_nodes})
-        permit = self._desk.held_by(state.spec.job)
+        permit = self._permits.held_by(state.spec.job)
         if permit is not None:
-            self._desk.take_back(permit)
+            self._permits.take_back(permit)
         self._groups.leave(state)
         del self._placed[state.spec.job]
         state.placement = None
@@ -246,7 +246,7 @@ class CoScheduler:
         self._rented = rented
         commands: list[Command] = []
         if gone:
-            self._desk.forget(gone)
+            self._permits.forget(gone)
             commands.append(ReturnNodes(tuple(sorted(gone))))
         if come:
             commands.append(RentNodes(tuple(sorted(come))))
@@ -258,7 +258,7 @@ class CoScheduler:
         state = self._current(event.job, event.epoch)
         if state is None or event.phase is not state.next_phase:
             return []
-        if event.iteration != state.iterations_done or self._desk.held_by(event.job) is not None:
+        if event.iteration != state.iterations_done or self._permits.held_by(event.job) is not None:
             return []
         if self._groups.is_waiting(state) or self._groups.is_pending(state):
             return []
@@ -272,11 +272,11 @@ class CoScheduler:
         return commands
 
     def _on_finished_phase(self, event: PhaseFinished) -> list[Command]:
-        permit = self._desk.find(event.permit)
+        permit = self._permits.find(event.permit)
         if permit is None or permit.job != event.job:
             return []
         state = self._placed[event.job]
-        self._desk.take_back(permit)
+        self._permits.take_back(permit)
         state.observe(permit.phase, event.work_s)
         state.free_s = event.now_s
         if permit.phase is Phase.ROLLOUT:
@@ -289,12 +289,14 @@ class CoScheduler:
         return self._after_iteration(state, event.now_s) + self._grant(permit.nodes, event.now_s)
 
     def _on_tail(self, event: TailReached) -> list[Command]:
-        permit = self._desk.find(event.permit)
+        permit = self._permits.find(event.permit)
         if permit is None or permit.job != event.job or not self._config.shrink_tails:
             return []
-        if not self._desk.can_shrink(permit) or not self._groups.waits_for(permit.nodes, event.job):
+        if not self._permits.can_shrink(permit) or not self._groups.waits_for(
+            permit.nodes, event.job
+        ):
             return []
-        self._desk.shrink(permit)
+        self._permits.shrink(permit)
         shrink: list[Command] = [ShrinkRollout(permit.number, permit.job)]
         return shrink + self._grant(permit.nodes, event.now_s)
 
@@ -387,10 +389,10 @@ class CoScheduler:
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
         self._policy.check_integrity()
-        self._desk.check_integrity()
+        self._permits.check_integrity()
         self._groups.check_integrity()
         assert self._rented == frozenset(self._policy.rented()), "rent is out of step"
-        for permit in self._desk.held():
+        for permit in self._permits.held():
             assert permit.job in self._placed, f"{permit.job} holds a permit but is not placed"
         for job, state in self._jobs.items():
             assert (state.status is JobStatus.PLACED) == (job in self._placed)

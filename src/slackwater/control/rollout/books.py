@@ -11,14 +11,14 @@ from slackwater.control.rollout.commands import (
     RolloutCommand,
 )
 from slackwater.control.rollout.dispatcher import Dispatcher
-from slackwater.control.rollout.fleet import Fleet, InstanceRecord
+from slackwater.control.rollout.instances import InstanceRecord, Instances
 from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import InstanceId, JobId, TurnId
 from slackwater.model.turn import FinishReason
-from slackwater.policy.length_law import LengthLaw
-from slackwater.policy.plateau import ThroughputProfile
-from slackwater.policy.step_time import StepTimeFit
+from slackwater.policy.rollout.length_law import LengthLaw
+from slackwater.policy.rollout.plateau import ThroughputProfile
+from slackwater.policy.rollout.step_time import StepTimeFit
 
 Out = list[RolloutCommand]
 
@@ -51,7 +51,7 @@ class Books:
     """The manager's memory."""
 
     settings: RolloutSettings
-    fleet: Fleet = field(default_factory=Fleet)
+    instances: Instances = field(default_factory=Instances)
     turns: dict[TurnId, LiveTurn] = field(default_factory=dict)
     deadlines: list[tuple[float, int, TurnId]] = field(default_factory=list)
     counters: Counters = field(default_factory=Counters)
@@ -63,7 +63,7 @@ class Books:
     dispatcher: Dispatcher = field(init=False)
 
     def __post_init__(self) -> None:
-        self.dispatcher = Dispatcher(self.settings, self.fleet)
+        self.dispatcher = Dispatcher(self.settings, self.instances)
 
     def work_of(self, job: JobId) -> JobWork:
         """The job's totals."""
@@ -139,5 +139,5 @@ class Books:
     def room_changed(self, record: InstanceRecord, now_s: float, out: Out) -> None:
         """The instance can take turns that it could not take before."""
         record.refresh()
-        self.fleet.changed()
+        self.instances.changed()
         self.dispatcher.fill(record, now_s, out)

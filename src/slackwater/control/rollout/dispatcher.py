@@ -7,26 +7,26 @@ from slackwater.control.rollout.commands import (
     PullWeights,
     RolloutCommand,
 )
-from slackwater.control.rollout.fleet import Fleet, InstanceRecord
 from slackwater.control.rollout.homes import Homes
+from slackwater.control.rollout.instances import InstanceRecord, Instances
 from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.control.rollout.waiting_line import NeedKey, WaitingLine, need_key
 from slackwater.model.turn import AttemptId
-from slackwater.policy.instance_load import InstanceLoad
-from slackwater.policy.routing import Placement, TurnNeed
+from slackwater.policy.rollout.instance_load import InstanceLoad
+from slackwater.policy.rollout.routing import Destination, TurnNeed
 
 
 class Dispatcher:
     """Owns attempts: which turn runs where under which number. Commands are appended to `out`."""
 
-    def __init__(self, settings: RolloutSettings, fleet: Fleet) -> None:
+    def __init__(self, settings: RolloutSettings, instances: Instances) -> None:
         self._settings = settings
-        self._fleet = fleet
+        self._instances = instances
         self.line = WaitingLine()
         self.attempts: dict[int, LiveTurn] = {}
         self.next_attempt = 1
-        self.homes = Homes(fleet, settings.home_lease_s, settings.remembered_trajectories)
+        self.homes = Homes(instances, settings.home_lease_s, settings.remembered_trajectories)
 
     def place(
         self, turn: LiveTurn, now_s: float, out: list[RolloutCommand], *, first: bool = False
@@ -36,13 +36,13 @@ class Dispatcher:
         key = need_key(turn)
         placement = self._settings.routing.place(need, self._able(turn, key))
         if placement.instance is not None:
-            self._send(turn, self._fleet.records[placement.instance], now_s, out)
+            self._send(turn, self._instances.records[placement.instance], now_s, out)
             return
         self._wait(turn, need, placement, now_s, first)
         self.demand(key, out)
 
     def _wait(
-        self, turn: LiveTurn, need: TurnNeed, placement: Placement, now_s: float, first: bool
+        self, turn: LiveTurn, need: TurnNeed, placement: Destination, now_s: float, first: bool
     ) -> None:
         bound = placement.bound_to
         turn.waiting_since_s = now_s
@@ -114,7 +114,7 @@ class Dispatcher:
         assert turn.instance is not None
         assert turn.attempt is not None
         out.append(AbortOn(turn.instance, turn.attempt))
-        load = self._fleet.records[turn.instance].load
+        load = self._instances.records[turn.instance].load
         if load.waiting:
             load.waiting -= 1
         self.detach(turn)
@@ -126,7 +126,7 @@ class Dispatcher:
             return None
         assert turn.instance is not None
         self.attempts.pop(turn.attempt)
-        record = self._fleet.records.get(turn.instance)
+        record = self._instances.records.get(turn.instance)
         if record is not None:
             del record.attempts[turn.attempt]
             record.steady_frame = None
@@ -140,7 +140,7 @@ class Dispatcher:
     def demand(self, key: NeedKey, out: list[RolloutCommand]) -> None:
         """Have one more instance pull the version that turns wait for, one at a time per version."""
         job, version, _ = key
-        without = self._fleet.lacking(job, version)
+        without = self._instances.lacking(job, version)
         if without:
             chosen = min(without, key=lambda r: (r.load.in_flight, r.spec.instance))
             self.pull(chosen, version, out)
@@ -150,7 +150,7 @@ class Dispatcher:
         if version in record.versions or version in record.pulling:
             return
         record.pulling.add(version)
-        self._fleet.changed()
+        self._instances.changed()
         out.append(PullWeights(record.spec.instance, version))
 
     def drop_surplus(self, record: InstanceRecord, keep: str, out: list[RolloutCommand]) -> None:
@@ -160,13 +160,13 @@ class Dispatcher:
             if victim is None:
                 return
             del record.versions[victim]
-            self._fleet.changed()
+            self._instances.changed()
             out.append(DropVersion(record.spec.instance, victim))
 
     def _able(self, turn: LiveTurn, key: NeedKey) -> list[InstanceLoad]:
-        eligible = self._fleet.eligible(key)
+        eligible = self._instances.eligible(key)
         context = turn.context_tokens
-        if context < self._fleet.shortest_context and turn.avoids is None:
+        if context < self._instances.shortest_context and turn.avoids is None:
             return eligible
         return [
             load

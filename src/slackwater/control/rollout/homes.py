@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from slackwater.control.rollout.fleet import Fleet, InstanceRecord
+from slackwater.control.rollout.instances import InstanceRecord, Instances
 from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.model.ids import InstanceId, TrajectoryId, TurnId
 
@@ -32,8 +32,8 @@ class Home:
 class Homes:
     """Least recently used first; forgotten after `lease_s`, or when there are too many."""
 
-    def __init__(self, fleet: Fleet, lease_s: float, most: int) -> None:
-        self._fleet = fleet
+    def __init__(self, instances: Instances, lease_s: float, most: int) -> None:
+        self._instances = instances
         self._lease_s = lease_s
         self._most = most
         self._homes: OrderedDict[TrajectoryId, Home] = OrderedDict()
@@ -54,7 +54,7 @@ class Homes:
         if before is not None:
             before.count(0)
             came_back = before.came_back or before.turn != turn.spec.turn
-        record = self._fleet.records[turn.instance]
+        record = self._instances.records[turn.instance]
         home = Home(record, turn.context_tokens, now_s, turn.spec.turn, came_back)
         self._homes[trajectory] = home
         home.count(home.context_tokens if came_back else 0)
@@ -70,15 +70,15 @@ class Homes:
 
     def check_integrity(self) -> None:
         """Every instance's total is the sum over the trajectories at home there."""
-        totals = {id(record): 0 for record in self._fleet}
+        totals = {id(record): 0 for record in self._instances}
         for home in self._homes.values():
             if id(home.record) in totals:
                 totals[id(home.record)] += home.counted
-        for record in self._fleet:
+        for record in self._instances:
             assert record.load.homed_tokens == totals[id(record)], "homes are counted wrong"
 
     def _lives(self, record: InstanceRecord) -> bool:
-        return self._fleet.records.get(record.spec.instance) is record
+        return self._instances.records.get(record.spec.instance) is record
 
     def _forget(self) -> None:
         _, home = self._homes.popitem(last=False)

@@ -22,7 +22,7 @@ def check_books(books: Books) -> None:
 def _check_attempts(books: Books) -> None:
     dispatcher = books.dispatcher
     held = 0
-    for record in books.fleet:
+    for record in books.instances:
         held += len(record.attempts)
         assert record.load.in_flight == len(record.attempts)
         assert 0 <= record.load.waiting <= record.load.in_flight

@@ -4,7 +4,7 @@
 
 It owns every turn's tokens; instances only lend a hand. Parts: `dispatcher` (where a turn goes),
 `ownership` (what instances say about turns), `membership` (instances that come and go), `rebalancer`
-(moves), `seeding_desk` (how long training nodes roll out themselves).
+(moves), `seeding` (how long training nodes roll out themselves).
 """
 
 import heapq
@@ -42,7 +42,7 @@ from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.control.rollout.membership import Membership
 from slackwater.control.rollout.ownership import Ownership
 from slackwater.control.rollout.rebalancer import Rebalancer
-from slackwater.control.rollout.seeding_desk import SEEDING, SeedingDesk
+from slackwater.control.rollout.seeding import SEEDING, Seeding
 from slackwater.control.rollout.settings import RolloutSettings
 
 WATCH = "rollout-watch"
@@ -56,7 +56,7 @@ class RolloutManager:
         self._membership = Membership(self.books)
         self._ownership = Ownership(self.books, self._membership)
         self._rebalancer = Rebalancer(self.books)
-        self._desk = SeedingDesk(self.books, self._membership)
+        self._seeding = Seeding(self.books, self._membership)
         self._watching = False
         self._handlers: dict[type, Callable[[Any, Out], None]] = {
             TurnSubmitted: self._submitted,
@@ -76,18 +76,18 @@ class RolloutManager:
             WeightsPublished: self._membership.published,
             WeightsRetired: self._membership.retired,
             TimerFired: self._timer,
-            StepBegan: self._desk.began,
-            TrainerWanted: self._desk.trainer_wanted,
-            TrainerWaits: self._desk.trainer_waits,
-            StepEnded: self._desk.ended,
+            StepBegan: self._seeding.began,
+            TrainerWanted: self._seeding.trainer_wanted,
+            TrainerWaits: self._seeding.trainer_waits,
+            StepEnded: self._seeding.ended,
         }
 
     def handle(self, event: RolloutEvent) -> Sequence[RolloutCommand]:
         """Take one event; return what the body must do, in order."""
         out: Out = []
         self._handlers[type(event)](event, out)
-        self._desk.settle(event.now_s, out)
-        if not self._watching and (self.books.turns or len(self.books.fleet)):
+        self._seeding.settle(event.now_s, out)
+        if not self._watching and (self.books.turns or len(self.books.instances)):
             self._watching = True
             out.append(SetTimer(WATCH, event.now_s + self.books.settings.watch_every_s))
         return out
@@ -100,7 +100,7 @@ class RolloutManager:
         deadline_s = limit_s if spec.deadline_s is None else min(spec.deadline_s, limit_s)
         turn = LiveTurn(spec, deadline_s, books.counters.submitted)
         books.open(turn)
-        longest = max((record.spec.max_context_tokens for record in books.fleet), default=None)
+        longest = max((record.spec.max_context_tokens for record in books.instances), default=None)
         if longest is not None and turn.context_tokens >= longest:
             error = f"prompt: {turn.context_tokens} tokens leave no room in a context of {longest}"
             books.fail(turn, error, event.now_s, out)
@@ -109,7 +109,7 @@ class RolloutManager:
 
     def _ready(self, event: InstanceReady, out: Out) -> None:
         self._membership.ready(event, out)
-        self._desk.reconsider(event.now_s, out)
+        self._seeding.reconsider(event.now_s, out)
 
     def _cancelled(self, event: TurnCancelled, out: Out) -> None:
         turn = self.books.turns.get(event.turn)
@@ -124,10 +124,10 @@ class RolloutManager:
             self._expire(event.now_s, out)
             self.books.dispatcher.homes.expire(event.now_s)
             self._membership.watch(event.now_s, out)
-            self._desk.watch(event.now_s, out)
+            self._seeding.watch(event.now_s, out)
             self._rebalancer.watch(event.now_s, out)
         elif event.name.startswith(SEEDING):
-            self._desk.timer(event.name, event.now_s, out)
+            self._seeding.timer(event.name, event.now_s, out)
 
     def _expire(self, now_s: float, out: Out) -> None:
         """Fail the turns whose deadline has come."""
@@ -145,7 +145,7 @@ class RolloutManager:
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
         check_books(self.books)
-        assert self._watching or not (self.books.turns or len(self.books.fleet))
+        assert self._watching or not (self.books.turns or len(self.books.instances))
 
     def gauges(self) -> dict[str, float]:
         """For metrics: the present and the totals."""
@@ -153,7 +153,7 @@ class RolloutManager:
         return {
             "live_turns": len(self.books.turns),
             "waiting_turns": len(self.books.dispatcher.line),
-            "instances": len(self.books.fleet),
+            "instances": len(self.books.instances),
             "submitted_turns": counters.submitted,
             "completed_turns": counters.completed,
             "failed_turns": counters.failed,

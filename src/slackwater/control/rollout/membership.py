@@ -14,7 +14,7 @@ from slackwater.control.rollout.events import (
     WeightsPublished,
     WeightsRetired,
 )
-from slackwater.control.rollout.fleet import InstanceRecord
+from slackwater.control.rollout.instances import InstanceRecord
 from slackwater.model.instance import InstanceKind
 
 
@@ -27,10 +27,10 @@ class Membership:
     def joined(self, event: InstanceJoined, out: Out) -> None:
         """Take it in and let it pull what is wanted now, else the newest weights."""
         books, spec = self._books, event.spec
-        if spec.instance in books.fleet.records:
-            self.gone(books.fleet.records[spec.instance], "joined again", event.now_s, out)
+        if spec.instance in books.instances.records:
+            self.gone(books.instances.records[spec.instance], "joined again", event.now_s, out)
         record = InstanceRecord(spec, event.now_s)
-        books.fleet.add(record)
+        books.instances.add(record)
         wanted = dict.fromkeys(
             version for job, version, _ in books.dispatcher.line.needs() if record.serves(job)
         )
@@ -57,25 +57,25 @@ class Membership:
         record = self._heard(event, out)
         if record is not None and event.version in record.pulling:
             record.pulling.discard(event.version)
-            self._books.fleet.changed()
+            self._books.instances.changed()
             self.fault(record, f"pull of {event.version} failed: {event.error}", event.now_s, out)
 
     def published(self, event: WeightsPublished, out: Out) -> None:
         """Every instance that may serve the job pulls the new version."""
         self._books.published.pop(event.job, None)
         self._books.published[event.job] = event.version
-        for record in self._books.fleet.accepting_for(event.job):
+        for record in self._books.instances.accepting_for(event.job):
             self._books.dispatcher.pull(record, event.version, out)
 
     def retired(self, event: WeightsRetired, out: Out) -> None:
         """Free it wherever nothing runs with it."""
-        for record in self._books.fleet:
+        for record in self._books.instances:
             busy = any(turn.version == event.version for turn in record.attempts.values())
             if event.version in record.versions and not busy:
                 del record.versions[event.version]
                 record.refresh()
                 out.append(DropVersion(record.spec.instance, event.version))
-        self._books.fleet.changed()
+        self._books.instances.changed()
 
     def heartbeat(self, event: InstanceHeartbeat, out: Out) -> None:
         """Renew the lease and learn the load."""
@@ -132,7 +132,7 @@ class Membership:
 
     def drain_asked(self, event: DrainAsked, out: Out) -> None:
         """An operator's wish."""
-        record = self._books.fleet.records.get(event.instance)
+        record = self._books.instances.records.get(event.instance)
         if record is not None:
             self._drain(record, event.now_s, out)
             if event.move_turns:
@@ -148,7 +148,7 @@ class Membership:
     def _drain(self, record: InstanceRecord, now_s: float, out: Out) -> None:
         record.draining = True
         record.refresh()
-        self._books.fleet.changed()
+        self._books.instances.changed()
         self._unbind(record, now_s, out)
 
     def evacuate(self, record: InstanceRecord, now_s: float, out: Out) -> None:
@@ -160,19 +160,19 @@ class Membership:
     def release_if_empty(self, record: InstanceRecord, why: str, out: Out) -> None:
         """Let a draining instance go once nothing of ours is on it."""
         if record.draining and not record.attempts:
-            self._books.fleet.remove(record.spec.instance)
+            self._books.instances.remove(record.spec.instance)
             out.append(ReleaseInstance(record.spec.instance, why))
 
     def lost(self, event: InstanceLost, out: Out) -> None:
         """The process or its connection is gone."""
-        record = self._books.fleet.records.get(event.instance)
+        record = self._books.instances.records.get(event.instance)
         if record is not None:
             self.gone(record, event.error, event.now_s, out)
 
     def gone(self, record: InstanceRecord, why: str, now_s: float, out: Out) -> None:
         """Strike it from the books and go on elsewhere with its turns, oldest first."""
         books = self._books
-        books.fleet.remove(record.spec.instance)
+        books.instances.remove(record.spec.instance)
         self._unbind(record, now_s, out)
         for turn in list(record.attempts.values()):
             books.dispatcher.attempts.pop(turn.attempt or 0)
@@ -211,7 +211,7 @@ class Membership:
         record.faults += 1
         instance = record.spec.instance
         self._books.report(instance, what, out)
-        released = instance not in self._books.fleet.records
+        released = instance not in self._books.instances.records
         if record.faults > self._books.settings.faults_allowed and not released:
             self.gone(record, f"released after {record.faults} faults", now_s, out)
             out.append(ReleaseInstance(instance, f"{record.faults} faults, the last: {what}"))
@@ -219,7 +219,7 @@ class Membership:
     def watch(self, now_s: float, out: Out) -> None:
         """Leases, stalls, notices that have run out, drained instances, pulls still wanted."""
         settings = self._books.settings
-        for record in list(self._books.fleet):
+        for record in list(self._books.instances):
             borrowed = record.spec.kind is InstanceKind.BORROWED
             patience_s = settings.borrowed_stall_s if borrowed else settings.stall_s
             if now_s - record.heard_s > settings.lease_s:
@@ -241,7 +241,7 @@ class Membership:
         """Give it nothing until it is heard to go on, and move what it has."""
         record.stalled = True
         record.refresh()
-        self._books.fleet.changed()
+        self._books.instances.changed()
         self._books.report(record.spec.instance, why, out)
         self._unbind(record, now_s, out)
         self.evacuate(record, now_s, out)
@@ -252,9 +252,9 @@ class Membership:
         out: Out,
     ) -> InstanceRecord | None:
         """The record, with its lease renewed; one that is not in the books is told to go."""
-        record = self._books.fleet.records.get(event.instance)
+        record = self._books.instances.records.get(event.instance)
         if record is None:
-            out.append(ReleaseInstance(event.instance, "it is not in the fleet: join again"))
+            out.append(ReleaseInstance(event.instance, "it is not known here: join again"))
             return None
         record.heard_s = event.now_s
         return record

@@ -12,7 +12,7 @@ from itertools import repeat
 from slackwater.control.rollout.books import Books, Out
 from slackwater.control.rollout.commands import AppendTokens
 from slackwater.control.rollout.events import PromptScored, TokensArrived, TurnEnded, TurnRefused
-from slackwater.control.rollout.fleet import InstanceRecord
+from slackwater.control.rollout.instances import InstanceRecord
 from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.control.rollout.membership import Membership
 from slackwater.control.rollout.steady_frame import SteadyFrame
@@ -37,7 +37,7 @@ class Ownership:
 
     def tokens_arrived(self, event: TokensArrived, out: Out) -> None:
         """Append a frame."""
-        record = self._books.fleet.records.get(event.instance)
+        record = self._books.instances.records.get(event.instance)
         if record is None:
             self._books.counters.late_tokens += len(event.tokens)
             return
@@ -146,7 +146,7 @@ class Ownership:
         turn = self._current(event.instance, event.attempt, event.now_s, out)
         if turn is None:
             return
-        record = self._books.fleet.records[event.instance]
+        record = self._books.instances.records[event.instance]
         record.heard_s = record.progress_s = event.now_s
         what = self._contradiction(turn, event, record.spec.max_context_tokens)
         if what is not None:
@@ -193,7 +193,7 @@ class Ownership:
         turn = self._books.dispatcher.attempts.get(attempt)
         if turn is not None and turn.instance == instance:
             return turn
-        record = self._books.fleet.records.get(instance)
+        record = self._books.instances.records.get(instance)
         foreign = turn is not None or not 0 < attempt < self._books.dispatcher.next_attempt
         if foreign and record is not None:
             what = f"attempt {attempt}, which was never sent there"
@@ -203,11 +203,11 @@ class Ownership:
     def _undo(self, turn: LiveTurn, what: str, now_s: float, out: Out) -> None:
         """Disbelieve the whole attempt: back to the tokens before it, and on elsewhere."""
         assert turn.instance is not None
-        record = self._books.fleet.records[turn.instance]
+        record = self._books.instances.records[turn.instance]
         turn.roll_back()
         turn.avoids = turn.instance
         self._books.dispatcher.recall(turn, out)
         self._membership.fault(record, what, now_s, out)
         self._count_barren(turn, what, now_s, out)
-        if record.spec.instance in self._books.fleet.records:
+        if record.spec.instance in self._books.instances.records:
             self._books.dispatcher.fill(record, now_s, out)

@@ -1,9 +1,9 @@
 """Carries out the balancing policy: picks the turns to move, within a rate limit."""
 
 from slackwater.control.rollout.books import Books, Out
-from slackwater.control.rollout.fleet import InstanceRecord
+from slackwater.control.rollout.instances import InstanceRecord
 from slackwater.control.rollout.live_turn import LiveTurn
-from slackwater.policy.balancing import EngineKnowledge, Move
+from slackwater.policy.rollout.balancing import EngineKnowledge, Move
 
 
 class Rebalancer:
@@ -19,15 +19,15 @@ class Rebalancer:
         if now_s - self._last_s < books.settings.balance_every_s or not books.dispatcher.attempts:
             return
         self._last_s = now_s
-        loads = [record.load for record in books.fleet]
+        loads = [record.load for record in books.instances]
         known = EngineKnowledge(books.profile.plateau(), books.step_time.model)
         for move in books.settings.balancing.moves(loads, known):
             self._carry_out(move, now_s, out)
 
     def _carry_out(self, move: Move, now_s: float, out: Out) -> None:
         books = self._books
-        source = books.fleet.records.get(move.source)
-        target = books.fleet.records.get(move.target)
+        source = books.instances.records.get(move.source)
+        target = books.instances.records.get(move.target)
         if source is None or target is None:
             return
         for turn in self._chosen(source, target, move, now_s):

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 
 from slackwater.model.errors import ConfigError
-from slackwater.policy.balanced_finish import BalancedFinish
-from slackwater.policy.balancing import BalancingPolicy, EvenSteps
-from slackwater.policy.routing import RoutingPolicy
-from slackwater.policy.seeding import SeedingPolicy
-from slackwater.policy.warm_routing import KeepWarm
+from slackwater.policy.rollout.balanced_finish import BalancedFinish
+from slackwater.policy.rollout.balancing import BalancingPolicy, EvenSteps
+from slackwater.policy.rollout.routing import RoutingPolicy
+from slackwater.policy.rollout.seeding import SeedingPolicy
+from slackwater.policy.rollout.warm_routing import KeepWarm
 
 
 @dataclass(frozen=True, slots=True)

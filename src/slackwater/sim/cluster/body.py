@@ -33,12 +33,12 @@ from slackwater.model.ids import JobId, NodeId
 from slackwater.model.job import JobSpec
 from slackwater.model.node import Role
 from slackwater.model.placement import Phase
-from slackwater.policy.fleet import Fleet
+from slackwater.policy.placement.fleet import Fleet
 from slackwater.sim.cluster.job_body import JobBody, Run
 from slackwater.sim.cluster.ledger import FleetAccount
 from slackwater.sim.cluster.lengths import draw_shares
 from slackwater.sim.cluster.scenario import ClusterScenario
-from slackwater.sim.queue import EventQueue
+from slackwater.sim.core.queue import EventQueue
 
 # What lies in the queue: a function of the body and its arguments.
 Due = tuple[Callable[..., None], tuple[Any, ...]]

@@ -6,7 +6,7 @@ from slackwater.model.ids import NodeId
 from slackwater.model.job import JobSpec
 from slackwater.model.placement import Phase
 from slackwater.model.switching import SwitchCosts
-from slackwater.policy.fleet import Fleet
+from slackwater.policy.placement.fleet import Fleet
 from slackwater.sim.cluster.ledger import JobAccount
 from slackwater.sim.cluster.lengths import PhaseShares
 

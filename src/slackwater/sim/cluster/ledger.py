@@ -7,7 +7,8 @@ from slackwater.model.ids import GroupId, JobId, NodeId
 from slackwater.model.job import JobSpec
 from slackwater.model.node import Pool, Role
 from slackwater.model.placement import Phase, Strategy
-from slackwater.sim.cluster.report import CostStep, JobRow, PoolUse, Rental, Span
+from slackwater.sim.cluster.report import JobRow, PoolUse
+from slackwater.timeline.spans import CostStep, Rental, Span
 
 # Sums of many floating point times; far below any phase.
 _TOLERANCE = 1e-9

@@ -1,39 +1,10 @@
 """What came out of a simulated run."""
 
 from dataclasses import dataclass
-from typing import Literal
 
-from slackwater.model.ids import GroupId, JobId, NodeId
-from slackwater.model.placement import Phase, Strategy
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One stretch of one node's time. What no span covers while the node was rented is idle: a bubble."""
-
-    node: NodeId
-    job: JobId
-    phase: Phase
-    start_s: float
-    end_s: float
-    kind: Literal["run", "switch", "tail"]
-
-
-@dataclass(frozen=True, slots=True)
-class Rental:
-    """One stretch in which a node was paid for."""
-
-    node: NodeId
-    start_s: float
-    end_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class CostStep:
-    """From `at_s` on, the fleet costs so much."""
-
-    at_s: float
-    price_per_h: float
+from slackwater.model.ids import GroupId, JobId
+from slackwater.model.placement import Strategy
+from slackwater.timeline.spans import CostStep, Rental, Span, Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,3 +108,22 @@ class RunReport:
         """Of all iterations, those that took at most slo * declared solo_s."""
         done = sum(row.iterations_done for row in self.jobs)
         return sum(row.iterations_in_bound for row in self.jobs) / done if done else 1.0
+
+    def timeline(self) -> Timeline:
+        """The run as it is drawn."""
+        title = (
+            rf"{self.scenario}, policy {self.policy}: {self.cost:,.0f} \$ ({self.cost_per_h:,.1f} \$/h), "
+            f"SLO kept by {self.slo_attainment:.1%}, bubbles {self.rollout.bubble_share:.0%} of rollout "
+            f"and {self.train.bubble_share:.0%} of train node time"
+        )
+        return Timeline(
+            label=self.policy,
+            title=title,
+            note=f"SLO {self.slo_attainment:.1%}",
+            end_s=self.end_s,
+            cost=self.cost,
+            spans=self.spans,
+            rentals=self.rentals,
+            cost_steps=self.cost_steps,
+            about={"scenario": self.scenario, "policy": self.policy, "seed": self.seed},
+        )

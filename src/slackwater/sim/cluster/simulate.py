@@ -16,8 +16,8 @@ from slackwater.model.config import decode, plain
 from slackwater.model.errors import ConfigError
 from slackwater.model.job import JobSpec
 from slackwater.model.node import Role
-from slackwater.policy.catalogue import make_policy
-from slackwater.policy.fleet import Fleet
+from slackwater.policy.placement.catalogue import make_policy
+from slackwater.policy.placement.fleet import Fleet
 from slackwater.sim.cluster.body import SimulatedCluster
 from slackwater.sim.cluster.generate import generate_jobs
 from slackwater.sim.cluster.report import RunReport

@@ -10,7 +10,7 @@ from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import InstanceId, JobId, TrajectoryId, TurnId
 from slackwater.model.instance import InstanceKind
 from slackwater.model.turn import Sampling, TurnSpec
-from slackwater.sim.queue import EventQueue
+from slackwater.sim.core.queue import EventQueue
 from slackwater.sim.rollout.agent_trace import Session
 from slackwater.sim.rollout.body import SimulatedBody
 from slackwater.sim.rollout.engine_cost import EngineCost

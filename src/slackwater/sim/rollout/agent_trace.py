@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from slackwater.model.errors import ConfigError
-from slackwater.sim.csv_rows import read_rows
+from slackwater.sim.inputs.csv_rows import read_rows
 
 
 @dataclass(frozen=True, slots=True)

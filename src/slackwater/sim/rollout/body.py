@@ -33,7 +33,7 @@ from slackwater.control.rollout.manager import RolloutManager
 from slackwater.model.ids import InstanceId, JobId, TrajectoryId, TurnId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.model.turn import AttemptId, FinishReason
-from slackwater.sim.queue import EventQueue
+from slackwater.sim.core.queue import EventQueue
 from slackwater.sim.rollout.engine_cost import CostModel
 from slackwater.sim.rollout.simulated_engine import Request, SimulatedEngine
 

@@ -10,7 +10,7 @@ from slackwater.model.errors import RefusedError
 from slackwater.model.ids import InstanceId, TurnId
 from slackwater.model.instance import InstanceKind
 from slackwater.model.turn import TurnSpec
-from slackwater.sim.queue import EventQueue
+from slackwater.sim.core.queue import EventQueue
 from slackwater.sim.rollout.body import BodySettings, SimulatedBody
 from slackwater.sim.rollout.engine_cost import CostModel
 
@@ -67,7 +67,7 @@ def simulate_step(
     for name in names:
         body.join(InstanceId(name), InstanceKind.SPOT, cost, max_running=max_running, job=job)
     body.tell(WeightsPublished(0.0, job, version))
-    body.run_until(_HORIZON_S, lambda: all(r.versions for r in body.manager.books.fleet))
+    body.run_until(_HORIZON_S, lambda: all(r.versions for r in body.manager.books.instances))
     began_s = body.now_s
     for spec in specs:
         body.tell(TurnSubmitted(began_s, spec))

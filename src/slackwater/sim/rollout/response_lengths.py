@@ -4,7 +4,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from slackwater.sim.traces import LengthDistribution
+from slackwater.sim.inputs.traces import LengthDistribution
 
 
 def log_normal(median_tokens: float, sigma: float, limit_tokens: float) -> LengthDistribution:

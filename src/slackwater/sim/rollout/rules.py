@@ -6,17 +6,17 @@
 from dataclasses import replace
 
 from slackwater.control.rollout.settings import RolloutSettings
-from slackwater.policy.balanced_finish import BalancedFinish
-from slackwater.policy.balancing import FillIdle, NoBalancing
-from slackwater.policy.routing import (
+from slackwater.policy.rollout.balanced_finish import BalancedFinish
+from slackwater.policy.rollout.balancing import FillIdle, NoBalancing
+from slackwater.policy.rollout.routing import (
     CacheAffine,
     LeastLoaded,
     PinnedTrajectory,
-    RoundRobin,
+    RoundRobinRouting,
     RoutingPolicy,
     ShortestQueue,
 )
-from slackwater.policy.seeding import AdaptiveWindow, Colocated, SeedingPolicy
+from slackwater.policy.rollout.seeding import AdaptiveWindow, Colocated, SeedingPolicy
 
 WATCH_S = 5.0
 
@@ -60,7 +60,7 @@ def _routed(routing: RoutingPolicy) -> RolloutSettings:
 
 AGENT_RULES: dict[str, RolloutSettings] = {
     "pinned": _routed(PinnedTrajectory()),
-    "round_robin": _routed(RoundRobin()),
+    "round_robin": _routed(RoundRobinRouting()),
     "turn_wise": _routed(LeastLoaded()),
     "affinity": _routed(CacheAffine()),
     "rlboost": replace(_AGENTS, routing=ShortestQueue(), balancing=FillIdle()),

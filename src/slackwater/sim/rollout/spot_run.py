@@ -8,7 +8,8 @@ import numpy as np
 from slackwater.control.rollout.manager import RolloutManager
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import TurnId
-from slackwater.sim.queue import EventQueue
+from slackwater.sim.core.queue import EventQueue
+from slackwater.sim.inputs.traces import LengthDistribution
 from slackwater.sim.rollout.body import BodySettings, SimulatedBody
 from slackwater.sim.rollout.engine_cost import (
     H100,
@@ -22,7 +23,6 @@ from slackwater.sim.rollout.engine_cost import (
 from slackwater.sim.rollout.provider import SpotProvider
 from slackwater.sim.rollout.spot_trace import SpotEvent
 from slackwater.sim.rollout.trainer import SimulatedTrainer, StepPlan, StepReport
-from slackwater.sim.traces import LengthDistribution
 
 # RLBoost Table 2.
 RESERVED_NODE_PER_H = 83.79

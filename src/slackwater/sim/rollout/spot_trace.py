@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from slackwater.model.spot_trace import SpotEvent, in_order
-from slackwater.sim.csv_rows import read_rows
+from slackwater.sim.inputs.csv_rows import read_rows
 
 __all__ = ["DRAWN_SEGMENTS", "SpotEvent", "SpotRates", "read_spot_trace", "window_of"]
 

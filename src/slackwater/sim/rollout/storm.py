@@ -27,10 +27,10 @@ from slackwater.control.rollout.manager import RolloutManager
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import InstanceId, JobId
 from slackwater.model.instance import InstanceKind, InstanceSpec
-from slackwater.policy.balancing import FillIdle
-from slackwater.policy.routing import CacheAffine
-from slackwater.policy.seeding import AdaptiveWindow
-from slackwater.sim.queue import EventQueue
+from slackwater.policy.rollout.balancing import FillIdle
+from slackwater.policy.rollout.routing import CacheAffine
+from slackwater.policy.rollout.seeding import AdaptiveWindow
+from slackwater.sim.core.queue import EventQueue
 from slackwater.sim.rollout.storm_clients import JOB, StormClients
 from slackwater.sim.rollout.storm_faults import StormFaults
 from slackwater.sim.rollout.storm_instance import StormInstance, StormRequest
@@ -94,6 +94,10 @@ class Storm:
     @property
     def now_s(self) -> float:
         return self.queue.now_s
+
+    @property
+    def asks(self) -> StormClients:
+        return self.clients
 
     def run(self, hours: float) -> StormReport:
         """Rage for so long, then calm down and see that everything ends."""

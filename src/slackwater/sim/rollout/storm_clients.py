@@ -2,16 +2,13 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from slackwater.control.rollout.commands import CompleteTurn, FailTurn
 from slackwater.control.rollout.events import TurnCancelled, TurnSubmitted
 from slackwater.model.ids import JobId, TrajectoryId, TurnId
 from slackwater.model.turn import FinishReason, Sampling, TurnSpec
 from slackwater.sim.rollout.storm_instance import true_token
-
-if TYPE_CHECKING:
-    from slackwater.sim.rollout.storm import Storm
+from slackwater.sim.rollout.storm_stage import StormStage
 
 TRAJECTORIES = 16
 MAX_TOKENS = 48
@@ -21,7 +18,7 @@ JOB = JobId("job")
 class StormClients:
     """Keeps `TRAJECTORIES` conversations going, and compares every answer with the truth."""
 
-    def __init__(self, storm: "Storm") -> None:
+    def __init__(self, storm: StormStage) -> None:
         self._storm = storm
         self._specs: dict[TurnId, TurnSpec] = {}
         self._hidden: dict[TurnId, int] = {}

@@ -1,14 +1,10 @@
 """What goes wrong in a storm, and how often."""
 
-from typing import TYPE_CHECKING
-
 from slackwater.control.rollout import events as ev
 from slackwater.model.instance import InstanceKind
 from slackwater.model.turn import AttemptId, FinishReason
 from slackwater.sim.rollout.storm_instance import Lie, StormInstance
-
-if TYPE_CHECKING:
-    from slackwater.sim.rollout.storm import Storm
+from slackwater.sim.rollout.storm_stage import StormStage
 
 FLEET = 5
 
@@ -16,7 +12,7 @@ FLEET = 5
 class StormFaults:
     """Schedules one kind of trouble after another, at random."""
 
-    def __init__(self, storm: "Storm") -> None:
+    def __init__(self, storm: StormStage) -> None:
         self._storm = storm
 
     def start(self) -> None:

@@ -4,15 +4,11 @@ Instances of its own are hit by the same faults as all others. A step must end w
 trainer has its devices no local engine may be at work on them.
 """
 
-from typing import TYPE_CHECKING
-
 from slackwater.control.rollout import events as ev
 from slackwater.control.rollout.commands import EndSeeding, ResumeSeeding
 from slackwater.model.ids import JobId, TrajectoryId
 from slackwater.model.instance import InstanceKind
-
-if TYPE_CHECKING:
-    from slackwater.sim.rollout.storm import Storm
+from slackwater.sim.rollout.storm_stage import StormStage
 
 LEARNER = JobId("learner")
 
@@ -20,7 +16,7 @@ LEARNER = JobId("learner")
 class StormTrainer:
     """One job that trains; `stepping` while a step is under way."""
 
-    def __init__(self, storm: "Storm") -> None:
+    def __init__(self, storm: StormStage) -> None:
         self._storm = storm
         self._step = 0
         self._left = 0
@@ -47,7 +43,7 @@ class StormTrainer:
         storm.after(storm.wait_s(120.0), self._want)
         for number in range(self._left):
             trajectory = TrajectoryId(f"{version}.{number}")
-            storm.clients.ask(trajectory, LEARNER, (version,), self._answered)
+            storm.asks.ask(trajectory, LEARNER, (version,), self._answered)
 
     def _want(self) -> None:
         """Training of something else is due on the same devices."""
@@ -90,6 +86,6 @@ class StormTrainer:
 
     def check_integrity(self) -> None:
         """The devices are the trainer's or the local engines', never both's."""
-        fleet = self._storm.manager.books.fleet
+        fleet = self._storm.manager.books.instances
         local = [record.spec.instance for record in fleet if record.local]
         assert self._seeding or not local, f"{local} on devices that the trainer has"

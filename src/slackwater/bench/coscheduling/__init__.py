@@ -1,0 +1,1 @@
+"""Benches of placement, ordering and the planner."""

@@ -1,0 +1,1 @@
+"""Benches of the rollout manager, simulated and live."""

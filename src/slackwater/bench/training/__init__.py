@@ -1,0 +1,1 @@
+"""Benches of the embedded trainer and of whole steps."""

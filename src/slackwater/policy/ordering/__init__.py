@@ -1,0 +1,1 @@
+"""Whose phase runs next."""

@@ -1,0 +1,144 @@
+"""How long one meta-iteration takes: every job of a group rolls out once and trains once (WEAVE 4.3).
+
+Phases take turns in the order of admission on every node, each as soon as its node is free and the job's previous phase
+is over. Such a system settles at a period: the largest ratio, over cycles of its precedence graph, of work to meta-iterations
+spanned. Every job's co-executed iteration takes one period.
+"""
+
+import numpy as np
+
+from slackwater.policy.columns import ROLL_S, SYNC_S, TRAIN_S, Floats, Ints
+from slackwater.policy.compiled import compiled
+
+TOLERANCE_S = 1e-6
+
+
+@compiled
+def load_s(work: Floats, pins: Ints, members: int) -> float:
+    """Work on the busiest node: the train nodes, or one rollout node."""
+    every = 0
+    train = 0.0
+    for j in range(members):
+        every |= pins[j]
+        train += work[TRAIN_S, j]
+        if pins[j] == 0:
+            train += work[ROLL_S, j]
+    busiest = train
+    node = 0
+    while every >> node:
+        load = 0.0
+        for j in range(members):
+            if (pins[j] >> node) & 1:
+                load += work[ROLL_S, j]
+        busiest = max(busiest, load)
+        node += 1
+    return busiest
+
+
+@compiled
+def longest_solo_s(work: Floats, members: int) -> float:
+    """The longest member's iteration alone."""
+    longest = 0.0
+    for j in range(members):
+        longest = max(longest, work[ROLL_S, j] + work[TRAIN_S, j] + work[SYNC_S, j])
+    return longest
+
+
+@compiled
+def _relax(
+    work: Floats,
+    pins: Ints,
+    members: int,
+    period_s: float,
+    start_s: Floats,
+    cause: Ints,
+    wraps: Ints,
+) -> bool:
+    """One pass over all precedences; `start_s` holds rollouts, then trains. Answers whether one moved."""
+    moved = False
+    for j in range(members):
+        for i in range(members):
+            if i != j and (pins[i] & pins[j]):
+                wrap = 1 if i > j else 0
+                at = start_s[i] + work[ROLL_S, i] - wrap * period_s
+                if at > start_s[j] + TOLERANCE_S:
+                    start_s[j], cause[j], wraps[j] = at, i, wrap
+                    moved = True
+        at = start_s[j] + work[ROLL_S, j]
+        if at > start_s[members + j] + TOLERANCE_S:
+            start_s[members + j], cause[members + j], wraps[members + j] = at, j, 0
+            moved = True
+        before = j - 1 if j else members - 1
+        wrap = 0 if j else 1
+        at = start_s[members + before] + work[TRAIN_S, before] - wrap * period_s
+        if at > start_s[members + j] + TOLERANCE_S and members > 1:
+            start_s[members + j], cause[members + j] = at, members + before
+            wraps[members + j] = wrap
+            moved = True
+        at = start_s[members + j] + work[TRAIN_S, j] + work[SYNC_S, j] - period_s
+        if at > start_s[j] + TOLERANCE_S:
+            start_s[j], cause[j], wraps[j] = at, members + j, 1
+            moved = True
+    return moved
+
+
+@compiled
+def _critical_ratio_s(work: Floats, members: int, cause: Ints, wraps: Ints) -> float:
+    """Work over meta-iterations spanned on the cycle that the causes lead into."""
+    for first in range(2 * members):
+        at = first
+        steps = 0
+        while cause[at] >= 0 and steps <= 2 * members:
+            at = cause[at]
+            steps += 1
+        if steps <= 2 * members:
+            continue
+        total_s = 0.0
+        spanned = 0
+        begin = at
+        while True:
+            source = cause[at]
+            if source < members:
+                total_s += work[ROLL_S, source]
+            else:
+                total_s += work[TRAIN_S, source - members]
+                if at < members:
+                    total_s += work[SYNC_S, source - members]
+            spanned += wraps[at]
+            at = source
+            if at == begin:
+                return float(total_s / spanned)
+    return -1.0
+
+
+@compiled
+def round_robin_period_s(work: Floats, pins: Ints, members: int) -> float:
+    """Length of one meta-iteration in the steady state. Members must roll out on rollout nodes."""
+    period = max(load_s(work, pins, members), longest_solo_s(work, members))
+    while True:
+        start_s = np.zeros(2 * members)
+        cause = np.full(2 * members, -1, np.int64)
+        wraps = np.zeros(2 * members, np.int64)
+        passes = 0
+        moved = True
+        while moved and passes <= 2 * members + 1:
+            moved = _relax(work, pins, members, period, start_s, cause, wraps)
+            passes += 1
+        if not moved:
+            return period
+        ratio = _critical_ratio_s(work, members, cause, wraps)
+        if ratio <= period + TOLERANCE_S:
+            return period
+        period = ratio
+
+
+@compiled
+def round_robin_starts_s(work: Floats, pins: Ints, members: int, period_s: float) -> Floats:
+    """Start of every rollout, then of every train phase, in a schedule that repeats after a feasible period."""
+    start_s = np.zeros(2 * members)
+    cause = np.full(2 * members, -1, np.int64)
+    wraps = np.zeros(2 * members, np.int64)
+    passes = 0
+    while passes <= 4 * members and _relax(work, pins, members, period_s, start_s, cause, wraps):
+        passes += 1
+    return start_s

@@ -1,0 +1,144 @@
+"""Placement policies by the names that scenarios and benches use."""
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from slackwater.model.errors import ConfigError
+from slackwater.policy.columns import MAX_MEMBERS
+from slackwater.policy.placement.dedicated import CoLocated, SoloDisaggregated
+from slackwater.policy.placement.fleet import Fleet
+from slackwater.policy.placement.group_packing import GroupPlacement
+from slackwater.policy.placement.horizon import HorizonPlacement
+from slackwater.policy.placement.interface import PlacementPolicy
+from slackwater.policy.placement.interleaving import Interleaving
+from slackwater.policy.placement.job_fractions import JobFractions
+from slackwater.policy.placement.naive import MostIdlePlacement, RandomPlacement
+from slackwater.policy.placement.regrouping import Regrouping
+
+
+class Options:
+    """A policy's own options; what a policy does not know is refused."""
+
+    def __init__(self, policy: str, given: Mapping[str, float]) -> None:
+        self._policy = policy
+        self._given = dict(given)
+        self._known: list[str] = []
+
+    def number(self, name: str, default: float) -> float:
+        """Take one out."""
+        self._known.append(name)
+        return self._given.pop(name, default)
+
+    def whole(self, name: str, default: int) -> int:
+        """Take one out that must be a whole number."""
+        value = self.number(name, default)
+        if value != int(value):
+            raise ConfigError.of(f"policy options: {name}", value, "must be a whole number")
+        return int(value)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that the policy asked for."""
+        return tuple(self._known)
+
+    def finish(self) -> None:
+        """Refuse what is left."""
+        for name, value in self._given.items():
+            known = ", ".join(self._known) or "none"
+            raise ConfigError.of(
+                f"policy options: {name}", value, f"is no option of {self._policy}; it has: {known}"
+            )
+
+
+def _solo(fleet: Fleet, options: Options, seed: int) -> PlacementPolicy:
+    del options, seed
+    return SoloDisaggregated(fleet)
+
+
+def _colocated(fleet: Fleet, options: Options, seed: int) -> PlacementPolicy:
+    del options, seed
+    return CoLocated(fleet)
+
+
+def _group(fleet: Fleet, options: Options, seed: int) -> PlacementPolicy:
+    del seed
+    return GroupPlacement(fleet, options.whole("max_group_size", MAX_MEMBERS))
+
+
+def _ours(fleet: Fleet, options: Options, seed: int) -> PlacementPolicy:
+    del seed
+    return Interleaving(fleet, options.whole("max_group_size", MAX_MEMBERS))
+
+
+def _regrouping(fleet: Fleet, options: Options, seed: int) -> PlacementPolicy:
+    size = options.whole("max_group_size", MAX_MEMBERS)
+    every_s = options.number("every_s", 3600.0)
+    return Regrouping(fleet, size, every_s, options.whole("orders", 24), seed)
+
+
+def _gavel(fleet: Fleet, options: Options, seed: int) -> PlacementPolicy:
+    del seed
+    return JobFractions(fleet, options.whole("max_group_size", MAX_MEMBERS))
+
+
+def _random(fleet: Fleet, options: Options, seed: int) -> PlacementPolicy:
+    return RandomPlacement(fleet, options.whole("max_group_size", MAX_MEMBERS), seed)
+
+
+def _most_idle(fleet: Fleet, options: Options, seed: int) -> PlacementPolicy:
+    del seed
+    return MostIdlePlacement(fleet, options.whole("max_group_size", MAX_MEMBERS))
+
+
+def _horizon(mode: Literal["pack", "spread"]) -> Callable[[Fleet, Options, int], PlacementPolicy]:
+    def make(fleet: Fleet, options: Options, seed: int) -> PlacementPolicy:
+        del seed
+        return HorizonPlacement(
+            fleet,
+            options.whole("max_group_size", MAX_MEMBERS),
+            mode,
+            options.number("waiting_bound", 0.5),
+            bool(options.whole("cold_start", 0)),
+        )
+
+    return make
+
+
+POLICIES: dict[str, Callable[[Fleet, Options, int], PlacementPolicy]] = {
+    "ours": _ours,
+    "group": _group,
+    "horizon": _horizon("pack"),
+    "pack": _horizon("pack"),
+    "spread": _horizon("spread"),
+    "spread_backfill": _horizon("spread"),
+    "solo": _solo,
+    "isolated": _solo,
+    "colocated": _colocated,
+    "gavel": _gavel,
+    "random": _random,
+    "most_idle": _most_idle,
+    "regrouping": _regrouping,
+}
+
+
+def option_names(name: str, fleet: Fleet) -> tuple[str, ...]:
+    """The options that a policy has."""
+    asked = Options(name, {})
+    _maker(name)(fleet, asked, 0)
+    return asked.names
+
+
+def make_policy(
+    name: str, fleet: Fleet, options: Mapping[str, float] | None = None, seed: int = 0
+) -> PlacementPolicy:
+    """A fresh policy. `seed` is for those that draw."""
+    given = Options(name, options or {})
+    policy = _maker(name)(fleet, given, seed)
+    given.finish()
+    return policy
+
+
+def _maker(name: str) -> Callable[[Fleet, Options, int], PlacementPolicy]:
+    if name not in POLICIES:
+        raise ConfigError.of("policy.name", name, f"is none of: {', '.join(POLICIES)}")
+    return POLICIES[name]

@@ -1,0 +1,200 @@
+"""Consolidation: which jobs of thin groups should move together, and whether that is worth their restarts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from slackwater.model.ids import JobId
+from slackwater.model.job import JobProfile
+from slackwater.model.node import Role
+from slackwater.policy.columns import ROUNDS, WORK_ROWS, Floats, Ints
+from slackwater.policy.placement.cycle_fitting import MAX_ROUNDS, busiest_s, drain_cost
+from slackwater.policy.placement.cycle_plan import FittedCycle
+from slackwater.policy.placement.fleet import Fleet
+from slackwater.policy.placement.groups import GroupBook
+from slackwater.policy.placement.layout import JOB_ROWS, MOVED_FREE, best_layout, fit_layout
+
+MAX_TOGETHER = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A job as a layout sees it; `here` is 1 if it has the train nodes already, with `pins`."""
+
+    profile: JobProfile
+    left: int
+    budget_s: float
+    here: float
+    pins: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Pins, rounds and starts of each candidate, in order, and what the group then costs until it is drained."""
+
+    pins: tuple[int, ...]
+    cost: float
+    cycle: FittedCycle
+
+
+@dataclass(frozen=True, slots=True)
+class Merger:
+    """Jobs that should share the group at `row` under these pins; `gain` is what it saves, restarts paid."""
+
+    row: int
+    jobs: tuple[JobId, ...]
+    layout: Layout
+    gain: float
+
+
+class Consolidation:
+    """Judges layouts and mergers over a book of groups; changes nothing."""
+
+    def __init__(self, book: GroupBook, max_group_size: int) -> None:
+        self._book = book
+        self._most = min(max_group_size, MAX_TOGETHER)
+
+    def group_cost(self, row: int, without: Sequence[JobId] = ()) -> float:
+        """What a group costs until it is drained, if some members leave now."""
+        table, group = self._book.table, self._book.groups[row]
+        stay = [i for i, job in enumerate(group.jobs) if job not in without]
+        if not stay:
+            return 0.0
+        work, pins = table.work[row][:, stay].copy(), table.pins[row][stay].copy()
+        cycle_s = float(table.cycle_s[row])
+        if without:
+            cycle_s = min(cycle_s, busiest_s(work, pins, len(stay)))
+        return self._drained(row, work, pins, cycle_s)
+
+    def cost_under(self, row: int, cycle: FittedCycle) -> float:
+        """What a group would cost until it is drained in another cycle on the same nodes."""
+        table, group = self._book.table, self._book.groups[row]
+        count = len(group.jobs)
+        work = table.work[row][:, :count].copy()
+        work[ROUNDS] = cycle.rounds
+        return self._drained(row, work, table.pins[row][:count], cycle.period_s)
+
+    def _drained(self, row: int, work: Floats, pins: Ints, cycle_s: float) -> float:
+        ledger, count = self._book.ledger, work.shape[1]
+        return drain_cost(
+            work,
+            pins,
+            count,
+            cycle_s,
+            np.zeros(count),
+            len(self._book.groups[row].train),
+            ledger.worth_per_h(Role.ROLLOUT),
+            ledger.worth_per_h(Role.TRAIN),
+        )
+
+    def layout(
+        self, candidates: Sequence[Candidate], row: int | None, train_nodes: int, to_beat: float
+    ) -> Layout | None:
+        """The cheapest layout on the group's train nodes (or new ones) that costs less than `to_beat`."""
+        book, fleet = self._book, self._book.fleet
+        jobs = np.zeros((JOB_ROWS, len(candidates)))
+        for index, candidate in enumerate(candidates):
+            profile = candidate.profile
+            jobs[:, index] = (
+                profile.rollout_s,
+                fleet.local_rollout_s(profile, train_nodes),
+                profile.train_s_on(train_nodes),
+                profile.sync_s,
+                candidate.budget_s,
+                candidate.left,
+                profile.rollout_state_gb,
+                profile.train_state_gb,
+                profile.rollout_nodes,
+                restart_s(fleet, profile),
+                candidate.here,
+            )
+        current: Ints = np.array([candidate.pins for candidate in candidates], np.int64)
+        limits: Floats = np.array(
+            [
+                book.ledger.free(Role.ROLLOUT),
+                fleet.rollout.node_type.host_memory_gb,
+                fleet.train.node_type.host_memory_gb,
+                book.ledger.worth_per_h(Role.ROLLOUT),
+                book.ledger.worth_per_h(Role.TRAIN),
+                to_beat,
+            ]
+        )
+        mask = 0 if row is None else int(book.table.node_mask[row])
+        pins = np.zeros(len(candidates), np.int64)
+        cost = best_layout(jobs, current, mask, train_nodes, limits, pins)
+        if not np.isfinite(cost):
+            return None
+        work, delay_s = np.zeros((WORK_ROWS, len(candidates))), np.zeros(len(candidates))
+        starts = np.zeros((len(candidates), 2, MAX_ROUNDS))
+        period_s = fit_layout(jobs, current, pins, work, delay_s, starts)
+        cycle = FittedCycle(float(period_s), work[ROUNDS], starts)
+        return Layout(tuple(int(pin) for pin in pins), float(cost), cycle)
+
+    def candidate(self, job: JobId, here: bool) -> Candidate:
+        """A placed job."""
+        member = self._book.members[job]
+        pins = member.pins if here else 0
+        return Candidate(member.spec.profile, member.left, member.budget_s, float(here), pins)
+
+    def merge(self, incoming: Sequence[JobId], row: int, to_beat: float = 0.0) -> Merger | None:
+        """Bring jobs of another group into the one at `row` (or none: lay that one out anew), if that gains more than `to_beat`."""
+        book = self._book
+        here = book.groups[row].jobs
+        if len(here) + len(incoming) > self._most or self._train_share(here, incoming, row) > 1:
+            return None
+        before = self.group_cost(row)
+        after = 0.0
+        if incoming:
+            source = book.members[incoming[0]].row
+            before += self.group_cost(source)
+            after = self.group_cost(source, incoming)
+        jobs = (*here, *incoming)
+        candidates = [self.candidate(job, job in here) for job in jobs]
+        train_nodes = len(book.groups[row].train)
+        layout = self.layout(candidates, row, train_nodes, before - after - to_beat)
+        if layout is None:
+            return None
+        gain = before - after - layout.cost - self._restarts(jobs, layout, row)
+        return Merger(row, jobs, layout, gain) if gain > to_beat else None
+
+    def _train_share(self, here: Sequence[JobId], incoming: Sequence[JobId], row: int) -> float:
+        """Part of the train nodes' time that these jobs need at least; above 1 no layout can work."""
+        share, nodes = 0.0, len(self._book.groups[row].train)
+        for job in (*here, *incoming):
+            member = self._book.members[job]
+            train_s = member.spec.profile.train_s_on(nodes)
+            share += train_s * member.left / max(member.budget_s, 1e-9)
+        return share
+
+    def _restarts(self, jobs: Sequence[JobId], layout: Layout, row: int) -> float:
+        """What the nodes cost that wait for jobs to restart."""
+        book, cost = self._book, 0.0
+        for job, pins in zip(jobs, layout.pins, strict=True):
+            member = book.members[job]
+            if member.row != row or member.pins != pins:
+                nodes = member.spec.profile.rollout_nodes if pins else 0
+                price = book.worth_per_h(nodes, len(book.groups[row].train))
+                cost += restart_s(book.fleet, member.spec.profile) / 3600 * price
+        return cost
+
+    def with_newcomer(self, newcomer: Candidate, row: int, to_beat: float) -> Layout | None:
+        """A group on new train nodes for an arriving job and all members of a thin group, who move there."""
+        book = self._book
+        jobs = book.groups[row].jobs
+        if len(jobs) + 1 > self._most:
+            return None
+        candidates = [newcomer, *(self.candidate(job, here=False) for job in jobs)]
+        before = self.group_cost(row)
+        layout = self.layout(candidates, None, newcomer.profile.train_nodes, before + to_beat)
+        return None if layout is None else replace(layout, cost=layout.cost - before)
+
+
+def newcomer(profile: JobProfile, iterations: int, budget_s: float) -> Candidate:
+    """An arriving job: it takes any nodes without a restart."""
+    return Candidate(profile, iterations, budget_s, MOVED_FREE)
+
+
+def restart_s(fleet: Fleet, profile: JobProfile) -> float:
+    """Time that a move takes from a job: the restart, and half an iteration that is done again on average."""
+    return fleet.move.of(profile) + profile.solo_s / 2

@@ -1,0 +1,244 @@
+"""One cycle for jobs of unlike periods: each makes as many iterations per cycle as its budget asks for.
+
+A cycle of period P in which job j makes k_j iterations, at worst-case lengths, gives it at most P / k_j per iteration on average, whatever the
+real lengths are: with a fixed order on every node shorter phases make nothing later. When every job makes one
+iteration the round-robin order of `round_robin_cycle` is tried first.
+"""
+
+import numpy as np
+
+from slackwater.policy.columns import (
+    BUDGET_S,
+    LEFT,
+    ROLL_S,
+    ROUNDS,
+    SYNC_S,
+    TRAIN_S,
+    Floats,
+    Ints,
+)
+from slackwater.policy.compiled import compiled
+from slackwater.policy.ordering.round_robin_cycle import (
+    TOLERANCE_S,
+    round_robin_period_s,
+    round_robin_starts_s,
+)
+from slackwater.policy.placement.ring import insert
+
+MAX_ROUNDS = 8
+_PERIODS_TRIED = 6
+_SLACKS = (1.0, 1.05, 1.12, 1.25, 1.4, 1.6)
+
+
+@compiled
+def rounds_needed(period_s: float, budget_s: float, left: float, longest_s: float) -> int:
+    """Iterations per cycle that bring `left` within `budget_s`, with one cycle and one phase lost at the start; 0 if none do."""
+    cycles = (budget_s - longest_s) / period_s - 1.0
+    if cycles * MAX_ROUNDS < left:
+        return 0
+    return max(int(np.ceil(left / cycles - 1e-9)), 1)
+
+
+@compiled
+def choose_rounds(work: Floats, members: int, period_s: float, longest_s: float) -> bool:
+    """Set every member's rounds at a period; False if one cannot keep its budget."""
+    for j in range(members):
+        rounds = rounds_needed(period_s, work[BUDGET_S, j], work[LEFT, j], longest_s)
+        if rounds == 0:
+            return False
+        work[ROUNDS, j] = rounds
+    return True
+
+
+@compiled
+def busiest_s(work: Floats, pins: Ints, members: int) -> float:
+    """Work per cycle on the busiest node or in the longest chain: no cycle is shorter, and most come near it."""
+    busiest = 0.0
+    train = 0.0
+    every = 0
+    for j in range(members):
+        roll = work[ROUNDS, j] * work[ROLL_S, j]
+        own = work[ROUNDS, j] * work[TRAIN_S, j]
+        busiest = max(busiest, roll + own + work[ROUNDS, j] * work[SYNC_S, j])
+        every |= pins[j]
+        train += own
+        if pins[j] == 0:
+            train += roll
+    busiest = max(busiest, train)
+    node = 0
+    while every >> node:
+        load = 0.0
+        for j in range(members):
+            if (pins[j] >> node) & 1:
+                load += work[ROUNDS, j] * work[ROLL_S, j]
+        busiest = max(busiest, load)
+        node += 1
+    return busiest
+
+
+@compiled
+def _in_turn(work: Floats, pins: Ints, members: int, period_s: float, starts: Floats) -> bool:
+    """The round-robin order, if every member makes one iteration and it is within the period."""
+    for j in range(members):
+        if work[ROUNDS, j] != 1 or pins[j] == 0:
+            return False
+    if round_robin_period_s(work, pins, members) > period_s + TOLERANCE_S:
+        return False
+    at = round_robin_starts_s(work, pins, members, period_s)
+    for j in range(members):
+        starts[j, 0, 0], starts[j, 1, 0] = at[j], at[members + j]
+    return True
+
+
+@compiled
+def interleave(work: Floats, pins: Ints, members: int, period_s: float, starts: Floats) -> bool:
+    """Fill `starts[member, phase, round]` with times that repeat every period, or answer False.
+
+    Times are unrolled: a chain begins in the cycle, and may run beyond its end.
+    """
+    if _in_turn(work, pins, members, period_s, starts):
+        return True
+    nodes = 1
+    phases = 0
+    for j in range(members):
+        phases += 2 * int(work[ROUNDS, j])
+        while pins[j] >> (nodes - 1):
+            nodes += 1
+    at, length = np.empty((nodes, phases)), np.empty((nodes, phases))
+    weight = np.zeros(members)
+    for attempt in range(3):
+        for j in range(members):
+            rounds = 1.0 if attempt == 2 else work[ROUNDS, j]
+            chain = work[TRAIN_S, j] if attempt == 1 else work[ROLL_S, j] + work[TRAIN_S, j]
+            weight[j] = -rounds * chain
+        count = np.zeros(nodes, np.int64)
+        placed = 0
+        for j in np.argsort(weight, kind="mergesort"):
+            rounds = int(work[ROUNDS, j])
+            if not insert(work, j, pins[j], rounds, at, length, count, period_s, starts[j]):
+                break
+            placed += 1
+        if placed == members:
+            return True
+    return False
+
+
+@compiled
+def _tightest(work: Floats, pins: Ints, members: int, period_s: float, starts: Floats) -> float:
+    """Shrink a period for which the members' rounds fit, so that they also run no slower than they must."""
+    least = busiest_s(work, pins, members)
+    for slack in _SLACKS:
+        if least * slack >= period_s:
+            break
+        if interleave(work, pins, members, least * slack, starts):
+            return float(least * slack)
+    interleave(work, pins, members, period_s, starts)
+    return period_s
+
+
+@compiled
+def _hopeless(work: Floats, pins: Ints, members: int) -> bool:
+    """Whether some node would need more than all its time even if every member just kept its budget."""
+    every = 0
+    train = 0.0
+    for j in range(members):
+        alone = work[ROLL_S, j] + work[TRAIN_S, j] + work[SYNC_S, j]
+        if alone * work[LEFT, j] > work[BUDGET_S, j]:
+            return True
+        every |= pins[j]
+        busy = work[TRAIN_S, j] + (work[ROLL_S, j] if pins[j] == 0 else 0.0)
+        train += busy * work[LEFT, j] / work[BUDGET_S, j]
+    if train > 1.0:
+        return True
+    node = 0
+    while every >> node:
+        share = 0.0
+        for j in range(members):
+            if (pins[j] >> node) & 1:
+                share += work[ROLL_S, j] * work[LEFT, j] / work[BUDGET_S, j]
+        if share > 1.0:
+            return True
+        node += 1
+    return False
+
+
+@compiled
+def fit_cycle(work: Floats, pins: Ints, members: int, starts: Floats) -> float:
+    """Find a period, set every member's rounds and its starts; the period, or 0 if none was found.
+
+    Only periods at which some member would need another round if it were any longer are worth a look, those with
+    the most room first.
+    """
+    if _hopeless(work, pins, members):
+        return 0.0
+    longest = 0.0
+    for j in range(members):
+        longest = max(longest, work[ROLL_S, j], work[TRAIN_S, j])
+    periods = np.empty(members * MAX_ROUNDS)
+    shares = np.empty(members * MAX_ROUNDS)
+    count = 0
+    for j in range(members):
+        for k in range(1, MAX_ROUNDS + 1):
+            period = (work[BUDGET_S, j] - longest) * k / (work[LEFT, j] + k)
+            if period > 0.0 and choose_rounds(work, members, period, longest):
+                share = busiest_s(work, pins, members) / period
+                if share <= 1.0 + 1e-9:
+                    periods[count], shares[count] = period, share
+                    count += 1
+    order = np.argsort(shares[:count], kind="mergesort")
+    for i in order[:_PERIODS_TRIED]:
+        choose_rounds(work, members, periods[i], longest)
+        if interleave(work, pins, members, periods[i], starts):
+            return _tightest(work, pins, members, periods[i], starts)
+    return 0.0
+
+
+@compiled
+def longest_life_s(work: Floats, members: int, cycle_s: float) -> float:
+    """How long the group's last member will run."""
+    longest = 0.0
+    for j in range(members):
+        longest = max(longest, work[LEFT, j] * cycle_s / work[ROUNDS, j])
+    return longest
+
+
+@compiled
+def drain_cost(
+    work: Floats,
+    pins: Ints,
+    members: int,
+    cycle_s: float,
+    delay_s: Floats,
+    train_nodes: int,
+    rollout_price: float,
+    train_price: float,
+) -> float:
+    """What a group's nodes cost until its members are done, each node paid for as long as a member needs it.
+
+    When a member is done, the cycle of those that stay shrinks to their own work.
+    """
+    rest = work[:, :members].copy()
+    cycles = rest[LEFT] / rest[ROUNDS]
+    life_s = delay_s[:members].copy()
+    now_s, done = 0.0, 0.0
+    for j in np.argsort(cycles, kind="mergesort"):
+        if cycles[j] > done:
+            if done > 0.0:
+                cycle_s = min(cycle_s, busiest_s(rest, pins, members))
+            now_s += (cycles[j] - done) * cycle_s
+            done = cycles[j]
+        life_s[j] += now_s
+        rest[ROUNDS, j] = 0.0
+    every = 0
+    for j in range(members):
+        every |= pins[j]
+    cost = life_s.max() * train_nodes * train_price
+    node = 0
+    while every >> node:
+        life = 0.0
+        for j in range(members):
+            if (pins[j] >> node) & 1:
+                life = max(life, life_s[j])
+        cost += life * rollout_price
+        node += 1
+    return float(cost / 3600.0)

@@ -1,0 +1,64 @@
+"""Turning a fitted cycle of a group into the plan that its phases follow."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from slackwater.model.ids import JobId
+from slackwater.model.placement import GroupPlan, Phase, PhaseSlot
+from slackwater.policy.columns import ROLL_S, ROUNDS, SYNC_S, TRAIN_S, Floats
+from slackwater.policy.ordering.plan_alignment import worst_period_s
+from slackwater.policy.placement.cycle_fitting import MAX_ROUNDS, fit_cycle
+from slackwater.policy.placement.groups import GroupBook
+
+
+@dataclass(frozen=True, slots=True)
+class FittedCycle:
+    """Rounds of each member per period, and `starts[member, phase, round]`."""
+
+    period_s: float
+    rounds: Floats
+    starts: Floats
+
+
+def fit_group(book: GroupBook, row: int) -> FittedCycle | None:
+    """A cycle that keeps every member of a group within its budget, or None if none is found."""
+    table = book.table
+    count = int(table.members[row])
+    starts = np.zeros((count, 2, MAX_ROUNDS))
+    work = table.work[row].copy()
+    if count == 1:
+        work[ROUNDS, 0] = 1
+        starts[0, 1, 0] = work[ROLL_S, 0]
+        period_s = float(work[ROLL_S, 0] + work[TRAIN_S, 0] + work[SYNC_S, 0])
+    else:
+        period_s = fit_cycle(work, table.pins[row], count, starts)
+    return FittedCycle(period_s, work[ROUNDS, :count], starts) if period_s else None
+
+
+def adopt_cycle(book: GroupBook, row: int, jobs: Sequence[JobId], cycle: FittedCycle) -> None:
+    """Make a cycle of `jobs`, in that order, the plan of their group."""
+    group, work = book.groups[row], book.table.work[row]
+    slots = []
+    for position, job in enumerate(jobs):
+        index = book.members[job].index
+        work[ROUNDS, index] = cycle.rounds[position]
+        rollout_nodes = book.rollout_nodes(job)
+        roll_s, train_s = float(work[ROLL_S, index]), float(work[TRAIN_S, index])
+        for turn in range(int(cycle.rounds[position])):
+            roll_at, train_at = (float(at) for at in cycle.starts[position, :, turn])
+            slots.append(PhaseSlot(job, Phase.ROLLOUT, rollout_nodes, roll_at, roll_s))
+            slots.append(PhaseSlot(job, Phase.TRAIN, group.train, train_at, train_s))
+    slots.sort(key=lambda slot: (slot.start_s, slot.job))
+    book.table.cycle_s[row] = cycle.period_s
+    group.plan = GroupPlan(cycle.period_s, tuple(slots))
+
+
+def kept_period_s(book: GroupBook, row: int) -> float:
+    """How long a cycle of the group's plan takes at worst, now that some of its jobs may have left."""
+    group, work = book.groups[row], book.table.work[row]
+    assert group.plan is not None
+    lengths_s = {(slot.job, slot.phase): slot.length_s for slot in group.plan.slots}
+    syncs_s = {job: float(work[SYNC_S, book.members[job].index]) for job in group.jobs}
+    return worst_period_s(group.plan, lengths_s, syncs_s)

@@ -1,0 +1,94 @@
+"""Group placement: pack each arriving job into the dependency bubbles of an existing group (WEAVE 4.2, Algorithm 1).
+
+Saturated groups are skipped. In the others the job is packed onto rollout nodes that are paid for already, or just enough
+rollout nodes are added; else it gets a group of its own. A place is valid if host memory holds every state pinned
+to a node and one meta-iteration, at worst-case lengths, is within every member's bound. Least marginal
+cost wins; among equals the largest slack, then the oldest group.
+"""
+
+import numpy as np
+
+from slackwater.model.ids import JobId
+from slackwater.model.job import JobProfile, JobSpec
+from slackwater.model.node import Role
+from slackwater.model.placement import Placement, Strategy
+from slackwater.policy.columns import MAX_ROLLOUT_NODES
+from slackwater.policy.ordering.round_robin_cycle import load_s, longest_solo_s
+from slackwater.policy.placement.group_scan import scan_groups
+from slackwater.policy.placement.grouped import GroupedPlacement
+from slackwater.policy.placement.groups import Choice, isolated_choice
+
+
+class GroupPlacement(GroupedPlacement):
+    """WEAVE's inter-group scheduler."""
+
+    name = "group"
+
+    def _choose(self, job: JobSpec, now_s: float) -> Choice | None:
+        del now_s
+        profile, table, fleet = job.profile, self.book.table, self.fleet
+        row, pins, new_nodes, slack = scan_groups(
+            table.rows,
+            table.members,
+            table.train_nodes,
+            table.node_mask,
+            table.train_gb,
+            table.node_gb,
+            table.work,
+            table.pins,
+            np.array(
+                [
+                    profile.rollout_s,
+                    profile.train_s_on(1),
+                    profile.sync_s,
+                    job.slo * profile.solo_s,
+                    profile.rollout_state_gb,
+                    profile.train_state_gb,
+                    profile.rollout_nodes,
+                ]
+            ),
+            np.array(
+                [
+                    self.max_group_size,
+                    self.book.ledger.free(Role.ROLLOUT),
+                    fleet.rollout.node_type.host_memory_gb,
+                    fleet.train.node_type.host_memory_gb,
+                    MAX_ROLLOUT_NODES,
+                ]
+            ),
+        )
+        alone = isolated_choice(self.book, profile, "no group has a bubble that it fits")
+        if row < 0:
+            return alone
+        price = fleet.price_per_h(new_nodes, 0)
+        if alone is not None and price >= fleet.price_per_h(
+            profile.rollout_nodes, profile.train_nodes
+        ):
+            return alone
+        group = self.book.groups[row].group
+        if new_nodes:
+            reason = f"shares the train nodes of {group}, {new_nodes} rollout nodes added, slack {slack:.0%}"
+            return Choice(int(row), int(pins), int(new_nodes), 0, Strategy.SCALE, reason)
+        reason = f"fits the bubbles of {group}, slack {slack:.0%}"
+        return Choice(int(row), int(pins), 0, 0, Strategy.PACK, reason)
+
+    def revise(self, job: JobId, profile: JobProfile, now_s: float) -> tuple[Placement, ...]:
+        """A drifted job stays unless its group is saturated now; then it is admitted anew (WEAVE 5, drift)."""
+        self.book.revise(job, profile)
+        member = self.book.members[job]
+        row = member.row
+        table = self.book.table
+        count = int(table.members[row])
+        load = load_s(table.work[row], table.pins[row], count)
+        longest = longest_solo_s(table.work[row], count)
+        if count < 2 or load < longest:
+            return ()
+        return self._readmit(member.spec, now_s)
+
+    def _readmit(self, spec: JobSpec, now_s: float) -> tuple[Placement, ...]:
+        before = self.book.members[spec.job].row
+        choice = self._choose(spec, now_s)
+        if choice is None or choice.row == before:
+            return ()
+        self.book.move(spec.job, choice)
+        return (self.book.placement(spec.job),)

@@ -1,0 +1,157 @@
+"""Scanning all groups for the cheapest valid place of one arriving job (WEAVE 4.2, Algorithm 1, lines 3 to 14)."""
+
+import numpy as np
+
+from slackwater.policy.columns import (
+    BOUND_S,
+    MAX_MEMBERS,
+    ROLL_S,
+    SYNC_S,
+    TRAIN_S,
+    Floats,
+    Ints,
+)
+from slackwater.policy.compiled import compiled
+from slackwater.policy.ordering.round_robin_cycle import (
+    TOLERANCE_S,
+    load_s,
+    longest_solo_s,
+    round_robin_period_s,
+)
+
+
+@compiled
+def next_choice(mask: int) -> int:
+    """The next larger mask with as many bits."""
+    low = mask & -mask
+    high = mask + low
+    return high | (((mask ^ high) >> 2) // low)
+
+
+@compiled
+def spread_bits(choice: int, nodes: int) -> int:
+    """The i-th bit of `choice` moved to the i-th set bit of `nodes`."""
+    result = 0
+    taken = 0
+    node = 0
+    while nodes >> node:
+        if (nodes >> node) & 1:
+            if (choice >> taken) & 1:
+                result |= 1 << node
+            taken += 1
+        node += 1
+    return result
+
+
+@compiled
+def free_slots(nodes: int, count: int) -> int:
+    """The lowest `count` bits that `nodes` does not have."""
+    result = 0
+    slot = 0
+    while count > 0:
+        if not (nodes >> slot) & 1:
+            result |= 1 << slot
+            count -= 1
+        slot += 1
+    return result
+
+
+@compiled
+def memory_allows(pins: int, node_gb: Floats, state_gb: float, memory_gb: float) -> bool:
+    """Whether every pinned node can keep the job's rollout state."""
+    node = 0
+    while pins >> node:
+        if (pins >> node) & 1 and node_gb[node] + state_gb > memory_gb + 1e-9:
+            return False
+        node += 1
+    return True
+
+
+@compiled
+def count_bits(mask: int) -> int:
+    """Set bits of a mask."""
+    count = 0
+    while mask:
+        count += mask & 1
+        mask >>= 1
+    return count
+
+
+@compiled
+def _cheapest_pinning(
+    work: Floats,
+    pins: Ints,
+    members: int,
+    tightest_s: float,
+    node_mask: int,
+    node_gb: Floats,
+    job: Floats,
+    limits: Floats,
+    new_max: int,
+) -> tuple[int, int, float]:
+    """Pinning of the last member with the fewest new nodes: (kept nodes or -1, new nodes, meta-iteration)."""
+    present = count_bits(node_mask)
+    wanted = int(job[6])
+    for new in range(max(wanted - present, 0), min(wanted, new_max) + 1):
+        if present + new > limits[4]:
+            break
+        existing = wanted - new
+        best_kept, best_s = -1, np.inf
+        choice = (1 << existing) - 1
+        while not choice >> present:
+            kept = spread_bits(choice, node_mask)
+            if memory_allows(kept, node_gb, job[4], limits[2]):
+                pins[members - 1] = kept | free_slots(node_mask, new)
+                if load_s(work, pins, members) <= tightest_s + TOLERANCE_S:
+                    period = round_robin_period_s(work, pins, members)
+                    if period <= tightest_s + TOLERANCE_S and period < best_s - TOLERANCE_S:
+                        best_kept, best_s = kept, period
+            if existing == 0:
+                break
+            choice = next_choice(choice)
+        if best_kept >= 0:
+            return best_kept, new, best_s
+    return -1, 0, np.inf
+
+
+@compiled
+def scan_groups(
+    rows: int,
+    members: Ints,
+    train_nodes: Ints,
+    node_mask: Ints,
+    train_gb: Floats,
+    node_gb: Floats,
+    work: Floats,
+    pins: Ints,
+    job: Floats,
+    limits: Floats,
+) -> tuple[int, int, int, float]:
+    """Row, kept pins, new rollout nodes and slack of the best place; row -1 if none is valid.
+
+    `job`: rollout s, train s on one node, sync s, bound s, rollout GB, train GB, rollout nodes wanted.
+    `limits`: largest group, free rollout nodes, rollout node GB, train node GB, most rollout nodes a group may have.
+    """
+    best_row, best_pins, best_new, best_slack = -1, 0, int(limits[1]), -np.inf
+    trial, pinned = np.zeros((work.shape[1], MAX_MEMBERS + 1)), np.zeros(MAX_MEMBERS + 1, np.int64)
+    for row in range(rows):
+        count = members[row]
+        if count == 0 or count >= limits[0] or train_gb[row] + job[5] > limits[3] + 1e-9:
+            continue
+        longest = longest_solo_s(work[row], count)
+        if load_s(work[row], pins[row], count) >= longest:
+            continue
+        trial[:, :count] = work[row, :, :count]
+        pinned[:count] = pins[row, :count]
+        trial[ROLL_S, count], trial[SYNC_S, count] = job[0], job[2]
+        trial[TRAIN_S, count], trial[BOUND_S, count] = job[1] / train_nodes[row], job[3]
+        tightest = trial[BOUND_S, : count + 1].min()
+        if longest_solo_s(trial, count + 1) > tightest + TOLERANCE_S:
+            continue
+        kept, new, period = _cheapest_pinning(
+            trial, pinned, count + 1, tightest, node_mask[row], node_gb[row], job, limits, best_new
+        )
+        slack = (tightest - period) / tightest
+        if kept >= 0 and (best_row < 0 or new < best_new or slack > best_slack + 1e-12):
+            best_row, best_pins, best_new, best_slack = row, kept, new, slack
+    return best_row, best_pins, best_new, best_slack

@@ -1,0 +1,70 @@
+"""Co-execution groups as flat arrays, so that compiled code can scan all of them for every arrival.
+
+A row is a group; its members keep the order of admission. A group's rollout nodes are bits of a mask, and a member's
+pinning is a sub-mask; the empty pinning means that the member rolls out on the group's train nodes.
+"""
+
+import numpy as np
+
+from slackwater.policy.columns import MAX_MEMBERS, MAX_ROLLOUT_NODES, WORK_ROWS, Floats, Ints
+
+
+class GroupTable:
+    """Columns grow as groups come; rows of dissolved groups are used again, the lowest first."""
+
+    def __init__(self, rows: int = 64) -> None:
+        self.rows = 0
+        self.members: Ints = np.zeros(rows, np.int64)
+        self.train_nodes: Ints = np.zeros(rows, np.int64)
+        self.node_mask: Ints = np.zeros(rows, np.int64)
+        self.train_gb: Floats = np.zeros(rows)
+        self.node_gb: Floats = np.zeros((rows, MAX_ROLLOUT_NODES))
+        self.work: Floats = np.zeros((rows, WORK_ROWS, MAX_MEMBERS))
+        self.cycle_s: Floats = np.zeros(rows)
+        self.pins: Ints = np.zeros((rows, MAX_MEMBERS), np.int64)
+
+    _COLUMNS = (
+        "members",
+        "train_nodes",
+        "node_mask",
+        "train_gb",
+        "node_gb",
+        "work",
+        "cycle_s",
+        "pins",
+    )
+
+    def take_row(self, train_nodes: int) -> int:
+        """A row for a new group without members."""
+        empty = np.flatnonzero(self.train_nodes[: self.rows] == 0)
+        row = int(empty[0]) if len(empty) else self.rows
+        if row == len(self.members):
+            for name in self._COLUMNS:
+                column = getattr(self, name)
+                setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
+        self.rows = max(self.rows, row + 1)
+        self.train_nodes[row] = train_nodes
+        return row
+
+    def clear_row(self, row: int) -> None:
+        """Forget a group."""
+        for name in self._COLUMNS:
+            getattr(self, name)[row] = 0
+        while self.rows and self.train_nodes[self.rows - 1] == 0:
+            self.rows -= 1
+
+    def append(self, row: int, work: Floats, pins: int) -> None:
+        """Add a member."""
+        index = self.members[row]
+        assert index < MAX_MEMBERS, f"group {row} is full"
+        self.work[row, :, index] = work
+        self.pins[row, index] = pins
+        self.members[row] += 1
+
+    def drop(self, row: int, index: int) -> None:
+        """Take a member out; those behind it move up."""
+        last = self.members[row] - 1
+        for column in (self.work[row], self.pins[row]):
+            column[..., index:last] = column[..., index + 1 : last + 1].copy()
+            column[..., last] = 0
+        self.members[row] -= 1

@@ -1,0 +1,113 @@
+"""What all placement policies that keep co-execution groups have in common."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from slackwater.model.errors import ConfigError
+from slackwater.model.ids import JobId, NodeId
+from slackwater.model.job import JobProfile, JobSpec
+from slackwater.model.placement import Placement, Refusal
+from slackwater.policy.columns import MAX_MEMBERS
+from slackwater.policy.placement.fleet import Fleet
+from slackwater.policy.placement.groups import Choice, GroupBook, isolated_choice
+from slackwater.policy.placement.interface import Standing
+
+
+class GroupedPlacement(ABC):
+    """Refusals, bookkeeping and departures; a policy says where an arriving job goes."""
+
+    name = "grouped"
+
+    def __init__(self, fleet: Fleet, max_group_size: int = MAX_MEMBERS) -> None:
+        if not 1 <= max_group_size <= MAX_MEMBERS:
+            raise ConfigError.of(
+                "max_group_size", max_group_size, f"must lie between 1 and {MAX_MEMBERS}"
+            )
+        self.fleet = fleet
+        self.max_group_size = max_group_size
+        self.book = GroupBook(fleet)
+
+    @abstractmethod
+    def _choose(self, job: JobSpec, now_s: float) -> Choice | None:
+        """Where an arriving job goes, or None if the pools have no room for it now."""
+
+    def _why_never(self, profile: JobProfile) -> str | None:
+        """Why a job can never be placed, or None."""
+        return self.fleet.why_never(profile)
+
+    def place(self, job: JobSpec, now_s: float) -> Placement | Refusal:
+        """Find nodes for an arriving job; nothing changes on a refusal."""
+        if job.job in self.book.members:
+            raise ConfigError.of("job", job.job, "is placed already; use another name")
+        never = self._why_never(job.profile)
+        if never is not None:
+            return Refusal(job.job, never, final=True)
+        choice = self._choose(job, now_s)
+        if choice is None:
+            return Refusal(job.job, self._why_not_now(job), final=False)
+        self.book.admit(job, choice, self._budget_s(job))
+        return self.book.placement(job.job)
+
+    def _why_not_now(self, job: JobSpec) -> str:
+        profile, rollout, train = job.profile, self.fleet.rollout, self.fleet.train
+        return (
+            f"no group can take it within every member's bound, and its own {profile.rollout_nodes} rollout + "
+            f"{profile.train_nodes} train nodes are not free (in use: {self.book.ledger.count(rollout.role)} of "
+            f"{rollout.max_nodes} rollout, {self.book.ledger.count(train.role)} of {train.max_nodes} train)"
+        )
+
+    def observe(self, standings: Sequence[Standing], waiting: Sequence[JobSpec] = ()) -> None:
+        """Note how the placed jobs stand; most policies do not look at who waits."""
+        del waiting
+        self.book.observe(standings)
+
+    def admission_order(self, waiting: Sequence[JobSpec]) -> Sequence[JobId]:
+        """First come, first tried."""
+        return [spec.job for spec in waiting]
+
+    def _budget_s(self, job: JobSpec) -> float:
+        """At most so long may an arriving job take."""
+        return job.slo * job.iterations * job.profile.solo_s
+
+    def remove(self, job: JobId, now_s: float) -> Sequence[Placement]:
+        """Forget a job; nodes that no one uses are given back."""
+        del now_s
+        self.book.remove(job)
+        return ()
+
+    def revise(self, job: JobId, profile: JobProfile, now_s: float) -> Sequence[Placement]:
+        """Take over a changed profile; most policies leave the job where it is."""
+        del now_s
+        self.book.revise(job, profile)
+        return ()
+
+    def isolate(self, job: JobId, now_s: float) -> Sequence[Placement]:
+        """Give a placed job nodes of its own; empty if it has them, or if none are free."""
+        del now_s
+        member = self.book.members[job]
+        if len(self.book.groups[member.row].jobs) == 1 and member.pins:
+            return ()
+        choice = isolated_choice(
+            self.book, member.spec.profile, "its bound leaves no time for others"
+        )
+        if choice is None:
+            return ()
+        self.book.move(job, choice)
+        return (self.book.placement(job),)
+
+    def rebalance(self, now_s: float) -> Sequence[Placement]:
+        """Most policies never move a job."""
+        del now_s
+        return ()
+
+    def rented(self) -> Sequence[NodeId]:
+        """Nodes that are paid for now, sorted."""
+        return self.book.ledger.rented()
+
+    def hourly_cost(self) -> float:
+        """What they cost."""
+        return self.book.ledger.hourly_cost()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if memory budgets, pool limits or pinnings do not hold."""
+        self.book.check_integrity()

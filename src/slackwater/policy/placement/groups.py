@@ -1,0 +1,293 @@
+"""Co-execution groups: jobs that share rollout and train nodes, each pinned to its own (WEAVE 4.1)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from slackwater.model.ids import GroupId, JobId, NodeId
+from slackwater.model.job import JobProfile, JobSpec
+from slackwater.model.node import Role
+from slackwater.model.placement import GroupPlan, Placement, Strategy
+from slackwater.policy.columns import (
+    BOUND_S,
+    BUDGET_S,
+    LEFT,
+    MAX_MEMBERS,
+    MAX_ROLLOUT_NODES,
+    ROLL_S,
+    ROUNDS,
+    SYNC_S,
+    TRAIN_S,
+    WORK_ROWS,
+    Floats,
+)
+from slackwater.policy.placement.cycle_fitting import busiest_s
+from slackwater.policy.placement.fleet import Fleet
+from slackwater.policy.placement.group_table import GroupTable
+from slackwater.policy.placement.interface import Standing
+from slackwater.policy.placement.rented_nodes import RentedNodes
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Where a job goes: `row` is its group, or None for a new one of `train_nodes` nodes.
+
+    `pins` are rollout nodes that the group has, `new_rollout_nodes` are rented for it; with neither it rolls out on train nodes.
+    """
+
+    row: int | None
+    pins: int
+    new_rollout_nodes: int
+    train_nodes: int
+    strategy: Strategy
+    reason: str
+
+    @property
+    def local(self) -> bool:
+        """All phases on train nodes."""
+        return not self.pins and not self.new_rollout_nodes
+
+
+@dataclass(slots=True)
+class Member:
+    """A placed job, the `index`-th of its group. It has `left` iterations to make in `budget_s` at most."""
+
+    spec: JobSpec
+    row: int
+    index: int
+    pins: int
+    left: int
+    budget_s: float
+    strategy: Strategy
+    reason: str
+
+
+@dataclass(slots=True)
+class Group:
+    """A group's names; its numbers are in the table's row."""
+
+    group: GroupId
+    train: tuple[NodeId, ...]
+    rollout: dict[int, NodeId]
+    jobs: list[JobId]
+    plan: GroupPlan | None = None
+
+
+def bits(mask: int) -> list[int]:
+    """Positions of the set bits."""
+    return [position for position in range(mask.bit_length()) if mask >> position & 1]
+
+
+class GroupBook:
+    """Keeps groups, members, the table and the ledger in step."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.table = GroupTable()
+        self.ledger = RentedNodes(fleet)
+        self.groups: dict[int, Group] = {}
+        self.members: dict[JobId, Member] = {}
+        self._opened = 0
+
+    def rollout_s(self, profile: JobProfile, train_nodes: int, local: bool) -> float:
+        """Rollout time on its own kind of node, or on the train nodes."""
+        return self.fleet.local_rollout_s(profile, train_nodes) if local else profile.rollout_s
+
+    def admit(self, spec: JobSpec, choice: Choice, budget_s: float) -> Member:
+        """Put a job where a policy chose; rents what is missing."""
+        member = Member(spec, -1, -1, 0, spec.iterations, budget_s, choice.strategy, choice.reason)
+        self._enter(member, choice)
+        return member
+
+    def move(self, job: JobId, choice: Choice) -> Member:
+        """Put a job elsewhere. Its progress and budget stay."""
+        member = self.members[job]
+        self._leave(member, keep_group=choice.row == member.row)
+        member.strategy, member.reason = choice.strategy, choice.reason
+        self._enter(member, choice)
+        return member
+
+    def remove(self, job: JobId) -> None:
+        """Forget a job; nodes that no one uses are given back."""
+        self._leave(self.members.pop(job))
+
+    def _enter(self, member: Member, choice: Choice) -> None:
+        profile = member.spec.profile
+        row = choice.row
+        if row is None:
+            row = self.table.take_row(choice.train_nodes)
+            train = tuple(self.ledger.rent(Role.TRAIN, choice.train_nodes))
+            self.groups[row] = Group(GroupId(f"group-{self._opened}"), train, {}, [])
+            self._opened += 1
+        group = self.groups[row]
+        pins = choice.pins
+        for node in self.ledger.rent(Role.ROLLOUT, choice.new_rollout_nodes):
+            slot = next(s for s in range(MAX_ROLLOUT_NODES) if s not in group.rollout)
+            group.rollout[slot] = node
+            pins |= 1 << slot
+        self.table.node_mask[row] |= pins
+        for slot in bits(pins):
+            self.table.node_gb[row, slot] += profile.rollout_state_gb
+        self.table.train_gb[row] += profile.train_state_gb
+        if not pins:
+            self.table.train_gb[row] += profile.rollout_state_gb
+        member.row, member.pins, member.index = row, pins, len(group.jobs)
+        self.members[member.spec.job] = member
+        group.jobs.append(member.spec.job)
+        self.table.append(row, self._work(member), pins)
+
+    def _work(self, member: Member) -> Floats:
+        profile = member.spec.profile
+        nodes = int(self.table.train_nodes[member.row])
+        work = np.zeros(WORK_ROWS)
+        work[ROLL_S] = self.rollout_s(profile, nodes, local=not member.pins)
+        work[TRAIN_S] = profile.train_s_on(nodes)
+        work[SYNC_S] = profile.sync_s if member.pins else 0.0
+        work[BOUND_S] = member.spec.slo * profile.solo_s
+        work[BUDGET_S], work[LEFT], work[ROUNDS] = member.budget_s, member.left, 1
+        return work
+
+    def _leave(self, member: Member, *, keep_group: bool = False) -> None:
+        row, profile = member.row, member.spec.profile
+        group = self.groups[row]
+        self._forget_slots(group, member.spec.job)
+        self.table.drop(row, member.index)
+        del group.jobs[member.index]
+        for job in group.jobs[member.index :]:
+            self.members[job].index -= 1
+        self.table.train_gb[row] -= profile.train_state_gb
+        if not member.pins:
+            self.table.train_gb[row] -= profile.rollout_state_gb
+        for slot in bits(member.pins):
+            self.table.node_gb[row, slot] -= profile.rollout_state_gb
+        used = 0
+        for job in group.jobs:
+            used |= self.members[job].pins
+        for slot in [slot for slot in group.rollout if not used >> slot & 1]:
+            self.ledger.give_back(group.rollout.pop(slot))
+            self.table.node_gb[row, slot] = 0.0
+        self.table.node_mask[row] = used
+        shortest_s = busiest_s(self.table.work[row], self.table.pins[row], len(group.jobs))
+        self.table.cycle_s[row] = min(self.table.cycle_s[row], shortest_s)
+        if not group.jobs and not keep_group:
+            for node in group.train:
+                self.ledger.give_back(node)
+            del self.groups[row]
+            self.table.clear_row(row)
+
+    @staticmethod
+    def _forget_slots(group: Group, job: JobId) -> None:
+        """What remains of a plan when a job leaves is still within every bound."""
+        if group.plan is not None:
+            slots = tuple(slot for slot in group.plan.slots if slot.job != job)
+            group.plan = GroupPlan(group.plan.period_s, slots)
+
+    def observe(self, standings: Sequence[Standing]) -> None:
+        """Note how jobs stand; those that are not placed are passed over."""
+        rows, indices, budgets_s, left = [], [], [], []
+        for standing in standings:
+            member = self.members.get(standing.job)
+            if member is not None:
+                member.left, member.budget_s = standing.iterations_left, standing.budget_s
+                rows.append(member.row)
+                indices.append(member.index)
+                budgets_s.append(standing.budget_s)
+                left.append(standing.iterations_left)
+        self.table.work[rows, BUDGET_S, indices] = budgets_s
+        self.table.work[rows, LEFT, indices] = left
+
+    def cap_budgets(self, budget_s: float) -> None:
+        """No job may take longer than this, whatever its SLO leaves."""
+        for member in self.members.values():
+            member.budget_s = min(member.budget_s, budget_s)
+            self.table.work[member.row, BUDGET_S, member.index] = member.budget_s
+
+    def revise(self, job: JobId, profile: JobProfile) -> None:
+        """Take over a changed profile where the job is; its budget stays."""
+        member = self.members[job]
+        row, old = member.row, member.spec.profile
+        rollout_gb = profile.rollout_state_gb - old.rollout_state_gb
+        self.table.train_gb[row] += profile.train_state_gb - old.train_state_gb
+        if not member.pins:
+            self.table.train_gb[row] += rollout_gb
+        for slot in bits(member.pins):
+            self.table.node_gb[row, slot] += rollout_gb
+        member.spec = replace(member.spec, profile=profile)
+        rounds = self.table.work[row, ROUNDS, member.index]
+        self.table.work[row, :, member.index] = self._work(member)
+        self.table.work[row, ROUNDS, member.index] = rounds
+
+    def placement(self, job: JobId) -> Placement:
+        """Where a job is."""
+        member = self.members[job]
+        group = self.groups[member.row]
+        return Placement(
+            job,
+            group.group,
+            self.rollout_nodes(job),
+            group.train,
+            member.strategy,
+            member.reason,
+            group.plan,
+        )
+
+    def rollout_nodes(self, job: JobId) -> tuple[NodeId, ...]:
+        """Where a job rolls out: nodes of its pinning, or the group's train nodes."""
+        member = self.members[job]
+        group = self.groups[member.row]
+        return tuple(group.rollout[slot] for slot in bits(member.pins)) or group.train
+
+    def placements(self) -> Sequence[Placement]:
+        """Where all jobs are."""
+        return [self.placement(job) for job in self.members]
+
+    def worth_per_h(self, rollout_nodes: int, train_nodes: int) -> float:
+        """Of so many nodes, to a policy that looks for cheap places."""
+        return rollout_nodes * self.ledger.worth_per_h(
+            Role.ROLLOUT
+        ) + train_nodes * self.ledger.worth_per_h(Role.TRAIN)
+
+    def check_integrity(self) -> None:
+        """Every member in one group; memory within nodes; rented exactly what groups hold; pools within limits."""
+        held: list[NodeId] = []
+        for row, group in self.groups.items():
+            assert group.jobs and len(group.jobs) <= MAX_MEMBERS, f"{group.group} is empty"
+            assert self.table.members[row] == len(group.jobs)
+            assert [self.members[job].index for job in group.jobs] == list(range(len(group.jobs)))
+            held += [*group.train, *group.rollout.values()]
+            self._check_memory(row, group)
+        assert len(held) == len(set(held)), "a node is in two groups"
+        assert sorted(held) == sorted(self.ledger.rented()), "rented nodes and held nodes differ"
+        grouped = [job for group in self.groups.values() for job in group.jobs]
+        assert sorted(grouped) == sorted(self.members), "a job is in no group or in two"
+        for role in (Role.ROLLOUT, Role.TRAIN):
+            assert self.ledger.free(role) >= 0, f"more {role} nodes than the pool has"
+
+    def _check_memory(self, row: int, group: Group) -> None:
+        node_gb = dict.fromkeys(group.rollout, 0.0)
+        train_gb = 0.0
+        pinned = {slot for job in group.jobs for slot in bits(self.members[job].pins)}
+        assert pinned == set(group.rollout), f"{group.group} pays for rollout nodes that none uses"
+        for job in group.jobs:
+            member = self.members[job]
+            assert member.row == row
+            profile = member.spec.profile
+            train_gb += profile.train_state_gb + (0 if member.pins else profile.rollout_state_gb)
+            for slot in bits(member.pins):
+                node_gb[slot] += profile.rollout_state_gb
+        assert train_gb <= self.fleet.train.node_type.host_memory_gb + 1e-6, "train node memory"
+        assert abs(train_gb - self.table.train_gb[row]) < 1e-3
+        for slot, used_gb in node_gb.items():
+            assert used_gb <= self.fleet.rollout.node_type.host_memory_gb + 1e-6, "rollout memory"
+            assert abs(used_gb - self.table.node_gb[row, slot]) < 1e-3
+
+
+def isolated_choice(book: GroupBook, profile: JobProfile, reason: str) -> Choice | None:
+    """A new group with the nodes that the job declares, or None while they are not free."""
+    if (
+        book.ledger.free(Role.TRAIN) < profile.train_nodes
+        or book.ledger.free(Role.ROLLOUT) < profile.rollout_nodes
+    ):
+        return None
+    return Choice(None, 0, profile.rollout_nodes, profile.train_nodes, Strategy.ISOLATE, reason)

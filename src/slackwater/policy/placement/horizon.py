@@ -1,0 +1,295 @@
+"""Horizon placement: fit a job's periodic trace into the free windows of node groups over a cyclic horizon (PlexRL 4.3).
+
+The horizon is a ring of 28,800 one-second slots. A job recurs a whole number of times in it, so that its period, the horizon over that number,
+is at least its own cycle and its waiting share is within its duty-ratio bound (PlexRL 7.2) and its SLO. It is pinned to
+a node group at the smallest shift at which all its segments fall into free windows, and its whole footprint is
+subtracted at once. A job without a trace (cold start) has nodes of its own for one profiled cycle, and is then packed anew.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from slackwater.model.errors import ConfigError
+from slackwater.model.ids import JobId
+from slackwater.model.job import JobProfile, JobSpec
+from slackwater.model.node import Role
+from slackwater.model.placement import Placement, Refusal, Strategy
+from slackwater.policy.columns import MAX_MEMBERS, MAX_ROLLOUT_NODES, Floats
+from slackwater.policy.placement.fleet import Fleet
+from slackwater.policy.placement.grouped import GroupedPlacement
+from slackwater.policy.placement.groups import Choice, bits, isolated_choice
+from slackwater.policy.placement.horizon_ring import HORIZON_S, FreeNodes, busy_with, smallest_shift
+
+_GROUPS_TRIED = 24
+_NO_WINDOWS: Floats = np.zeros((0, 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A placed job's segments: `times` in the horizon, the first rollout at `shift_s`."""
+
+    shift_s: float
+    times: int
+    roll_s: float
+    train_s: float
+
+    @property
+    def period_s(self) -> float:
+        """Time between two of its iterations."""
+        return HORIZON_S / self.times
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    row: int
+    pins: int
+    new_nodes: int
+    trace: Trace
+
+
+class HorizonPlacement(GroupedPlacement):
+    """`pack` fills the fullest node group first, `spread` takes free nodes first and then the emptiest group.
+
+    `waiting_bound` is the largest share of its time that a job may wait; its SLO bounds it too. With `cold_start` arriving jobs
+    have no trace yet.
+    """
+
+    name = "horizon"
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        max_group_size: int = MAX_MEMBERS,
+        mode: Literal["pack", "spread"] = "pack",
+        waiting_bound: float = 0.5,
+        cold_start: bool = False,
+    ) -> None:
+        super().__init__(fleet, max_group_size)
+        if not 0 <= waiting_bound < 1:
+            raise ConfigError.of("waiting_bound", waiting_bound, "must be at least 0 and below 1")
+        self._mode = mode
+        self._waiting_bound = waiting_bound
+        self._cold_start = cold_start
+        self._free = FreeNodes(fleet.train.max_nodes)
+        self._duty: dict[int, float] = {}
+        self._windows: dict[int, dict[int | None, Floats]] = {}
+        self._traces: dict[JobId, Trace] = {}
+        self._unprofiled: dict[JobId, int] = {}
+        self._chosen: Trace | None = None
+
+    def place(self, job: JobSpec, now_s: float) -> Placement | Refusal:
+        """Find nodes for an arriving job, and subtract its footprint from the horizon."""
+        placed = super().place(job, now_s)
+        if isinstance(placed, Placement):
+            self._commit(job.job)
+            if self._cold_start:
+                self._unprofiled[job.job] = job.iterations
+        return placed
+
+    def _choose(self, job: JobSpec, now_s: float) -> Choice | None:
+        del now_s
+        self._chosen = None
+        alone = isolated_choice(self.book, job.profile, "no node group has windows for its trace")
+        if self._cold_start or (self._mode == "spread" and alone is not None):
+            return alone
+        fit = self._fit(job)
+        if fit is None:
+            return alone
+        self._chosen = fit.trace
+        return self._as_choice(fit)
+
+    def _as_choice(self, fit: _Fit) -> Choice:
+        group = self.book.groups[fit.row].group
+        reason = f"its trace fits {group} shifted by {fit.trace.shift_s:.0f} s, one in {fit.trace.period_s:.0f} s"
+        strategy = Strategy.SCALE if fit.new_nodes else Strategy.PACK
+        return Choice(fit.row, fit.pins, fit.new_nodes, 0, strategy, reason)
+
+    def _times(self, job: JobSpec, train_nodes: int) -> tuple[int, int]:
+        """The fewest and the most recurrences that its bounds and its own cycle allow."""
+        profile = job.profile
+        cycle_s = profile.rollout_s + profile.train_s_on(train_nodes) + profile.sync_s
+        slowest_s = min(job.slo * profile.solo_s, cycle_s / (1 - self._waiting_bound))
+        return int(np.ceil(HORIZON_S / slowest_s - 1e-9)), int(HORIZON_S / cycle_s + 1e-9)
+
+    def _fit(self, job: JobSpec, but: int = -1) -> _Fit | None:
+        """The first node group, in order of preference, into whose windows the job fits."""
+        rows = [row for row in self._candidates(job) if row != but]
+        for new_nodes in (0, job.profile.rollout_nodes):
+            if new_nodes > self.book.ledger.free(Role.ROLLOUT):
+                break
+            for row in rows[:_GROUPS_TRIED]:
+                fit = self._fit_group(job, row, new_nodes)
+                if fit is not None:
+                    return fit
+        return None
+
+    def _candidates(self, job: JobSpec) -> list[int]:
+        """Groups with time and memory left on their train nodes, the preferred first."""
+        table, profile = self.book.table, job.profile
+        rows = table.rows
+        nodes = np.maximum(table.train_nodes[:rows], 1)
+        train_s = profile.train_s_on(1) / nodes
+        cycle_s = profile.rollout_s + train_s + profile.sync_s
+        slowest_s = np.minimum(job.slo * profile.solo_s, cycle_s / (1 - self._waiting_bound))
+        fewest = np.ceil(HORIZON_S / slowest_s - 1e-9)
+        duty = np.array([self._duty.get(row, 0.0) for row in range(rows)])
+        fits = (
+            (table.members[:rows] > 0)
+            & (table.members[:rows] < self.max_group_size)
+            & (fewest <= np.floor(HORIZON_S / cycle_s + 1e-9))
+            & (duty + train_s * fewest / HORIZON_S <= 1)
+            & (
+                table.train_gb[:rows] + profile.train_state_gb
+                <= self.fleet.train.node_type.host_memory_gb
+            )
+        )
+        order = np.argsort(duty if self._mode == "spread" else -duty, kind="stable")
+        return [int(row) for row in order if fits[row]]
+
+    def _fit_group(self, job: JobSpec, row: int, new_nodes: int) -> _Fit | None:
+        group, profile = self.book.groups[row], job.profile
+        fewest, most = self._times(job, len(group.train))
+        resident = {self._traces[member].times for member in group.jobs if member in self._traces}
+        times = sorted({t for t in (most, *resident) if fewest <= t <= most}, reverse=True)
+        train_s = profile.train_s_on(len(group.train))
+        train_busy = self._busy(row, None)
+        for pins in self._pinnings(job, row, new_nodes):
+            roll_busy = self._busy(row, pins)
+            for count in times:
+                shift = smallest_shift(
+                    roll_busy, train_busy, profile.rollout_s, train_s, count, float(HORIZON_S)
+                )
+                trace = Trace(float(shift), count, profile.rollout_s, train_s)
+                if shift >= 0 and self._gang_is_free(trace, len(group.train)):
+                    return _Fit(row, pins, new_nodes, trace)
+        return None
+
+    def _gang_is_free(self, trace: Trace, nodes: int) -> bool:
+        """The pool as a whole has so many nodes free in the first window (PlexRL 5.2.1)."""
+        start = int(trace.shift_s + trace.roll_s)
+        return self._free.least(start, max(int(trace.train_s), 1)) >= nodes
+
+    def _pinnings(self, job: JobSpec, row: int, new_nodes: int) -> list[int]:
+        """Rollout nodes of the group to try: the least busy that have memory; none if new ones are rented."""
+        group, profile = self.book.groups[row], job.profile
+        if new_nodes:
+            return [0] if len(group.rollout) + new_nodes <= MAX_ROLLOUT_NODES else []
+        memory_gb = self.fleet.rollout.node_type.host_memory_gb
+        roomy = [
+            (len(self._busy(row, 1 << slot)), slot)
+            for slot in group.rollout
+            if self.book.table.node_gb[row, slot] + profile.rollout_state_gb <= memory_gb
+        ]
+        slots = [slot for _, slot in sorted(roomy)]
+        wanted = profile.rollout_nodes
+        return [
+            sum(1 << slot for slot in slots[first : first + wanted])
+            for first in range(len(slots) - wanted + 1)
+        ]
+
+    def _busy(self, row: int, pins: int | None) -> Floats:
+        """Busy windows of a group's train nodes, or of the union of some rollout nodes; kept until the group changes."""
+        kept = self._windows.setdefault(row, {})
+        if pins not in kept:
+            kept[pins] = self._gather(row, pins)
+        return kept[pins]
+
+    def _gather(self, row: int, pins: int | None) -> Floats:
+        busy = _NO_WINDOWS
+        for job in self.book.groups[row].jobs:
+            trace = self._traces.get(job)
+            if trace is None:
+                continue  # Between two footprints: it is about to be fitted anew.
+            if pins is None:
+                start, length = trace.shift_s + trace.roll_s, trace.train_s
+            elif self.book.members[job].pins & pins:
+                start, length = trace.shift_s, trace.roll_s
+            else:
+                continue
+            busy = busy_with(busy, start, length, trace.times, HORIZON_S)
+        if pins is not None and len(bits(pins)) > 1:
+            busy[:, 1] = np.maximum.accumulate(busy[:, 1])
+        return busy
+
+    def _commit(self, job: JobId) -> None:
+        member = self.book.members[job]
+        trace = self._chosen
+        if trace is None:
+            nodes = len(self.book.groups[member.row].train)
+            times = max(self._times(member.spec, nodes)[1], 1)
+            profile = member.spec.profile
+            trace = Trace(0.0, times, profile.rollout_s, profile.train_s_on(nodes))
+        self._traces[job] = trace
+        self._take(job, trace, -1)
+
+    def _take(self, job: JobId, trace: Trace, sign: int) -> None:
+        """Subtract a footprint from the whole horizon at once (sign -1), or return it."""
+        row = self.book.members[job].row
+        nodes = len(self.book.groups[row].train)
+        self._windows.pop(row, None)
+        self._duty[row] = self._duty.get(row, 0.0) - sign * trace.train_s * trace.times / HORIZON_S
+        if len(self.book.groups[row].jobs) == 1 and sign > 0:
+            del self._duty[row]
+        for turn in range(trace.times):
+            start = int(trace.shift_s + trace.roll_s + turn * trace.period_s)
+            self._free.add(start, max(int(trace.train_s), 1), sign * nodes)
+
+    def _release(self, job: JobId) -> None:
+        self._take(job, self._traces.pop(job), 1)
+
+    def remove(self, job: JobId, now_s: float) -> Sequence[Placement]:
+        """Forget a job; its footprint returns to the horizon."""
+        self._release(job)
+        self._unprofiled.pop(job, None)
+        return super().remove(job, now_s)
+
+    def isolate(self, job: JobId, now_s: float) -> Sequence[Placement]:
+        """Give a placed job nodes of its own."""
+        self._release(job)
+        moves = super().isolate(job, now_s)
+        self._chosen = None
+        self._commit(job)
+        return moves
+
+    def revise(self, job: JobId, profile: JobProfile, now_s: float) -> Sequence[Placement]:
+        """A drifted trace no longer fits where it is: it is fitted anew."""
+        self._release(job)
+        super().revise(job, profile, now_s)
+        self._chosen = None
+        moved = self._repack(job)
+        self._commit(job)
+        return [self.book.placement(job)] if moved else ()
+
+    def rebalance(self, now_s: float) -> Sequence[Placement]:
+        """Pack jobs whose first cycle has been profiled."""
+        del now_s
+        moves = []
+        for job, iterations in list(self._unprofiled.items()):
+            if self.book.members[job].left >= iterations:
+                continue
+            del self._unprofiled[job]
+            self._release(job)
+            self._chosen = None
+            if self._repack(job):
+                moves.append(job)
+            self._commit(job)
+        return [self.book.placement(job) for job in moves]
+
+    def _repack(self, job: JobId) -> bool:
+        member = self.book.members[job]
+        alone = len(self.book.groups[member.row].jobs) == 1
+        assert job not in self._traces, f"{job} still holds windows"
+        fit = self._fit(member.spec, but=member.row)
+        self._windows.pop(member.row, None)
+        if fit is not None:
+            self._chosen = fit.trace
+            self.book.move(job, self._as_choice(fit))
+            return True
+        choice = None if alone else isolated_choice(self.book, member.spec.profile, "drifted")
+        if choice is None:
+            return False
+        self.book.move(job, choice)
+        return True

@@ -1,0 +1,136 @@
+"""Capacity over a cyclic horizon: free nodes of a pool by the second, and the free windows of one node (PlexRL 4.3.1, 5.2.1)."""
+
+import numpy as np
+
+from slackwater.policy.columns import Floats, Ints
+from slackwater.policy.compiled import compiled
+
+HORIZON_S = 28_800
+
+
+@compiled
+def _add(
+    low: Ints, pending: Ints, node: int, left: int, right: int, a: int, b: int, by: int
+) -> None:
+    """Add `by` to the seconds [a, b) below `node`, which stands for [left, right)."""
+    if a <= left and right <= b:
+        low[node] += by
+        pending[node] += by
+        return
+    middle = (left + right) // 2
+    if a < middle:
+        _add(low, pending, 2 * node, left, middle, a, b, by)
+    if b > middle:
+        _add(low, pending, 2 * node + 1, middle, right, a, b, by)
+    low[node] = min(low[2 * node], low[2 * node + 1]) + pending[node]
+
+
+@compiled
+def _least(low: Ints, pending: Ints, node: int, left: int, right: int, a: int, b: int) -> int:
+    if a <= left and right <= b:
+        return int(low[node])
+    middle = (left + right) // 2
+    least = 1 << 40
+    if a < middle:
+        least = min(least, _least(low, pending, 2 * node, left, middle, a, b))
+    if b > middle:
+        least = min(least, _least(low, pending, 2 * node + 1, middle, right, a, b))
+    return int(least + pending[node])
+
+
+class FreeNodes:
+    """How many nodes of a pool are free in each second of the horizon: a range-minimum tree."""
+
+    def __init__(self, nodes: int, seconds: int = HORIZON_S) -> None:
+        self.seconds = seconds
+        size = 1
+        while size < seconds:
+            size *= 2
+        self._size = size
+        self._low: Ints = np.full(2 * size, nodes, np.int64)
+        self._pending: Ints = np.zeros(2 * size, np.int64)
+
+    def add(self, start: int, length: int, nodes: int) -> None:
+        """Change the number of free nodes in a window of the ring."""
+        for a, b in self._windows(start, length):
+            _add(self._low, self._pending, 1, 0, self._size, a, b, nodes)
+
+    def least(self, start: int, length: int) -> int:
+        """The fewest free nodes at any time in a window of the ring."""
+        return min(
+            _least(self._low, self._pending, 1, 0, self._size, a, b)
+            for a, b in self._windows(start, length)
+        )
+
+    def _windows(self, start: int, length: int) -> list[tuple[int, int]]:
+        start %= self.seconds
+        end = start + length
+        if end <= self.seconds:
+            return [(start, end)]
+        return [(start, self.seconds), (0, end - self.seconds)]
+
+
+@compiled
+def _meets_none(busy: Floats, start: float, end: float) -> bool:
+    after = np.searchsorted(busy[:, 0], end - 1e-6)
+    return bool(after == 0 or busy[after - 1, 1] <= start + 1e-6)
+
+
+@compiled
+def is_free(busy: Floats, start: float, length: float, seconds: float) -> bool:
+    """Whether a window of the ring meets none of the busy ones; `busy` holds sorted (start, end) that do not overlap or wrap."""
+    if len(busy) == 0:
+        return True
+    start %= seconds
+    end = start + length
+    if end <= seconds:
+        return _meets_none(busy, start, end)
+    return _meets_none(busy, start, seconds) and _meets_none(busy, 0.0, end - seconds)
+
+
+@compiled
+def smallest_shift(
+    roll_busy: Floats, train_busy: Floats, roll_s: float, train_s: float, times: int, seconds: float
+) -> float:
+    """The smallest shift at which all of a job's segments, `times` in the horizon, fall into free windows; -1 if there is none.
+
+    Only shifts at which a segment begins where a busy window ends can be the smallest.
+    """
+    period = seconds / times
+    ends = np.empty(1 + len(roll_busy) + len(train_busy))
+    ends[0] = 0.0
+    for i in range(len(roll_busy)):
+        ends[1 + i] = roll_busy[i, 1] % period
+    for i in range(len(train_busy)):
+        ends[1 + len(roll_busy) + i] = (train_busy[i, 1] - roll_s) % period
+    ends.sort()
+    before = -1.0
+    for shift in ends:
+        if shift - before < 1e-6:
+            continue
+        before = shift
+        fits = True
+        for turn in range(times):
+            at = shift + turn * period
+            if not is_free(roll_busy, at, roll_s, seconds) or not is_free(
+                train_busy, at + roll_s, train_s, seconds
+            ):
+                fits = False
+                break
+        if fits:
+            return float(shift)
+    return -1.0
+
+
+def busy_with(busy: Floats, start: float, length: float, times: int, seconds: float) -> Floats:
+    """Busy windows after a segment that recurs `times` in the horizon is taken, sorted; windows over the end are split."""
+    starts = (start + np.arange(times) * (seconds / times)) % seconds
+    ends = starts + length
+    over = ends > seconds
+    windows = [
+        busy,
+        np.stack([starts, np.minimum(ends, seconds)], axis=1),
+        np.stack([np.zeros(int(over.sum())), ends[over] - seconds], axis=1),
+    ]
+    together = np.concatenate(windows)
+    return np.asarray(together[np.argsort(together[:, 0], kind="stable")])

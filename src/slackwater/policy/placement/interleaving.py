@@ -1,0 +1,278 @@
+"""Interleaving: jobs of unlike periods share nodes in one cycle, and pay for it with the time their SLO leaves.
+
+Of group placement three things are given up, and none of its guarantees: a job makes as many iterations per cycle as its bound
+asks for, not one; a group takes members until the bounds are reached, not until it is saturated; and a job's bound
+is its budget, the time that its SLO leaves over the iterations still to make, so that what it ran faster than its bound is
+credit for sharing or for a move. Rollouts may use the train nodes' own bubbles. The place that adds the least cost until the group
+is drained is taken, and jobs of thin groups move when that saves more than the restart costs.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from slackwater.model.ids import JobId
+from slackwater.model.job import JobProfile, JobSpec
+from slackwater.model.node import Role
+from slackwater.model.placement import Placement, Refusal, Strategy
+from slackwater.policy.columns import MAX_MEMBERS, MAX_ROLLOUT_NODES
+from slackwater.policy.placement.consolidation import Consolidation, Merger, newcomer
+from slackwater.policy.placement.cycle_plan import adopt_cycle, fit_group, kept_period_s
+from slackwater.policy.placement.draining import DrainBound, alone_s, drain_bound, longest_first
+from slackwater.policy.placement.fleet import Fleet
+from slackwater.policy.placement.grouped import GroupedPlacement
+from slackwater.policy.placement.groups import Choice, isolated_choice
+from slackwater.policy.placement.interface import Standing
+from slackwater.policy.placement.interleaving_scan import scan_cycles, train_shares
+from slackwater.policy.placement.merging import carry_out, sharing_strategy
+
+_MERGERS_AT_ONCE = 4
+
+
+class Interleaving(GroupedPlacement):
+    """Our policy. A rebalance looks at `thin_groups` groups at most."""
+
+    name = "ours"
+
+    def __init__(
+        self, fleet: Fleet, max_group_size: int = MAX_MEMBERS, thin_groups: int = 6
+    ) -> None:
+        super().__init__(fleet, max_group_size)
+        self.thin_groups = thin_groups
+        self._consolidation = Consolidation(self.book, max_group_size)
+        self._changed: set[int] = set()
+        self._waiting: frozenset[JobId] = frozenset()
+        self._drain = DrainBound(np.inf, None)
+
+    def observe(self, standings: Sequence[Standing], waiting: Sequence[JobSpec] = ()) -> None:
+        """Note how jobs stand. On an owned fleet no budget reaches beyond the time at which all could be done."""
+        super().observe(standings, waiting)
+        self._waiting = frozenset(spec.job for spec in waiting)
+        if self.fleet.owned:
+            placed = [(member.left, member.spec.profile) for member in self.book.members.values()]
+            self._drain = drain_bound(placed, waiting, self.fleet.train.max_nodes)
+            self.book.cap_budgets(self._drain.bound_s)
+
+    def admission_order(self, waiting: Sequence[JobSpec]) -> Sequence[JobId]:
+        """First come, first tried; on an owned fleet those first that would end last."""
+        return longest_first(waiting) if self.fleet.owned else super().admission_order(waiting)
+
+    def _budget_s(self, job: JobSpec) -> float:
+        return min(super()._budget_s(job), max(self._drain.bound_s, alone_s(job)))
+
+    def _why_not_now(self, job: JobSpec) -> str:
+        if self._must_yield(job):
+            return f"the room is kept for {self._drain.awaited}, which would end last of all"
+        return super()._why_not_now(job)
+
+    def _must_yield(self, job: JobSpec) -> bool:
+        return self._drain.awaited not in (None, job.job)
+
+    def _why_never(self, profile: JobProfile) -> str | None:
+        apart = self.fleet.why_never(profile)
+        return apart if apart and self.fleet.why_never_local(profile) else None
+
+    def place(self, job: JobSpec, now_s: float) -> Placement | Refusal:
+        """Find nodes for an arriving job; its placement brings the group's new cycle."""
+        placed = super().place(job, now_s)
+        if isinstance(placed, Refusal):
+            return placed
+        row = self.book.members[job.job].row
+        self._plan(row)
+        return self.book.placement(job.job)
+
+    def _plan(self, row: int) -> None:
+        cycle = fit_group(self.book, row)
+        assert cycle is not None, f"{self.book.groups[row].group} was admitted without a cycle"
+        adopt_cycle(self.book, row, self.book.groups[row].jobs, cycle)
+        self._changed.add(row)
+
+    def _choose(self, job: JobSpec, now_s: float) -> Choice | None:
+        del now_s
+        profile, left = job.profile, job.iterations
+        if self._must_yield(job):
+            return None
+        if self.fleet.owned and self._waiting <= {job.job}:
+            unshared = isolated_choice(self.book, profile, "its nodes are free and no one waits")
+            if unshared is not None:
+                return unshared
+        budget_s = self._budget_s(job)
+        alone, alone_cost = self._alone(profile, left, budget_s)
+        shared, shared_cost = self._cheapest_shared(profile, left, budget_s, alone_cost)
+        best, best_cost = (alone, alone_cost) if shared is None else (shared, shared_cost)
+        if self._may_open(profile):
+            arriving = newcomer(profile, left, budget_s)
+            for row in self._thin_rows(most_members=1):
+                layout = self._consolidation.with_newcomer(arriving, row, best_cost)
+                if layout is not None:
+                    best_cost = layout.cost
+                    best = self._opened_for(profile, layout.pins[0], row)
+        return best
+
+    def _may_open(self, profile: JobProfile) -> bool:
+        ledger = self.book.ledger
+        return (
+            ledger.free(Role.TRAIN) >= profile.train_nodes
+            and ledger.free(Role.ROLLOUT) >= profile.rollout_nodes
+        )
+
+    def _opened_for(self, profile: JobProfile, pins: int, row: int) -> Choice:
+        rollout_nodes = profile.rollout_nodes if pins else 0
+        strategy = Strategy.ISOLATE if pins else Strategy.COLOCATE
+        reason = f"new nodes, on which {self.book.groups[row].group} can join it"
+        return Choice(None, 0, rollout_nodes, profile.train_nodes, strategy, reason)
+
+    def _cheapest_shared(
+        self, profile: JobProfile, left: int, budget_s: float, to_beat: float
+    ) -> tuple[Choice | None, float]:
+        """The group that it joins at the least added cost, if that is below `to_beat`."""
+        table, fleet, ledger = self.book.table, self.fleet, self.book.ledger
+        row, pins, new_nodes, cost = scan_cycles(
+            table.rows,
+            table.members,
+            table.train_nodes,
+            table.node_mask,
+            table.train_gb,
+            table.node_gb,
+            table.work,
+            table.pins,
+            table.cycle_s,
+            np.array(
+                [
+                    profile.rollout_s,
+                    fleet.local_rollout_s(profile, 1),
+                    profile.train_s_on(1),
+                    profile.sync_s,
+                    budget_s,
+                    left,
+                    profile.rollout_state_gb,
+                    profile.train_state_gb,
+                    profile.rollout_nodes,
+                    left * profile.solo_s / 3600,
+                ]
+            ),
+            np.array(
+                [
+                    self.max_group_size,
+                    ledger.free(Role.ROLLOUT),
+                    fleet.rollout.node_type.host_memory_gb,
+                    fleet.train.node_type.host_memory_gb,
+                    MAX_ROLLOUT_NODES,
+                    ledger.worth_per_h(Role.ROLLOUT),
+                    ledger.worth_per_h(Role.TRAIN),
+                    to_beat,
+                ]
+            ),
+        )
+        if row < 0:
+            return None, np.inf
+        strategy = sharing_strategy(int(pins), int(new_nodes))
+        reason = f"adds ${cost:.0f} until {self.book.groups[row].group} is drained"
+        return Choice(int(row), int(pins), int(new_nodes), 0, strategy, reason), float(cost)
+
+    def _alone(
+        self, profile: JobProfile, left: int, budget_s: float
+    ) -> tuple[Choice | None, float]:
+        """Nodes of its own, at the least cost over its life that its budget allows; infinite if none are free."""
+        best, best_cost = None, np.inf
+        ledger, fleet = self.book.ledger, self.fleet
+        for nodes in range(1, profile.train_nodes + 1):
+            remote_s = profile.rollout_s + profile.train_s_on(nodes) + profile.sync_s
+            local_s = fleet.local_rollout_s(profile, nodes) + profile.train_s_on(nodes)
+            shapes = (
+                (profile.rollout_nodes, remote_s, fleet.why_never(profile), Strategy.ISOLATE),
+                (0, local_s, fleet.why_never_local(profile), Strategy.COLOCATE),
+            )
+            for rollout_nodes, iteration_s, never, strategy in shapes:
+                cost = self.book.worth_per_h(rollout_nodes, nodes) * left * iteration_s / 3600
+                fits = left * iteration_s <= budget_s * (1 + 1e-9) and never is None
+                free = (
+                    ledger.free(Role.ROLLOUT) >= rollout_nodes and ledger.free(Role.TRAIN) >= nodes
+                )
+                if fits and free and cost < best_cost:
+                    reason = f"no group can take it for less than ${cost:.0f} over its life"
+                    best = Choice(None, 0, rollout_nodes, nodes, strategy, reason)
+                    best_cost = cost
+        return best, best_cost
+
+    def remove(self, job: JobId, now_s: float) -> Sequence[Placement]:
+        """Forget a job, then see which others should move together."""
+        row = self.book.members[job].row
+        self._changed.add(row)
+        self.book.remove(job)
+        tightened = self._tighten(row)
+        moves = {move.job: move for move in (*tightened, *self.rebalance(now_s))}
+        return [self.book.placement(moved) for moved in moves]
+
+    def _tighten(self, row: int) -> Sequence[Placement]:
+        """After a member left: what remains of the plan is kept, unless a new one saves more than the change may cost.
+
+        One placement tells the group's new plan; no job changes nodes.
+        """
+        book = self.book
+        group = book.groups.get(row)
+        if group is None or group.plan is None or len(group.jobs) == 1:
+            return ()
+        book.table.cycle_s[row] = kept_period_s(book, row)
+        cycle = fit_group(book, row)
+        if cycle is None:
+            return ()
+        change_h = (cycle.period_s + float(book.table.cycle_s[row])) / 2 / 3600
+        gain = self._consolidation.group_cost(row) - self._consolidation.cost_under(row, cycle)
+        if gain <= change_h * book.worth_per_h(len(group.rollout), len(group.train)):
+            return ()
+        adopt_cycle(book, row, group.jobs, cycle)
+        return (book.placement(group.jobs[0]),)
+
+    def isolate(self, job: JobId, now_s: float) -> Sequence[Placement]:
+        """Give a placed job nodes of its own; empty if it has them, or if none are free."""
+        left = self.book.members[job].row
+        moves = super().isolate(job, now_s)
+        if moves:
+            self._changed.add(left)
+            self._plan(self.book.members[job].row)
+        return [self.book.placement(move.job) for move in moves]
+
+    def rebalance(self, now_s: float) -> Sequence[Placement]:
+        """Bring jobs of thin groups together, or lay a group out anew, where that saves more than the restarts cost."""
+        del now_s
+        moves: dict[JobId, Placement] = {}
+        if self.fleet.owned and not self._waiting:
+            return ()
+        for _ in range(_MERGERS_AT_ONCE):
+            merger = self._best_merger()
+            if merger is None:
+                break
+            left = {self.book.members[job].row for job in merger.jobs} - {merger.row}
+            for job in carry_out(self.book, merger):
+                moves[job] = self.book.placement(job)
+            self._changed = left | {merger.row}
+            for row in left:
+                moves.update((told.job, told) for told in self._tighten(row))
+        self._changed.clear()
+        return [self.book.placement(job) for job in moves]
+
+    def _best_merger(self) -> Merger | None:
+        thin = self._thin_rows(most_members=3)
+        best: Merger | None = None
+        for target in thin:
+            pairs: list[tuple[JobId, ...]] = [()]
+            for source in thin:
+                if source != target and {source, target} & self._changed:
+                    jobs = tuple(self.book.groups[source].jobs)
+                    pairs.append(jobs)
+                    if len(jobs) > 1:
+                        pairs.extend((job,) for job in jobs)
+            for incoming in pairs:
+                to_beat = 0.0 if best is None else best.gain
+                best = self._consolidation.merge(incoming, target, to_beat) or best
+        return best
+
+    def _thin_rows(self, most_members: int) -> list[int]:
+        """Groups of few members, those that changed first, then those whose train nodes have the most time left."""
+        table = self.book.table
+        shares = train_shares(table.rows, table.members, table.work, table.pins, most_members)
+        changed = [row for row in self._changed if row < table.rows]
+        shares[changed] -= 1e6
+        thinnest = np.argsort(shares, kind="stable")[: self.thin_groups]
+        return [int(row) for row in thinnest if np.isfinite(shares[row])]

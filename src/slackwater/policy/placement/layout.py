@@ -1,0 +1,202 @@
+"""The cheapest way for a few jobs to share one group's train nodes: who rolls out where, and in which cycle.
+
+All ways are tried: each job's rollouts on the train nodes, or on rollout nodes that it has alone or shares. A job whose nodes change is
+moved; the restart is taken from its budget and added to its life.
+"""
+
+import numpy as np
+
+from slackwater.policy.columns import (
+    BUDGET_S,
+    LEFT,
+    ROLL_S,
+    ROUNDS,
+    SYNC_S,
+    TRAIN_S,
+    Floats,
+    Ints,
+)
+from slackwater.policy.compiled import compiled
+from slackwater.policy.placement.cycle_fitting import MAX_ROUNDS, drain_cost, fit_cycle
+from slackwater.policy.placement.group_scan import count_bits, free_slots
+
+# Rows of `jobs`, one column per job. HERE says that the job has the group's train nodes already, with the pins given.
+(
+    REMOTE_S,
+    LOCAL_S,
+    OWN_TRAIN_S,
+    OWN_SYNC_S,
+    OWN_BUDGET_S,
+    OWN_LEFT,
+    ROLLOUT_GB,
+    TRAIN_GB,
+    WANTED,
+    MOVE_S,
+    HERE,
+) = range(11)
+JOB_ROWS = 11
+MOVED_FREE = 2.0  # HERE of a job that runs nowhere yet: it takes any nodes without a restart.
+
+
+@compiled
+def next_sharing(block: Ints, jobs: int) -> bool:
+    """The next way to divide jobs into blocks, block 0 being the train nodes; False after the last."""
+    for j in range(jobs - 1, -1, -1):
+        highest = 0
+        for i in range(j):
+            highest = max(highest, block[i])
+        if block[j] <= highest:
+            block[j] += 1
+            block[j + 1 :] = 0
+            return True
+    return False
+
+
+@compiled
+def _first_bits(mask: int, count: int) -> int:
+    result = 0
+    while count > 0:
+        low = mask & -mask
+        result |= low
+        mask ^= low
+        count -= 1
+    return result
+
+
+@compiled
+def pin_blocks(
+    jobs: Floats, current: Ints, block: Ints, count: int, node_mask: int, pins: Ints
+) -> int:
+    """Give every block nodes: those that a member has already, else new ones. Answers how many are new."""
+    claimed = 0
+    added = 0
+    for b in range(1, count + 1):
+        size = 0
+        for j in range(count):
+            if block[j] == b:
+                size = max(size, int(jobs[WANTED, j]))
+        nodes = 0
+        for j in range(count):
+            if (
+                nodes == 0
+                and block[j] == b
+                and jobs[HERE, j] == 1.0
+                and current[j] & claimed == 0
+                and count_bits(current[j]) == size
+            ):
+                nodes = current[j]
+        if nodes == 0 and size:
+            nodes = free_slots(node_mask | claimed, size)
+            added += size
+        claimed |= nodes
+        for j in range(count):
+            if block[j] == b:
+                pins[j] = _first_bits(nodes, int(jobs[WANTED, j]))
+    for j in range(count):
+        if block[j] == 0:
+            pins[j] = 0
+    return added
+
+
+@compiled
+def _memory_allows(
+    jobs: Floats, block: Ints, count: int, rollout_gb: float, train_gb: float
+) -> bool:
+    for b in range(count + 1):
+        used = 0.0
+        for j in range(count):
+            if block[j] == b:
+                used += jobs[ROLLOUT_GB, j]
+            if b == 0:
+                used += jobs[TRAIN_GB, j]
+        if used > (train_gb if b == 0 else rollout_gb) + 1e-9:
+            return False
+    return True
+
+
+@compiled
+def _fill(
+    jobs: Floats, current: Ints, pins: Ints, count: int, work: Floats, delay_s: Floats
+) -> None:
+    for j in range(count):
+        local = pins[j] == 0
+        moved = jobs[HERE, j] == 0.0 or (jobs[HERE, j] == 1.0 and pins[j] != current[j])
+        delay_s[j] = jobs[MOVE_S, j] if moved else 0.0
+        work[ROLL_S, j] = jobs[LOCAL_S, j] if local else jobs[REMOTE_S, j]
+        work[TRAIN_S, j] = jobs[OWN_TRAIN_S, j]
+        work[SYNC_S, j] = 0.0 if local else jobs[OWN_SYNC_S, j]
+        work[BUDGET_S, j] = jobs[OWN_BUDGET_S, j] - delay_s[j]
+        work[LEFT, j] = jobs[OWN_LEFT, j]
+
+
+@compiled
+def _least_cost(
+    work: Floats, pins: Ints, count: int, delay_s: Floats, train_nodes: int, limits: Floats
+) -> float:
+    """Cost if no job ever waited for another: no cycle makes the layout cheaper."""
+    longest = 0.0
+    every = 0
+    for j in range(count):
+        every |= pins[j]
+        alone = work[ROLL_S, j] + work[TRAIN_S, j] + work[SYNC_S, j]
+        longest = max(longest, alone * work[LEFT, j] + delay_s[j])
+    cost = longest * train_nodes * limits[4]
+    node = 0
+    while every >> node:
+        life = 0.0
+        for j in range(count):
+            if (pins[j] >> node) & 1:
+                alone = work[ROLL_S, j] + work[TRAIN_S, j] + work[SYNC_S, j]
+                life = max(life, alone * work[LEFT, j] + delay_s[j])
+        cost += life * limits[3]
+        node += 1
+    return float(cost / 3600.0)
+
+
+@compiled
+def fit_layout(
+    jobs: Floats, current: Ints, pins: Ints, work: Floats, delay_s: Floats, starts: Floats
+) -> float:
+    """The cycle of jobs under given pins: its period (0 if there is none), rounds in `work`, and starts."""
+    count = jobs.shape[1]
+    _fill(jobs, current, pins, count, work, delay_s)
+    if count > 1:
+        return fit_cycle(work, pins, count, starts)
+    work[ROUNDS, 0] = 1.0
+    starts[0, 0, 0], starts[0, 1, 0] = 0.0, work[ROLL_S, 0]
+    alone = work[ROLL_S, 0] + work[TRAIN_S, 0] + work[SYNC_S, 0]
+    return float(alone) if alone * work[LEFT, 0] <= work[BUDGET_S, 0] * (1 + 1e-9) else 0.0
+
+
+@compiled
+def best_layout(
+    jobs: Floats, current: Ints, node_mask: int, train_nodes: int, limits: Floats, best_pins: Ints
+) -> float:
+    """Cost until the jobs are done under the cheapest layout, its pins in `best_pins`; infinite if none costs less than `limits[5]`.
+
+    `limits`: free rollout nodes, rollout node GB, train node GB, price of a rollout node, of a train node, cost to beat.
+    """
+    count = jobs.shape[1]
+    block, pins = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    work, delay_s = np.zeros((ROUNDS + 1, count)), np.zeros(count)
+    starts = np.zeros((count, 2, MAX_ROUNDS))
+    best = limits[5]
+    found = False
+    more = True
+    while more:
+        if _memory_allows(jobs, block, count, limits[1], limits[2]):
+            added = pin_blocks(jobs, current, block, count, node_mask, pins)
+            _fill(jobs, current, pins, count, work, delay_s)
+            least = _least_cost(work, pins, count, delay_s, train_nodes, limits)
+            cycle = 0.0
+            if added <= limits[0] and least < best:
+                cycle = fit_layout(jobs, current, pins, work, delay_s, starts)
+            if cycle > 0.0:
+                cost = drain_cost(
+                    work, pins, count, cycle, delay_s, train_nodes, limits[3], limits[4]
+                )
+                if cost < best - 1e-9:
+                    best, found = cost, True
+                    best_pins[:] = pins
+        more = next_sharing(block, count)
+    return float(best) if found else np.inf

@@ -1,0 +1,159 @@
+"""Dynamic regrouping: group placement that looks for the best grouping of all jobs anew every hour (WEAVE 6.6, the drift baseline).
+
+The paper searches by brute force, which no one can do for a running fleet's twenty jobs; here the best of many orders of admission is
+taken, without charging the time of the search. A new grouping is taken up if it saves more than its restarts cost.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from slackwater.model.ids import JobId
+from slackwater.model.job import JobSpec
+from slackwater.model.placement import Placement, Refusal, Strategy
+from slackwater.policy.placement.fleet import Fleet
+from slackwater.policy.placement.group_packing import GroupPlacement
+from slackwater.policy.placement.groups import Choice, bits
+
+# What a cheaper grouping is expected to last.
+_LASTS_H = 4.0
+
+
+class Regrouping(GroupPlacement):
+    """Moves whatever it takes, once an hour."""
+
+    name = "regrouping"
+
+    def __init__(
+        self, fleet: Fleet, max_group_size: int, every_s: float, orders: int, seed: int
+    ) -> None:
+        super().__init__(fleet, max_group_size)
+        self._every_s = every_s
+        self._orders = orders
+        self._generator = np.random.default_rng([seed, 3])
+        self._next_s = every_s
+
+    def rebalance(self, now_s: float) -> Sequence[Placement]:
+        """The best grouping found, if the hour has come and it pays."""
+        if now_s < self._next_s:
+            return ()
+        self._next_s = now_s + self._every_s
+        specs = [member.spec for member in self.book.members.values()]
+        best: GroupPlacement | None = None
+        for order in self._candidate_orders(specs):
+            scratch = self._grouped(order)
+            if scratch is not None and (
+                best is None or scratch.hourly_cost() < best.hourly_cost() - 1e-9
+            ):
+                best = scratch
+        if best is None or best.hourly_cost() >= self.hourly_cost() - 1e-9:
+            return ()
+        return self._take_up(best)
+
+    def _candidate_orders(self, specs: list[JobSpec]) -> list[list[JobSpec]]:
+        keys: tuple[Callable[[JobSpec], tuple[float, ...]], ...] = (
+            lambda s: (s.arrival_s,),
+            lambda s: (-s.profile.solo_s,),
+            lambda s: (-s.profile.train_s,),
+            lambda s: (-s.profile.rollout_s,),
+            lambda s: (s.slo,),
+            lambda s: (-s.profile.train_nodes, -s.profile.solo_s),
+        )
+        orders = [sorted(specs, key=key) for key in keys]
+        for _ in range(self._orders):
+            order = self._generator.permutation(len(specs))
+            orders.append([specs[int(index)] for index in order])
+        return orders
+
+    def _grouped(self, order: list[JobSpec]) -> GroupPlacement | None:
+        scratch = GroupPlacement(self.fleet, self.max_group_size)
+        for spec in order:
+            if isinstance(scratch.place(spec, 0.0), Refusal):
+                return None
+        return scratch
+
+    def _take_up(self, target: GroupPlacement) -> Sequence[Placement]:
+        hosts = self._hosts(target)
+        staying = {job for host in hosts.values() for job in host.stay}
+        moving = [job for job in self.book.members if job not in staying]
+        lost = sum(self._restart_cost(job) for job in moving)
+        if (self.hourly_cost() - target.hourly_cost()) * _LASTS_H <= lost:
+            return ()
+        for job in moving:
+            profile = self.book.members[job].spec.profile
+            aside = Choice(
+                None, 0, profile.rollout_nodes, profile.train_nodes, Strategy.ISOLATE, "aside"
+            )
+            self.book.move(job, aside)
+        for row, group in target.book.groups.items():
+            for job in group.jobs:
+                if job not in hosts[row].stay:
+                    self._enter(job, target, row, hosts[row])
+        return [self.book.placement(job) for job in moving]
+
+    def _restart_cost(self, job: JobId) -> float:
+        profile = self.book.members[job].spec.profile
+        price = self.fleet.price_per_h(profile.rollout_nodes, profile.train_nodes)
+        return price * (self.fleet.move.of(profile) + profile.solo_s) / 3600
+
+    def _hosts(self, target: GroupPlacement) -> dict[int, "_Host"]:
+        """For every target group the one that it grows out of, those with most to keep first; no group serves two."""
+        found = [
+            (row, self._host(target, row, host))
+            for row, group in target.book.groups.items()
+            for host in sorted({self.book.members[job].row for job in group.jobs})
+        ]
+        found.sort(key=lambda pair: -len(pair[1].stay))
+        hosts: dict[int, _Host] = {}
+        taken: set[int | None] = set()
+        for row, host in found:
+            if row not in hosts and host.row not in taken and host.stay:
+                hosts[row] = host
+                taken.add(host.row)
+        return {row: hosts.get(row, _Host(None, {}, set())) for row in target.book.groups}
+
+    def _host(self, target: GroupPlacement, row: int, host: int) -> "_Host":
+        """Who could stay in group `host` if it became the target group."""
+        made = _Host(host, {}, set())
+        if self.book.table.train_nodes[host] != target.book.table.train_nodes[row]:
+            return made
+        for job in target.book.groups[row].jobs:
+            member = self.book.members[job]
+            wanted, had = bits(target.book.members[job].pins), bits(member.pins)
+            if member.row != host or len(wanted) != len(had):
+                continue
+            pairs = dict(zip(wanted, had, strict=True))
+            if _agrees(made.slots, pairs):
+                made.slots |= pairs
+                made.stay.add(job)
+        return made
+
+    def _enter(self, job: JobId, target: GroupPlacement, row: int, host: "_Host") -> None:
+        """Move one job to its place in the target."""
+        wanted = bits(target.book.members[job].pins)
+        known = sum(1 << host.slots[slot] for slot in wanted if slot in host.slots)
+        fresh = [slot for slot in wanted if slot not in host.slots]
+        train_nodes = int(target.book.table.train_nodes[row]) if host.row is None else 0
+        strategy = Strategy.ISOLATE if host.row is None else Strategy.PACK
+        choice = Choice(host.row, known, len(fresh), train_nodes, strategy, "a cheaper grouping")
+        member = self.book.move(job, choice)
+        host.slots |= dict(zip(fresh, bits(member.pins & ~known), strict=True))
+        host.row = member.row
+
+
+@dataclass(slots=True)
+class _Host:
+    """The group that a target group grows out of: its row, its slots by target slot, and who stays there as pinned."""
+
+    row: int | None
+    slots: dict[int, int]
+    stay: set[JobId]
+
+
+def _agrees(slots: dict[int, int], pairs: dict[int, int]) -> bool:
+    """Whether more pairs keep the mapping one to one."""
+    merged = slots | pairs
+    return all(slots.get(key, value) == value for key, value in pairs.items()) and len(
+        set(merged.values())
+    ) == len(merged)

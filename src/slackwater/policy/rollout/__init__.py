@@ -1,0 +1,1 @@
+"""Where turns go, which move, and when training nodes roll out themselves."""

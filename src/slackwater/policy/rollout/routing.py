@@ -1,0 +1,156 @@
+"""Where a turn goes (ROSE 4.3; RLBoost Algorithm 2, SELECTINSTANCE), and the ways it is compared with.
+
+Pure: a need and the loads of the eligible instances in, a placement out; ties are broken by id.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from slackwater.model.ids import InstanceId, TrajectoryId, TurnId
+from slackwater.policy.rollout.instance_load import InstanceLoad
+
+
+@dataclass(frozen=True, slots=True)
+class TurnNeed:
+    """One turn to place. `affine` served the trajectory's last turn and may hold its prefix.
+
+    `sequence` numbers turns as they were submitted.
+    """
+
+    turn: TurnId
+    trajectory: TrajectoryId
+    context_tokens: int
+    cached_tokens: int = 0
+    affine: InstanceId | None = None
+    sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Go to `instance` now; or wait: for `bound_to` if nothing else will do, else for anyone."""
+
+    instance: InstanceId | None = None
+    bound_to: InstanceId | None = None
+
+
+WAIT = Destination()
+
+
+class RoutingPolicy(Protocol):
+    """Chooses an instance for a turn among those that hold its weights and may serve its job.
+
+    `warm_first`: an instance with room takes turns whose prefix it holds before those that came earlier.
+    """
+
+    @property
+    def warm_first(self) -> bool: ...
+
+    def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination:
+        """Decide for one turn."""
+        ...
+
+    def takes(self, need: TurnNeed, load: InstanceLoad) -> bool:
+        """Whether this one instance may take the turn now (asked when it has room again)."""
+        ...
+
+
+def affine_load(need: TurnNeed, eligible: Sequence[InstanceLoad]) -> InstanceLoad | None:
+    if need.affine is None:
+        return None
+    return next((load for load in eligible if load.instance == need.affine), None)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRobinRouting:
+    """Baseline: the next instance in order, whatever its load."""
+
+    warm_first: bool = False
+
+    def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination:
+        taking = [load for load in eligible if load.accepting]
+        if not taking:
+            return WAIT
+        return Destination(taking[need.sequence % len(taking)].instance)
+
+    def takes(self, need: TurnNeed, load: InstanceLoad) -> bool:
+        del need
+        return load.accepting
+
+
+@dataclass(frozen=True, slots=True)
+class ShortestQueue:
+    """RLBoost: the fewest pending, at most `pending_limit` (Theta) anywhere; else wait."""
+
+    pending_limit: int = 8
+    warm_first: bool = False
+
+    def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination:
+        best = min(
+            (load for load in eligible if self.takes(need, load)),
+            key=lambda load: (load.pending, load.in_flight, load.instance),
+            default=None,
+        )
+        return WAIT if best is None else Destination(best.instance)
+
+    def takes(self, need: TurnNeed, load: InstanceLoad) -> bool:
+        return load.runs_now(need.context_tokens) or load.may_queue(self.pending_limit)
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedTrajectory:
+    """Baseline of ROSE 6.4: a trajectory stays where its first turn went, for life; they are dealt out in turn.
+
+    Only when that instance is gone is it dealt again.
+    """
+
+    warm_first: bool = False
+
+    def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination:
+        home = affine_load(need, eligible)
+        taking = [load for load in eligible if load.accepting]
+        if home is None and not taking:
+            return WAIT
+        if home is None:
+            home = taking[need.sequence % len(taking)]
+        if self.takes(need, home):
+            return Destination(home.instance)
+        return Destination(bound_to=home.instance)
+
+    def takes(self, need: TurnNeed, load: InstanceLoad) -> bool:
+        return load.runs_now(need.context_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class LeastLoaded:
+    """Turn-wise: the least loaded own instance with room, else the least loaded other; else wait."""
+
+    warm_first: bool = False
+
+    def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination:
+        best = min(
+            (load for load in eligible if load.runs_now(need.context_tokens)),
+            key=lambda load: (not load.owned, load.in_flight, load.instance),
+            default=None,
+        )
+        return WAIT if best is None else Destination(best.instance)
+
+    def takes(self, need: TurnNeed, load: InstanceLoad) -> bool:
+        return load.runs_now(need.context_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheAffine:
+    """ROSE: the instance that served the last turn if it has room, else the least loaded."""
+
+    otherwise: LeastLoaded = LeastLoaded()
+    warm_first: bool = False
+
+    def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination:
+        home = affine_load(need, eligible)
+        if home is not None and self.takes(need, home):
+            return Destination(home.instance)
+        return self.otherwise.place(need, eligible)
+
+    def takes(self, need: TurnNeed, load: InstanceLoad) -> bool:
+        return load.runs_now(need.context_tokens)

@@ -1,0 +1,1 @@
+"""Live bodies: one per controller; sockets and timers become events, commands become I/O."""

@@ -1,0 +1,373 @@
+"""Training operations, live: requests become events, commands become messages to trainers.
+
+An operation is acknowledged once it is in the durable log, and its outcome is told once that is durable.
+The controller decides everything else.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from slackwater.control.controller import Controller
+from slackwater.control.operations import commands as do
+from slackwater.control.operations import events as on
+from slackwater.control.operations.controller import OperationsController
+from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, SlackwaterError
+from slackwater.model.ids import ModelId, RequestId, TenantId, WorkerId
+from slackwater.model.operation import FaultOwner, Operation, OpKind
+from slackwater.model.session import TrainedModel
+from slackwater.runtime.bodies.lent_trainers import LentTrainers
+from slackwater.runtime.bodies.timers import Timers
+from slackwater.runtime.net.background import Background
+from slackwater.runtime.net.hub import WorkerHub
+from slackwater.runtime.store import operation_log as log
+from slackwater.runtime.store.base_models import BaseModels
+from slackwater.runtime.store.checkpoints import remove_folder
+from slackwater.runtime.store.database import Store
+from slackwater.runtime.store.future_board import FutureBoard, Outcome
+from slackwater.runtime.store.op_payloads import (
+    decode_load,
+    decode_optim,
+    decode_publish,
+    decode_save,
+)
+from slackwater.runtime.store.schema import models
+from slackwater.runtime.store.state_directory import StateDirectory
+from slackwater.wire import messages
+
+logger = logging.getLogger(__name__)
+
+# What a finished save or publish adds to the log in the same transaction, and its answer.
+Finisher = Callable[[Connection, TrainedModel, Operation, bytes], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class OperationsParts:
+    """What the body of operations works with."""
+
+    store: Store
+    board: FutureBoard
+    hub: WorkerHub
+    state: StateDirectory
+    bases: BaseModels
+    background: Background
+    lent: LentTrainers
+
+
+class OperationsBody:
+    """One controller, all trainers."""
+
+    def __init__(
+        self,
+        parts: OperationsParts,
+        controller: OperationsController,
+        seen_by: Controller[on.Event, do.Command],
+        finisher: Finisher,
+        finished: Callable[[TrainedModel, Operation, bytes], None],
+    ) -> None:
+        """`seen_by` is the controller itself, or one that records what passes through it."""
+        self._parts = parts
+        self._controller = controller
+        self._seen_by = seen_by
+        self._finisher = finisher
+        self._finished = finished
+        self._timers = Timers(self._timer)
+        self._models: dict[ModelId, TrainedModel] = {}
+        self._payloads: dict[RequestId, bytes] = {}
+        self._operations: dict[RequestId, Operation] = {}
+        self._stepping: set[WorkerId] = set()
+
+    # ---- for the service ----
+    async def adopt(self) -> None:
+        """Take over what the durable log has of open models."""
+
+        def read(connection: Connection) -> list[tuple[TrainedModel, on.ModelAdopted]]:
+            found = []
+            for row in connection.execute(sa.select(models).where(models.c.closed.is_(None))):
+                model = log.model_of(row)
+                records = log.records_after(connection, model.model, row.saved_seq)
+                event = on.ModelAdopted(0.0, model.model, row.saved_seq, records)
+                found.append((model, event))
+            return found
+
+        for model, event in await self._parts.store.call(read):
+            self._models[model.model] = model
+            for record in event.records:
+                if record.status == "waiting":
+                    self._operations[record.operation.request] = record.operation
+                    self._parts.board.expect(record.operation.request, model.tenant)
+            self._feed(on.ModelAdopted(_now_s(), event.model, event.saved_seq, event.records))
+
+    def model(self, tenant: TenantId, model: ModelId) -> TrainedModel:
+        """One of the tenant's models."""
+        found = self._models.get(model)
+        if found is None or found.tenant != tenant:
+            raise NotFoundError(f"model_id: {model!r} is not a model of yours, or has ended")
+        return found
+
+    def models(self) -> tuple[TrainedModel, ...]:
+        return tuple(self._models.values())
+
+    def waiting(self) -> dict[ModelId, int]:
+        return self._controller.waiting()
+
+    def versions_under_way(self) -> set[str]:
+        """Weight versions that unfinished operations make: published, maybe, but not yet named."""
+        return {
+            version_of(operation.model, operation.seq)
+            for operation in self._operations.values()
+            if operation.kind is OpKind.PUBLISH
+        }
+
+    def states_under_way(self) -> set[str]:
+        """Folders that unfinished saves write to; their names are not known, so all with their numbers."""
+        found = set()
+        for operation in self._operations.values():
+            if operation.kind is OpKind.SAVE:
+                held = self._parts.state.checkpoints_of(operation.model)
+                found |= {str(path) for path in held if path.name.endswith(f"@{operation.seq}")}
+        return found
+
+    async def create(self, model: TrainedModel, user_metadata: Any) -> RequestId:
+        """Open a model; the same again gives the same request."""
+        operation = _operation(model.model, 0, OpKind.CREATE)
+        payload = repr((model.base_model, model.lora, model.seed)).encode()
+        new = log.Submission(operation, model.tenant, payload, time.time())
+
+        def write(connection: Connection) -> tuple[RequestId, bool]:
+            log.add_model(connection, model, user_metadata)
+            return log.add_operation(connection, new)
+
+        request, added = await self._parts.store.call(write)
+        if added:
+            self._models[model.model] = model
+            self._accepted(operation, payload, model.tenant)
+        return request
+
+    async def submit(
+        self, model: TrainedModel, seq: int, kind: OpKind, payload: bytes, *, strict: bool = True
+    ) -> RequestId:
+        """Take an operation; the same number again gives the same request."""
+        operation = _operation(model.model, seq, kind)
+        new = log.Submission(operation, model.tenant, payload, time.time(), strict)
+        self._controller.check_number(model.model, seq)
+        self._controller.check_room(model.model)
+        request, added = await self._parts.store.call(lambda c: log.add_operation(c, new))
+        if added:
+            self._accepted(operation, payload, model.tenant)
+        return request
+
+    async def reject(self, model: TrainedModel, seq: int, kind: OpKind, reason: str) -> None:
+        """A submission was refused: its number is used up, durably, if it could have been accepted."""
+        operation = _operation(model.model, seq, kind)
+        new = log.Submission(operation, model.tenant, b"", time.time(), strict=False)
+        try:
+            self._controller.check_number(model.model, seq)
+            added = await self._parts.store.call(lambda c: log.add_rejection(c, new, reason))
+        except (ConfigError, RefusedError):
+            return  # the number is out of reach, or belongs to another operation
+        if added:
+            self._feed(on.OpRejected(_now_s(), operation, reason))
+
+    async def close_model(self, model: ModelId, reason: str) -> None:
+        """Nothing more will come for it."""
+        if self._models.pop(model, None) is None:
+            return
+        self._feed(on.ModelClosed(_now_s(), model, reason))
+        closing = models.update().where(models.c.model == model).values(closed=reason)
+        await self._parts.store.call(lambda c: c.execute(closing) and None)
+        await asyncio.to_thread(remove_folder, self._parts.state.snapshots(model))
+
+    def _accepted(self, operation: Operation, payload: bytes, tenant: TenantId) -> None:
+        self._payloads[operation.request] = payload
+        self._operations[operation.request] = operation
+        self._parts.board.expect(operation.request, tenant)
+        self._feed(on.OpSubmitted(_now_s(), operation))
+
+    # ---- for the hub ----
+    def trainer_joined(self, worker: WorkerId) -> None:
+        self._feed(on.TrainerJoined(_now_s(), worker))
+
+    def trainer_lost(self, worker: WorkerId, reason: str) -> None:
+        self._stepping.discard(worker)
+        self._feed(on.TrainerLost(_now_s(), worker, reason))
+        self._parts.lent.trainer_lost(worker)
+
+    def trainer_said(self, worker: WorkerId, message: messages.FromWorker) -> None:
+        match message:
+            case messages.OpDone(op, elapsed_s, result):
+                stepped = worker in self._stepping
+                self._stepping.discard(worker)
+                self._feed(on.TicketDone(_now_s(), worker, op, elapsed_s), result)
+                self._parts.lent.done(worker, elapsed_s, ends_step=stepped)
+            case messages.OpFailed(op, error, owner, state_lost):
+                owned = FaultOwner(owner)
+                self._stepping.discard(worker)
+                self._feed(on.TicketFailed(_now_s(), worker, op, error, owned, state_lost))
+                self._parts.lent.done(worker)
+
+    def close(self) -> None:
+        self._timers.cancel_all()
+
+    # ---- commands ----
+    def _timer(self, name: str) -> None:
+        self._feed(on.TimerFired(_now_s(), name))
+
+    def _feed(self, event: on.Event, result: bytes = b"") -> None:
+        self._apply(self._seen_by.handle(event), result)
+
+    def _apply(self, commands: Sequence[do.Command], result: bytes) -> None:
+        spawn = self._parts.background.spawn
+        for command in commands:
+            match command:
+                case do.RunOp():
+                    self._parts.lent.want(command.worker)
+                    spawn(self._run(command))
+                case do.RestoreState(worker, ticket, model, seq):
+                    folder = str(self._parts.state.snapshot(model, seq))
+                    self._hand(worker, messages.RestoreModel(ticket, model, folder))
+                case do.DropGradients(worker, ticket, model):
+                    self._hand(worker, messages.DiscardGradients(ticket, model))
+                case do.TakeSnapshot(worker, ticket, model, seq):
+                    folder = str(self._parts.state.snapshot(model, seq))
+                    self._hand(worker, messages.SaveState(ticket, model, folder))
+                case do.CommitSnapshot(model, seq):
+                    spawn(self._commit_snapshot(model, seq))
+                case do.ForgetModel(worker, model):
+                    self._parts.hub.send(worker, messages.DropModel(model))
+                case do.CompleteOp(request, _):
+                    spawn(self._complete(request, result))
+                case do.FailOp(request, error, owner):
+                    spawn(self._fail(request, error, owner))
+                case do.SetTimer(name, at_s):
+                    self._timers.set(name, at_s)
+
+    async def _run(self, command: do.RunOp) -> None:
+        op = command.operation
+        payload = self._payloads.get(op.request)
+        if payload is None:
+            payload = await self._parts.store.call(lambda c: log.payload_of(c, op.request))
+        try:
+            message = self._message(command.ticket, op, payload)
+        except SlackwaterError as error:  # the model was closed, or its base is no longer served
+            user, now_s = FaultOwner.USER, _now_s()
+            failed = on.TicketFailed(now_s, command.worker, command.ticket, str(error), user, False)
+            self._parts.lent.unwant(command.worker)
+            self._feed(failed)
+            return
+        if op.kind is OpKind.OPTIM_STEP and not command.replay:
+            self._stepping.add(command.worker)
+        await self._send(command.worker, message)
+
+    def _hand(self, worker: WorkerId, message: messages.TrainerOp) -> None:
+        self._parts.lent.want(worker)
+        self._parts.background.spawn(self._send(worker, message))
+
+    async def _send(self, worker: WorkerId, message: messages.TrainerOp) -> None:
+        """Once the trainer has its devices; local engines may hold them."""
+        model = self._models.get(ModelId(message.model))
+        if await self._parts.lent.take(worker, None if model is None else model.base_model):
+            self._parts.hub.send(worker, message)
+
+    def _message(self, ticket: int, op: Operation, payload: bytes) -> messages.TrainerOp:
+        match op.kind:
+            case OpKind.CREATE:
+                model = self._models.get(op.model)
+                if model is None:
+                    raise NotFoundError(f"model {op.model} has ended")
+                source = str(self._parts.bases.get(model.base_model).directory)
+                shape = model.lora
+                return messages.CreateModel(
+                    ticket,
+                    op.model,
+                    source,
+                    shape.rank,
+                    model.seed,
+                    shape.train_attn,
+                    shape.train_mlp,
+                    shape.train_unembed,
+                )
+            case OpKind.FORWARD | OpKind.FORWARD_BACKWARD:
+                return messages.RunPass(ticket, op.model, payload)
+            case OpKind.OPTIM_STEP:
+                adam = decode_optim(payload)
+                return messages.StepOptimizer(
+                    ticket,
+                    op.model,
+                    adam.learning_rate,
+                    adam.beta1,
+                    adam.beta2,
+                    adam.eps,
+                    adam.weight_decay,
+                    adam.grad_clip_norm,
+                )
+            case OpKind.SAVE:
+                folder = self._parts.state.checkpoint(op.model, decode_save(payload).name, op.seq)
+                return messages.SaveState(ticket, op.model, str(folder))
+            case OpKind.LOAD:
+                load = decode_load(payload)
+                return messages.LoadState(ticket, op.model, load.held_as, load.optimizer)
+            case OpKind.PUBLISH:
+                return messages.PublishWeights(ticket, op.model, decode_publish(payload).version)
+
+    async def _complete(self, request: RequestId, result: bytes) -> None:
+        operation = self._operations[request]
+        payload = self._payloads.pop(request, None)
+        model = self._models.get(operation.model)
+
+        def write(connection: Connection) -> tuple[Outcome, bytes]:
+            sent = log.payload_of(connection, request) if payload is None else payload
+            answer = result
+            if model is not None:
+                answer = self._finisher(connection, model, operation, sent) or result
+            outcome = Outcome(operation.kind, answer)
+            log.finish_operation(connection, request, outcome, time.time())
+            return outcome, sent
+
+        outcome, sent = await self._parts.store.call(write)
+        if model is not None:
+            self._finished(model, operation, sent)
+        del self._operations[request]
+        self._parts.board.settle(request, outcome)
+
+    async def _fail(self, request: RequestId, error: str, owner: FaultOwner) -> None:
+        operation = self._operations.pop(request)
+        self._payloads.pop(request, None)
+        logger.info("operation failed request=%s kind=%s error=%s", request, operation.kind, error)
+        outcome = Outcome(operation.kind, None, error, owner)
+        await self._parts.store.call(
+            lambda c: log.finish_operation(c, request, outcome, time.time())
+        )
+        self._parts.board.settle(request, outcome)
+
+    async def _commit_snapshot(self, model: ModelId, seq: int) -> None:
+        await self._parts.store.call(lambda c: log.forget_replayed(c, model, seq))
+        await asyncio.to_thread(_remove_older, self._parts.state.snapshots(model), seq)
+
+
+def version_of(model: ModelId, seq: int) -> str:
+    """The weight version that the operation `seq` of a model publishes."""
+    return f"{model}@{seq}"
+
+
+def _operation(model: ModelId, seq: int, kind: OpKind) -> Operation:
+    return Operation(RequestId(f"op-{secrets.token_hex(12)}"), model, seq, kind)
+
+
+def _now_s() -> float:
+    """The controllers' clock: the event loop's, so that timers and events agree."""
+    return asyncio.get_running_loop().time()
+
+
+def _remove_older(snapshots: Path, seq: int) -> None:
+    for folder in snapshots.iterdir():
+        if folder.name.isdigit() and int(folder.name) < seq:
+            remove_folder(folder)

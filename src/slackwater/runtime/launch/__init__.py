@@ -1,0 +1,1 @@
+"""Starting worker processes, and following those that others start."""

@@ -1,0 +1,50 @@
+"""A fixed list of instances: each has a name, and is up or not. Nothing beyond the list can be started."""
+
+from collections.abc import Sequence
+
+from slackwater.model.errors import ConfigError
+from slackwater.model.ids import InstanceId
+from slackwater.runtime.launch.children import Children
+
+
+class FixedList:
+    """`start` brings up those of the list that are down, in the list's order.
+
+    What runs for an entry is the spawner's matter: an engine here, or the adapter of a server elsewhere.
+    """
+
+    def __init__(self, children: Children, names: Sequence[str]) -> None:
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ConfigError.of("fixed list: names", repeated, "must be named once each")
+        self._children = children
+        self._names = [InstanceId(name) for name in names]
+
+    def __contains__(self, instance: InstanceId) -> bool:
+        return instance in self._names
+
+    def retire(self, instance: InstanceId) -> None:
+        """Strike it from the list: once down, it stays down."""
+        if instance in self._names:
+            self._names.remove(instance)
+
+    def start(self, count: int) -> tuple[InstanceId, ...]:
+        down = [name for name in self._names if name not in self._children]
+        for name in down[:count]:
+            self._children.start(name)
+        return tuple(down[:count])
+
+    def notice(self, instance: InstanceId, grace_s: float) -> None:
+        self._children.notice(instance, grace_s)
+
+    def release(self, instance: InstanceId) -> None:
+        self._children.release(instance)
+
+    def kill(self, instance: InstanceId) -> None:
+        self._children.kill(instance)
+
+    def instances(self) -> tuple[InstanceId, ...]:
+        return self._children.names()
+
+    async def close(self) -> None:
+        await self._children.close()

@@ -1,0 +1,80 @@
+"""A file that lists a service's instances, for `slackwater up --instances FILE`:
+
+[[instances]]
+name = "gpu-a"
+vllm_url = "http://10.0.0.7:8000"      # a vLLM server that runs there; without it an engine of this machine
+
+[[instances]]
+name = "spare"
+kind = "spot"                          # else dedicated
+model = "qwen"                         # needed where the service has several
+"""
+
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slackwater.model.config import decode
+from slackwater.model.errors import ConfigError
+from slackwater.model.instance import InstanceKind
+from slackwater.runtime.services.instances import InstanceWish
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class ListedInstance:
+    """One entry."""
+
+    name: str
+    kind: InstanceKind = InstanceKind.DEDICATED
+    model: str | None = None
+    vllm_url: str | None = None
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            fix = "must be letters, digits, '.', '_' and '-', 64 at most"
+            raise ConfigError.of("instances: name", self.name, fix)
+        if self.kind is InstanceKind.LOCAL:
+            fix = "must be dedicated, spot or borrowed; local ones are training nodes"
+            raise ConfigError.of(f"instances: {self.name}: kind", self.kind.value, fix)
+        if self.vllm_url is not None and not self.vllm_url.startswith(("http://", "https://")):
+            fix = "must begin with http:// or https://"
+            raise ConfigError.of(f"instances: {self.name}: vllm_url", self.vllm_url, fix)
+
+    def wish(self, models: Sequence[str]) -> InstanceWish:
+        """What to start for it in a service that has these models."""
+        model = self.model or (models[0] if len(models) == 1 else None)
+        if model is None or model not in models:
+            fix = f"must be one of: {', '.join(models)}"
+            raise ConfigError.of(f"instances: {self.name}: model", self.model, fix)
+        if self.vllm_url is None:
+            return InstanceWish(model, self.kind)
+        return InstanceWish(model, self.kind, "vllm", self.vllm_url)
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceList:
+    """The whole file."""
+
+    instances: tuple[ListedInstance, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [entry.name for entry in self.instances]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ConfigError.of("instances: names", repeated, "must be named once each")
+
+
+def read_instance_list(file: Path) -> InstanceList:
+    """The list, or an error that names what is wrong with it."""
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        fix = f"cannot be read: {error.strerror}"
+        raise ConfigError.of("--instances", str(file), fix) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError.of("--instances", str(file), f"is not TOML: {error}") from None
+    return decode(InstanceList, table)

@@ -1,0 +1,1 @@
+"""Connections to workers, and tasks beside the loop."""

@@ -1,0 +1,1 @@
+"""What the HTTP face asks for: sampling, sessions, instances, outcomes."""

@@ -1,0 +1,170 @@
+"""What is done now and then: silent sessions end, results and checkpoints expire, old weights go."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from slackwater.model.ids import SamplingSessionId, SessionId
+from slackwater.model.session import SamplingSession, TrainedModel
+from slackwater.runtime.bodies.operations import OperationsBody
+from slackwater.runtime.bodies.rollout import RolloutBody
+from slackwater.runtime.services.sampling import SamplingService
+from slackwater.runtime.services.sessions import Sessions
+from slackwater.runtime.settings import ServiceSettings
+from slackwater.runtime.store import operation_log, sample_log
+from slackwater.runtime.store.checkpoints import (
+    HELD_AS_VERSIONS,
+    STATE,
+    Checkpoint,
+    drop_checkpoint,
+    expired,
+    remove_folder,
+    size_of,
+)
+from slackwater.runtime.store.database import Store
+from slackwater.runtime.store.schema import checkpoints, operations, samples
+from slackwater.runtime.store.state_directory import StateDirectory
+from slackwater.runtime.store.versions import VersionShelf
+
+logger = logging.getLogger(__name__)
+
+_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Household:
+    """What is kept in order. `end_session` ends a session with its status and the reason."""
+
+    settings: ServiceSettings
+    store: Store
+    state: StateDirectory
+    shelf: VersionShelf
+    sessions: Sessions
+    sampling: SamplingService
+    operations: OperationsBody
+    rollout: RolloutBody
+    end_session: Callable[[SessionId, dict[str, Any], str], Awaitable[None]]
+
+
+class Housekeeping:
+    """Runs until it is stopped."""
+
+    def __init__(self, household: Household) -> None:
+        self._house = household
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._stopping.is_set():
+            for session in self._house.sessions.silent(loop.time()):
+                reason = f"session {session} ended: no heartbeat came for too long"
+                logger.info("session reaped session=%s", session)
+                await self._house.end_session(
+                    session, {"type": "cancelled", "detail": "no heartbeat"}, reason
+                )
+            await self._expire()
+            try:
+                async with asyncio.timeout(_EVERY_S):
+                    await self._stopping.wait()
+            except TimeoutError:
+                continue
+
+    async def _expire(self) -> None:
+        now_s = time.time()
+        oldest_s = now_s - self._house.settings.results_kept_s
+
+        def write(connection: Connection) -> list[Checkpoint]:
+            for table in (operations, samples):
+                connection.execute(
+                    table.update()
+                    .where(table.c.finished_s < oldest_s, table.c.result.is_not(None))
+                    .values(result=None)
+                )
+            operation_log.drop_orphans(connection, oldest_s)
+            sample_log.drop_orphans(connection, oldest_s)
+            gone = expired(connection, now_s)
+            for checkpoint in gone:
+                drop_checkpoint(connection, checkpoint.path)
+            return gone
+
+        for checkpoint in await self._house.store.call(write):
+            await self.remove_files(checkpoint)
+
+    async def remove_files(self, checkpoint: Checkpoint) -> None:
+        """Of a checkpoint that is no longer listed, unless a copy of it is."""
+        if checkpoint.kind in HELD_AS_VERSIONS:
+            await self.drop_unused_versions()
+            return
+        copies = sa.select(checkpoints.c.path).where(checkpoints.c.held_as == checkpoint.held_as)
+        if await self._house.store.call(lambda c: c.execute(copies).first()) is None:
+            await asyncio.to_thread(remove_folder, Path(checkpoint.held_as))
+
+    async def drop_unlisted_states(self, model: TrainedModel) -> None:
+        """Folders of a model's saves that no checkpoint names: they were overwritten."""
+        listed = sa.select(checkpoints.c.held_as).where(checkpoints.c.kind == STATE)
+        named = await self._house.store.call(lambda c: set(c.execute(listed).scalars()))
+        under_way = self._house.operations.states_under_way()
+        for folder in await asyncio.to_thread(self._house.state.checkpoints_of, model.model):
+            if str(folder) not in named and str(folder) not in under_way:
+                await asyncio.to_thread(remove_folder, folder)
+
+    async def drop_sampling_sessions(self, session: SessionId) -> None:
+        """The session has ended: nobody samples from its snapshots any more."""
+        gone = [s for s in self._house.sampling.sessions() if s.session == session]
+        await self._drop(gone)
+
+    async def trim_versions(self, model: TrainedModel) -> None:
+        """Keep the newest snapshots of a model within its share of the disk."""
+        settings = self._house.settings
+        own = [
+            session for session in self._house.sampling.sessions() if session.model == model.model
+        ]
+        kept_bytes, gone = 0, []
+        for place, session in enumerate(reversed(own)):
+            file = self._house.shelf.path(session.version)
+            kept_bytes += await asyncio.to_thread(_size_or_0, file)
+            if place >= settings.ephemeral_versions_kept and (
+                kept_bytes > settings.ephemeral_bytes_per_model
+            ):
+                gone.append(session)
+        if gone:
+            await self._drop(gone)
+
+    async def _drop(self, gone: list[SamplingSession]) -> None:
+        names = [session.sampling_session for session in gone]
+
+        def write(connection: Connection) -> None:
+            sample_log.drop_sampling_sessions(connection, names)
+
+        await self._house.store.call(write)
+        self._house.sampling.drop_sessions([SamplingSessionId(name) for name in names])
+        await self.drop_unused_versions()
+
+    async def drop_unused_versions(self) -> None:
+        """Weight versions that neither a sampling session nor a checkpoint names."""
+
+        def read(connection: Connection) -> set[str]:
+            held = connection.execute(
+                sa.select(checkpoints.c.held_as).where(checkpoints.c.kind.in_(HELD_AS_VERSIONS))
+            )
+            return set(held.scalars())
+
+        named = await self._house.store.call(read)
+        named |= {session.version for session in self._house.sampling.sessions()}
+        named |= self._house.operations.versions_under_way()
+        for version in await asyncio.to_thread(self._house.shelf.retain, named):
+            self._house.rollout.retired(version)
+
+
+def _size_or_0(path: Path) -> int:
+    return size_of(path) if path.exists() else 0

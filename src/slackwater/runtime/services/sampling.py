@@ -1,0 +1,277 @@
+"""Sample requests, live: durable, deduplicated by number, each a handful of turns.
+
+A request that was accepted before a restart is generated again from its seeds, token for token.
+"""
+
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from slackwater.control.rollout.commands import CompleteTurn
+from slackwater.model.errors import NotFoundError, UnavailableError
+from slackwater.model.ids import (
+    JobId,
+    RequestId,
+    SamplingSessionId,
+    TenantId,
+    TrajectoryId,
+    TurnId,
+)
+from slackwater.model.operation import FaultOwner
+from slackwater.model.session import SamplingSession
+from slackwater.model.turn import Sampling, TurnSpec
+from slackwater.runtime.bodies.rollout import RolloutBody
+from slackwater.runtime.net.background import Background
+from slackwater.runtime.store import sample_log as log
+from slackwater.runtime.store.database import Store
+from slackwater.runtime.store.finished_feed import FinishedFeed, FinishedRequest
+from slackwater.runtime.store.future_board import FutureBoard, Outcome
+from slackwater.runtime.store.op_payloads import (
+    SamplePayload,
+    SampleResult,
+    SequencePayload,
+    decode_sample,
+    encode,
+)
+from slackwater.runtime.store.schema import sampling_sessions
+
+logger = logging.getLogger(__name__)
+
+KIND = "sample"
+
+
+class SamplingService:
+    """All sampling sessions and their requests."""
+
+    def __init__(
+        self,
+        store: Store,
+        board: FutureBoard,
+        background: Background,
+        rollout: RolloutBody,
+        max_live_turns: int,
+    ) -> None:
+        """`max_live_turns` is what one tenant may have under way: the others' room is theirs."""
+        self._store = store
+        self._board = board
+        self._background = background
+        self._rollout = rollout
+        self._max_live_turns = max_live_turns
+        self._sessions: dict[SamplingSessionId, SamplingSession] = {}
+        self._under_way: dict[RequestId, _SampleRun] = {}
+        self._live_turns: Counter[TenantId] = Counter()
+        self.finished = FinishedFeed()
+
+    async def adopt(self) -> None:
+        """Take over sessions and unanswered requests from the durable log."""
+
+        def sessions_of(connection: Connection) -> list[SamplingSession]:
+            rows = connection.execute(
+                sa.select(sampling_sessions).order_by(sampling_sessions.c.created_s)
+            )
+            return [log.sampling_session_of(row) for row in rows]
+
+        sessions = await self._store.call(sessions_of)
+        done = await self._store.call(log.finished_samples)
+        waiting = await self._store.call(log.waiting_samples)
+        for session in sessions:
+            self.add_session(session)
+        for name, finished in done:
+            self.finished.add(SamplingSessionId(name), finished)
+        for request, name, payload in waiting:
+            held = self._sessions.get(SamplingSessionId(name))
+            if held is not None:
+                self._start(RequestId(request), held, payload)
+
+    def add_session(self, session: SamplingSession) -> None:
+        self._sessions[session.sampling_session] = session
+
+    def drop_sessions(self, names: Sequence[SamplingSessionId]) -> None:
+        """Nobody samples from these any more; what is under way there ends."""
+        for name in names:
+            self._sessions.pop(name, None)
+            self.finished.drop(name)
+        gone = set(names)
+        for request, run in list(self._under_way.items()):
+            if run.session.sampling_session in gone:
+                run.cancel()
+                ended = "its sampling session has ended"
+                self.over(request, Outcome(KIND, None, ended, FaultOwner.USER))
+
+    def session(self, tenant: TenantId, name: str) -> SamplingSession:
+        """One of the tenant's sampling sessions."""
+        found = self._sessions.get(SamplingSessionId(name))
+        if found is None or found.tenant != tenant:
+            raise NotFoundError(f"sampling_session_id: {name!r} is not one of yours, or has ended")
+        return found
+
+    def sessions(self) -> tuple[SamplingSession, ...]:
+        return tuple(self._sessions.values())
+
+    async def submit(self, session: SamplingSession, seq: int, sample: SamplePayload) -> RequestId:
+        """Take a request; the same number again gives the same one. Full up: UnavailableError."""
+        live, more = self._live_turns[session.tenant], len(sample.seeds)
+        if live + more > max(self._max_live_turns, more):
+            raise UnavailableError(f"{live} samples are under way; try again")
+        request = RequestId(f"sm-{secrets.token_hex(12)}")
+        payload = encode(sample)
+        got, added = await self._store.call(
+            lambda c: log.add_sample(c, request, session, seq, payload, time.time())
+        )
+        if added:
+            self._start(got, session, payload)
+        return got
+
+    async def acknowledge(self, session: SamplingSession, requests: Sequence[RequestId]) -> None:
+        """The client has these results: they need not be kept."""
+        self.finished.acknowledge(session.sampling_session, set(requests))
+        self._board.forget(r for r in requests if self._board.tenant_of(r) == session.tenant)
+        await self._store.call(lambda c: log.drop_results(c, session.sampling_session, requests))
+
+    def cancel(self, tenant: TenantId, request: RequestId) -> None:
+        """The client has given it up; one that is over already stays as it is."""
+        run = self._under_way.get(request)
+        if run is not None and run.session.tenant == tenant:
+            run.cancel()
+            self.over(request, Outcome(KIND, None, "cancelled by the client", FaultOwner.USER))
+
+    def _start(self, request: RequestId, session: SamplingSession, payload: bytes) -> None:
+        self._board.expect(request, session.tenant)
+        run = self._under_way[request] = _SampleRun(request, session, decode_sample(payload), self)
+        self._live_turns[session.tenant] += run.turns
+        run.start(self._rollout)
+
+    def over(self, request: RequestId, outcome: Outcome) -> None:
+        """Every turn of a request has ended."""
+        run = self._under_way.pop(request)
+        self._live_turns[run.session.tenant] -= run.turns
+        self._background.spawn(self._finish(request, outcome, run.session.sampling_session))
+
+    async def _finish(
+        self, request: RequestId, outcome: Outcome, session: SamplingSessionId
+    ) -> None:
+        finished_s = time.time()
+        await self._store.call(lambda c: log.finish_sample(c, request, outcome, finished_s))
+        self._board.settle(request, outcome)
+        size_bytes = None if outcome.result is None else len(outcome.result)
+        self.finished.add(session, FinishedRequest(request, finished_s, size_bytes))
+
+
+class _SampleRun:
+    """One request's turns, until the last has ended."""
+
+    def __init__(
+        self,
+        request: RequestId,
+        session: SamplingSession,
+        sample: SamplePayload,
+        service: SamplingService,
+    ) -> None:
+        self.session = session
+        self._request = request
+        self._sample = sample
+        self.turns = len(sample.seeds)
+        self._service = service
+        self._rollout: RolloutBody | None = None
+        self._results: dict[int, CompleteTurn] = {}
+        self._over = False
+
+    def turn_name(self, index: int) -> TurnId:
+        return TurnId(f"{self._request}/{index}")
+
+    def start(self, rollout: RolloutBody) -> None:
+        self._rollout = rollout
+        prompt = np.frombuffer(self._sample.prompt, "<i4").tolist()
+        for index in range(len(self._sample.seeds)):
+            if not self._over:
+                rollout.submit(self._spec(index, prompt), _SampleTurn(self, index))
+
+    def _spec(self, index: int, prompt: list[int]) -> TurnSpec:
+        sample, first = self._sample, index == 0
+        sampling = Sampling(
+            max_tokens=sample.max_tokens,
+            temperature=sample.temperature,
+            top_p=sample.top_p,
+            top_k=sample.top_k,
+            seed=sample.seeds[index],
+            stop_token_ids=tuple(sample.stop_token_ids),
+            stop_strings=tuple(sample.stop_strings),
+            prompt_logprobs=sample.prompt_logprobs and first,
+            topk_prompt_logprobs=sample.topk_prompt_logprobs if first else 0,
+            topk_logprobs=sample.topk_logprobs,
+        )
+        return TurnSpec(
+            turn=self.turn_name(index),
+            trajectory=TrajectoryId(self.turn_name(index)),
+            job=JobId(self.session.base_model),
+            prompt=prompt,
+            sampling=sampling,
+            version=self.session.version,
+        )
+
+    def completed(self, index: int, result: CompleteTurn) -> None:
+        self._results[index] = result
+        if len(self._results) == len(self._sample.seeds):
+            self._over = True
+            outcome = Outcome(KIND, encode(self._answer()))
+            self._service.over(self._request, outcome)
+
+    def _answer(self) -> SampleResult:
+        ordered = [self._results[index] for index in range(len(self._sample.seeds))]
+        sequences = [
+            SequencePayload(
+                result.reason.value,
+                np.asarray(result.tokens, "<i4").tobytes(),
+                np.asarray(result.logprobs, "<f4").tobytes(),
+                [list(row) for row in result.topk],
+            )
+            for result in ordered
+        ]
+        scores = ordered[0].prompt_logprobs
+        if scores is None:
+            return SampleResult(sequences)
+        shown = self._sample.prompt_logprobs_last_n or len(scores)
+        hidden = len(scores) - shown
+        return SampleResult(
+            sequences,
+            [None if place < hidden else score for place, score in enumerate(scores)],
+            [
+                None if row is None or place < hidden else list(row)
+                for place, row in enumerate(ordered[0].prompt_topk)
+            ],
+        )
+
+    def failed(self, error: str) -> None:
+        """One turn failed: so does the request, and its other turns are not wanted."""
+        if not self._over:
+            self.cancel()
+            self._service.over(self._request, Outcome(KIND, None, error, FaultOwner.SERVER))
+
+    def cancel(self) -> None:
+        self._over = True
+        assert self._rollout is not None
+        for index in range(len(self._sample.seeds)):
+            self._rollout.cancel(self.turn_name(index))
+
+
+class _SampleTurn:
+    """The listener of one turn of a request."""
+
+    def __init__(self, run: _SampleRun, index: int) -> None:
+        self._run = run
+        self._index = index
+
+    def appended(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+        """Sample requests are answered whole."""
+
+    def completed(self, result: CompleteTurn) -> None:
+        self._run.completed(self._index, result)
+
+    def failed(self, error: str) -> None:
+        self._run.failed(error)

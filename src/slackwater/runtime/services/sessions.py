@@ -1,0 +1,123 @@
+"""Sessions, live: opened, kept by heartbeats, ended by their client or by silence."""
+
+import json
+import secrets
+import time
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from slackwater.control.operations.sessions import SessionBook
+from slackwater.model.errors import NotFoundError
+from slackwater.model.ids import SessionId, TenantId
+from slackwater.model.session import Session
+from slackwater.runtime.store.database import Store
+from slackwater.runtime.store.schema import sessions
+
+ACTIVE = {"type": "active"}
+
+
+class Sessions:
+    """All sessions, ended ones included, as far as clients may still ask about them."""
+
+    def __init__(self, store: Store, silent_after_s: float) -> None:
+        self._store = store
+        self._book = SessionBook(silent_after_s)
+        self._sessions: dict[SessionId, Session] = {}
+
+    async def adopt(self, now_s: float) -> None:
+        """Sessions that were active live on: the service's absence is not their silence."""
+
+        def read(connection: Connection) -> list[tuple[Session, bool]]:
+            rows = connection.execute(sa.select(sessions))
+            return [
+                (
+                    Session(SessionId(row.session), TenantId(row.tenant), row.created_s),
+                    json.loads(row.status) == ACTIVE,
+                )
+                for row in rows
+            ]
+
+        for session, active in await self._store.call(read):
+            self._sessions[session.session] = session
+            if active:
+                self._book.seen(session.session, now_s)
+
+    async def open(self, tenant: TenantId, described: dict[str, Any], now_s: float) -> SessionId:
+        session = Session(SessionId(secrets.token_hex(12)), tenant, time.time())
+        row = {
+            "session": session.session,
+            "tenant": tenant,
+            "created_s": session.created_s,
+            "status": json.dumps(ACTIVE),
+            "described": json.dumps(described),
+        }
+        await self._store.call(lambda c: c.execute(sessions.insert().values(**row)) and None)
+        self._sessions[session.session] = session
+        self._book.seen(session.session, now_s)
+        return session.session
+
+    def get(self, tenant: TenantId, name: str) -> Session:
+        """One of the tenant's sessions, ended or not."""
+        found = self._sessions.get(SessionId(name))
+        if found is None or found.tenant != tenant:
+            raise NotFoundError(f"session_id: {name!r} is not a session of yours")
+        return found
+
+    def lives(self, session: SessionId) -> bool:
+        return self._book.lives(session)
+
+    def seen(self, session: SessionId, now_s: float) -> None:
+        """A sign of life; it cannot bring back one that has ended."""
+        if self._book.lives(session):
+            self._book.seen(session, now_s)
+
+    def silent(self, now_s: float) -> list[SessionId]:
+        """Those whose time is up; they count as ended from now on."""
+        return self._book.reap(now_s)
+
+    def active(self) -> int:
+        return sum(self._book.lives(session) for session in self._sessions)
+
+    async def end(self, session: SessionId, status: dict[str, Any]) -> None:
+        """Write down how it ended."""
+        self._book.end(session)
+        ending = sessions.update().where(sessions.c.session == session)
+        await self._store.call(
+            lambda c: c.execute(ending.values(status=json.dumps(status))) and None
+        )
+
+    async def describe(self, tenant: TenantId) -> list[dict[str, Any]]:
+        """Every session of a tenant as plain data, newest first."""
+
+        def read(connection: Connection) -> list[dict[str, Any]]:
+            rows = connection.execute(
+                sa.select(sessions)
+                .where(sessions.c.tenant == tenant)
+                .order_by(sessions.c.created_s.desc(), sessions.c.session)
+            )
+            return [
+                {
+                    "session_id": row.session,
+                    "created_s": row.created_s,
+                    "status": json.loads(row.status),
+                    **json.loads(row.described),
+                }
+                for row in rows
+            ]
+
+        return await self._store.call(read)
+
+    async def redescribe(self, session: SessionId, **changed: Any) -> None:
+        """Change what a session says of itself."""
+
+        def write(connection: Connection) -> None:
+            held = connection.execute(
+                sa.select(sessions.c.described).where(sessions.c.session == session)
+            ).scalar_one()
+            described = json.dumps(json.loads(held) | changed)
+            update = sessions.update().where(sessions.c.session == session)
+            connection.execute(update.values(described=described))
+
+        await self._store.call(write)

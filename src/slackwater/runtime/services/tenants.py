@@ -1,0 +1,49 @@
+"""Keys and the tenants that they stand for, in a file that only the owner can read."""
+
+import json
+import re
+import secrets
+from collections.abc import Sequence
+
+from slackwater.model.errors import ConfigError
+from slackwater.model.ids import TenantId
+from slackwater.runtime.store.state_directory import StateDirectory, write_whole
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class Tenants:
+    """Key -> tenant. A key begins with `tml-`, which the SDK demands."""
+
+    def __init__(self, keys: dict[str, TenantId]) -> None:
+        self._keys = keys
+
+    @classmethod
+    def open(cls, state: StateDirectory, names: Sequence[str]) -> "Tenants":
+        """The keys of the state directory; names without one get one."""
+        path = state.keys_file
+        try:
+            stored = json.loads(path.read_text()) if path.exists() else {}
+            keys = {str(key): TenantId(str(tenant)) for key, tenant in stored.items()}
+        except (ValueError, AttributeError):
+            raise ConfigError.of("keys file", str(path), "is not JSON; mend or remove it") from None
+        changed = False
+        for name in names:
+            if not _NAME.fullmatch(name):
+                raise ConfigError.of("--tenant", name, "must be 1-64 letters, digits, . _ -")
+            if name not in keys.values():
+                keys[f"tml-{secrets.token_urlsafe(24)}"] = TenantId(name)
+                changed = True
+        if changed:
+            write_whole(path, json.dumps(keys, indent=2))
+        return cls(keys)
+
+    def of_key(self, key: str) -> TenantId | None:
+        return self._keys.get(key)
+
+    def key_of(self, tenant: str) -> str:
+        """A key of the tenant."""
+        return next(key for key, name in self._keys.items() if name == tenant)
+
+    def names(self) -> list[str]:
+        return sorted(set(self._keys.values()))

@@ -1,0 +1,1 @@
+"""What must survive a crash: the database, its logs, the state directory."""

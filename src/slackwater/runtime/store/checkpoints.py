@@ -1,0 +1,167 @@
+"""Named checkpoints: rows in the store, files in the state directory or the weight store."""
+
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from slackwater.model.errors import ConfigError, NotFoundError
+from slackwater.model.ids import ModelId, TenantId
+from slackwater.model.session import LoraShape
+from slackwater.runtime.store.schema import checkpoints
+
+STATE = "weights"
+SAMPLER = "sampler_weights"
+EXTERNAL = "external_weights"
+HELD_AS_VERSIONS = (SAMPLER, EXTERNAL)
+_PATH = re.compile(r"tinker://([^/]+)/(weights|sampler_weights|external_weights)/([^/]+)")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:+=@-]{0,127}")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One saved thing: `held_as` is a folder (state) or a weight version (sampler, external)."""
+
+    path: str
+    tenant: TenantId
+    model: ModelId
+    kind: str
+    name: str
+    base_model: str
+    lora: LoraShape
+    held_as: str
+    lineage: str
+    size_bytes: int
+    created_s: float
+    expires_s: float | None
+    public: bool
+    user_metadata: dict[str, str] | None
+
+
+def checkpoint_path(model: ModelId, kind: str, name: str) -> str:
+    """The path that clients use; refuses names that could not be one."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError.of(
+            "path", name, "must be a name of 1-128 letters, digits or _ . : + = @ - (no slash)"
+        )
+    return f"tinker://{model}/{kind}/{name}"
+
+
+def parse_path(path: str) -> tuple[ModelId, str, str]:
+    """Model, kind and name."""
+    match = _PATH.fullmatch(path)
+    if match is None:
+        raise ConfigError.of("path", path, "must be tinker://MODEL/weights|sampler_weights/NAME")
+    return ModelId(match[1]), match[2], match[3]
+
+
+def _of(row: Row[Any]) -> Checkpoint:
+    return Checkpoint(
+        row.path,
+        TenantId(row.tenant),
+        ModelId(row.model),
+        row.kind,
+        row.name,
+        row.base_model,
+        LoraShape(row.lora_rank, row.train_attn, row.train_mlp, row.train_unembed),
+        row.held_as,
+        row.lineage,
+        row.size_bytes,
+        row.created_s,
+        row.expires_s,
+        row.public,
+        json.loads(row.user_metadata) if row.user_metadata else None,
+    )
+
+
+def put_checkpoint(connection: Connection, new: Checkpoint) -> str | None:
+    """Write the row; returns what an overwritten one was held as."""
+    old = connection.execute(
+        sa.select(checkpoints.c.held_as).where(checkpoints.c.path == new.path)
+    ).scalar_one_or_none()
+    connection.execute(checkpoints.delete().where(checkpoints.c.path == new.path))
+    connection.execute(
+        checkpoints.insert().values(
+            path=new.path,
+            tenant=new.tenant,
+            model=new.model,
+            kind=new.kind,
+            name=new.name,
+            base_model=new.base_model,
+            lora_rank=new.lora.rank,
+            train_attn=new.lora.train_attn,
+            train_mlp=new.lora.train_mlp,
+            train_unembed=new.lora.train_unembed,
+            held_as=new.held_as,
+            lineage=new.lineage,
+            size_bytes=new.size_bytes,
+            created_s=new.created_s,
+            expires_s=new.expires_s,
+            public=new.public,
+            user_metadata=json.dumps(new.user_metadata) if new.user_metadata else None,
+        )
+    )
+    return old if old != new.held_as else None
+
+
+def find_checkpoint(
+    connection: Connection, tenant: TenantId, path: str, now_s: float, *, readable: bool = True
+) -> Checkpoint:
+    """One that the tenant owns or, if `readable`, that is public."""
+    parse_path(path)
+    row = connection.execute(sa.select(checkpoints).where(checkpoints.c.path == path)).first()
+    visible = row is not None and (row.tenant == tenant or (readable and row.public))
+    if row is None or not visible or (row.expires_s is not None and row.expires_s <= now_s):
+        raise NotFoundError(f"checkpoint {path}: there is none, or it has expired")
+    return _of(row)
+
+
+def list_checkpoints(
+    connection: Connection, tenant: TenantId, now_s: float, model: ModelId | None = None
+) -> list[Checkpoint]:
+    """Those of a tenant, or of one of its models; newest first."""
+    columns = checkpoints.c
+    query = sa.select(checkpoints).where(
+        columns.tenant == tenant, sa.or_(columns.expires_s.is_(None), columns.expires_s > now_s)
+    )
+    if model is not None:
+        query = query.where(columns.model == model)
+    return [
+        _of(row)
+        for row in connection.execute(query.order_by(columns.created_s.desc(), columns.path))
+    ]
+
+
+def drop_checkpoint(connection: Connection, path: str) -> None:
+    connection.execute(checkpoints.delete().where(checkpoints.c.path == path))
+
+
+def expired(connection: Connection, now_s: float) -> list[Checkpoint]:
+    """Those whose time has come."""
+    columns = checkpoints.c
+    rows = connection.execute(
+        sa.select(checkpoints).where(columns.expires_s.is_not(None), columns.expires_s <= now_s)
+    )
+    return [_of(row) for row in rows]
+
+
+def update_checkpoint(connection: Connection, path: str, **values: Any) -> None:
+    """Change fields of a row."""
+    connection.execute(checkpoints.update().where(checkpoints.c.path == path).values(**values))
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder."""
+    if path.is_file():
+        return path.stat().st_size
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def remove_folder(folder: Path) -> None:
+    """Of a state that is no longer wanted."""
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,175 @@
+"""The durable log of operations and models: functions of a connection, run on the store's thread."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from slackwater.model.errors import RefusedError
+from slackwater.model.ids import ModelId, RequestId, SessionId, TenantId
+from slackwater.model.operation import Operation, OperationRecord, OpKind, OpStatus
+from slackwater.model.session import LoraShape, TrainedModel
+from slackwater.runtime.store.future_board import Outcome
+from slackwater.runtime.store.schema import models, operations
+
+
+def digest_of(payload: bytes) -> str:
+    """Tells a retry from another operation with the same number."""
+    return hashlib.blake2b(payload, digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """An operation as it comes in. `strict` is off where a retry may honestly differ."""
+
+    operation: Operation
+    tenant: TenantId
+    payload: bytes
+    now_s: float
+    strict: bool = True
+
+
+def add_operation(connection: Connection, new: Submission) -> tuple[RequestId, bool]:
+    """Write it down; if its number is taken, the operation that has it. True if it is new."""
+    op = new.operation
+    found = connection.execute(
+        sa.select(operations.c.request, operations.c.kind, operations.c.digest).where(
+            operations.c.model == op.model, operations.c.seq == op.seq
+        )
+    ).first()
+    digest = digest_of(new.payload)
+    if found is not None:
+        if found.kind != op.kind or (new.strict and found.digest != digest):
+            raise RefusedError(
+                f"seq_id: {op.seq} of model {op.model} was sent before as another {found.kind}"
+            )
+        return RequestId(found.request), False
+    connection.execute(
+        operations.insert().values(
+            request=op.request,
+            model=op.model,
+            tenant=new.tenant,
+            seq=op.seq,
+            kind=op.kind.value,
+            digest=digest,
+            payload=new.payload,
+            status=OpStatus.WAITING.value,
+            created_s=new.now_s,
+        )
+    )
+    return op.request, True
+
+
+def add_rejection(connection: Connection, new: Submission, reason: str) -> bool:
+    """Write down that a number was used up at the door; False if it was taken before."""
+    _, added = add_operation(connection, new)
+    if added:
+        finish_operation(
+            connection, new.operation.request, Outcome(new.operation.kind, None, reason), new.now_s
+        )
+    return added
+
+
+def finish_operation(
+    connection: Connection, request: RequestId, outcome: Outcome, now_s: float
+) -> None:
+    """The operation is over."""
+    status = OpStatus.DONE if outcome.error is None else OpStatus.FAILED
+    connection.execute(
+        operations.update()
+        .where(operations.c.request == request)
+        .values(
+            status=status.value,
+            result=outcome.result,
+            error=outcome.error,
+            owner=None if outcome.owner is None else outcome.owner.value,
+            finished_s=now_s,
+        )
+    )
+
+
+def payload_of(connection: Connection, request: RequestId) -> bytes:
+    found = connection.execute(
+        sa.select(operations.c.payload).where(operations.c.request == request)
+    ).scalar_one()
+    return bytes(found)
+
+
+def forget_replayed(connection: Connection, model: ModelId, seq: int) -> None:
+    """The state after `seq` is saved: operations up to it will not be replayed."""
+    connection.execute(models.update().where(models.c.model == model).values(saved_seq=seq))
+    connection.execute(
+        operations.update()
+        .where(
+            operations.c.model == model,
+            operations.c.seq <= seq,
+            operations.c.status != OpStatus.WAITING.value,
+        )
+        .values(payload=None)
+    )
+
+
+def drop_orphans(connection: Connection, oldest_s: float) -> None:
+    """Operations of models that are closed, once their results would have expired."""
+    closed = sa.select(models.c.model).where(models.c.closed.is_not(None))
+    connection.execute(
+        operations.delete().where(operations.c.created_s < oldest_s, operations.c.model.in_(closed))
+    )
+
+
+def add_model(connection: Connection, model: TrainedModel, user_metadata: Any) -> None:
+    """Nothing if it is there."""
+    known = connection.execute(sa.select(models.c.model).where(models.c.model == model.model))
+    if known.first() is not None:
+        return
+    connection.execute(
+        models.insert().values(
+            model=model.model,
+            session=model.session,
+            tenant=model.tenant,
+            model_seq=model.model_seq,
+            base_model=model.base_model,
+            lora_rank=model.lora.rank,
+            train_attn=model.lora.train_attn,
+            train_mlp=model.lora.train_mlp,
+            train_unembed=model.lora.train_unembed,
+            seed=model.seed,
+            user_metadata=json.dumps(user_metadata),
+            created_s=model.created_s,
+        )
+    )
+
+
+def model_of(row: Row[Any]) -> TrainedModel:
+    return TrainedModel(
+        ModelId(row.model),
+        SessionId(row.session),
+        TenantId(row.tenant),
+        row.model_seq,
+        row.base_model,
+        LoraShape(row.lora_rank, row.train_attn, row.train_mlp, row.train_unembed),
+        row.seed,
+        row.created_s,
+    )
+
+
+def records_after(
+    connection: Connection, model: ModelId, saved_seq: int | None
+) -> tuple[OperationRecord, ...]:
+    """What is not in the saved state, in order."""
+    columns = operations.c
+    rows = connection.execute(
+        sa.select(columns.request, columns.seq, columns.kind, columns.status)
+        .where(columns.model == model, columns.seq > (-1 if saved_seq is None else saved_seq))
+        .order_by(columns.seq)
+    )
+    return tuple(
+        OperationRecord(
+            Operation(RequestId(row.request), model, row.seq, OpKind(row.kind)),
+            OpStatus(row.status),
+        )
+        for row in rows
+    )

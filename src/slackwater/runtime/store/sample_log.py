@@ -1,0 +1,213 @@
+"""The durable log of sampling sessions and sample requests: functions of a connection."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from slackwater.model.errors import RefusedError
+from slackwater.model.ids import ModelId, RequestId, SamplingSessionId, SessionId, TenantId
+from slackwater.model.operation import OpStatus
+from slackwater.model.session import SamplingSession
+from slackwater.runtime.store.finished_feed import FinishedRequest
+from slackwater.runtime.store.future_board import Outcome
+from slackwater.runtime.store.operation_log import digest_of
+from slackwater.runtime.store.schema import samples, sampling_sessions
+
+_AT_ONCE = 1000  # values in one statement; databases have limits
+
+
+def add_sampling_session(
+    connection: Connection, new: SamplingSession, seq: int | None, now_s: float
+) -> None:
+    """Nothing if it is there."""
+    known = connection.execute(
+        sa.select(sampling_sessions.c.session).where(
+            sampling_sessions.c.sampling_session == new.sampling_session
+        )
+    ).first()
+    if known is not None:
+        return
+    connection.execute(
+        sampling_sessions.insert().values(
+            sampling_session=new.sampling_session,
+            tenant=new.tenant,
+            session=new.session,
+            seq=seq,
+            base_model=new.base_model,
+            version=new.version,
+            model_path=new.model_path,
+            model=new.model,
+            lineage=new.lineage,
+            clones=0,
+            created_s=now_s,
+        )
+    )
+
+
+def sampling_session_of(row: Row[Any]) -> SamplingSession:
+    return SamplingSession(
+        SamplingSessionId(row.sampling_session),
+        TenantId(row.tenant),
+        SessionId(row.session),
+        row.base_model,
+        row.version,
+        row.lineage,
+        row.model_path,
+        None if row.model is None else ModelId(row.model),
+    )
+
+
+def find_by_seq(connection: Connection, session: SessionId, seq: int) -> SamplingSession | None:
+    """The one that a client numbered `seq` with create_sampling_session."""
+    columns = sampling_sessions.c
+    row = connection.execute(
+        sa.select(sampling_sessions).where(
+            columns.session == session, columns.seq == seq, columns.model.is_(None)
+        )
+    ).first()
+    return None if row is None else sampling_session_of(row)
+
+
+def count_of_lineage(connection: Connection, session: SessionId, lineage: str) -> int:
+    """How many sampling sessions of a session have this origin."""
+    columns = sampling_sessions.c
+    found = connection.execute(
+        sa.select(sa.func.count()).where(
+            columns.session == session, columns.lineage.startswith(lineage, autoescape=True)
+        )
+    ).scalar_one()
+    return int(found)
+
+
+def join_session(connection: Connection, sampling_session: SamplingSessionId) -> int:
+    """The number of one more clone: 1, 2, ..."""
+    columns = sampling_sessions.c
+    connection.execute(
+        sampling_sessions.update()
+        .where(columns.sampling_session == sampling_session)
+        .values(clones=columns.clones + 1)
+    )
+    clones = connection.execute(
+        sa.select(columns.clones).where(columns.sampling_session == sampling_session)
+    ).scalar_one()
+    return int(clones)
+
+
+def add_sample(
+    connection: Connection,
+    request: RequestId,
+    session: SamplingSession,
+    seq: int,
+    payload: bytes,
+    now_s: float,
+) -> tuple[RequestId, bool]:
+    """Write it down; if its number is taken, the request that has it. True if it is new."""
+    digest = digest_of(payload)
+    found = connection.execute(
+        sa.select(samples.c.request, samples.c.digest).where(
+            samples.c.sampling_session == session.sampling_session, samples.c.seq == seq
+        )
+    ).first()
+    if found is not None:
+        if found.digest != digest:
+            raise RefusedError(f"seq_id: {seq} was sent before with another request")
+        return RequestId(found.request), False
+    connection.execute(
+        samples.insert().values(
+            request=request,
+            sampling_session=session.sampling_session,
+            tenant=session.tenant,
+            seq=seq,
+            digest=digest,
+            payload=payload,
+            status=OpStatus.WAITING.value,
+            created_s=now_s,
+        )
+    )
+    return request, True
+
+
+def finish_sample(
+    connection: Connection, request: RequestId, outcome: Outcome, now_s: float
+) -> None:
+    status = OpStatus.DONE if outcome.error is None else OpStatus.FAILED
+    connection.execute(
+        samples.update()
+        .where(samples.c.request == request)
+        .values(
+            status=status.value,
+            payload=None,
+            result=outcome.result,
+            error=outcome.error,
+            owner=None if outcome.owner is None else outcome.owner.value,
+            finished_s=now_s,
+        )
+    )
+
+
+def drop_results(
+    connection: Connection, session: SamplingSessionId, requests: Sequence[RequestId]
+) -> None:
+    """Results that were acknowledged; the rows stay, so that their numbers stay used."""
+    for start in range(0, len(requests), _AT_ONCE):
+        some = requests[start : start + _AT_ONCE]
+        connection.execute(
+            samples.update()
+            .where(samples.c.sampling_session == session, samples.c.request.in_(some))
+            .values(result=None)
+        )
+
+
+def drop_sampling_sessions(connection: Connection, names: Sequence[SamplingSessionId]) -> None:
+    columns = sampling_sessions.c
+    for start in range(0, len(names), _AT_ONCE):
+        some = names[start : start + _AT_ONCE]
+        connection.execute(sampling_sessions.delete().where(columns.sampling_session.in_(some)))
+
+
+def drop_orphans(connection: Connection, oldest_s: float) -> None:
+    """Requests of sampling sessions that are gone, once their results would have expired."""
+    held = sa.select(sampling_sessions.c.sampling_session)
+    connection.execute(
+        samples.delete().where(
+            samples.c.created_s < oldest_s, samples.c.sampling_session.not_in(held)
+        )
+    )
+
+
+def waiting_samples(connection: Connection) -> list[tuple[str, str, bytes]]:
+    """Request, sampling session and payload of what is unanswered, oldest first."""
+    columns = samples.c
+    rows = connection.execute(
+        sa.select(columns.request, columns.sampling_session, columns.payload)
+        .where(columns.status == OpStatus.WAITING.value)
+        .order_by(columns.created_s, columns.request)
+    )
+    return [(row.request, row.sampling_session, row.payload) for row in rows]
+
+
+def finished_samples(connection: Connection) -> list[tuple[str, FinishedRequest]]:
+    """Sampling session and request of what is answered and not yet acknowledged, oldest first."""
+    columns = samples.c
+    rows = connection.execute(
+        sa.select(
+            columns.request,
+            columns.sampling_session,
+            columns.finished_s,
+            sa.func.length(columns.result).label("size_bytes"),
+        )
+        .where(
+            columns.finished_s.is_not(None),
+            sa.or_(columns.result.is_not(None), columns.error.is_not(None)),
+        )
+        .order_by(columns.finished_s)
+    )
+    return [
+        (
+            row.sampling_session,
+            FinishedRequest(RequestId(row.request), row.finished_s, row.size_bytes),
+        )
+        for row in rows
+    ]

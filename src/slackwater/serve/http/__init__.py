@@ -1,0 +1,1 @@
+"""The HTTP server, who may call it and how much."""

@@ -1,0 +1,28 @@
+"""Keys to tenants: `X-API-Key` (Tinker) or `Authorization: Bearer` (OpenAI)."""
+
+from collections.abc import Awaitable, Callable
+
+from fastapi import Request
+
+from slackwater.model.ids import TenantId
+from slackwater.runtime.services.tenants import Tenants
+from slackwater.serve.http.errors import UnauthorizedError
+
+
+def tenant_reader(tenants: Tenants) -> Callable[[Request], Awaitable[TenantId]]:
+    """A dependency that gives the caller's tenant, or refuses. Async, so that it needs no thread."""
+
+    async def tenant_of(request: Request) -> TenantId:
+        key = request.headers.get("x-api-key")
+        if key is None:
+            scheme, _, token = request.headers.get("authorization", "").partition(" ")
+            key = token.strip() if scheme.lower() == "bearer" else ""
+        tenant = tenants.of_key(key)
+        if tenant is None:
+            raise UnauthorizedError(
+                "key: none, or not known here; send X-API-Key or Authorization: Bearer with the key "
+                "that `slackwater up` printed"
+            )
+        return tenant
+
+    return tenant_of

@@ -1,0 +1,1 @@
+"""What an operator asks for: status, metrics, instances."""

@@ -1,0 +1,95 @@
+"""Instances over HTTP, for whoever runs the service: list, add, drain, kill, replay of a spot trace."""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends
+from pydantic import Field
+
+from slackwater.model.errors import ConfigError, RefusedError
+from slackwater.model.ids import InstanceId, TenantId
+from slackwater.model.instance import InstanceKind
+from slackwater.model.spot_trace import spot_events
+from slackwater.runtime.plane import ControlPlane
+from slackwater.runtime.services.instances import MOST_INSTANCES, InstanceWish
+from slackwater.serve.http.auth import tenant_reader
+from slackwater.serve.tinker.bodies import Body, Finite
+
+Kind = Literal["dedicated", "spot", "borrowed"]
+
+
+class WishBody(Body):
+    """`model` may be left out where the service has one only."""
+
+    model: str | None = None
+    kind: Kind = "spot"
+    engine: Literal["embedded", "vllm"] = "embedded"
+    vllm_url: Annotated[str, Field(pattern=r"^https?://")] | None = None
+
+
+class AddBody(WishBody):
+    count: Annotated[int, Field(ge=1, le=MOST_INSTANCES)] = 1
+
+
+class DrainBody(Body):
+    move_turns: bool = False
+
+
+class ReplayBody(WishBody):
+    trace: Annotated[str, Field(max_length=16 << 20)]
+    speed: Annotated[Finite, Field(gt=0)] = 1.0
+    notice_s: Annotated[Finite, Field(ge=0)] = 0.0
+
+
+def _wish(plane: ControlPlane, body: WishBody) -> InstanceWish:
+    names = [base.name for base in plane.bases]
+    model = body.model or names[0]
+    if body.model is None and len(names) > 1:
+        raise ConfigError.of("model", None, f"must be one of: {', '.join(names)}")
+    if body.vllm_url is not None and body.engine != "vllm":
+        raise ConfigError.of("vllm_url", body.vllm_url, "needs engine: vllm")
+    return InstanceWish(model, InstanceKind(body.kind), body.engine, body.vllm_url)
+
+
+def instance_routes(plane: ControlPlane) -> APIRouter:
+    router = APIRouter(prefix="/slackwater/instances", tags=["instances"])
+    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
+
+    def operator(tenant: caller) -> TenantId:
+        if tenant != plane.settings.tenants[0]:
+            raise RefusedError(
+                f"key: of {tenant}; instances are the operator's, who is {plane.settings.tenants[0]}"
+            )
+        return tenant
+
+    allowed = [Depends(operator)]
+
+    @router.get("")
+    async def listed(tenant: caller) -> dict[str, Any]:
+        """Every instance and what it does, and the last starts that failed."""
+        return {"instances": plane.instances.listed(), "faults": plane.instances.faults()}
+
+    @router.post("", status_code=201, dependencies=allowed)
+    async def add(body: AddBody) -> dict[str, list[str]]:
+        """Start more instances; they join when they are up."""
+        return {"added": list(plane.instances.add(_wish(plane, body), body.count))}
+
+    @router.post("/replay", status_code=202, dependencies=allowed)
+    async def replay(body: ReplayBody) -> dict[str, int]:
+        """Let a spot trace (`t_s,event,instance_id`) give and take instances from now on."""
+        events = spot_events(body.trace.splitlines(), "trace")
+        plane.instances.replay(_wish(plane, body), events, body.speed, body.notice_s)
+        return {"events": len(events)}
+
+    @router.post("/{instance}/drain", status_code=202, dependencies=allowed)
+    async def drain(instance: str, body: DrainBody) -> dict[str, str]:
+        """Give it no more turns, and let it go when it has none."""
+        plane.instances.drain(InstanceId(instance), body.move_turns)
+        return {"draining": instance}
+
+    @router.post("/{instance}/kill", status_code=202, dependencies=allowed)
+    async def kill(instance: str) -> dict[str, str]:
+        """End its process at once; its turns go on elsewhere."""
+        plane.instances.kill(InstanceId(instance))
+        return {"killed": instance}
+
+    return router

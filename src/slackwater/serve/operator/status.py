@@ -1,0 +1,58 @@
+"""For whoever runs the service: health, metrics, status."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from slackwater.model.ids import TenantId
+from slackwater.runtime.plane import ControlPlane
+from slackwater.serve.http.auth import tenant_reader
+
+
+class PlaneCollector:
+    """Reads the plane when Prometheus asks; nothing is counted twice."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self._plane = plane
+
+    def collect(self) -> list[Metric]:
+        found: list[Metric] = []
+        for name, value in self._plane.gauges().items():
+            found.append(GaugeMetricFamily(f"slackwater_{name}", name.replace("_", " "), value))
+        workers = GaugeMetricFamily(
+            "slackwater_worker", "gauges of a worker", labels=["worker", "gauge"]
+        )
+        for worker, gauges in self._plane.worker_gauges().items():
+            for name, value in gauges.items():
+                workers.add_metric([worker, name], value)
+        return [*found, workers]
+
+
+def operator_routes(plane: ControlPlane) -> APIRouter:
+    router = APIRouter(tags=["operator"])
+    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
+    registry = CollectorRegistry()
+    registry.register(PlaneCollector(plane))
+
+    @router.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    @router.get("/slackwater/status")
+    async def status(tenant: caller) -> dict[str, Any]:
+        """What runs and what waits; sizes only, so any tenant may see it."""
+        return {
+            "models": {base.name: str(base.directory) for base in plane.bases},
+            "workers": plane.workers_by_role(),
+            "pids": plane.launcher.pids(),
+            "gauges": plane.gauges(),
+        }
+
+    return router

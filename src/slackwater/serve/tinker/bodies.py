@@ -1,0 +1,298 @@
+"""Request bodies of the Tinker API; unknown fields are refused."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AliasChoices, AwareDatetime, BaseModel, ConfigDict, Field
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+Seq = Annotated[int, Field(ge=0, lt=2**31)]
+Token = Annotated[int, Field(ge=0, lt=2**31)]
+StopString = Annotated[str, Field(max_length=1024)]
+
+
+class Body(BaseModel):
+    """Fields may be named `model_...`."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class ClientConfigBody(Body):
+    sdk_version: str
+
+
+class CreateSessionBody(Body):
+    tags: list[str] = []
+    user_metadata: dict[str, Any] | None = None
+    sdk_version: str
+    project_id: str | None = None
+    display_name: str | None = None
+    type: Literal["create_session"] = "create_session"
+
+
+class HeartbeatBody(Body):
+    session_id: str
+    type: Literal["session_heartbeat"] = "session_heartbeat"
+
+
+class FinishReasonBody(Body):
+    type: Literal["success", "errored", "interrupted"]
+
+
+class FinishBody(Body):
+    reason: FinishReasonBody
+    detail: str | None = None
+
+
+class LoraBody(Body):
+    rank: Annotated[int, Field(ge=0, le=4096)]
+    seed: Annotated[int | None, Field(ge=0, lt=2**63)] = None
+    train_unembed: bool = True
+    train_mlp: bool = True
+    train_attn: bool = True
+
+
+class OptimizerBody(BaseModel):
+    """Families other than AdamW are refused by name, so any field may come."""
+
+    model_config = ConfigDict(extra="allow")
+    type: str = "adamw"
+
+
+class CreateModelBody(Body):
+    session_id: str
+    model_seq_id: Seq
+    base_model: str
+    user_metadata: dict[str, Any] | None = None
+    lora_config: LoraBody | None = None
+    optimizer_config: OptimizerBody = OptimizerBody()
+    type: Literal["create_model"] = "create_model"
+
+
+class ModelBody(Body):
+    model_id: str
+    type: str | None = None
+
+
+class AdamBody(Body):
+    learning_rate: Annotated[Finite, Field(ge=0)] = 1e-4
+    beta1: Annotated[Finite, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[Finite, Field(ge=0, lt=1)] = 0.95
+    eps: Annotated[Finite, Field(gt=0)] = 1e-12
+    weight_decay: Annotated[Finite, Field(ge=0)] = 0.0
+    grad_clip_norm: Finite = 0.0
+
+
+class OptimStepBody(Body):
+    model_id: str
+    seq_id: Seq
+    adam_params: AdamBody = Field(validation_alias=AliasChoices("adam_params", "optim_params"))
+    type: Literal["optim_step"] = "optim_step"
+
+
+Ttl = Annotated[int | None, Field(ge=1, le=10 * 366 * 86400)]
+
+
+class SaveBody(Body):
+    model_id: str
+    path: str | None = None
+    seq_id: Seq
+    ttl_seconds: Ttl = None
+    overwrite: bool = False
+    user_metadata: dict[str, str] | None = None
+    type: Literal["save_weights"] = "save_weights"
+
+
+class SaveForSamplerBody(Body):
+    model_id: str
+    path: str | None = None
+    sampling_session_seq_id: Seq | None = None
+    seq_id: Seq
+    ttl_seconds: Ttl = None
+    user_metadata: dict[str, str] | None = None
+    type: Literal["save_weights_for_sampler"] = "save_weights_for_sampler"
+
+
+class SaveExternalBody(Body):
+    model_id: str
+    path: str
+    seq_id: Seq
+    ttl_seconds: Ttl = None
+    age_encryption_recipients: list[str] | None = None
+    type: Literal["save_weights_external"] = "save_weights_external"
+
+
+class LoadBody(Body):
+    model_id: str | None = None
+    seq_id: Seq | None = None
+    session_id: str | None = None
+    model_seq_id: Seq | None = None
+    base_model: str | None = None
+    user_metadata: dict[str, Any] | None = None
+    path: str
+    optimizer: bool
+    optimizer_config: OptimizerBody | None = None
+    weights_access_token: str | None = None
+    type: Literal["load_weights"] = "load_weights"
+
+
+class ChunkBody(Body):
+    tokens: list[Token]
+    type: Literal["encoded_text"] = "encoded_text"
+
+
+class ModelInputBody(Body):
+    chunks: list[ChunkBody]
+
+
+class SamplingBody(Body):
+    max_tokens: Annotated[int | None, Field(ge=1, lt=2**31)] = None
+    seed: Annotated[int | None, Field(ge=-(2**63), lt=2**64)] = None
+    stop: (
+        StopString
+        | Annotated[list[StopString], Field(max_length=64)]
+        | Annotated[list[Token], Field(max_length=1024)]
+        | None
+    ) = None
+    temperature: Annotated[Finite, Field(ge=0)] = 1.0
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = -1
+    top_p: Annotated[Finite, Field(gt=0, le=1)] = 1.0
+
+
+class SampleBody(Body):
+    sampling_session_id: str | None = None
+    seq_id: Annotated[int | None, Field(ge=0, lt=2**63)] = None
+    base_model: str | None = None
+    model_path: str | None = None
+    num_samples: Annotated[int, Field(ge=1, le=1024)] = 1
+    prompt: ModelInputBody
+    sampling_params: SamplingBody = SamplingBody()
+    prompt_logprobs: bool | None = None
+    topk_prompt_logprobs: Annotated[int, Field(ge=0, le=1024)] = 0
+    topk_sample_logprobs: Annotated[int, Field(ge=0, le=1024)] = 0
+    target_prompt_logprobs: dict[str, Any] | None = None
+    prompt_alt_tokens_k: Annotated[int, Field(ge=0)] = 0
+    prompt_logprobs_last_n: Annotated[int | None, Field(ge=1)] = None
+    record_stability_info: bool | None = None
+    type: Literal["sample"] = "sample"
+
+
+class CreateSamplingSessionBody(Body):
+    session_id: str
+    sampling_session_seq_id: Seq
+    base_model: str | None = None
+    model_path: str | None = None
+    type: Literal["create_sampling_session"] = "create_sampling_session"
+
+
+class JoinSamplingSessionBody(Body):
+    sampling_session_id: str
+    type: Literal["join_sampling_session"] = "join_sampling_session"
+
+
+class RetrieveFutureBody(Body):
+    request_id: str
+    model_id: str | None = None
+    allow_metadata_only: bool = False
+
+
+class FuturesTargetBody(Body):
+    type: Literal["sampling_session"] = "sampling_session"
+    sampling_session_id: str
+    cloned_sampler_id: int = 0
+
+
+class RetrieveFuturesBody(Body):
+    target: FuturesTargetBody
+    prev_cursor: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    timeout: Annotated[Finite | None, Field(ge=0)] = None
+    retrieved_request_ids: Annotated[list[str], Field(max_length=1 << 16)] = []
+
+
+class CancelFutureBody(Body):
+    request_id: str
+
+
+class TinkerPathBody(Body):
+    tinker_path: str
+
+
+class TtlBody(Body):
+    ttl_seconds: Ttl = None
+
+
+class ProjectBody(Body):
+    project_id: str
+
+
+class CopyWeightsBody(Body):
+    session_id: str | None = None
+    model_seq_id: Seq | None = None
+    destination_project_id: str | None = None
+    source_path: str
+    ttl_seconds: Ttl = None
+    weights_access_token: str | None = None
+
+
+class OwnerBody(Body):
+    type: Literal["own", "accessible", "user"] = "own"
+    owner_urns: list[str] = []
+
+
+class StatusQueryBody(Body):
+    type: Literal["active", "cancelled", "failed", "client_finished"]
+    reasons: list[Literal["success", "errored", "interrupted"]] | None = None
+
+
+class SearchCursorBody(Body):
+    last_created_at: AwareDatetime
+    last_session_id: str
+
+
+class SearchBody(Body):
+    session_id: str | None = None
+    project_ids: list[str] | None = None
+    user_metadata: dict[str, str] = {}
+    display_name: Annotated[str | None, Field(min_length=1)] = None
+    owner: OwnerBody = OwnerBody()
+    statuses: list[StatusQueryBody] | None = None
+    limit: Annotated[int, Field(ge=1, le=200)] = 50
+    cursor: SearchCursorBody | None = None
+
+    def matches(self, session: dict[str, Any]) -> bool:
+        """Whether a session (as `Sessions` describes it) is one that is looked for."""
+        return (
+            self._names(session)
+            and (
+                self.project_ids is None or (session["project_id"] or "default") in self.project_ids
+            )
+            and self.user_metadata.items() <= (session["user_metadata"] or {}).items()
+            and self._has_status(session["status"])
+            and self._comes_after(session)
+        )
+
+    def _names(self, session: dict[str, Any]) -> bool:
+        if self.session_id is None and self.display_name is None:
+            return True
+        words = (self.display_name or "").lower().split()
+        name = (session["display_name"] or "").lower()
+        named = bool(words) and all(word in name for word in words)
+        return named or session["session_id"] == self.session_id
+
+    def _has_status(self, status: dict[str, Any]) -> bool:
+        if self.statuses is None:
+            return True
+        return any(
+            query.type == status["type"]
+            and (query.reasons is None or status.get("reason", {}).get("type") in query.reasons)
+            for query in self.statuses
+        )
+
+    def _comes_after(self, session: dict[str, Any]) -> bool:
+        """Newest first; equal moments by id."""
+        if self.cursor is None:
+            return True
+        last_s = self.cursor.last_created_at.timestamp()
+        if session["created_s"] != last_s:
+            return bool(session["created_s"] < last_s)
+        return bool(session["session_id"] > self.cursor.last_session_id)

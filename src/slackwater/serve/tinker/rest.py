@@ -1,0 +1,242 @@
+"""Tinker API: what there is. Training runs and checkpoints, listed, described, changed, deleted."""
+
+import datetime
+import json
+import secrets
+import time
+from typing import Annotated, Any, Literal
+
+import sqlalchemy as sa
+from fastapi import APIRouter, Depends, Query
+from fastapi.responses import Response
+from sqlalchemy.engine import Connection
+
+from slackwater.model.errors import ConfigError, NotFoundError
+from slackwater.model.ids import ModelId, TenantId
+from slackwater.runtime.plane import ControlPlane
+from slackwater.runtime.store import checkpoints as shelf
+from slackwater.runtime.store.checkpoints import Checkpoint
+from slackwater.runtime.store.schema import models, operations
+from slackwater.serve.http.auth import tenant_reader
+from slackwater.serve.tinker import bodies
+
+_TYPES = {shelf.STATE: "training", shelf.SAMPLER: "sampler", shelf.EXTERNAL: "external"}
+Limit = Annotated[int, Query(ge=0, le=1000)]
+Offset = Annotated[int, Query(ge=0, lt=2**31)]
+Scope = Literal["owned", "accessible"]
+
+
+def moment(seconds: float) -> str:
+    """Seconds since the epoch as ISO 8601."""
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat()
+
+
+def described(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {
+        "checkpoint_id": f"{checkpoint.kind}/{checkpoint.name}",
+        "checkpoint_type": _TYPES[checkpoint.kind],
+        "time": moment(checkpoint.created_s),
+        "tinker_path": checkpoint.path,
+        "size_bytes": checkpoint.size_bytes,
+        "public": checkpoint.public,
+        "user_metadata": checkpoint.user_metadata,
+        "expires_at": None if checkpoint.expires_s is None else moment(checkpoint.expires_s),
+    }
+
+
+class RestFace:
+    """What the routes of this file share."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self.plane = plane
+
+    async def checkpoints(self, tenant: TenantId, model: ModelId | None = None) -> list[Checkpoint]:
+        return await self.plane.store.call(
+            lambda c: shelf.list_checkpoints(c, tenant, time.time(), model)
+        )
+
+    async def owned(self, tenant: TenantId, model: str, kind: str, name: str) -> Checkpoint:
+        """A checkpoint that the tenant may change."""
+        path = f"tinker://{model}/{kind}/{name}"
+        return await self.plane.store.call(
+            lambda c: shelf.find_checkpoint(c, tenant, path, time.time(), readable=False)
+        )
+
+    async def update(self, checkpoint: Checkpoint, **values: Any) -> None:
+        await self.plane.store.call(lambda c: shelf.update_checkpoint(c, checkpoint.path, **values))
+
+    async def delete(self, checkpoint: Checkpoint) -> None:
+        await self.plane.store.call(lambda c: shelf.drop_checkpoint(c, checkpoint.path))
+        await self.plane.housekeeping.remove_files(checkpoint)
+
+    async def copy(self, tenant: TenantId, body: bodies.CopyWeightsBody) -> str:
+        """Another name for the same files, which stay while any name is left."""
+        if body.session_id is not None:
+            session = self.plane.sessions.get(tenant, body.session_id)
+            if body.model_seq_id is None:
+                raise ConfigError.of("model_seq_id", None, "must be given with session_id")
+            owner = ModelId(f"{session.session}:train:{body.model_seq_id}")
+        else:
+            owner = ModelId(f"copy-{secrets.token_hex(8)}")
+
+        def write(connection: Connection) -> str:
+            now_s = time.time()
+            held = shelf.find_checkpoint(connection, tenant, body.source_path, now_s)
+            path = shelf.checkpoint_path(owner, held.kind, held.name)
+            expires_s = None if body.ttl_seconds is None else now_s + body.ttl_seconds
+            fields = {
+                field: getattr(held, field)
+                for field in ("kind", "name", "base_model", "lora", "held_as", "lineage")
+            }
+            copy = Checkpoint(
+                path=path,
+                tenant=tenant,
+                model=owner,
+                size_bytes=held.size_bytes,
+                created_s=now_s,
+                expires_s=expires_s,
+                public=False,
+                user_metadata=held.user_metadata,
+                **fields,
+            )
+            shelf.put_checkpoint(connection, copy)
+            return path
+
+        return await self.plane.store.call(write)
+
+    async def runs(self, tenant: TenantId, model: str | None = None) -> list[dict[str, Any]]:
+        """Training runs as plain data, newest first."""
+        columns = models.c
+
+        def read(connection: Connection) -> list[Any]:
+            last = (
+                sa.select(operations.c.model, sa.func.max(operations.c.created_s).label("last_s"))
+                .group_by(operations.c.model)
+                .subquery()
+            )
+            query = (
+                sa.select(models, last.c.last_s)
+                .join(last, last.c.model == columns.model, isouter=True)
+                .where(columns.tenant == tenant)
+            )
+            if model is not None:
+                query = query.where(columns.model == model)
+            return list(connection.execute(query.order_by(columns.created_s.desc(), columns.model)))
+
+        rows = await self.plane.store.call(read)
+        held = await self.checkpoints(tenant)
+        return [_run(row, [item for item in held if item.model == row.model]) for row in rows]
+
+    async def run(self, tenant: TenantId, model: str) -> dict[str, Any]:
+        found = await self.runs(tenant, model)
+        if not found:
+            raise NotFoundError(f"training_run_id: {model!r} is not a training run of yours")
+        return found[0]
+
+
+def _run(row: Any, held: list[Checkpoint]) -> dict[str, Any]:
+    newest = {kind: next((c for c in held if c.kind == kind), None) for kind in _TYPES}
+    state, sampler = newest[shelf.STATE], newest[shelf.SAMPLER]
+    return {
+        "training_run_id": row.model,
+        "base_model": row.base_model,
+        "model_owner": row.tenant,
+        "is_lora": row.lora_rank > 0,
+        "lora_rank": row.lora_rank or None,
+        "corrupted": False,
+        "last_request_time": moment(row.last_s or row.created_s),
+        "last_checkpoint": None if state is None else described(state),
+        "last_sampler_checkpoint": None if sampler is None else described(sampler),
+        "user_metadata": json.loads(row.user_metadata),
+    }
+
+
+def page_of(items: list[Any], limit: int, offset: int) -> tuple[list[Any], dict[str, int]]:
+    cursor = {"offset": offset, "limit": limit, "total_count": len(items)}
+    return items[offset : offset + limit], cursor
+
+
+def rest_routes(face: RestFace) -> APIRouter:
+    plane = face.plane
+    router = APIRouter(prefix="/api/v1", tags=["tinker: what there is"])
+    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
+
+    @router.post("/weights_info")
+    async def weights_info(body: bodies.TinkerPathBody, tenant: caller) -> dict[str, Any]:
+        held = await plane.store.call(
+            lambda c: shelf.find_checkpoint(c, tenant, body.tinker_path, time.time())
+        )
+        return {
+            "base_model": held.base_model,
+            "is_lora": True,  # rank 0 is full fine-tuning, and the SDK recreates it from the rank
+            "lora_rank": held.lora.rank,
+            "train_unembed": held.lora.train_unembed,
+            "train_mlp": held.lora.train_mlp,
+            "train_attn": held.lora.train_attn,
+            "optimizer_config": {"type": "adamw"},
+        }
+
+    @router.get("/training_runs")
+    async def training_runs(
+        tenant: caller, limit: Limit = 20, offset: Offset = 0, access_scope: Scope = "owned"
+    ) -> dict[str, Any]:
+        page, cursor = page_of(await face.runs(tenant), limit, offset)
+        return {"training_runs": page, "cursor": cursor}
+
+    @router.get("/training_runs/{run_id}")
+    async def training_run(
+        run_id: str, tenant: caller, access_scope: Scope = "owned"
+    ) -> dict[str, Any]:
+        return await face.run(tenant, run_id)
+
+    @router.get("/training_runs/{run_id}/checkpoints")
+    async def run_checkpoints(run_id: str, tenant: caller) -> dict[str, Any]:
+        held = await face.checkpoints(tenant, ModelId(run_id))
+        if not held:
+            await face.run(tenant, run_id)
+        return {"checkpoints": [described(item) for item in held]}
+
+    @router.get("/checkpoints")
+    async def all_checkpoints(
+        tenant: caller, limit: Limit = 100, offset: Offset = 0
+    ) -> dict[str, Any]:
+        page, cursor = page_of(await face.checkpoints(tenant), limit, offset)
+        return {"checkpoints": [described(item) for item in page], "cursor": cursor}
+
+    return router
+
+
+def checkpoint_change_routes(face: RestFace) -> APIRouter:
+    plane = face.plane
+    router = APIRouter(prefix="/api/v1", tags=["tinker: what there is"])
+    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
+
+    @router.delete("/training_runs/{run_id}/checkpoints/{kind}/{name}", status_code=204)
+    async def delete(run_id: str, kind: str, name: str, tenant: caller) -> Response:
+        await face.delete(await face.owned(tenant, run_id, kind, name))
+        return Response(status_code=204)
+
+    @router.post("/training_runs/{run_id}/checkpoints/{kind}/{name}/publish", status_code=204)
+    async def publish(run_id: str, kind: str, name: str, tenant: caller) -> Response:
+        """Let every tenant of this service read it."""
+        await face.update(await face.owned(tenant, run_id, kind, name), public=True)
+        return Response(status_code=204)
+
+    @router.delete("/training_runs/{run_id}/checkpoints/{kind}/{name}/publish", status_code=204)
+    async def unpublish(run_id: str, kind: str, name: str, tenant: caller) -> Response:
+        await face.update(await face.owned(tenant, run_id, kind, name), public=False)
+        return Response(status_code=204)
+
+    @router.put("/training_runs/{run_id}/checkpoints/{kind}/{name}/ttl", status_code=204)
+    async def set_ttl(
+        run_id: str, kind: str, name: str, body: bodies.TtlBody, tenant: caller
+    ) -> Response:
+        expires_s = None if body.ttl_seconds is None else time.time() + body.ttl_seconds
+        await face.update(await face.owned(tenant, run_id, kind, name), expires_s=expires_s)
+        return Response(status_code=204)
+
+    @router.post("/copy_weights")
+    async def copy_weights(body: bodies.CopyWeightsBody, tenant: caller) -> dict[str, str]:
+        return {"tinker_path": await face.copy(tenant, body)}
+
+    return router

@@ -1,0 +1,261 @@
+"""Tinker API: sampling sessions, samples and futures."""
+
+import asyncio
+import json
+import secrets
+import time
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse, Response
+from sqlalchemy.engine import Connection
+
+from slackwater.model.errors import ConfigError, RefusedError
+from slackwater.model.ids import RequestId, SamplingSessionId, TenantId
+from slackwater.model.operation import FaultOwner, OpKind
+from slackwater.model.seeds import default_seed, sample_seed
+from slackwater.model.session import SamplingSession
+from slackwater.runtime.plane import ControlPlane
+from slackwater.runtime.store import checkpoints as shelf
+from slackwater.runtime.store import sample_log
+from slackwater.runtime.store.base_models import BaseModel
+from slackwater.runtime.store.future_board import Outcome
+from slackwater.runtime.store.op_payloads import SamplePayload, decode_sample_result
+from slackwater.serve.http.auth import tenant_reader
+from slackwater.serve.http.errors import GoneError
+from slackwater.serve.tinker import bodies
+from slackwater.serve.tinker import proto as tinker_proto
+from slackwater.wire.batches import decode_metrics, decode_result
+
+_SAMPLE = "sample"
+
+
+class SamplingFace:
+    """What the routes of this file share."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self.plane = plane
+
+    async def open_session(
+        self, tenant: TenantId, body: bodies.CreateSamplingSessionBody
+    ) -> SamplingSession:
+        """A snapshot to sample from; the same number again gives the same one."""
+        session = self.plane.sessions.get(tenant, body.session_id)
+        if not self.plane.sessions.lives(session.session):
+            raise GoneError(f"session_id: {session.session!r} has ended")
+        base_model, version, lineage = await self._weights(tenant, body)
+
+        def write(connection: Connection) -> SamplingSession:
+            seq = body.sampling_session_seq_id
+            found = sample_log.find_by_seq(connection, session.session, seq)
+            if found is not None:
+                return found
+            number = sample_log.count_of_lineage(connection, session.session, f"{lineage}|")
+            new = SamplingSession(
+                SamplingSessionId(f"ss-{secrets.token_hex(12)}"),
+                tenant,
+                session.session,
+                base_model,
+                version,
+                f"{lineage}|client {number}",
+                body.model_path,
+            )
+            sample_log.add_sampling_session(connection, new, seq, time.time())
+            return new
+
+        opened = await self.plane.store.call(write)
+        self.plane.sampling.add_session(opened)
+        return opened
+
+    async def _weights(
+        self, tenant: TenantId, body: bodies.CreateSamplingSessionBody
+    ) -> tuple[str, str, str]:
+        """Base model, weight version and lineage."""
+        if body.model_path is not None:
+            path = body.model_path
+            held = await self.plane.store.call(
+                lambda c: shelf.find_checkpoint(c, tenant, path, time.time())
+            )
+            if held.kind != shelf.SAMPLER:
+                raise ConfigError.of(
+                    "model_path", path, "must be saved with save_weights_for_sampler"
+                )
+            return held.base_model, held.held_as, held.lineage
+        if body.base_model is None:
+            raise ConfigError.of("base_model", None, "must be given, or model_path")
+        base = self.plane.bases.get(body.base_model)
+        return base.name, base.version, base.name
+
+    async def sample(self, tenant: TenantId, body: bodies.SampleBody) -> RequestId:
+        if body.sampling_session_id is None or body.seq_id is None:
+            raise ConfigError.of(
+                "sampling_session_id", body.sampling_session_id, "must be given, with seq_id"
+            )
+        for field in ("target_prompt_logprobs", "prompt_alt_tokens_k", "record_stability_info"):
+            if getattr(body, field):
+                raise RefusedError(f"{field}: is not supported here; leave it out")
+        session = self.plane.sampling.session(tenant, body.sampling_session_id)
+        self.plane.sessions.seen(session.session, asyncio.get_running_loop().time())
+        base = self.plane.bases.get(session.base_model)
+        seeds = _seeds(body, session, body.seq_id)
+        return await self.plane.sampling.submit(session, body.seq_id, _payload(body, base, seeds))
+
+
+def _seeds(body: bodies.SampleBody, session: SamplingSession, seq: int) -> list[int]:
+    given = body.sampling_params.seed
+    if given is not None:
+        return [sample_seed(given % 2**63, index) for index in range(body.num_samples)]
+    return [default_seed(session.lineage, seq, index) for index in range(body.num_samples)]
+
+
+def _payload(body: bodies.SampleBody, base: BaseModel, seeds: list[int]) -> SamplePayload:
+    prompt = [token for chunk in body.prompt.chunks for token in chunk.tokens]
+    room = base.room_after(prompt)
+    last = body.prompt_logprobs_last_n
+    if last is not None and (not body.prompt_logprobs or last >= len(prompt)):
+        raise ConfigError.of(
+            "prompt_logprobs_last_n", last, "needs prompt_logprobs and a longer prompt"
+        )
+    params = body.sampling_params
+    stop_tokens, stop_strings = stops_of(params.stop, base)
+    return SamplePayload(
+        prompt=np.asarray(prompt, "<i4").tobytes(),
+        seeds=seeds,
+        max_tokens=min(params.max_tokens or room, room),
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=max(params.top_k, 0),
+        stop_token_ids=stop_tokens,
+        stop_strings=stop_strings,
+        prompt_logprobs=bool(body.prompt_logprobs) or body.topk_prompt_logprobs > 0,
+        topk_prompt_logprobs=body.topk_prompt_logprobs,
+        topk_logprobs=body.topk_sample_logprobs,
+        prompt_logprobs_last_n=last,
+    )
+
+
+def stops_of(
+    stop: str | list[str] | list[int] | None, base: BaseModel
+) -> tuple[list[int], list[str]]:
+    """Stop tokens and strings. Absent: the model's end tokens; a list adds to them; [] ignores even those."""
+    ends = list(base.stop_token_ids)
+    if stop is None:
+        return ends, []
+    if isinstance(stop, str):
+        return ends, [stop]
+    tokens = [item for item in stop if isinstance(item, int)]
+    strings = [item for item in stop if isinstance(item, str)]
+    if "" in strings:
+        raise ConfigError.of("stop", "", "must not hold an empty string")
+    return (sorted({*ends, *tokens}) if stop else []), strings
+
+
+def render(outcome: Outcome) -> Response:
+    """An outcome as retrieve_future answers it."""
+    if outcome.error is not None:
+        category = "user" if outcome.owner is FaultOwner.USER else "server"
+        return JSONResponse({"error": outcome.error, "category": category})
+    if outcome.result is None:
+        raise GoneError("request_id: its result was acknowledged or has expired")
+    match outcome.kind:
+        case "sample":
+            data = tinker_proto.encode_sample_result(decode_sample_result(outcome.result))
+            return Response(data, media_type=tinker_proto.MEDIA_TYPE)
+        case OpKind.FORWARD | OpKind.FORWARD_BACKWARD:
+            data = tinker_proto.encode_pass_result(decode_result(outcome.result))
+            return Response(data, media_type=tinker_proto.MEDIA_TYPE)
+        case OpKind.OPTIM_STEP:
+            return JSONResponse({"metrics": decode_metrics(outcome.result), "type": "optim_step"})
+        case _:
+            return JSONResponse(json.loads(outcome.result))
+
+
+def sampling_routes(face: SamplingFace) -> APIRouter:
+    plane = face.plane
+    router = APIRouter(prefix="/api/v1", tags=["tinker: sampling"])
+    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
+
+    @router.post("/create_sampling_session")
+    async def create_sampling_session(
+        body: bodies.CreateSamplingSessionBody, tenant: caller
+    ) -> dict[str, str]:
+        opened = await face.open_session(tenant, body)
+        return {"sampling_session_id": opened.sampling_session, "type": "create_sampling_session"}
+
+    @router.post("/join_sampling_session")
+    async def join(body: bodies.JoinSamplingSessionBody, tenant: caller) -> dict[str, Any]:
+        session = plane.sampling.session(tenant, body.sampling_session_id)
+        number = await plane.store.call(
+            lambda c: sample_log.join_session(c, session.sampling_session)
+        )
+        return {"client_counter": number, "type": "join_sampling_session"}
+
+    @router.get("/samplers/{sampler_id}")
+    async def sampler(sampler_id: str, tenant: caller) -> dict[str, Any]:
+        session = plane.sampling.session(tenant, sampler_id)
+        return {
+            "sampler_id": session.sampling_session,
+            "base_model": session.base_model,
+            "model_path": session.model_path,
+        }
+
+    @router.post("/asample")
+    async def asample(body: bodies.SampleBody, tenant: caller) -> dict[str, Any]:
+        request = await face.sample(tenant, body)
+        ids = [f"{request}/{index}" for index in range(body.num_samples)]
+        return {"request_id": request, "sample_sequence_ids": ids}
+
+    return router
+
+
+def future_routes(plane: ControlPlane) -> APIRouter:
+    router = APIRouter(prefix="/api/v1", tags=["tinker: futures"])
+    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
+
+    @router.post("/retrieve_future")
+    async def retrieve(
+        body: bodies.RetrieveFutureBody, tenant: caller, request: Request
+    ) -> Response:
+        """Hold until the result is there; after a while answer that it is not (408)."""
+        outcome = await plane.outcome(tenant, RequestId(body.request_id), plane.settings.hold_s)
+        if outcome is not None:
+            return render(outcome)
+        pending = {
+            "type": "try_again",
+            "request_id": body.request_id,
+            "queue_state": "active",
+        }
+        return JSONResponse(pending, 408)
+
+    @router.post("/retrieve_futures")
+    async def retrieve_many(body: bodies.RetrieveFuturesBody, tenant: caller) -> dict[str, Any]:
+        session = plane.sampling.session(tenant, body.target.sampling_session_id)
+        if body.retrieved_request_ids:
+            await plane.sampling.acknowledge(
+                session, [RequestId(name) for name in body.retrieved_request_ids]
+            )
+        hold_s = plane.settings.hold_s
+        if body.timeout is not None:
+            hold_s = min(hold_s, body.timeout)
+        finished, cursor = await plane.sampling.finished.after(
+            session.sampling_session, body.prev_cursor, hold_s
+        )
+        completions = [
+            {"state": "failed", "request_id": done.request}
+            if done.size_bytes is None
+            else {
+                "state": "finished",
+                "request_id": done.request,
+                "response_payload_uncompressed_size": done.size_bytes,
+            }
+            for done in finished
+        ]
+        return {"completions": completions, "cursor": cursor}
+
+    @router.post("/cancel_future", status_code=204)
+    async def cancel(body: bodies.CancelFutureBody, tenant: caller) -> Response:
+        plane.sampling.cancel(tenant, RequestId(body.request_id))
+        return Response(status_code=204)
+
+    return router

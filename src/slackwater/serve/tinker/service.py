@@ -1,0 +1,72 @@
+"""Tinker API: configuration, capabilities, telemetry."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+
+from slackwater.model.ids import ModelId, TenantId
+from slackwater.runtime.plane import ControlPlane
+from slackwater.serve.http.auth import tenant_reader
+from slackwater.serve.tinker import bodies
+
+
+def service_routes(plane: ControlPlane) -> APIRouter:
+    router = APIRouter(prefix="/api/v1", tags=["tinker: service"])
+    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
+
+    @router.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @router.post("/client/config")
+    async def client_config(body: bodies.ClientConfigBody, tenant: caller) -> dict[str, Any]:
+        """Feature flags of the SDK; what is not named keeps its default."""
+        return {
+            "proto_compress_fwdbwd": False,
+            "sample_use_retrieve_futures": True,
+            "sample_join_sampling_session": True,
+            "create_model_via_load_weights": False,
+            "custom_loss_server_side": False,
+        }
+
+    @router.post("/client/dynamic_config")
+    async def dynamic_config(body: bodies.ClientConfigBody, tenant: caller) -> dict[str, Any]:
+        return {"refresh_interval_sec": 300, "sample_cancel_enabled": True}
+
+    @router.get("/get_server_capabilities")
+    async def capabilities(tenant: caller) -> dict[str, Any]:
+        models = [
+            {
+                "model_name": base.name,
+                "max_context_length": base.max_context_tokens,
+                "trainable": True,
+                "sampleable": True,
+            }
+            for base in plane.bases
+        ]
+        return {"supported_models": models}
+
+    @router.post("/get_info")
+    async def get_info(body: bodies.ModelBody, tenant: caller) -> dict[str, Any]:
+        model = plane.training.model(tenant, ModelId(body.model_id))
+        base = plane.bases.get(model.base_model)
+        return {
+            "type": "get_info",
+            "model_id": model.model,
+            "model_data": {
+                "arch": base.architecture,
+                "model_name": model.base_model,
+                "tokenizer_id": str(base.directory),
+            },
+            "is_lora": model.lora.rank > 0,
+            "lora_rank": model.lora.rank,
+            "model_name": model.base_model,
+            "optimizer_config": {"type": "adamw"},
+        }
+
+    @router.post("/telemetry")
+    async def telemetry(request: Request, tenant: caller) -> dict[str, str]:
+        """Taken and dropped: this service watches itself."""
+        return {"status": "accepted"}
+
+    return router

@@ -1,0 +1,128 @@
+"""Tinker API: sessions, opened, kept alive, ended, listed and searched."""
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import Response
+
+from slackwater.model.errors import RefusedError
+from slackwater.model.ids import TenantId
+from slackwater.runtime.plane import ControlPlane
+from slackwater.runtime.store.checkpoints import Checkpoint
+from slackwater.serve.http.auth import tenant_reader
+from slackwater.serve.http.errors import GoneError
+from slackwater.serve.tinker import bodies
+from slackwater.serve.tinker.rest import Limit, Offset, RestFace, Scope, moment, page_of
+
+
+def session_life_routes(plane: ControlPlane) -> APIRouter:
+    router = APIRouter(prefix="/api/v1", tags=["tinker: service"])
+    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
+
+    @router.post("/create_session")
+    async def create_session(body: bodies.CreateSessionBody, tenant: caller) -> dict[str, str]:
+        described = {
+            "tags": body.tags,
+            "user_metadata": body.user_metadata,
+            "display_name": body.display_name,
+            "project_id": body.project_id,
+        }
+        return {"session_id": await plane.sessions.open(tenant, described, _now_s())}
+
+    @router.post("/session_heartbeat")
+    async def heartbeat(body: bodies.HeartbeatBody, tenant: caller) -> dict[str, str]:
+        session = plane.sessions.get(tenant, body.session_id).session
+        if not plane.sessions.lives(session):
+            raise GoneError(f"session_id: {session!r} has ended")
+        plane.sessions.seen(session, _now_s())
+        return {"type": "session_heartbeat"}
+
+    @router.post("/sessions/{session_id}/finish", status_code=204)
+    async def finish(session_id: str, body: bodies.FinishBody, tenant: caller) -> Response:
+        session = plane.sessions.get(tenant, session_id).session
+        if plane.sessions.lives(session):
+            status = {
+                "type": "client_finished",
+                "reason": {"type": body.reason.type},
+                "detail": body.detail,
+            }
+            reason = f"session {session} was finished by its client"
+            await plane.end_session(session, status, reason)
+        return Response(status_code=204)
+
+    return router
+
+
+def session_list_routes(face: RestFace) -> APIRouter:
+    plane = face.plane
+    router = APIRouter(prefix="/api/v1", tags=["tinker: what there is"])
+    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
+
+    @router.get("/sessions")
+    async def sessions(
+        tenant: caller, limit: Limit = 20, offset: Offset = 0, access_scope: Scope = "owned"
+    ) -> dict[str, Any]:
+        page, _ = page_of(await plane.sessions.describe(tenant), limit, offset)
+        return {"sessions": [item["session_id"] for item in page]}
+
+    @router.get("/sessions/{session_id}")
+    async def session(
+        session_id: str, tenant: caller, access_scope: Scope = "owned"
+    ) -> dict[str, Any]:
+        found = plane.sessions.get(tenant, session_id).session
+        said = await plane.sessions.describe(tenant)
+        own = next(item for item in said if item["session_id"] == found)
+        runs = [r["training_run_id"] for r in await face.runs(tenant)]
+        samplers = [s for s in plane.sampling.sessions() if s.session == found]
+        return {
+            "training_run_ids": [run for run in runs if run.startswith(f"{found}:")],
+            "sampler_ids": [sampler.sampling_session for sampler in samplers],
+            "user_metadata": own["user_metadata"],
+            "display_name": own["display_name"],
+        }
+
+    @router.put("/sessions/{session_id}/project", status_code=204)
+    async def assign_project(session_id: str, body: bodies.ProjectBody, tenant: caller) -> Response:
+        found = plane.sessions.get(tenant, session_id).session
+        await plane.sessions.redescribe(found, project_id=body.project_id)
+        return Response(status_code=204)
+
+    @router.post("/sessions/search")
+    async def search(body: bodies.SearchBody, tenant: caller) -> dict[str, Any]:
+        if body.owner.type != "own":
+            raise RefusedError("owner: only your own sessions can be searched here")
+        held = await face.checkpoints(tenant)
+        found = [s for s in await plane.sessions.describe(tenant) if body.matches(s)]
+        page = found[: body.limit]
+        last = page[-1] if len(found) > len(page) else None
+        return {
+            "sessions": [_summary(item, tenant, held) for item in page],
+            "next_cursor": None
+            if last is None
+            else {
+                "last_created_at": moment(last["created_s"]),
+                "last_session_id": last["session_id"],
+            },
+        }
+
+    return router
+
+
+def _summary(session: dict[str, Any], tenant: TenantId, held: list[Checkpoint]) -> dict[str, Any]:
+    own = [item for item in held if item.model.startswith(f"{session['session_id']}:")]
+    return {
+        "session_id": session["session_id"],
+        "created_at": moment(session["created_s"]),
+        "owner": tenant,
+        "project_id": session["project_id"] or "default",
+        "status": session["status"],
+        "checkpoints_count": len(own),
+        "display_name": session["display_name"],
+        "user_metadata": session["user_metadata"],
+        "checkpoint_storage_bytes": sum(item.size_bytes for item in own),
+    }
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

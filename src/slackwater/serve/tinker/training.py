@@ -1,0 +1,263 @@
+"""Tinker API: models and the operations on them. Each route parses, asks the plane once, and answers."""
+
+import asyncio
+import secrets
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+
+from slackwater.model.errors import ConfigError, RefusedError, SlackwaterError
+from slackwater.model.ids import ModelId, TenantId
+from slackwater.model.operation import OpKind
+from slackwater.model.session import LoraShape, TrainedModel
+from slackwater.runtime.bodies.operations import version_of
+from slackwater.runtime.plane import ControlPlane
+from slackwater.runtime.store import checkpoints as shelf
+from slackwater.runtime.store.op_payloads import (
+    LoadPayload,
+    OptimPayload,
+    PublishPayload,
+    SavePayload,
+    encode,
+)
+from slackwater.serve.http.auth import tenant_reader
+from slackwater.serve.http.errors import GoneError
+from slackwater.serve.tinker import bodies
+from slackwater.serve.tinker import proto as tinker_proto
+from slackwater.serve.tinker.weight_files import RECIPIENTS, check_recipients
+from slackwater.wire.batches import encode_batch
+
+_KIND_BY_PATH = {
+    "/api/v1/optim_step": OpKind.OPTIM_STEP,
+    "/api/v1/save_weights": OpKind.SAVE,
+    "/api/v1/load_weights": OpKind.LOAD,
+    "/api/v1/save_weights_for_sampler": OpKind.PUBLISH,
+    "/api/v1/save_weights_external": OpKind.PUBLISH,
+}
+_PROTO_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {tinker_proto.MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+
+
+class TrainingFace:
+    """What the routes of this file share."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self.plane = plane
+
+    def model(self, tenant: TenantId, name: str) -> TrainedModel:
+        """A model of the tenant's; using it is a sign of life."""
+        model = self.plane.training.model(tenant, ModelId(name))
+        self.plane.sessions.seen(model.session, asyncio.get_running_loop().time())
+        return model
+
+    async def reject(
+        self, model: TrainedModel, seq: int, kind: OpKind, error: SlackwaterError
+    ) -> None:
+        """Use up the number of a submission that is refused."""
+        await self.plane.training.reject(model, seq, kind, str(error))
+
+    async def rejected_body(
+        self, request: Request, body: Any
+    ) -> tuple[TrainedModel, int, OpKind] | None:
+        """Which operation a body that failed validation would have been."""
+        kind = _KIND_BY_PATH.get(request.url.path)
+        if kind is None or not isinstance(body, dict):
+            return None
+        name, seq = body.get("model_id"), body.get("seq_id")
+        if not isinstance(name, str) or not isinstance(seq, int) or not 0 <= seq < 2**31:
+            return None
+        tenant = await tenant_reader(self.plane.tenants)(request)
+        return self.model(tenant, name), seq, kind
+
+    async def submit_pass(self, tenant: TenantId, message: Any) -> tuple[TrainedModel, str]:
+        """Take a forward or forward_backward."""
+        model = self.model(tenant, message.model_id)
+        kind = OpKind.FORWARD if message.forward_only else OpKind.FORWARD_BACKWARD
+        if message.seq_id < 1:
+            raise ConfigError.of("seq_id", message.seq_id, "must be at least 1")
+        try:
+            payload = encode_batch(tinker_proto.pass_batch(message))
+        except SlackwaterError as error:
+            await self.reject(model, message.seq_id, kind, error)
+            raise
+        return model, await self.plane.training.submit(model, message.seq_id, kind, payload)
+
+    async def submit_save(
+        self, tenant: TenantId, body: bodies.SaveBody
+    ) -> tuple[TrainedModel, str]:
+        model = self.model(tenant, body.model_id)
+        try:
+            save = self.save_payload(model, shelf.STATE, body.path or f"{body.seq_id:06d}", body)
+            if not body.overwrite:
+                await self._refuse_taken(tenant, save.path, body.seq_id)
+        except SlackwaterError as error:
+            await self.reject(model, body.seq_id, OpKind.SAVE, error)
+            raise
+        submit = self.plane.training.submit
+        return model, await submit(model, body.seq_id, OpKind.SAVE, encode(save))
+
+    async def _refuse_taken(self, tenant: TenantId, path: str, seq: int) -> None:
+        held = await self.plane.store.call(
+            lambda c: shelf.list_checkpoints(c, tenant, time.time(), shelf.parse_path(path)[0])
+        )
+        for checkpoint in held:
+            if checkpoint.path == path and not checkpoint.held_as.endswith(f"@{seq}"):
+                raise RefusedError(f"path: {path} exists; give another name, or overwrite=true")
+
+    @staticmethod
+    def save_payload(
+        model: TrainedModel, kind: str, name: str, body: bodies.SaveBody | bodies.SaveForSamplerBody
+    ) -> SavePayload:
+        path = shelf.checkpoint_path(model.model, kind, name)
+        return SavePayload(path, name, body.ttl_seconds, body.user_metadata)
+
+    async def submit_publish(
+        self, tenant: TenantId, body: bodies.SaveForSamplerBody
+    ) -> tuple[TrainedModel, str]:
+        model = self.model(tenant, body.model_id)
+        save, session = None, None
+        try:
+            if body.path is not None:
+                save = self.save_payload(model, shelf.SAMPLER, body.path, body)
+            elif body.sampling_session_seq_id is None:
+                raise ConfigError.of("path", None, "must be given, or sampling_session_seq_id")
+            else:
+                session = f"ss-{secrets.token_hex(12)}"
+        except SlackwaterError as error:
+            await self.reject(model, body.seq_id, OpKind.PUBLISH, error)
+            raise
+        version = version_of(model.model, body.seq_id)
+        payload = encode(PublishPayload(version, save, session, body.sampling_session_seq_id))
+        submit = self.plane.training.submit
+        # The SDK retries an ephemeral one with another sampling_session_seq_id: not a conflict.
+        request = await submit(model, body.seq_id, OpKind.PUBLISH, payload, strict=save is not None)
+        return model, request
+
+    async def submit_external(
+        self, tenant: TenantId, body: bodies.SaveExternalBody
+    ) -> tuple[TrainedModel, str]:
+        """Weights to take away, as safetensors: published like a sampler's, under a name of their own."""
+        model = self.model(tenant, body.model_id)
+        try:
+            kept = None
+            if body.age_encryption_recipients:
+                kept = {RECIPIENTS: check_recipients(body.age_encryption_recipients)}
+            path = shelf.checkpoint_path(model.model, shelf.EXTERNAL, body.path)
+        except SlackwaterError as error:
+            await self.reject(model, body.seq_id, OpKind.PUBLISH, error)
+            raise
+        save = SavePayload(path, body.path, body.ttl_seconds, kept)
+        payload = encode(PublishPayload(version_of(model.model, body.seq_id), save))
+        submit = self.plane.training.submit
+        return model, await submit(model, body.seq_id, OpKind.PUBLISH, payload)
+
+    async def submit_load(
+        self, tenant: TenantId, body: bodies.LoadBody
+    ) -> tuple[TrainedModel, str]:
+        if body.model_id is None or body.seq_id is None:
+            raise ConfigError.of("model_id", body.model_id, "must be given, with seq_id")
+        model = self.model(tenant, body.model_id)
+        try:
+            held = await self.plane.store.call(
+                lambda c: shelf.find_checkpoint(c, tenant, body.path, time.time())
+            )
+            if held.kind != shelf.STATE:
+                raise ConfigError.of("path", body.path, "must be saved with save_state (weights)")
+            if (held.base_model, held.lora) != (model.base_model, model.lora):
+                saved = f"{held.base_model} rank {held.lora.rank}"
+                raise ConfigError.of("path", body.path, f"is of another shape: {saved}")
+        except SlackwaterError as error:
+            await self.reject(model, body.seq_id, OpKind.LOAD, error)
+            raise
+        payload = encode(LoadPayload(body.path, held.held_as, body.optimizer))
+        submit = self.plane.training.submit
+        return model, await submit(model, body.seq_id, OpKind.LOAD, payload)
+
+    async def create(
+        self, tenant: TenantId, body: bodies.CreateModelBody
+    ) -> tuple[TrainedModel, str]:
+        session = self.plane.sessions.get(tenant, body.session_id)
+        if not self.plane.sessions.lives(session.session):
+            raise GoneError(f"session_id: {session.session!r} has ended")
+        if body.optimizer_config.type != "adamw":
+            raise ConfigError.of(
+                "optimizer_config.type", body.optimizer_config.type, "must be adamw"
+            )
+        base = self.plane.bases.get(body.base_model)
+        lora = body.lora_config or bodies.LoraBody(rank=0)
+        shape = LoraShape(lora.rank, lora.train_attn, lora.train_mlp, lora.train_unembed)
+        if shape.rank and not (shape.train_attn or shape.train_mlp or shape.train_unembed):
+            raise ConfigError.of("lora_config", "no layers", "must train attn, mlp or unembed")
+        model = TrainedModel(
+            ModelId(f"{session.session}:train:{body.model_seq_id}"),
+            session.session,
+            tenant,
+            body.model_seq_id,
+            base.name,
+            shape,
+            lora.seed or 0,
+            time.time(),
+        )
+        return model, await self.plane.training.create(model, body.user_metadata)
+
+
+def _future(submitted: tuple[TrainedModel, str]) -> dict[str, str]:
+    model, request = submitted
+    return {"request_id": request, "model_id": model.model}
+
+
+def training_routes(face: TrainingFace) -> APIRouter:
+    plane = face.plane
+    router = APIRouter(prefix="/api/v1", tags=["tinker: training"])
+    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
+
+    @router.post("/create_model")
+    async def create_model(body: bodies.CreateModelBody, tenant: caller) -> dict[str, str]:
+        return _future(await face.create(tenant, body))
+
+    @router.post("/forward_backward", openapi_extra=_PROTO_BODY)
+    async def forward_backward(request: Request, tenant: caller) -> dict[str, str]:
+        encoding = request.headers.get("content-encoding", "").strip().lower()
+        limit = plane.settings.max_body_bytes
+        body = tinker_proto.decompress(await request.body(), encoding, limit)
+        return _future(await face.submit_pass(tenant, tinker_proto.parse_pass_request(body)))
+
+    @router.post("/optim_step")
+    async def optim_step(body: bodies.OptimStepBody, tenant: caller) -> dict[str, str]:
+        adam = body.adam_params
+        payload = encode(
+            OptimPayload(
+                adam.learning_rate,
+                adam.beta1,
+                adam.beta2,
+                adam.eps,
+                adam.weight_decay,
+                max(adam.grad_clip_norm, 0.0),
+            )
+        )
+        model = face.model(tenant, body.model_id)
+        submit = plane.training.submit
+        return _future((model, await submit(model, body.seq_id, OpKind.OPTIM_STEP, payload)))
+
+    @router.post("/save_weights")
+    async def save_weights(body: bodies.SaveBody, tenant: caller) -> dict[str, str]:
+        return _future(await face.submit_save(tenant, body))
+
+    @router.post("/save_weights_for_sampler")
+    async def save_for_sampler(body: bodies.SaveForSamplerBody, tenant: caller) -> dict[str, str]:
+        return _future(await face.submit_publish(tenant, body))
+
+    @router.post("/save_weights_external")
+    async def save_external(body: bodies.SaveExternalBody, tenant: caller) -> dict[str, str]:
+        return _future(await face.submit_external(tenant, body))
+
+    @router.post("/load_weights")
+    async def load_weights(body: bodies.LoadBody, tenant: caller) -> dict[str, str]:
+        return _future(await face.submit_load(tenant, body))
+
+    return router

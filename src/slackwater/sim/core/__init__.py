@@ -1,0 +1,1 @@
+"""What every simulation runs on: the event queue in virtual time."""

@@ -1,0 +1,1 @@
+"""What simulations are told: scenario files, job tables, public traces."""

@@ -1,0 +1,1 @@
+"""A plan for a known set of jobs, found by the real co-scheduler and measured in virtual time."""

@@ -1,0 +1,185 @@
+"""How given jobs should share a given fleet, and what that saves: the question behind `slackwater plan`.
+
+Placement is online, so the order in which jobs come matters; a planner may choose it. A few orders are given to fresh
+co-schedulers; of those that turn away fewest, each is run in virtual time at worst-case lengths, and the one that does most work for a
+dollar is kept. Plans are for the long run: jobs count as having many iterations before them.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from slackwater.control.coschedule.commands import (
+    HoldJob,
+    RefuseJob,
+    RentNodes,
+    ReturnNodes,
+    StartJob,
+)
+from slackwater.control.coschedule.events import JobArrived
+from slackwater.model.errors import RefusedError
+from slackwater.model.ids import JobId, NodeId
+from slackwater.model.job import JobSpec
+from slackwater.model.node import Role
+from slackwater.model.placement import Phase
+from slackwater.policy.placement.fleet import Fleet
+from slackwater.sim.cluster.report import RunReport
+from slackwater.sim.cluster.scenario import ClusterScenario
+from slackwater.sim.cluster.simulate import new_controller, simulate
+
+Progress = Callable[[float], None]
+
+_CYCLES = 24
+# Jobs come this far apart, so that a run of the plan takes them in the plan's order.
+_APART_S = 1e-6
+
+_ORDERS: Mapping[str, Callable[[JobSpec], float]] = {
+    "as given": lambda spec: 0.0,
+    "longest iteration first": lambda spec: -spec.profile.solo_s,
+    "shortest iteration first": lambda spec: spec.profile.solo_s,
+    "tightest SLO first": lambda spec: spec.slo,
+    "most nodes first": lambda spec: -(spec.profile.rollout_nodes + spec.profile.train_nodes),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedAway:
+    """A job without nodes: it waits for others to leave, or (`for_good`) can never run here."""
+
+    job: JobId
+    reason: str
+    for_good: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SharingPlan:
+    """Where every job goes, which are turned away and why, and the fleet's price."""
+
+    order: str
+    jobs: tuple[JobSpec, ...]
+    starts: Mapping[JobId, StartJob]
+    turned_away: tuple[TurnedAway, ...]
+    price_per_h: float
+    alone_price_per_h: float
+
+    @property
+    def placed(self) -> tuple[JobSpec, ...]:
+        """Jobs that have nodes, in the plan's order."""
+        return tuple(spec for spec in self.jobs if spec.job in self.starts)
+
+    def groups(self) -> dict[str, list[StartJob]]:
+        """Who shares, in order of first use."""
+        found: dict[str, list[StartJob]] = {}
+        for spec in self.placed:
+            start = self.starts[spec.job]
+            found.setdefault(start.group, []).append(start)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPlan:
+    """A plan, and a run of it."""
+
+    plan: SharingPlan
+    report: RunReport
+
+    def iteration_s(self) -> dict[JobId, float]:
+        """Mean seconds an iteration took while all jobs ran: from one end of training to the next, until the first job left."""
+        report = self.report
+        together_s = min(row.finished_s or report.end_s for row in report.jobs)
+        ends: dict[JobId, set[float]] = {}
+        for span in report.spans:
+            if span.phase is Phase.TRAIN and span.kind == "run" and span.end_s <= together_s:
+                ends.setdefault(span.job, set()).add(span.end_s)
+        lengths = {}
+        for row in report.jobs:
+            seen = sorted(ends.get(row.job, ()))
+            gaps = len(seen) - 1
+            whole_s = seen[-1] - seen[0] if gaps > 0 else row.elapsed_s
+            lengths[row.job] = whole_s / (gaps if gaps > 0 else row.iterations)
+        return lengths
+
+    def work_per_dollar(self) -> float:
+        """Iterations per dollar, each job's by its own length, against every job on nodes of its own."""
+        took_s = self.iteration_s()
+        speeds = [spec.profile.solo_s / took_s[spec.job] for spec in self.plan.placed]
+        return sum(speeds) / len(speeds) * self.plan.alone_price_per_h / self.plan.price_per_h
+
+
+def plan_sharing(scenario: ClusterScenario, progress: Progress | None = None) -> MeasuredPlan:
+    """The best plan for the scenario's jobs, as if all came at once."""
+    plans = candidate_plans(scenario)
+    if not plans[0].placed:
+        reasons = "; ".join(f"{away.job}: {away.reason}" for away in plans[0].turned_away)
+        raise RefusedError(f"no job can be placed: {reasons}")
+    measured = []
+    for number, plan in enumerate(plans):
+        report = simulate(dataclasses.replace(scenario, jobs=plan.placed), spans=True)
+        measured.append(MeasuredPlan(plan, report))
+        if progress is not None:
+            progress((number + 1) / len(plans))
+    return max(measured, key=lambda one: one.work_per_dollar())
+
+
+def candidate_plans(scenario: ClusterScenario) -> list[SharingPlan]:
+    """Plans that differ and turn away as few as any, the cheapest first."""
+    plans = [_plan(scenario, name) for name in _ORDERS]
+    fewest = min(len(plan.turned_away) for plan in plans)
+    kept: dict[tuple[frozenset[frozenset[JobId]], float], SharingPlan] = {}
+    for plan in sorted(plans, key=lambda plan: plan.price_per_h):
+        if len(plan.turned_away) == fewest:
+            who = frozenset(
+                frozenset(start.job for start in starts) for starts in plan.groups().values()
+            )
+            kept.setdefault((who, plan.price_per_h), plan)
+    return list(kept.values())
+
+
+def _plan(scenario: ClusterScenario, order: str) -> SharingPlan:
+    jobs = _as_a_backlog(sorted(scenario.jobs, key=_ORDERS[order]))
+    fleet = Fleet(scenario.pool(Role.ROLLOUT), scenario.pool(Role.TRAIN))
+    controller = new_controller(scenario)
+    starts: dict[JobId, StartJob] = {}
+    away: dict[JobId, TurnedAway] = {}
+    rented: set[NodeId] = set()
+    for spec in jobs:
+        for command in controller.handle(JobArrived(spec.arrival_s, spec)):
+            match command:
+                case StartJob(job=job):
+                    starts[job] = command
+                    away.pop(job, None)
+                case HoldJob(job=job, reason=reason):
+                    away[job] = TurnedAway(job, reason, for_good=False)
+                case RefuseJob(job=job, reason=reason):
+                    away[job] = TurnedAway(job, reason, for_good=True)
+                case RentNodes(nodes=nodes):
+                    rented.update(nodes)
+                case ReturnNodes(nodes=nodes):
+                    rented.difference_update(nodes)
+    controller.check_integrity()
+    rollout = sum(node.startswith("rollout") for node in rented)
+    return SharingPlan(
+        order,
+        jobs,
+        starts,
+        tuple(away.values()),
+        fleet.price_per_h(rollout, len(rented) - rollout),
+        sum(
+            fleet.price_per_h(spec.profile.rollout_nodes, spec.profile.train_nodes)
+            for spec in jobs
+            if spec.job in starts
+        ),
+    )
+
+
+def _as_a_backlog(jobs: Sequence[JobSpec]) -> tuple[JobSpec, ...]:
+    """All come now, in this order, with iterations enough for some cycles of the longest: they run side by side throughout."""
+    longest_s = max(spec.profile.solo_s * spec.slo for spec in jobs)
+    return tuple(
+        dataclasses.replace(
+            spec,
+            arrival_s=number * _APART_S,
+            iterations=max(1, round(_CYCLES * longest_s / spec.profile.solo_s)),
+        )
+        for number, spec in enumerate(jobs)
+    )

@@ -1,0 +1,56 @@
+"""What the clients, the faults and the trainer of a storm see of it; `storm.py` is the one that has it all."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from slackwater.control.rollout.events import RolloutEvent, TurnEnded
+from slackwater.control.rollout.manager import RolloutManager
+from slackwater.model.ids import InstanceId, JobId, TrajectoryId
+from slackwater.model.instance import InstanceKind
+from slackwater.sim.rollout.storm_instance import StormInstance, StormRequest
+
+
+class Asks(Protocol):
+    """Whoever sends turns."""
+
+    def ask(
+        self,
+        trajectory: TrajectoryId,
+        job: JobId,
+        versions: tuple[str, ...],
+        then: Callable[[], None],
+    ) -> None: ...
+
+
+class StormStage(Protocol):
+    """One seeded run."""
+
+    manager: RolloutManager
+    rng: np.random.Generator
+    instances: dict[InstanceId, StormInstance]
+    raging: bool
+    version: int
+
+    @property
+    def now_s(self) -> float: ...
+
+    @property
+    def asks(self) -> Asks: ...
+
+    def after(self, seconds: float, happen: Callable[[], None]) -> None: ...
+
+    def wait_s(self, mean_s: float) -> float: ...
+
+    def chance(self, share: float) -> bool: ...
+
+    def happen(self, event: RolloutEvent) -> None: ...
+
+    def publish(self) -> None: ...
+
+    def join(self, kind: InstanceKind | None = None, job: JobId | None = None) -> None: ...
+
+    def lives(self, instance: StormInstance) -> bool: ...
+
+    def ending(self, instance: StormInstance, request: StormRequest) -> TurnEnded: ...

@@ -1,0 +1,1 @@
+"""Who ran where and when, drawn: pictures and Perfetto traces."""

@@ -1,0 +1,150 @@
+"""The adapter process: a vLLM server on one side, an engine instance to the control plane on the other.
+
+    python -m slackwater.worker.vllm_adapter --connect HOST:PORT --worker NAME --weights DIR
+        --model DIR --base NAME --base-version VERSION  (--url http://HOST:PORT | --vllm PROGRAM)
+
+With `--url` it joins a server that runs already (started with VLLM_SERVER_DEV_MODE=1); with `--vllm` it starts
+and stops one of its own.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import shlex
+import tempfile
+import threading
+from pathlib import Path
+
+import aiohttp
+
+from slackwater.model.errors import ConfigError
+from slackwater.model.instance import InstanceKind
+from slackwater.weights.directory import DirectoryWeightStore
+from slackwater.wire import messages
+from slackwater.worker.connection import Connection, DisconnectedError
+from slackwater.worker.process import address_of, base_parser, run_worker, secret
+from slackwater.worker.vllm.api import VllmApi
+from slackwater.worker.vllm.instance import VllmInstance
+from slackwater.worker.vllm.process import free_port, serving, until_healthy
+from slackwater.worker.vllm.versions import VersionDirectories, require_own_head
+
+logger = logging.getLogger(__name__)
+
+_HEALTH_EVERY_S = 2.0
+
+
+class Inbox:
+    """Reads the connection on a thread of its own and hands what came, or its end, to the loop."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._loop = asyncio.get_running_loop()
+        self.queue: asyncio.Queue[messages.ToWorker | DisconnectedError] = asyncio.Queue()
+        threading.Thread(target=self._read, name="inbox", daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                for message in self._connection.receive(None):
+                    self._put(message)
+        except (DisconnectedError, OSError, ValueError) as error:
+            self._put(DisconnectedError(str(error)))
+
+    def _put(self, came: messages.ToWorker | DisconnectedError) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop may have ended before this thread
+            self._loop.call_soon_threadsafe(self.queue.put_nowait, came)
+
+
+async def adapt(options: argparse.Namespace) -> None:
+    """Until told to stop, or until either side has gone."""
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with contextlib.AsyncExitStack() as stack:
+        session = await stack.enter_async_context(
+            aiohttp.ClientSession(connector=connector, timeout=timeout)
+        )
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="slackwater-vllm-"))
+        versions = VersionDirectories(
+            DirectoryWeightStore(Path(options.weights)),
+            Path(options.model),
+            options.base_version,
+            Path(folder),
+        )
+        base = versions.directory(options.base_version)
+        process, url = None, options.url
+        if options.vllm is not None:
+            port = free_port()
+            url = f"http://127.0.0.1:{port}"
+            extra = shlex.split(options.vllm_options)
+            process = await stack.enter_async_context(
+                serving(Path(options.vllm), base, port, options.device, extra)
+            )
+        api = VllmApi(session, url)
+        await until_healthy(api, process)
+        await api.learn()
+        if options.url is not None:
+            require_own_head(Path(api.root), Path(options.model))
+            # A server that ran before may hold any weights: begin from what we say that we hold.
+            await api.load_weights(base)
+        hello = messages.Hello(secret(), options.worker, "engine", await _facts(api, options))
+        connection = stack.enter_context(Connection(address_of(options.connect), hello))
+        instance = VllmInstance(connection, api, versions, options.base_version)
+        connection.report_gauges(instance.gauges)
+        await _serve(instance, Inbox(connection), api)
+
+
+async def _facts(api: VllmApi, options: argparse.Namespace) -> messages.EngineFacts:
+    return messages.EngineFacts(
+        base_model=options.base,
+        max_running=options.max_running,
+        max_context_tokens=api.max_context_tokens,
+        kv_tokens=options.kv_tokens or await api.cache_tokens() or api.max_context_tokens,
+        max_versions=2,
+        kind=options.kind,
+        exact_continuation=False,
+    )
+
+
+async def _serve(instance: VllmInstance, inbox: Inbox, api: VllmApi) -> None:
+    """Pass messages on; leave when the control plane has gone, or the server."""
+    watch = asyncio.create_task(_watch(api, inbox))
+    try:
+        while True:
+            came = await inbox.queue.get()
+            if isinstance(came, DisconnectedError):
+                raise came
+            if isinstance(came, messages.Stop):
+                return
+            instance.apply(came)
+    finally:
+        watch.cancel()
+
+
+async def _watch(api: VllmApi, inbox: Inbox) -> None:
+    while True:
+        await asyncio.sleep(_HEALTH_EVERY_S)
+        if not await api.healthy():
+            break
+    inbox.queue.put_nowait(DisconnectedError("the vLLM server has gone"))
+
+
+def main() -> None:
+    parser = base_parser("A vLLM server as an instance.")
+    parser.add_argument("--model", required=True, help="folder of the base model")
+    parser.add_argument("--base", required=True, help="name of the base model")
+    parser.add_argument("--base-version", required=True, help="weight version of the base itself")
+    parser.add_argument("--url", help="a server that runs already")
+    parser.add_argument("--vllm", help="the `vllm` program, to start a server of our own")
+    parser.add_argument("--vllm-options", default="", help="more options of `vllm serve`")
+    parser.add_argument("--kind", default="dedicated", choices=[k.value for k in InstanceKind])
+    parser.add_argument("--max-running", type=int, default=64)
+    parser.add_argument("--kv-tokens", type=int, help="if the server does not say it")
+    options = parser.parse_args()
+    if (options.url is None) == (options.vllm is None):
+        raise ConfigError.of("--url, --vllm", (options.url, options.vllm), "give exactly one")
+    asyncio.run(adapt(options))
+
+
+if __name__ == "__main__":
+    run_worker(main)

@@ -1,0 +1,173 @@
+"""Turns on a vLLM server. The server holds one set of weights at a time: turns are run version by version.
+
+What it cannot do, and the nearest thing to it: a moved turn is continued by prefilling its prompt and tokens
+with a seed of its own for the rest, since the server cannot go on at a position of a random stream.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from typing import Literal
+
+import numpy as np
+
+from slackwater.model.errors import ConfigError, SlackwaterError, UnavailableError
+from slackwater.wire import messages
+from slackwater.worker.connection import Connection
+from slackwater.worker.vllm.api import VllmApi
+from slackwater.worker.vllm.outbox import Outbox
+from slackwater.worker.vllm.versions import VersionDirectories
+
+logger = logging.getLogger(__name__)
+
+
+class VllmInstance:
+    """Runs on one event loop; `apply` takes what the control plane says."""
+
+    def __init__(
+        self, connection: Connection, api: VllmApi, versions: VersionDirectories, loaded: str
+    ) -> None:
+        self._connection = connection
+        self._api = api
+        self._versions = versions
+        self._loaded = loaded
+        self._outbox = Outbox(connection.send)
+        self._waiting: deque[messages.Generate] = deque()
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._contexts: dict[int, int] = {}
+        self._switching: asyncio.Task[None] | None = None
+        self._pulls: set[asyncio.Task[None]] = set()
+        self._produced_tokens = 0
+        self._prefilled_tokens = 0
+
+    def gauges(self) -> dict[str, float]:
+        """For the heartbeat, from its thread: only reads."""
+        return {
+            "running": float(len(self._running)),
+            "waiting": float(len(self._waiting)),
+            "produced_tokens": float(self._produced_tokens),
+            "prefilled_tokens": float(self._prefilled_tokens),
+            "kv_used_tokens": float(sum(list(self._contexts.values()))),
+        }
+
+    def apply(self, message: messages.ToWorker) -> None:
+        match message:
+            case messages.Generate():
+                self._waiting.append(message)
+                self._pump()
+            case messages.Abort(request):
+                self._abort(request)
+            case messages.PullVersion(version):
+                task = asyncio.get_running_loop().create_task(self._pull(version))
+                self._pulls.add(task)
+                task.add_done_callback(self._pulls.discard)
+            case messages.DropVersion(version):
+                if version != self._loaded:
+                    self._versions.drop(version)
+            case _:
+                logger.warning("not for an engine: %s", type(message).__name__)
+
+    def _abort(self, request: int) -> None:
+        for message in self._waiting:
+            if message.request == request:
+                self._waiting.remove(message)
+                return
+        task = self._running.get(request)
+        if task is not None:
+            task.cancel()
+
+    async def _pull(self, version: str) -> None:
+        try:
+            await asyncio.to_thread(self._versions.pull, version)
+        except (SlackwaterError, OSError) as error:
+            self._connection.send(messages.encode(messages.VersionFailed(version, str(error))))
+            return
+        self._connection.send(messages.encode(messages.VersionReady(version)))
+
+    def _pump(self) -> None:
+        """Start what may start: in order, and never two versions at once."""
+        while self._waiting and self._switching is None:
+            if self._waiting[0].version == self._loaded:
+                self._start(self._waiting.popleft())
+            elif not self._running:
+                loop = asyncio.get_running_loop()
+                self._switching = loop.create_task(self._switch(self._waiting[0].version))
+            else:
+                return
+
+    def _start(self, message: messages.Generate) -> None:
+        request = message.request
+        self._running[request] = asyncio.get_running_loop().create_task(self._run(message))
+        self._contexts[request] = (len(message.prompt) + len(message.generated)) // 4
+
+    async def _switch(self, version: str) -> None:
+        """Load another version; turns of one that cannot be loaded are given back."""
+        try:
+            await self._api.load_weights(self._versions.directory(version))
+            self._loaded = version
+        except SlackwaterError as error:
+            logger.warning("version not loaded version=%s error=%s", version, error)
+            given_back = [message for message in self._waiting if message.version == version]
+            for message in given_back:
+                self._waiting.remove(message)
+                self._refuse(message.request, error)
+        finally:
+            self._switching = None
+        self._pump()
+
+    async def _run(self, message: messages.Generate) -> None:
+        request = message.request
+        try:
+            await self._generate(message)
+        except asyncio.CancelledError:
+            await self._api.abort(_name(self._connection, request))
+        except SlackwaterError as error:
+            self._refuse(request, error)
+        except (LookupError, TypeError, ValueError) as error:
+            said = UnavailableError(f"vLLM's answer cannot be read: {error!r}")
+            self._refuse(request, said)
+        finally:
+            del self._running[request], self._contexts[request]
+            self._pump()
+
+    async def _generate(self, message: messages.Generate) -> None:
+        request, sampling = message.request, message.sampling
+        prompt = np.frombuffer(message.prompt, "<u4").tolist()
+        before = np.frombuffer(message.generated, "<u4").tolist()
+        if message.score_prompt:
+            logprobs, top = await self._api.score(prompt, sampling.topk_prompt_logprobs)
+            self._connection.send(messages.encode(messages.PromptScores(request, logprobs, top)))
+        made = len(before)
+        self._prefilled_tokens += len(prompt) + made
+        name = _name(self._connection, request)
+        async for sampled in self._api.stream(name, prompt + before, sampling, made):
+            made += len(sampled.tokens)
+            self._produced_tokens += len(sampled.tokens)
+            self._contexts[request] = len(prompt) + made
+            self._outbox.add(request, sampled)
+            if sampled.finish_reason is not None:
+                self._finish(message, sampled.finish_reason, made)
+                return
+        raise ConfigError("vLLM ended the stream without a reason")
+
+    def _finish(self, message: messages.Generate, reason: str, made: int) -> None:
+        if reason not in ("stop", "length"):
+            self._connection.send(
+                messages.encode(
+                    messages.GenerateRefused(message.request, f"vLLM ended it: {reason}", False)
+                )
+            )
+            return
+        known: Literal["stop", "length"] = "stop" if reason == "stop" else "length"
+        self._outbox.end(message.request, known, made, message.version)
+
+    def _refuse(self, request: int, error: SlackwaterError) -> None:
+        at_fault = isinstance(error, ConfigError)
+        self._outbox.flush()
+        refused = messages.GenerateRefused(request, str(error), at_fault)
+        self._connection.send(messages.encode(refused))
+
+
+def _name(connection: Connection, request: int) -> str:
+    """The server may serve several control planes one after the other: names must not repeat."""
+    return f"{connection.name}-{request}"

@@ -1,0 +1,71 @@
+"""Permits: one phase per node, one permit per job."""
+
+import pytest
+
+from slackwater.control.coschedule.permits import Permit, Permits
+from slackwater.model.ids import JobId, NodeId
+from slackwater.model.placement import Phase
+from slackwater.policy.ordering.priority import Waiting
+
+
+def asks(name: str, phase: Phase = Phase.ROLLOUT, *nodes: str) -> Waiting:
+    return Waiting(JobId(name), phase, tuple(NodeId(n) for n in nodes or ("n",)), 0.0, 1.0, 0.0)
+
+
+def permit_of(desk: Permits, name: str) -> Permit:
+    permit = desk.held_by(JobId(name))
+    assert permit is not None
+    return permit
+
+
+def test_a_node_that_runs_a_phase_takes_no_other() -> None:
+    desk = Permits()
+    desk.grant(asks("a"), 1, 0.0)
+    assert not desk.is_free(asks("b"))
+    with pytest.raises(AssertionError, match="taken"):
+        desk.grant(asks("b"), 1, 0.0)
+    desk.check_integrity()
+
+
+def test_a_switch_is_needed_when_the_state_on_the_node_is_anothers() -> None:
+    desk = Permits()
+    assert not desk.grant(asks("a"), 1, 0.0).switch
+    desk.take_back(permit_of(desk, "a"))
+    assert not desk.grant(asks("a"), 1, 1.0).switch
+    desk.take_back(permit_of(desk, "a"))
+    assert desk.grant(asks("b"), 1, 2.0).switch
+
+
+def test_the_same_jobs_other_phase_on_the_same_node_is_a_switch_too() -> None:
+    desk = Permits()
+    desk.grant(asks("a", Phase.ROLLOUT), 1, 0.0)
+    desk.take_back(permit_of(desk, "a"))
+    assert desk.grant(asks("a", Phase.TRAIN), 1, 1.0).switch
+
+
+def test_beside_a_tail_one_rollout_may_run_and_no_training() -> None:
+    desk = Permits()
+    desk.grant(asks("a"), 1, 0.0)
+    desk.shrink(permit_of(desk, "a"))
+    assert not desk.is_free(asks("b", Phase.TRAIN))
+    desk.grant(asks("b"), 1, 1.0)
+    assert not desk.is_free(asks("c"))
+    desk.check_integrity()
+
+
+def test_a_second_tail_waits_for_the_first() -> None:
+    desk = Permits()
+    desk.grant(asks("a"), 1, 0.0)
+    desk.shrink(permit_of(desk, "a"))
+    desk.grant(asks("b"), 1, 1.0)
+    assert not desk.can_shrink(permit_of(desk, "b"))
+    desk.take_back(permit_of(desk, "a"))
+    assert desk.can_shrink(permit_of(desk, "b"))
+    desk.check_integrity()
+
+
+def test_a_node_in_use_cannot_be_given_back() -> None:
+    desk = Permits()
+    desk.grant(asks("a"), 1, 0.0)
+    with pytest.raises(AssertionError, match="in use"):
+        desk.forget([NodeId("n")])

@@ -1,0 +1,254 @@
+"""Instances come and go; turns do not notice."""
+
+from typing import Any
+
+import pytest
+from fleet_driver import FleetDriver, dispatches, instance_spec, none_of, only
+
+from slackwater.control.rollout.commands import (
+    AbortOn,
+    DropVersion,
+    FailTurn,
+    PullWeights,
+    ReleaseInstance,
+    ReportFault,
+    RolloutCommand,
+)
+from slackwater.control.rollout.events import (
+    BudgetChanged,
+    DrainAsked,
+    InstanceHeartbeat,
+    InstanceJoined,
+    InstanceLost,
+    InstanceNotice,
+    InstanceReady,
+    PullFailed,
+    TurnRefused,
+    WeightsPublished,
+    WeightsRetired,
+)
+from slackwater.model.ids import InstanceId, JobId, TrajectoryId
+from slackwater.model.instance import InstanceKind, InstanceState
+
+A, B = InstanceId("a"), InstanceId("b")
+
+
+def beat(driver: FleetDriver, name: str, **load: Any) -> list[RolloutCommand]:
+    fields = {"running": 0, "waiting": 0, "produced_tokens": 0, "kv_used_tokens": 0} | load
+    return driver.happen(InstanceHeartbeat(driver.now_s, InstanceId(name), **fields))
+
+
+def test_an_instance_joins_pulls_the_newest_version_and_is_ready_in_mid_step() -> None:
+    driver = FleetDriver()
+    driver.happen(WeightsPublished(0.0, JobId("job"), "v7"))
+    driver.submit("t", version="v7")
+    pull = only(PullWeights, driver.happen(InstanceJoined(0.0, instance_spec("a"))))
+    assert (pull.instance, pull.version) == ("a", "v7")
+    record = driver.manager.books.instances.records[A]
+    assert record.state is InstanceState.PULLING
+    (sent,) = dispatches(driver.happen(InstanceReady(1.0, A, "v7")))
+    assert (sent.turn, sent.version) == ("t", "v7")
+    assert record.state is InstanceState.READY
+
+
+def test_a_version_nobody_holds_is_pulled_on_demand_by_one_instance_at_a_time() -> None:
+    driver = FleetDriver()
+    driver.join("a")
+    driver.join("b")
+    first = driver.submit("t", version="v2")
+    assert only(PullWeights, first).version == "v2"
+    assert none_of(PullWeights, driver.submit("u", version="v2"))
+
+
+def test_a_failed_pull_is_reported_and_asked_for_again() -> None:
+    driver = FleetDriver()
+    driver.join("a")
+    driver.submit("t", version="v2")
+    failed = driver.happen(PullFailed(0.0, A, "v2", "link down"))
+    assert "link down" in only(ReportFault, failed).what
+    assert only(PullWeights, driver.watch(1.0)).version == "v2"
+
+
+def test_versions_beyond_the_limit_are_dropped_least_recently_used_first() -> None:
+    driver = FleetDriver()
+    driver.join("a", version="v1", max_versions=2)
+    for version in ("v2", "v3"):
+        driver.happen(WeightsPublished(0.0, JobId("job"), version))
+        dropped = driver.happen(InstanceReady(0.0, A, version))
+    assert only(DropVersion, dropped).version == "v1"
+
+
+def test_a_retired_version_stays_where_a_turn_still_runs_with_it() -> None:
+    driver = FleetDriver()
+    driver.join("a")
+    driver.join("b")
+    (sent,) = dispatches(driver.submit("t"))
+    dropped = driver.happen(WeightsRetired(0.0, "v1"))
+    assert only(DropVersion, dropped).instance == ("b" if sent.instance == "a" else "a")
+
+
+def test_an_instance_goes_when_its_lease_ends_and_not_before() -> None:
+    driver = FleetDriver(lease_s=10.0)
+    driver.join("a")
+    driver.submit("t")
+    driver.now_s = 9.0
+    driver.join("b")
+    beat(driver, "b")
+    assert none_of(ReleaseInstance, driver.watch(1.0))
+    commands = driver.watch(0.5)
+    assert only(ReleaseInstance, commands).instance == "a"
+    (moved,) = dispatches(commands)
+    assert moved.instance == "b"
+
+
+def test_what_a_declared_dead_instance_says_later_makes_it_go() -> None:
+    driver = FleetDriver(lease_s=10.0)
+    driver.join("a")
+    driver.watch(11.0)
+    commands = beat(driver, "a")
+    assert [type(command) for command in commands] == [ReleaseInstance]
+
+
+def test_turns_leave_a_borrowed_instance_that_stalls_and_come_back_when_it_goes_on() -> None:
+    driver = FleetDriver(borrowed_stall_s=2.0)
+    driver.join("a", kind=InstanceKind.BORROWED)
+    (sent,) = dispatches(driver.submit("t"))
+    driver.now_s = 1.9
+    beat(driver, "a", running=1)
+    assert none_of(AbortOn, driver.watch(0.0))
+    driver.now_s = 2.1
+    beat(driver, "a", running=1)
+    stalled = driver.watch(0.0)
+    assert only(AbortOn, stalled).attempt == sent.attempt
+    assert dispatches(stalled) == []
+    assert [d.instance for d in dispatches(beat(driver, "a"))] == ["a"]
+
+
+def test_an_instance_that_produces_is_not_stalled_even_if_its_frames_are_slow() -> None:
+    driver = FleetDriver(borrowed_stall_s=2.0)
+    driver.join("a", kind=InstanceKind.BORROWED)
+    driver.submit("t")
+    for produced in range(1, 5):
+        driver.now_s += 1.5
+        beat(driver, "a", running=1, produced_tokens=produced)
+        assert none_of(AbortOn, driver.watch(0.0))
+
+
+def test_a_notice_moves_every_turn_while_both_ends_still_live() -> None:
+    driver = FleetDriver()
+    driver.join("a")
+    (sent,) = dispatches(driver.submit("t"))
+    driver.tokens("a", sent.attempt, [5])
+    driver.join("b")
+    commands = driver.happen(InstanceNotice(1.0, A, 31.0))
+    assert [list(d.generated) for d in dispatches(commands)] == [[5]]
+    assert only(ReleaseInstance, commands).instance == "a"
+
+
+def test_a_draining_instance_finishes_what_it_runs_takes_nothing_new_and_goes() -> None:
+    driver = FleetDriver()
+    driver.join("a")
+    (sent,) = dispatches(driver.submit("t"))
+    assert none_of(ReleaseInstance, driver.happen(DrainAsked(0.0, A)))
+    assert dispatches(driver.submit("u")) == []
+    driver.tokens("a", sent.attempt, [5])
+    driver.end("a", sent.attempt, 1)
+    assert only(ReleaseInstance, driver.watch(1.0)).reason == "drained"
+
+
+def test_a_cut_budget_moves_the_youngest_turns_first() -> None:
+    driver = FleetDriver()
+    driver.join("a", kind=InstanceKind.BORROWED, max_running=3)
+    sent = [dispatches(driver.submit(name))[0] for name in ("t", "u", "v")]
+    commands = driver.happen(BudgetChanged(1.0, A, 1, 4000))
+    aborted = [command.attempt for command in commands if isinstance(command, AbortOn)]
+    assert aborted == [sent[2].attempt, sent[1].attempt]
+
+
+def test_a_turn_given_back_is_not_sent_straight_back() -> None:
+    driver = FleetDriver()
+    driver.join("a")
+    (sent,) = dispatches(driver.submit("t"))
+    assert dispatches(driver.happen(TurnRefused(0.0, A, sent.attempt, "no room", False))) == []
+    assert [d.turn for d in dispatches(beat(driver, "a"))] == ["t"]
+
+
+def test_an_instance_lent_to_one_job_serves_no_other() -> None:
+    driver = FleetDriver()
+    driver.join("a", job=JobId("mine"))
+    assert dispatches(driver.submit("t", job="other")) == []
+    assert [d.turn for d in dispatches(driver.submit("u", job="mine"))] == ["u"]
+
+
+def test_staleness_lets_a_turn_run_on_an_older_version_that_the_job_allows() -> None:
+    driver = FleetDriver()
+    driver.join("a", version="v1")
+    assert dispatches(driver.submit("strict", version="v2")) == []
+    (sent,) = dispatches(driver.submit("stale", version="v2", also_versions=("v1",)))
+    assert sent.version == "v1"
+
+
+def test_joining_again_under_the_same_name_is_a_new_life() -> None:
+    driver = FleetDriver()
+    driver.join("a")
+    (sent,) = dispatches(driver.submit("t"))
+    commands = driver.join("a")
+    (again,) = dispatches(commands)
+    assert again.attempt != sent.attempt
+    assert none_of(FailTurn, commands)
+
+
+def test_a_version_that_nobody_asked_for_is_a_fault_and_is_not_believed() -> None:
+    driver = FleetDriver()
+    driver.join("a")
+    commands = driver.happen(InstanceReady(0.0, A, "v9"))
+    assert "v9" in only(ReportFault, commands).what
+    assert dispatches(driver.submit("t", version="v9")) == []
+
+
+def test_a_moved_turn_does_not_make_its_trajectory_one_that_comes_back() -> None:
+    driver = FleetDriver()
+    driver.join("a")
+    driver.submit("t1", trajectory="c")
+    driver.join("b")
+    driver.happen(InstanceLost(1.0, A, "preempted"))
+    load = driver.manager.books.instances.records[B].load
+    assert (load.in_flight, load.homed_tokens) == (1, 0)
+    driver.tokens("b", 2, [5])
+    driver.end("b", 2, 1)
+    driver.submit("t2", trajectory="c", prompt=(1, 2, 3, 5))
+    assert load.homed_tokens == 4
+
+
+def test_an_instance_that_joins_again_under_its_name_is_nobodys_home() -> None:
+    driver = FleetDriver()
+    driver.join("a")
+    for number, prompt in enumerate(((1, 2), (1, 2, 5, 6)), 1):
+        driver.submit(f"t{number}", trajectory="c", prompt=prompt)
+        driver.tokens("a", number, [5])
+        driver.end("a", number, 1)
+    assert driver.manager.books.instances.records[A].load.homed_tokens == 5
+    driver.happen(InstanceLost(1.0, A, "killed"))
+    driver.join("a")
+    assert driver.manager.books.instances.records[A].load.homed_tokens == 0
+    assert driver.manager.books.dispatcher.homes.of(TrajectoryId("c")) == (None, 0)
+    driver.submit("t3", trajectory="c")
+    assert driver.manager.books.instances.records[A].load.homed_tokens == 3
+
+
+def test_what_a_step_takes_is_learned_while_turns_end_and_prompts_come() -> None:
+    driver = FleetDriver()
+    driver.join("a", max_running=64, kv_tokens=100_000)
+    produced = prefilled = 0
+    for beat in range(1, 40):
+        running, fresh = 48 - beat, 20 * (beat % 3)
+        steps = 50
+        produced += steps * running
+        prefilled += fresh
+        driver.now_s += steps * (0.01 + 1e-4 * running) + 1e-3 * fresh
+        driver.happen(
+            InstanceHeartbeat(driver.now_s, A, running, 0, produced, 100 * running, prefilled)
+        )
+    model = driver.manager.books.step_time.model
+    assert model is not None
+    assert model.step_s(20, 2000) == pytest.approx(0.012, rel=0.05)

@@ -1,0 +1,232 @@
+"""The pure policies: routing, balancing, and what they learn from."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slackwater.model.ids import InstanceId, TrajectoryId, TurnId
+from slackwater.model.instance import InstanceKind
+from slackwater.policy.rollout.balancing import EngineKnowledge, EvenSteps, FillIdle
+from slackwater.policy.rollout.instance_load import InstanceLoad
+from slackwater.policy.rollout.length_law import LengthLaw
+from slackwater.policy.rollout.plateau import ThroughputProfile
+from slackwater.policy.rollout.routing import (
+    CacheAffine,
+    Destination,
+    LeastLoaded,
+    PinnedTrajectory,
+    RoundRobinRouting,
+    ShortestQueue,
+    TurnNeed,
+)
+from slackwater.policy.rollout.step_time import StepTime, StepTimeFit
+from slackwater.policy.rollout.warm_routing import KeepWarm
+
+
+def load(name: str, in_flight: int = 0, **fields: object) -> InstanceLoad:
+    made = InstanceLoad(InstanceId(name), InstanceKind.SPOT, 4, 1000, 2000, accepting=True)
+    made.in_flight = in_flight
+    for field, value in fields.items():
+        setattr(made, field, value)
+    return made
+
+
+def need(affine: str | None = None, context: int = 10, cached: int = 0) -> TurnNeed:
+    home = None if affine is None else InstanceId(affine)
+    return TurnNeed(TurnId("t"), TrajectoryId("c"), context, cached, home)
+
+
+def test_affinity_wins_while_home_has_room_and_the_least_loaded_takes_over() -> None:
+    policy = CacheAffine()
+    assert policy.place(need("b"), [load("a"), load("b", 3)]).instance == "b"
+    assert policy.place(need("b"), [load("a", 1), load("b", 4)]).instance == "a"
+
+
+def test_own_instances_come_before_lent_ones() -> None:
+    own = load("z", 3, kind=InstanceKind.DEDICATED)
+    assert LeastLoaded().place(need(), [load("a"), own]).instance == "z"
+
+
+def test_nobody_with_room_means_wait() -> None:
+    assert LeastLoaded().place(need(), [load("a", 4)]) == Destination()
+    assert (
+        LeastLoaded().place(need(context=995), [load("a", 1, kv_load_tokens=50)]) == Destination()
+    )
+
+
+def test_delayed_dispatch_lets_a_few_wait_at_an_instance_and_no_more() -> None:
+    policy = ShortestQueue(pending_limit=2)
+    assert policy.place(need(), [load("a", 5), load("b", 6)]).instance == "a"
+    assert policy.place(need(), [load("a", 6), load("b", 6)]) == Destination()
+
+
+def test_a_pinned_trajectory_waits_for_its_home_alone() -> None:
+    placed = PinnedTrajectory().place(need("b"), [load("a"), load("b", 4)])
+    assert (placed.instance, placed.bound_to) == (None, "b")
+
+
+def test_a_warm_turn_waits_for_its_home_unless_another_instance_is_nearly_empty() -> None:
+    policy = KeepWarm()
+    warm = need("b", context=100, cached=90)
+    assert policy.place(warm, [load("a", 3), load("b", 4)]) == Destination()
+    assert policy.place(warm, [load("a", 1), load("b", 4)]).instance == "a"
+
+
+def test_a_new_trajectory_starts_only_where_the_contexts_at_home_leave_room_for_it() -> None:
+    policy = KeepWarm(growth=1.5)
+    full = load("a", 1, homed_tokens=900)
+    assert policy.place(need(context=100), [full]) == Destination()
+    assert policy.place(need(context=100), [full, load("b", 2, homed_tokens=500)]).instance == "b"
+    assert policy.place(need(context=100), [load("a", 0, homed_tokens=900)]).instance == "a"
+
+
+LOADS = st.lists(
+    st.builds(
+        lambda number, in_flight, waiting, kv, homed, accepting: load(
+            f"i{number}",
+            in_flight,
+            waiting=min(waiting, in_flight),
+            kv_load_tokens=kv,
+            homed_tokens=homed,
+            accepting=accepting,
+        ),
+        st.integers(0, 50),
+        st.integers(0, 6),
+        st.integers(0, 6),
+        st.integers(0, 1200),
+        st.integers(0, 1200),
+        st.booleans(),
+    ),
+    max_size=8,
+    unique_by=lambda made: made.instance,
+)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        RoundRobinRouting(),
+        ShortestQueue(),
+        PinnedTrajectory(),
+        LeastLoaded(),
+        CacheAffine(),
+        KeepWarm(),
+    ],
+    ids=lambda policy: type(policy).__name__,
+)
+@settings(max_examples=40, deadline=None)
+@given(loads=LOADS, context=st.integers(1, 900), home=st.integers(0, 50))
+def test_a_turn_is_only_placed_where_it_may_go_and_always_the_same_way(
+    policy: CacheAffine, loads: list[InstanceLoad], context: int, home: int
+) -> None:
+    asked = need(f"i{home}", context, cached=context // 2)
+    placed = policy.place(asked, loads)
+    assert placed == policy.place(asked, loads)
+    if placed.instance is not None:
+        (chosen,) = [made for made in loads if made.instance == placed.instance]
+        assert chosen.accepting
+        assert policy.takes(asked, chosen)
+
+
+@pytest.mark.parametrize("policy", [FillIdle(), EvenSteps()], ids=lambda p: type(p).__name__)
+@settings(max_examples=40, deadline=None)
+@given(loads=LOADS, plateau=st.none() | st.integers(1, 6))
+def test_moves_go_from_instances_that_have_turns_to_others_with_room_for_them(
+    policy: FillIdle, loads: list[InstanceLoad], plateau: int | None
+) -> None:
+    known = EngineKnowledge(plateau, StepTime(0.01, 1e-4, 1e-6))
+    taken: dict[str, int] = {}
+    given_: dict[str, int] = {}
+    for move in policy.moves(loads, known):
+        assert move.source != move.target
+        assert move.count > 0
+        taken[move.source] = taken.get(move.source, 0) + move.count
+        given_[move.target] = given_.get(move.target, 0) + move.count
+    by_name = {made.instance: made for made in loads}
+    for name, count in taken.items():
+        assert count <= by_name[InstanceId(name)].in_flight
+    for name, count in given_.items():
+        target = by_name[InstanceId(name)]
+        assert target.accepting
+        assert target.in_flight + count <= target.max_running
+
+
+def test_pending_turns_go_to_an_instance_without_any_until_it_is_full() -> None:
+    moves = FillIdle().moves([load("a", 7), load("b", 2)], EngineKnowledge())
+    assert [(m.source, m.target, m.count, m.running) for m in moves] == [("a", "b", 2, False)]
+
+
+def test_running_turns_move_only_beyond_the_plateau_and_only_to_an_idle_instance() -> None:
+    busy, idle = load("a", 4), load("b")
+    assert FillIdle().moves([busy, idle], EngineKnowledge(plateau=None)) == ()
+    (move,) = FillIdle().moves([busy, idle], EngineKnowledge(plateau=3))
+    assert (move.source, move.target, move.count) == ("a", "b", 1)
+    assert list(FillIdle().moves([busy, load("b", 1)], EngineKnowledge(plateau=3))) == []
+
+
+def test_turns_are_not_moved_to_an_instance_whose_memory_was_taken_back() -> None:
+    full, bare = load("a", 4, waiting=3), load("b", kv_tokens=0)
+    assert list(EvenSteps().moves([full, bare], EngineKnowledge(None, None))) == []
+    (move,) = EvenSteps().moves([full, bare, load("c")], EngineKnowledge(None, None))
+    assert move.target == "c"
+
+
+def test_even_steps_moves_half_the_difference_and_leaves_small_ones_alone() -> None:
+    known = EngineKnowledge(None, StepTime(0.01, 0.001, 1e-5))
+    heavy, light = load("a", 4, kv_load_tokens=800), load("b", 0)
+    (move,) = EvenSteps().moves([heavy, light], known)
+    assert (move.source, move.target, move.count) == ("a", "b", 2)
+    nearly = load("b", 3, kv_load_tokens=700)
+    assert list(EvenSteps().moves([heavy, nearly], known)) == []
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    base=st.floats(1e-3, 5e-2),
+    per_turn=st.floats(0, 1e-3),
+    per_token=st.floats(0, 1e-7),
+    seed=st.integers(0, 1000),
+)
+def test_step_times_are_learned_from_noisy_reports(
+    base: float, per_turn: float, per_token: float, seed: int
+) -> None:
+    rng, fit = np.random.default_rng(seed), StepTimeFit()
+    truth = StepTime(base, per_turn, per_token)
+    for _ in range(300):
+        batch, context = int(rng.integers(1, 200)), int(rng.integers(0, 600_000))
+        prefilled = float(rng.integers(0, 3) * 50)
+        step_s = truth.step_s(batch, context) + 2e-5 * prefilled
+        fit.observe(batch, context, step_s * rng.normal(1, 0.02), prefilled)
+    model = fit.model
+    assert model is not None
+    assert min(model.base_s, model.per_turn_s, model.per_token_s) >= 0
+    for batch, context in ((1, 1000), (100, 300_000), (200, 600_000)):
+        assert model.step_s(batch, context) == pytest.approx(truth.step_s(batch, context), rel=0.15)
+
+
+def test_the_plateau_is_the_smallest_batch_with_nearly_the_best_rate() -> None:
+    profile = ThroughputProfile()
+    assert profile.plateau() is None
+    for batch in range(1, 257):
+        profile.observe(batch, min(batch, 40) * 10.0)
+    plateau = profile.plateau()
+    assert plateau is not None
+    assert 32 <= plateau <= 64
+
+
+def test_the_rest_of_a_turn_is_drawn_from_the_lengths_above_what_it_has() -> None:
+    law = LengthLaw()
+    for tokens in range(1, 1001):
+        law.observe(tokens)
+    left = law.sample_left(np.full(500, 600.0))
+    assert left.min() > 0
+    assert left.max() <= 400
+    assert left.mean() == pytest.approx(200, rel=0.05)
+
+
+def test_a_turn_longer_than_any_that_ended_is_expected_to_go_on_as_long_again() -> None:
+    law = LengthLaw()
+    for _ in range(1000):
+        law.observe(10)
+    assert law.sample_left(np.full(200, 1000.0)).mean() == pytest.approx(1000, rel=0.05)
