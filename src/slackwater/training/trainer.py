@@ -93,8 +93,8 @@ class Trainer:
             raise ConfigError.of(
                 "base model", str(base), "is not the one this state was trained on"
             )
-        own = {"dtype": trainer._meta.dtype, "base_sum": trainer._meta.base_sum}
-        trainer._meta = dataclasses.replace(meta, **own)
+        own = trainer._meta
+        trainer._meta = dataclasses.replace(meta, dtype=own.dtype, base_sum=own.base_sum)
         trainer._restore(state, optimizer=True)
         return trainer
 
