@@ -17,15 +17,26 @@ from torch import Tensor
 
 from slackwater.tensors.header import TensorHeader, metadata_of, read_header, unusable
 
+# What transformers and peft look for in a file that they load.
+FOR_TRANSFORMERS = {"format": "pt"}
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-    """Make `path` a file with these tensors and the writer's `meta` (JSON values)."""
+
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    meta: Mapping[str, Any],
+    labels: Mapping[str, str] | None = None,
+) -> None:
+    """Make `path` a file with these tensors and the writer's `meta` (JSON values).
+
+    Hazard: safetensors writes its labels in any order, so only a file without `labels` has the same bytes every time.
+    """
     host = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
     crc32 = {name: checksum(tensor) for name, tensor in host.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     try:
-        save_file(host, partial, metadata=metadata_of(crc32, meta))
+        save_file(host, partial, metadata={**metadata_of(crc32, meta), **(labels or {})})
         flush(partial)
         partial.replace(path)
     finally:

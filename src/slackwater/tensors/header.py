@@ -30,9 +30,9 @@ class TensorHeader:
 
 
 def metadata_of(crc32: Mapping[str, int], meta: Mapping[str, Any]) -> dict[str, str]:
-    """The safetensors metadata that `read_header` reads back; `format` is for transformers."""
+    """The safetensors metadata that `read_header` reads back."""
     text = json.dumps({"meta": dict(meta), "crc32": dict(crc32)}, sort_keys=True)
-    return {METADATA_KEY: text, "format": "pt"}
+    return {METADATA_KEY: text}
 
 
 def read_header(path: Path) -> TensorHeader:

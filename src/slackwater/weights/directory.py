@@ -6,7 +6,12 @@ from typing import Any
 from torch import Tensor
 
 from slackwater.model.errors import RefusedError
-from slackwater.tensors.checked_file import checksum, read_tensors, write_tensors
+from slackwater.tensors.checked_file import (
+    FOR_TRANSFORMERS,
+    checksum,
+    read_tensors,
+    write_tensors,
+)
 from slackwater.weights.catalog import VersionCatalog
 
 
@@ -24,7 +29,7 @@ class DirectoryWeightStore(VersionCatalog):
                     f"version: {version!r} is published with other weights; publish under a new name"
                 )
             return
-        write_tensors(path, tensors, meta)
+        write_tensors(path, tensors, meta, FOR_TRANSFORMERS)
 
     def pull(self, version: str, device: str = "cpu") -> dict[str, Tensor]:
         """The version's tensors, exactly as published."""
