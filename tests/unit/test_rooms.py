@@ -24,7 +24,8 @@ MAY_IMPORT = {
     "engine": "model nets",
     "training": "model nets tensors",
     "weights": "model wire tensors",
-    "worker": "model wire nets tensors weights engine training zoo",
+    "sandbox": "model wire",
+    "worker": "model wire nets tensors weights engine training zoo sandbox",
     "rl": "model",
 }
 FREE = {"cli", "bench"}

@@ -1,0 +1,1 @@
+"""Running actions: environments, their limits, the processes in them, and what holds those together."""

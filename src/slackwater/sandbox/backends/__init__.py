@@ -1,0 +1,1 @@
+"""Ways to confine an action: a plain process, bubblewrap, a container."""

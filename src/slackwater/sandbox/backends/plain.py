@@ -1,0 +1,56 @@
+"""A plain process group.
+
+As root it becomes a user of the environment's own, with a network and temporary folders of its own; then it can
+write nowhere else and signal nobody else. Without root it has the rights of whoever runs the worker: enough for
+trusted code, and said so at start.
+"""
+
+import resource
+from collections.abc import Mapping
+
+from slackwater.sandbox.backends.port import Guarantee, Order, hidden_pythons, variables
+from slackwater.sandbox.environment import Environment
+from slackwater.sandbox.launch import Launch
+
+_AS_ROOT: frozenset[Guarantee] = frozenset(
+    ("foreign files", "neighbours' files", "network", "signals", "leftovers")
+)
+
+
+class PlainBackend:
+    """`has_users`: this process is root, and environments have users of their own."""
+
+    name = "process"
+
+    def __init__(self, has_users: bool) -> None:
+        self._shown = hidden_pythons()
+        self.guarantees: frozenset[Guarantee] = _AS_ROOT if has_users else frozenset()
+
+    def opened(self, environment: Environment) -> None:
+        """Folders are all it needs."""
+
+    def launch(self, environment: Environment, order: Order, rlimits: Mapping[int, int]) -> Launch:
+        confined = environment.user is not None
+        tmp = "/tmp" if confined else str(environment.tmp)
+        limits = order.limits
+        return Launch(
+            argv=order.argv,
+            variables=variables(order, str(environment.view), tmp),
+            folder=environment.view,
+            user=environment.user,
+            cores=order.cores,
+            rlimits={
+                **rlimits,
+                resource.RLIMIT_FSIZE: limits.disk_bytes,
+                resource.RLIMIT_CORE: 0,
+            },
+            own_network=confined and not limits.network,
+            own_tmp=environment.tmp if confined else None,
+            shown=self._shown if confined else (),
+        )
+
+    def ended(self, environment: Environment) -> None:
+        """The fence ends what is left."""
+
+    def closed(self, environment: Environment) -> None:
+        """Nothing but folders."""

@@ -1,0 +1,85 @@
+"""What a backend is: it turns an order into a process to start, confined in its way."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from slackwater.sandbox.environment import Environment
+from slackwater.sandbox.fences import TOKEN
+from slackwater.sandbox.launch import Launch, Uncovered, barrier_of
+from slackwater.sandbox.limits import Limits
+
+# What a backend keeps an action from: writing files that are not its own, reading other environments' files, the
+# network, other environments' processes, leaving processes behind.
+Guarantee = Literal["foreign files", "neighbours' files", "network", "signals", "leftovers"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One action as the supervisor gets it; `{cores}` in the command becomes the number of cores."""
+
+    action: str
+    environment: str
+    command: Sequence[str]
+    cores: frozenset[int]
+    limits: Limits = field(default_factory=Limits)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    stdin: bytes = b""
+
+    @property
+    def argv(self) -> list[str]:
+        return [part.replace("{cores}", str(len(self.cores))) for part in self.command]
+
+
+class Backend(Protocol):
+    """One way to confine actions. `guarantees` is what it promises on this machine."""
+
+    name: str
+    guarantees: frozenset[Guarantee]
+
+    def opened(self, environment: Environment) -> None:
+        """The environment's folders are there."""
+        ...
+
+    def launch(self, environment: Environment, order: Order, rlimits: Mapping[int, int]) -> Launch:
+        """The process to start for an order; `rlimits` are what its fence asks for."""
+        ...
+
+    def ended(self, environment: Environment) -> None:
+        """An action in it is over: end what may be left outside the process that was started."""
+        ...
+
+    def closed(self, environment: Environment) -> None:
+        """The environment goes."""
+        ...
+
+
+def variables(order: Order, home: str, tmp: str) -> dict[str, str]:
+    """What every action is started with; its own variables win."""
+    cores = str(max(len(order.cores), 1))
+    path = os.pathsep.join(
+        (
+            str(Path(sys.executable).parent),
+            "/usr/local/bin",
+            "/usr/bin",
+            "/bin",
+            "/usr/sbin",
+            "/sbin",
+        )
+    )
+    given = {"HOME": home, "TMPDIR": tmp, "PATH": path, "LANG": "C.UTF-8", "USER": "sandbox"}
+    threads = {"SLACKWATER_CORES": cores, "OMP_NUM_THREADS": cores}
+    return given | threads | dict(order.variables) | {TOKEN: order.environment}
+
+
+def hidden_pythons() -> tuple[Uncovered, ...]:
+    """Where this interpreter lives, if that is in somebody's home, which other users cannot pass through."""
+    found = []
+    for folder in dict.fromkeys((Path(sys.prefix), Path(sys.base_prefix))):
+        barrier = barrier_of(folder)
+        if barrier is not None:
+            found.append(Uncovered(barrier, folder))
+    return tuple(found)

@@ -1,0 +1,296 @@
+"""Fences made of control groups, version 1 or 2, whichever this process may write to."""
+
+import contextlib
+import os
+import resource
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from slackwater.model.errors import UnavailableError
+from slackwater.sandbox import process_tree
+from slackwater.sandbox.fences import Fence, Fences, PinnedFences
+from slackwater.sandbox.keeper import Keeper
+from slackwater.sandbox.launch import Child, Launch
+from slackwater.sandbox.limits import Limits
+
+ROOT = Path("/sys/fs/cgroup")
+_KILL_WITHIN_S = 5.0
+_CONTROLLERS = ("cpuset", "memory", "pids")
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """Where one version of control groups keeps what we turn; a folder per controller, or one for all."""
+
+    name: str
+    cores: str
+    memory: str
+    processes: str
+    memory_kills: str
+    cpu_controller: str
+    cpu_used: str
+    cpu_unit_s: float
+    one_folder: bool
+
+
+V1 = Knobs(
+    name="cgroup-v1",
+    cores="cpuset.cpus",
+    memory="memory.limit_in_bytes",
+    processes="pids.max",
+    memory_kills="memory.oom_control",
+    cpu_controller="cpuacct",
+    cpu_used="cpuacct.usage",
+    cpu_unit_s=1e-9,
+    one_folder=False,
+)
+V2 = Knobs(
+    name="cgroup-v2",
+    cores="cpuset.cpus",
+    memory="memory.max",
+    processes="pids.max",
+    memory_kills="memory.events",
+    cpu_controller="cpuset",
+    cpu_used="cpu.stat",
+    cpu_unit_s=1e-6,
+    one_folder=True,
+)
+
+
+def _write(file: Path, value: object) -> None:
+    """One write call, as the kernel wants it."""
+    descriptor = os.open(file, os.O_WRONLY)
+    try:
+        os.write(descriptor, str(value).encode())
+    finally:
+        os.close(descriptor)
+
+
+class CgroupFence:
+    """One control group (in version 1: one for each controller), with a keeper in it; one action at a time."""
+
+    def __init__(self, knobs: Knobs, folders: Mapping[str, Path]) -> None:
+        self._knobs = knobs
+        self._at = folders
+        self._folders = sorted(set(folders.values()))
+        for folder in self._folders:
+            folder.mkdir(exist_ok=True)
+        if not knobs.one_folder:
+            cpuset = folders["cpuset"]
+            for name in ("cpuset.mems", "cpuset.cpus"):
+                _write(cpuset / name, (cpuset.parent / name).read_text().strip())
+            # Or a change of cores makes the kernel lay out its scheduling domains anew.
+            _write(cpuset / "cpuset.sched_load_balance", 0)
+        self._turned: dict[Path, object] = {}
+        self._procs = [folder / "cgroup.procs" for folder in self._folders]
+        self._keeper: Keeper | None = None
+
+    @property
+    def keeper(self) -> int | None:
+        """The keeper's process."""
+        return None if self._keeper is None else self._keeper.pid
+
+    def _turn(self, file: Path, value: object) -> None:
+        if self._turned.get(file) != value:
+            _write(file, value)
+            self._turned[file] = value
+
+    def rlimits(self, limits: Limits) -> Mapping[int, int]:
+        """A user of its own is counted by the kernel too."""
+        return {resource.RLIMIT_NPROC: limits.processes} if os.getuid() == 0 else {}
+
+    def start(self, launch: Launch, limits: Limits) -> Child:
+        knobs, at = self._knobs, self._at
+        cores = ",".join(str(core) for core in sorted(launch.cores))
+        self._turn(at["cpuset"] / knobs.cores, cores)
+        self._turn(at["memory"] / knobs.memory, limits.memory_bytes)
+        self._turn(at["pids"] / knobs.processes, limits.processes + 1)
+        try:
+            return self._kept().start(launch)
+        except UnavailableError:  # somebody killed the keeper
+            self._drop_keeper()
+            return self._kept().start(launch)
+
+    def _kept(self) -> Keeper:
+        if self._keeper is None:
+            self._keeper = Keeper([str(file) for file in self._procs])
+        return self._keeper
+
+    def _drop_keeper(self) -> None:
+        if self._keeper is not None:
+            self._keeper.close()
+            self._keeper = None
+
+    def _inside(self) -> list[int]:
+        found: set[int] = set()
+        for file in self._procs:
+            with contextlib.suppress(OSError):
+                found.update(int(line) for line in file.read_text().split())
+        found.discard(self.keeper or 0)
+        return sorted(found)
+
+    def kill_all(self) -> None:
+        """Again and again until nobody is left, since a process may fork while it is being looked for."""
+        inside = self._inside()
+        deadline_s = time.monotonic() + _KILL_WITHIN_S
+        while inside and time.monotonic() < deadline_s:
+            self._turn(self._at["pids"] / self._knobs.processes, 0)
+            for pid in inside:
+                process_tree.kill(pid)
+            time.sleep(0.001)
+            inside = self._inside()
+
+    def cpu_s(self) -> float:
+        with contextlib.suppress(OSError, KeyError, ValueError):
+            text = (self._at[self._knobs.cpu_controller] / self._knobs.cpu_used).read_text()
+            return float(text.removeprefix("usage_usec ").split()[0]) * self._knobs.cpu_unit_s
+        return 0.0
+
+    def memory_kills(self) -> int:
+        with contextlib.suppress(OSError):
+            for line in (self._at["memory"] / self._knobs.memory_kills).read_text().splitlines():
+                name, _, count = line.partition(" ")
+                if name == "oom_kill":
+                    return int(count)
+        return 0
+
+    def remove(self) -> None:
+        self._drop_keeper()
+        self.kill_all()
+        for folder in self._folders:
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Those who were killed may not be quite gone."""
+    deadline_s = time.monotonic() + _KILL_WITHIN_S
+    while folder.exists() and time.monotonic() < deadline_s:
+        try:
+            folder.rmdir()
+        except OSError:
+            time.sleep(0.002)
+
+
+class CgroupFences:
+    """All fences of one supervisor, under one group of its own; as many as actions ran at once."""
+
+    pins_for_good = True
+
+    def __init__(self, knobs: Knobs, folders: Mapping[str, Path]) -> None:
+        self.name = knobs.name
+        self._knobs = knobs
+        self._at = folders
+        self._made: list[CgroupFence] = []
+        self._free: list[CgroupFence] = []
+        for folder in set(folders.values()):
+            folder.mkdir(exist_ok=True)
+        self._sweep()
+        if knobs.one_folder:
+            _write(folders["cpuset"] / "cgroup.subtree_control", "+cpuset +memory +pids")
+        else:
+            cpuset = folders["cpuset"]
+            for name in ("cpuset.mems", "cpuset.cpus"):
+                _write(cpuset / name, (cpuset.parent / name).read_text().strip())
+
+    def _sweep(self) -> None:
+        """End what a supervisor of this name left when it was killed."""
+        for folder in {child for at in self._at.values() for child in at.glob("*/")}:
+            deadline_s = time.monotonic() + _KILL_WITHIN_S
+            while time.monotonic() < deadline_s:
+                left = (folder / "cgroup.procs").read_text().split()
+                if not left:
+                    break
+                for pid in left:
+                    process_tree.kill(int(pid))
+                time.sleep(0.002)
+            _remove(folder)
+
+    def take(self, environment: str, user: int | None) -> CgroupFence:
+        if self._free:
+            return self._free.pop()
+        name = f"lane-{len(self._made)}"
+        fence = CgroupFence(self._knobs, {key: at / name for key, at in self._at.items()})
+        self._made.append(fence)
+        return fence
+
+    def give_back(self, fence: Fence) -> None:
+        assert isinstance(fence, CgroupFence)
+        self._free.append(fence)
+
+    def others(self) -> set[int]:
+        return {fence.keeper for fence in self._made if fence.keeper is not None}
+
+    def close(self) -> None:
+        for fence in self._made:
+            fence.remove()
+        for folder in set(self._at.values()):
+            _remove(folder)
+
+
+def _v1_folders(root: Path, name: str) -> dict[str, Path]:
+    counted = ("cpuacct",) if (root / "cpuacct").is_dir() else ()
+    names = (*_CONTROLLERS, *counted)
+    return {controller: root / controller / f"slackwater-{name}" for controller in names}
+
+
+def _v2_parents(root: Path) -> list[Path]:
+    """Groups under which ours may be made: the one that we are in, and the top."""
+    with contextlib.suppress(OSError, StopIteration):
+        own = next(
+            line[3:] for line in Path("/proc/self/cgroup").read_text().split() if line[:3] == "0::"
+        )
+        return [root / own.lstrip("/"), root]
+    return [root]
+
+
+def _v2_ready(parent: Path) -> bool:
+    """Whether the parent hands its controllers down, or can be made to."""
+    with contextlib.suppress(OSError):
+        if not set(_CONTROLLERS) <= set((parent / "cgroup.controllers").read_text().split()):
+            return False
+        if not set(_CONTROLLERS) <= set((parent / "cgroup.subtree_control").read_text().split()):
+            _write(parent / "cgroup.subtree_control", "+cpuset +memory +pids")
+        return True
+    return False
+
+
+def choose_fences(name: str, root: Path = ROOT) -> tuple[Fences, str]:
+    """The strongest way that works here, and why the stronger ones do not. `name` is the supervisor's own."""
+    why: list[str] = []
+    for parent in _v2_parents(root):
+        if _v2_ready(parent):
+            folder = parent / f"slackwater-{name}"
+            found = _tried(V2, dict.fromkeys(_CONTROLLERS, folder), why)
+            if found is not None:
+                return found, "control groups, version 2"
+    why.append("version 2 hands down no cpuset, memory and pids here")
+    found = _tried(V1, _v1_folders(root, name), why)
+    if found is not None:
+        return found, f"control groups, version 1 ({'; '.join(why)})"
+    return PinnedFences(), f"core pinning and rlimits ({'; '.join(why)})"
+
+
+def _tried(knobs: Knobs, folders: Mapping[str, Path], why: list[str]) -> CgroupFences | None:
+    """Make a fence and take it down again: the one way to know."""
+    try:
+        fences = CgroupFences(knobs, folders)
+        fence = fences.take("probe", None)
+        launch = Launch(
+            argv=["/bin/true"],
+            variables={},
+            folder=Path("/"),
+            cores=frozenset(os.sched_getaffinity(0)),
+        )
+        child = fence.start(launch, Limits())
+        child.close()
+        os.waitpid(child.pid, 0)
+        fences.give_back(fence)
+    except (OSError, UnavailableError) as error:
+        why.append(f"{knobs.name}: {error}")
+        for folder in set(folders.values()):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        return None
+    return fences

@@ -1,0 +1,78 @@
+"""Choosing the means of this machine, once, and saying which and why."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from slackwater.model.errors import ConfigError, RefusedError
+from slackwater.sandbox import linux
+from slackwater.sandbox.backends.bubblewrap import BubblewrapBackend, find_bubblewrap
+from slackwater.sandbox.backends.plain import PlainBackend
+from slackwater.sandbox.backends.port import Backend
+from slackwater.sandbox.cgroups import choose_fences
+from slackwater.sandbox.launch import barrier_of
+from slackwater.sandbox.snapshots import Snapshots, choose_way
+from slackwater.sandbox.supervisor import Means
+from slackwater.sandbox.users import Users, users_here
+
+BackendName = Literal["auto", "process", "bubblewrap"]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The means, and a line on each that an operator can read."""
+
+    means: Means
+    said: tuple[str, ...]
+
+
+def choose(name: str, root: Path, backend: BackendName = "auto") -> Chosen:
+    """`name` is the supervisor's own on this machine; `auto` takes bubblewrap where it runs."""
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", name):
+        raise ConfigError.of("sandbox: name", name, "must be letters, digits, . _ -")
+    if backend not in get_args(BackendName):
+        raise ConfigError.of(
+            "--sandbox-backend", backend, f"must be one of {', '.join(get_args(BackendName))}"
+        )
+    users = users_here()
+    chosen, backend_said = _backend(backend, users)
+    fences, fences_said = choose_fences(name)
+    barrier = barrier_of(root) if users is not None else None
+    if barrier is not None:
+        fix = f"must be where other users can pass through, and {barrier} is closed to them"
+        raise ConfigError.of("--sandbox-folder", str(root), fix)
+    way, way_said = choose_way(root)
+    snapshots = Snapshots(root / "snapshots", way)
+    user_said = "a user for each environment" if users is not None else "one user for all (no root)"
+    said = (
+        f"backend {chosen.name}: {backend_said}; keeps actions from: "
+        + (", ".join(sorted(chosen.guarantees)) or "nothing (trusted code only)"),
+        f"cores by {fences.name}: {fences_said}",
+        f"snapshots by {way}: {way_said}",
+        f"users: {user_said}",
+    )
+    return Chosen(Means(chosen, fences, snapshots, users), said)
+
+
+def _backend(name: BackendName, users: Users | None) -> tuple[Backend, str]:
+    plain = PlainBackend(users is not None)
+    if name == "process":
+        return plain, "as asked"
+    user = None if users is None else users.take()
+    program, why = find_bubblewrap(user)
+    if users is not None and user is not None:
+        users.give_back(user)
+    if program is not None:
+        return BubblewrapBackend(program), why
+    if name == "bubblewrap":
+        raise RefusedError(f"--sandbox-backend: 'bubblewrap' cannot be used: {why}")
+    return plain, why
+
+
+def keep_mounts_private() -> None:
+    """As root: mounts of this process are nobody else's, and go when it and its children have gone."""
+    if os.getuid() == 0:
+        linux.unshare(linux.CLONE_NEWNS)
+        linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)

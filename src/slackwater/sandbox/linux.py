@@ -1,0 +1,91 @@
+"""The few system calls that Python has no name for."""
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWNET = 0x40000000
+
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_BIND = 4096
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
+MNT_DETACH = 2
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP = 1
+_FICLONE = 0x40049409
+
+CLONE_PARENT = 0x00008000
+_SYS_CLONE3 = 435  # the same number on every architecture
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc_with_lock = ctypes.PyDLL(None, use_errno=True)
+
+
+def _checked(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def unshare(flags: int) -> None:
+    """Give this process namespaces of its own."""
+    _checked(_libc.unshare(flags), "unshare")
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
+    _checked(
+        _libc.mount(source.encode(), target.encode(), kind.encode(), flags, options.encode()),
+        f"mount {target}",
+    )
+
+
+def unmount(target: str) -> None:
+    """Take a mount away at once; what still has it open keeps it until it ends."""
+    _checked(_libc.umount2(target.encode(), MNT_DETACH), f"unmount {target}")
+
+
+def die_with_parent(number: int) -> None:
+    """Send this process a signal when the thread that made it ends; a change of user undoes it."""
+    _checked(_libc.prctl(_PR_SET_PDEATHSIG, number), "prctl")
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent has ended."""
+    _checked(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1), "prctl")
+
+
+def gain_no_privileges() -> None:
+    """From now on no program that is run gets more rights than this process has."""
+    _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
+
+
+def loopback_up() -> None:
+    """In a new network namespace: let processes talk to themselves."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14s", b"lo", _IFF_UP, b""))
+
+
+def clone_file(source: int, target: int) -> None:
+    """Let two files share their blocks until one is written to, where the file system can."""
+    fcntl.ioctl(target, _FICLONE, source)
+
+
+def fork_sibling() -> int:
+    """Fork a process whose parent is this one's parent; this process must have one thread."""
+    arguments = (ctypes.c_uint64 * 8)(CLONE_PARENT)
+    pid: int = _libc_with_lock.syscall(
+        _SYS_CLONE3, ctypes.byref(arguments), ctypes.sizeof(arguments)
+    )
+    if pid < 0:
+        _checked(pid, "clone3")
+    return pid

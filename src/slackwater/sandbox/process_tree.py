@@ -1,0 +1,53 @@
+"""Processes below one of ours, found through /proc."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def children(pid: int) -> list[int]:
+    """Of any of the process's threads; none if it has ended."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            found += [int(child) for child in (thread / "children").read_text().split()]
+    return found
+
+
+def below(pid: int) -> Iterator[int]:
+    """The process and everything that it started, and they started."""
+    yield pid
+    for child in children(pid):
+        yield from below(child)
+
+
+def variables(pid: int) -> dict[str, str]:
+    """The variables that a process was started with; empty if it may not be asked."""
+    try:
+        raw = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (item.partition(b"=") for item in raw.split(b"\0"))
+    return {
+        name.decode(errors="replace"): value.decode(errors="replace") for name, _, value in pairs
+    }
+
+
+def kill(pid: int) -> None:
+    """SIGKILL, if it is still there."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_all_of_user(user: int) -> None:
+    """SIGKILL to every process of a user at once, so that none can start another meanwhile; root only."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setresuid(user, user, user)
+            os.kill(-1, signal.SIGKILL)
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)

@@ -1,0 +1,56 @@
+"""What a supervisor says of an action: that it began, what it printed, and how it ended."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal, TypeAlias
+
+
+class End(StrEnum):
+    """Why an action is over. All but `exited` and `not_started` mean that it was killed."""
+
+    EXITED = "exited"
+    NOT_STARTED = "not_started"
+    STOPPED = "stopped"  # it was asked to
+    WALL = "wall"
+    OUTPUT = "output"
+    MEMORY = "memory"
+    DISK = "disk"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What it took: `launch_s` to confine and start it, `run_s` until its first process ended."""
+
+    launch_s: float = 0.0
+    run_s: float = 0.0
+    cpu_s: float = 0.0
+    max_rss_bytes: int = 0
+    output_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    action: str
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """A piece of what it wrote."""
+
+    action: str
+    stream: Literal["stdout", "stderr"]
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """Its processes are gone. `status` is its exit status, or minus the signal that ended it."""
+
+    action: str
+    end: End
+    status: int
+    usage: Usage
+    reason: str = ""
+
+
+Report: TypeAlias = Began | Printed | Over

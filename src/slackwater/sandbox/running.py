@@ -1,0 +1,88 @@
+"""One action under way: its process, its pipes, and what it has used so far."""
+
+import os
+import time
+from typing import Literal
+
+from slackwater.sandbox.backends.port import Order
+from slackwater.sandbox.environment import Environment
+from slackwater.sandbox.fences import Fence
+from slackwater.sandbox.launch import Child
+from slackwater.sandbox.reports import End, Over, Usage
+
+_PIPE_BYTES = 1 << 16
+
+
+class Running:
+    """From fork to the last report."""
+
+    def __init__(
+        self, order: Order, environment: Environment, fence: Fence, child: Child, asked_s: float
+    ) -> None:
+        self.order = order
+        self.environment = environment
+        self.fence = fence
+        self.child = child
+        self.asked_s = asked_s
+        self.began_s: float | None = None
+        self.memory_kills = fence.memory_kills()
+        self.cpu_s = fence.cpu_s()
+        self.killed: tuple[End, str] | None = None
+        self.fault: str | None = None
+        self._unsent = memoryview(order.stdin)
+        self._printed_bytes = 0
+
+    @property
+    def deadline_s(self) -> float:
+        return self.asked_s + self.order.limits.wall_s
+
+    def began(self) -> None:
+        self.began_s = time.monotonic()
+
+    def feed(self) -> bool:
+        """Write what the pipe takes of its input; whether there is nothing more to write."""
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[
+                    os.write(self.child.stdin, self._unsent[:_PIPE_BYTES]) :
+                ]
+        except BlockingIOError:
+            return False
+        except BrokenPipeError:
+            pass
+        return True
+
+    def read(self, stream: Literal["stdout", "stderr"]) -> bytes | None:
+        """What came; empty at its end, None if there is nothing now. Past the limit nothing is kept."""
+        try:
+            data = os.read(getattr(self.child, stream), _PIPE_BYTES)
+        except BlockingIOError:
+            return None
+        room = self.order.limits.output_bytes - self._printed_bytes
+        self._printed_bytes += len(data)
+        return data[: max(room, 0)] if data else b""
+
+    @property
+    def is_flooding(self) -> bool:
+        return self._printed_bytes > self.order.limits.output_bytes
+
+    def over(self) -> Over:
+        """Reap the process; what it came to."""
+        ended_s = time.monotonic()
+        _, status, used = os.wait4(self.child.pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        began_s = self.began_s or ended_s
+        usage = Usage(
+            launch_s=began_s - self.asked_s,
+            run_s=ended_s - began_s,
+            cpu_s=max(used.ru_utime + used.ru_stime, self.fence.cpu_s() - self.cpu_s),
+            max_rss_bytes=used.ru_maxrss * 1024,
+            output_bytes=min(self._printed_bytes, self.order.limits.output_bytes),
+        )
+        end, reason = self.killed or (End.EXITED, "")
+        if self.fault is not None:
+            end, reason = End.NOT_STARTED, self.fault
+        elif self.fence.memory_kills() > self.memory_kills:
+            most = self.order.limits.memory_bytes
+            end, reason = End.MEMORY, f"it used more than {most} bytes of memory"
+        return Over(self.order.action, end, code, usage, reason)

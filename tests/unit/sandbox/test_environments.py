@@ -1,0 +1,99 @@
+"""Environments: what an action sees, what survives, how a snapshot begins another."""
+
+import os
+
+import pytest
+from sandbox_stage import Stage
+
+from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
+from slackwater.sandbox.reports import End
+
+
+def test_an_action_runs_in_its_environments_folder_and_gets_its_input(stage: Stage) -> None:
+    ran = stage.sh("cat > kept; wc -c < kept; echo err >&2; exit 3", stdin=b"x" * 200_000)
+    assert (ran.over.end, ran.over.status) == (End.EXITED, 3)
+    assert ran.stdout.strip() == "200000"
+    assert ran.stderr == "err\n"
+
+
+def test_files_survive_between_actions_and_stay_with_their_environment(stage: Stage) -> None:
+    stage.sh("echo one > note; echo two > /tmp/other || echo two > $TMPDIR/other")
+    assert stage.sh("cat note $TMPDIR/other").stdout == "one\ntwo\n"
+    stage.supervisor.open("neighbour")
+    assert stage.sh("ls", environment="neighbour").stdout == ""
+    stage.supervisor.close_environment("neighbour")
+
+
+def test_files_of_the_owner_are_there_and_can_be_changed(stage: Stage) -> None:
+    stage.supervisor.open("given", files={"src/main.txt": b"hello", "top": b"1"})
+    ran = stage.sh(
+        "echo more >> src/main.txt; mkdir src/new; cat src/main.txt", environment="given"
+    )
+    assert ran.stdout == "hellomore\n"
+    stage.supervisor.close_environment("given")
+
+
+@pytest.mark.parametrize("name", ["../out", "/etc/x", "a/../../b", ""])
+def test_a_file_outside_the_environment_is_refused(stage: Stage, name: str) -> None:
+    with pytest.raises(ConfigError, match="inside the environment"):
+        stage.supervisor.open("bad", files={name: b""})
+    assert "bad" not in stage.supervisor.environments()
+
+
+def test_a_snapshot_begins_an_environment_that_changes_by_itself(stage: Stage) -> None:
+    supervisor = stage.supervisor
+    supervisor.open("first")
+    stage.sh(
+        "mkdir d; echo base > d/file; ln -s d/file link; chmod 755 d/file", environment="first"
+    )
+    supervisor.snapshot("first", "prepared")
+    supervisor.open("second", snapshot="prepared")
+    supervisor.open("third", snapshot="prepared")
+    ran = stage.sh("echo more >> d/file; rm link; ls; cat d/file", environment="second")
+    assert ran.stdout == "d\nbase\nmore\n"
+    assert (
+        stage.sh("cat link; test -x d/file && echo yes", environment="third").stdout
+        == "base\nyes\n"
+    )
+    assert stage.sh("cat d/file", environment="first").stdout == "base\n"
+    with pytest.raises(RefusedError, match="is there already"):
+        supervisor.snapshot("second", "prepared")
+    for name in ("first", "second", "third"):
+        supervisor.close_environment(name)
+
+
+def test_what_is_not_there_is_named(stage: Stage) -> None:
+    with pytest.raises(NotFoundError, match="'nowhere' is not on this node"):
+        stage.supervisor.open("x", snapshot="nowhere")
+    with pytest.raises(NotFoundError, match="'x' is not open here"):
+        stage.start("true", environment="x")
+    with pytest.raises(RefusedError, match="'e' is open already"):
+        stage.supervisor.open("e")
+
+
+def test_a_command_gets_its_cores_and_is_told_how_many(stage: Stage) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    script = (
+        "import os; print(sorted(os.sched_getaffinity(0)), {cores}, os.environ['SLACKWATER_CORES'])"
+    )
+    for given in (cores[:1], cores[-1:], cores):
+        ran = stage.run("/usr/bin/env", "python3", "-c", script, cores=given)
+        assert ran.stdout == f"{given} {len(given)} {len(given)}\n"
+
+
+def test_more_cores_than_were_granted_cannot_be_taken(stage: Stage) -> None:
+    if not stage.means.fences.pins_for_good:
+        pytest.skip("core pinning without control groups can be undone by the process itself")
+    cores = sorted(os.sched_getaffinity(0))
+    script = f"import os; os.sched_setaffinity(0, {cores}); print(len(os.sched_getaffinity(0)))"
+    ran = stage.run("/usr/bin/env", "python3", "-c", script, cores=cores[:1])
+    assert ran.stdout != f"{len(cores)}\n" or len(cores) == 1
+
+
+def test_a_closed_environment_leaves_no_folder_and_no_mount(stage: Stage) -> None:
+    stage.supervisor.open("goes")
+    running = stage.start("sleep", "1000", environment="goes")
+    stage.supervisor.close_environment("goes")
+    assert stage.until_over(running).over.end is End.STOPPED
+    assert not (stage.root / "environments" / "goes").exists()
+    assert "goes" not in open("/proc/self/mounts").read()  # noqa: SIM115, PTH123

@@ -1,0 +1,90 @@
+"""Escapes: whatever a backend promises to keep an action from, it does."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from sandbox_stage import Stage, processes_with, wait_until_gone
+
+from slackwater.sandbox.backends.port import Guarantee
+
+
+def needs(stage: Stage, guarantee: Guarantee) -> None:
+    if guarantee not in stage.means.backend.guarantees:
+        pytest.skip(f"{stage.means.backend.name} promises nothing about {guarantee} without root")
+
+
+def test_files_outside_cannot_be_written(stage: Stage) -> None:
+    needs(stage, "foreign files")
+    outside = stage.root / "outside"
+    outside.write_text("untouched")
+    for target in (outside, Path("/etc/slackwater-was-here"), Path("/usr/slackwater-was-here")):
+        ran = stage.sh(f"echo escaped > {target}")
+        assert ran.over.status != 0
+    assert outside.read_text() == "untouched"
+    assert not Path("/etc/slackwater-was-here").exists()
+
+
+def test_temporary_files_do_not_reach_the_machines(stage: Stage) -> None:
+    needs(stage, "foreign files")
+    stage.sh("for d in /tmp /var/tmp /dev/shm; do echo x > $d/slackwater-was-here; done")
+    for folder in ("/tmp", "/var/tmp", "/dev/shm"):
+        assert not Path(folder, "slackwater-was-here").exists()
+
+
+def test_a_neighbours_files_cannot_be_read(stage: Stage) -> None:
+    needs(stage, "neighbours' files")
+    stage.supervisor.open("secret", files={"answer": b"42"})
+    view = stage.root / "environments" / "secret" / "view"
+    for path in (view / "answer", "../../secret/view/answer", "/proc/1/root/etc/shadow"):
+        ran = stage.sh(f"cat {path}")
+        assert ran.over.status != 0
+        assert "42" not in ran.stdout
+    ran = stage.sh(f"ln -s {view}/answer link; cat link; rm link")
+    assert "42" not in ran.stdout
+    stage.supervisor.close_environment("secret")
+
+
+def test_the_network_is_out_of_reach_unless_granted(stage: Stage) -> None:
+    needs(stage, "network")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        dial = f"import socket; socket.create_connection(('127.0.0.1', {port}), 5); print('in')"
+        ran = stage.run("/usr/bin/env", "python3", "-c", dial)
+        assert (ran.stdout, ran.over.status) == ("", 1)
+        ran = stage.run("/usr/bin/env", "python3", "-c", dial, network=True)
+        assert ran.stdout == "in\n"
+
+
+def test_an_action_can_talk_to_itself_without_the_network(stage: Stage) -> None:
+    needs(stage, "network")
+    itself = (
+        "import socket\n"
+        "server = socket.create_server(('127.0.0.1', 0))\n"
+        "client = socket.create_connection(server.getsockname(), 5)\n"
+        "print('heard')\n"
+    )
+    assert stage.run("/usr/bin/env", "python3", "-c", itself).stdout == "heard\n"
+
+
+def test_neighbours_cannot_be_signalled(stage: Stage) -> None:
+    needs(stage, "signals")
+    stage.supervisor.open("victim")
+    victim = stage.start("sleep", "7011", environment="victim")
+    for _ in range(50):
+        stage.supervisor.step(0.1)
+        if processes_with("sleep 7011"):
+            break
+    pids = " ".join(str(pid) for pid in [*processes_with("sleep 7011"), os.getpid()])
+    stage.sh(f"kill -9 {pids}; kill -9 -1; true")
+    assert processes_with("sleep 7011")
+    stage.supervisor.stop(victim, "seen")
+    stage.until_over(victim)
+    stage.supervisor.close_environment("victim")
+    assert wait_until_gone("sleep 7011") == []
+
+
+def test_no_rights_come_from_programs_that_give_them(stage: Stage) -> None:
+    ran = stage.sh("grep NoNewPrivs /proc/self/status")
+    assert ran.stdout.split() == ["NoNewPrivs:", "1"]
