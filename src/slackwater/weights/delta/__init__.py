@@ -1,0 +1,1 @@
+"""What changed between two versions of a tensor, to the bit. The format: docs/delta-format.md."""

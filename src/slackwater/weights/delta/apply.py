@@ -1,0 +1,137 @@
+"""From an old part and a frame to the new part, in place; after an error the part is as it was."""
+
+from typing import Any
+
+import numpy as np
+
+from slackwater.weights.delta.checksum import (
+    CHUNK_WORDS,
+    KEYS,
+    checksum,
+    factor_of,
+    range_sum,
+    term_of,
+    word_of,
+)
+from slackwater.weights.delta.compiled import compiled, fetch_for_write
+from slackwater.weights.delta.encode import Elements
+from slackwater.weights.delta.frame import BLOCK, Form, Frame, refused, unpack
+from slackwater.weights.delta.places import block_places
+
+_ZERO, _ONE = np.uint64(0), np.uint64(1)
+_AHEAD = 32  # how many changes ahead memory is asked for
+
+
+def apply(part: Elements, data: bytes | memoryview, known_checksum: int | None = None) -> int:
+    """Make `part` what the frame in `data` says; its new checksum.
+
+    `known_checksum` is the part's checksum if the caller has kept it: then only what changes is read. Without
+    it the whole part is read once.
+    """
+    return apply_frame(part, unpack(data, part.size, part.dtype.itemsize), known_checksum)
+
+
+def apply_frame(part: Elements, frame: Frame, known_checksum: int | None = None) -> int:
+    """`apply` for a frame that is unpacked already."""
+    held = checksum(part.view(np.uint8)) if known_checksum is None else known_checksum
+    if held != frame.base_checksum:
+        raise refused("it stands on another version than this part's")
+    places, starts = block_places(frame)
+    values = _values(frame, part.dtype)
+    part_bytes = part.view(np.uint8)
+    moved = _write(part, part_bytes, places, starts, values, frame.form == Form.STEP, KEYS)
+    reached = (held + int(moved)) & ((1 << 64) - 1)
+    if reached != frame.checksum:
+        _restore(part, places, starts, values)
+        raise refused("its values do not make the version that it names")
+    return reached
+
+
+def _values(frame: Frame, dtype: "np.dtype[Any]") -> Elements:
+    planes = [np.frombuffer(plane, np.uint8) for plane in frame.planes]
+    if len(planes) == 1:
+        return planes[0].copy()
+    values = np.empty((len(planes[0]), len(planes)), np.uint8)
+    for byte, plane in enumerate(planes):
+        values[:, byte] = plane
+    return values.reshape(-1).view(dtype)
+
+
+@compiled
+def _write(
+    part: Any, part_bytes: Any, places: Any, starts: Any, values: Any, as_steps: Any, keys: Any
+) -> Any:
+    """Write the new elements and keep the old ones in `values`; how far the checksum moved."""
+    item, moved = part.itemsize, np.uint64(0)
+    for block in range(starts.size - 1):
+        first, stop, start = starts[block], starts[block + 1], block * BLOCK
+        size = min(part.size - start, BLOCK)
+        if first == stop:
+            continue
+        if stop - first == size:
+            moved -= range_sum(part_bytes, start * item, (start + size) * item, keys)
+            for i in range(size):
+                was = part[start + i]
+                part[start + i] = _stepped(was, values[first + i], as_steps)
+                values[first + i] = was
+            moved += range_sum(part_bytes, start * item, (start + size) * item, keys)
+        else:
+            moved += _write_block(
+                part, part_bytes, start, places, values, first, stop, as_steps, keys
+            )
+    return moved
+
+
+@compiled
+def _stepped(was: Any, value: Any, as_steps: Any) -> Any:
+    """The new element, from the old one and the value that was sent; its upper bits are to be cut off."""
+    if as_steps:
+        sent = np.uint64(value)
+        return np.uint64(was) + ((sent >> _ONE) ^ (_ZERO - (sent & _ONE)))
+    return np.uint64(value)
+
+
+@compiled
+def _write_block(
+    part: Any,
+    part_bytes: Any,
+    start: int,
+    places: Any,
+    values: Any,
+    first: int,
+    stop: int,
+    as_steps: Any,
+    keys: Any,
+) -> Any:
+    """One block that is not dense. The checksum follows word by word, chunk by chunk."""
+    item = part.itemsize
+    per_word, full = 8 // item, (_ONE << np.uint64(8 * item)) - _ONE
+    base = np.uintp(part.ctypes.data) + np.uintp(start * item)
+    moved, chunk, in_chunk = np.uint64(0), -1, np.uint64(0)
+    for i in range(first, stop):
+        ahead = min(i + _AHEAD, stop - 1)
+        fetch_for_write(base + np.uintp(np.int64(places[ahead]) * item))
+        place = start + np.int64(places[i])
+        word = place // per_word
+        before, shift = word_of(part_bytes, word), np.uint64(place % per_word * item * 8)
+        was = (before >> shift) & full
+        value = _stepped(was, values[i], as_steps) & full
+        after = before ^ ((was ^ value) << shift)
+        part[place] = value
+        values[i] = was
+        if word // CHUNK_WORDS != chunk:
+            moved += in_chunk * factor_of(chunk)
+            chunk, in_chunk = word // CHUNK_WORDS, np.uint64(0)
+        key = keys[word % CHUNK_WORDS]
+        in_chunk += term_of(after, key) - term_of(before, key)
+    return moved + in_chunk * factor_of(chunk)
+
+
+@compiled
+def _restore(part: Any, places: Any, starts: Any, values: Any) -> None:
+    """Put the old elements back, which `_write` kept in `values`."""
+    for block in range(starts.size - 1):
+        first, stop, start = starts[block], starts[block + 1], block * BLOCK
+        dense = stop - first == min(part.size - start, BLOCK)
+        for i in range(first, stop):
+            part[start + (i - first if dense else np.int64(places[i]))] = values[i]

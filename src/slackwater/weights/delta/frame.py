@@ -1,0 +1,170 @@
+"""The frame of one part: a header, then streams, each as it is or compressed. The format: docs/delta-format.md.
+
+Whatever the bytes, reading allocates no more than the reader's own part calls for: every length is checked
+against the number of elements before a byte is unpacked.
+"""
+
+import struct
+import zlib
+from dataclasses import dataclass
+from enum import IntEnum
+
+from slackwater.model.errors import ConfigError
+
+BLOCK = 1 << 16  # elements of a block; positions in it fit 16 bits
+BITMAP_BYTES = BLOCK // 8
+MAGIC = b"SWdf"
+FORMAT = 1
+_HEAD = struct.Struct("<4sBBBBQQQI")
+_STREAM = struct.Struct("<BII")
+HEAD_BYTES = _HEAD.size
+MAX_ELEMENTS = 1 << 31
+
+try:
+    import zstandard
+except (
+    ImportError
+):  # pragma: no cover  (frames are then written as they are, and such ones are read)
+    zstandard = None  # type: ignore[assignment]
+
+
+class Kind(IntEnum):
+    """How a block says which of its elements changed."""
+
+    NONE = 0
+    DENSE = 1
+    BITMAP = 2
+    GAPS = 3
+    RUNS = 4
+
+
+class Form(IntEnum):
+    """What a value is: the new element, or its zigzagged step from the old one (both as unsigned integers)."""
+
+    ELEMENT = 0
+    STEP = 1
+
+
+class DeltaError(ConfigError):
+    """These bytes are no delta of this part; the part is as it was."""
+
+
+def refused(why: str) -> DeltaError:
+    """The one error of a delta that cannot be used."""
+    return DeltaError(f"delta: {why}; pull the version whole or take the delta again")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame's content: per-block kinds, their sizes, the positions, and the values' bytes by significance."""
+
+    item_bytes: int
+    form: Form
+    elements: int
+    base_checksum: int
+    checksum: int
+    kinds: bytes
+    sizes: bytes
+    positions: bytes
+    planes: tuple[bytes, ...]
+
+
+def pack(frame: Frame) -> bytes:
+    """The frame's bytes; streams are compressed where that pays."""
+    table, body = [], []
+    for stream in (frame.kinds, frame.sizes, frame.positions):
+        table.append(_STREAM.pack(0, len(stream), len(stream)))
+        body.append(stream)
+    for plane in frame.planes:
+        coding, stored = _squeezed(plane)
+        table.append(_STREAM.pack(coding, len(plane), len(stored)))
+        body.append(stored)
+    content = b"".join((*table, *body))
+    head = _HEAD.pack(
+        MAGIC,
+        FORMAT,
+        frame.item_bytes,
+        frame.form,
+        0,
+        frame.elements,
+        frame.base_checksum,
+        frame.checksum,
+        zlib.crc32(content),
+    )
+    return head + content
+
+
+def unpack(data: bytes | memoryview, elements: int, item_bytes: int) -> Frame:
+    """The frame in `data`, which must be of a part with this many elements of this size."""
+    view = memoryview(data).cast("B")
+    if len(view) < HEAD_BYTES:
+        raise refused(f"{len(view)} bytes are no frame")
+    magic, version, item, form, zero, count, base, result, crc = _HEAD.unpack(view[:HEAD_BYTES])
+    if magic != MAGIC or version != FORMAT or zero != 0 or form not in (0, 1):
+        raise refused("it does not begin as a frame of format 1")
+    if (count, item) != (elements, item_bytes):
+        raise refused(
+            f"it is of {count} elements of {item} bytes, the part has {elements} of {item_bytes}"
+        )
+    content = view[HEAD_BYTES:]
+    if zlib.crc32(content) != crc:
+        raise refused("its bytes are not as written")
+    kinds, sizes, positions, *planes = _streams(content, elements, item_bytes)
+    return Frame(item, Form(form), count, base, result, kinds, sizes, positions, tuple(planes))
+
+
+def _streams(content: memoryview, elements: int, item_bytes: int) -> list[bytes]:
+    blocks = -(-elements // BLOCK)
+    limits = [2 * blocks, 6 * blocks, blocks * BITMAP_BYTES, *[elements] * item_bytes]
+    start = _STREAM.size * len(limits)
+    if len(content) < start:
+        raise refused("its table of streams is cut")
+    streams = []
+    for number, limit in enumerate(limits):
+        coding, raw, stored = _STREAM.unpack_from(content, number * _STREAM.size)
+        if raw > limit or stored > len(content) - start:
+            raise refused(f"stream {number} has {raw} bytes, more than {limit} or than are there")
+        streams.append(_unsqueezed(content[start : start + stored], coding, raw))
+        start += stored
+    if start != len(content):
+        raise refused(f"{len(content) - start} bytes follow its last stream")
+    return streams
+
+
+_SAMPLE = 1 << 16
+
+
+def _squeezed(plane: bytes) -> tuple[int, bytes]:
+    """(1, compressed) if that is at least 3 % smaller, else (0, as it is)."""
+    if zstandard is None or len(plane) < 64:
+        return 0, plane
+    compressor = zstandard.ZstdCompressor(
+        level=1, write_checksum=False, write_content_size=True, write_dict_id=False
+    )
+    if len(plane) > 4 * _SAMPLE:
+        middle = len(plane) // 2
+        sample = plane[:_SAMPLE] + plane[middle : middle + _SAMPLE]
+        if len(compressor.compress(sample)) > 0.97 * len(sample):
+            return 0, plane
+    found = compressor.compress(plane)
+    return (1, found) if len(found) < 0.97 * len(plane) else (0, plane)
+
+
+def _unsqueezed(stored: memoryview, coding: int, raw: int) -> bytes:
+    if coding == 0:
+        if len(stored) != raw:
+            raise refused(f"a stream of {raw} bytes is stored in {len(stored)}")
+        return bytes(stored)
+    if coding != 1 or zstandard is None:
+        raise refused(f"stream coding {coding} is unknown here")
+    try:
+        if zstandard.frame_content_size(stored) != raw:
+            raise refused("a compressed stream is not of the size that it names")
+        found = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompress(
+            stored, max_output_size=raw
+        )
+    except zstandard.ZstdError as error:
+        raise refused(f"a compressed stream is damaged ({error})") from None
+    if len(found) != raw:
+        raise refused("a compressed stream is cut")
+    return found

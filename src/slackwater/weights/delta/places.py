@@ -1,0 +1,180 @@
+"""Which elements a frame changes, read from its streams; anything that does not fit together is refused."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slackwater.weights.delta.compiled import compiled, ones
+from slackwater.weights.delta.frame import BLOCK, Frame, Kind, refused
+from slackwater.weights.delta.positions import read_numbers
+
+_NONE, _DENSE, _BITMAP = int(Kind.NONE), int(Kind.DENSE), int(Kind.BITMAP)
+_GAPS, _RUNS = int(Kind.GAPS), int(Kind.RUNS)
+
+
+def block_places(frame: Frame) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
+    """The changed places within their blocks, and where each block's begin.
+
+    `starts[b]` is the first value of block b, and the last of `starts` the number of values. The places are
+    indexed like the values; for a dense block nothing is filled in.
+    """
+    kinds = np.frombuffer(frame.kinds, "<u2")
+    blocks = -(-frame.elements // BLOCK)
+    if len(kinds) != blocks or len(frame.sizes) % 2:
+        raise refused(f"it names the kinds of {len(kinds)} blocks, not of {blocks}")
+    sizes = np.frombuffer(frame.sizes, "<u2")
+    bits = np.zeros(len(frame.positions) + 8, np.uint8)  # reading goes a word at a time
+    bits[:-8] = np.frombuffer(frame.positions, np.uint8)
+    starts = np.empty(blocks + 1, np.int64)
+    count = int(_counted(kinds, sizes, bits, frame.elements, starts))
+    if count < 0 or any(len(plane) != count for plane in frame.planes):
+        raise refused("its blocks and its streams do not fit together")
+    places = np.empty(count, np.uint16)
+    if not _placed(kinds, sizes, bits, frame.elements, starts, places):
+        raise refused("a block's positions are damaged")
+    return places, starts
+
+
+@compiled
+def _counted(kinds: Any, sizes: Any, bits: Any, elements: Any, starts: Any) -> Any:
+    """Fill in where each block's values begin; how many values in all, or -1 if the streams do not fit."""
+    end: Any = bits.size - 8
+    sized: Any = 0
+    at: Any = 0
+    values: Any = 0
+    for block in range(kinds.size):
+        kind, size = kinds[block] & 7, min(elements - block * BLOCK, BLOCK)
+        starts[block] = values
+        count, used, read = np.int64(0), np.int64(0), 0
+        if kind == _DENSE:
+            count = np.int64(size)
+        elif kind == _BITMAP:
+            used = np.int64((size + 7) // 8)
+            for byte in range(at, min(at + used, end)):
+                count += ones(np.uint64(bits[byte]))
+        elif kind == _GAPS:
+            read = 2
+            count, used = _gaps_size(kinds[block], sizes, sized)
+        elif kind == _RUNS:
+            read = 3
+            count, used = _runs_size(kinds[block], sizes, sized, bits, at)
+        elif kind != _NONE:
+            return -1
+        sized, at = sized + read, at + used
+        if count < 0 or count > size or at > end:
+            return -1
+        values += count
+    starts[kinds.size] = values
+    return values if sized == sizes.size and at == end else -1
+
+
+@compiled
+def _gaps_size(kind: Any, sizes: Any, sized: Any) -> Any:
+    """The changes of a block of gaps and the bytes of its positions; a negative count if they do not fit."""
+    k = np.int64((kind >> 3) & 31)
+    if sized + 2 > sizes.size or k > 15:
+        return np.int64(-1), np.int64(0)
+    count = np.int64(sizes[sized]) + 1
+    return count, (count * k + 7) // 8 + np.int64(sizes[sized + 1])
+
+
+@compiled
+def _run_sections(kind: Any, sizes: Any, sized: Any, at: Any) -> Any:
+    """Where the four sections of a block of runs end: low bits of gaps and of lengths, then the rest of each."""
+    k, length_k = np.int64((kind >> 3) & 31), np.int64(kind >> 8)
+    runs = np.int64(sizes[sized]) + 1
+    one = at + (runs * k + 7) // 8
+    two = one + (runs * length_k + 7) // 8
+    three = two + np.int64(sizes[sized + 1])
+    return one, two, three, three + np.int64(sizes[sized + 2])
+
+
+@compiled
+def _runs_size(kind: Any, sizes: Any, sized: Any, bits: Any, at: Any) -> Any:
+    """The changes of a block of runs and the bytes of its positions; a negative count if they do not fit."""
+    bad = np.int64(-1), np.int64(0)
+    if sized + 3 > sizes.size or ((kind >> 3) & 31) > 15 or (kind >> 8) > 15:
+        return bad
+    runs = np.int64(sizes[sized]) + 1
+    one, _, three, end = _run_sections(kind, sizes, sized, at)
+    if end > bits.size - 8:
+        return bad
+    lengths = np.empty(runs, np.int32)
+    if not read_numbers(bits, one, three, end, runs, np.int64(kind >> 8), lengths):
+        return bad
+    count = runs
+    for i in range(runs):
+        count += lengths[i]
+    return count, end - at
+
+
+@compiled
+def _placed(kinds: Any, sizes: Any, bits: Any, elements: Any, starts: Any, places: Any) -> Any:
+    """Fill in the places of every block that is not dense; whether all lie in their blocks."""
+    sized: Any = 0
+    at: Any = 0
+    gaps, lengths = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)
+    for block in range(kinds.size):
+        kind, size = kinds[block] & 7, min(elements - block * BLOCK, BLOCK)
+        out, stop = starts[block], starts[block + 1]
+        well = True
+        if kind == _BITMAP:
+            well = _place_bitmap(bits, at, size, places, out)
+            at += (size + 7) // 8
+        elif kind == _GAPS:
+            k = np.int64((kinds[block] >> 3) & 31)
+            unary = at + ((stop - out) * k + 7) // 8
+            end = unary + np.int64(sizes[sized + 1])
+            well = read_numbers(bits, at, unary, end, stop - out, k, gaps)
+            well = well and _place_gaps(gaps, stop - out, size, places, out)
+            at, sized = end, sized + 2
+        elif kind == _RUNS:
+            one, two, three, end = _run_sections(kinds[block], sizes, sized, at)
+            runs, k = np.int64(sizes[sized]) + 1, np.int64((kinds[block] >> 3) & 31)
+            well = read_numbers(bits, at, two, three, runs, k, gaps)
+            well = well and read_numbers(
+                bits, one, three, end, runs, np.int64(kinds[block] >> 8), lengths
+            )
+            well = well and _place_runs(gaps, lengths, runs, size, places, out)
+            at, sized = end, sized + 3
+        if not well:
+            return False
+    return True
+
+
+@compiled
+def _place_bitmap(bits: Any, at: Any, size: Any, places: Any, out: Any) -> Any:
+    for byte in range((size + 7) // 8):
+        held = bits[at + byte]
+        for bit in range(8):
+            if held >> bit & 1:
+                if byte * 8 + bit >= size:
+                    return False
+                places[out] = byte * 8 + bit
+                out += 1
+    return True
+
+
+@compiled
+def _place_gaps(gaps: Any, count: Any, size: Any, places: Any, out: Any) -> Any:
+    place = np.int64(-1)
+    for i in range(count):
+        place += np.int64(gaps[i]) + 1
+        if place >= size:
+            return False
+        places[out + i] = place
+    return True
+
+
+@compiled
+def _place_runs(gaps: Any, lengths: Any, runs: Any, size: Any, places: Any, out: Any) -> Any:
+    place = np.int64(0)
+    for run in range(runs):
+        place += gaps[run]
+        if place + lengths[run] >= size:
+            return False
+        for _ in range(lengths[run] + 1):
+            places[out] = place
+            out, place = out + 1, place + 1
+    return True
