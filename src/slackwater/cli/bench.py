@@ -33,6 +33,7 @@ BENCHES: dict[str, str] = {
     "rollout_kills": "rollout.kills",
     "migrate": "rollout.migrate",
     "agreement": "rollout.agreement",
+    "delta": "weights.delta",
 }
 
 app = typer.Typer(add_completion=False)
