@@ -10,7 +10,8 @@ import pytest
 from slackwater.bench.rollout.live_fleet import BASE, BASE_VERSION, FleetPlan, LiveFleet
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import InstanceId, TrajectoryId, TurnId
-from slackwater.model.turn import Sampling, TurnSpec
+from slackwater.model.sampling import Sampling
+from slackwater.model.turn import TurnSpec
 from slackwater.zoo.tiny import make_model
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]

@@ -13,7 +13,8 @@ from slackwater.bench.rollout.live_fleet import BASE, BASE_VERSION
 from slackwater.control.rollout.books import Books
 from slackwater.model.errors import UnavailableError
 from slackwater.model.ids import InstanceId, TrajectoryId, TurnId, WorkerId
-from slackwater.model.turn import FinishReason, Sampling, TurnSpec
+from slackwater.model.sampling import Sampling
+from slackwater.model.turn import FinishReason, TurnSpec
 from slackwater.runtime.launch.supervisor import WorkerPlan, spawn_worker
 from slackwater.zoo.tiny import make_model
 

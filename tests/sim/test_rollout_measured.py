@@ -10,7 +10,8 @@ from slackwater.control.rollout.commands import AbortOn, Dispatch
 from slackwater.control.rollout.events import InstanceLost, TokensArrived, TurnEnded, TurnSubmitted
 from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.model.ids import InstanceId, JobId, TrajectoryId, TurnId
-from slackwater.model.turn import AttemptId, FinishReason, Sampling, TurnSpec
+from slackwater.model.sampling import Sampling
+from slackwater.model.turn import AttemptId, FinishReason, TurnSpec
 from slackwater.sim.rollout.measured_cost import MeasuredCost
 from slackwater.sim.rollout.one_step import simulate_step
 

@@ -17,15 +17,16 @@ MAY_IMPORT = {
     "timeline": "model",
     "sim": "model policy control timeline",
     "runtime": "model policy control wire",
-    "serve": "model wire runtime",
+    "serve": "model wire runtime grammar",
     "nets": "model",
     "tensors": "model",
     "zoo": "model nets tensors",
     "engine": "model nets",
+    "grammar": "model",
     "training": "model nets tensors",
     "weights": "model wire tensors",
     "sandbox": "model wire",
-    "worker": "model wire nets tensors weights engine training zoo sandbox",
+    "worker": "model wire nets tensors weights engine training zoo sandbox grammar",
     "rl": "model",
 }
 FREE = {"cli", "bench"}

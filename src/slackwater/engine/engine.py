@@ -10,7 +10,9 @@ from torch import Tensor
 from slackwater.engine.block_pool import BlockPool, root
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.executor import Executor
+from slackwater.engine.guide import Guide, Guides
 from slackwater.engine.request import (
+    Failed,
     Finished,
     GenerationRequest,
     PromptScores,
@@ -24,6 +26,7 @@ from slackwater.engine.slots import SlotTable
 from slackwater.engine.stopping import Decode, completes_stop_string
 from slackwater.engine.versions import VersionStore
 from slackwater.model.errors import ConfigError
+from slackwater.model.sampling import Sampling
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.lora import LoraSpec
 
@@ -40,7 +43,7 @@ def default_executor(net: CausalLM, config: EngineConfig) -> Executor:
 
 
 class Engine:
-    """Synchronous. `decode` turns token ids into text; it is needed for stop strings only."""
+    """Synchronous. `decode` turns token ids into text, for stop strings; `guides` follow grammars."""
 
     def __init__(
         self,
@@ -49,6 +52,7 @@ class Engine:
         decode: Decode | None = None,
         eos_token_ids: ListLike[int] = (),
         executor: Executor | None = None,
+        guides: Guides | None = None,
     ) -> None:
         self.config = config
         self._vocab_size = net.config.vocab_size
@@ -65,6 +69,7 @@ class Engine:
         self._scheduler = Scheduler(self._slots, self._blocks, config.max_step_tokens)
         self._runner = Runner(self._slots, self._scheduler, self._executor)
         self._decode, self._eos = decode, frozenset(eos_token_ids)
+        self._guides = guides
         self._sequences: dict[int, Sequence] = {}
         self._done_on_arrival: list[Finished] = []
         self._arrivals = 0
@@ -82,13 +87,15 @@ class Engine:
         self._check(request)
         params = request.params
         eos = frozenset() if params.ignore_eos else self._eos
+        stop_ids = eos.union(params.stop_token_ids)
         sequence = Sequence(
             request=request,
             order=self._arrivals,
             version=version,
-            stop_ids=eos.union(params.stop_token_ids),
+            stop_ids=stop_ids,
             names=[root(request.version, version.generation)],
             scoring=PromptScoring.of(request) if request.scores_prompt else None,
+            guide=self._guide(request, stop_ids),
         )
         self._arrivals += 1
         done = sequence.finished_before_running(self.max_context)
@@ -120,12 +127,14 @@ class Engine:
         self._tokens_sampled += len(sampled.slots)
         request_ids = self._slots.request_id[sampled.slots]
         scores = self._finished_scores(plan)
-        finished = [*early, *self._settle(sampled), *self._scored_only(plan)]
+        ended, failed = self._settle(sampled)
+        finished = [*early, *ended, *self._scored_only(plan)]
         return StepOutput(
             request_ids,
             sampled.tokens.astype(np.uint32),
             sampled.logprobs,
             tuple(finished),
+            tuple(failed),
             scores,
             {int(self._slots.request_id[slot]): top for slot, top in sampled.top.items()},
         )
@@ -195,10 +204,30 @@ class Engine:
         if request.params.stop_strings and self._decode is None:
             strings = request.params.stop_strings
             raise ConfigError.of("stop_strings", strings, "need a tokenizer; give token ids")
+        self._check_tokens(request.params)
         for name in ("topk_logprobs", "topk_prompt_logprobs"):
             if getattr(request, name) > self._vocab_size:
                 fix = f"must be at most {self._vocab_size}"
                 raise ConfigError.of(name, getattr(request, name), fix)
+
+    def _check_tokens(self, params: Sampling) -> None:
+        """Tokens that a request names must be there."""
+        biased = [token for token, _ in params.logit_bias]
+        for name, tokens in (
+            ("logit_bias", biased),
+            ("allowed_token_ids", params.allowed_token_ids),
+        ):
+            bad = [token for token in tokens if not 0 <= token < self._vocab_size]
+            if bad:
+                raise ConfigError.of(f"{name}: token", bad[0], f"must be below {self._vocab_size}")
+
+    def _guide(self, request: GenerationRequest, ends: frozenset[int]) -> Guide | None:
+        grammar = request.params.grammar
+        if grammar is None:
+            return None
+        if self._guides is None:
+            raise ConfigError.of(grammar.kind, "...", "needs a tokenizer; this model has none")
+        return self._guides.guide(grammar, request.generated, ends)
 
     def _forget(self, sequence: Sequence) -> None:
         self._scheduler.remove(sequence)
@@ -206,20 +235,45 @@ class Engine:
         self._tokens_cached += sequence.cached_tokens
         del self._sequences[sequence.request.request_id]
 
-    def _settle(self, sampled: Sampled) -> list[Finished]:
-        """Append the new tokens, and end the requests that they end."""
+    def _settle(self, sampled: Sampled) -> tuple[list[Finished], list[Failed]]:
+        """Append the new tokens, and end the requests that they end or that cannot go on."""
         table, slots, tokens = self._slots, sampled.slots, sampled.tokens
         at = table.length[slots]
         table.tokens[slots, at] = tokens
         table.length[slots] = at + 1
         stopped = (table.stops[slots] == tokens[:, None]).any(axis=1)
-        for row in np.nonzero(table.has_strings[slots])[0].tolist():
-            stopped[row] = stopped[row] or self._hits_string(int(slots[row]))
+        failed = []
+        for row in np.nonzero(table.watched[slots])[0].tolist():
+            slot = int(slots[row])
+            stopped[row] = self._stops_by_text(slot, int(tokens[row])) or stopped[row]
+            if (error := self._failure(slot)) is not None:
+                failed.append(self._fail(slot, error))
         ended = stopped | (at + 1 >= table.limit[slots])
         return [
             self._end(slot, "stop" if stop else "length")
             for slot, stop in zip(slots[ended].tolist(), stopped[ended].tolist(), strict=True)
-        ]
+            if not failed or self._scheduler.runs(slot)
+        ], failed
+
+    def _stops_by_text(self, slot: int, token: int) -> bool:
+        """Whether the newest token completes a stop string, or an answer after which nothing can follow."""
+        sequence = self._scheduler.sequence(slot)
+        params = sequence.request.params
+        if sequence.guide is not None:
+            sequence.guide.advance(token)
+            if sequence.guide.stopped:
+                return True
+        made = int(self._slots.length[slot]) - len(sequence.request.prompt)
+        return bool(params.stop_strings) and made >= params.min_tokens and self._hits_string(slot)
+
+    def _failure(self, slot: int) -> str | None:
+        guide = self._scheduler.sequence(slot).guide
+        return None if guide is None else guide.failed
+
+    def _fail(self, slot: int, error: str) -> Failed:
+        sequence = self._scheduler.sequence(slot)
+        self._forget(sequence)
+        return Failed(sequence.request.request_id, error)
 
     def _end(self, slot: int, reason: StopReason) -> Finished:
         sequence = self._scheduler.sequence(slot)

@@ -55,6 +55,12 @@ class SamplingColumns:
     top_k: NDArray[np.int64]
     uniform: NDArray[np.float32]
 
+    def take(self, rows: NDArray[np.int64]) -> "SamplingColumns":
+        """These rows alone."""
+        return SamplingColumns(
+            self.temperature[rows], self.top_p[rows], self.top_k[rows], self.uniform[rows]
+        )
+
 
 class Executor(Protocol):
     """A device that holds the cache of one model shape."""

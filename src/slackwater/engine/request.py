@@ -7,38 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.model.errors import ConfigError
+from slackwater.model.sampling import Sampling
 
 StopReason = Literal["stop", "length"]
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How to sample. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 truncate nothing.
-
-    `max_tokens` 0 scores the prompt only. A stop token ends the output and is part of it, as are
-    the tokens of a stop string; the engine's end-of-sequence tokens stop too, unless `ignore_eos`.
-    """
-
-    max_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int = 0
-    stop_token_ids: tuple[int, ...] = ()
-    stop_strings: tuple[str, ...] = ()
-    ignore_eos: bool = False
-
-    def __post_init__(self) -> None:
-        if self.max_tokens < 0:
-            raise ConfigError.of("max_tokens", self.max_tokens, "must not be negative")
-        if not 0 <= self.temperature < float("inf"):
-            raise ConfigError.of("temperature", self.temperature, "must be 0 or above, and finite")
-        if not 0 < self.top_p <= 1:
-            raise ConfigError.of("top_p", self.top_p, "must be above 0 and at most 1")
-        if self.top_k < 0:
-            raise ConfigError.of("top_k", self.top_k, "must not be negative (0 is no limit)")
-        if "" in self.stop_strings:
-            raise ConfigError.of("stop_strings", "", "must not hold an empty string")
+SamplingParams = Sampling  # its name for those who know the engine alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +22,7 @@ class GenerationRequest:
 
     request_id: int
     prompt: tuple[int, ...]
-    params: SamplingParams
+    params: Sampling
     version: str
     generated: tuple[int, ...] = ()
     prompt_logprobs: bool = False
@@ -100,6 +72,14 @@ class Finished:
     prompt_cached_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A request that cannot go on, anywhere: its grammar could not be followed any further."""
+
+    request_id: int
+    error: str
+
+
 def _no_ids() -> NDArray[np.uint32]:
     return np.empty(0, np.uint32)
 
@@ -113,12 +93,13 @@ class StepOutput:
     """One step of all requests, by column: row i is one new token of `request_ids[i]`.
 
     A log-prob is of the token under the whole distribution at the request's temperature, before
-    top-k and top-p cut it (at temperature 0: under the model's own). `top[request_id]` has one row.
+    anything shapes or cuts it (at temperature 0: under the model's own). `top[request_id]` has one row.
     """
 
     request_ids: NDArray[np.uint32] = field(default_factory=_no_ids)
     tokens: NDArray[np.uint32] = field(default_factory=_no_ids)
     logprobs: NDArray[np.float32] = field(default_factory=_no_logprobs)
     finished: tuple[Finished, ...] = ()
+    failed: tuple[Failed, ...] = ()
     prompt_scores: tuple[PromptScores, ...] = ()
     top: dict[int, TopTokens] = field(default_factory=dict)

@@ -12,6 +12,7 @@ from slackwater.engine.random_stream import uniforms
 from slackwater.engine.request import TopTokens
 from slackwater.engine.scheduler import Scheduler, StepPlan, WeightGroup
 from slackwater.engine.sequence import PromptScoring
+from slackwater.engine.shaping import Shaper
 from slackwater.engine.slots import SlotTable
 from slackwater.nets.causal_lm import CausalLM
 
@@ -34,6 +35,7 @@ class Runner:
 
     def __init__(self, slots: SlotTable, scheduler: Scheduler, executor: Executor) -> None:
         self._slots, self._scheduler, self._executor = slots, scheduler, executor
+        self._shaper = Shaper(slots, scheduler)
 
     def run(self, plan: StepPlan) -> Sampled:
         """Compute the plan's tokens, score the prompts among them and sample where one is due."""
@@ -106,6 +108,10 @@ class Runner:
             uniforms(table.key[slots], table.length[slots]),
         )
         tokens, logprobs = self._executor.sample(logits, columns)
+        shaped = np.nonzero(table.shaped[slots])[0]
+        if len(shaped):
+            tokens, logprobs = tokens.copy(), logprobs.copy()
+            self._sample_shaped(slots, logits, columns, shaped, tokens, logprobs)
         top = {}
         for row in np.nonzero(table.top_tokens[slots])[0].tolist():
             slot = int(slots[row])
@@ -113,6 +119,27 @@ class Runner:
             k = int(table.top_tokens[slot])
             top[slot] = top_tokens(torch.log_softmax(logits[row : row + 1] / heat, -1), k)
         return Sampled(slots, tokens, logprobs, top)
+
+    def _sample_shaped(
+        self,
+        slots: NDArray[np.int64],
+        logits: Tensor,
+        columns: SamplingColumns,
+        rows: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+        logprobs: NDArray[np.float32],
+    ) -> None:
+        """Draw these rows from their logits as shaped; log-probs stay the model's own."""
+        plain = logits[torch.from_numpy(rows).to(logits.device)]
+        shaped = self._shaper.shape(slots[rows], plain)
+        chosen, _ = self._executor.sample(shaped, columns.take(rows))
+        for place, row in enumerate(rows.tolist()):
+            token = int(chosen[place])
+            if shaped[place, token] == float("-inf"):  # by rounding, once in millions of draws
+                token = int(shaped[place].argmax())
+            heat = float(columns.temperature[row]) or 1.0
+            own = torch.log_softmax(plain[place : place + 1].float() / heat, -1)
+            tokens[row], logprobs[row] = token, float(own[0, token])
 
     def _score(
         self,

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.engine.block_pool import Digest, chain
+from slackwater.engine.guide import Guide
 from slackwater.engine.request import Finished, GenerationRequest, PromptScores, TopTokens
 from slackwater.engine.versions import Version
 
@@ -42,6 +43,7 @@ class Sequence:
     stop_ids: frozenset[int]
     names: list[Digest]
     scoring: PromptScoring | None
+    guide: Guide | None = None
     cached_tokens: int = 0
     slot: int | None = None
 
@@ -73,6 +75,8 @@ class Sequence:
         if self.scoring is not None:
             return None
         if request.generated and request.generated[-1] in self.stop_ids:
+            return Finished(request.request_id, "stop")
+        if self.guide is not None and self.guide.stopped:
             return Finished(request.request_id, "stop")
         limit = min(len(request.prompt) + request.params.max_tokens, context)
         if self.known_tokens >= limit:

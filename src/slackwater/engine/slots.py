@@ -27,7 +27,8 @@ class SlotTable:
         self.top_p = np.ones(slots, np.float32)
         self.top_k = np.zeros(slots, np.int64)
         self.stops = np.full((slots, _STOP_WIDTH), -1, np.int64)
-        self.has_strings = np.zeros(slots, np.bool_)
+        self.watched = np.zeros(slots, np.bool_)  # may end by more than a stop token
+        self.shaped = np.zeros(slots, np.bool_)
         self.scored = np.zeros(slots, np.bool_)
         self.top_tokens = np.zeros(slots, np.int64)
         self._free = list(range(slots - 1, -1, -1))
@@ -54,7 +55,8 @@ class SlotTable:
         self.top_p[slot], self.top_k[slot] = params.top_p, params.top_k
         self._set_stops(slot, stop_ids)
         self.scored[slot] = scored
-        self.has_strings[slot] = bool(params.stop_strings)
+        self.watched[slot] = bool(params.stop_strings) or params.grammar is not None
+        self.shaped[slot] = params.shaped
         self.top_tokens[slot] = request.topk_logprobs
         return slot
 

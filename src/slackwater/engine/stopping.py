@@ -7,7 +7,7 @@ _SLACK_TOKENS = 8  # a character may span tokens, and a tokenizer may merge spac
 
 
 def completes_stop_string(
-    tokens: Sequence[int], stop_strings: tuple[str, ...], decode: Decode
+    tokens: Sequence[int], stop_strings: Sequence[str], decode: Decode
 ) -> bool:
     """Whether the text of `tokens` holds a stop string; asked after every token.
 

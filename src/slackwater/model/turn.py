@@ -7,6 +7,7 @@ from typing import NewType
 
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import JobId, TrajectoryId, TurnId
+from slackwater.model.sampling import Sampling as Sampling
 
 # One dispatch of one turn to one instance; unique for the life of a manager, and the request id that
 # the engine sees. A reply that names an older attempt is late and is discarded.
@@ -18,26 +19,6 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How tokens are drawn. `max_tokens` counts every token of the turn, wherever it was sampled."""
-
-    max_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int = 0
-    stop_token_ids: Sequence[int] = ()
-    stop_strings: Sequence[str] = ()
-    prompt_logprobs: bool = False
-    topk_prompt_logprobs: int = 0
-    topk_logprobs: int = 0
-
-    def __post_init__(self) -> None:
-        if self.max_tokens <= 0:
-            raise ConfigError.of("sampling: max_tokens", self.max_tokens, "must be above 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +43,6 @@ class TurnSpec:
     def __post_init__(self) -> None:
         if len(self.prompt) == 0:
             raise ConfigError.of(f"turn {self.turn}: prompt", [], "must hold at least one token")
+        if self.sampling.max_tokens <= 0:
+            most = self.sampling.max_tokens
+            raise ConfigError.of("sampling: max_tokens", most, "must be above 0")

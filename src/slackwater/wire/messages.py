@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from slackwater.model.turn import Sampling
+from slackwater.model.sampling import Sampling
 from slackwater.wire.frames import FrameError, FrameKind, encode_frame
 
 PROTOCOL = 1

@@ -11,9 +11,11 @@ import torch
 
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.engine import Engine
-from slackwater.engine.request import GenerationRequest, PromptScores, SamplingParams, StepOutput
+from slackwater.engine.request import GenerationRequest, PromptScores, StepOutput
+from slackwater.grammar.guides import GrammarGuides
 from slackwater.model.errors import ConfigError, SlackwaterError
 from slackwater.model.instance import InstanceKind
+from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net
 from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.port import WeightStore
@@ -130,25 +132,21 @@ class EngineWorker:
                     messages.Ended(ended.request_id, ended.reason, total, request.version)
                 )
             )
+        for failed in output.failed:
+            self._requests.pop(failed.request_id)
+            made.pop(failed.request_id)
+            refused = messages.GenerateRefused(failed.request_id, failed.error, True)
+            frames.append(messages.encode(refused))
         if frames:
             self._connection.send(*frames)
 
 
 def _request(message: messages.Generate) -> GenerationRequest:
     sampling = message.sampling
-    params = SamplingParams(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        seed=sampling.seed,
-        stop_token_ids=tuple(sampling.stop_token_ids),
-        stop_strings=tuple(sampling.stop_strings),
-    )
     return GenerationRequest(
         request_id=message.request,
         prompt=tuple(np.frombuffer(message.prompt, "<u4").tolist()),
-        params=params,
+        params=sampling,
         version=message.version,
         generated=tuple(np.frombuffer(message.generated, "<u4").tolist()),
         prompt_logprobs=message.score_prompt,
@@ -190,6 +188,12 @@ def _decoder(model: Path) -> Callable[[Sequence[int]], str] | None:
     return decode
 
 
+def _guides(model: Path, shape: NetConfig) -> GrammarGuides | None:
+    """For answers of a given form; None if the model brings no tokenizer."""
+    file = model / "tokenizer.json"
+    return GrammarGuides(file, shape.vocab_size, shape.eos_token_ids) if file.is_file() else None
+
+
 def _heartbeat_gauges(engine: Engine) -> dict[str, float]:
     gauges = engine.gauges()
     block_tokens = engine.capacity_tokens / max(gauges["kv_blocks_total"], 1.0)
@@ -210,7 +214,7 @@ def _engine(options: argparse.Namespace) -> Engine:
         max_full_versions=_MAX_VERSIONS + _VERSIONS_IN_PASSING,
         base_version=options.base_version,
     )
-    return Engine(net, config, _decoder(model))
+    return Engine(net, config, _decoder(model), guides=_guides(model, net.config))
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from slackwater.model.sampling import Sampling
 from slackwater.nets.attention import PackedCausalAttention
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.config import NetConfig
@@ -54,7 +55,7 @@ def prompt(seed: int, length: int) -> tuple[int, ...]:
 
 
 def requests(count: int, **params: object) -> list[object]:
-    from slackwater.engine.request import GenerationRequest, SamplingParams
+    from slackwater.engine.request import GenerationRequest
 
     lengths = (1, 5, 63, 64, 65, 130, 511, 512, 513, 1500, 2900)
     settings = {"max_tokens": 70} | params
@@ -62,7 +63,7 @@ def requests(count: int, **params: object) -> list[object]:
         GenerationRequest(
             i,
             prompt(i, lengths[i % len(lengths)]),
-            SamplingParams(seed=i, **settings),  # type: ignore[arg-type]
+            Sampling(seed=i, **settings),  # type: ignore[arg-type]
             "base",
             prompt_logprobs=i % 3 == 0,
         )
@@ -139,7 +140,7 @@ def test_adapters_and_full_versions_give_their_own_outputs(net: CausalLM) -> Non
 
     from slackwater.engine.config import EngineConfig
     from slackwater.engine.engine import Engine
-    from slackwater.engine.request import GenerationRequest, SamplingParams
+    from slackwater.engine.request import GenerationRequest
 
     engine = Engine(net, EngineConfig(**SETTINGS))  # type: ignore[arg-type]
     spec = LoraSpec(8)
@@ -150,7 +151,7 @@ def test_adapters_and_full_versions_give_their_own_outputs(net: CausalLM) -> Non
     engine.put_version("tuned", adapter.tensors, lora=spec)
     other = load_net(CONFIG, dtype=torch.bfloat16, device="cuda", seed=9)
     engine.put_version("other", net_tensors(other))
-    params = SamplingParams(max_tokens=20, seed=3)
+    params = Sampling(max_tokens=20, seed=3)
     names = ("base", "tuned", "other")
     found = run(
         engine, *(GenerationRequest(i, prompt(1, 90), params, v) for i, v in enumerate(names))

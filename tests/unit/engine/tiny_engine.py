@@ -11,9 +11,9 @@ from slackwater.engine.request import (
     Finished,
     GenerationRequest,
     PromptScores,
-    SamplingParams,
     TopTokens,
 )
+from slackwater.model.sampling import Sampling
 from slackwater.nets.attention import PackedCausalAttention
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.config import NetConfig
@@ -73,7 +73,7 @@ def request(
     return GenerationRequest(
         request_id,
         tokens,
-        SamplingParams(**({"max_tokens": 12} | params)),  # type: ignore[arg-type]
+        Sampling(**({"max_tokens": 12} | params)),  # type: ignore[arg-type]
         version,
         generated,
         prompt_logprobs,

@@ -9,7 +9,8 @@ import pytest
 from slackwater.control.rollout.manager import RolloutManager
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import JobId, TrajectoryId, TurnId, WorkerId
-from slackwater.model.turn import Sampling, TurnSpec
+from slackwater.model.sampling import Sampling
+from slackwater.model.turn import TurnSpec
 from slackwater.runtime.bodies.rollout import RolloutBody, TurnResult
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame, FrameDecoder

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slackwater.model.turn import Sampling
+from slackwater.model.sampling import Grammar, Sampling
 from slackwater.wire import messages
 from slackwater.wire.batches import (
     Array,
@@ -100,7 +100,21 @@ def test_no_bytes_crash_the_message_decoders(body: bytes) -> None:
 
 
 def test_every_message_comes_back_as_it_went() -> None:
-    sampling = Sampling(5, 1.0, 0.9, 0, 2**63, [1, 2], ["\n"], True, 3, 2)
+    sampling = Sampling(
+        max_tokens=5,
+        top_p=0.9,
+        min_p=0.1,
+        seed=2**63,
+        stop_token_ids=[1, 2],
+        stop_strings=["\n"],
+        repetition_penalty=1.5,
+        logit_bias=[(3, -4.5)],
+        allowed_token_ids=[],
+        grammar=Grammar("regex", "a+"),
+        prompt_logprobs=True,
+        topk_prompt_logprobs=3,
+        topk_logprobs=2,
+    )
     to_worker = messages.Generate(7, "v1", b"\1\0\0\0", b"", sampling)
     (frame,) = FrameDecoder().feed(messages.encode(to_worker))
     assert messages.decode_to_worker(frame.body) == to_worker

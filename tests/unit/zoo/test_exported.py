@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.engine import Engine
-from slackwater.engine.request import GenerationRequest, SamplingParams
+from slackwater.engine.request import GenerationRequest
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import ModelId, TenantId
+from slackwater.model.sampling import Sampling
 from slackwater.model.session import LoraShape
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net, net_tensors
@@ -95,7 +96,7 @@ class Trained:
 
 
 def _scores(engine: Engine, version: str) -> NDArray[np.float32]:
-    params = SamplingParams(max_tokens=0)
+    params = Sampling(max_tokens=0)
     engine.add(GenerationRequest(1, TOKENS, params, version, prompt_logprobs=True))
     while engine.busy:
         for scores in engine.step().prompt_scores:

@@ -28,8 +28,9 @@ from slackwater.bench.engine.peers import (
 from slackwater.bench.options import BenchOptions
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.engine import Engine
-from slackwater.engine.request import GenerationRequest, SamplingParams
+from slackwater.engine.request import GenerationRequest
 from slackwater.model.errors import ConfigError
+from slackwater.model.sampling import Sampling
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net
 from slackwater.zoo.directory import is_model, models_directory
@@ -56,7 +57,7 @@ class OurEngine:
         self._engine = Engine(load_net(directory), config)
 
     def seconds(self, prompts: Sequence[Prompt], output: int) -> Spent:
-        params = SamplingParams(max_tokens=output, seed=1, ignore_eos=True)
+        params = Sampling(max_tokens=output, seed=1, ignore_eos=True)
         version = self._engine.config.base_version
         watch = Stopwatch()
         for number, prompt in enumerate(prompts):

@@ -15,7 +15,8 @@ import torch
 
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.engine import Engine
-from slackwater.engine.request import GenerationRequest, SamplingParams
+from slackwater.engine.request import GenerationRequest
+from slackwater.model.sampling import Sampling
 from slackwater.nets.attention import PackedCausalAttention
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.config import NetConfig
@@ -70,7 +71,7 @@ def meta_net(config: NetConfig) -> CausalLM:
 def run_batch(engine: Engine, batch: int, output: int) -> tuple[float, list[float]]:
     """Seconds until every request has its first token, and of each step after that."""
     rng = np.random.default_rng(batch)
-    params = SamplingParams(max_tokens=output, seed=1, ignore_eos=True)
+    params = Sampling(max_tokens=output, seed=1, ignore_eos=True)
     for number in range(batch):
         prompt = tuple(rng.integers(0, QWEN3_8B.vocab_size, PROMPT_TOKENS).tolist())
         engine.add(GenerationRequest(number, prompt, params, "base"))
@@ -90,7 +91,7 @@ def run_batch(engine: Engine, batch: int, output: int) -> tuple[float, list[floa
 
 def greedy(engine: Engine, prompts: Sequence[Prompt], output: int) -> tuple[Tokens, Logprobs]:
     """The likeliest continuation of every prompt, all in one batch, and its log-probs."""
-    params = SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
+    params = Sampling(max_tokens=output, temperature=0.0, ignore_eos=True)
     for number, prompt in enumerate(prompts):
         engine.add(GenerationRequest(number, prompt, params, "base"))
     tokens: Tokens = {number: [] for number in range(len(prompts))}

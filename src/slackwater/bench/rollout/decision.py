@@ -27,7 +27,8 @@ from slackwater.control.rollout.manager import WATCH, RolloutManager
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import InstanceId, JobId, TrajectoryId, TurnId
 from slackwater.model.instance import InstanceKind, InstanceSpec
-from slackwater.model.turn import FinishReason, Sampling, TurnSpec
+from slackwater.model.sampling import Sampling
+from slackwater.model.turn import FinishReason, TurnSpec
 
 LIVE_TURNS = 10_000
 INSTANCES = 200

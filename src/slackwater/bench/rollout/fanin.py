@@ -21,7 +21,8 @@ from slackwater.bench.options import BenchOptions
 from slackwater.bench.rollout.fanin_source import BASE_MODEL, LOGPROB, SECRET_VARIABLE, token_at
 from slackwater.bench.rollout.floor import RolloutFloor
 from slackwater.model.ids import JobId, TrajectoryId, TurnId
-from slackwater.model.turn import Sampling, TurnSpec
+from slackwater.model.sampling import Sampling
+from slackwater.model.turn import TurnSpec
 
 TURNS = 256
 CONNECTIONS = 4

@@ -26,7 +26,8 @@ from slackwater.control.rollout.events import InstanceLost, RolloutEvent
 from slackwater.control.rollout.manager import RolloutManager
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import TrajectoryId, TurnId
-from slackwater.model.turn import Sampling, TurnSpec
+from slackwater.model.sampling import Sampling
+from slackwater.model.turn import TurnSpec
 
 _DEADLINE_S = 1500.0
 _INSTANCES = 2

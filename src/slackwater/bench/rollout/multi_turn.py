@@ -9,7 +9,8 @@ import numpy as np
 from slackwater.bench.rollout.live_fleet import BASE, BASE_VERSION
 from slackwater.control.rollout.commands import CompleteTurn
 from slackwater.model.ids import TrajectoryId, TurnId
-from slackwater.model.turn import Sampling, TurnSpec
+from slackwater.model.sampling import Sampling
+from slackwater.model.turn import TurnSpec
 
 Generate = Callable[[TurnSpec], Awaitable[CompleteTurn]]
 Outputs = dict[TurnId, CompleteTurn]

@@ -12,7 +12,8 @@ import torch
 
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.engine import Engine
-from slackwater.engine.request import GenerationRequest, SamplingParams
+from slackwater.engine.request import GenerationRequest
+from slackwater.model.sampling import Sampling
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net
 from slackwater.rl.advantages import Floats, group_advantages, token_advantages
@@ -88,7 +89,7 @@ class GrpoStep:
             text = f"{self._steps * shape.prompts + prompt:0{shape.prompt_tokens}d}"
             prompts.append(tuple(FIRST_BYTE + byte for byte in text.encode()))
         for row in range(rows):
-            params = SamplingParams(
+            params = Sampling(
                 max_tokens=shape.new_tokens, seed=self._steps * rows + row, ignore_eos=True
             )
             engine.add(GenerationRequest(row, prompts[row // shape.group], params, "now"))

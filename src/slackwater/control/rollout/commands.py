@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slackwater.model.ids import InstanceId, JobId, TurnId
-from slackwater.model.turn import AttemptId, FinishReason, Sampling
+from slackwater.model.sampling import Sampling
+from slackwater.model.turn import AttemptId, FinishReason
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,9 @@ from slackwater.model.ids import (
     TurnId,
 )
 from slackwater.model.operation import FaultOwner
+from slackwater.model.sampling import Sampling
 from slackwater.model.session import SamplingSession
-from slackwater.model.turn import Sampling, TurnSpec
+from slackwater.model.turn import TurnSpec
 from slackwater.runtime.bodies.rollout import RolloutBody
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.store import sample_log as log

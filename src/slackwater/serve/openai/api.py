@@ -12,8 +12,8 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from slackwater.model.errors import ConfigError, SlackwaterError
 from slackwater.model.ids import TenantId
+from slackwater.model.sampling import Sampling
 from slackwater.model.seeds import sample_seed
-from slackwater.model.turn import Sampling
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.store import checkpoints as shelf
 from slackwater.runtime.store.base_models import BaseModel

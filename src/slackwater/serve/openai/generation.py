@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from slackwater.model.errors import UnavailableError
 from slackwater.model.ids import JobId, TrajectoryId, TurnId
-from slackwater.model.turn import Sampling, TurnSpec
+from slackwater.model.sampling import Sampling
+from slackwater.model.turn import TurnSpec
 from slackwater.runtime.bodies.rollout import TurnResult
 from slackwater.runtime.plane import ControlPlane
 from slackwater.serve.http.errors import FailedTurnError

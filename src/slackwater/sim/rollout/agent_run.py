@@ -9,7 +9,8 @@ from slackwater.control.rollout.manager import RolloutManager
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import InstanceId, JobId, TrajectoryId, TurnId
 from slackwater.model.instance import InstanceKind
-from slackwater.model.turn import Sampling, TurnSpec
+from slackwater.model.sampling import Sampling
+from slackwater.model.turn import TurnSpec
 from slackwater.sim.core.queue import EventQueue
 from slackwater.sim.rollout.agent_trace import Session
 from slackwater.sim.rollout.body import SimulatedBody

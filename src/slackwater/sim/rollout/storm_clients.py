@@ -6,7 +6,8 @@ from functools import partial
 from slackwater.control.rollout.commands import CompleteTurn, FailTurn
 from slackwater.control.rollout.events import TurnCancelled, TurnSubmitted
 from slackwater.model.ids import JobId, TrajectoryId, TurnId
-from slackwater.model.turn import FinishReason, Sampling, TurnSpec
+from slackwater.model.sampling import Sampling
+from slackwater.model.turn import FinishReason, TurnSpec
 from slackwater.sim.rollout.storm_instance import true_token
 from slackwater.sim.rollout.storm_stage import StormStage
 

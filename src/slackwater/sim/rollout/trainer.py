@@ -25,7 +25,8 @@ from slackwater.control.rollout.events import (
 )
 from slackwater.model.ids import InstanceId, JobId, TrajectoryId, TurnId
 from slackwater.model.instance import InstanceKind
-from slackwater.model.turn import Sampling, TurnSpec
+from slackwater.model.sampling import Sampling
+from slackwater.model.turn import TurnSpec
 from slackwater.sim.rollout.body import SimulatedBody
 from slackwater.sim.rollout.engine_cost import EngineCost, TrainerCost
 

@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 
 from slackwater.model.errors import ConfigError, RefusedError, UnavailableError
-from slackwater.model.turn import Sampling
+from slackwater.model.sampling import Grammar, Sampling
 
 _SEED_MASK = (1 << 63) - 1
 _CACHE_TOKENS = re.compile(r'vllm:cache_config_info\{[^}]*kv_cache_size_tokens="(\d+)"')
@@ -100,6 +100,7 @@ class VllmApi:
             "include_stop_str_in_output": True,
             "ignore_eos": True,
             "skip_special_tokens": False,
+            **_shape(sampling, sampled_before),
             "logprobs": sampling.topk_logprobs,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
@@ -155,6 +156,41 @@ class VllmApi:
                 return await response.read()
         except aiohttp.ClientError as error:
             raise UnavailableError(f"the vLLM server failed: {error}") from None
+
+
+def _shape(sampling: Sampling, sampled_before: int) -> dict[str, Any]:
+    """The wishes that change logits. What looks back at generated tokens cannot go on here: vLLM would take
+    them for the prompt's."""
+    if sampled_before and sampling.looks_back:
+        raise RefusedError("penalties, min_tokens and grammars cannot be continued on vLLM")
+    wishes: dict[str, Any] = {
+        "min_p": sampling.min_p,
+        "min_tokens": sampling.min_tokens,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+    }
+    if sampling.logit_bias:
+        wishes["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+    if sampling.allowed_token_ids:
+        wishes["allowed_token_ids"] = list(sampling.allowed_token_ids)
+    if sampling.grammar is not None:
+        wishes["structured_outputs"] = _structured(sampling.grammar)
+    return wishes
+
+
+def _structured(grammar: Grammar) -> dict[str, Any]:
+    match grammar.kind:
+        case "json_schema":
+            return {"json": msgspec.json.decode(grammar.source)}
+        case "json_object":
+            return {"json_object": True}
+        case "regex":
+            return {"regex": grammar.source}
+        case "choice":
+            return {"choice": msgspec.json.decode(grammar.source)}
+        case "lark":
+            return {"grammar": grammar.source}
 
 
 def stream_seed(seed: int, position: int) -> int:

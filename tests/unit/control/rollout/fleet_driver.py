@@ -17,7 +17,8 @@ from slackwater.control.rollout.manager import WATCH, RolloutManager
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import InstanceId, JobId, TrajectoryId, TurnId
 from slackwater.model.instance import InstanceKind, InstanceSpec
-from slackwater.model.turn import AttemptId, FinishReason, Sampling, TurnSpec
+from slackwater.model.sampling import Sampling
+from slackwater.model.turn import AttemptId, FinishReason, TurnSpec
 
 C = TypeVar("C")
 

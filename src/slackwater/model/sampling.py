@@ -1,0 +1,111 @@
+"""How tokens are drawn: the one value that clients' wishes become, on the wire, in control and in the engine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from slackwater.model.errors import ConfigError
+
+GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must look like. `source` is a JSON schema, a regular expression, a JSON list of
+    choices, or a grammar in Lark's notation; an object needs none."""
+
+    kind: GrammarKind
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """`temperature` 0 is greedy; every other default changes nothing.
+
+    `max_tokens` counts every token of the turn, wherever it was sampled; 0 scores the prompt only. A stop
+    token ends the output and is part of it, as are the tokens of a stop string; before `min_tokens` neither
+    ends it. The engine's own end tokens stop too, unless `ignore_eos`.
+
+    Penalties look at the tokens so far: presence and frequency at the generated ones, repetition at the
+    prompt's too. `logit_bias` is added to tokens' logits; with `allowed_token_ids` no others are drawn.
+    All of it depends on the tokens alone, so a turn goes on anywhere as if it had never moved.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    stop_token_ids: Sequence[int] = ()
+    stop_strings: Sequence[str] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Sequence[tuple[int, float]] = ()
+    allowed_token_ids: Sequence[int] = ()
+    grammar: Grammar | None = None
+    prompt_logprobs: bool = False
+    topk_prompt_logprobs: int = 0
+    topk_logprobs: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens", "min_tokens", "topk_prompt_logprobs", "topk_logprobs"):
+            if getattr(self, name) < 0:
+                raise ConfigError.of(name, getattr(self, name), "must not be negative")
+        if not 0 <= self.temperature < float("inf"):
+            raise ConfigError.of("temperature", self.temperature, "must be 0 or above, and finite")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError.of("top_p", self.top_p, "must be above 0 and at most 1")
+        if self.top_k < 0:
+            raise ConfigError.of("top_k", self.top_k, "must not be negative (0 is no limit)")
+        if not 0 <= self.min_p <= 1:
+            raise ConfigError.of("min_p", self.min_p, "must be 0 to 1")
+        if "" in self.stop_strings:
+            raise ConfigError.of("stop_strings", "", "must not hold an empty string")
+        if self.min_tokens > self.max_tokens:
+            fix = f"must be at most max_tokens ({self.max_tokens})"
+            raise ConfigError.of("min_tokens", self.min_tokens, fix)
+        self._check_penalties()
+        if self.grammar is not None and self.min_tokens:
+            fix = "must be 0 with a grammar, which says itself when it ends"
+            raise ConfigError.of("min_tokens", self.min_tokens, fix)
+        if self.allowed_token_ids and (self.grammar is not None or self.min_tokens):
+            fix = "cannot be combined with a grammar or min_tokens: nothing might be left to draw"
+            raise ConfigError.of("allowed_token_ids", list(self.allowed_token_ids)[:3], fix)
+
+    def _check_penalties(self) -> None:
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2 <= getattr(self, name) <= 2:
+                raise ConfigError.of(name, getattr(self, name), "must be -2 to 2")
+        if not 0 < self.repetition_penalty < float("inf"):
+            raise ConfigError.of("repetition_penalty", self.repetition_penalty, "must be above 0")
+        for token, bias in self.logit_bias:
+            if not -100 <= bias <= 100:
+                raise ConfigError.of(f"logit_bias[{token}]", bias, "must be -100 to 100")
+
+    @property
+    def penalised(self) -> bool:
+        """Whether tokens so far change what comes next."""
+        return bool(
+            self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0
+        )
+
+    @property
+    def shaped(self) -> bool:
+        """Whether logits are changed before a token is drawn from them."""
+        return bool(
+            self.penalised
+            or self.min_p
+            or self.min_tokens
+            or self.logit_bias
+            or self.allowed_token_ids
+            or self.grammar is not None
+        )
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether an engine must know which tokens were generated, to go on from them."""
+        return self.penalised or bool(self.min_tokens) or self.grammar is not None
