@@ -24,7 +24,7 @@ from slackwater.engine.scheduler import Scheduler, StepPlan
 from slackwater.engine.sequence import PromptScoring, Sequence
 from slackwater.engine.slots import SlotTable
 from slackwater.engine.stopping import Decode, completes_stop_string
-from slackwater.engine.versions import VersionStore
+from slackwater.engine.versions import Room, VersionStore
 from slackwater.model.errors import ConfigError
 from slackwater.model.sampling import Sampling
 from slackwater.nets.causal_lm import CausalLM
@@ -148,6 +148,22 @@ class Engine:
         weights, and no prefix cached under the old ones is used by requests that come later.
         """
         self._versions.put(version, tensors, lora)
+
+    def begin_version(self) -> Room:
+        """A place for full weights that will be filled beside the steps, then shown between two of them."""
+        return self._versions.begin()
+
+    def fill_version(self, room: Room, tensors: Mapping[str, Tensor]) -> None:
+        """Write full weights to a place; another thread may do so while this engine steps."""
+        self._versions.fill(room, tensors)
+
+    def finish_version(self, version: str, room: Room) -> None:
+        """Show a filled place under a name; call it between steps."""
+        self._versions.finish(version, room)
+
+    def give_up_version(self, room: Room) -> None:
+        """Take back a place that will not be shown."""
+        self._versions.give_up(room)
 
     def drop_version(self, version: str) -> None:
         """Forget a version that no request uses."""

@@ -26,6 +26,13 @@ class Version:
     users: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A place for full weights that no request can see yet."""
+
+    net: CausalLM
+
+
 class VersionStore:
     """Versions by name. Adapters stand on the weights that the engine began with."""
 
@@ -34,6 +41,7 @@ class VersionStore:
         executor.prepare(net)
         self._versions = {config.base_version: Version(net, None, 0)}
         self._spare: list[CausalLM] = []
+        self._begun = 0
         self._generations = 0
 
     def __contains__(self, version: str) -> bool:
@@ -68,6 +76,31 @@ class VersionStore:
             held = self._versions[version] = Version(self._room(), None, self._generations)
         self._executor.write(held.net, tensors)
         held.generation = self._generations
+
+    def begin(self) -> Room:
+        """A place for full weights, taken until `finish` or `give_up`."""
+        room = Room(self._room())
+        self._begun += 1
+        return room
+
+    def fill(self, room: Room, tensors: Mapping[str, Tensor]) -> None:
+        """Write full weights where no request sees them; the one call that another thread may make meanwhile."""
+        self._check_full(tensors)
+        self._executor.write(room.net, tensors)
+
+    def finish(self, version: str, room: Room) -> None:
+        """Show what was filled, under a name that is not held."""
+        if version in self._versions:
+            self.give_up(room)
+            raise ConfigError.of("version", version, "is held already; give it another name")
+        self._begun -= 1
+        self._generations += 1
+        self._versions[version] = Version(room.net, None, self._generations)
+
+    def give_up(self, room: Room) -> None:
+        """Take a place back that will not be shown."""
+        self._begun -= 1
+        self._spare.append(room.net)
 
     def drop(self, version: str) -> None:
         """Forget a version that no request uses; its memory serves the next one."""
@@ -120,6 +153,7 @@ class VersionStore:
         if self._spare:
             return self._spare.pop()
         full = sum(1 for version in self._versions.values() if version.adapter is None)
+        full += self._begun
         if full >= self._config.max_full_versions:
             raise RefusedError(f"max_full_versions: {full} are held; drop a version first")
         base = self._base

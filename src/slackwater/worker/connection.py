@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import Protocol
 
 from slackwater.model.errors import UnavailableError
 from slackwater.wire import messages
@@ -21,6 +22,12 @@ logger = logging.getLogger(__name__)
 _READ_BYTES = 1 << 18
 _HELLO_TIMEOUT_S = 20.0
 EXIT_ORPHANED = 3
+
+
+class HasFileno(Protocol):
+    """Something that can be waited for."""
+
+    def fileno(self) -> int: ...
 
 
 class DisconnectedError(UnavailableError):
@@ -72,13 +79,13 @@ class Connection:
         except OSError as error:
             raise DisconnectedError(f"the control plane has gone: {error}") from None
 
-    def receive(self, timeout_s: float | None) -> Sequence[messages.ToWorker]:
-        """What came; waits up to `timeout_s` (None: until something comes) for the first message."""
+    def receive(self, timeout_s: float | None, *wakers: HasFileno) -> Sequence[messages.ToWorker]:
+        """What came; waits up to `timeout_s` (None: until something comes) for the first message, or for a waker."""
         if self._early:
             early, self._early = self._early, []
             return early
-        readable, _, _ = select.select([self._socket], [], [], timeout_s)
-        return self._read_once() if readable else ()
+        readable, _, _ = select.select([self._socket, *wakers], [], [], timeout_s)
+        return self._read_once() if self._socket in readable else ()
 
     def _read_some(self, timeout_s: float) -> list[messages.ToWorker]:
         """At least one message; raises if none comes in time."""

@@ -24,7 +24,7 @@ from slackwater.wire.frames import FrameKind, encode_frame
 from slackwater.wire.tokens import TokenColumns, encode_tokens
 from slackwater.worker.connection import Connection
 from slackwater.worker.process import address_of, base_parser, run_worker, secret
-from slackwater.worker.published import lora_of
+from slackwater.worker.puller import VersionPuller
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class EngineWorker:
     ) -> None:
         self._connection = connection
         self._engine = engine
-        self._store = store
+        self._puller = VersionPuller(engine, store)
         self._requests: dict[int, GenerationRequest] = {}
         self._made: dict[int, int] = {}
         self._least_step_s = least_step_s
@@ -55,10 +55,13 @@ class EngineWorker:
     def run(self) -> None:
         """Until told to stop."""
         while True:
-            for message in self._connection.receive(0 if self._engine.busy else None):
+            waiting_s = 0 if self._engine.busy else None
+            for message in self._connection.receive(waiting_s, self._puller):
                 if isinstance(message, messages.Stop):
                     return
                 self._do(message)
+            for settled in self._puller.settle():
+                self._connection.send(messages.encode(settled))
             if self._engine.busy:
                 began_s = time.perf_counter()
                 output = self._engine.step()
@@ -75,7 +78,8 @@ class EngineWorker:
                 self._requests.pop(request, None)
                 self._made.pop(request, None)
             case messages.PullVersion(version):
-                self._pull(version)
+                if (ready := self._puller.ask(version)) is not None:
+                    self._connection.send(messages.encode(ready))
             case messages.DropVersion(version):
                 self._drop(version)
             case _:
@@ -93,19 +97,9 @@ class EngineWorker:
         self._requests[request.request_id] = request
         self._made[request.request_id] = len(request.generated)
 
-    def _pull(self, version: str) -> None:
-        try:
-            if version not in self._engine.versions():
-                lora = lora_of(self._store.manifest(version).meta)
-                self._engine.put_version(version, self._store.pull(version), lora=lora)
-        except (SlackwaterError, OSError) as error:
-            self._connection.send(messages.encode(messages.VersionFailed(version, str(error))))
-            return
-        self._connection.send(messages.encode(messages.VersionReady(version)))
-
     def _drop(self, version: str) -> None:
         """Free a version; the base stays, since adapters stand on it."""
-        if version == self._engine.config.base_version:
+        if version == self._engine.config.base_version or self._puller.drop_later(version):
             return
         try:
             self._engine.drop_version(version)

@@ -119,7 +119,7 @@ def panel_product(x: Any, panels: Any, first: int, last: int, out: Any, adds: in
                 row += count
 
 
-@numba.njit(cache=True, error_model="numpy")
+@numba.njit(cache=True, error_model="numpy", nogil=True)  # written beside the steps, which go on
 def write_panels(values: Any, panels: Any, first: int) -> None:
     """Put `values`, rows of the weight, in place from row `first` on."""
     rows, depth = values.shape

@@ -1,0 +1,154 @@
+"""Versions are pulled beside the decode loop: bytes arrive and are laid out in a thread, the flip is between two steps."""
+
+import queue
+import socket
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from slackwater.engine.engine import Engine
+from slackwater.engine.versions import Room
+from slackwater.model.errors import SlackwaterError
+from slackwater.nets.lora import LoraSpec
+from slackwater.weights.port import WeightStore
+from slackwater.wire import messages
+from slackwater.worker.published import lora_of
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    """The tensors are in host memory."""
+
+    version: str
+    tensors: Mapping[str, Tensor]
+    lora: LoraSpec | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Filling:
+    """Whole weights have a place in the engine, not to be seen yet."""
+
+    version: str
+    tensors: Mapping[str, Tensor]
+    room: Room
+
+
+@dataclass(frozen=True, slots=True)
+class _Filled:
+    version: str
+    room: Room
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    version: str
+    error: Exception
+    room: Room | None = None
+
+
+class VersionPuller:
+    """Takes versions from a store into an engine; every method is for the thread that steps the engine.
+
+    `fileno()` becomes readable when `settle()` has something to do, so a loop may wait on it.
+    """
+
+    def __init__(self, engine: Engine, store: WeightStore) -> None:
+        self._engine = engine
+        self._store = store
+        self._to_do: queue.SimpleQueue[_Wanted | _Filling | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[_Arrived | _Filled | _Failed] = queue.SimpleQueue()
+        self._bell, self._button = socket.socketpair()
+        self._pulling: dict[str, bool] = {}  # whether it is to be dropped as soon as it is there
+        self._thread = threading.Thread(target=self._work, name="weight puller", daemon=True)
+        self._thread.start()
+
+    def fileno(self) -> int:
+        return self._bell.fileno()
+
+    def ask(self, version: str) -> messages.VersionReady | None:
+        """Begin to pull a version; if it is held already, the answer is given at once."""
+        if version in self._pulling:
+            self._pulling[version] = False
+            return None
+        if version in self._engine.versions():
+            return messages.VersionReady(version)
+        self._pulling[version] = False
+        self._to_do.put(_Wanted(version))
+        return None
+
+    def drop_later(self, version: str) -> bool:
+        """Whether the version is on its way; if so it will be dropped once it is there."""
+        if version not in self._pulling:
+            return False
+        self._pulling[version] = True
+        return True
+
+    def settle(self) -> list[messages.VersionReady | messages.VersionFailed]:
+        """Between two steps: give places to what has arrived, show what is laid out, and say what became of pulls."""
+        said: list[messages.VersionReady | messages.VersionFailed] = []
+        while not self._done.empty():
+            self._bell.recv(1)
+            match self._done.get():
+                case _Arrived(version, tensors, None):
+                    try:
+                        room = self._engine.begin_version()
+                    except SlackwaterError as error:
+                        said.append(self._failed(version, error))
+                    else:
+                        self._to_do.put(_Filling(version, tensors, room))
+                case _Arrived(version, tensors, lora):
+                    try:
+                        self._engine.put_version(version, tensors, lora=lora)
+                    except SlackwaterError as error:
+                        said.append(self._failed(version, error))
+                    else:
+                        said.append(self._ready(version))
+                case _Filled(version, room):
+                    self._engine.finish_version(version, room)
+                    said.append(self._ready(version))
+                case _Failed(version, error, failed_room):
+                    if failed_room is not None:
+                        self._engine.give_up_version(failed_room)
+                    if not isinstance(error, SlackwaterError | OSError):
+                        raise error
+                    said.append(self._failed(version, error))
+        return said
+
+    def close(self) -> None:
+        """End the thread, after the pull that it is in."""
+        self._to_do.put(None)
+        self._thread.join()
+        self._bell.close()
+        self._button.close()
+
+    def _ready(self, version: str) -> messages.VersionReady:
+        if self._pulling.pop(version):
+            self._engine.drop_version(version)
+        return messages.VersionReady(version)
+
+    def _failed(self, version: str, error: Exception) -> messages.VersionFailed:
+        self._pulling.pop(version)
+        return messages.VersionFailed(version, str(error))
+
+    def _work(self) -> None:
+        while (what := self._to_do.get()) is not None:
+            self._done.put(self._result(what))
+            self._button.send(b"!")
+
+    def _result(self, what: _Wanted | _Filling) -> _Arrived | _Filled | _Failed:
+        room = what.room if isinstance(what, _Filling) else None
+        try:
+            if isinstance(what, _Filling):
+                self._engine.fill_version(what.room, what.tensors)
+                return _Filled(what.version, what.room)
+            lora = lora_of(self._store.manifest(what.version).meta)
+            return _Arrived(what.version, self._store.pull(what.version), lora)
+        except Exception as error:  # noqa: BLE001  (the thread's edge: the loop decides what it means)
+            return _Failed(what.version, error, room)
