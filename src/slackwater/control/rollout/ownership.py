@@ -175,6 +175,8 @@ class Ownership:
         if event.turn_at_fault:
             self._books.fail(turn, event.error, event.now_s, out)
             return
+        if len(turn.tokens) > turn.base_tokens:
+            turn.barren_losses = 0  # it got on there: a cut budget is no fault of the turn's
         self._books.dispatcher.detach(turn)
         turn.moves += 1
         turn.avoids = event.instance  # until its next report shows room, or another takes the turn

@@ -46,7 +46,10 @@ class NoLending:
 
 @dataclass(frozen=True, slots=True)
 class Alternate:
-    """Memory is shared with care and the device is not: a step of each in turn, as spatial sharing gives."""
+    """Memory is shared with care and the device is not: a step of each in turn, as spatial sharing gives.
+
+    With a large chunk it is what multiplexing engines do that treat both as requests alike (ROSE 6.1).
+    """
 
     chunk_tokens: int = 512
 

@@ -81,6 +81,10 @@ class Arbiter:
         ratio.observe(self._state.serving_cost.step_s(work), took_s)
         self._state.serving_factor = ratio.upper
 
+    def needed_s(self, work: StepWork, took_s: float) -> float:
+        """How much of a service's step it needs: a decode step can be run as rarely as TPOT allows."""
+        return took_s if work.prompt_pairs else took_s * min(took_s / self.slo.tpot_s, 1.0)
+
     def rolled_out(self, work: StepWork, took_s: float) -> None:
         """A step of the rollout took so long."""
         ratio = self._rollout_ratio

@@ -1,4 +1,4 @@
-"""Ways to lend a serving device, by name: the ladder of ROSE 6.2, and ours."""
+"""Ways to lend a serving device, by name: the ladder of ROSE 6.2, a multiplexing peer, and ours."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -43,6 +43,7 @@ MODES: dict[str, LendingMode] = {
         LendingMode("ttft", "preemptive", SlackGate(tpot=False)),
         LendingMode("tpot", "preemptive", SlackGate(ttft=False)),
         LendingMode("dual", "preemptive", SlackGate()),
+        LendingMode("multiplex", "preemptive", Alternate(chunk_tokens=8192), _NO_PREFIXES),
         LendingMode("ours", "preemptive", Foresight()),
     )
 }

@@ -1,7 +1,7 @@
 """How much later the service's next work could start without a broken promise (ROSE 4.1, eq. 1 and 2)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from slackwater.model.serving import ServingSlo
@@ -53,9 +53,9 @@ class RolloutState:
 
 @dataclass(slots=True)
 class DeviceState:
-    """What an admission rule looks at. `coming_s` is prefill work that may arrive within the TTFT promise;
+    """What an admission rule looks at. Costs are multiplied with their factor to be on the safe side.
 
-    `coming_gap_s` the same within the TPOT promise. Costs are of the service's model.
+    `coming_s` is prefill work that may arrive within the TTFT promise; `served_last` tells who had the last step.
     """
 
     now_s: float
@@ -68,8 +68,7 @@ class DeviceState:
     rollout_factor: float = 1.0
     step_tokens: int = 512
     coming_s: float = 0.0
-    coming_gap_s: float = 0.0
-    served_last: bool = field(default=True)
+    served_last: bool = True
 
 
 def ttft_slack_s(state: DeviceState) -> float:

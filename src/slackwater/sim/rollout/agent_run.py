@@ -17,7 +17,7 @@ from slackwater.sim.rollout.body import SimulatedBody
 from slackwater.sim.rollout.engine_cost import EngineCost
 from slackwater.sim.rollout.extra_capacity import ExtraCapacity
 
-_JOB = JobId("job")
+ROLLOUT_JOB = JobId("job")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,12 @@ class AgentResult:
         return self.prefilled_tokens / max(self.prompt_tokens, 1)
 
 
-class _Trajectories:
+class Trajectories:
     """Each submits its next turn when the last has ended and its environment has answered."""
 
-    def __init__(self, body: SimulatedBody, sessions: Sequence[Session]) -> None:
+    def __init__(self, body: SimulatedBody, sessions: Sequence[Session], prefix: str = "") -> None:
         self._body = body
+        self._prefix = prefix
         self._sessions = sessions
         self.left = len(sessions)
         self.tokens_of: dict[TurnId, int] = {}
@@ -65,13 +66,14 @@ class _Trajectories:
 
     def _submit(self, number: int, index: int) -> None:
         turn = self._sessions[number][index]
-        name, trajectory = TurnId(f"{number}.{index}"), TrajectoryId(f"c{number}")
+        name = TurnId(f"{self._prefix}{number}.{index}")
+        trajectory = TrajectoryId(f"{self._prefix}c{number}")
         self.tokens_of[name] = turn.output_tokens
         self._body.trajectory_of[name] = trajectory
         spec = TurnSpec(
             name,
             trajectory,
-            _JOB,
+            ROLLOUT_JOB,
             range(turn.prompt_tokens),
             Sampling(max_tokens=turn.output_tokens),
             "v0",
@@ -89,7 +91,7 @@ class _Trajectories:
 
     def _next(self, turn: TurnId) -> None:
         self.turns += 1
-        number, index = (int(part) for part in turn.split("."))
+        number, index = (int(part) for part in turn.removeprefix(self._prefix).split("."))
         session = self._sessions[number]
         if index + 1 == len(session):
             self.left -= 1
@@ -108,8 +110,8 @@ def run_agents(
     queue: EventQueue[Callable[[], None]] = EventQueue()
     manager = RolloutManager(settings)
     body = SimulatedBody(manager, queue, lambda turn: trajectories.tokens_of[turn])
-    trajectories = _Trajectories(body, sessions)
-    body.tell(WeightsPublished(0.0, _JOB, "v0"))
+    trajectories = Trajectories(body, sessions)
+    body.tell(WeightsPublished(0.0, ROLLOUT_JOB, "v0"))
     for number in range(fleet.engines):
         instance = InstanceId(f"e{number}")
         body.join(

@@ -28,6 +28,7 @@ from slackwater.control.rollout.events import (
     TimerFired,
     TokensArrived,
     TurnEnded,
+    TurnRefused,
 )
 from slackwater.control.rollout.manager import RolloutManager
 from slackwater.model.ids import InstanceId, JobId, TrajectoryId, TurnId
@@ -43,6 +44,7 @@ class BodySettings:
     """`sender_gb_per_s` is shared by all pulls at a time; `pull_gb_per_s` is one instance's own link."""
 
     heartbeat_s: float = 5.0
+    borrowed_heartbeat_s: float = 5.0
     pull_gb_per_s: float = 5.0
     sender_gb_per_s: float = 20.0
     max_context_tokens: int = 40_960
@@ -121,18 +123,22 @@ class SimulatedBody:
         job: JobId | None = None,
         holds: str | None = None,
         slowdown: float = 1.0,
+        engine: SimulatedEngine | None = None,
     ) -> None:
-        """An instance comes; with `holds` it has that version already (a training node's own weights)."""
+        """An instance comes; with `holds` it has that version already (a training node's own weights).
+
+        An `engine` of its own moves on by itself, and calls `turns_ended` and `give_back`.
+        """
         spec = InstanceSpec(
             instance,
             kind,
             max_running,
             self._settings.max_context_tokens,
-            cost.kv_tokens,
+            cost.kv_tokens if engine is None else max(engine.kv_tokens, 1),
             max_versions=1,
             job=job,
         )
-        engine = SimulatedEngine(cost, max_running, self.now_s, slowdown=slowdown)
+        engine = engine or SimulatedEngine(cost, max_running, self.now_s, slowdown=slowdown)
         place = _Place(spec, engine, {}, holds)
         self.places[instance] = place
         self._weight_gb = cost.weight_bytes / 1e9
@@ -169,6 +175,30 @@ class SimulatedBody:
         self.tell(BudgetChanged(self.now_s, instance, max_running, kv_tokens))
         engine.resize(max_running, kv_tokens)
         self._arm(place)
+
+    def turns_ended(self, instance: InstanceId) -> None:
+        """An engine that moves on by itself has ended turns."""
+        place = self.places.get(instance)
+        if place is not None:
+            self._advance(place)
+
+    def give_back(
+        self, instance: InstanceId, requests: list[Request], kv_tokens: int, error: str
+    ) -> None:
+        """An engine has let whole requests go, and has another budget from now on."""
+        place = self.places.get(instance)
+        if place is None:
+            return
+        self._advance(place)
+        self._send(place, requests)
+        for request in requests:
+            if place.turn_of.pop(request.attempt, None) is not None:
+                refused = TurnRefused(
+                    self.now_s, instance, AttemptId(request.attempt), error, False
+                )
+                self.tell(refused)
+        max_running = place.engine.max_running
+        self.tell(BudgetChanged(self.now_s, instance, max_running, kv_tokens))
 
     def stream_all(self) -> None:
         """Hand over every token made so far."""
@@ -258,9 +288,12 @@ class SimulatedBody:
                 int(engine.produced),
                 engine.kv_used_tokens,
                 engine.prefilled,
+                engine.stalled,
             )
         )
-        self.at(self.now_s + self._settings.heartbeat_s, lambda: self._beat(place))
+        borrowed = place.spec.kind is InstanceKind.BORROWED
+        every_s = self._settings.borrowed_heartbeat_s if borrowed else self._settings.heartbeat_s
+        self.at(self.now_s + every_s, lambda: self._beat(place))
 
     def _arm(self, place: _Place) -> None:
         """Wake up when the engine's batch changes next."""

@@ -82,6 +82,11 @@ class SimulatedEngine:
     def kv_used_tokens(self) -> int:
         return int(self._running_context) + self._prefilling_context
 
+    @property
+    def stalled(self) -> bool:
+        """Whether it says of itself that it gets nothing done."""
+        return False
+
     def add(self, request: Request) -> None:
         """Take a request in; it runs when there is room."""
         self.requests[request.attempt] = request

@@ -1,0 +1,1 @@
+"""Serving clusters in virtual time, with rollouts on their devices."""

@@ -1,0 +1,76 @@
+"""Rollouts on serving devices, in virtual time."""
+
+import numpy as np
+import pytest
+
+from slackwater.model.serving import ServingRole, ServingSlo
+from slackwater.policy.serving.modes import mode_of
+from slackwater.sim.rollout.agent_run import AgentFleet
+from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, EngineCost
+from slackwater.sim.serving.autoscaling import AutoscaledCluster
+from slackwater.sim.serving.cluster import ClusterPlan, ServingCluster
+from slackwater.sim.serving.device_cost import SharedDevice
+from slackwater.sim.serving.game_sessions import drawn_games
+from slackwater.sim.serving.run import CoservingResult, CoservingRun, RolloutStages
+from slackwater.sim.serving.serving_trace import Arrival, drawn_arrivals, scaled
+from slackwater.sim.serving.storm import run_storm
+
+SLO = ServingSlo(0.5, 0.15)
+ENGINE = EngineCost(QWEN3_8B, H800, 1)
+SECONDS = 20.0
+ARRIVALS = drawn_arrivals(SECONDS, 1, rate=4.0, burst_requests=6)
+
+
+def outcome(mode: str, cluster: type[ServingCluster] = ServingCluster) -> CoservingResult:
+    plan = ClusterPlan(
+        SharedDevice(ENGINE, ENGINE), SLO, (ServingRole.MIXED,) * 2, mode_of(mode), most_nodes=2
+    )
+    games = [session[:5] for session in drawn_games(64, 0)]
+    stages = RolloutStages(games, 1)
+    return CoservingRun(plan, AgentFleet(ENGINE, 1), stages, ARRIVALS, cluster=cluster).run(SECONDS)
+
+
+@pytest.fixture(scope="module")
+def alone() -> CoservingResult:
+    return outcome("none")
+
+
+@pytest.mark.parametrize("mode", ["prefix", "dual", "ours"])
+def test_lent_devices_make_rollouts_shorter(alone: CoservingResult, mode: str) -> None:
+    assert outcome(mode).rollout_s < 0.9 * alone.rollout_s
+
+
+def test_ours_breaks_no_promise_that_was_kept_without_lending(alone: CoservingResult) -> None:
+    lent = outcome("ours")
+    assert len(lent.ttft_s) == len(alone.ttft_s) == len(ARRIVALS)
+    assert not np.any(alone.met(SLO) & ~lent.met(SLO))
+
+
+def test_nodes_that_change_sides_whole_serve_and_roll_out_too(alone: CoservingResult) -> None:
+    scaled_out = outcome("prefix", AutoscaledCluster)
+    assert scaled_out.rollout_share > 0
+    assert len(scaled_out.ttft_s) == len(alone.ttft_s)
+    assert not np.isnan(scaled_out.ttft_s).any()
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    first, again = outcome("ours"), outcome("ours")
+    assert np.array_equal(first.ttft_s, again.ttft_s)
+    assert first.stages_s == again.stages_s
+
+
+def test_a_denser_trace_has_that_many_times_the_requests_at_the_same_mean_length() -> None:
+    trace = [Arrival(float(t), 100, 10) for t in range(100)]
+    assert len(scaled(trace, 3.0, 100.0, 0)) == 300
+    assert 220 < len(scaled(trace, 2.5, 100.0, 0)) < 280
+    assert all(0 <= arrival.at_s < 100.0 for arrival in scaled(trace, 2.5, 100.0, 0))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_storm_leaves_nothing_unanswered_and_no_memory_promised_twice(seed: int) -> None:
+    mode = ("ours", "dual", "preempt", "static", "ours", "prefix")[seed]
+    storm = run_storm(seed, seconds=12.0, mode=mode)
+    assert storm.faults > 0
+    assert storm.requests > 0
+    assert storm.unanswered == 0
+    assert len(storm.result.stages_s) == 2
