@@ -12,7 +12,7 @@ from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import InstanceId, TurnId
 from slackwater.model.instance import InstanceKind
 from slackwater.model.serving import ServingSlo
-from slackwater.sim.queue import EventQueue
+from slackwater.sim.core.queue import EventQueue
 from slackwater.sim.rollout.agent_run import ROLLOUT_JOB, AgentFleet, Trajectories
 from slackwater.sim.rollout.agent_trace import Session
 from slackwater.sim.rollout.body import BodySettings, SimulatedBody

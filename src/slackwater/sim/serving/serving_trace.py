@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from slackwater.model.errors import ConfigError
-from slackwater.sim.csv_rows import read_rows
+from slackwater.sim.inputs.csv_rows import read_rows
 
 _PREFIX_BLOCK = 512  # tokens of one id in `hash_ids`
 _WHOLE_STEP_S = 3.0  # Mooncake publishes arrivals in steps of so long
