@@ -1,6 +1,6 @@
 """What an action says of itself, and what it may not say."""
 
-import itertools
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -29,7 +29,7 @@ def test_more_units_never_make_amdahls_work_slower(parallel: float, most: int) -
     efficiency = Efficiency.amdahl(parallel, most)
     speedups = [efficiency.speedup(units) for units in range(1, most + 1)]
     assert speedups[0] == pytest.approx(1.0)
-    assert all(later >= earlier - 1e-9 for earlier, later in itertools.pairwise(speedups))
+    assert all(later >= earlier - 1e-9 for earlier, later in pairwise(speedups))
     assert all(0 < efficiency.at(units) <= 1 for units in range(1, most + 5))
 
 

@@ -1,0 +1,62 @@
+"""How long an action takes on each amount of its elastic resource: T1 / (E(m) * m) (ARL-Tangram 4.1, equation 1)."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slackwater.model.amounts import Amounts, Efficiency
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Seconds by units, infinite where the action cannot run. `convex`: each unit more helps no more than the one before it.
+
+    `known` says that the durations are more than a guess; an action of unknown duration gets its least.
+    """
+
+    seconds: NDArray[np.float64]
+    choices: tuple[int, ...]
+    convex: bool
+    known: bool
+
+    @property
+    def least(self) -> int:
+        return self.choices[0]
+
+    @property
+    def least_s(self) -> float:
+        """How long on the least units."""
+        return float(self.seconds[self.choices[0]])
+
+    @property
+    def elastic(self) -> bool:
+        """Whether there is something to choose."""
+        return self.known and len(self.choices) > 1
+
+
+@lru_cache(maxsize=1024)
+def _shape(amounts: Amounts, efficiency: Efficiency | None) -> tuple[NDArray[np.float64], bool]:
+    """The curve of an action that takes one second on one unit."""
+    shape = np.full(amounts.most + 1, np.inf)
+    for units in amounts.choices:
+        shape[units] = 1.0 if efficiency is None or units == 0 else 1 / efficiency.speedup(units)
+    at = shape[list(amounts.choices)]
+    contiguous = len(at) == amounts.most - amounts.least + 1
+    gains = at[:-1] - at[1:]
+    convex = contiguous and bool(np.all(np.diff(gains) <= 1e-12))
+    shape.setflags(write=False)
+    return shape, convex
+
+
+def curve_of(
+    amounts: Amounts, efficiency: Efficiency | None, single_unit_s: float | None, guess_s: float
+) -> Curve:
+    """With the duration on one unit if it is known; otherwise with a guess of the duration on the least."""
+    shape, convex = _shape(amounts, efficiency)
+    if single_unit_s is None:
+        flat = np.where(np.isfinite(shape), guess_s, np.inf)
+        return Curve(flat, amounts.choices, convex=True, known=False)
+    known = efficiency is not None
+    return Curve(shape * single_unit_s, amounts.choices, convex, known)

@@ -1,0 +1,86 @@
+"""How long actions take, learned from those that ended: a distribution for every kind, not only a mean.
+
+A mean says that an action which has outlived it will end at once. The distribution knows better: among those that ran at least as long, how long
+did they go on?
+"""
+
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+_LEAST_SEEN = 3  # fewer than these are an anecdote
+
+
+class DurationLaw:
+    """The last `keep` durations of one kind, on one unit."""
+
+    def __init__(self, keep: int = 512) -> None:
+        self._seen: deque[float] = deque(maxlen=keep)
+        self._sum = 0.0
+        self._sorted: NDArray[np.float64] | None = None
+        self._after: NDArray[np.float64] | None = None
+        self._unsorted = 0
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def observe(self, seconds: float) -> None:
+        """One more ended."""
+        if len(self._seen) == self._seen.maxlen:
+            self._sum -= self._seen[0]
+        self._seen.append(seconds)
+        self._sum += seconds
+        self._unsorted += 1
+        if len(self._seen) < 64 or self._unsorted >= 32:
+            self._sorted = None
+
+    @property
+    def mean_s(self) -> float:
+        return max(self._sum, 0.0) / len(self._seen)
+
+    def left_s(self, ran_s: float) -> float:
+        """The expected rest of one that has run for `ran_s`; what outlived all others goes on as long as it has lasted."""
+        if self._sorted is None:
+            self._unsorted = 0
+            self._sorted = np.sort(np.array(self._seen))
+            self._after = np.cumsum(self._sorted[::-1])[::-1]
+        assert self._after is not None
+        above = int(np.searchsorted(self._sorted, ran_s, side="right"))
+        count = len(self._sorted) - above
+        if count == 0:
+            return max(ran_s, float(self._sorted[-1]) * 0.1)
+        return float(self._after[above]) / count - ran_s
+
+
+class DurationBook:
+    """The laws of all kinds; `guess_s` stands for a kind of which nothing is known."""
+
+    def __init__(self, guess_s: float = 1.0, keep: int = 512) -> None:
+        self._laws: dict[str, DurationLaw] = {}
+        self._guess_s = guess_s
+        self._keep = keep
+
+    def observe(self, kind: str, single_unit_s: float) -> None:
+        """An action of this kind ended, and would have taken so long on one unit."""
+        law = self._laws.get(kind)
+        if law is None:
+            law = self._laws[kind] = DurationLaw(self._keep)
+        law.observe(single_unit_s)
+
+    def mean_s(self, kind: str) -> float | None:
+        """On one unit; None as long as too few have been seen."""
+        law = self._laws.get(kind)
+        return law.mean_s if law is not None and len(law) >= _LEAST_SEEN else None
+
+    def guess_s(self, kind: str) -> float:
+        """The mean of however few were seen, or of nothing at all."""
+        law = self._laws.get(kind)
+        return law.mean_s if law is not None else self._guess_s
+
+    def left_s(self, kind: str, ran_s: float) -> float:
+        """The expected rest on one unit of an action that has used `ran_s` of it already."""
+        law = self._laws.get(kind)
+        if law is None:
+            return max(self._guess_s, ran_s)
+        return law.left_s(ran_s)

@@ -1,0 +1,67 @@
+"""Which of the waiting actions start now, and on how many units: the interface, and the rules without elasticity.
+
+A view is about one resource in one place: the cores of one node, the GPUs of the pool. The candidates are the first actions in order
+whose least needs fit all at once; the rest waits behind them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slackwater.policy.actions.curve import Curve
+from slackwater.policy.actions.topology import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingView:
+    """`left_s` and `left_units`: how much longer what runs now is expected to take, and the units that this will set free."""
+
+    topology: Topology
+    free: int
+    candidates: Sequence[Curve]
+    rest: Sequence[Curve]
+    left_s: NDArray[np.float64]
+    left_units: NDArray[np.int64]
+
+
+class Scheduling(Protocol):
+    """Decides who starts."""
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether it looks at the rest and at what runs; if not, the view may leave them out."""
+        ...
+
+    def decide(self, view: SchedulingView) -> list[int]:
+        """Units for each candidate, 0 for those that had better wait; together they must fit the topology."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LeastEach:
+    """Every candidate starts with the least that it needs."""
+
+    looks_ahead: bool = False
+
+    def decide(self, view: SchedulingView) -> list[int]:
+        return [curve.least for curve in view.candidates]
+
+
+@dataclass(frozen=True, slots=True)
+class FixedDegree:
+    """Every elastic action runs on the same number of units, as far as its choices admit, and waits until they are free."""
+
+    degree: int
+    looks_ahead: bool = False
+
+    def decide(self, view: SchedulingView) -> list[int]:
+        wanted = [self._units(curve) for curve in view.candidates]
+        starts = view.topology.fits(wanted)
+        return wanted[:starts] + [0] * (len(wanted) - starts)
+
+    def _units(self, curve: Curve) -> int:
+        within = [units for units in curve.choices if units <= self.degree]
+        return within[-1] if within else curve.least

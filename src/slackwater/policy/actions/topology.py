@@ -1,0 +1,101 @@
+"""What is left of a resource after somebody took some: the operators under the arranging (ARL-Tangram, Appendix B).
+
+A topology is a table: `after[state, units]` is the state once `units` were taken, or -1 if they cannot be. Everything that arranges
+works on such tables and knows nothing of cores or GPUs. Plain units are any units at all; chunks are 2^a neighbours whose
+first number is a multiple of 2^a, as GPUs under one parallel layout want them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slackwater.policy.compiled import compiled
+
+LEVELS = 4  # chunks of 1, 2, 4 and 8
+WHOLE = 1 << (LEVELS - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """A table of moves, and where we are in it. `plain` says that any units will do."""
+
+    after: NDArray[np.int64]
+    start: int
+    plain: bool
+
+    def fits(self, amounts: Sequence[int]) -> int:
+        """How many of these amounts, from the first on, can be had one after the other."""
+        state = self.start
+        for count, units in enumerate(amounts):
+            if units >= self.after.shape[1]:
+                return count
+            state = int(self.after[state, units])
+            if state < 0:
+                return count
+        return len(amounts)
+
+
+@cache
+def _unit_moves(states: int, most: int) -> NDArray[np.int64]:
+    left = np.arange(states)[:, None] - np.arange(most + 1)[None, :]
+    return np.where(left < 0, -1, left)
+
+
+def units(free: int, most: int) -> Topology:
+    """`free` interchangeable units, of which one action takes at most `most`."""
+    states = 1 << max(free, 1).bit_length()  # a few tables, kept, instead of one for each number
+    return Topology(_unit_moves(states, most), free, plain=True)
+
+
+@compiled
+def _chunk_moves(limits: NDArray[np.int64]) -> NDArray[np.int64]:
+    """All moves between counts of free chunks by level; a state is their mixed-radix number."""
+    levels = len(limits)
+    states = 1
+    for level in range(levels):
+        states *= limits[level] + 1
+    whole = 1 << (levels - 1)
+    after = np.full((states, whole + 1), -1, dtype=np.int64)
+    counts = np.zeros(levels, dtype=np.int64)
+    for state in range(states):
+        after[state, 0] = state
+        rest = state
+        for level in range(levels):
+            counts[level] = rest % (limits[level] + 1)
+            rest //= limits[level] + 1
+        for level in range(levels):
+            split = level
+            while split < levels and counts[split] == 0:
+                split += 1
+            if split == levels:
+                continue
+            # The smallest chunk that is large enough is halved until it fits: one half of each size stays free.
+            target, radix = 0, 1
+            for each in range(levels):
+                left = counts[each]
+                if each == split:
+                    left -= 1
+                elif level <= each < split:
+                    left += 1
+                target += left * radix
+                radix *= limits[each] + 1
+            after[state, 1 << level] = target
+    return after
+
+
+@lru_cache(maxsize=4096)
+def _chunk_table(limits: tuple[int, ...]) -> NDArray[np.int64]:
+    return _chunk_moves(np.array(limits, dtype=np.int64))
+
+
+def chunks(free: Sequence[int]) -> Topology:
+    """`free[a]` chunks of 2^a that are not halves of a larger free one."""
+    limits = tuple(max(count, 1) for count in free)
+    state, radix = 0, 1
+    for count, limit in zip(free, limits, strict=True):
+        state += count * radix
+        radix *= limit + 1
+    return Topology(_chunk_table(limits), state, plain=False)
