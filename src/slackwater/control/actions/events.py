@@ -66,6 +66,14 @@ class EnvironmentAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class EnvironmentAdopted:
+    """An environment from the durable log after a restart: its worker should come back with it."""
+
+    now_s: float
+    spec: EnvironmentSpec
+
+
+@dataclass(frozen=True, slots=True)
 class EnvironmentOpened:
     """The worker has made it."""
 
@@ -137,6 +145,7 @@ Event: TypeAlias = (
     | ActionFinished
     | ActionCancelled
     | EnvironmentAsked
+    | EnvironmentAdopted
     | EnvironmentOpened
     | EnvironmentLost
     | EnvironmentClosed
@@ -154,6 +163,7 @@ EVENT_TYPES: dict[str, type] = {
         ActionFinished,
         ActionCancelled,
         EnvironmentAsked,
+        EnvironmentAdopted,
         EnvironmentOpened,
         EnvironmentLost,
         EnvironmentClosed,

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _LEAST_SEEN = 3  # fewer than these are an anecdote
+_MOST_KINDS = 4096
 
 
 class DurationLaw:
@@ -65,6 +66,8 @@ class DurationBook:
         """An action of this kind ended, and would have taken so long on one unit."""
         law = self._laws.get(kind)
         if law is None:
+            if len(self._laws) >= _MOST_KINDS:
+                del self._laws[next(iter(self._laws))]  # the oldest label: memory is bounded
             law = self._laws[kind] = DurationLaw(self._keep)
         law.observe(single_unit_s)
 

@@ -1,0 +1,92 @@
+"""The broker's invariants."""
+
+from collections import Counter
+
+from slackwater.control.actions.books import Books
+from slackwater.control.actions.lanes import CoreLane
+from slackwater.control.actions.live import EnvironmentState
+from slackwater.model.amounts import MEMORY_MIB
+
+
+def check_books(books: Books) -> None:
+    """Raise AssertionError if the books disagree with each other or something is held twice."""
+    counters = books.counters
+    ended = sum(counters.ended.values())
+    assert counters.submitted == len(books.actions) + ended, "an action was lost or ended twice"
+    _check_actions(books)
+    for number, attempt in books.attempts.items():
+        assert attempt.number == number
+        assert number in books.lanes[attempt.lane].running, f"attempt {number} holds nothing"
+    assert sum(len(lane.running) for lane in books.lanes.values()) == len(books.attempts)
+    for lane in books.nodes.values():
+        _check_node(books, lane)
+    _check_gpus(books)
+    _check_limits(books)
+    _check_environments(books)
+
+
+def _check_actions(books: Books) -> None:
+    waiting = 0
+    for name, action in books.actions.items():
+        assert action.spec.action == name
+        if action.attempt is not None:
+            assert books.attempts[action.attempt.number] is action.attempt
+            assert action.lane is None and name not in books.homeless
+            continue
+        waiting += 1
+        behind = action.environment is not None and (
+            action.environment.line[0] is not action
+            or not action.environment.ready
+            or action.environment.busy is not None
+        )
+        places = (action.lane is not None, name in books.homeless, behind)
+        assert sum(places) == 1, f"{name} waits in {sum(places)} places"
+        assert action.lane is None or action in action.lane
+    assert waiting == books.waiting == sum(books.waiting_by_job.values())
+
+
+def _check_node(books: Books, lane: CoreLane) -> None:
+    held = [core for attempt in lane.running.values() for core in attempt.grant.cores]
+    owned = [core for numa in lane.capacity.cores for core in numa]
+    assert sorted(held + lane.cores.idle()) == sorted(owned), f"{lane.node}: a core is held twice"
+    assert lane.cores.free == len(lane.cores.idle())
+    assert lane.wanted == sum(action.curve.least for action in lane)
+    used_mib = sum(attempt.grant.amount(MEMORY_MIB) for attempt in lane.running.values())
+    used_mib += sum(books.environments[name].spec.memory_mib for name in lane.environments)
+    assert lane.free_mib == lane.capacity.memory_mib - used_mib >= 0, f"{lane.node}: memory"
+
+
+def _check_gpus(books: Books) -> None:
+    pool = books.gpus.pool
+    pool.check_integrity()
+    held: Counter[tuple[str, int]] = Counter()
+    for attempt in books.gpus.running.values():
+        grant = attempt.grant
+        assert grant.node is not None
+        assert grant.gpus[0] % len(grant.gpus) == 0, "a chunk is not aligned"
+        held.update((grant.node, gpu) for gpu in grant.gpus)
+    assert all(count == 1 for count in held.values()), "a GPU runs two actions"
+    for node in pool.nodes.values():
+        busy = {gpu for name, gpu in held if name == node.node}
+        assert busy | node.idle == set(range(node.count)) and not busy & node.idle
+
+
+def _check_limits(books: Books) -> None:
+    held: Counter[str] = Counter()
+    for attempt in books.attempts.values():
+        held.update(dict(attempt.action.limits))
+    for resource, book in books.limits.items():
+        book.check_integrity()
+        assert book.running == held[resource], f"{resource}: a place was lost"
+        assert book.blocked.keys() <= books.lanes.keys(), "a lane that is gone keeps a claim"
+
+
+def _check_environments(books: Books) -> None:
+    for name, environment in books.environments.items():
+        placed = environment.state in (EnvironmentState.OPENING, EnvironmentState.OPEN)
+        assert placed == (environment.node is not None)
+        if environment.node is not None:
+            assert name in books.nodes[environment.node].environments
+        assert all(action.environment is environment for action in environment.line)
+        later = list(environment.line)[1:]
+        assert all(action.attempt is None and action.lane is None for action in later)

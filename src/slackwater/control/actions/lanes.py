@@ -1,0 +1,224 @@
+"""Lanes: the waiting and the running of one place (the cores of a node, the GPUs of the pool, one limit), in order."""
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from slackwater.control.actions.commands import Command
+from slackwater.control.actions.cores import NodeCores
+from slackwater.control.actions.gpus import GpuPool
+from slackwater.control.actions.live import Attempt, LiveAction
+from slackwater.model.action import Grant, WorkerCapacity
+from slackwater.model.amounts import CORES, GPUS, MEMORY_MIB
+from slackwater.model.ids import EnvironmentId, NodeId, ResourceName
+from slackwater.policy.actions.curve import Curve
+from slackwater.policy.actions.topology import Topology, chunks, units
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a lane gave to an action, and what must be done before it starts."""
+
+    node: NodeId | None = None
+    cores: tuple[int, ...] = ()
+    gpus: tuple[int, ...] = ()
+    before: tuple[Command, ...] = ()
+    setup_s: float = 0.0
+
+
+class Lane(ABC):
+    """`resource` is the one whose units are shared out here."""
+
+    resource: ResourceName
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.running: dict[int, Attempt] = {}
+        self.wanted = 0  # units that those in line need at least
+        self._line: list[tuple[float, int, LiveAction]] = []
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def __iter__(self) -> Iterator[LiveAction]:
+        return (entry[2] for entry in self._line)
+
+    def add(self, action: LiveAction) -> None:
+        insort(self._line, (*action.place_in_line, action))
+        self.wanted += action.curve.least
+
+    def __contains__(self, action: LiveAction) -> bool:
+        index = bisect_left(self._line, action.place_in_line, key=lambda entry: entry[:2])
+        return index < len(self._line) and self._line[index][2] is action
+
+    def remove(self, action: LiveAction) -> None:
+        index = bisect_left(self._line, action.place_in_line, key=lambda entry: entry[:2])
+        assert self._line[index][2] is action
+        del self._line[index]
+        self.wanted -= action.curve.least
+
+    def first(self, count: int, skip: int = 0) -> list[LiveAction]:
+        """The first in line, after so many."""
+        return [entry[2] for entry in self._line[skip : skip + count]]
+
+    @property
+    @abstractmethod
+    def free(self) -> int:
+        """Units that nobody holds."""
+
+    @abstractmethod
+    def topology(self, most: int) -> Topology: ...
+
+    @abstractmethod
+    def curve(self, action: LiveAction) -> Curve:
+        """How long it would take here and now."""
+
+    @abstractmethod
+    def refusal(self, action: LiveAction) -> str | None:
+        """Why it can never run here, if so."""
+
+    def has_memory(self, action: LiveAction, promised_mib: int) -> bool:
+        """Whether memory does not stand in its way, with so much promised to others."""
+        del action, promised_mib
+        return True
+
+    @abstractmethod
+    def take(self, action: LiveAction, amount: int, now_s: float) -> Taken | None:
+        """Units of its own; None if they cannot be had after all, and it must wait."""
+
+    @abstractmethod
+    def give_back(self, action: LiveAction, grant: Grant, now_s: float) -> None: ...
+
+
+class CoreLane(Lane):
+    """One node: its cores, its memory, its environments."""
+
+    resource = CORES
+
+    def __init__(self, node: NodeId, capacity: WorkerCapacity) -> None:
+        super().__init__(f"cores@{node}")
+        self.node = node
+        self.capacity = capacity
+        self.cores = NodeCores(capacity.cores)
+        self.free_mib = capacity.memory_mib
+        self.environments: set[EnvironmentId] = set()
+
+    @property
+    def free(self) -> int:
+        return self.cores.free
+
+    @property
+    def backlog(self) -> int:
+        """Cores that those in line need at least, over those that are free."""
+        return self.wanted - self.cores.free
+
+    def topology(self, most: int) -> Topology:
+        return units(self.cores.free, most)
+
+    def curve(self, action: LiveAction) -> Curve:
+        return action.curve
+
+    def refusal(self, action: LiveAction) -> str | None:
+        least = action.curve.least
+        if least > self.cores.total:
+            return f"it needs {least} cores and the node has {self.cores.total}"
+        if action.memory_mib > self.capacity.memory_mib:
+            has = self.capacity.memory_mib
+            return f"it needs {action.memory_mib} MiB and the node has {has}"
+        return None
+
+    def has_memory(self, action: LiveAction, promised_mib: int) -> bool:
+        return action.memory_mib + promised_mib <= self.free_mib
+
+    def take(self, action: LiveAction, amount: int, now_s: float) -> Taken:
+        self.free_mib -= action.memory_mib
+        return Taken(self.node, self.cores.take(amount))
+
+    def give_back(self, action: LiveAction, grant: Grant, now_s: float) -> None:
+        self.cores.give_back(grant.cores)
+        self.free_mib += grant.amount(MEMORY_MIB)
+
+
+class GpuLane(Lane):
+    """All GPUs of all nodes: an action may run on any chunk."""
+
+    resource = GPUS
+
+    def __init__(self) -> None:
+        super().__init__("gpus")
+        self.pool = GpuPool()
+
+    @property
+    def free(self) -> int:
+        return self.pool.free
+
+    def topology(self, most: int) -> Topology:
+        return chunks(self.pool.free_chunks())
+
+    def curve(self, action: LiveAction) -> Curve:
+        """With the time to restore its service, on sizes of which no idle chunk holds it."""
+        service = action.spec.service
+        assert service is not None
+        declared = self.pool.services[service]
+        seconds = np.full_like(action.curve.seconds, np.inf)
+        choices = self.pool.degrees(service, action.curve.choices)
+        for size in choices:
+            seconds[size] = action.curve.seconds[size]
+            degree = declared.degree(size)
+            if degree is not None and not self.pool.idle_residents(service, size):
+                seconds[size] += degree.restore_s
+        return replace(action.curve, seconds=seconds, choices=choices, convex=False)
+
+    def refusal(self, action: LiveAction) -> str | None:
+        service = action.spec.service
+        assert service is not None
+        if service not in self.pool.services:
+            return f"service {service} is not declared"
+        if self.pool.nodes and not self.pool.degrees(service, action.curve.choices):
+            return f"no node can hold service {service} on {list(action.curve.choices)} GPUs"
+        return None
+
+    def take(self, action: LiveAction, amount: int, now_s: float) -> Taken | None:
+        service = action.spec.service
+        assert service is not None
+        found = self.pool.take(service, amount, now_s)
+        if found is None:
+            return None
+        node, gpus, before = found
+        degree = self.pool.services[service].degree(amount)
+        assert degree is not None
+        return Taken(node, (), gpus, tuple(before), degree.restore_s if before else 0.0)
+
+    def give_back(self, action: LiveAction, grant: Grant, now_s: float) -> None:
+        assert grant.node is not None and action.spec.service is not None
+        self.pool.give_back(grant.node, grant.gpus, action.spec.service, now_s)
+
+
+class LimitLane(Lane):
+    """Actions that need nothing but limits; what there is of those is in the limits' own books."""
+
+    def __init__(self, resource: ResourceName) -> None:
+        super().__init__(f"limit:{resource}")
+        self.resource = resource
+
+    @property
+    def free(self) -> int:
+        return 1 << 30
+
+    def topology(self, most: int) -> Topology:
+        raise AssertionError("limits are not shared out")
+
+    def curve(self, action: LiveAction) -> Curve:
+        return action.curve
+
+    def refusal(self, action: LiveAction) -> str | None:
+        return None
+
+    def take(self, action: LiveAction, amount: int, now_s: float) -> Taken:
+        return Taken()
+
+    def give_back(self, action: LiveAction, grant: Grant, now_s: float) -> None:
+        pass

@@ -1,0 +1,73 @@
+"""Limits that no worker brings: how many at once, how many in any window of time, or both (ARL-Tangram 5.1).
+
+An action waits for its quota instead of failing against it, so there are no storms of retries.
+"""
+
+from collections import deque
+
+from slackwater.model.action import Limit
+
+
+class LimitBook:
+    """What is in use of one limit. A unit of quota comes back `window_s` after it was used."""
+
+    def __init__(self, limit: Limit) -> None:
+        self.limit = limit
+        self.running = 0
+        self.recent = 0
+        self.blocked: dict[
+            str, tuple[float, int]
+        ] = {}  # lane -> place of the first that waits for it
+        self._used: deque[tuple[float, int]] = deque()  # when the units come back, and how many
+
+    def change(self, limit: Limit) -> None:
+        """New bounds from now on; what was used keeps the window under which it was used."""
+        self.limit = limit
+
+    def ever_fits(self, units: int) -> bool:
+        """Whether so many can be had at all."""
+        return units <= (self.limit.concurrency or units) and units <= (self.limit.quota or units)
+
+    def fits(self, units: int, now_s: float) -> bool:
+        """Whether so many can be had now."""
+        self._forget(now_s)
+        at_once, quota = self.limit.concurrency, self.limit.quota
+        return (at_once is None or self.running + units <= at_once) and (
+            quota is None or self.recent + units <= quota
+        )
+
+    def claimed_before(self, lane: str, place: tuple[float, int]) -> bool:
+        """Whether an earlier one in another lane waits for it: later ones must not take what it is waiting for."""
+        return any(first < place for other, first in self.blocked.items() if other != lane)
+
+    def take(self, units: int, now_s: float) -> None:
+        assert self.fits(units, now_s), f"{self.limit.resource}: {units} units do not fit"
+        self.running += units
+        if self.limit.quota is not None and units:
+            self.recent += units
+            self._used.append((now_s + self.limit.window_s, units))
+
+    def give_back(self, units: int) -> None:
+        """An action ended: the place is free; its quota stays used."""
+        self.running -= units
+
+    def returns_s(self, units: int, now_s: float) -> float | None:
+        """When the quota for so many will be there; None if it is not the quota that they wait for."""
+        self._forget(now_s)
+        quota = self.limit.quota
+        if quota is None or self.recent + units <= quota:
+            return None
+        missing = self.recent + units - quota
+        for back_s, used in self._used:
+            missing -= used
+            if missing <= 0:
+                return back_s
+        return None
+
+    def _forget(self, now_s: float) -> None:
+        while self._used and self._used[0][0] <= now_s:
+            self.recent -= self._used.popleft()[1]
+
+    def check_integrity(self) -> None:
+        assert self.running >= 0
+        assert self.recent == sum(units for _, units in self._used)

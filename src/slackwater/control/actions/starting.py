@@ -1,0 +1,204 @@
+"""Who starts in a lane: the first in line whose least needs fit, with as much as the policy gives them (ARL-Tangram 4.2).
+
+One that waits for cores or GPUs keeps them from all behind it, so no one starves. One that waits for a limit steps aside for those that do not
+need the limit, and keeps the limit from all behind it, in every lane.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slackwater.control.actions import commands as do
+from slackwater.control.actions.books import Books
+from slackwater.control.actions.lanes import GpuLane, Lane, LimitLane
+from slackwater.control.actions.live import Attempt, LiveAction
+from slackwater.model.action import Grant
+from slackwater.model.ids import ResourceName
+from slackwater.policy.actions.curve import Curve, curve_of
+from slackwater.policy.actions.scheduling import SchedulingView
+
+_MOST_SKIPPED = 32
+_REST = 256
+
+
+class Starter:
+    """Starts what can be started, lane by lane."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+
+    def run(self, lane: Lane) -> None:
+        """Look at one lane once."""
+        if not len(lane):
+            self._set_claims(lane, {})
+            return
+        candidates, seen, claims = self._candidates(lane)
+        self._set_claims(lane, claims)
+        if not candidates:
+            return
+        if isinstance(lane, LimitLane):
+            for action, curve in candidates:
+                self._start(lane, action, curve.least, curve)
+            return
+        self._share_out(lane, candidates, seen)
+
+    # ---- who could start ----
+    def _candidates(
+        self, lane: Lane
+    ) -> tuple[list[tuple[LiveAction, Curve]], int, dict[ResourceName, tuple[float, int]]]:
+        """The first in line that fit together, how many of the line were looked at, and the limits that block the others."""
+        found: list[tuple[LiveAction, Curve]] = []
+        promised: dict[ResourceName, int] = {}
+        claims: dict[ResourceName, tuple[float, int]] = {}
+        free, promised_mib = lane.free, 0
+        state, moves = -1, None
+        if isinstance(lane, GpuLane):
+            topology = lane.topology(0)
+            state, moves = topology.start, topology.after
+        seen = skipped = 0
+        for action in lane:
+            if free <= 0 or skipped > _MOST_SKIPPED:
+                break
+            if action.limits and not self._limits_fit(lane, action, promised, claims):
+                if isinstance(lane, LimitLane):
+                    break
+                seen += 1
+                skipped += 1
+                continue
+            curve = self._curve(lane, action)
+            if not curve.choices or curve.least > free:
+                break
+            if action.memory_mib and not lane.has_memory(action, promised_mib):
+                break
+            if moves is not None:
+                state = int(moves[state, curve.least])
+                if state < 0:
+                    break
+            free -= curve.least
+            promised_mib += action.memory_mib
+            for resource, units in action.limits:
+                promised[resource] = promised.get(resource, 0) + units
+            found.append((action, curve))
+            seen += 1
+        return found, seen, claims
+
+    def _limits_fit(
+        self,
+        lane: Lane,
+        action: LiveAction,
+        promised: dict[ResourceName, int],
+        claims: dict[ResourceName, tuple[float, int]],
+    ) -> bool:
+        books = self._books
+        place = action.place_in_line
+        for resource, units in action.limits:
+            book = books.limits[resource]
+            wanted = units + promised.get(resource, 0)
+            fits = book.fits(wanted, books.now_s)
+            if fits and resource not in claims and not book.claimed_before(lane.name, place):
+                continue
+            for each, _ in action.limits:
+                claims.setdefault(each, place)
+            back_s = None if fits else book.returns_s(wanted, books.now_s)
+            if back_s is not None:
+                books.alarm_once(back_s, f"limit:{resource}")
+            return False
+        return True
+
+    def _set_claims(self, lane: Lane, claims: dict[ResourceName, tuple[float, int]]) -> None:
+        """Say what this lane's first waits for; where that has become less, others may go."""
+        for resource, book in self._books.limits.items():
+            before, now = book.blocked.get(lane.name), claims.get(resource)
+            if before == now:
+                continue
+            if now is None:
+                del book.blocked[lane.name]
+            else:
+                book.blocked[lane.name] = now
+            if before is not None and (now is None or now > before):
+                self._books.touch_waiters(resource)
+
+    def _curve(self, lane: Lane, action: LiveAction) -> Curve:
+        """What is known now; more may be known than when it came."""
+        spec = action.spec
+        if not action.curve.known and spec.elastic is not None:
+            mean_s = self._books.durations.mean_s(spec.kind)
+            need = spec.need(spec.elastic.resource)
+            if mean_s is not None and need is not None:
+                action.curve = curve_of(need.amounts, spec.elastic.efficiency, mean_s, mean_s)
+        return lane.curve(action)
+
+    # ---- how much each gets ----
+    def _share_out(self, lane: Lane, candidates: list[tuple[LiveAction, Curve]], seen: int) -> None:
+        policy = self._books.settings.scheduling
+        curves = [curve for _, curve in candidates]
+        left_s: NDArray[np.float64] = np.empty(0)
+        left_units: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        rest: list[Curve] = []
+        if policy.looks_ahead and any(curve.elastic for curve in curves):
+            rest = [action.curve for action in lane.first(_REST, skip=seen)]
+            left_s, left_units = self._completions(lane)
+        most = max(curve.choices[-1] for curve in curves)
+        view = SchedulingView(lane.topology(most), lane.free, curves, rest, left_s, left_units)
+        amounts = policy.decide(view)
+        starts = [
+            (units, action, curve)
+            for units, (action, curve) in zip(amounts, candidates, strict=True)
+            if units
+        ]
+        if isinstance(
+            lane, GpuLane
+        ):  # large chunks first: then any choice of place leaves room for the rest
+            starts.sort(key=lambda start: -start[0])
+        for units, action, curve in starts:
+            self._start(lane, action, units, curve)
+
+    def _completions(self, lane: Lane) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """How much longer what runs here is expected to take; of the overdue, as long as such ones went on."""
+        now_s = self._books.now_s
+        for attempt in lane.running.values():
+            if attempt.ends_s <= now_s:
+                attempt.ends_s = now_s + self._left_s(attempt)
+        count = len(lane.running)
+        running = lane.running.values()
+        ends = np.fromiter((attempt.ends_s for attempt in running), np.float64, count)
+        units = np.fromiter((attempt.units for attempt in running), np.int64, count)
+        return ends - now_s, units
+
+    def _left_s(self, attempt: Attempt) -> float:
+        spec = attempt.action.spec
+        faster = spec.elastic.efficiency.speedup(attempt.units) if spec.elastic else 1.0
+        ran_s = (self._books.now_s - attempt.started_s) * faster
+        return max(self._books.durations.left_s(spec.kind, ran_s) / faster, 1e-3)
+
+    # ---- starting ----
+    def _start(self, lane: Lane, action: LiveAction, units: int, curve: Curve) -> None:
+        books = self._books
+        now_s = books.now_s
+        taken = lane.take(action, units, now_s)
+        if taken is None:
+            return
+        lane.remove(action)
+        action.lane = None
+        books.count_waiting(action, -1)
+        for resource, amount in action.limits:
+            books.limits[resource].take(amount, now_s)
+        amounts = tuple(
+            (need.resource, units if need.resource == lane.resource else need.amounts.least)
+            for need in action.spec.needs
+        )
+        grant = Grant(amounts, taken.node, taken.cores, taken.gpus)
+        number = books.number()
+        ends_s = now_s + float(curve.seconds[units])
+        attempt = Attempt(number, action, grant, units, now_s, ends_s, lane.name)
+        action.attempt = attempt
+        books.attempts[number] = lane.running[number] = attempt
+        if action.environment is not None:
+            action.environment.busy = attempt
+        books.counters.started += 1
+        books.counters.restored += bool(taken.before)
+        books.out.extend(taken.before)
+        books.out.append(do.StartAction(action.spec, number, grant))
+        limit_s = action.spec.limit_s
+        if limit_s is not None:
+            late_s = now_s + taken.setup_s + limit_s + books.settings.limit_grace_s
+            books.alarm(late_s, f"late:{number}")

@@ -1,0 +1,1 @@
+"""The action broker in virtual time: workloads, workers, baselines and storms."""
