@@ -27,7 +27,7 @@ from slackwater.model.amounts import CORES, GPUS, MEMORY_MIB, Amounts, Efficienc
 from slackwater.model.ids import ActionId, EnvironmentId, JobId, ResourceName, ServiceName
 from slackwater.policy.actions.order import ShortFirst
 from slackwater.sim.actions.storm_workers import StormWorkers
-from slackwater.sim.queue import EventQueue
+from slackwater.sim.core.queue import EventQueue
 
 WEB, PDF = ResourceName("web"), ResourceName("pdf")
 LIMITS = (Limit(WEB, concurrency=6, quota=20, window_s=10.0), Limit(PDF, concurrency=3))
