@@ -1,0 +1,93 @@
+"""Who publishes which slice, and who fetches which: nothing twice (ROSE 4.2).
+
+Every element of the model is published by exactly one rank that holds it, replicas sharing the work; a receiver fetches
+of each published slice exactly what it holds.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from slackwater.weights.plan.box import Box
+from slackwater.weights.plan.shard_map import Piece, RankShards, ShardMap
+
+_SMALL = 1 << 16  # elements below which a slice is not divided among its holders
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A slice that `rank` publishes."""
+
+    rank: int
+    tensor: str
+    box: Box
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Take `box`, part of what was published, and put it into the local tensor from `at` on."""
+
+    published: Published
+    box: Box
+    local: str
+    at: tuple[int, ...]
+
+
+def publishing(shard_map: ShardMap, small: int = _SMALL) -> tuple[Published, ...]:
+    """A division of the whole model among the ranks that hold it, evenly loaded."""
+    holders: defaultdict[tuple[str, Box], list[int]] = defaultdict(list)
+    for rank in range(shard_map.layout.ranks):
+        seen: set[tuple[str, Box]] = set()
+        for piece in shard_map.rank(rank).pieces:
+            key = (piece.tensor, piece.box)
+            if key not in seen:  # a tied embedding may lie in two places of one rank
+                seen.add(key)
+                holders[key].append(rank)
+    load: defaultdict[int, int] = defaultdict(int)
+    found: list[Published] = []
+    for (tensor, box), ranks in sorted(
+        holders.items(), key=lambda item: (-item[0][1].elements, item[0])
+    ):
+        shares = _divided(box, len(ranks)) if box.elements >= small else [box]
+        idle_first = sorted(ranks, key=lambda rank: (load[rank], rank))
+        for rank, share in zip(idle_first, shares, strict=False):
+            load[rank] += share.elements
+            found.append(Published(rank, tensor, share))
+    return tuple(sorted(found, key=lambda each: (each.rank, each.tensor, each.box)))
+
+
+def _divided(box: Box, ways: int) -> list[Box]:
+    """The box in up to `ways` parts along its first dimension."""
+    rows = box.shape[0]
+    ways = min(ways, rows)
+    edges = [box.start[0] + rows * part // ways for part in range(ways + 1)]
+    return [box.along(0, edges[part], edges[part + 1]) for part in range(ways)]
+
+
+def fetches(published: Sequence[Published], receiver: RankShards) -> tuple[Fetch, ...]:
+    """What a receiver takes: each of its slices once, out of whichever published slices cover it."""
+    by_tensor: defaultdict[str, list[Published]] = defaultdict(list)
+    for each in published:
+        by_tensor[each.tensor].append(each)
+    found: list[Fetch] = []
+    for piece in receiver.pieces:
+        for source in by_tensor[piece.tensor]:
+            common = piece.box.common(source.box)
+            if common is not None:
+                found.append(Fetch(source, common, piece.local, _moved(piece, common)))
+    return tuple(found)
+
+
+def bytes_by_receiver(plans: Mapping[int, Sequence[Fetch]], item_bytes: int) -> dict[int, int]:
+    """How much each receiver takes over the wire: a slice that it lays in two places is taken once."""
+    return {
+        rank: item_bytes
+        * sum(box.elements for _, box in {(fetch.published, fetch.box) for fetch in plan})
+        for rank, plan in plans.items()
+    }
+
+
+def _moved(piece: Piece, box: Box) -> tuple[int, ...]:
+    lead = len(piece.at) - len(box.start)
+    inner = zip(piece.at[lead:], box.start, piece.box.start, strict=True)
+    return (*piece.at[:lead], *(at + start - base for at, start, base in inner))
