@@ -34,6 +34,7 @@ BENCHES: dict[str, str] = {
     "migrate": "rollout.migrate",
     "agreement": "rollout.agreement",
     "delta": "weights.delta",
+    "tenants": "service.tenants",
 }
 
 app = typer.Typer(add_completion=False)

@@ -136,6 +136,7 @@ def _run(settings: Any, folder: Any) -> int:
 
 
 async def _serve(settings: Any, folder: Any) -> int:
+    sys.setswitchinterval(0.001)  # threads that tokenise or decode give way to the event loop soon
     from slackwater.runtime.plane import ControlPlane
     from slackwater.serve.app import create_app
     from slackwater.serve.http.server import bind, http_server, serve_until_signalled

@@ -18,3 +18,5 @@ ActionId = NewType("ActionId", str)
 EnvironmentId = NewType("EnvironmentId", str)
 ResourceName = NewType("ResourceName", str)
 ServiceName = NewType("ServiceName", str)
+
+NOBODY = TenantId("")  # the owner where there are no tenants

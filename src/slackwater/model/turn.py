@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import NewType
 
 from slackwater.model.errors import ConfigError
-from slackwater.model.ids import JobId, TrajectoryId, TurnId
+from slackwater.model.ids import NOBODY, JobId, TenantId, TrajectoryId, TurnId
 from slackwater.model.sampling import Sampling as Sampling
 
 # One dispatch of one turn to one instance; unique for the life of a manager, and the request id that
@@ -27,7 +27,7 @@ class TurnSpec:
 
     `version` names the weights; `also_versions` are older ones that the job's staleness allows.
     `deadline_s` is on the manager's clock; without one the manager's own limit holds.
-    `stream` asks for an `AppendTokens` command for every accepted frame.
+    `stream` asks for an `AppendTokens` command for every accepted frame. `owner` is whose share it takes.
     """
 
     turn: TurnId
@@ -39,6 +39,7 @@ class TurnSpec:
     also_versions: Sequence[str] = ()
     deadline_s: float | None = None
     stream: bool = False
+    owner: TenantId = NOBODY
 
     def __post_init__(self) -> None:
         if len(self.prompt) == 0:

@@ -24,6 +24,7 @@ from slackwater.runtime.bodies.vital_controller import VitalController
 from slackwater.runtime.launch.supervisor import Launcher, WorkerPlan
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.net.hub import WorkerHub
+from slackwater.runtime.services.fair_work import FairWork
 from slackwater.runtime.services.finishing import Finishing, sampling_session_of
 from slackwater.runtime.services.housekeeping import Household, Housekeeping
 from slackwater.runtime.services.instances import InstanceService, Premises
@@ -31,6 +32,7 @@ from slackwater.runtime.services.sampling import KIND as SAMPLE
 from slackwater.runtime.services.sampling import SamplingService
 from slackwater.runtime.services.sessions import Sessions
 from slackwater.runtime.services.tenants import Tenants
+from slackwater.runtime.services.turn_shares import TurnShares
 from slackwater.runtime.settings import ServiceSettings
 from slackwater.runtime.store.base_models import BaseModel, BaseModels
 from slackwater.runtime.store.database import Store
@@ -83,9 +85,11 @@ class ControlPlane:
             self.rollout,
             self.launcher,
         )
-        share = max(settings.max_live_turns // len(self.tenants.names()), 1)
+        names = self.tenants.names()
+        self.shares = TurnShares(settings.max_live_turns, names)
+        self.fair_work = FairWork(len(names))
         self.sampling = SamplingService(
-            self.store, self.board, self.background, self.rollout, share
+            self.store, self.board, self.background, self.rollout, self.shares
         )
         self.training = OperationsBody(
             OperationsParts(
@@ -96,6 +100,7 @@ class ControlPlane:
             self._vital("operations", operations_controller),
             Finishing(state, shelf),
             self._operation_finished,
+            settings.max_waiting_bytes // len(names),
         )
         self.housekeeping = Housekeeping(
             Household(
@@ -113,6 +118,7 @@ class ControlPlane:
         """Open the store, take over what it has, and start the workers."""
         await self.store.open()
         await self.hub.start()
+        self.rollout.name_owners(self.tenants.names())
         await self.sessions.adopt(asyncio.get_running_loop().time())
         for base in self.bases:
             self.rollout.published(base.name, base.version)
@@ -131,6 +137,7 @@ class ControlPlane:
 
     async def stop(self) -> None:
         """Leave everything durable; what was under way goes on after the next start."""
+        self.fair_work.close()
         self.training.close()
         self.rollout.close()
         self.housekeeping.stop()

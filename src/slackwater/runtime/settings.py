@@ -37,6 +37,7 @@ class ServiceSettings:
     max_running: int = 64
     max_live_turns: int = 8192
     max_body_bytes: int = 64 << 20
+    max_waiting_bytes: int = 2 << 30
     hold_s: float = 25.0
     session_silent_after_s: float = 300.0
     results_kept_s: float = 24 * 3600.0

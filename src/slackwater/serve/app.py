@@ -8,6 +8,7 @@ from fastapi import FastAPI, Request
 
 from slackwater.model.errors import SlackwaterError
 from slackwater.runtime.plane import ControlPlane
+from slackwater.serve.http.auth import find_tenant
 from slackwater.serve.http.errors import ERROR_RESPONSES, add_error_handlers
 from slackwater.serve.http.limits import BodyLimits
 from slackwater.serve.openai.api import openai_routes
@@ -24,6 +25,7 @@ from slackwater.serve.tinker.training import TrainingFace, training_routes
 logger = logging.getLogger(__name__)
 
 BODY_STALL_S = 10.0
+LEAST_JSON_BYTES = 2 << 20
 
 
 def create_app(plane: ControlPlane) -> FastAPI:
@@ -64,5 +66,12 @@ def create_app(plane: ControlPlane) -> FastAPI:
     app.include_router(record_routes(rest, downloads))
     app.include_router(download_routes(downloads))
     app.include_router(openai_routes(plane))
-    app.add_middleware(BodyLimits, max_bytes=plane.settings.max_body_bytes, stall_s=BODY_STALL_S)
+    longest = max(base.max_text_chars for base in plane.bases)
+    app.add_middleware(
+        BodyLimits,
+        max_bytes=plane.settings.max_body_bytes,
+        max_json_bytes=min(max(LEAST_JSON_BYTES, longest), plane.settings.max_body_bytes),
+        stall_s=BODY_STALL_S,
+        tenant_of=lambda headers: find_tenant(plane.tenants, headers),
+    )
     return app

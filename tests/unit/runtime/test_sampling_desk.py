@@ -16,6 +16,7 @@ from slackwater.runtime.bodies.rollout import RolloutBody
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.services.sampling import SamplingService
+from slackwater.runtime.services.turn_shares import TurnShares
 from slackwater.runtime.store.database import Store
 from slackwater.runtime.store.future_board import FutureBoard
 from slackwater.runtime.store.op_payloads import SamplePayload
@@ -64,7 +65,7 @@ def with_desk(
         background = Background(died.append)
         hub = WorkerHub(Nobody(), "secret")
         rollout = RolloutBody(hub, RolloutManager(), lambda worker: None)
-        desk = SamplingService(store, board, background, rollout, max_live_turns=4)
+        desk = SamplingService(store, board, background, rollout, TurnShares(8, ["mine", "other"]))
         await desk.adopt()
         await work(desk, rollout, board)
         await background.drain(5.0)
@@ -90,7 +91,7 @@ def test_a_number_sent_again_is_the_same_request_and_is_generated_once(tmp_path:
 def test_too_many_turns_are_told_to_try_again_and_leave_no_trace(tmp_path: Path) -> None:
     async def work(desk: SamplingService, rollout: RolloutBody, board: FutureBoard) -> None:
         await desk.submit(SESSION, 0, sample(samples=3))
-        with pytest.raises(UnavailableError, match="3 samples are under way"):
+        with pytest.raises(UnavailableError, match="3 samples of yours are under way"):
             await desk.submit(SESSION, 1, sample(samples=2))
         request = await desk.submit(SESSION, 1, sample())
         assert rollout.live() == 4

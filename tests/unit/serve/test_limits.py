@@ -4,6 +4,7 @@ import asyncio
 import json
 from typing import Any
 
+from slackwater.model.ids import TenantId
 from slackwater.serve.http.limits import BodyLimits
 
 
@@ -66,3 +67,103 @@ def test_a_body_that_dribbles_for_too_long_is_given_up() -> None:
 
 def test_nothing_is_answered_to_a_client_that_left() -> None:
     assert call([part(b"0", True), {"type": "http.disconnect"}]) == (0, b"")
+
+
+def test_json_has_a_limit_of_its_own_and_strangers_may_send_little() -> None:
+    async def echo(scope: Any, receive: Any, send: Any) -> None:
+        message = await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": message["body"]})
+
+    def status(size: int, kind: bytes, key: bytes) -> int:
+        sent: list[Any] = []
+
+        async def receive() -> dict[str, Any]:
+            return part(b"x" * size)
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        limits = BodyLimits(
+            echo,
+            max_bytes=1 << 20,
+            max_json_bytes=100 << 10,
+            stall_s=5,
+            tenant_of=lambda headers: TenantId("me") if headers.get("x-api-key") == "k" else None,
+        )
+        headers = [(b"content-type", kind), (b"x-api-key", key)]
+        scope = {"type": "http", "path": "/api/v1/x", "headers": headers}
+        asyncio.run(limits(scope, receive, send))
+        return int(sent[0]["status"])
+
+    assert status(90 << 10, b"application/json; charset=utf-8", b"k") == 200
+    assert status(101 << 10, b"application/json", b"k") == 413
+    assert status(1 << 20, b"application/x-protobuf", b"k") == 200
+    assert status(65 << 10, b"application/x-protobuf", b"?") == 413
+
+
+def test_requests_of_one_tenant_begin_one_at_a_time_and_others_go_between() -> None:
+    order: list[str] = []
+
+    async def parse(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        order.append(scope["name"])
+        if scope["name"] == "loud":
+            sum(range(50_000))
+
+    async def nothing(message: Any) -> None: ...
+
+    async def scenario() -> None:
+        limits = BodyLimits(
+            parse,
+            max_bytes=1 << 20,
+            stall_s=5,
+            tenant_of=lambda headers: TenantId(headers["x-api-key"]),
+        )
+
+        async def request(name: str, size: int) -> None:
+            async def receive() -> dict[str, Any]:
+                return part(b"x" * size)
+
+            headers = [(b"x-api-key", name.encode())]
+            scope = {"type": "http", "path": "/v1/x", "headers": headers, "name": name}
+            await limits(scope, receive, nothing)
+
+        await request("quiet", 10)  # so that both are active
+        loud = [asyncio.create_task(request("loud", 100 << 10)) for _ in range(20)]
+        await asyncio.sleep(0)
+        await request("quiet", 10)
+        await asyncio.gather(*loud)
+
+    asyncio.run(scenario())
+    assert len(order) == 22
+    assert order.index("quiet", 1) <= 3
+
+
+def test_a_tenants_bodies_under_way_are_bounded_together() -> None:
+    async def scenario() -> list[int]:
+        gate, statuses = asyncio.Event(), list[int]()
+
+        async def hold(scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            await gate.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        async def receive() -> dict[str, Any]:
+            return part(b"x" * 10)
+
+        limits = BodyLimits(hold, max_bytes=10, stall_s=5)
+        scope = {"type": "http", "path": "/v1/x", "headers": []}
+        held = [asyncio.create_task(limits(scope, receive, send)) for _ in range(4)]
+        await asyncio.sleep(0)
+        await limits(scope, receive, send)
+        gate.set()
+        await asyncio.gather(*held)
+        await limits(scope, receive, send)
+        return statuses
+
+    assert asyncio.run(scenario()) == [429, 200, 200, 200, 200, 200]

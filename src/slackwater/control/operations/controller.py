@@ -13,7 +13,7 @@ from slackwater.control.operations import commands as do
 from slackwater.control.operations import events as on
 from slackwater.control.operations.model_line import ModelLine, Residency
 from slackwater.model.errors import ConfigError, UnavailableError
-from slackwater.model.ids import ModelId, WorkerId
+from slackwater.model.ids import ModelId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OpKind
 
 
@@ -52,6 +52,7 @@ class OperationsController:
         self._lines: dict[ModelId, ModelLine] = {}
         self._flights: dict[WorkerId, _Flight | None] = {}
         self._last_served: dict[ModelId, int] = {}
+        self._last_owned: dict[TenantId, int] = {}
         self._tickets = 0
         self._out: list[do.Command] = []
 
@@ -59,11 +60,11 @@ class OperationsController:
         """Take one event, return what the body must do about it, in order."""
         self._out = []
         match event:
-            case on.ModelAdopted(_, model, saved_seq, records):
-                line = self._lines[model] = ModelLine(model)
+            case on.ModelAdopted(_, model, saved_seq, records, owner):
+                line = self._lines[model] = ModelLine(model, owner)
                 line.adopt(saved_seq, records)
-            case on.OpSubmitted(_, operation):
-                self._submitted(operation)
+            case on.OpSubmitted(_, operation, owner):
+                self._submitted(operation, owner)
             case on.OpRejected(_, operation, reason):
                 self._rejected(operation, reason)
             case on.ModelClosed(_, model, reason):
@@ -107,8 +108,8 @@ class OperationsController:
         return {model: len(line.waiting) for model, line in self._lines.items()}
 
     # ---- arrivals ----
-    def _submitted(self, operation: Operation) -> None:
-        line = self._lines.setdefault(operation.model, ModelLine(operation.model))
+    def _submitted(self, operation: Operation, owner: TenantId) -> None:
+        line = self._lines.setdefault(operation.model, ModelLine(operation.model, owner))
         if line.knows(operation.seq):
             self._fail(operation, f"seq_id {operation.seq} was used up before", FaultOwner.USER)
             return
@@ -195,7 +196,7 @@ class OperationsController:
 
     # ---- dispatch ----
     def _dispatch(self) -> None:
-        """Give every idle trainer something to do; the model served longest ago goes first."""
+        """Give every idle trainer something to do: first the owner served longest ago, then its model."""
         for worker in sorted(worker for worker, flight in self._flights.items() if flight is None):
             while self._flights[worker] is None and (line := self._pick(worker)) is not None:
                 self._next(worker, line)
@@ -213,14 +214,20 @@ class OperationsController:
             and (line.worker == worker or (line.worker is None and loads[worker] == least))
         ]
         return min(
-            able, key=lambda line: (self._last_served.get(line.model, 0), line.model), default=None
+            able,
+            key=lambda line: (
+                self._last_owned.get(line.owner, 0),
+                self._last_served.get(line.model, 0),
+                line.model,
+            ),
+            default=None,
         )
 
     def _next(self, worker: WorkerId, line: ModelLine) -> None:
         """Bring the state there, bring it up to date, or run the head."""
         self._tickets += 1
         ticket = self._tickets
-        self._last_served[line.model] = ticket
+        self._last_served[line.model] = self._last_owned[line.owner] = ticket
         line.worker = worker
         if line.residency is Residency.ABSENT:
             if line.saved_seq is not None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from slackwater.model.ids import ModelId, WorkerId
+from slackwater.model.ids import NOBODY, ModelId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OperationRecord
 
 
@@ -15,6 +15,7 @@ class ModelAdopted:
     model: ModelId
     saved_seq: int | None
     records: tuple[OperationRecord, ...]
+    owner: TenantId = NOBODY
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class OpSubmitted:
 
     now_s: float
     operation: Operation
+    owner: TenantId = NOBODY
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ operations after it run as usual. A load_weights replaces what was accumulated, 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from slackwater.model.ids import ModelId, WorkerId
+from slackwater.model.ids import NOBODY, ModelId, TenantId, WorkerId
 from slackwater.model.operation import Operation, OperationRecord, OpKind, OpStatus
 
 
@@ -36,6 +36,7 @@ class ModelLine:
     """The mutable state of one model; only the controller touches it."""
 
     model: ModelId
+    owner: TenantId = NOBODY
     next_seq: int = 0
     watched_seq: int | None = None  # the missing number whose clock runs
     waiting: dict[int, Operation] = field(default_factory=dict)

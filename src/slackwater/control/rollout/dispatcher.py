@@ -12,6 +12,7 @@ from slackwater.control.rollout.instances import InstanceRecord, Instances
 from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.control.rollout.waiting_line import NeedKey, WaitingLine, need_key
+from slackwater.model.ids import TenantId
 from slackwater.model.turn import AttemptId
 from slackwater.policy.rollout.instance_load import InstanceLoad
 from slackwater.policy.rollout.routing import Destination, TurnNeed
@@ -26,6 +27,7 @@ class Dispatcher:
         self.line = WaitingLine()
         self.attempts: dict[int, LiveTurn] = {}
         self.next_attempt = 1
+        self.owners: set[TenantId] = set()
         self.homes = Homes(instances, settings.home_lease_s, settings.remembered_trajectories)
 
     def place(
@@ -34,7 +36,7 @@ class Dispatcher:
         """Send the turn where the policy says, or let it wait."""
         need = self._need(turn)
         key = need_key(turn)
-        placement = self._settings.routing.place(need, self._able(turn, key))
+        placement = self._settings.routing.place(need, self._offered(turn, self._able(turn, key)))
         if placement.instance is not None:
             self._send(turn, self._instances.records[placement.instance], now_s, out)
             return
@@ -59,22 +61,35 @@ class Dispatcher:
             self._send(turn, record, now_s, out)
 
     def _next_for(self, record: InstanceRecord, now_s: float) -> LiveTurn | None:
-        routing = self._settings.routing
-        able = [
-            turn
-            for turn in self.line.heads()
-            if self._can_run(turn, record) and routing.takes(self._need(turn), record.load)
-        ]
+        """Of those that may run there: one of the owner that has least there, then the first to come."""
+        able = [turn for turn in self.line.heads() if self._fits(turn, record)]
         warm = self._warm_turn(record, now_s)
-        if (
-            warm is not None
-            and self._can_run(warm, record)
-            and routing.takes(self._need(warm), record.load)
-        ):
-            if routing.warm_first:
-                return warm
+        warm_first = self._settings.routing.warm_first
+        if warm is not None and self._fits(warm, record):
             able.append(warm)
-        return min(able, key=lambda turn: turn.sequence, default=None)
+        return min(
+            able,
+            key=lambda turn: (
+                record.owners[turn.spec.owner],
+                not (warm_first and turn is warm),
+                turn.sequence,
+            ),
+            default=None,
+        )
+
+    def _fits(self, turn: LiveTurn, record: InstanceRecord) -> bool:
+        if not self._can_run(turn, record):
+            return False
+        (load,) = self._offered(turn, [record.load])
+        return self._settings.routing.takes(self._need(turn), load)
+
+    def _offered(self, turn: LiveTurn, loads: list[InstanceLoad]) -> list[InstanceLoad]:
+        """The instances as they look to the turn's owner, who leaves a share of each to others."""
+        share = self._settings.kept_for_others
+        if not share or len(self.owners) < 2:
+            return loads
+        records = self._instances.records
+        return [records[load.instance].offers(turn.spec.owner, share) for load in loads]
 
     def _warm_turn(self, record: InstanceRecord, now_s: float) -> LiveTurn | None:
         """Of those whose prefix is here: the first to come, or, to keep warm what is, the last.
@@ -129,6 +144,8 @@ class Dispatcher:
         record = self._instances.records.get(turn.instance)
         if record is not None:
             del record.attempts[turn.attempt]
+            record.owners[turn.spec.owner] -= 1
+            record.owned_tokens[turn.spec.owner] -= turn.sent_context
             record.steady_frame = None
             record.load.in_flight -= 1
             record.load.waiting = min(record.load.waiting, record.load.in_flight)
@@ -201,6 +218,8 @@ class Dispatcher:
         turn.waiting_since_s = None
         self.attempts[attempt] = turn
         record.attempts[attempt] = turn
+        record.owners[turn.spec.owner] += 1
+        record.owned_tokens[turn.spec.owner] += turn.sent_context
         load = record.load
         if load.in_flight == 0:
             record.progress_s = now_s

@@ -7,7 +7,7 @@ per turn that finished in it, before it reads the next.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slackwater.model.ids import InstanceId, JobId, TurnId
+from slackwater.model.ids import InstanceId, JobId, TenantId, TurnId
 from slackwater.model.instance import InstanceSpec
 from slackwater.model.turn import AttemptId, FinishReason, TurnSpec
 
@@ -226,6 +226,14 @@ class StepEnded:
     remote_wait_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class OwnersNamed:
+    """Whose turns may come: with more than one owner, none may fill an instance alone."""
+
+    now_s: float
+    owners: tuple[TenantId, ...]
+
+
 RolloutEvent = (
     TurnSubmitted
     | TurnCancelled
@@ -248,6 +256,7 @@ RolloutEvent = (
     | TrainerWaits
     | StepEnded
     | TrainerWanted
+    | OwnersNamed
 )
 
 EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in RolloutEvent.__args__}

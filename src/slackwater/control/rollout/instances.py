@@ -1,11 +1,12 @@
 """The instances: what each holds, what runs on it, and when it was last heard."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.control.rollout.steady_frame import SteadyFrame
 from slackwater.control.rollout.waiting_line import NeedKey
-from slackwater.model.ids import InstanceId, JobId
+from slackwater.model.ids import InstanceId, JobId, TenantId
 from slackwater.model.instance import InstanceKind, InstanceSpec, InstanceState
 from slackwater.model.turn import AttemptId
 from slackwater.policy.rollout.instance_load import InstanceLoad
@@ -27,6 +28,8 @@ class InstanceRecord:
         self.versions: dict[str, None] = {}
         self.pulling: set[str] = set()
         self.attempts: dict[AttemptId, LiveTurn] = {}
+        self.owners: Counter[TenantId] = Counter()  # turns of each
+        self.owned_tokens: Counter[TenantId] = Counter()  # their contexts, as they were sent
         self.joined_s = now_s
         self.heard_s = now_s
         self.progress_s = now_s
@@ -58,6 +61,15 @@ class InstanceRecord:
     def refresh(self) -> None:
         """Decide again whether it may be given turns."""
         self.load.accepting = bool(self.versions) and not self.draining and not self.stalled
+
+    def offers(self, owner: TenantId, share: float) -> InstanceLoad:
+        """How it looks to an owner who leaves that share of it to others, unless it has less than that."""
+        load = self.load
+        has_less = (
+            self.owners[owner] < load.kept_slots(share)
+            and self.owned_tokens[owner] < share * load.kv_tokens
+        )
+        return load if has_less else load.less(share)
 
     def serves(self, job: JobId) -> bool:
         """Whether it is not lent to another job."""

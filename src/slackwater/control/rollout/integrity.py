@@ -1,5 +1,7 @@
 """The rollout manager's invariants."""
 
+from collections import Counter
+
 from slackwater.control.rollout.books import Books
 
 
@@ -25,6 +27,8 @@ def _check_attempts(books: Books) -> None:
     for record in books.instances:
         held += len(record.attempts)
         assert record.load.in_flight == len(record.attempts)
+        assert record.owned_tokens.total() == sum(t.sent_context for t in record.attempts.values())
+        assert +record.owners == Counter(turn.spec.owner for turn in record.attempts.values())
         assert 0 <= record.load.waiting <= record.load.in_flight
         assert not record.pulling & set(record.versions)
         assert record.load.accepting <= (bool(record.versions) and not record.draining)

@@ -21,6 +21,7 @@ from slackwater.control.rollout.events import (
     InstanceLost,
     InstanceNotice,
     InstanceReady,
+    OwnersNamed,
     PromptScored,
     PullFailed,
     RolloutEvent,
@@ -80,6 +81,7 @@ class RolloutManager:
             TrainerWanted: self._seeding.trainer_wanted,
             TrainerWaits: self._seeding.trainer_waits,
             StepEnded: self._seeding.ended,
+            OwnersNamed: self._named,
         }
 
     def handle(self, event: RolloutEvent) -> Sequence[RolloutCommand]:
@@ -106,6 +108,10 @@ class RolloutManager:
             books.fail(turn, error, event.now_s, out)
             return
         books.dispatcher.place(turn, event.now_s, out)
+
+    def _named(self, event: OwnersNamed, out: Out) -> None:
+        del out
+        self.books.dispatcher.owners |= set(event.owners)
 
     def _ready(self, event: InstanceReady, out: Out) -> None:
         self._membership.ready(event, out)

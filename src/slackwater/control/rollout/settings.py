@@ -22,6 +22,9 @@ class RolloutSettings:
     `trainer_patience_s`: so long may local engines keep a trainer that has work from its devices.
     `patience_s`: so long may turns with a warm cache go before one that came earlier.
     `faults_allowed`: an instance that lies more often is released.
+    `kept_for_others`: of every instance, an owner of turns leaves this share free, unless it has less than
+    that there itself: so that one owner's long turns never keep another's first turn waiting. It holds where
+    more than one owner was named.
     """
 
     routing: RoutingPolicy = field(default_factory=KeepWarm)
@@ -40,8 +43,13 @@ class RolloutSettings:
     trainer_patience_s: float = 60.0
     move_rest_s: float = 15.0
     remembered_trajectories: int = 100_000
+    kept_for_others: float = 0.125
 
     def __post_init__(self) -> None:
         for name in ("lease_s", "stall_s", "borrowed_stall_s", "turn_timeout_s", "watch_every_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError.of(f"rollout: {name}", getattr(self, name), "must be above 0")
+        if not 0 <= self.kept_for_others < 1:
+            raise ConfigError.of(
+                "rollout: kept_for_others", self.kept_for_others, "must be from 0 to below 1"
+            )

@@ -1,10 +1,10 @@
-"""Turns that wait for room, first come first served within each kind of need."""
+"""Turns that wait for room, first come first served within each kind of need of each owner."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
 
 from slackwater.control.rollout.live_turn import LiveTurn
-from slackwater.model.ids import InstanceId, JobId, TurnId
+from slackwater.model.ids import InstanceId, JobId, TenantId, TurnId
 
 # Turns with equal needs can run on the same instances: if the first finds no room, none does.
 NeedKey = tuple[JobId, str, tuple[str, ...]]
@@ -17,10 +17,10 @@ def need_key(turn: LiveTurn) -> NeedKey:
 
 
 class WaitingLine:
-    """FIFO per need; each turn also stands in the line of the instance it prefers or is bound to."""
+    """FIFO per need and owner; each turn also stands in the line of the instance it prefers or is bound to."""
 
     def __init__(self) -> None:
-        self._by_need: dict[NeedKey, OrderedDict[TurnId, LiveTurn]] = {}
+        self._by_need: dict[tuple[NeedKey, TenantId], OrderedDict[TurnId, LiveTurn]] = {}
         self._by_instance: dict[InstanceId, OrderedDict[TurnId, LiveTurn]] = {}
         self._preferred: dict[TurnId, InstanceId] = {}
         self._bound: set[TurnId] = set()
@@ -44,7 +44,8 @@ class WaitingLine:
         if bound and prefers is not None:
             self._bound.add(name)
         else:
-            self._push(self._by_need.setdefault(need_key(turn), OrderedDict()), turn, first)
+            key = (need_key(turn), turn.spec.owner)
+            self._push(self._by_need.setdefault(key, OrderedDict()), turn, first)
 
     @staticmethod
     def _push(line: OrderedDict[TurnId, LiveTurn], turn: LiveTurn, first: bool) -> None:
@@ -66,7 +67,7 @@ class WaitingLine:
         if name in self._bound:
             self._bound.discard(name)
             return
-        key = need_key(turn)
+        key = (need_key(turn), turn.spec.owner)
         del self._by_need[key][name]
         if not self._by_need[key]:
             del self._by_need[key]
@@ -79,13 +80,13 @@ class WaitingLine:
         return next(iter(line.values())), next(reversed(line.values()))
 
     def heads(self) -> Iterator[LiveTurn]:
-        """The first of every need."""
+        """The first of every owner's need."""
         for line in self._by_need.values():
             yield next(iter(line.values()))
 
     def needs(self) -> list[NeedKey]:
         """What is waited for."""
-        return list(self._by_need)
+        return list(dict.fromkeys(need for need, _ in self._by_need))
 
     def bound_to(self, instance: InstanceId) -> list[LiveTurn]:
         """Those that wait for this instance alone; it is gone, so they must choose again."""

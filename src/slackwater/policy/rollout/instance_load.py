@@ -1,6 +1,6 @@
 """What a rollout policy may look at of one instance. The controller keeps it up to date; policies read it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slackwater.model.ids import InstanceId, JobId
 from slackwater.model.instance import OWN_KINDS, InstanceKind
@@ -50,6 +50,18 @@ class InstanceLoad:
             and self.waiting == 0
             and self.in_flight < self.max_running
             and (self.in_flight == 0 or self.kv_load_tokens + context_tokens <= self.kv_tokens)
+        )
+
+    def kept_slots(self, share: float) -> int:
+        """How many slots make up that share: at least one, never all."""
+        return max(min(max(int(self.max_running * share), 1), self.max_running - 1), 0)
+
+    def less(self, share: float) -> "InstanceLoad":
+        """As it looks to someone who must leave that share of it to others."""
+        return replace(
+            self,
+            max_running=self.max_running - self.kept_slots(share),
+            kv_tokens=int(self.kv_tokens * (1.0 - share)),
         )
 
     def may_queue(self, limit: int) -> bool:

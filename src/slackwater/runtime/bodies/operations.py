@@ -5,9 +5,11 @@ The controller decides everything else.
 """
 
 import asyncio
+import dataclasses
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,13 @@ from slackwater.control.controller import Controller
 from slackwater.control.operations import commands as do
 from slackwater.control.operations import events as on
 from slackwater.control.operations.controller import OperationsController
-from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, SlackwaterError
+from slackwater.model.errors import (
+    ConfigError,
+    NotFoundError,
+    RefusedError,
+    SlackwaterError,
+    UnavailableError,
+)
 from slackwater.model.ids import ModelId, RequestId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OpKind
 from slackwater.model.session import TrainedModel
@@ -72,8 +80,12 @@ class OperationsBody:
         seen_by: Controller[on.Event, do.Command],
         finisher: Finisher,
         finished: Callable[[TrainedModel, Operation, bytes], None],
+        max_payload_bytes: int,
     ) -> None:
-        """`seen_by` is the controller itself, or one that records what passes through it."""
+        """`seen_by` is the controller itself, or one that records what passes through it.
+
+        `max_payload_bytes` is what one tenant's waiting operations may hold.
+        """
         self._parts = parts
         self._controller = controller
         self._seen_by = seen_by
@@ -82,6 +94,8 @@ class OperationsBody:
         self._timers = Timers(self._timer)
         self._models: dict[ModelId, TrainedModel] = {}
         self._payloads: dict[RequestId, bytes] = {}
+        self._payload_bytes: Counter[TenantId] = Counter()
+        self._max_payload_bytes = max_payload_bytes
         self._operations: dict[RequestId, Operation] = {}
         self._stepping: set[WorkerId] = set()
 
@@ -94,7 +108,7 @@ class OperationsBody:
             for row in connection.execute(sa.select(models).where(models.c.closed.is_(None))):
                 model = log.model_of(row)
                 records = log.records_after(connection, model.model, row.saved_seq)
-                event = on.ModelAdopted(0.0, model.model, row.saved_seq, records)
+                event = on.ModelAdopted(0.0, model.model, row.saved_seq, records, model.tenant)
                 found.append((model, event))
             return found
 
@@ -104,7 +118,7 @@ class OperationsBody:
                 if record.status == "waiting":
                     self._operations[record.operation.request] = record.operation
                     self._parts.board.expect(record.operation.request, model.tenant)
-            self._feed(on.ModelAdopted(_now_s(), event.model, event.saved_seq, event.records))
+            self._feed(dataclasses.replace(event, now_s=_now_s()))
 
     def model(self, tenant: TenantId, model: ModelId) -> TrainedModel:
         """One of the tenant's models."""
@@ -160,10 +174,20 @@ class OperationsBody:
         new = log.Submission(operation, model.tenant, payload, time.time(), strict)
         self._controller.check_number(model.model, seq)
         self._controller.check_room(model.model)
+        self._check_bytes(model.tenant, len(payload))
         request, added = await self._parts.store.call(lambda c: log.add_operation(c, new))
         if added:
             self._accepted(operation, payload, model.tenant)
         return request
+
+    def _check_bytes(self, tenant: TenantId, more: int) -> None:
+        """What waits is kept in memory and on disk: each tenant has its share of that."""
+        held = self._payload_bytes[tenant]
+        if held and held + more > self._max_payload_bytes:
+            raise UnavailableError(
+                f"operations of yours that wait hold {held} bytes, your share is "
+                f"{self._max_payload_bytes}; try again"
+            )
 
     async def reject(self, model: TrainedModel, seq: int, kind: OpKind, reason: str) -> None:
         """A submission was refused: its number is used up, durably, if it could have been accepted."""
@@ -188,9 +212,10 @@ class OperationsBody:
 
     def _accepted(self, operation: Operation, payload: bytes, tenant: TenantId) -> None:
         self._payloads[operation.request] = payload
+        self._payload_bytes[tenant] += len(payload)
         self._operations[operation.request] = operation
         self._parts.board.expect(operation.request, tenant)
-        self._feed(on.OpSubmitted(_now_s(), operation))
+        self._feed(on.OpSubmitted(_now_s(), operation, tenant))
 
     # ---- for the hub ----
     def trainer_joined(self, worker: WorkerId) -> None:
@@ -320,7 +345,7 @@ class OperationsBody:
 
     async def _complete(self, request: RequestId, result: bytes) -> None:
         operation = self._operations[request]
-        payload = self._payloads.pop(request, None)
+        payload = self._drop_payload(request)
         model = self._models.get(operation.model)
 
         def write(connection: Connection) -> tuple[Outcome, bytes]:
@@ -338,9 +363,16 @@ class OperationsBody:
         del self._operations[request]
         self._parts.board.settle(request, outcome)
 
+    def _drop_payload(self, request: RequestId) -> bytes | None:
+        payload = self._payloads.pop(request, None)
+        tenant = self._parts.board.tenant_of(request)
+        if payload is not None and tenant is not None:
+            self._payload_bytes[tenant] -= len(payload)
+        return payload
+
     async def _fail(self, request: RequestId, error: str, owner: FaultOwner) -> None:
         operation = self._operations.pop(request)
-        self._payloads.pop(request, None)
+        self._drop_payload(request)
         logger.info("operation failed request=%s kind=%s error=%s", request, operation.kind, error)
         outcome = Outcome(operation.kind, None, error, owner)
         await self._parts.store.call(

@@ -12,7 +12,7 @@ import numpy as np
 from slackwater.control.controller import Controller
 from slackwater.control.rollout import commands as do
 from slackwater.control.rollout import events as on
-from slackwater.model.ids import InstanceId, JobId, TurnId, WorkerId
+from slackwater.model.ids import InstanceId, JobId, TenantId, TurnId, WorkerId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.model.turn import AttemptId, FinishReason, TurnSpec
 from slackwater.runtime.bodies.lent_trainers import LentTrainers
@@ -73,6 +73,10 @@ class RolloutBody:
         if self._listeners.pop(turn, None) is not None:
             self.lent.turn_ended(self._specs.pop(turn).job, 0)
             self._feed(on.TurnCancelled(_now_s(), turn))
+
+    def name_owners(self, tenants: Sequence[str]) -> None:
+        """Whose turns may come."""
+        self._feed(on.OwnersNamed(_now_s(), tuple(TenantId(name) for name in tenants)))
 
     def published(self, job: str, version: str) -> None:
         self._feed(on.WeightsPublished(_now_s(), JobId(job), version))

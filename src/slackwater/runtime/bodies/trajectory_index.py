@@ -18,9 +18,18 @@ class TrajectoryIndex:
     def __init__(self, remembered: int = 50_000) -> None:
         self._remembered = remembered
         self._by_block: OrderedDict[int, TrajectoryId] = OrderedDict()
+        self._asked: tuple[str, Sequence[int], TrajectoryId | None] | None = None
 
     def continued_by(self, version: str, prompt: Sequence[int]) -> TrajectoryId | None:
-        """The trajectory whose last turn is the longest beginning of the prompt."""
+        """The trajectory whose last turn is the longest beginning of the prompt.
+
+        Many samples of one prompt ask one after the other; the answer is looked up once.
+        """
+        if self._asked is None or self._asked[0] != version or self._asked[1] is not prompt:
+            self._asked = (version, prompt, self._find(version, prompt))
+        return self._asked[2]
+
+    def _find(self, version: str, prompt: Sequence[int]) -> TrajectoryId | None:
         for block in reversed(list(_blocks(version, prompt))):
             found = self._by_block.get(block)
             if found is not None:
@@ -43,6 +52,7 @@ class TrajectoryIndex:
         whole = (len(prompt) + len(sampled)) // BLOCK_TOKENS * BLOCK_TOKENS
         if whole <= len(prompt):
             return
+        self._asked = None
         *_, last = _blocks(version, [*prompt, *sampled])
         self._by_block[last] = trajectory
         self._by_block.move_to_end(last)

@@ -6,7 +6,6 @@ A request that was accepted before a restart is generated again from its seeds, 
 import logging
 import secrets
 import time
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from slackwater.control.rollout.commands import CompleteTurn
-from slackwater.model.errors import NotFoundError, UnavailableError
+from slackwater.model.errors import NotFoundError
 from slackwater.model.ids import (
     JobId,
     RequestId,
@@ -29,6 +28,7 @@ from slackwater.model.session import SamplingSession
 from slackwater.model.turn import TurnSpec
 from slackwater.runtime.bodies.rollout import RolloutBody
 from slackwater.runtime.net.background import Background
+from slackwater.runtime.services.turn_shares import TurnShares
 from slackwater.runtime.store import sample_log as log
 from slackwater.runtime.store.database import Store
 from slackwater.runtime.store.finished_feed import FinishedFeed, FinishedRequest
@@ -56,17 +56,15 @@ class SamplingService:
         board: FutureBoard,
         background: Background,
         rollout: RolloutBody,
-        max_live_turns: int,
+        shares: TurnShares,
     ) -> None:
-        """`max_live_turns` is what one tenant may have under way: the others' room is theirs."""
         self._store = store
         self._board = board
         self._background = background
         self._rollout = rollout
-        self._max_live_turns = max_live_turns
+        self._shares = shares
         self._sessions: dict[SamplingSessionId, SamplingSession] = {}
         self._under_way: dict[RequestId, _SampleRun] = {}
-        self._live_turns: Counter[TenantId] = Counter()
         self.finished = FinishedFeed()
 
     async def adopt(self) -> None:
@@ -88,6 +86,7 @@ class SamplingService:
         for request, name, payload in waiting:
             held = self._sessions.get(SamplingSessionId(name))
             if held is not None:
+                self._shares.take(held.tenant, len(decode_sample(payload).seeds))
                 self._start(RequestId(request), held, payload)
 
     def add_session(self, session: SamplingSession) -> None:
@@ -117,14 +116,19 @@ class SamplingService:
 
     async def submit(self, session: SamplingSession, seq: int, sample: SamplePayload) -> RequestId:
         """Take a request; the same number again gives the same one. Full up: UnavailableError."""
-        live, more = self._live_turns[session.tenant], len(sample.seeds)
-        if live + more > max(self._max_live_turns, more):
-            raise UnavailableError(f"{live} samples are under way; try again")
+        self._shares.check(session.tenant, len(sample.seeds), "num_samples")
         request = RequestId(f"sm-{secrets.token_hex(12)}")
         payload = encode(sample)
-        got, added = await self._store.call(
-            lambda c: log.add_sample(c, request, session, seq, payload, time.time())
-        )
+        turns = len(sample.seeds)
+        self._shares.take(session.tenant, turns)  # before waiting, or many could pass at once
+        added = False
+        try:
+            got, added = await self._store.call(
+                lambda c: log.add_sample(c, request, session, seq, payload, time.time())
+            )
+        finally:
+            if not added:
+                self._shares.give_back(session.tenant, turns)
         if added:
             self._start(got, session, payload)
         return got
@@ -145,13 +149,12 @@ class SamplingService:
     def _start(self, request: RequestId, session: SamplingSession, payload: bytes) -> None:
         self._board.expect(request, session.tenant)
         run = self._under_way[request] = _SampleRun(request, session, decode_sample(payload), self)
-        self._live_turns[session.tenant] += run.turns
         run.start(self._rollout)
 
     def over(self, request: RequestId, outcome: Outcome) -> None:
         """Every turn of a request has ended."""
         run = self._under_way.pop(request)
-        self._live_turns[run.session.tenant] -= run.turns
+        self._shares.give_back(run.session.tenant, run.turns)
         self._background.spawn(self._finish(request, outcome, run.session.sampling_session))
 
     async def _finish(
@@ -214,6 +217,7 @@ class _SampleRun:
             prompt=prompt,
             sampling=sampling,
             version=self.session.version,
+            owner=self.session.tenant,
         )
 
     def completed(self, index: int, result: CompleteTurn) -> None:

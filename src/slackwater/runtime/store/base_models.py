@@ -25,6 +25,11 @@ class BaseModel:
         """The weight version that means the base itself."""
         return f"base:{self.name}"
 
+    @property
+    def max_text_chars(self) -> int:
+        """A text that is longer cannot fit: tokens have four characters or so, rarely more than sixteen."""
+        return 16 * self.max_context_tokens + 1024
+
     def room_after(self, prompt: Sequence[int]) -> int:
         """How many tokens may follow a prompt; one that is empty, unreadable or too long is refused."""
         if not prompt:

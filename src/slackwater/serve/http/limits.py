@@ -1,71 +1,130 @@
-"""Limits on what a client may send: how much, and how slowly."""
+"""Limits on what a client may send: how much, how slowly, and how much of everyone's time it may take.
+
+JSON is parsed on the event loop, where everybody waits for it; so JSON bodies have a limit of their own. While
+several tenants are active, each one's requests are begun one at a time, with a pause as long as the beginning took
+(at most half of the loop's time is one tenant's), and large bodies are read at a bounded rate.
+"""
 
 import asyncio
 import json
+from collections import Counter, defaultdict
+from collections.abc import Callable
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from slackwater.model.ids import TenantId
 from slackwater.serve.http.errors import error_body
 
+_STRANGERS_BYTES = 64 << 10  # what may be sent without a key that is known
+_LARGE_BYTES = 64 << 10  # from here on a body is read at a bounded rate
+_SHARED_BYTES_PER_S = 64 << 20
+_ACTIVE_S = 2.0  # a tenant is active for so long after its last request came
+_BODIES_AT_ONCE = 4  # of the largest size, by one tenant
+_BINARY = ("application/x-protobuf", "application/octet-stream")
 
-class _TooLargeError(Exception):
-    pass
+
+class _RefusedBodyError(Exception):
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class BodyLimits:
-    """ASGI middleware: a body above `max_bytes` is a 413; one that stalls, or takes too long, a 408."""
+    """ASGI middleware. A body above its limit is a 413; one that stalls, or takes too long, a 408; and a tenant
+    whose bodies under way are too many bytes together is told to try again (429)."""
 
     def __init__(
-        self, app: ASGIApp, *, max_bytes: int, stall_s: float, whole_s: float = 120.0
+        self,
+        app: ASGIApp,
+        *,
+        max_bytes: int,
+        stall_s: float,
+        whole_s: float = 120.0,
+        max_json_bytes: int | None = None,
+        tenant_of: Callable[[Headers], TenantId | None] = lambda headers: TenantId(""),
     ) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._max_json_bytes = max_bytes if max_json_bytes is None else max_json_bytes
         self._stall_s = stall_s
         self._whole_s = whole_s
+        self._tenant_of = tenant_of
+        self._under_way: Counter[TenantId] = Counter()
+        self._seen_s: dict[TenantId, float] = {}
+        self._turns: defaultdict[TenantId, _ParsingTurn] = defaultdict(_ParsingTurn)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        headers = Headers(scope=scope)
+        tenant = self._tenant_of(headers)
+        if tenant is not None:
+            self._seen_s[tenant] = asyncio.get_running_loop().time()
+        held = _Held(self._under_way, tenant or TenantId(""), _BODIES_AT_ONCE * self._max_bytes)
         try:
-            declared = int(dict(scope["headers"]).get(b"content-length", b"0") or b"0")
-        except ValueError:
-            declared = 0
-        if declared > self._max_bytes:
-            await self._refuse(scope, send, 413, f"body: {declared} bytes, {self._says()}")
-            return
+            try:
+                body = await self._read(receive, headers, tenant, held)
+            except _RefusedBodyError as error:
+                await self._refuse(scope, send, error.status, str(error))
+                return
+            if body is not None:
+                await self._pass_on(scope, _Replay(body, receive), send, tenant)
+        finally:
+            held.release()
+
+    def _limit(self, headers: Headers, tenant: TenantId | None) -> int:
+        if tenant is None:
+            return min(_STRANGERS_BYTES, self._max_bytes)
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        return self._max_bytes if kind in _BINARY else self._max_json_bytes
+
+    def _shares_loop(self, tenant: TenantId | None) -> bool:
+        """Whether others are active too."""
+        since_s = asyncio.get_running_loop().time() - _ACTIVE_S
+        return any(name != tenant and seen_s > since_s for name, seen_s in self._seen_s.items())
+
+    async def _read(
+        self, receive: Receive, headers: Headers, tenant: TenantId | None, held: "_Held"
+    ) -> bytes | None:
+        """The whole body; None if the client left."""
+        limit = self._limit(headers, tenant)
+        declared = headers.get("content-length", "0")
+        if declared.isdecimal() and int(declared) > limit:
+            raise _RefusedBodyError(413, f"body: {declared} bytes, must be at most {limit} bytes")
+        pieces: list[bytes] = []
         try:
             async with asyncio.timeout(self._whole_s):
-                body = await self._read(receive)
-        except _TooLargeError:
-            await self._refuse(scope, send, 413, f"body: {self._says()}")
-            return
+                while True:
+                    async with asyncio.timeout(self._stall_s):
+                        message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    pieces.append(message.get("body", b""))
+                    held.grow(len(pieces[-1]))
+                    if held.size > limit:
+                        raise _RefusedBodyError(413, f"body: must be at most {limit} bytes")
+                    if not message.get("more_body", False):
+                        return b"".join(pieces)
+                    if held.size > _LARGE_BYTES and self._shares_loop(tenant):
+                        await asyncio.sleep(len(pieces[-1]) / _SHARED_BYTES_PER_S)
         except TimeoutError:
-            await self._refuse(scope, send, 408, "body: it came too slowly")
-            return
-        if body is None:
-            return
-        await self._app(scope, _Replay(body, receive), send)
+            raise _RefusedBodyError(408, "body: it came too slowly") from None
 
-    def _says(self) -> str:
-        return f"must be at most {self._max_bytes} bytes"
-
-    async def _read(self, receive: Receive) -> bytes | None:
-        """The whole body; None if the client left."""
-        pieces: list[bytes] = []
-        size = 0
-        while True:
-            async with asyncio.timeout(self._stall_s):
-                message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            piece = message.get("body", b"")
-            size += len(piece)
-            if size > self._max_bytes:
-                raise _TooLargeError
-            pieces.append(piece)
-            if not message.get("more_body", False):
-                return b"".join(pieces)
+    async def _pass_on(
+        self, scope: Scope, body: "_Replay", send: Send, tenant: TenantId | None
+    ) -> None:
+        if tenant is None or not self._shares_loop(tenant):
+            await self._app(scope, body, send)
+            return
+        turn = self._turns[tenant]
+        await turn.begin()
+        body.taken = turn.parsed_soon
+        try:
+            await self._app(scope, body, send)
+        finally:
+            body.take()
 
     async def _refuse(self, scope: Scope, send: Send, status: int, message: str) -> None:
         body = json.dumps(error_body(scope["path"], status, message)).encode()
@@ -78,15 +137,61 @@ class BodyLimits:
         await send({"type": "http.response.body", "body": body})
 
 
+class _Held:
+    """The bytes of one body, counted to its tenant until the request is over."""
+
+    def __init__(self, under_way: Counter[TenantId], tenant: TenantId, most: int) -> None:
+        self.size = 0
+        self._under_way = under_way
+        self._tenant = tenant
+        self._most = most
+
+    def grow(self, more: int) -> None:
+        self.size += more
+        self._under_way[self._tenant] += more
+        total = self._under_way[self._tenant]
+        if total > self._most:
+            why = f"body: {total} bytes of yours are under way, must be at most {self._most}"
+            raise _RefusedBodyError(429, f"{why}; try again")
+
+    def release(self) -> None:
+        self._under_way[self._tenant] -= self.size
+
+
+class _ParsingTurn:
+    """One tenant's requests begin one after the other."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def begin(self) -> None:
+        await self._lock.acquire()
+
+    def parsed_soon(self) -> None:
+        """The body is parsed, and the request begun, before the loop goes on; rest for as long as that took."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        loop.call_soon(lambda: loop.call_later(loop.time() - began_s, self._lock.release))
+
+
 class _Replay:
     """Gives the body that was read, then whatever else comes: the client's leaving."""
 
     def __init__(self, body: bytes, receive: Receive) -> None:
+        self.size = len(body)
+        self.taken: Callable[[], None] | None = None
         self._body: bytes | None = body
         self._receive = receive
+
+    def take(self) -> None:
+        """Whoever waits for the body to be taken is told, once."""
+        if self.taken is not None:
+            self.taken()
+            self.taken = None
 
     async def __call__(self) -> Message:
         if self._body is not None:
             body, self._body = self._body, None
+            self.take()
             return {"type": "http.request", "body": body, "more_body": False}
         return await self._receive()

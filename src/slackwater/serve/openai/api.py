@@ -8,13 +8,15 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 
 from slackwater.model.errors import ConfigError, SlackwaterError
 from slackwater.model.ids import TenantId
 from slackwater.model.sampling import Sampling
 from slackwater.model.seeds import sample_seed
+from slackwater.runtime.bodies.rollout import TurnResult
 from slackwater.runtime.plane import ControlPlane
+from slackwater.runtime.services.fair_work import FairWork
 from slackwater.runtime.store import checkpoints as shelf
 from slackwater.runtime.store.base_models import BaseModel
 from slackwater.serve.http.auth import tenant_reader
@@ -22,7 +24,7 @@ from slackwater.serve.http.errors import error_body
 from slackwater.serve.openai.answers import Answers, ChatAnswers, CompletionAnswers
 from slackwater.serve.openai.bodies import ChatBody, CompletionBody, GenerationBody
 from slackwater.serve.openai.generation import Asked, Generation, Piece
-from slackwater.serve.openai.text import TextCodec
+from slackwater.serve.openai.text import TextCodec, check_length
 
 
 class OpenAiFace:
@@ -50,6 +52,23 @@ class OpenAiFace:
             raise ConfigError.of("model", model, "must be sampler weights, or a base model's name")
         return self.plane.bases.get(held.base_model), held.held_as
 
+    async def _tokens(
+        self, tenant: TenantId, body: CompletionBody, base: BaseModel, codec: TextCodec
+    ) -> list[list[int]]:
+        """The prompts as tokens; whatever is too much is refused before any is tokenised."""
+        given = body.prompts()
+        if not given:
+            raise ConfigError.of("prompt", "[]", "must hold at least one prompt")
+        self.plane.shares.check(tenant, len(given) * body.n, "prompts x n")
+        for prompt in given:
+            if isinstance(prompt, str):
+                check_length(prompt, base.max_text_chars)
+        run = self.plane.fair_work.run
+        return [
+            prompt if isinstance(prompt, list) else await run(tenant, codec.encode, prompt)
+            for prompt in given
+        ]
+
     async def prepare(
         self, tenant: TenantId, body: CompletionBody | ChatBody
     ) -> tuple[list[Asked], Answers]:
@@ -60,21 +79,19 @@ class OpenAiFace:
         prompts: list[list[int]]
         if isinstance(body, ChatBody):
             messages = [message.plain() for message in body.messages]
-            prompts = [await asyncio.to_thread(codec.chat, messages)]
-        else:
             prompts = [
-                given if isinstance(given, list) else await asyncio.to_thread(codec.encode, given)
-                for given in body.prompts()
+                await self.plane.fair_work.run(tenant, codec.chat, messages, base.max_text_chars)
             ]
-        if not prompts:
-            raise ConfigError.of("prompt", "[]", "must hold at least one prompt")
+        else:
+            prompts = await self._tokens(tenant, body, base, codec)
         seed = secrets.randbits(63) if body.seed is None else body.seed % 2**63
-        asked = [
-            Asked(
-                prompt, _sampling(body, base, prompt, sample_seed(seed, place)), base.name, version
-            )
-            for place, prompt in enumerate(prompt for prompt in prompts for _ in range(body.n))
-        ]
+        asked = []
+        for place in range(len(prompts) * body.n):
+            prompt = prompts[place // body.n]
+            sampling = _sampling(body, base, prompt, sample_seed(seed, place))
+            asked.append(Asked(prompt, sampling, base.name, version))
+            if place % 64 == 63:
+                await asyncio.sleep(0)  # others' requests go between
         shown = [item.prompt for item in asked]
         if isinstance(body, ChatBody):
             return asked, ChatAnswers(body, codec, shown)
@@ -109,7 +126,9 @@ def _wishes(body: GenerationBody) -> tuple[int | None, int, bool]:
     return body.max_tokens, body.logprobs or 0, echo_scores
 
 
-async def _whole(request: Request, generation: Generation, answers: Answers) -> Response:
+async def _whole(
+    request: Request, generation: Generation, answers: Answers, tenant: TenantId, work: FairWork
+) -> Response:
     """Answer when all is there; a client that leaves is not worked for."""
 
     async def gone() -> None:
@@ -122,10 +141,16 @@ async def _whole(request: Request, generation: Generation, answers: Answers) -> 
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             return Response(status_code=204)  # which nobody will read
-        return JSONResponse(answers.whole(working.result()))
+        whole = await work.run(tenant, _json, answers, working.result())
+        return Response(whole, media_type="application/json")
     finally:
+        generation.close()
         working.cancel()
         watching.cancel()
+
+
+def _json(answers: Answers, results: list[TurnResult]) -> bytes:
+    return json.dumps(answers.whole(results), allow_nan=False).encode()
 
 
 async def _stream(generation: Generation, answers: Answers) -> AsyncIterator[bytes]:
@@ -141,7 +166,7 @@ async def _stream(generation: Generation, answers: Answers) -> AsyncIterator[byt
     except SlackwaterError as error:
         yield _event(error_body("/v1/", 503, str(error)))
     finally:
-        generation.__exit__()
+        generation.close()
     yield b"data: [DONE]\n\n"
 
 
@@ -158,11 +183,15 @@ def openai_routes(plane: ControlPlane) -> APIRouter:
         tenant: TenantId, body: CompletionBody | ChatBody, request: Request
     ) -> Response:
         asked, answers = await face.prepare(tenant, body)
-        if body.stream:
-            generation = Generation(plane, asked, stream=True).__enter__()
-            return StreamingResponse(_stream(generation, answers), media_type="text/event-stream")
-        with Generation(plane, asked, stream=False) as generation:
-            return await _whole(request, generation, answers)
+        generation = Generation(plane, tenant, asked, stream=bool(body.stream))
+        try:
+            await generation.begin()
+            if not body.stream:
+                return await _whole(request, generation, answers, tenant, plane.fair_work)
+        except BaseException:
+            generation.close()
+            raise
+        return StreamingResponse(_stream(generation, answers), media_type="text/event-stream")
 
     @router.post("/completions")
     async def completions(body: CompletionBody, tenant: caller, request: Request) -> Response:

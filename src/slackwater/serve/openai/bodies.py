@@ -1,6 +1,6 @@
 """Request bodies of the OpenAI API: what is supported, and what is refused by name."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -73,8 +73,9 @@ class CompletionBody(GenerationBody):
         """One or more, as text or tokens."""
         if isinstance(self.prompt, str):
             return [self.prompt]
-        tokens = [token for token in self.prompt if isinstance(token, int)]
-        return [tokens] if tokens else [item for item in self.prompt if not isinstance(item, int)]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return list(cast(list[str | list[int]], self.prompt))
 
 
 class ContentPart(BaseModel):

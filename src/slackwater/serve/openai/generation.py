@@ -5,13 +5,14 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from slackwater.model.errors import UnavailableError
-from slackwater.model.ids import JobId, TrajectoryId, TurnId
+from slackwater.model.ids import JobId, TenantId, TrajectoryId, TurnId
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import TurnSpec
 from slackwater.runtime.bodies.rollout import TurnResult
 from slackwater.runtime.plane import ControlPlane
 from slackwater.serve.http.errors import FailedTurnError
+
+_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +43,25 @@ class Asked:
 
 
 class Generation:
-    """All choices of one request. Use as a context manager: leaving it cancels what still runs."""
+    """All choices of one request: `begin`, read, `close`, which cancels what still runs."""
 
-    def __init__(self, plane: ControlPlane, choices: Sequence[Asked], *, stream: bool) -> None:
+    def __init__(
+        self, plane: ControlPlane, tenant: TenantId, choices: Sequence[Asked], *, stream: bool
+    ) -> None:
         self._plane = plane
+        self._tenant = tenant
         self._name = f"gen-{secrets.token_hex(12)}"
         self._choices = choices
         self._stream = stream
         self._queue: asyncio.Queue[Piece | Whole | str] = asyncio.Queue()
         self._open = set(range(len(choices)))
+        self._running: set[int] = set()
 
-    def __enter__(self) -> "Generation":
-        limit = self._plane.settings.max_live_turns
-        if self._plane.rollout.live() + len(self._choices) > max(limit, len(self._choices)):
-            raise UnavailableError(f"{limit} turns are under way; try again")
+    async def begin(self) -> None:
+        """Submit every choice; others get the event loop in between."""
+        self._plane.shares.check(self._tenant, len(self._choices), "prompts x n")
+        self._plane.shares.take(self._tenant, len(self._choices))
+        self._running = set(range(len(self._choices)))
         for place, asked in enumerate(self._choices):
             spec = TurnSpec(
                 turn=self._turn(place),
@@ -65,13 +71,41 @@ class Generation:
                 sampling=asked.sampling,
                 version=asked.version,
                 stream=self._stream,
+                owner=self._tenant,
             )
-            self._plane.rollout.submit(spec, _Choice(place, self._queue))
-        return self
+            self._plane.rollout.submit(spec, _Choice(place, self))
+            if place % _AT_ONCE == _AT_ONCE - 1:
+                await asyncio.sleep(0)
 
-    def __exit__(self, *error: object) -> None:
-        for place in self._open:
-            self._plane.rollout.cancel(self._turn(place))
+    def close(self) -> None:
+        """Cancel what still runs; others get the event loop in between where that is much."""
+        left = sorted(self._running, reverse=True)  # the last ones wait: they are cheap to stop
+        self._cancel(left[:_AT_ONCE])
+        if len(left) > _AT_ONCE:
+            self._plane.background.spawn(self._cancel_rest(left[_AT_ONCE:]))
+
+    async def _cancel_rest(self, left: Sequence[int]) -> None:
+        for start in range(0, len(left), _AT_ONCE):
+            await asyncio.sleep(0)
+            self._cancel(left[start : start + _AT_ONCE])
+
+    def _cancel(self, places: Sequence[int]) -> None:
+        for place in places:
+            if place in self._running:
+                self._plane.rollout.cancel(self._turn(place))
+                self._ended(place)
+
+    def _ended(self, place: int) -> None:
+        """Give the turn's share back, also when nobody ever listened."""
+        if place in self._running:
+            self._running.discard(place)
+            self._plane.shares.give_back(self._tenant, 1)
+
+    def say(self, event: Piece | Whole | str, place: int) -> None:
+        """What the listener of a turn heard."""
+        if not isinstance(event, Piece):
+            self._ended(place)
+        self._queue.put_nowait(event)
 
     def _turn(self, place: int) -> TurnId:
         return TurnId(f"{self._name}/{place}")
@@ -97,15 +131,15 @@ class Generation:
 class _Choice:
     """The listener of one turn."""
 
-    def __init__(self, place: int, queue: "asyncio.Queue[Piece | Whole | str]") -> None:
+    def __init__(self, place: int, generation: Generation) -> None:
         self._place = place
-        self._queue = queue
+        self._generation = generation
 
     def appended(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
-        self._queue.put_nowait(Piece(self._place, tokens, logprobs))
+        self._generation.say(Piece(self._place, tokens, logprobs), self._place)
 
     def completed(self, result: TurnResult) -> None:
-        self._queue.put_nowait(Whole(self._place, result))
+        self._generation.say(Whole(self._place, result), self._place)
 
     def failed(self, error: str) -> None:
-        self._queue.put_nowait(error)
+        self._generation.say(error, self._place)

@@ -28,8 +28,10 @@ class TextCodec:
         self._config = _json(directory / "tokenizer_config.json")
         self._template = self._chat_template(directory)
 
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text).ids
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Text as tokens. Other threads go on meanwhile: the batch call lets them, the plain one does not."""
+        (encoded,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
+        ids: list[int] = encoded.ids
         return ids
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
@@ -40,7 +42,7 @@ class TextCodec:
         """One token, special or not, as text."""
         return self.decode([token], special=True)
 
-    def chat(self, messages: list[dict[str, Any]]) -> list[int]:
+    def chat(self, messages: list[dict[str, Any]], max_chars: int = 1 << 22) -> list[int]:
         """A conversation as the model was taught to see it, up to where the answer begins."""
         if self._template is None:
             raise RefusedError("this model has no chat template: use /v1/completions")
@@ -55,8 +57,9 @@ class TextCodec:
             raise ConfigError.of(
                 "messages", f"{len(messages)} of them", f"do not fit the chat template: {error}"
             ) from None
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        if len(text) > max_chars:
+            raise ConfigError.of("messages", f"{len(text)} characters", _at_most(max_chars))
+        return self.encode(text, special=False)
 
     def _chat_template(self, directory: Path) -> jinja2.Template | None:
         file = directory / "chat_template.jinja"
@@ -72,6 +75,16 @@ class TextCodec:
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = _strftime_now
         return environment.from_string(source)
+
+
+def check_length(text: str, max_chars: int) -> None:
+    """Refuse a text that cannot fit, before time and memory are spent on it."""
+    if len(text) > max_chars:
+        raise ConfigError.of("prompt", f"{len(text)} characters", _at_most(max_chars))
+
+
+def _at_most(max_chars: int) -> str:
+    return f"must be at most {max_chars} for this model's context"
 
 
 def _raise(message: str) -> None:

@@ -187,7 +187,7 @@ def _fill_topk(message: Any, rows: "list[list[tuple[int, float]] | None] | list[
     tokens = np.full((len(rows), k), _NO_TOKEN, "<i4")
     logprobs = np.full((len(rows), k), _NO_LOGPROB, "<f4")
     for place, row in enumerate(rows):
-        for column, (token, logprob) in enumerate(row or ()):
-            tokens[place, column], logprobs[place, column] = token, logprob
+        if row:
+            tokens[place, : len(row)], logprobs[place, : len(row)] = zip(*row, strict=True)
     message.token_ids, message.logprobs = tokens.tobytes(), logprobs.tobytes()
     message.k, message.length = k, len(rows)

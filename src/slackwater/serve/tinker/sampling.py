@@ -29,6 +29,7 @@ from slackwater.serve.tinker import proto as tinker_proto
 from slackwater.wire.batches import decode_metrics, decode_result
 
 _SAMPLE = "sample"
+_LARGE_RESULT_BYTES = 64 << 10
 
 
 class SamplingFace:
@@ -220,6 +221,8 @@ def future_routes(plane: ControlPlane) -> APIRouter:
         """Hold until the result is there; after a while answer that it is not (408)."""
         outcome = await plane.outcome(tenant, RequestId(body.request_id), plane.settings.hold_s)
         if outcome is not None:
+            if len(outcome.result or b"") > _LARGE_RESULT_BYTES:
+                return await plane.fair_work.run(tenant, render, outcome)
             return render(outcome)
         pending = {
             "type": "try_again",

@@ -74,14 +74,18 @@ class TrainingFace:
         tenant = await tenant_reader(self.plane.tenants)(request)
         return self.model(tenant, name), seq, kind
 
-    async def submit_pass(self, tenant: TenantId, message: Any) -> tuple[TrainedModel, str]:
-        """Take a forward or forward_backward."""
+    async def submit_pass(
+        self, tenant: TenantId, body: bytes, encoding: str
+    ) -> tuple[TrainedModel, str]:
+        """Take a forward or forward_backward; large ones take time, so they are read off the event loop."""
+        work, limit = self.plane.fair_work, self.plane.settings.max_body_bytes
+        message = await work.run(tenant, _parse_pass, body, encoding, limit)
         model = self.model(tenant, message.model_id)
         kind = OpKind.FORWARD if message.forward_only else OpKind.FORWARD_BACKWARD
         if message.seq_id < 1:
             raise ConfigError.of("seq_id", message.seq_id, "must be at least 1")
         try:
-            payload = encode_batch(tinker_proto.pass_batch(message))
+            payload = await work.run(tenant, lambda: encode_batch(tinker_proto.pass_batch(message)))
         except SlackwaterError as error:
             await self.reject(model, message.seq_id, kind, error)
             raise
@@ -206,6 +210,10 @@ class TrainingFace:
         return model, await self.plane.training.create(model, body.user_metadata)
 
 
+def _parse_pass(body: bytes, encoding: str, limit: int) -> Any:
+    return tinker_proto.parse_pass_request(tinker_proto.decompress(body, encoding, limit))
+
+
 def _future(submitted: tuple[TrainedModel, str]) -> dict[str, str]:
     model, request = submitted
     return {"request_id": request, "model_id": model.model}
@@ -223,9 +231,7 @@ def training_routes(face: TrainingFace) -> APIRouter:
     @router.post("/forward_backward", openapi_extra=_PROTO_BODY)
     async def forward_backward(request: Request, tenant: caller) -> dict[str, str]:
         encoding = request.headers.get("content-encoding", "").strip().lower()
-        limit = plane.settings.max_body_bytes
-        body = tinker_proto.decompress(await request.body(), encoding, limit)
-        return _future(await face.submit_pass(tenant, tinker_proto.parse_pass_request(body)))
+        return _future(await face.submit_pass(tenant, await request.body(), encoding))
 
     @router.post("/optim_step")
     async def optim_step(body: bodies.OptimStepBody, tenant: caller) -> dict[str, str]:

@@ -13,7 +13,7 @@ from slackwater.control.operations.model_line import ModelLine
 from slackwater.control.operations.restarts import RestartPolicy
 from slackwater.control.operations.sessions import SessionBook
 from slackwater.model.errors import ConfigError, UnavailableError
-from slackwater.model.ids import ModelId, RequestId, SessionId, WorkerId
+from slackwater.model.ids import ModelId, RequestId, SessionId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OperationRecord, OpKind, OpStatus
 
 from .durable_body import Body, Script, expected_results
@@ -292,6 +292,21 @@ def test_a_full_line_is_told_to_try_again() -> None:
         controller.handle(on.OpSubmitted(0.0, op(seq, FB)))
     with pytest.raises(UnavailableError, match="2 operations are waiting"):
         controller.check_room(MODEL)
+
+
+def test_trainers_serve_owners_in_turn_however_many_models_one_has() -> None:
+    controller = OperationsController()
+    for name in [*(f"loud{number}" for number in range(9)), "quiet"]:
+        owner = TenantId(name.rstrip("0123456789"))
+        for seq in range(3):
+            controller.handle(on.OpSubmitted(0.0, op(seq, FB, name), owner))
+    (run,) = controller.handle(on.TrainerJoined(0.0, TRAINER))
+    served = []
+    for _ in range(6):
+        assert isinstance(run, do.RunOp)
+        served.append(run.operation.model)
+        run = controller.handle(on.TicketDone(0.0, TRAINER, run.ticket, 1.0))[-1]
+    assert [name == "quiet" for name in served] == [False, True] * 3
 
 
 def test_closing_a_model_fails_what_waits_and_frees_the_trainer() -> None:

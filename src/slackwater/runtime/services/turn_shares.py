@@ -1,0 +1,37 @@
+"""How many turns each tenant may have under way: an equal share, so that nobody can take another's."""
+
+from collections import Counter
+from collections.abc import Collection
+
+from slackwater.model.errors import ConfigError, UnavailableError
+from slackwater.model.ids import TenantId
+
+
+class TurnShares:
+    """Counts turns by tenant, whichever API they came by."""
+
+    def __init__(self, max_live_turns: int, tenants: Collection[str]) -> None:
+        self.share = max(max_live_turns // max(len(tenants), 1), 1)
+        self._live: Counter[TenantId] = Counter()
+
+    def check(self, tenant: TenantId, turns: int, field: str) -> None:
+        """Raise if a tenant cannot have so many more: ever (`field` asks for too many), or just now."""
+        if turns > self.share:
+            raise ConfigError.of(field, turns, f"must be at most {self.share} in one request")
+        live = self._live[tenant]
+        if live + turns > self.share:
+            raise UnavailableError(
+                f"{live} samples of yours are under way, {turns} more would be above your share of "
+                f"{self.share}; try again"
+            )
+
+    def take(self, tenant: TenantId, turns: int) -> None:
+        self._live[tenant] += turns
+
+    def give_back(self, tenant: TenantId, turns: int) -> None:
+        self._live[tenant] -= turns
+        assert self._live[tenant] >= 0, "a tenant gave back more turns than it took"
+
+    def live(self) -> dict[TenantId, int]:
+        """How many are under way, by tenant."""
+        return {tenant: count for tenant, count in self._live.items() if count}

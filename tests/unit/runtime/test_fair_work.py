@@ -1,0 +1,76 @@
+"""Work off the event loop: every tenant gets its turn, and nobody gets all threads."""
+
+import asyncio
+import threading
+
+import pytest
+
+from slackwater.model.errors import ConfigError, UnavailableError
+from slackwater.model.ids import TenantId
+from slackwater.runtime.services.fair_work import FairWork
+from slackwater.runtime.services.turn_shares import TurnShares
+
+LOUD, QUIET = TenantId("loud"), TenantId("quiet")
+
+
+def test_a_tenant_with_nothing_under_way_starts_at_once_whatever_another_does() -> None:
+    async def scenario() -> None:
+        work, gate = FairWork(tenants=2, threads=2), threading.Event()
+        held = [asyncio.create_task(work.run(LOUD, gate.wait, 60)) for _ in range(50)]
+        await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            assert await work.run(QUIET, lambda: 7) == 7
+        assert work.waiting() == 49
+        gate.set()
+        await asyncio.gather(*held)
+        work.close()
+
+    asyncio.run(scenario())
+
+
+def test_lines_are_served_in_turn() -> None:
+    async def scenario() -> None:
+        work, gate = FairWork(tenants=2, threads=2), threading.Event()
+        done: list[str] = []
+        blockers = [asyncio.create_task(work.run(name, gate.wait, 60)) for name in (LOUD, QUIET)]
+        await asyncio.sleep(0)
+        later = [asyncio.create_task(work.run(LOUD, done.append, "loud")) for _ in range(8)]
+        later += [asyncio.create_task(work.run(QUIET, done.append, "quiet")) for _ in range(2)]
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(*blockers, *later)
+        assert done.count("loud") == 8
+        assert max(place for place, name in enumerate(done) if name == "quiet") <= 5
+        work.close()
+
+    asyncio.run(scenario())
+
+
+def test_errors_come_back_and_work_that_nobody_waits_for_is_not_begun() -> None:
+    async def scenario() -> None:
+        work, gate = FairWork(tenants=1, threads=1), threading.Event()
+        ran: list[int] = []
+        first = asyncio.create_task(work.run(LOUD, gate.wait, 60))
+        given_up = asyncio.create_task(work.run(LOUD, ran.append, 1))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        gate.set()
+        await first
+        with pytest.raises(ZeroDivisionError):
+            await work.run(LOUD, lambda: 1 // 0)
+        assert ran == []
+        work.close()
+
+    asyncio.run(scenario())
+
+
+def test_shares_of_turns_are_equal_and_too_many_in_one_request_are_refused_for_good() -> None:
+    shares = TurnShares(8, ["loud", "quiet"])
+    with pytest.raises(ConfigError, match="prompts x n: 5 must be at most 4"):
+        shares.check(LOUD, 5, "prompts x n")
+    shares.take(LOUD, 3)
+    with pytest.raises(UnavailableError, match="3 samples of yours"):
+        shares.check(LOUD, 2, "prompts x n")
+    shares.check(QUIET, 4, "prompts x n")
+    shares.give_back(LOUD, 3)
+    shares.check(LOUD, 4, "prompts x n")
