@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from slackwater.bench.rollout.direct_worker import offer_models, spawn_directly
 from slackwater.bench.rollout.floor import RolloutFloor
 from slackwater.bench.rollout.live_fleet import BASE, BASE_VERSION
 from slackwater.control.rollout.books import Books
@@ -15,7 +16,7 @@ from slackwater.model.errors import UnavailableError
 from slackwater.model.ids import InstanceId, TrajectoryId, TurnId, WorkerId
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import FinishReason, TurnSpec
-from slackwater.runtime.launch.supervisor import WorkerPlan, spawn_worker
+from slackwater.runtime.launch.port import WorkerPlan
 from slackwater.zoo.tiny import make_model
 
 VLLM = os.environ.get("SLACKWATER_VLLM")
@@ -54,10 +55,11 @@ class Bench:
         self.processes: list[asyncio.subprocess.Process] = []
 
     async def start(self, name: str, module: str, *arguments: str) -> asyncio.subprocess.Process:
-        common = ("--weights", str(self.folder / "weights"), "--model", str(self.model))
+        offer_models(self.folder, {BASE: self.model})
+        common: tuple[str, ...] = ("--model", f"slackwater:models/{BASE}")
         common += ("--base", BASE, "--base-version", BASE_VERSION)
         plan = WorkerPlan(name, f"slackwater.worker.{module}", common + arguments)
-        process = await spawn_worker(
+        process = await spawn_directly(
             plan, WorkerId(name), self.floor.connect, self.floor.secret, self.folder
         )
         self.processes.append(process)

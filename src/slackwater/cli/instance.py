@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from slackwater.cli.running_service import ask_service
 from slackwater.cli.up import DEFAULT_STATE
-from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, UnavailableError
+from slackwater.model.errors import ConfigError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -129,25 +130,4 @@ def _engine(vllm: bool, url: str | None) -> dict[str, Any]:
 
 
 def _ask(state: Path, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    import httpx
-
-    from slackwater.runtime.store.state_directory import StateDirectory
-
-    folder = StateDirectory(state)
-    server = folder.read_server()
-    if not folder.is_locked() or server is None:
-        raise UnavailableError(
-            f"no service is running on {folder.root}; `slackwater up` starts one"
-        )
-    url = f"{server['url']}/slackwater/instances{path}"
-    try:
-        answer = httpx.request(
-            method, url, json=body, headers={"x-api-key": server["key"]}, timeout=30
-        )
-    except httpx.HTTPError as error:
-        raise UnavailableError(f"{server['url']} does not answer: {error}") from None
-    said: dict[str, Any] = answer.json()
-    if answer.is_error:
-        kinds = {404: NotFoundError, 422: ConfigError}
-        raise kinds.get(answer.status_code, RefusedError)(said["detail"])
-    return said
+    return ask_service(state, method, f"/slackwater/instances{path}", body)

@@ -23,6 +23,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("slackwater.cli.up", "Start the service: models behind the Tinker and OpenAI APIs."),
     "down": ("slackwater.cli.down", "Stop the service."),
     "status": ("slackwater.cli.status", "Say what the service is doing."),
+    "agent": ("slackwater.cli.agent", "Bring this machine into a fleet."),
+    "node": ("slackwater.cli.node", "The fleet's machines: list them, or make a token to join."),
     "instance": ("slackwater.cli.instance", "Engines: list, add, drain, kill, replay a trace."),
     "bench": ("slackwater.cli.bench", "Measure, and print one JSON object."),
     "plan": ("slackwater.cli.plan", "Say how jobs should share a fleet, and what that saves."),

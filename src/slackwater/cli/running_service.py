@@ -1,8 +1,9 @@
 """Which service a command talks to: the one that was named, else the one that runs on the state folder."""
 
 from pathlib import Path
+from typing import Any
 
-from slackwater.model.errors import UnavailableError
+from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, UnavailableError
 
 
 def find_service(url: str | None, key: str | None, state: Path) -> tuple[str, str]:
@@ -22,3 +23,23 @@ def find_service(url: str | None, key: str | None, state: Path) -> tuple[str, st
     if url is not None and url.rstrip("/") != server["url"]:
         raise UnavailableError(f"--key is needed for {url}: give what `slackwater up` printed")
     return str(server["url"]), str(key or server["key"])
+
+
+def ask_service(
+    state: Path, method: str, path: str, body: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """One request of the operator to the service that runs on the state folder."""
+    import httpx
+
+    url, key = find_service(None, None, state)
+    try:
+        answer = httpx.request(
+            method, f"{url}{path}", json=body, headers={"x-api-key": key}, timeout=30
+        )
+    except httpx.HTTPError as error:
+        raise UnavailableError(f"{url} does not answer: {error}") from None
+    said: dict[str, Any] = answer.json()
+    if answer.is_error:
+        kinds = {404: NotFoundError, 422: ConfigError}
+        raise kinds.get(answer.status_code, RefusedError)(said["detail"])
+    return said

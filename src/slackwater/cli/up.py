@@ -46,6 +46,10 @@ def up(
     instances: Annotated[
         Path | None, typer.Option(help="TOML list of further instances, also vLLM servers.")
     ] = None,
+    fleet: Annotated[
+        Path | None,
+        typer.Option(help="TOML of pools and nodes; --engines and --trainers do not count then."),
+    ] = None,
     local_engines: Annotated[
         int,
         typer.Option(help="Engines per model that work while the trainers have nothing to do."),
@@ -78,6 +82,7 @@ def up(
     ] = False,
 ) -> int:
     """Start the service: prints its URL and a key, runs until Ctrl-C or `slackwater down`."""
+    from slackwater.runtime.launch.fleet_file import read_fleet_file
     from slackwater.runtime.launch.instance_list import InstanceList, read_instance_list
     from slackwater.runtime.settings import ServiceSettings
     from slackwater.runtime.store.state_directory import StateDirectory
@@ -93,6 +98,7 @@ def up(
         local_engines=local_engines,
         instances=InstanceList() if instances is None else read_instance_list(instances),
         trainers=trainers,
+        fleet_file=None if fleet is None else read_fleet_file(fleet),
         tenants=tuple(dict.fromkeys(tenant or ["default"])),
         host=host,
         port=port,
@@ -151,7 +157,9 @@ async def _serve(settings: Any, folder: Any) -> int:
     server = http_server(create_app(plane))
     await plane.start()
     try:
-        folder.write_server({"pid": os.getpid(), "url": url, "key": key})
+        join = plane.join_address()
+        told = {"hub": join.hub, "depot": join.depot, "secret": join.secret, "pin": join.pin}
+        folder.write_server({"pid": os.getpid(), "url": url, "key": key, "join": told})
         _announce(plane, url, settings, folder)
         signalled = await serve_until_signalled(server, listening, plane)
     finally:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -13,16 +12,20 @@ from slackwater.control.operations.controller import OperationsController
 from slackwater.control.record import RecordedController
 from slackwater.control.rollout.manager import RolloutManager
 from slackwater.control.rollout.settings import RolloutSettings
-from slackwater.model.errors import NotFoundError
-from slackwater.model.ids import InstanceId, RequestId, SessionId, TenantId, WorkerId
-from slackwater.model.instance import InstanceKind
+from slackwater.model.errors import ConfigError, NotFoundError
+from slackwater.model.ids import InstanceId, NodeId, RequestId, SessionId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OpKind
 from slackwater.model.session import TrainedModel
 from slackwater.runtime.bodies.operations import OperationsBody, OperationsParts
 from slackwater.runtime.bodies.rollout import RolloutBody
 from slackwater.runtime.bodies.vital_controller import VitalController
-from slackwater.runtime.launch.supervisor import Launcher, WorkerPlan
+from slackwater.runtime.launch.agents import JoinAddress
+from slackwater.runtime.launch.fleet import Fleet
+from slackwater.runtime.launch.nodes import agent_name
+from slackwater.runtime.launch.worker_plans import WorkerPlans
 from slackwater.runtime.net.background import Background
+from slackwater.runtime.net.certificate import Certificate
+from slackwater.runtime.net.depot import Depot
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.services.fair_work import FairWork
 from slackwater.runtime.services.finishing import Finishing, sampling_session_of
@@ -67,9 +70,19 @@ class ControlPlane:
         self.store = Store(settings.database_url or state.database_url, self.failed.set)
         self.board = FutureBoard()
         self.background = Background(lambda error: self.failed.set())
-        secret = secrets.token_urlsafe(32)
-        self.hub = WorkerHub(self, secret, silent_after_s=SILENT_AFTER_S)
-        self.launcher = Launcher(state.logs, secret)
+        secret = state.fleet_secret()
+        file = settings.fleet
+        self._certificate = Certificate.kept_in(state.root) if file.encrypted else None
+        self.hub = WorkerHub(
+            self,
+            secret,
+            silent_after_s=SILENT_AFTER_S,
+            listen=file.address(),
+            context=None if self._certificate is None else self._certificate.context(),
+        )
+        plans = WorkerPlans(settings, self.bases)
+        depot = Depot(state.root, self.bases.directories(), secret)
+        self.fleet = Fleet(file, state, self.hub, depot, plans.of, secret)
         self.sessions = Sessions(self.store, settings.session_silent_after_s)
         self._recording = _Recording(settings.record)
         self.manager = RolloutManager(ROLLOUT_SETTINGS)
@@ -80,10 +93,10 @@ class ControlPlane:
             lambda worker: self.instances.release(worker),
         )
         self.instances = InstanceService(
-            Premises(secret, state.logs, self._connect, self._engine_arguments),
+            Premises(self.fleet.spawn, plans.engine_arguments, state.logs),
             self.manager.books.instances,
             self.rollout,
-            self.launcher,
+            self.fleet.supervisor,
         )
         names = self.tenants.names()
         self.shares = TurnShares(settings.max_live_turns, names)
@@ -125,7 +138,8 @@ class ControlPlane:
         await self.training.adopt()
         await self.sampling.adopt()
         self.background.spawn(self.housekeeping.run())
-        self.launcher.start(list(self._plans()), self._connect())
+        self.state.write_models(self.bases.directories())
+        await self.fleet.start(self._certificate)
         models = [base.name for base in self.bases]
         listed = self.settings.instances.instances
         self.instances.keep({InstanceId(entry.name): entry.wish(models) for entry in listed})
@@ -143,53 +157,22 @@ class ControlPlane:
         self.housekeeping.stop()
         await self.hub.close()
         await self.instances.close()
-        await self.launcher.close()
+        await self.fleet.close()
         await self.background.drain(5.0)
         await self.store.close()
         self._recording.close()
 
-    def _plans(self) -> Sequence[WorkerPlan]:
-        training = (*self._common_arguments(), "--dtype", self.settings.trainer_dtype)
-        plans = [
-            WorkerPlan(f"trainer-{number}", "slackwater.worker.trainer_worker", training)
-            for number in range(self.settings.trainers)
-        ]
-        for place, base in enumerate(self.bases):
-            arguments = self._engine_arguments(base.name)
-            plans += [
-                WorkerPlan(f"engine-{place}-{number}", "slackwater.worker.engine_worker", arguments)
-                for number in range(self.settings.engines)
-            ]
-            local = (*arguments, "--kind", InstanceKind.LOCAL.value)
-            plans += [
-                WorkerPlan(f"local-{place}-{number}", "slackwater.worker.engine_worker", local)
-                for number in range(self.settings.local_engines)
-            ]
-        return plans
-
-    def _connect(self) -> str:
-        host, port = self.hub.address
-        return f"{host}:{port}"
-
-    def _common_arguments(self) -> tuple[str, ...]:
-        settings = self.settings
-        arguments = ("--weights", str(self.state.weights), "--threads", str(settings.threads))
-        return (*arguments, "--device", settings.device)
-
-    def _engine_arguments(self, model: str) -> tuple[str, ...]:
-        base = self.bases.get(model)
-        arguments = ("--model", str(base.directory), "--base", base.name)
-        room = (
-            "--kv-mb",
-            str(self.settings.kv_mb),
-            "--max-running",
-            str(self.settings.max_running),
-        )
-        return (*self._common_arguments(), *arguments, "--base-version", base.version, *room)
+    def join_address(self) -> JoinAddress:
+        """What an agent of another machine must know to join."""
+        return self.fleet.join_address(self._certificate)
 
     # ---- workers ----
     def worker_joined(self, hello: messages.Hello) -> None:
         worker = WorkerId(hello.worker)
+        if hello.role == "agent":
+            if hello.node is None or agent_name(NodeId(hello.node.node)) != worker:
+                raise ConfigError.of("hello: worker", worker, "must be agent:NODE of its node")
+            self.fleet.agent_joined(hello.node)
         self._roles[worker] = hello.role
         logger.info("worker joined worker=%s role=%s", worker, hello.role)
         if hello.role == "trainer":
@@ -199,16 +182,23 @@ class ControlPlane:
 
     def worker_said(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
         for frame in frames:
-            if self._roles[worker] == "engine":
+            role = self._roles[worker]
+            if role == "engine":
                 self.rollout.engine_said(worker, frame)
             elif frame.kind is FrameKind.CONTROL:
                 message = messages.decode_from_worker(frame.body)
-                self.training.trainer_said(worker, message)
+                if role == "agent":
+                    self.fleet.agent_said(_node_of(worker), message)
+                else:
+                    self.training.trainer_said(worker, message)
 
     def worker_lost(self, worker: WorkerId, reason: str) -> None:
         role = self._roles.pop(worker)
         logger.warning("worker lost worker=%s reason=%s", worker, reason)
-        self.launcher.kill(worker)
+        if role == "agent":
+            self.fleet.agent_lost(_node_of(worker))
+            return
+        self.fleet.supervisor.kill(worker)
         self.instances.lost(worker)
         if role == "trainer":
             self.training.trainer_lost(worker, reason)
@@ -218,7 +208,8 @@ class ControlPlane:
     def workers_by_role(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {"engine": [], "trainer": []}
         for worker, role in sorted(self._roles.items()):
-            found[role].append(worker)
+            if role != "agent":
+                found[role].append(worker)
         return found
 
     def gauges(self) -> dict[str, float]:
@@ -228,6 +219,7 @@ class ControlPlane:
         return {
             "engines": len(roles["engine"]),
             "trainers": len(roles["trainer"]),
+            "nodes": len(self.fleet.nodes.names()),
             "active_sessions": self.sessions.active(),
             "open_models": len(waiting),
             "waiting_operations": sum(waiting.values()),
@@ -286,6 +278,10 @@ class ControlPlane:
             if model.session == session:
                 await self.training.close_model(model.model, reason)
         await self.housekeeping.drop_sampling_sessions(session)
+
+
+def _node_of(agent: WorkerId) -> NodeId:
+    return NodeId(agent.removeprefix("agent:"))
 
 
 def _not_yours(request: RequestId) -> NotFoundError:

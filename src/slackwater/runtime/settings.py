@@ -6,6 +6,7 @@ from pathlib import Path
 
 from slackwater.control.operations.controller import OperationsConfig
 from slackwater.model.errors import ConfigError
+from slackwater.runtime.launch.fleet_file import FleetFile, one_node
 from slackwater.runtime.launch.instance_list import InstanceList
 
 TRAIN_DTYPES = ("float32", "bfloat16")
@@ -43,6 +44,7 @@ class ServiceSettings:
     results_kept_s: float = 24 * 3600.0
     ephemeral_bytes_per_model: int = 8 << 30
     ephemeral_versions_kept: int = 4
+    fleet_file: FleetFile | None = None
     operations: OperationsConfig = field(default_factory=OperationsConfig)
 
     def __post_init__(self) -> None:
@@ -66,6 +68,11 @@ class ServiceSettings:
             raise ConfigError.of("hold_s", self.hold_s, "must be above 0 and at most 30")
         if not 0 <= self.port < 65536:
             raise ConfigError.of("--port", self.port, "must be a port number")
+
+    @property
+    def fleet(self) -> FleetFile:
+        """The fleet's file, or the one node that is meant without one."""
+        return self.fleet_file or one_node(self.engines, self.local_engines, self.trainers)
 
     @property
     def trainer_dtype(self) -> str:

@@ -13,6 +13,7 @@ from slackwater.serve.http.errors import ERROR_RESPONSES, add_error_handlers
 from slackwater.serve.http.limits import BodyLimits
 from slackwater.serve.openai.api import openai_routes
 from slackwater.serve.operator.instances import instance_routes
+from slackwater.serve.operator.nodes import node_routes
 from slackwater.serve.operator.status import operator_routes
 from slackwater.serve.tinker.downloads import Downloads, download_routes
 from slackwater.serve.tinker.records import record_routes
@@ -58,6 +59,7 @@ def create_app(plane: ControlPlane) -> FastAPI:
     app.include_router(service_routes(plane))
     app.include_router(operator_routes(plane))
     app.include_router(instance_routes(plane))
+    app.include_router(node_routes(plane))
     rest = RestFace(plane)
     app.include_router(rest_routes(rest))
     app.include_router(checkpoint_change_routes(rest))

@@ -1,6 +1,6 @@
 """Control messages, as msgpack: the hello, what engines and trainers are told, and what they answer.
 
-Token ids travel as raw u32 bytes. Each message is a tagged struct; `decode` refuses anything else.
+Token ids travel as raw u32 bytes; models, versions and saved states are named by URI (`model/uri.py`), never by path. Each message is a tagged struct; `decode` refuses anything else.
 """
 
 from typing import Any, Literal, TypeAlias
@@ -8,24 +8,26 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from slackwater.model.sampling import Sampling
+from slackwater.wire import agent
 from slackwater.wire.frames import FrameError, FrameKind, encode_frame
+from slackwater.wire.message import Message as Message
 
-PROTOCOL = 1
-
-
-class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Base of all control messages."""
+PROTOCOL = 2
 
 
 # ---- connection ----
-class Hello(Message, frozen=True):
-    """First message of a worker: who it is, and that it knows the secret."""
+class Hello(Message, frozen=True, forbid_unknown_fields=False):
+    """First message of a worker or of a node's agent: who it is, and that it knows the secret.
+
+    Fields of another version are passed over, so that the protocol's number is what refuses it.
+    """
 
     secret: str
     worker: str
-    role: Literal["engine", "trainer"]
+    role: Literal["engine", "trainer", "agent"]
     engine: "EngineFacts | None" = None
     protocol: int = PROTOCOL
+    node: agent.NodeFacts | None = None
 
 
 class EngineFacts(msgspec.Struct, frozen=True):
@@ -59,7 +61,7 @@ class Refused(Message, frozen=True):
 class Heartbeat(Message, frozen=True):
     """The worker lives."""
 
-    gauges: dict[str, float] = {}
+    gauges: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class Stop(Message, frozen=True):
@@ -114,7 +116,7 @@ class PromptScores(Message, frozen=True):
 
     request: int
     logprobs: list[float | None]
-    topk: list[list[tuple[int, float]] | None] = []
+    topk: list[list[tuple[int, float]] | None] = msgspec.field(default_factory=list)
 
 
 class SampledTopK(Message, frozen=True):
@@ -159,7 +161,7 @@ class RestoreModel(Message, frozen=True):
 
     op: int
     model: str
-    directory: str
+    saved: str
 
 
 class RunPass(Message, frozen=True):
@@ -195,7 +197,7 @@ class SaveState(Message, frozen=True):
 
     op: int
     model: str
-    directory: str
+    saved: str
 
 
 class LoadState(Message, frozen=True):
@@ -203,7 +205,7 @@ class LoadState(Message, frozen=True):
 
     op: int
     model: str
-    directory: str
+    saved: str
     optimizer: bool
 
 
@@ -261,7 +263,17 @@ class OpFailed(Message, frozen=True):
 
 
 ToWorker: TypeAlias = (
-    Welcome | Refused | Stop | Generate | Abort | PullVersion | DropVersion | DropModel | TrainerOp
+    Welcome
+    | Refused
+    | Stop
+    | Generate
+    | Abort
+    | PullVersion
+    | DropVersion
+    | DropModel
+    | TrainerOp
+    | agent.StartWorker
+    | agent.SignalWorker
 )
 FromWorker: TypeAlias = (
     Hello
@@ -274,6 +286,9 @@ FromWorker: TypeAlias = (
     | GenerateRefused
     | OpDone
     | OpFailed
+    | agent.WorkerStarted
+    | agent.WorkerNotStarted
+    | agent.WorkerEnded
 )
 
 _encoder = msgspec.msgpack.Encoder()

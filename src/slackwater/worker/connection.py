@@ -1,13 +1,16 @@
-"""A worker's connection to the control plane: blocking, with a heartbeat of its own.
+"""A worker's or agent's connection to the control plane: blocking, with a heartbeat of its own, encrypted if a pin is given.
 
 A worker never outlives the control plane: when the connection ends it leaves, even in the middle of an
 operation, because nothing that it does then would be kept.
 """
 
+import hashlib
+import hmac
 import logging
 import os
 import select
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -34,13 +37,34 @@ class DisconnectedError(UnavailableError):
     """The control plane has gone."""
 
 
-class Connection:
-    """Messages in, frames out; `send` may be called from the heartbeat's thread too."""
+def _leave_at_once() -> None:
+    """The main thread may be hours into an operation that nobody waits for."""
+    logger.warning("leaving: the control plane has gone")
+    os._exit(EXIT_ORPHANED)
 
-    def __init__(self, address: tuple[str, int], hello: messages.Hello) -> None:
+
+class Connection:
+    """Messages in, frames out; `send` may be called from the heartbeat's thread too.
+
+    With a `pin` the connection is encrypted, and only the control plane with that certificate is talked to. `orphaned`
+    is called from the heartbeat's thread when the control plane has gone.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        hello: messages.Hello,
+        *,
+        pin: str | None = None,
+        orphaned: Callable[[], None] = _leave_at_once,
+    ) -> None:
         self.name = hello.worker
-        self._socket = socket.create_connection(address, timeout=_HELLO_TIMEOUT_S)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._orphaned = orphaned
+        try:
+            self._socket = _connected(address, pin)
+        except OSError as error:
+            where = f"{address[0]}:{address[1]}"
+            raise UnavailableError(f"no control plane answers at {where}: {error}") from None
         self._decoder = FrameDecoder()
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -84,21 +108,26 @@ class Connection:
         if self._early:
             early, self._early = self._early, []
             return early
+        return self._read_once() if self._readable(timeout_s, wakers) else ()
+
+    def _readable(self, timeout_s: float | None, wakers: Sequence[HasFileno] = ()) -> bool:
+        """Whether there is something to read; an encrypted connection may hold some that the socket no longer has."""
+        if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
+            return True
         readable, _, _ = select.select([self._socket, *wakers], [], [], timeout_s)
-        return self._read_once() if self._socket in readable else ()
+        return self._socket in readable
 
     def _read_some(self, timeout_s: float) -> list[messages.ToWorker]:
         """At least one message; raises if none comes in time."""
         while True:
-            readable, _, _ = select.select([self._socket], [], [], timeout_s)
-            if not readable:
+            if not self._readable(timeout_s):
                 raise UnavailableError("the control plane did not answer the hello")
             if got := self._read_once():
                 return got
 
     def _read_once(self) -> list[messages.ToWorker]:
         try:
-            data = self._socket.recv(_READ_BYTES)
+            data = self._receive_bytes()
         except OSError as error:
             raise DisconnectedError(f"the control plane has gone: {error}") from None
         if not data:
@@ -110,12 +139,42 @@ class Connection:
             got.append(messages.decode_to_worker(frame.body))
         return got
 
+    def _receive_bytes(self) -> bytes:
+        """Hazard: one encrypted connection may not be read and written by two threads at once."""
+        if isinstance(self._socket, ssl.SSLSocket):
+            with self._lock:
+                return self._socket.recv(_READ_BYTES)
+        return self._socket.recv(_READ_BYTES)
+
     def _beat(self) -> None:
         while not self._closed.wait(self._every_s):
             try:
                 self.send(messages.encode(messages.Heartbeat(self._gauges())))
             except DisconnectedError:
                 if not self._closed.is_set():
-                    # The main thread may be hours into an operation that nobody waits for.
-                    logger.warning("leaving: the control plane has gone")
-                    os._exit(EXIT_ORPHANED)
+                    self._orphaned()
+                return
+
+
+def _connected(address: tuple[str, int], pin: str | None) -> socket.socket:
+    plain = socket.create_connection(address, timeout=_HELLO_TIMEOUT_S)
+    plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return plain if pin is None else pinned(plain, pin)
+
+
+def pinned(plain: socket.socket, pin: str) -> ssl.SSLSocket:
+    """An encrypted connection to the peer whose certificate has this SHA-256; to any other, none."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = (
+        False  # the certificate itself is compared below, which says more than a name
+    )
+    context.verify_mode = ssl.CERT_NONE
+    encrypted = context.wrap_socket(plain)
+    found = hashlib.sha256(encrypted.getpeercert(binary_form=True) or b"").hexdigest()
+    if not hmac.compare_digest(found, pin):
+        encrypted.close()
+        raise UnavailableError(
+            f"the control plane's certificate is not the fleet's: its SHA-256 begins {found[:16]}, "
+            f"expected {pin[:16]}; take a new token with `slackwater node token`"
+        )
+    return encrypted

@@ -17,13 +17,13 @@ from slackwater.model.errors import ConfigError, SlackwaterError
 from slackwater.model.instance import InstanceKind
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net
-from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.port import WeightStore
 from slackwater.wire import messages
 from slackwater.wire.frames import FrameKind, encode_frame
 from slackwater.wire.tokens import TokenColumns, encode_tokens
 from slackwater.worker.connection import Connection
-from slackwater.worker.process import address_of, base_parser, run_worker, secret
+from slackwater.worker.files import node_files
+from slackwater.worker.process import base_parser, dial, pin, run_worker, secret
 from slackwater.worker.puller import VersionPuller
 
 logger = logging.getLogger(__name__)
@@ -198,9 +198,8 @@ def _heartbeat_gauges(engine: Engine) -> dict[str, float]:
     }
 
 
-def _engine(options: argparse.Namespace) -> Engine:
+def _engine(options: argparse.Namespace, model: Path) -> Engine:
     dtype = torch.bfloat16 if options.device.startswith("cuda") else torch.float32
-    model = Path(options.model)
     net = load_net(model, dtype=dtype, device=options.device)
     config = EngineConfig(
         kv_bytes=options.kv_mb << 20,
@@ -213,7 +212,7 @@ def _engine(options: argparse.Namespace) -> Engine:
 
 def main() -> None:
     parser = base_parser("An engine worker; `slackwater up` starts it.")
-    parser.add_argument("--model", required=True, help="folder of the base model")
+    parser.add_argument("--model", required=True, help="URI of the base model")
     parser.add_argument("--base", required=True, help="name of the base model")
     parser.add_argument("--base-version", required=True, help="weight version of the base itself")
     parser.add_argument(
@@ -224,7 +223,8 @@ def main() -> None:
     parser.add_argument("--kv-mb", type=int, default=512, help="memory of the KV cache")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    engine = _engine(options)
+    files = node_files(options.files, secret(), pin())
+    engine = _engine(options, files.model(options.model))
     facts = messages.EngineFacts(
         base_model=options.base,
         max_running=options.max_running,
@@ -234,9 +234,9 @@ def main() -> None:
         kind=options.kind,
     )
     hello = messages.Hello(secret(), options.worker, "engine", facts)
-    with Connection(address_of(options.connect), hello) as connection:
+    with dial(options.connect, hello) as connection:
         connection.report_gauges(lambda: _heartbeat_gauges(engine))
-        store = DirectoryWeightStore(Path(options.weights))
+        store = files.weights()
         EngineWorker(connection, engine, store, options.least_step_ms / 1e3).run()
 
 

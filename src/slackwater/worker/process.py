@@ -10,9 +10,13 @@ from collections.abc import Callable
 from types import FrameType
 
 from slackwater.model.errors import ConfigError, SlackwaterError
-from slackwater.worker.connection import EXIT_ORPHANED, DisconnectedError
+from slackwater.wire import messages
+from slackwater.worker.connection import EXIT_ORPHANED, Connection, DisconnectedError
 
 SECRET_VARIABLE = "SLACKWATER_WORKER_SECRET"
+PIN_VARIABLE = (
+    "SLACKWATER_HUB_PIN"  # SHA-256 of the control plane's certificate; unset on the loopback
+)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -21,7 +25,7 @@ def base_parser(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--connect", required=True, metavar="HOST:PORT", help="the control plane")
     parser.add_argument("--worker", required=True, help="this worker's name")
-    parser.add_argument("--weights", required=True, help="folder of the weight store")
+    parser.add_argument("--files", required=True, help="folder:DIRECTORY, or URL=CACHE of a depot")
     parser.add_argument("--threads", type=int, default=1, help="compute threads")
     parser.add_argument("--device", default="cpu")
     return parser
@@ -41,6 +45,16 @@ def secret() -> str:
     if not value:
         raise ConfigError.of(SECRET_VARIABLE, value, "must be set; `slackwater up` sets it")
     return value
+
+
+def pin() -> str | None:
+    """The certificate that the control plane must show, if connections are encrypted."""
+    return os.environ.get(PIN_VARIABLE) or None
+
+
+def dial(connect: str, hello: messages.Hello) -> Connection:
+    """The connection of a worker that an agent started."""
+    return Connection(address_of(connect), hello, pin=pin())
 
 
 def run_worker(main: Callable[[], None]) -> None:

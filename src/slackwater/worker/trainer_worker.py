@@ -2,17 +2,14 @@
 
 import logging
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from slackwater.model.errors import NotFoundError, SlackwaterError
+from slackwater.model.errors import NotFoundError, SlackwaterError, UnavailableError
 from slackwater.nets.lora import LoraSpec
 from slackwater.training.datum import AdamParams, Datum
 from slackwater.training.trainer import Trainer
-from slackwater.weights.directory import DirectoryWeightStore
-from slackwater.weights.port import WeightStore
 from slackwater.wire import messages
 from slackwater.wire.batches import (
     Array,
@@ -22,7 +19,8 @@ from slackwater.wire.batches import (
     encode_result,
 )
 from slackwater.worker.connection import Connection
-from slackwater.worker.process import address_of, base_parser, run_worker, secret
+from slackwater.worker.files import NodeFiles, node_files
+from slackwater.worker.process import base_parser, dial, pin, run_worker, secret
 from slackwater.worker.published import lora_meta
 
 logger = logging.getLogger(__name__)
@@ -32,10 +30,11 @@ class TrainerWorker:
     """Models by id, each a `Trainer` on one device, computing in one dtype."""
 
     def __init__(
-        self, connection: Connection, store: WeightStore, device: str, dtype: str = "float32"
+        self, connection: Connection, files: NodeFiles, device: str, dtype: str = "float32"
     ) -> None:
         self._connection = connection
-        self._store = store
+        self._files = files
+        self._store = files.weights()
         self._device, self._dtype = device, dtype
         self._trainers: dict[str, Trainer] = {}
 
@@ -65,7 +64,7 @@ class TrainerWorker:
 
     def _failure(self, message: messages.TrainerOp, error: Exception) -> messages.OpFailed:
         """Refusals leave the state as it was; so does a disk that is full. After anything else it is dropped."""
-        if isinstance(error, SlackwaterError):
+        if isinstance(error, SlackwaterError) and not isinstance(error, UnavailableError):
             return messages.OpFailed(message.op, str(error), "user", state_lost=False)
         logger.exception("operation failed kind=%s model=%s", type(message).__name__, message.model)
         said = f"{type(error).__name__}: {error}"
@@ -79,10 +78,8 @@ class TrainerWorker:
             case messages.CreateModel():
                 self._trainers[message.model] = self._created(message)
                 return b""
-            case messages.RestoreModel(_, model, directory):
-                self._trainers[model] = Trainer.load(
-                    Path(directory), dtype=self._dtype, device=self._device
-                )
+            case messages.RestoreModel(_, model, saved):
+                self._trainers[model] = self._restored(saved)
                 return b""
         trainer = self._trainers.get(message.model)
         if trainer is None:
@@ -94,13 +91,19 @@ class TrainerWorker:
                 return encode_metrics(trainer.optim_step(_adam(message)))
             case messages.DiscardGradients():
                 trainer.discard_gradient()
-            case messages.SaveState(_, _, directory):
-                trainer.save(Path(directory))
-            case messages.LoadState(_, _, directory, optimizer):
-                trainer.load_into(Path(directory), optimizer)
+            case messages.SaveState(_, _, saved):
+                with self._files.new_state(saved) as folder:
+                    trainer.save(folder)
+            case messages.LoadState(_, _, saved, optimizer):
+                with self._files.saved_state(saved) as folder:
+                    trainer.load_into(folder, optimizer)
             case messages.PublishWeights(_, _, version):
                 self._store.publish(version, trainer.weights(), lora_meta(trainer.meta.lora))
         return b""
+
+    def _restored(self, saved: str) -> Trainer:
+        with self._files.saved_state(saved) as folder:
+            return Trainer.load(folder, dtype=self._dtype, device=self._device)
 
     def _created(self, message: messages.CreateModel) -> Trainer:
         lora = None
@@ -113,7 +116,11 @@ class TrainerWorker:
                 unembed=message.train_unembed,
             )
         return Trainer.create(
-            Path(message.source), lora, message.seed, dtype=self._dtype, device=self._device
+            self._files.model(message.source),
+            lora,
+            message.seed,
+            dtype=self._dtype,
+            device=self._device,
         )
 
 
@@ -150,9 +157,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     hello = messages.Hello(secret(), options.worker, "trainer")
-    with Connection(address_of(options.connect), hello) as connection:
-        store = DirectoryWeightStore(Path(options.weights))
-        TrainerWorker(connection, store, options.device, options.dtype).run()
+    with dial(options.connect, hello) as connection:
+        files = node_files(options.files, secret(), pin())
+        TrainerWorker(connection, files, options.device, options.dtype).run()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from slackwater.bench.rollout.direct_worker import offer_models, spawn_directly
 from slackwater.bench.rollout.floor import Brain, RolloutFloor
 from slackwater.control.rollout.commands import CompleteTurn
 from slackwater.control.rollout.instances import InstanceRecord
@@ -17,8 +18,12 @@ from slackwater.model.instance import InstanceState
 from slackwater.model.turn import TurnSpec
 from slackwater.runtime.launch.children import Children
 from slackwater.runtime.launch.local_processes import LocalProcesses
-from slackwater.runtime.launch.port import InstanceNoticed, ProviderEvent, StartFailed
-from slackwater.runtime.launch.supervisor import WorkerPlan, spawn_worker
+from slackwater.runtime.launch.port import (
+    InstanceNoticed,
+    ProviderEvent,
+    StartFailed,
+    WorkerPlan,
+)
 
 BASE = JobId("policy")
 BASE_VERSION = "base:policy"
@@ -35,12 +40,7 @@ class FleetPlan:
     least_step_ms: float = 0.0
 
     def worker(self) -> WorkerPlan:
-        arguments: tuple[str, ...] = (
-            "--weights",
-            str(self.work / "weights"),
-            "--model",
-            str(self.model),
-        )
+        arguments: tuple[str, ...] = ("--model", f"slackwater:models/{BASE}")
         arguments += ("--base", BASE, "--base-version", BASE_VERSION, "--kind", "spot")
         arguments += ("--max-running", str(self.max_running), "--kv-mb", str(self.kv_mb))
         arguments += ("--least-step-ms", str(self.least_step_ms))
@@ -64,7 +64,7 @@ class LiveFleet:
         self.failed_starts: list[StartFailed] = []
 
     async def __aenter__(self) -> "LiveFleet":
-        (self._plan.work / "weights").mkdir(parents=True, exist_ok=True)
+        offer_models(self._plan.work, {BASE: self._plan.model})
         await self.floor.__aenter__()
         self.floor.rollout.published(BASE, BASE_VERSION)
         return self
@@ -98,7 +98,7 @@ class LiveFleet:
 
     async def _spawn(self, instance: InstanceId) -> asyncio.subprocess.Process:
         worker = WorkerId(instance)
-        return await spawn_worker(
+        return await spawn_directly(
             self._plan.worker(), worker, self.floor.connect, self.floor.secret, self._plan.work
         )
 

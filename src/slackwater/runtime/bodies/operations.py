@@ -257,13 +257,13 @@ class OperationsBody:
                     self._parts.lent.want(command.worker)
                     spawn(self._run(command))
                 case do.RestoreState(worker, ticket, model, seq):
-                    folder = str(self._parts.state.snapshot(model, seq))
-                    self._hand(worker, messages.RestoreModel(ticket, model, folder))
+                    saved = self._snapshot(model, seq)
+                    self._hand(worker, messages.RestoreModel(ticket, model, saved))
                 case do.DropGradients(worker, ticket, model):
                     self._hand(worker, messages.DiscardGradients(ticket, model))
                 case do.TakeSnapshot(worker, ticket, model, seq):
-                    folder = str(self._parts.state.snapshot(model, seq))
-                    self._hand(worker, messages.SaveState(ticket, model, folder))
+                    saved = self._snapshot(model, seq)
+                    self._hand(worker, messages.SaveState(ticket, model, saved))
                 case do.CommitSnapshot(model, seq):
                     spawn(self._commit_snapshot(model, seq))
                 case do.ForgetModel(worker, model):
@@ -302,13 +302,16 @@ class OperationsBody:
         if await self._parts.lent.take(worker, None if model is None else model.base_model):
             self._parts.hub.send(worker, message)
 
+    def _snapshot(self, model: ModelId, seq: int) -> str:
+        return self._parts.state.uri(self._parts.state.snapshot(model, seq))
+
     def _message(self, ticket: int, op: Operation, payload: bytes) -> messages.TrainerOp:
         match op.kind:
             case OpKind.CREATE:
                 model = self._models.get(op.model)
                 if model is None:
                     raise NotFoundError(f"model {op.model} has ended")
-                source = str(self._parts.bases.get(model.base_model).directory)
+                source = self._parts.bases.get(model.base_model).uri
                 shape = model.lora
                 return messages.CreateModel(
                     ticket,
@@ -336,10 +339,11 @@ class OperationsBody:
                 )
             case OpKind.SAVE:
                 folder = self._parts.state.checkpoint(op.model, decode_save(payload).name, op.seq)
-                return messages.SaveState(ticket, op.model, str(folder))
+                return messages.SaveState(ticket, op.model, self._parts.state.uri(folder))
             case OpKind.LOAD:
                 load = decode_load(payload)
-                return messages.LoadState(ticket, op.model, load.held_as, load.optimizer)
+                saved = self._parts.state.uri(Path(load.held_as))
+                return messages.LoadState(ticket, op.model, saved, load.optimizer)
             case OpKind.PUBLISH:
                 return messages.PublishWeights(ticket, op.model, decode_publish(payload).version)
 

@@ -14,18 +14,19 @@ from slackwater.runtime.launch.port import (
     InstanceUp,
     StartFailed,
     Tell,
+    WorkerProcess,
 )
 
 logger = logging.getLogger(__name__)
 
-Spawn = Callable[[InstanceId], Awaitable[asyncio.subprocess.Process]]
+Spawn = Callable[[InstanceId], Awaitable[WorkerProcess]]
 
 
 class Child:
     """One instance's process, and what was said to it."""
 
     def __init__(self) -> None:
-        self.process: asyncio.subprocess.Process | None = None
+        self.process: WorkerProcess | None = None
         self.task: asyncio.Task[None] | None = None
         self.unwanted = asyncio.Event()
         self.why = "it ended by itself"

@@ -19,7 +19,7 @@ from pathlib import Path
 from slackwater.model.config import decode
 from slackwater.model.errors import ConfigError
 from slackwater.model.instance import InstanceKind
-from slackwater.runtime.services.instances import InstanceWish
+from slackwater.runtime.launch.instance_wish import InstanceWish
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

@@ -1,4 +1,4 @@
-"""The port between the control plane and whoever has machines to give.
+"""The port between the control plane and whoever has instances to give, and what a worker's process is.
 
 Commands go in (`start`, `notice`, `release`, `kill`); what became of them comes out as events, to one
 callback on the event loop. A provider decides nothing: it does not choose which instance goes, nor when.
@@ -9,6 +9,31 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from slackwater.model.ids import InstanceId
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlan:
+    """One worker: `python -m module arguments`. The node's agent adds how to connect and where files are."""
+
+    name: str
+    module: str
+    arguments: tuple[str, ...]
+
+
+class WorkerProcess(Protocol):
+    """A worker's process, on whichever node."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def send_signal(self, number: int) -> None: ...
+
+    def kill(self) -> None: ...
+
+    async def wait(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,49 +1,43 @@
-"""Local worker processes: started, kept alive with back-off, killed when they must go."""
+"""Workers that should always run: started on their nodes, started again with back-off, killed when they must go."""
 
 import asyncio
 import contextlib
 import logging
-import os
 import signal
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Sequence
 
 from slackwater.control.operations.restarts import RestartPolicy
-from slackwater.model.ids import WorkerId
+from slackwater.model.errors import UnavailableError
+from slackwater.model.ids import NodeId, WorkerId
+from slackwater.runtime.launch.port import WorkerPlan, WorkerProcess
 
 logger = logging.getLogger(__name__)
 
-SECRET_VARIABLE = "SLACKWATER_WORKER_SECRET"  # as in worker/process.py, which imports no runtime
+Spawn = Callable[[NodeId, WorkerPlan, WorkerId], Awaitable[WorkerProcess]]
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerPlan:
-    """One worker that should always run: `python -m module arguments`."""
+class Supervisor:
+    """One task per plan of a node that is here; each start gets a fresh worker id, `name.1`, `name.2`, ..."""
 
-    name: str
-    module: str
-    arguments: tuple[str, ...]
-
-
-class Launcher:
-    """One task per plan; each start gets a fresh worker id, `name.1`, `name.2`, ..."""
-
-    def __init__(
-        self, log_directory: Path, secret: str, policy: RestartPolicy | None = None
-    ) -> None:
-        self._logs = log_directory
-        self._secret = secret
+    def __init__(self, spawn: Spawn, policy: RestartPolicy | None = None) -> None:
+        self._spawn = spawn
         self._policy = policy or RestartPolicy()
-        self._processes: dict[WorkerId, asyncio.subprocess.Process] = {}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._processes: dict[WorkerId, WorkerProcess] = {}
+        self._tasks: dict[NodeId, list[asyncio.Task[None]]] = {}
         self._retired: set[WorkerId] = set()
+        self._retired_plans: set[str] = set()
+        self._starts: dict[str, int] = {}
 
-    def start(self, plans: Sequence[WorkerPlan], connect: str) -> None:
-        """Keep every plan running from now on."""
-        self._logs.mkdir(parents=True, exist_ok=True)
-        self._tasks += [asyncio.create_task(self._keep(plan, connect)) for plan in plans]
+    def start(self, node: NodeId, plans: Sequence[WorkerPlan]) -> None:
+        """Keep every plan running on the node from now on."""
+        wanted = [plan for plan in plans if plan.name not in self._retired_plans]
+        tasks = [asyncio.create_task(self._keep(node, plan)) for plan in wanted]
+        self._tasks.setdefault(node, []).extend(tasks)
+
+    def stop(self, node: NodeId) -> None:
+        """The node is lost: its workers are not started again until it comes back."""
+        for task in self._tasks.pop(node, []):
+            task.cancel()
 
     def pids(self) -> dict[WorkerId, int]:
         return {worker: process.pid for worker, process in self._processes.items()}
@@ -61,9 +55,10 @@ class Launcher:
 
     async def close(self, grace_s: float = 5.0) -> None:
         """Stop keeping workers; ask them to leave, then make them."""
-        for task in self._tasks:
+        tasks = [task for node in list(self._tasks) for task in self._tasks.pop(node)]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         leaving = [p for p in self._processes.values() if p.returncode is None]
         for process in leaving:
             with contextlib.suppress(ProcessLookupError):
@@ -74,50 +69,27 @@ class Launcher:
         for process in leaving:
             if process.returncode is None:
                 process.kill()
-                await process.wait()
         self._processes.clear()
 
-    async def _keep(self, plan: WorkerPlan, connect: str) -> None:
+    async def _keep(self, node: NodeId, plan: WorkerPlan) -> None:
         loop = asyncio.get_running_loop()
-        starts = deaths = 0
+        deaths = 0
         while True:
-            starts += 1
-            worker = WorkerId(f"{plan.name}.{starts}")
+            number = self._starts[plan.name] = self._starts.get(plan.name, 0) + 1
+            worker = WorkerId(f"{plan.name}.{number}")
             began_s = loop.time()
-            process = await spawn_worker(plan, worker, connect, self._secret, self._logs)
-            self._processes[worker] = process
-            status = await process.wait()
-            del self._processes[worker]
+            try:
+                process = self._processes[worker] = await self._spawn(node, plan, worker)
+                status = f"status {await process.wait()}"
+            except UnavailableError as error:
+                status = str(error)
+            finally:
+                self._processes.pop(worker, None)
             if worker in self._retired:
-                logger.info("worker retired worker=%s status=%d", worker, status)
+                logger.info("worker retired worker=%s %s", worker, status)
+                self._retired_plans.add(plan.name)
                 return
             deaths = self._policy.deaths_after(deaths, loop.time() - began_s)
             delay_s = self._policy.delay_s(deaths)
-            logger.warning(
-                "worker ended worker=%s status=%d restart_in_s=%.1f", worker, status, delay_s
-            )
+            logger.warning("worker ended worker=%s %s restart_in_s=%.1f", worker, status, delay_s)
             await asyncio.sleep(delay_s)
-
-
-async def spawn_worker(
-    plan: WorkerPlan, worker: WorkerId, connect: str, secret: str, logs: Path
-) -> asyncio.subprocess.Process:
-    """Start one worker process under a name; what it says goes to `<plan>.log`."""
-    # Threads that wait by spinning take the cores from each other: on a busy machine a pass took ten times the CPU time.
-    environment = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ
-    environment |= {SECRET_VARIABLE: secret, "OMP_NUM_THREADS": "1"}
-    with (logs / f"{plan.name}.log").open("ab") as log:
-        return await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            plan.module,
-            "--connect",
-            connect,
-            "--worker",
-            worker,
-            *plan.arguments,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment,
-        )

@@ -8,12 +8,13 @@ import asyncio
 import contextlib
 import hmac
 import logging
-import secrets
+import ssl
 from collections.abc import Sequence
 from typing import Protocol
 
-from slackwater.model.errors import UnavailableError
+from slackwater.model.errors import SlackwaterError
 from slackwater.model.ids import WorkerId
+from slackwater.runtime.net.listening import bound_socket
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame, FrameDecoder, FrameError, FrameKind
 
@@ -32,7 +33,7 @@ class WorkerListener(Protocol):
 
 
 class WorkerHub:
-    """Listens on the loopback; one connection per worker."""
+    """Listens on the loopback, or on `listen` with `context` for workers of other machines; one connection per worker."""
 
     def __init__(
         self,
@@ -43,6 +44,8 @@ class WorkerHub:
         silent_after_s: float = 10.0,
         hello_timeout_s: float = 10.0,
         most_unread_bytes: int = 256 << 20,
+        listen: tuple[str, int] = ("127.0.0.1", 0),
+        context: ssl.SSLContext | None = None,
     ) -> None:
         self._listener = listener
         self._secret = secret
@@ -50,22 +53,19 @@ class WorkerHub:
         self._silent_after_s = silent_after_s
         self._hello_timeout_s = hello_timeout_s
         self._most_unread_bytes = most_unread_bytes
+        self._listen_on = listen
+        self._context = context
         self._writers: dict[WorkerId, asyncio.StreamWriter] = {}
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.address = ("127.0.0.1", 0)
 
     async def start(self) -> None:
-        self._server = await self._bind()
-        self.address = self._server.sockets[0].getsockname()
-
-    async def _bind(self) -> asyncio.Server:
-        """A free port below the ephemeral range: one above could be connected to itself by a client."""
-        for _ in range(100):
-            port = 20_000 + secrets.randbelow(12_000)
-            with contextlib.suppress(OSError):
-                return await asyncio.start_server(self._serve, "127.0.0.1", port, limit=1 << 20)
-        raise UnavailableError("no free port between 20000 and 32000 for the workers")
+        listening = bound_socket(*self._listen_on)
+        self._server = await asyncio.start_server(
+            self._serve, sock=listening, limit=1 << 20, ssl=self._context
+        )
+        self.address = listening.getsockname()[:2]
 
     async def close(self) -> None:
         """Tell everybody to stop, and hang up."""
@@ -123,7 +123,13 @@ class WorkerHub:
         worker = WorkerId(hello.worker)
         writer.write(messages.encode(messages.Welcome(self._heartbeat_every_s)))
         self._writers[worker] = writer
-        self._listener.worker_joined(hello)
+        try:
+            self._listener.worker_joined(hello)
+        except SlackwaterError as error:
+            del self._writers[worker]
+            logger.warning("peer refused reason=%s", error)
+            writer.write(messages.encode(messages.Refused(str(error))))
+            return
         reason = "the control plane is stopping"
         try:
             reason = await self._listen(worker, reader, decoder, rest)
@@ -182,5 +188,16 @@ class WorkerHub:
                 frames = decoder.feed(data)
         except TimeoutError:
             return f"nothing was heard of it for {self._silent_after_s:g} s"
-        except (FrameError, ConnectionError) as error:
+        except FrameError as error:
             return str(error)
+        except ConnectionError as error:
+            return _torn(decoder) or str(error)
+
+
+def _torn(decoder: FrameDecoder) -> str | None:
+    """What a connection that broke inside a frame leaves behind."""
+    try:
+        decoder.finish()
+    except FrameError as error:
+        return str(error)
+    return None

@@ -1,79 +1,52 @@
 """Instances beside those that the service always keeps: added, listed, drained, killed, or replayed from a trace.
 
-An added instance is a process of this machine: an embedded engine, or the adapter of a vLLM server. When it is
+An added instance is a process of one of the fleet's nodes: an embedded engine, or the adapter of a vLLM server. When it is
 gone it stays gone; the engines that `slackwater up` keeps, and the instances of its list, are started again, unless
 they were drained.
 """
 
 import asyncio
 import logging
-import os
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from slackwater.control.rollout.instances import InstanceRecord, Instances
-from slackwater.model.errors import ConfigError, NotFoundError
+from slackwater.model.errors import NotFoundError
 from slackwater.model.ids import InstanceId, WorkerId
-from slackwater.model.instance import InstanceKind
 from slackwater.model.spot_trace import SpotEvent
 from slackwater.runtime.bodies.rollout import RolloutBody
 from slackwater.runtime.launch.children import Children
 from slackwater.runtime.launch.fixed_list import FixedList
+from slackwater.runtime.launch.instance_wish import InstanceWish
 from slackwater.runtime.launch.local_processes import LocalProcesses
 from slackwater.runtime.launch.port import (
     InstanceEnded,
     InstanceNoticed,
     ProviderEvent,
     StartFailed,
+    WorkerPlan,
+    WorkerProcess,
 )
 from slackwater.runtime.launch.spot_replay import SpotReplay
-from slackwater.runtime.launch.supervisor import Launcher, WorkerPlan, spawn_worker
+from slackwater.runtime.launch.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
 
 MOST_INSTANCES = 64
-VLLM_VARIABLE = "SLACKWATER_VLLM"
 _FAULTS_SHOWN = 20
 _LISTED_AGAIN_S = 3.0  # an instance of the list that is gone is started again after so long
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceWish:
-    """What to start: an embedded engine of a model, or the adapter of a vLLM server.
-
-    That is the server at `vllm_url`, or one of its own that it starts with the program `SLACKWATER_VLLM`.
-    """
-
-    model: str
-    kind: InstanceKind = InstanceKind.SPOT
-    engine: Literal["embedded", "vllm"] = "embedded"
-    vllm_url: str | None = None
-
-    def worker(self) -> tuple[str, tuple[str, ...]]:
-        """The worker's module and what it is told beside its model."""
-        arguments = ("--kind", self.kind.value)
-        if self.engine == "embedded":
-            return "slackwater.worker.engine_worker", arguments
-        if self.vllm_url is not None:
-            return "slackwater.worker.vllm.adapter", (*arguments, "--url", self.vllm_url)
-        program = os.environ.get(VLLM_VARIABLE)
-        if program is None:
-            fix = f"must be given, or `slackwater up` be started with {VLLM_VARIABLE} set"
-            raise ConfigError.of("vllm_url", None, fix)
-        return "slackwater.worker.vllm.adapter", (*arguments, "--vllm", program)
-
-
-@dataclass(frozen=True, slots=True)
 class Premises:
-    """Where workers run: how they connect, and what every engine of a model is told."""
+    """Where instances run: how one is spawned, what every engine of a model is told, and where nodes keep logs."""
 
-    secret: str
-    logs: Path
-    connect: Callable[[], str]
+    spawn: Callable[[WorkerPlan, WorkerId], Awaitable[WorkerProcess]]
     engine_arguments: Callable[[str], tuple[str, ...]]
+    logs: Path
 
 
 class InstanceService:
@@ -84,12 +57,12 @@ class InstanceService:
         premises: Premises,
         fleet: Instances,
         rollout: RolloutBody,
-        launcher: Launcher,
+        supervisor: Supervisor,
     ) -> None:
         self._premises = premises
         self._fleet = fleet
         self._rollout = rollout
-        self._launcher = launcher
+        self._supervisor = supervisor
         self._wishes: dict[InstanceId, InstanceWish] = {}
         self._children = Children(self._spawn, self._heard)
         self._faults: deque[str] = deque(maxlen=_FAULTS_SHOWN)
@@ -122,7 +95,7 @@ class InstanceService:
     def drain(self, instance: InstanceId, move_turns: bool) -> None:
         """No more turns; gone for good when those it has are done, or now if they are to move."""
         self._known(instance)
-        self._launcher.retire(WorkerId(instance))
+        self._supervisor.retire(WorkerId(instance))
         self._list.retire(instance)
         if instance in self._fleet.records:
             self._rollout.drain(instance, move_turns)
@@ -133,7 +106,7 @@ class InstanceService:
         """End its process at once, as a crash would."""
         self._known(instance)
         self._children.kill(instance)
-        self._launcher.kill(WorkerId(instance))
+        self._supervisor.kill(WorkerId(instance))
 
     def replay(
         self, wish: InstanceWish, events: Sequence[SpotEvent], speed: float, notice_s: float
@@ -154,7 +127,7 @@ class InstanceService:
         shown = [self._shown(record, now_s) for record in self._fleet]
         for worker, facts in self._rollout.lent.resting().items():
             row = {"instance": worker, "model": facts.base_model, "kind": facts.kind}
-            shown.append({**row, "state": "resting", "pid": self._launcher.pids().get(worker)})
+            shown.append({**row, "state": "resting", "pid": self._supervisor.pids().get(worker)})
         for name in self._children.names():
             if name not in self._fleet.records:
                 wish = self._wishes[name]
@@ -172,7 +145,7 @@ class InstanceService:
         if InstanceId(worker) in self._children:
             self._children.release(InstanceId(worker))
         else:
-            self._launcher.kill(worker)
+            self._supervisor.kill(worker)
 
     def lost(self, worker: WorkerId) -> None:
         """Its connection ended: so must its process, which may hang."""
@@ -188,13 +161,12 @@ class InstanceService:
         await self._children.close()
 
     # ---- processes ----
-    async def _spawn(self, instance: InstanceId) -> asyncio.subprocess.Process:
+    async def _spawn(self, instance: InstanceId) -> WorkerProcess:
         wish = self._wishes[instance]
         module, arguments = wish.worker()
         common = self._premises.engine_arguments(wish.model)
         plan = WorkerPlan(instance, module, (*common, *arguments))
-        connect, premises = self._premises.connect(), self._premises
-        return await spawn_worker(plan, WorkerId(instance), connect, premises.secret, premises.logs)
+        return await self._premises.spawn(plan, WorkerId(instance))
 
     def _heard(self, event: ProviderEvent) -> None:
         if isinstance(event, InstanceNoticed):
@@ -219,7 +191,7 @@ class InstanceService:
         wish.worker()
 
     def _known(self, instance: InstanceId) -> None:
-        kept = WorkerId(instance) in self._launcher.pids()
+        kept = WorkerId(instance) in self._supervisor.pids()
         if instance not in self._fleet.records and instance not in self._children and not kept:
             raise NotFoundError(
                 f"instance: {instance!r} is not there; see `slackwater instance list`"
@@ -243,5 +215,5 @@ class InstanceService:
             "exact_continuation": spec.exact_continuation,
             "faults": record.faults,
             "heard_s_ago": round(now_s - record.heard_s, 1),
-            "pid": pid or self._launcher.pids().get(WorkerId(spec.instance)),
+            "pid": pid or self._supervisor.pids().get(WorkerId(spec.instance)),
         }

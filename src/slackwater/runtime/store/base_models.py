@@ -5,8 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from slackwater.model.errors import ConfigError, NotFoundError
+from slackwater.model.uri import Uri
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,11 @@ class BaseModel:
     def max_text_chars(self) -> int:
         """A text that is longer cannot fit: tokens have four characters or so, rarely more than sixteen."""
         return 16 * self.max_context_tokens + 1024
+
+    @property
+    def uri(self) -> str:
+        """What every node calls the model."""
+        return str(Uri("models", quote(self.name, safe="")))
 
     def room_after(self, prompt: Sequence[int]) -> int:
         """How many tokens may follow a prompt; one that is empty, unreadable or too long is refused."""
@@ -95,6 +102,10 @@ class BaseModels:
 
     def __iter__(self) -> Any:
         return iter(self._by_name.values())
+
+    def directories(self) -> dict[str, Path]:
+        """Where each model is on this disk, by the name in its URI."""
+        return {Uri.parse(model.uri).name: model.directory for model in self._by_name.values()}
 
     def get(self, name: str) -> BaseModel:
         """By name or directory."""

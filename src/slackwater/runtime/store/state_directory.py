@@ -4,12 +4,14 @@ import fcntl
 import json
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from slackwater.model.errors import ConfigError, RefusedError, UnavailableError
 from slackwater.model.ids import ModelId
+from slackwater.model.uri import Uri
 
 
 def write_whole(path: Path, text: str, mode: int = 0o600) -> None:
@@ -53,6 +55,26 @@ class StateDirectory:
     @property
     def keys_file(self) -> Path:
         return self.root / "keys.json"
+
+    def fleet_secret(self) -> str:
+        """What proves to the control plane that a worker or agent is of its fleet; made at the first start, and kept."""
+        path = self.root / "fleet.secret"
+        try:
+            return path.read_text()
+        except FileNotFoundError:
+            secret = secrets.token_urlsafe(32)
+            write_whole(path, secret)
+            return secret
+
+    def write_models(self, directories: Mapping[str, Path]) -> None:
+        """Where nodes that share this disk find the models."""
+        index = {name: str(directory) for name, directory in directories.items()}
+        write_whole(self.root / "models.json", json.dumps(index))
+
+    def uri(self, path: Path) -> str:
+        """What every node calls a saved state that is kept here."""
+        kind, *rest = path.relative_to(self.root).parts
+        return str(Uri.parse(f"slackwater:{kind}/{'/'.join(rest)}"))
 
     def snapshot(self, model: ModelId, seq: int) -> Path:
         """A trainer's state as the service saves it for itself."""

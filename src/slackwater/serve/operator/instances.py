@@ -9,8 +9,9 @@ from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.model.ids import InstanceId, TenantId
 from slackwater.model.instance import InstanceKind
 from slackwater.model.spot_trace import spot_events
+from slackwater.runtime.launch.instance_wish import InstanceWish
 from slackwater.runtime.plane import ControlPlane
-from slackwater.runtime.services.instances import MOST_INSTANCES, InstanceWish
+from slackwater.runtime.services.instances import MOST_INSTANCES
 from slackwater.serve.http.auth import tenant_reader
 from slackwater.serve.tinker.bodies import Body, Finite
 

@@ -51,7 +51,7 @@ def operator_routes(plane: ControlPlane) -> APIRouter:
         return {
             "models": {base.name: str(base.directory) for base in plane.bases},
             "workers": plane.workers_by_role(),
-            "pids": plane.launcher.pids(),
+            "pids": plane.fleet.supervisor.pids(),
             "gauges": plane.gauges(),
         }
 

@@ -1,6 +1,6 @@
 """The adapter process: a vLLM server on one side, an engine instance to the control plane on the other.
 
-    python -m slackwater.worker.vllm_adapter --connect HOST:PORT --worker NAME --weights DIR
+    python -m slackwater.worker.vllm.adapter --connect HOST:PORT --worker NAME --files folder:DIRECTORY
         --model DIR --base NAME --base-version VERSION  (--url http://HOST:PORT | --vllm PROGRAM)
 
 With `--url` it joins a server that runs already (started with VLLM_SERVER_DEV_MODE=1); with `--vllm` it starts
@@ -20,10 +20,10 @@ import aiohttp
 
 from slackwater.model.errors import ConfigError
 from slackwater.model.instance import InstanceKind
-from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.wire import messages
 from slackwater.worker.connection import Connection, DisconnectedError
-from slackwater.worker.process import address_of, base_parser, run_worker, secret
+from slackwater.worker.files import node_files
+from slackwater.worker.process import base_parser, dial, pin, run_worker, secret
 from slackwater.worker.vllm.api import VllmApi
 from slackwater.worker.vllm.instance import VllmInstance
 from slackwater.worker.vllm.process import free_port, serving, until_healthy
@@ -65,12 +65,9 @@ async def adapt(options: argparse.Namespace) -> None:
             aiohttp.ClientSession(connector=connector, timeout=timeout)
         )
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="slackwater-vllm-"))
-        versions = VersionDirectories(
-            DirectoryWeightStore(Path(options.weights)),
-            Path(options.model),
-            options.base_version,
-            Path(folder),
-        )
+        files = node_files(options.files, secret(), pin())
+        model = files.model(options.model)
+        versions = VersionDirectories(files.weights(), model, options.base_version, Path(folder))
         base = versions.directory(options.base_version)
         process, url = None, options.url
         if options.vllm is not None:
@@ -84,11 +81,11 @@ async def adapt(options: argparse.Namespace) -> None:
         await until_healthy(api, process)
         await api.learn()
         if options.url is not None:
-            require_own_head(Path(api.root), Path(options.model))
+            require_own_head(Path(api.root), model)
             # A server that ran before may hold any weights: begin from what we say that we hold.
             await api.load_weights(base)
         hello = messages.Hello(secret(), options.worker, "engine", await _facts(api, options))
-        connection = stack.enter_context(Connection(address_of(options.connect), hello))
+        connection = stack.enter_context(dial(options.connect, hello))
         instance = VllmInstance(connection, api, versions, options.base_version)
         connection.report_gauges(instance.gauges)
         await _serve(instance, Inbox(connection), api)
@@ -131,7 +128,7 @@ async def _watch(api: VllmApi, inbox: Inbox) -> None:
 
 def main() -> None:
     parser = base_parser("A vLLM server as an instance.")
-    parser.add_argument("--model", required=True, help="folder of the base model")
+    parser.add_argument("--model", required=True, help="URI of the base model")
     parser.add_argument("--base", required=True, help="name of the base model")
     parser.add_argument("--base-version", required=True, help="weight version of the base itself")
     parser.add_argument("--url", help="a server that runs already")

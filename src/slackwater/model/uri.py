@@ -1,0 +1,39 @@
+"""Names of what a fleet keeps: `slackwater:KIND/NAME`, the same on every node, whoever has the bytes.
+
+Kinds: `models` (base models by the name that the service gives them), `weights` (weight versions), `snapshots` and
+`checkpoints` (saved training states). A URI is no path: each node resolves it through its own files.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from slackwater.model.errors import ConfigError
+
+SCHEME = "slackwater:"
+Kind = Literal["models", "weights", "snapshots", "checkpoints"]
+KINDS: tuple[str, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Uri:
+    """One kept thing. `name` is one or more path segments, none of them empty, `.` or `..`."""
+
+    kind: Kind
+    name: str
+
+    def __post_init__(self) -> None:
+        segments = self.name.split("/")
+        if any(segment in ("", ".", "..") or "\0" in segment for segment in segments):
+            raise ConfigError.of("uri", str(self), "must name something: slackwater:KIND/NAME")
+
+    def __str__(self) -> str:
+        return f"{SCHEME}{self.kind}/{self.name}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Uri":
+        """From `slackwater:KIND/NAME`."""
+        kind, slash, name = text.removeprefix(SCHEME).partition("/")
+        if not text.startswith(SCHEME) or not slash or kind not in KINDS:
+            kinds = ", ".join(KINDS)
+            raise ConfigError.of("uri", text, f"must be slackwater:KIND/NAME, KIND one of {kinds}")
+        return cls(kind, name)  # type: ignore[arg-type]  # it is one of KINDS

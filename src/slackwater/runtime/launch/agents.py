@@ -1,0 +1,131 @@
+"""Launchers: whoever brings node agents up. One port; the control plane sees only the agents that dial in.
+
+`LocalAgents` are processes of this machine. `JoiningAgents` are started by somebody else (`slackwater agent --join`).
+Agents under Ray: `ray_agents.py`, the only file that imports Ray.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from slackwater.control.operations.restarts import RestartPolicy
+from slackwater.model.ids import NodeId
+
+logger = logging.getLogger(__name__)
+
+SECRET_VARIABLE = "SLACKWATER_WORKER_SECRET"  # as in worker/process.py, which imports no runtime
+PIN_VARIABLE = "SLACKWATER_HUB_PIN"
+
+
+@dataclass(frozen=True, slots=True)
+class JoinAddress:
+    """What an agent must know to join: where the control plane and its depot listen, and what proves both sides."""
+
+    hub: str
+    depot: str
+    secret: str
+    pin: str | None = None
+
+    def environment(self) -> dict[str, str]:
+        """The part that stands on no command line."""
+        return {SECRET_VARIABLE: self.secret} | (
+            {} if self.pin is None else {PIN_VARIABLE: self.pin}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AgentPlan:
+    """One agent to bring up. `files` is as the worker option; `logs` is a folder on the agent's own machine."""
+
+    node: NodeId
+    files: str
+    logs: str
+    pool: str | None = None
+
+    def arguments(self, join: JoinAddress) -> tuple[str, ...]:
+        """Of the agent's process."""
+        pool = () if self.pool is None else ("--pool", self.pool)
+        named = ("--node", self.node, "--files", self.files, "--logs", self.logs)
+        return ("-m", "slackwater.worker.agent", "--connect", join.hub, *named, *pool)
+
+
+class AgentLauncher(Protocol):
+    """Brings agents up, and up again when they die; whether a node is here is seen by its connection alone."""
+
+    def start(self, plans: Sequence[AgentPlan], join: JoinAddress) -> None:
+        """Begin to bring agents up."""
+        ...
+
+    async def close(self) -> None:
+        """End those it brought up, and leave nothing of them behind."""
+        ...
+
+
+class JoiningAgents:
+    """Agents that somebody else starts."""
+
+    def start(self, plans: Sequence[AgentPlan], join: JoinAddress) -> None:
+        del join
+        for plan in plans:
+            logger.info("waiting for node=%s to join", plan.node)
+
+    async def close(self) -> None:
+        pass
+
+
+class LocalAgents:
+    """Agents as child processes; one that dies is started again after a growing pause."""
+
+    def __init__(self, logs: Path, policy: RestartPolicy | None = None) -> None:
+        self._logs = logs
+        self._policy = policy or RestartPolicy()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._processes: dict[NodeId, asyncio.subprocess.Process] = {}
+
+    def start(self, plans: Sequence[AgentPlan], join: JoinAddress) -> None:
+        self._logs.mkdir(parents=True, exist_ok=True)
+        self._tasks += [asyncio.create_task(self._keep(plan, join)) for plan in plans]
+
+    async def close(self, grace_s: float = 10.0) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        leaving = [p for p in self._processes.values() if p.returncode is None]
+        with contextlib.suppress(TimeoutError):  # the hub has told them to stop
+            async with asyncio.timeout(grace_s):
+                await asyncio.gather(*(process.wait() for process in leaving))
+        for process in leaving:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGKILL)
+                await process.wait()
+        self._processes.clear()
+
+    async def _keep(self, plan: AgentPlan, join: JoinAddress) -> None:
+        loop = asyncio.get_running_loop()
+        deaths = 0
+        while True:
+            began_s = loop.time()
+            with (self._logs / f"agent-{plan.node}.log").open("ab") as log:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, *plan.arguments(join)),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=os.environ | join.environment(),
+                )
+            self._processes[plan.node] = process
+            status = await process.wait()
+            deaths = self._policy.deaths_after(deaths, loop.time() - began_s)
+            delay_s = self._policy.delay_s(deaths)
+            logger.warning(
+                "agent ended node=%s status=%d restart_in_s=%.1f", plan.node, status, delay_s
+            )
+            await asyncio.sleep(delay_s)

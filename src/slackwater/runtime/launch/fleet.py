@@ -1,0 +1,137 @@
+"""The live fleet: its agents are brought up, their nodes followed, and every node runs the workers of its pool."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from slackwater.model.ids import NodeId, WorkerId
+from slackwater.runtime.launch.agents import (
+    AgentLauncher,
+    AgentPlan,
+    JoinAddress,
+    JoiningAgents,
+    LocalAgents,
+)
+from slackwater.runtime.launch.fleet_file import FleetFile, FleetPool
+from slackwater.runtime.launch.nodes import Nodes
+from slackwater.runtime.launch.port import WorkerPlan, WorkerProcess
+from slackwater.runtime.launch.supervisor import Supervisor
+from slackwater.runtime.net.certificate import Certificate
+from slackwater.runtime.net.depot import Depot
+from slackwater.runtime.net.hub import WorkerHub
+from slackwater.runtime.store.state_directory import StateDirectory
+from slackwater.wire import agent as says
+from slackwater.wire import messages
+
+logger = logging.getLogger(__name__)
+
+# The workers of one node of a pool; the name tells those of different nodes apart.
+PlansOf = Callable[[NodeId, FleetPool], Sequence[WorkerPlan]]
+
+
+class Fleet:
+    """Nodes and their workers. `hub` is where everybody dials in, `depot` where nodes without our disk get files."""
+
+    def __init__(
+        self,
+        file: FleetFile,
+        state: StateDirectory,
+        hub: WorkerHub,
+        depot: Depot,
+        plans_of: PlansOf,
+        secret: str,
+    ) -> None:
+        self.file = file
+        self.nodes = Nodes(hub)
+        self.supervisor = Supervisor(self.nodes.spawn)
+        self._state = state
+        self._hub = hub
+        self._depot = depot
+        self._plans_of = plans_of
+        self._secret = secret
+        self._launcher = _launcher(file, state.logs)
+
+    async def start(self, certificate: Certificate | None) -> None:
+        """Open the depot, and begin to bring agents up."""
+        host, _ = self.file.address()
+        if self.needs_depot:
+            await self._depot.start(host, 0, None if certificate is None else certificate.context())
+        join = self.join_address(certificate)
+        plans = [
+            AgentPlan(NodeId(node.name), *self._places(node.directory, join), node.pool)
+            for node in self.file.nodes
+        ]
+        self._launcher.start(plans, join)
+
+    @property
+    def needs_depot(self) -> bool:
+        """Whether any node is without our disk."""
+        apart = any(node.directory is not None for node in self.file.nodes)
+        return apart or self.file.launcher != "local"
+
+    def join_address(self, certificate: Certificate | None) -> JoinAddress:
+        """What an agent must know."""
+        listened, port = self._hub.address
+        host = self.file.advertise or listened
+        scheme = "http" if certificate is None else "https"
+        depot = f"{scheme}://{host}:{self._depot.port}"
+        pin = None if certificate is None else certificate.pin
+        return JoinAddress(f"{host}:{port}", depot, self._secret, pin)
+
+    def _places(self, directory: str | None, join: JoinAddress) -> tuple[str, str]:
+        """Where a node of the local launcher has its files and its logs."""
+        if directory is None:
+            return f"folder:{self._state.root}", str(self._state.logs)
+        own = Path(directory).expanduser()
+        return f"{join.depot}={own / 'files'}", str(own / "logs")
+
+    # ---- what the hub says ----
+    def agent_joined(self, facts: says.NodeFacts) -> None:
+        """ConfigError if the fleet has no pool for the node."""
+        pool = self.file.pool_of(facts.node, facts.pool)
+        node = self.nodes.joined(facts, _now_s())
+        self.supervisor.start(node, self._plans_of(node, pool))
+
+    def agent_said(self, node: NodeId, message: messages.FromWorker) -> None:
+        self.nodes.said(node, message)
+
+    def agent_lost(self, node: NodeId) -> None:
+        """Its workers are gone with it; they come back when the node does."""
+        self.supervisor.stop(node)
+        self.nodes.lost(node)
+
+    # ---- for the rest of the service ----
+    async def spawn(self, plan: WorkerPlan, worker: WorkerId) -> WorkerProcess:
+        """Start a worker where there are the fewest."""
+        return await self.nodes.spawn(self.nodes.least_busy(), plan, worker)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Every node that is here, and every listed one that is not."""
+        rows = self.nodes.rows(_now_s())
+        here = {row["node"] for row in rows}
+        away = [node for node in self.file.nodes if node.name not in here]
+        return [*rows, *({"node": node.name, "pool": node.pool, "workers": []} for node in away)]
+
+    async def close(self) -> None:
+        """After the hub has told everybody to stop."""
+        await self.supervisor.close()
+        await self._launcher.close()
+        await self._depot.close()
+
+
+def _launcher(file: FleetFile, logs: Path) -> AgentLauncher:
+    match file.launcher:
+        case "local":
+            return LocalAgents(logs)
+        case "join":
+            return JoiningAgents()
+        case "ray":
+            from slackwater.runtime.launch.ray_agents import RayAgents
+
+            return RayAgents(file.ray, file.pools[0].name)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

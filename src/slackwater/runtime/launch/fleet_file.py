@@ -1,0 +1,154 @@
+"""A fleet file, for `slackwater up --fleet fleet.toml`: pools, their nodes, who brings the nodes up, and where they dial in.
+
+launcher = "local"                     # local: agents of this machine; join: `slackwater agent` elsewhere; ray: a Ray cluster
+listen = "127.0.0.1:0"                 # where agents and workers dial in; any other address than the loopback is encrypted
+advertise = "10.0.0.7"                 # the address that nodes are told, where it is not the one listened on
+
+[[pools]]
+name = "mixed"
+engines = 2                            # per node and model
+trainers = 1                           # per node
+price_per_h = 4.0
+
+[[nodes]]
+name = "a"
+pool = "mixed"
+directory = "/scratch/a"               # local launcher: the node's own files; without it the node shares our disk
+"""
+
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from slackwater.model.config import decode
+from slackwater.model.errors import ConfigError
+from slackwater.model.ids import NodeId
+from slackwater.runtime.net.listening import LOOPBACK
+
+LOCAL_NODE = NodeId("local")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
+
+
+def _check_name(field: str, name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ConfigError.of(field, name, "must be letters, digits, '_' and '-', 32 at most")
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPool:
+    """What runs on every node of a pool: engines per model, engines that share the trainers' devices, and trainers."""
+
+    name: str
+    engines: int = 1
+    local_engines: int = 0
+    trainers: int = 0
+    price_per_h: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_name("name", self.name)
+        for field in ("engines", "local_engines", "trainers"):
+            if getattr(self, field) < 0:
+                raise ConfigError.of(field, getattr(self, field), "must be at least 0")
+
+
+@dataclass(frozen=True, slots=True)
+class FleetNode:
+    """One node. Without a `directory` it shares the control plane's disk (local launcher only)."""
+
+    name: str
+    pool: str
+    directory: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_name("name", self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class RayCluster:
+    """An existing Ray cluster: every node of it that has the resources gets an agent."""
+
+    address: str = "auto"
+    namespace: str = "slackwater"
+    cores: float = 1.0
+    directory: str = "/tmp/slackwater"
+    look_every_s: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class FleetFile:
+    """The whole file; the default is one node that shares everything with the control plane."""
+
+    pools: tuple[FleetPool, ...] = ()
+    nodes: tuple[FleetNode, ...] = ()
+    launcher: Literal["local", "join", "ray"] = "local"
+    listen: str = "127.0.0.1:0"
+    advertise: str | None = None
+    ray: RayCluster = RayCluster()
+
+    def __post_init__(self) -> None:
+        for field, names in (("pools", self.pools), ("nodes", self.nodes)):
+            _named_once(field, [entry.name for entry in names])
+        for node in self.nodes:
+            self.pool(node.pool, f"nodes: {node.name}: pool")
+        self.address()
+        if self.pools and self.launcher == "local" and not self.nodes:
+            raise ConfigError.of("nodes", "none", 'must list at least one with launcher = "local"')
+        if self.launcher == "ray" and len(self.pools) != 1:
+            fix = 'must be one with launcher = "ray": every node of the cluster is of that pool'
+            raise ConfigError.of("pools", len(self.pools), fix)
+
+    def pool(self, name: str, field: str = "pool") -> FleetPool:
+        """By name."""
+        for pool in self.pools:
+            if pool.name == name:
+                return pool
+        known = ", ".join(pool.name for pool in self.pools) or "none"
+        raise ConfigError.of(field, name, f"is not a pool of the fleet; there are: {known}")
+
+    def pool_of(self, node: str, said: str | None) -> FleetPool:
+        """The pool of a node that dials in: the file's, else the one that the node names."""
+        for listed in self.nodes:
+            if listed.name == node:
+                return self.pool(listed.pool)
+        if said is None:
+            fix = "is not listed in the fleet file and names no pool; start it with --pool"
+            raise ConfigError.of("node", node, fix)
+        return self.pool(said, f"node {node}: pool")
+
+    def address(self) -> tuple[str, int]:
+        """Where to listen."""
+        host, colon, port = self.listen.rpartition(":")
+        if not colon or not host or not port.isdigit() or int(port) > 65535:
+            raise ConfigError.of("listen", self.listen, "must be HOST:PORT")
+        return host.strip("[]"), int(port)
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether connections leave this machine."""
+        return self.address()[0] not in LOOPBACK
+
+
+def _named_once(field: str, names: Sequence[str]) -> None:
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ConfigError.of(f"{field}: names", repeated, "must be named once each")
+
+
+def one_node(engines: int, local_engines: int, trainers: int) -> FleetFile:
+    """What `slackwater up` means without a fleet file."""
+    pool = FleetPool("local", engines, local_engines, trainers)
+    return FleetFile((pool,), (FleetNode(LOCAL_NODE, "local"),))
+
+
+def read_fleet_file(file: Path) -> FleetFile:
+    """The fleet, or an error that names what is wrong with the file."""
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError.of("--fleet", str(file), f"cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError.of("--fleet", str(file), f"is not TOML: {error}") from None
+    return decode(FleetFile, table)

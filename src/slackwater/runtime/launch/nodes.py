@@ -1,0 +1,155 @@
+"""The nodes whose agents are connected, and the worker processes that run on them."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from slackwater.model.errors import UnavailableError
+from slackwater.model.ids import NodeId, WorkerId
+from slackwater.runtime.launch.port import WorkerPlan
+from slackwater.runtime.net.hub import WorkerHub
+from slackwater.wire import agent as says
+from slackwater.wire import messages
+
+logger = logging.getLogger(__name__)
+
+_LOST_WITH_ITS_NODE = -int(signal.SIGKILL)
+
+
+class NodeProcess:
+    """A worker's process on a node, as far as its agent tells."""
+
+    def __init__(self, node: NodeId, worker: WorkerId, send: Callable[[messages.Message], None]):
+        self.node = node
+        self.worker = worker
+        self.pid = 0
+        self.returncode: int | None = None
+        self._send = send
+        self._ended = asyncio.Event()
+
+    def send_signal(self, number: int) -> None:
+        """Pass a signal on; nothing happens if the process has ended."""
+        if self.returncode is None:
+            self._send(says.SignalWorker(self.worker, int(number)))
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    async def wait(self) -> int:
+        """Its status, once it has ended."""
+        await self._ended.wait()
+        assert self.returncode is not None
+        return self.returncode
+
+    def end(self, status: int) -> None:
+        """The agent said so, or the node was lost."""
+        self.returncode = status
+        self._ended.set()
+
+
+@dataclass(slots=True)
+class Node:
+    """A node that is here."""
+
+    facts: says.NodeFacts
+    joined_s: float
+    processes: dict[WorkerId, NodeProcess] = field(default_factory=dict)
+
+
+class Nodes:
+    """Agents come and go; a process of a node that is lost has ended."""
+
+    def __init__(self, hub: WorkerHub) -> None:
+        self._hub = hub
+        self._nodes: dict[NodeId, Node] = {}
+        self._starting: dict[WorkerId, asyncio.Future[int]] = {}
+
+    def names(self) -> tuple[NodeId, ...]:
+        return tuple(sorted(self._nodes))
+
+    def joined(self, facts: says.NodeFacts, now_s: float) -> NodeId:
+        """An agent has dialled in."""
+        node = NodeId(facts.node)
+        self._nodes[node] = Node(facts, now_s)
+        logger.info("node joined node=%s cores=%d pool=%s", node, facts.cores, facts.pool)
+        return node
+
+    def lost(self, node: NodeId) -> None:
+        """Its agent is gone: so are its workers, which are hung up on in case they live."""
+        gone = self._nodes.pop(node)
+        for process in list(gone.processes.values()):
+            self._not_started(process.worker, f"node {node} was lost")
+            process.end(_LOST_WITH_ITS_NODE)
+            self._hub.hang_up(process.worker)
+
+    def said(self, node: NodeId, message: messages.FromWorker) -> None:
+        """What an agent tells of its workers."""
+        here = self._nodes[node]
+        match message:
+            case says.WorkerStarted(worker, pid):
+                starting = self._starting.pop(WorkerId(worker), None)
+                if starting is not None and not starting.done():
+                    starting.set_result(pid)
+            case says.WorkerNotStarted(worker, error):
+                here.processes.pop(WorkerId(worker), None)
+                self._not_started(WorkerId(worker), error)
+            case says.WorkerEnded(worker, status):
+                process = here.processes.pop(WorkerId(worker), None)
+                if process is not None:
+                    process.end(status)
+            case messages.Heartbeat():
+                pass
+            case _:
+                logger.warning("not from an agent: %s", type(message).__name__)
+
+    def _not_started(self, worker: WorkerId, error: str) -> None:
+        starting = self._starting.pop(worker, None)
+        if starting is not None and not starting.done():
+            starting.set_exception(UnavailableError(f"worker {worker}: {error}"))
+
+    def least_busy(self) -> NodeId:
+        """The node with the fewest worker processes; UnavailableError if none is here."""
+        if not self._nodes:
+            raise UnavailableError("no node of the fleet is here; see `slackwater node list`")
+        return min(self._nodes, key=lambda node: (len(self._nodes[node].processes), node))
+
+    async def spawn(self, node: NodeId, plan: WorkerPlan, worker: WorkerId) -> NodeProcess:
+        """Start a worker on a node, and wait until its process runs."""
+        here = self._nodes.get(node)
+        if here is None:
+            raise UnavailableError(f"node {node}: is not here")
+        agent = agent_name(node)
+
+        def send(message: messages.Message) -> None:
+            self._hub.send(agent, message)
+
+        process = NodeProcess(node, worker, send)
+        here.processes[worker] = process
+        starting = self._starting[worker] = asyncio.get_running_loop().create_future()
+        send(says.StartWorker(worker, plan.name, plan.module, list(plan.arguments)))
+        process.pid = await starting
+        return process
+
+    def rows(self, now_s: float) -> list[dict[str, Any]]:
+        """For people: every node that is here."""
+        return [
+            {
+                "node": name,
+                "pool": node.facts.pool,
+                "host": node.facts.host,
+                "cores": node.facts.cores,
+                "memory_mb": node.facts.memory_mb,
+                "agent_pid": node.facts.pid,
+                "here_s": round(now_s - node.joined_s, 1),
+                "workers": sorted(node.processes),
+            }
+            for name, node in sorted(self._nodes.items())
+        ]
+
+
+def agent_name(node: NodeId) -> WorkerId:
+    """The name under which a node's agent is connected."""
+    return WorkerId(f"agent:{node}")

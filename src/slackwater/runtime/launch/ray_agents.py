@@ -1,0 +1,146 @@
+"""Node agents on an existing Ray cluster: one detached actor per node, in a placement group of its own. Nothing else imports Ray.
+
+Ray says which nodes live; every node that has the resources and no agent yet gets one, also nodes that come later
+(autoscaling). An actor runs the agent as a child process and ends it when the actor ends, so that nothing outlives the group.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from slackwater.model.errors import ConfigError, UnavailableError
+from slackwater.model.ids import NodeId
+from slackwater.runtime.launch.agents import AgentPlan, JoinAddress
+from slackwater.runtime.launch.fleet_file import RayCluster
+
+logger = logging.getLogger(__name__)
+
+_PLACED_WITHIN_S = 30.0
+
+
+class AgentHolder:
+    """The actor: holds one agent's process on its node."""
+
+    def __init__(self, arguments: Sequence[str], environment: dict[str, str]) -> None:
+        command = [sys.executable, *arguments, "--redial"]
+        self._process = subprocess.Popen(command, env=os.environ | environment)
+
+    def status(self) -> int | None:
+        """None while the agent runs."""
+        return self._process.poll()
+
+    def end(self) -> None:
+        """Ask the agent to leave, then make it."""
+        self._process.terminate()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class RayAgents:
+    """Follows the cluster: looks every `look_every_s` for nodes that came, went, or lost their agent."""
+
+    def __init__(self, cluster: RayCluster, pool: str) -> None:
+        self._cluster = cluster
+        self._pool = pool
+        self._held: dict[str, tuple[Any, Any]] = {}  # Ray's node id -> actor, placement group
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, plans: Sequence[AgentPlan], join: JoinAddress) -> None:
+        del plans  # the cluster's nodes are the fleet's
+        self._task = asyncio.create_task(self._follow(join))
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.to_thread(self._leave)
+
+    async def _follow(self, join: JoinAddress) -> None:
+        await asyncio.to_thread(self._connect)
+        while True:
+            try:
+                await asyncio.to_thread(self._look, join)
+            except Exception as error:  # noqa: BLE001  (Ray raises many kinds; the next look may go well)
+                logger.warning("ray: %s", error)
+            await asyncio.sleep(self._cluster.look_every_s)
+
+    def _connect(self) -> None:
+        try:
+            import ray
+        except ModuleNotFoundError:
+            fix = "needs Ray: pip install 'slackwater[ray]'"
+            raise ConfigError.of("launcher", "ray", fix) from None
+        try:
+            ray.init(
+                address=self._cluster.address,
+                namespace=self._cluster.namespace,
+                log_to_driver=False,
+                logging_level="WARNING",
+            )
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            where = self._cluster.address
+            raise UnavailableError(f"no Ray cluster answers at {where!r}: {error}") from None
+
+    def _look(self, join: JoinAddress) -> None:
+        import ray
+
+        living = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+        for gone in set(self._held) - set(living):
+            self._drop(gone)
+        for node_id, (actor, _) in list(self._held.items()):
+            with contextlib.suppress(Exception):  # it dies with its node, which the next look sees
+                if ray.get(actor.status.remote(), timeout=5) is not None:
+                    self._drop(node_id)
+        for node_id, node in living.items():
+            enough = node["Resources"].get("CPU", 0.0) >= self._cluster.cores
+            if node_id not in self._held and enough:
+                self._held[node_id] = self._place(node_id, join)
+
+    def _place(self, node_id: str, join: JoinAddress) -> tuple[Any, Any]:
+        import ray
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        bundle = {"CPU": self._cluster.cores}
+        group = placement_group([bundle], _soft_target_node_id=node_id, lifetime="detached")
+        ray.get(group.ready(), timeout=_PLACED_WITHIN_S)
+        node = NodeId(f"ray-{node_id[:8]}")
+        folder = f"{self._cluster.directory}/{node}"
+        plan = AgentPlan(node, f"{join.depot}={folder}/files", f"{folder}/logs", self._pool)
+        holder = ray.remote(AgentHolder).options(
+            num_cpus=self._cluster.cores,
+            lifetime="detached",
+            name=f"slackwater-{node}",
+            get_if_exists=False,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group),
+        )
+        logger.info("ray: bringing up node=%s", node)
+        return holder.remote(plan.arguments(join), join.environment()), group
+
+    def _drop(self, node_id: str) -> None:
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        actor, group = self._held.pop(node_id)
+        with contextlib.suppress(Exception):  # a node that died took its actor along
+            ray.get(actor.end.remote(), timeout=15)
+        with contextlib.suppress(Exception):
+            ray.kill(actor)
+        with contextlib.suppress(Exception):
+            remove_placement_group(group)
+
+    def _leave(self) -> None:
+        with contextlib.suppress(ModuleNotFoundError):
+            import ray
+
+            for node_id in list(self._held):
+                self._drop(node_id)
+            ray.shutdown()

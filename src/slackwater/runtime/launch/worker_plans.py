@@ -1,0 +1,52 @@
+"""What every worker of a node is told: which module, which model, how much memory. Nothing in it is a path."""
+
+from collections.abc import Sequence
+
+from slackwater.model.ids import NodeId
+from slackwater.model.instance import InstanceKind
+from slackwater.runtime.launch.fleet_file import LOCAL_NODE, FleetPool
+from slackwater.runtime.launch.port import WorkerPlan
+from slackwater.runtime.settings import ServiceSettings
+from slackwater.runtime.store.base_models import BaseModels
+
+ENGINE = "slackwater.worker.engine_worker"
+TRAINER = "slackwater.worker.trainer_worker"
+
+
+class WorkerPlans:
+    """Plans by pool: trainers, then engines and local engines of every base model."""
+
+    def __init__(self, settings: ServiceSettings, bases: BaseModels) -> None:
+        self._settings = settings
+        self._bases = bases
+
+    def of(self, node: NodeId, pool: FleetPool) -> Sequence[WorkerPlan]:
+        """The workers of one node; names of a fleet's nodes begin with the node's."""
+        prefix = "" if node == LOCAL_NODE else f"{node}."
+        trainer = (*self._common(), "--dtype", self._settings.trainer_dtype)
+        plans = [
+            WorkerPlan(f"{prefix}trainer-{number}", TRAINER, trainer)
+            for number in range(pool.trainers)
+        ]
+        for place, base in enumerate(self._bases):
+            arguments = self.engine_arguments(base.name)
+            plans += [
+                WorkerPlan(f"{prefix}engine-{place}-{number}", ENGINE, arguments)
+                for number in range(pool.engines)
+            ]
+            local = (*arguments, "--kind", InstanceKind.LOCAL.value)
+            plans += [
+                WorkerPlan(f"{prefix}local-{place}-{number}", ENGINE, local)
+                for number in range(pool.local_engines)
+            ]
+        return plans
+
+    def engine_arguments(self, model: str) -> tuple[str, ...]:
+        """Of an engine of a base model; NotFoundError if the service has no such model."""
+        base, settings = self._bases.get(model), self._settings
+        named = ("--model", base.uri, "--base", base.name, "--base-version", base.version)
+        room = ("--kv-mb", str(settings.kv_mb), "--max-running", str(settings.max_running))
+        return (*self._common(), *named, *room)
+
+    def _common(self) -> tuple[str, ...]:
+        return ("--threads", str(self._settings.threads), "--device", self._settings.device)

@@ -1,0 +1,38 @@
+"""Sockets to listen on."""
+
+import secrets
+import socket
+
+from slackwater.model.errors import ConfigError, UnavailableError
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """A listening socket. Port 0 takes a free one below the ephemeral range, which a client could connect to itself."""
+    if port:
+        try:
+            return _bound(host, port)
+        except OSError as error:
+            where = f"{host}:{port}"
+            raise ConfigError.of("address", where, f"cannot be listened on: {error}") from None
+    for _ in range(100):
+        try:
+            return _bound(host, 20_000 + secrets.randbelow(12_000))
+        except OSError as error:
+            last = error
+    raise UnavailableError(f"no free port between 20000 and 32000 on {host}: {last}")
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, port))
+        made.listen(128)
+        made.setblocking(False)
+    except OSError:
+        made.close()
+        raise
+    return made

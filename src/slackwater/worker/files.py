@@ -1,0 +1,190 @@
+"""A node's files: where a worker finds what URIs name, and where it puts what it makes.
+
+`SharedFiles` is for a node that shares the control plane's disk: nothing is copied. `DepotFiles` is for all others: models,
+versions and saved states come from the control plane's depot over HTTP and are kept in a folder of the node; what a worker
+makes is written there, sent, and visible to others when all of it has arrived.
+"""
+
+import contextlib
+import fcntl
+import json
+import shutil
+import uuid
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from slackwater.model.errors import ConfigError, NotFoundError
+from slackwater.model.uri import Uri
+from slackwater.tensors.header import TensorHeader
+from slackwater.weights.directory import DirectoryWeightStore
+from slackwater.weights.port import WeightStore
+from slackwater.worker.depot_client import DepotClient
+
+MODELS_INDEX = "models.json"
+_VERSIONS_KEPT = 32
+
+
+class NodeFiles(Protocol):
+    """What a worker asks of its node."""
+
+    def model(self, uri: str) -> Path:
+        """The directory of a base model."""
+        ...
+
+    def saved_state(self, uri: str) -> contextlib.AbstractContextManager[Path]:
+        """The folder of a saved state, to be read."""
+        ...
+
+    def new_state(self, uri: str) -> contextlib.AbstractContextManager[Path]:
+        """A folder to write a state into; the state is there for all when the block ends without an error."""
+        ...
+
+    def weights(self) -> WeightStore:
+        """The fleet's weight versions."""
+        ...
+
+
+def node_files(where: str, secret: str, pin: str | None) -> NodeFiles:
+    """From `--files`: `folder:DIRECTORY`, or `URL=CACHE`."""
+    if where.startswith("folder:"):
+        return SharedFiles(Path(where.removeprefix("folder:")))
+    url, equals, cache = where.partition("=")
+    if not equals:
+        raise ConfigError.of("--files", where, "must be folder:DIRECTORY, or URL=CACHE of a depot")
+    return DepotFiles(DepotClient(url, secret, pin), Path(cache))
+
+
+class SharedFiles:
+    """The control plane's own state directory."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def model(self, uri: str) -> Path:
+        name = Uri.parse(uri).name
+        try:
+            index = json.loads((self._root / MODELS_INDEX).read_text())
+            return Path(index[name])
+        except (OSError, ValueError, KeyError):
+            raise NotFoundError(f"model {uri}: is not one that this service offers") from None
+
+    @contextlib.contextmanager
+    def saved_state(self, uri: str) -> Iterator[Path]:
+        yield self._path(uri)
+
+    @contextlib.contextmanager
+    def new_state(self, uri: str) -> Iterator[Path]:
+        yield self._path(uri)
+
+    def weights(self) -> WeightStore:
+        return DirectoryWeightStore(self._root / "weights")
+
+    def _path(self, uri: str) -> Path:
+        parsed = Uri.parse(uri)
+        return self._root / parsed.kind / parsed.name
+
+
+class DepotFiles:
+    """A folder of this node, filled from the control plane's depot."""
+
+    def __init__(self, depot: DepotClient, cache: Path) -> None:
+        self._depot = depot
+        self._cache = cache
+        cache.mkdir(parents=True, exist_ok=True)
+
+    def model(self, uri: str) -> Path:
+        parsed = Uri.parse(uri)
+        listing = self._depot.listing(parsed)
+        kept = self._cache / "models" / f"{parsed.name.replace('/', '%2F')}@{listing.fingerprint}"
+        with self._alone(kept):
+            if not kept.is_dir():
+                self._fetch_folder(parsed, kept)
+        return kept
+
+    @contextlib.contextmanager
+    def saved_state(self, uri: str) -> Iterator[Path]:
+        folder = self._cache / "passing" / uuid.uuid4().hex
+        try:
+            self._fetch_folder(Uri.parse(uri), folder)
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def new_state(self, uri: str) -> Iterator[Path]:
+        folder = self._cache / "passing" / uuid.uuid4().hex
+        folder.mkdir(parents=True)
+        try:
+            yield folder
+            files = [file for file in sorted(folder.iterdir()) if file.is_file()]
+            self._depot.put_folder(Uri.parse(uri), files)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def weights(self) -> WeightStore:
+        return DepotWeightStore(self._depot, self._cache / "weights")
+
+    def _fetch_folder(self, uri: Uri, target: Path) -> None:
+        """All files or nothing: they come into a folder beside, which is then renamed."""
+        partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
+        partial.mkdir(parents=True)
+        try:
+            for name in self._depot.listing(uri).files:
+                self._depot.fetch(uri, name, partial / name)
+            partial.rename(target)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _alone(self, kept: Path) -> Iterator[None]:
+        """Workers of one node fetch a thing once: the others wait for the first."""
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with kept.with_name(f".{kept.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+class DepotWeightStore:
+    """The weight port over the depot, with the versions that this node had lately kept in a folder."""
+
+    def __init__(self, depot: DepotClient, cache: Path) -> None:
+        self._depot = depot
+        self._kept = DirectoryWeightStore(cache)
+
+    def publish(self, version: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        self._kept.publish(version, tensors, meta)
+        self._depot.put_file(_uri(self._kept, version), self._kept.path(version))
+        self._make_room()
+
+    def pull(self, version: str, device: str = "cpu") -> dict[str, Tensor]:
+        self._fetch(version)
+        return self._kept.pull(version, device)
+
+    def manifest(self, version: str) -> TensorHeader:
+        self._fetch(version)
+        return self._kept.manifest(version)
+
+    def versions(self) -> tuple[str, ...]:
+        return self._kept.versions()
+
+    def retain(self, keep: Collection[str]) -> tuple[str, ...]:
+        return self._kept.retain(keep)
+
+    def _fetch(self, version: str) -> None:
+        path = self._kept.path(version)
+        if not path.is_file():
+            self._depot.fetch(_uri(self._kept, version), None, path)
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Of the versions kept here, the newest stay; an older one that is needed again is fetched again."""
+        by_age = sorted(self._kept.versions(), key=lambda v: self._kept.path(v).stat().st_mtime)
+        for version in by_age[:-_VERSIONS_KEPT]:
+            self._kept.path(version).unlink(missing_ok=True)
+
+
+def _uri(store: DirectoryWeightStore, version: str) -> Uri:
+    return Uri("weights", store.path(version).name)
