@@ -1,0 +1,70 @@
+"""Which rows of a step go through which adapter, as the kernels read it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+DECODE_TILE = 16  # rows of one tile where every row decodes
+PROMPT_TILE = 64
+TILE_FIELDS = 5
+ROW_FIELDS = 3
+_EXTENTS = (4, 16, 32)  # units; above that, multiples of the last
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Where an adapter lies in the stacks, and what its updates are multiplied by."""
+
+    first: int
+    units: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRows:
+    """On the device: `tiles [T, 5]`, and `rows [N, 3]` for kernels that go row by row.
+
+    `extent` is how many units the products compute. `fused`: the kernels after a product add the updates as they go.
+    """
+
+    extent: int
+    tiles: Tensor
+    rows: Tensor
+    fused: bool
+
+
+def extent_of(units: int) -> int:
+    """The captured number of units that `units` are rounded up to."""
+    return next((size for size in _EXTENTS if size >= units), -(-units // 32) * 32)
+
+
+def most_tiles(rows: int, extent: int) -> int:
+    """A bound on the tiles of a decode step: an adapter takes at least one unit, and rows without one are another kind."""
+    return min(rows, -(-rows // DECODE_TILE) + extent + 1)
+
+
+def row_columns(rows: int, spans: Sequence[tuple[int, int, Held]]) -> NDArray[np.int32]:
+    """`[rows, 3]`: first unit, units, scale's bits; zero where a row has no adapter."""
+    columns = np.zeros((rows, ROW_FIELDS), np.int32)
+    for start, stop, held in spans:
+        columns[start:stop] = (held.first, held.units, _bits(held.scale))
+    return columns
+
+
+def tile_columns(rows: int, spans: Sequence[tuple[int, int, Held]], most: int) -> NDArray[np.int32]:
+    """`[T, 5]`: first row, rows, first unit, units, scale's bits; every row is in one tile, of one adapter at most."""
+    tiles: list[tuple[int, int, int, int, int]] = []
+    at = 0
+    for start, stop, held in [*spans, (rows, rows, Held(0, 0, 0.0))]:
+        tiles += [(first, min(most, start - first), 0, 0, 0) for first in range(at, start, most)]
+        fields = (held.first, held.units, _bits(held.scale))
+        tiles += [(first, min(most, stop - first), *fields) for first in range(start, stop, most)]
+        at = stop
+    return np.array(tiles, np.int32).reshape(-1, TILE_FIELDS)
+
+
+def _bits(value: float) -> int:
+    return int(np.float32(value).view(np.int32))

@@ -1,0 +1,108 @@
+"""A linear layer, or several of one input side by side, with room for adapters behind its weight.
+
+The first factors (A) of all adapters lie in memory right behind the rows of the weight, so that one product gives a row's
+output and, in further columns, its low-rank states under every adapter up to the one that is asked for. The second factors
+(B) lie in a stack by unit of rank, `[units, outputs, 16]`, for the kernels that come after the product.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from slackwater.engine.cuda.rank_pool import UNIT
+from slackwater.nets.lora import LoraAdapter
+
+_INVARIANT_ROWS = 128
+_INVARIANT_UNITS = 4
+
+
+class Site:
+    """Takes the memory of `layers` over; their parameters become views of it."""
+
+    def __init__(self, layers: Sequence[nn.Linear | nn.Embedding], names: Sequence[str]) -> None:
+        self._layers, self._names = tuple(layers), tuple(names)
+        self.outs = tuple(layer.weight.shape[0] for layer in layers)
+        self.out = sum(self.outs)
+        biases = [layer.bias for layer in layers if isinstance(layer, nn.Linear)]
+        self._bias: Tensor | None = None
+        if biases and biases[0] is not None:
+            self._bias = torch.cat([bias.detach() for bias in biases if bias is not None])
+        first = layers[0].weight.detach()
+        self._weight = first
+        if len(layers) > 1:
+            self._lay(torch.cat([layer.weight.detach() for layer in layers]))
+        self.spread = first.new_empty(0, self.out, UNIT)
+
+    @property
+    def device(self) -> torch.device:
+        return self._weight.device
+
+    def reserve(self, units: int) -> None:
+        """Make room for so many units of adapters; what is there stays."""
+        weight = self._weight
+        grown = weight.new_zeros(self._rows(units), weight.shape[1])
+        grown[: len(weight)] = weight
+        self._lay(grown)
+        spread = self.spread.new_zeros(units, self.out, UNIT)
+        spread[: len(self.spread)] = self.spread
+        self.spread = spread
+
+    def put(self, adapter: LoraAdapter, first: int, units: int) -> None:
+        """Write an adapter into its units; beyond its rank, and where it adapts nothing, they are zero."""
+        behind = self._weight[self.out :].view(-1, len(self.outs), UNIT, self._weight.shape[1])
+        start = 0
+        for part, (name, out) in enumerate(zip(self._names, self.outs, strict=True)):
+            pair = adapter.pair(name)
+            down = behind[first : first + units, part]
+            up = self.spread[first : first + units, start : start + out]
+            start += out
+            if pair is None:
+                down.zero_()
+                up.zero_()
+                continue
+            missing = units * UNIT - adapter.spec.rank
+            a, b = (factor.to(self._weight) for factor in pair)
+            down.copy_(functional.pad(a, (0, 0, 0, missing)).view(units, UNIT, -1))
+            up.copy_(functional.pad(b, (0, missing)).view(out, units, UNIT).transpose(0, 1))
+
+    def product(self, x: Tensor, units: int) -> Tensor:
+        """`[rows, out + units * parts * 16]`: outputs, then the low-rank states of the first `units`."""
+        rows = self._rows(units)
+        bias = None if self._bias is None else self._bias[:rows]
+        return functional.linear(x, self._weight[:rows], bias)
+
+    def invariant_product(self, x: Tensor, units: int) -> Tensor:
+        """The same, every product of one shape: a row's numbers do not depend on its neighbours or on `units`."""
+        count = len(x)
+        padded = functional.pad(x, (0, 0, 0, -count % _INVARIANT_ROWS))
+        edges = [0, self.out]
+        while edges[-1] < self._rows(units):
+            edges.append(self._rows(_INVARIANT_UNITS * (len(edges) - 1)))
+        columns = []
+        for start, stop in pairwise(edges):
+            weight = self._weight[start:stop]
+            bias = None if self._bias is None else self._bias[start:stop]
+            tiles = torch.split(padded, _INVARIANT_ROWS)
+            columns.append(torch.cat([functional.linear(tile, weight, bias) for tile in tiles]))
+        return (columns[0] if len(columns) == 1 else torch.cat(columns, 1))[:count]
+
+    def _rows(self, units: int) -> int:
+        return self.out + units * len(self.outs) * UNIT
+
+    def _lay(self, weight: Tensor) -> None:
+        """Use this memory from now on, and let the layers look into it."""
+        self._weight = weight
+        start = 0
+        for layer, out in zip(self._layers, self.outs, strict=True):
+            layer.weight = nn.Parameter(weight[start : start + out], requires_grad=False)
+            start += out
+        if self._bias is not None:
+            bias = self._bias.new_zeros(len(weight))
+            bias[: self.out] = self._bias[: self.out]
+            self._bias, start = bias, 0
+            for layer, out in zip(self._layers, self.outs, strict=True):
+                layer.bias = nn.Parameter(bias[start : start + out], requires_grad=False)
+                start += out
