@@ -81,8 +81,18 @@ class Executor(Protocol):
         """Take note of an adapter over a prepared model, or of what has changed in it."""
         ...
 
+    def drop_adapter(self, adapter: LoraAdapter) -> None:
+        """Forget an adapter that no row will ask for again."""
+        ...
+
     def logits(self, net: CausalLM, batch: RowBatch, tables: NDArray[np.int32]) -> Tensor:
         """Put the rows' keys and values into the cache; `[len(batch.wanted), vocab]` float32, until the next call."""
+        ...
+
+    def decode(
+        self, net: CausalLM, batch: RowBatch, tables: NDArray[np.int32], columns: SamplingColumns
+    ) -> tuple[Tensor, NDArray[np.int64], NDArray[np.float32]]:
+        """A step in which every row is wanted and sampled: `logits`, and from them a token and its log-prob for each."""
         ...
 
     def sample(

@@ -59,11 +59,18 @@ class Runner:
             places, slots = np.arange(rows), np.zeros(rows, np.int64)
             last = np.array([rows - 1])
             batch = RowBatch(slots, places, slots, last, (), decode_only=rows == 1)
-            self._executor.sample(self._executor.logits(net, batch, tables), columns)
+            if rows == 1:
+                self._executor.decode(net, batch, tables, columns)
+            else:
+                self._executor.sample(self._executor.logits(net, batch, tables), columns)
 
     def _run_group(self, plan: StepPlan, group: WeightGroup) -> Sampled:
         slots, counts = plan.slots[group.start : group.stop], plan.counts[group.start : group.stop]
         batch, ends, due = self._rows(slots, counts, group)
+        if batch.decode_only:  # nothing of a prompt is left to score
+            columns, tables = self._columns(slots), self._slots.tables
+            logits, tokens, logprobs = self._executor.decode(group.net, batch, tables, columns)
+            return self._drawn(slots, logits, columns, tokens, logprobs)
         logits = self._executor.logits(group.net, batch, self._slots.tables)
         scored = np.nonzero(self._slots.scored[slots])[0]
         if len(scored):
@@ -100,25 +107,43 @@ class Runner:
         return RowBatch(tokens, positions, row_slots, wanted, tuple(spans), single), ends, due
 
     def _sample(self, slots: NDArray[np.int64], logits: Tensor) -> Sampled:
+        columns = self._columns(slots)
+        tokens, logprobs = self._executor.sample(logits, columns)
+        return self._drawn(slots, logits, columns, tokens, logprobs)
+
+    def _columns(self, slots: NDArray[np.int64]) -> SamplingColumns:
         table = self._slots
-        columns = SamplingColumns(
+        return SamplingColumns(
             table.temperature[slots],
             table.top_p[slots],
             table.top_k[slots],
             uniforms(table.key[slots], table.length[slots]),
         )
-        tokens, logprobs = self._executor.sample(logits, columns)
-        shaped = np.nonzero(table.shaped[slots])[0]
+
+    def _drawn(
+        self,
+        slots: NDArray[np.int64],
+        logits: Tensor,
+        columns: SamplingColumns,
+        tokens: NDArray[np.int64],
+        logprobs: NDArray[np.float32],
+    ) -> Sampled:
+        """What was sampled, with the rows drawn again that shape their logits."""
+        shaped = np.nonzero(self._slots.shaped[slots])[0]
         if len(shaped):
             tokens, logprobs = tokens.copy(), logprobs.copy()
             self._sample_shaped(slots, logits, columns, shaped, tokens, logprobs)
-        top = {}
+        return Sampled(slots, tokens, logprobs, self._top(slots, logits))
+
+    def _top(self, slots: NDArray[np.int64], logits: Tensor) -> dict[int, TopTokens]:
+        """The likeliest tokens of the rows that asked for them."""
+        table, top = self._slots, {}
         for row in np.nonzero(table.top_tokens[slots])[0].tolist():
             slot = int(slots[row])
             heat = float(table.temperature[slot]) or 1.0
             k = int(table.top_tokens[slot])
             top[slot] = top_tokens(torch.log_softmax(logits[row : row + 1] / heat, -1), k)
-        return Sampled(slots, tokens, logprobs, top)
+        return top
 
     def _sample_shaped(
         self,

@@ -112,6 +112,8 @@ class VersionStore:
         del self._versions[version]
         if held.adapter is None:
             self._spare.append(held.net)
+        else:
+            self._executor.drop_adapter(held.adapter)
 
     def _put_adapter(
         self, version: str, held: Version | None, tensors: Mapping[str, Tensor], lora: LoraSpec

@@ -58,3 +58,7 @@ class RotaryTable:
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Rows for `positions`, within what was reserved."""
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Everything that was reserved, cosines and sines."""
+        return self._cos, self._sin

@@ -13,59 +13,19 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from slackwater.bench.engine.shapes import QWEN3_8B, read_bandwidth, roofline_s
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.engine import Engine
 from slackwater.engine.request import GenerationRequest
 from slackwater.model.sampling import Sampling
 from slackwater.nets.attention import PackedCausalAttention
 from slackwater.nets.causal_lm import CausalLM
-from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net, net_tensors
 
-QWEN3_8B = NetConfig(
-    family="qwen3",
-    vocab_size=151936,
-    hidden_size=4096,
-    num_layers=36,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    ffn_size=12288,
-    max_positions=40960,
-    rope_theta=1e6,
-    tied=False,
-    qk_norm=True,
-)
 PROMPT_TOKENS = 1024
 Prompt = tuple[int, ...]
 Tokens = dict[int, list[int]]
 Logprobs = dict[int, list[float]]
-
-
-def read_bandwidth() -> float:
-    """Bytes per second that a plain reduction reads from device memory."""
-    data = torch.ones(4 << 30, dtype=torch.uint8, device="cuda").view(torch.float32)
-    for _ in range(3):
-        data.sum()
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    for _ in range(10):
-        data.sum()
-    torch.cuda.synchronize()
-    return 10 * (4 << 30) / (time.perf_counter() - begin)
-
-
-def roofline_s(config: NetConfig, batch: int, context: float, bandwidth: float) -> float:
-    """The time to read, once, every weight that a step uses and the keys and values of its rows."""
-    embedding = config.vocab_size * config.hidden_size
-    weights = sum(p.numel() for p in meta_net(config).parameters()) - embedding
-    cache = batch * context * config.kv_values_per_token
-    return 2 * (weights + cache) / bandwidth
-
-
-def meta_net(config: NetConfig) -> CausalLM:
-    with torch.device("meta"):
-        return CausalLM(config)
 
 
 def run_batch(engine: Engine, batch: int, output: int) -> tuple[float, list[float]]:

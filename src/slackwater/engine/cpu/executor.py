@@ -57,6 +57,9 @@ class CpuExecutor:
         sites = self._passes[net].sites()
         self._adapters[adapter] = SiteAdapters(adapter, sites, self._new_weight)
 
+    def drop_adapter(self, adapter: LoraAdapter) -> None:
+        del self._adapters[adapter]
+
     def logits(self, net: CausalLM, batch: RowBatch, tables: NDArray[np.int32]) -> Tensor:
         run = self._passes[net]
         rows = PagedRows(
@@ -66,6 +69,12 @@ class CpuExecutor:
         if len(batch.wanted) != len(hidden):
             hidden = hidden[batch.wanted]
         return torch.from_numpy(run.logits(hidden, self._spans(batch.wanted_spans())))
+
+    def decode(
+        self, net: CausalLM, batch: RowBatch, tables: NDArray[np.int32], columns: SamplingColumns
+    ) -> tuple[Tensor, NDArray[np.int64], NDArray[np.float32]]:
+        logits = self.logits(net, batch, tables)
+        return logits, *self.sample(logits, columns)
 
     def sample(
         self, logits: Tensor, columns: SamplingColumns

@@ -8,10 +8,9 @@ import triton
 from torch import Tensor
 
 from slackwater.engine.cuda.attention_kernels import decode_kernel, join_kernel, prompt_kernel
-from slackwater.engine.cuda.row_kernels import store_kernel
 
 BLOCK_TOKENS = 64
-SPAN_TOKENS = 512
+SPAN_TOKENS = 256
 _LOG2E = 1.4426950408889634
 _TILE = 128  # rows of a prompt tile times heads per key head
 
@@ -31,35 +30,19 @@ class PagedRows:
 
 
 class CudaPagedAttention:
-    """One step's rows over the cache, a flat tensor of blocks."""
+    """One step's queries over the cache, a flat tensor of blocks that has their keys and values already."""
 
-    def __init__(self, cache: Tensor, block_elements: int, rows: PagedRows) -> None:
-        self._cache, self._block_elements, self._rows = cache, block_elements, rows
+    def __init__(self, cache: Tensor, block_elements: int, kv_heads: int, rows: PagedRows) -> None:
+        self.cache, self.block_elements, self.rows = cache, block_elements, rows
+        self._kv_heads = kv_heads
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        rows, (count, kv_heads, size) = self._rows, k.shape
-        store_kernel[(count, kv_heads)](
-            k,
-            v,
-            self._cache,
-            rows.tables,
-            rows.slots,
-            rows.positions,
-            layer,
-            rows.tables.stride(0),
-            self._block_elements,
-            KV=kv_heads,
-            D=size,
-            WIDE=triton.next_power_of_2(size),
-            TOKENS=BLOCK_TOKENS,
-            num_warps=1,
-        )
-        if rows.tiles is None:
-            return self._decode(layer, q, kv_heads)
-        return self._prompt(layer, q, kv_heads, rows.tiles)
+    def __call__(self, layer: int, q: Tensor) -> Tensor:
+        if self.rows.tiles is None:
+            return self._decode(layer, q, self._kv_heads)
+        return self._prompt(layer, q, self._kv_heads, self.rows.tiles)
 
     def _decode(self, layer: int, q: Tensor, kv_heads: int) -> Tensor:
-        rows, (count, heads, size) = self._rows, q.shape
+        rows, (count, heads, size) = self.rows, q.shape
         out = torch.empty_like(q)
         spans = rows.spans
         parts = stats = out
@@ -68,7 +51,7 @@ class CudaPagedAttention:
             stats = q.new_empty((count, heads, spans, 2), dtype=torch.float32)
         decode_kernel[(count, kv_heads, spans)](
             q,
-            self._cache,
+            self.cache,
             rows.tables,
             rows.slots,
             rows.positions,
@@ -78,7 +61,7 @@ class CudaPagedAttention:
             layer,
             _LOG2E / math.sqrt(size),
             rows.tables.stride(0),
-            self._block_elements,
+            self.block_elements,
             HEADS=heads,
             KV=kv_heads,
             GROUP=max(16, triton.next_power_of_2(heads // kv_heads)),
@@ -104,19 +87,19 @@ class CudaPagedAttention:
         return out
 
     def _prompt(self, layer: int, q: Tensor, kv_heads: int, tiles: Tensor) -> Tensor:
-        rows, (_, heads, size) = self._rows, q.shape
+        rows, (_, heads, size) = self.rows, q.shape
         out = torch.empty_like(q)
         group = triton.next_power_of_2(heads // kv_heads)
         prompt_kernel[(len(tiles), kv_heads)](
             q,
-            self._cache,
+            self.cache,
             rows.tables,
             tiles,
             out,
             layer,
             _LOG2E / math.sqrt(size),
             rows.tables.stride(0),
-            self._block_elements,
+            self.block_elements,
             HEADS=heads,
             KV=kv_heads,
             GROUP=group,

@@ -1,5 +1,7 @@
-"""Decode steps as captured CUDA graphs: one launch instead of some four hundred."""
+"""Decode steps as captured CUDA graphs: one launch instead of some four hundred, sampling included."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,84 +10,142 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from slackwater.engine.cuda.attention import CudaPagedAttention, PagedRows
-from slackwater.nets.causal_lm import CausalLM
-from slackwater.nets.ops import NetOps
+from slackwater.engine.cuda.adapter_rows import (
+    ROW_FIELDS,
+    TILE_FIELDS,
+    AdapterRows,
+    Held,
+    extent_of,
+)
+from slackwater.engine.cuda.attention import (
+    BLOCK_TOKENS,
+    SPAN_TOKENS,
+    CudaPagedAttention,
+    PagedRows,
+)
+from slackwater.engine.cuda.sampling import launch_sampling
+from slackwater.engine.cuda.step_shape import StepShape, graph_rows
+from slackwater.engine.cuda.straight_pass import StraightPass
+from slackwater.engine.executor import RowBatch, SamplingColumns
 
-_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128)
 _WARM_UPS = 2
-
-
-def graph_rows(rows: int) -> int:
-    """The captured size that `rows` are padded to."""
-    return next((size for size in _SIZES if size >= rows), -(-rows // 32) * 32)
+_FEW_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
     graph: torch.cuda.CUDAGraph
     logits: Tensor
+    answer: Tensor
 
 
 class DecodeGraphs:
-    """Graphs by model, rows and cuts of the context, captured when first wanted.
+    """Graphs by model and shape, captured when first wanted.
 
-    All read one input buffer: per row its token, its position and its line of the block table.
-    Rows beyond the batch are token 0 at position 0 of the scratch block.
+    A change of weights or adapters needs no new one: graphs read memory that is written in place.
     """
 
     def __init__(
-        self, cache: Tensor, block_elements: int, ops: NetOps, rows: int, table_width: int
+        self, cache: Tensor, block_elements: int, kv_heads: int, rows: int, table_width: int
     ) -> None:
-        self._cache, self._block_elements, self._ops = cache, block_elements, ops
+        self._cache, self._block_elements, self._kv_heads = cache, block_elements, kv_heads
         rows = graph_rows(rows)
-        self._host = torch.zeros(rows, 2 + table_width, dtype=torch.int32, pin_memory=True)
+        self._table_width = table_width
+        words = StepShape(rows, 1, 1 << 10, table_width).columns()["tables"][1]
+        self._host = torch.zeros(words, dtype=torch.int32, pin_memory=True)
         self._host_view = self._host.numpy()
-        self._inputs = torch.zeros_like(self._host, device=cache.device)
+        self._inputs = torch.zeros(words, dtype=torch.int32, device=cache.device)
         self._slots = torch.arange(rows, dtype=torch.int32, device=cache.device)
-        self._captured: dict[tuple[int, int, int], _Captured] = {}
+        self._answers = torch.zeros(2 * rows, dtype=torch.int32, pin_memory=True)
+        self._captured: dict[tuple[int, StepShape], _Captured] = {}
         self._pool = torch.cuda.graph_pool_handle()
+        self.captures = 0
 
-    def logits(
+    def run(
         self,
-        net: CausalLM,
-        tokens: NDArray[np.int64],
-        positions: NDArray[np.int64],
+        model: StraightPass,
+        batch: RowBatch,
         tables: NDArray[np.int32],
-        spans: int,
-    ) -> Tensor:
-        """Run the rows; `[len(tokens), vocab]`, valid until the next call."""
-        count = len(tokens)
-        rows = graph_rows(count)
-        host = self._host_view
-        host[:count, 0], host[:count, 1] = tokens, positions
-        host[:count, 2 : 2 + tables.shape[1]] = tables
-        host[count:rows] = 0
-        self._inputs[:rows].copy_(self._host[:rows], non_blocking=True)
-        key = (id(net), rows, spans)
+        sampling: SamplingColumns,
+        spans: Sequence[tuple[int, int, Held]],
+        longest: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Queue a step; logits `[rows, vocab]` and the sampled answer `[2, graph rows]`, until the next call."""
+        cuts = _power_of_2(-(-longest // SPAN_TOKENS))
+        width = min(self._table_width, cuts * (SPAN_TOKENS // BLOCK_TOKENS), tables.shape[1])
+        units = max((held.first + held.units for _, _, held in spans), default=0)
+        extent = min(extent_of(units), model.units) if units else 0
+        shape = StepShape(graph_rows(len(batch.tokens)), cuts, extent, width)
+        words = shape.fill(self._host_view, batch, tables, sampling, spans)
+        self._inputs[:words].copy_(self._host[:words], non_blocking=True)
+        key = (id(model), shape)
         if key not in self._captured:
-            self._captured[key] = self._capture(net, rows, spans)
+            self._captured[key] = self._capture(model, shape)
         captured = self._captured[key]
         captured.graph.replay()
-        return captured.logits[:count]
+        return captured.logits[: len(batch.tokens)], captured.answer
 
-    def _forward(self, net: CausalLM, rows: int, spans: int) -> Tensor:
-        inputs = self._inputs[:rows]
-        tokens, positions = inputs[:, 0].long(), inputs[:, 1].contiguous()
-        where = PagedRows(inputs[:, 2:], self._slots[:rows], positions, spans, None)
-        attention = CudaPagedAttention(self._cache, self._block_elements, where)
-        hidden = net.hidden(tokens, positions.long(), attention, ops=self._ops)
-        return net.logits(hidden, ops=self._ops)
+    def fetched(self, answer: Tensor, count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Wait for the step, and bring its first `count` tokens and log-probs to the host."""
+        host = self._answers[: answer.numel()]
+        host.copy_(answer.view(-1), non_blocking=True)
+        torch.cuda.current_stream().synchronize()
+        both = host.numpy().reshape(2, -1)[:, :count]
+        return both[0].astype(np.int64), both[1].view(np.float32).copy()
 
-    def _capture(self, net: CausalLM, rows: int, spans: int) -> _Captured:
+    def forget(self, model: StraightPass) -> None:
+        """Drop a model's graphs: its weights have moved."""
+        torch.cuda.synchronize()
+        self._captured = {key: kept for key, kept in self._captured.items() if key[0] != id(model)}
+        self._pool = torch.cuda.graph_pool_handle()  # the old one ends with its last graph
+
+    def _forward(self, model: StraightPass, shape: StepShape) -> tuple[Tensor, Tensor]:
+        places = shape.columns()
+        column = {name: self._inputs[start:stop] for name, (start, stop) in places.items()}
+        tables = column["tables"].view(shape.rows, shape.table_width)
+        where = PagedRows(tables, self._slots[: shape.rows], column["positions"], shape.spans, None)
+        attention = CudaPagedAttention(self._cache, self._block_elements, self._kv_heads, where)
+        adapters = None
+        if shape.extent:
+            tiles = column["tiles"].view(-1, TILE_FIELDS)
+            rows = column["adapted"].view(-1, ROW_FIELDS)
+            adapters = AdapterRows(shape.extent, tiles, rows, fused=True)
+        logits = model.logits(model.hidden(column["tokens"], attention, adapters), adapters)
+        answer = torch.empty(2, shape.rows, dtype=torch.int32, device=logits.device)
+        heat, uniform = (column[name].view(torch.float32) for name in ("temperature", "uniform"))
+        launch_sampling(logits, heat, uniform, answer)
+        return logits, answer
+
+    def _capture(self, model: StraightPass, shape: StepShape) -> _Captured:
+        self.captures += 1
+        with _products_for(shape.rows):
+            return self._captured_on_a_side_stream(model, shape)
+
+    def _captured_on_a_side_stream(self, model: StraightPass, shape: StepShape) -> _Captured:
         new_stream: Any = torch.cuda.Stream
         side = new_stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(_WARM_UPS):
-                self._forward(net, rows, spans)
+                self._forward(model, shape)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            logits = self._forward(net, rows, spans)
-        return _Captured(graph, logits)
+            logits, answer = self._forward(model, shape)
+        return _Captured(graph, logits, answer)
+
+
+@contextmanager
+def _products_for(rows: int) -> Iterator[None]:
+    """Of the two product libraries, the one whose choices were measured to be the better for so many rows."""
+    choose: Any = torch.backends.cuda.preferred_blas_library
+    before = choose()
+    choose("cublaslt" if rows <= _FEW_ROWS else "cublas")
+    try:
+        yield
+    finally:
+        choose(before)
+
+
+def _power_of_2(value: int) -> int:
+    return 1 << (value - 1).bit_length()

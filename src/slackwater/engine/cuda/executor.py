@@ -1,6 +1,7 @@
 """The CUDA executor: the cache in device pages, decode steps as graphs, the rest eager."""
 
 from collections.abc import Mapping
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -8,6 +9,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from slackwater.engine.config import EngineConfig
+from slackwater.engine.cuda.adapter_rows import (
+    PROMPT_TILE,
+    AdapterRows,
+    Held,
+    extent_of,
+    tile_columns,
+)
 from slackwater.engine.cuda.attention import (
     BLOCK_TOKENS,
     SPAN_TOKENS,
@@ -16,15 +24,16 @@ from slackwater.engine.cuda.attention import (
     tile_rows,
 )
 from slackwater.engine.cuda.decode_graphs import DecodeGraphs
-from slackwater.engine.cuda.ops import CudaOps
 from slackwater.engine.cuda.pages import CudaPagePool, device_view
+from slackwater.engine.cuda.rank_pool import RankPool, units_of
 from slackwater.engine.cuda.sampling import CudaSampler
-from slackwater.engine.executor import RowBatch, SamplingColumns
+from slackwater.engine.cuda.straight_pass import StraightPass
+from slackwater.engine.executor import RowBatch, SamplingColumns, Spans
 from slackwater.engine.pages import PageArena, PagePool
 from slackwater.model.errors import ConfigError
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.loading import net_tensors
-from slackwater.nets.lora import LoraAdapter, RowAdapters
+from slackwater.nets.lora import LoraAdapter
 
 
 class CudaExecutor:
@@ -50,53 +59,96 @@ class CudaExecutor:
         self.arena = PageArena(self._pool, room)
         self.arena.hold(0, self.block_bytes)  # PyTorch looks at the first address of a view
         self._cache = device_view(self.arena, device).view(net.dtype)
-        self._ops = CudaOps(batch_invariant=self._batch_invariant)
         context = min(config.max_context or shape.max_positions, shape.max_positions)
         blocks = -(-context // BLOCK_TOKENS)
         self._graphs = DecodeGraphs(
-            self._cache, self._block_elements, self._ops, config.max_running, blocks
+            self._cache, self._block_elements, shape.num_kv_heads, config.max_running, blocks
         )
         self._sampler = CudaSampler(device)
+        self._passes: WeakKeyDictionary[CausalLM, StraightPass] = WeakKeyDictionary()
+        self._adapters: WeakKeyDictionary[LoraAdapter, Held] = WeakKeyDictionary()
+        self._ranks = RankPool()
 
     def prepare(self, net: CausalLM) -> None:
         net.requires_grad_(False)
-        net.fuse()
+        self._passes[net] = StraightPass(net, batch_invariant=self._batch_invariant)
 
     def write(self, net: CausalLM, tensors: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
             for name, target in net_tensors(net).items():
-                target.copy_(tensors[name])
+                target.copy_(tensors[name], non_blocking=True)
 
     def prepare_adapter(self, net: CausalLM, adapter: LoraAdapter) -> None:
-        """Adapters are read as they are."""
+        """Write an adapter into its units. Only when more are held than ever before do the weights move."""
+        held = self._adapters.get(adapter)
+        if held is None:
+            held = self._adapters[adapter] = self._place(self._passes[net], adapter)
+        with torch.no_grad():
+            self._passes[net].put(adapter, held.first, held.units)
+
+    def drop_adapter(self, adapter: LoraAdapter) -> None:
+        held = self._adapters.pop(adapter)
+        self._ranks.give_back(held.first, held.units)
+
+    @property
+    def captures(self) -> int:
+        """How many graphs were captured so far."""
+        return self._graphs.captures
+
+    def _place(self, model: StraightPass, adapter: LoraAdapter) -> Held:
+        units = units_of(adapter.spec.rank)
+        first = self._ranks.take(units)
+        if first is None:
+            self._ranks.grow(self._ranks.wanted(units))
+            self._graphs.forget(model)
+            with torch.no_grad():
+                model.reserve(self._ranks.units)
+            first = self._ranks.take(units)
+            assert first is not None, "it was grown for this"
+        return Held(first, units, adapter.spec.scale)
 
     @torch.inference_mode()
     def logits(self, net: CausalLM, batch: RowBatch, tables: NDArray[np.int32]) -> Tensor:
+        model = self._passes[net]
         longest = int(batch.positions.max()) + 1
         blocks, spans = -(-longest // BLOCK_TOKENS), _power_of_2(-(-longest // SPAN_TOKENS))
-        if batch.decode_only and not batch.spans:
-            lines = tables[batch.slots, :blocks]
-            return self._graphs.logits(net, batch.tokens, batch.positions, lines, spans)
         attention = CudaPagedAttention(
-            self._cache, self._block_elements, self._rows(batch, tables[:, :blocks], spans)
+            self._cache,
+            self._block_elements,
+            self._heads[1],
+            self._rows(batch, tables[:, :blocks], spans),
         )
-        hidden = net.hidden(
-            self._sent(batch.tokens),
-            self._sent(batch.positions),
-            attention,
-            adapters=RowAdapters(batch.spans) if batch.spans else None,
-            ops=self._ops,
-        )
+        adapters = self._adapted(batch.spans, len(batch.tokens))
+        hidden = model.hidden(self._sent(batch.tokens), attention, adapters)
         if not len(batch.wanted):
             return hidden.new_empty(0, net.config.vocab_size)
         wanted = hidden[self._sent(batch.wanted)]
-        adapted = batch.wanted_spans()
-        return net.logits(wanted, adapters=RowAdapters(adapted) if adapted else None, ops=self._ops)
+        return model.logits(wanted, self._adapted(batch.wanted_spans(), len(wanted)))
+
+    @torch.inference_mode()
+    def decode(
+        self, net: CausalLM, batch: RowBatch, tables: NDArray[np.int32], columns: SamplingColumns
+    ) -> tuple[Tensor, NDArray[np.int64], NDArray[np.float32]]:
+        longest = int(batch.positions.max()) + 1
+        spans = [(start, stop, self._adapters[adapter]) for start, stop, adapter in batch.spans]
+        logits, answer = self._graphs.run(self._passes[net], batch, tables, columns, spans, longest)
+        self._sampler.truncate(logits, columns, answer)
+        return logits, *self._graphs.fetched(answer, len(batch.tokens))
 
     def sample(
         self, logits: Tensor, columns: SamplingColumns
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         return self._sampler.sample(logits, columns)
+
+    def _adapted(self, spans: Spans, rows: int) -> AdapterRows | None:
+        if not spans:
+            return None
+        held = [(start, stop, self._adapters[adapter]) for start, stop, adapter in spans]
+        extent = min(
+            extent_of(max(place.first + place.units for _, _, place in held)), self._ranks.units
+        )
+        tiles = self._sent(tile_columns(rows, held, PROMPT_TILE))
+        return AdapterRows(extent, tiles, tiles, fused=False)
 
     def _rows(self, batch: RowBatch, tables: NDArray[np.int32], spans: int) -> PagedRows:
         slots, lines = np.unique(batch.slots, return_inverse=True)

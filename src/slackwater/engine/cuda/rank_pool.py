@@ -42,10 +42,12 @@ class RankPool:
         self._taken += [False] * (units - len(self._taken))
 
     def wanted(self, count: int) -> int:
-        """To how many units to grow so that `count` neighbours are free: twice as many, or four times the first wish."""
+        """To how many units to grow so that `count` neighbours are free: twice as many, or four times the first wish.
+
+        Always a multiple of 4, in which batch-invariant products go.
+        """
         free_at_end = 0
         while free_at_end < self.units and not self._taken[-1 - free_at_end]:
             free_at_end += 1
-        return max(
-            2 * self.units, 4 * count if not self.units else 0, self.units - free_at_end + count
-        )
+        wish = max(2 * self.units, self.units - free_at_end + count) if self.units else 4 * count
+        return -(-wish // 4) * 4

@@ -1,4 +1,9 @@
-"""Triton kernels over rows: norm, rotation, activation, and storing keys and values."""
+"""Triton kernels over rows: norm, rotation with storing, activation, adapters' second factors, sampling.
+
+Where a batch has adapters, a row of a product holds its outputs and behind them its low-rank states by unit of 16 ranks;
+the kernel that reads the outputs anyway multiplies the states by the second factor (`spread`, `[units, outputs, 16]`) and
+adds the result. Rows that share an adapter go by tiles: first row, rows, first unit, units, scale (a float's bits).
+"""
 
 # ruff: noqa: N803  (compile-time constants are upper case, as everywhere in Triton)
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -8,140 +13,301 @@ import triton.language as tl
 
 
 @triton.jit
-def norm_kernel(
+def _norm_row(
     x, residual, weight, out, columns, eps,
     ADD: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Root-mean-square norm of a row; with ADD, of `residual += x`."""
-    row = tl.program_id(0).to(tl.int64)
+    kind = out.dtype.element_ty
     at = tl.arange(0, BLOCK)
     inside = at < columns
-    value = tl.load(x + row * columns + at, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     if ADD:
-        before = tl.load(residual + row * columns + at, mask=inside, other=0.0).to(tl.float32)
-        total = (value + before).to(out.dtype.element_ty)
-        tl.store(residual + row * columns + at, total, mask=inside)
+        before = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+        total = (value + before).to(kind)
+        tl.store(residual + at, total, mask=inside)
         value = total.to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value, axis=0) / columns + eps)
-    normed = (value * scale).to(out.dtype.element_ty).to(tl.float32)
+    normed = (value * scale).to(kind).to(tl.float32)
     factor = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * columns + at, (normed * factor).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + at, (normed * factor).to(kind), mask=inside)
+
+
+@triton.jit
+def _norm_adapted_row(
+    x, residual, weight, out, spread, first, units, strength, columns, eps,
+    CHUNK: tl.constexpr,
+) -> None:  # fmt: skip
+    kind = out.dtype.element_ty
+    k = tl.arange(0, 16)
+    power = tl.zeros((CHUNK,), tl.float32)
+    for start in range(0, columns, CHUNK):
+        at = start + tl.arange(0, CHUNK)
+        inside = at < columns
+        update = tl.zeros((CHUNK,), tl.float32)
+        for unit in range(first, first + units):
+            state = tl.load(x + columns + unit * 16 + k).to(tl.float32)
+            place = (unit * columns + at).to(tl.int64)[:, None] * 16 + k[None, :]
+            factors = tl.load(spread + place, mask=inside[:, None], other=0.0)
+            update += tl.sum(factors.to(tl.float32) * state[None, :], axis=1)
+        value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+        value = (value + strength * update.to(kind).to(tl.float32)).to(kind).to(tl.float32)
+        before = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+        total = (value + before).to(kind)
+        tl.store(residual + at, total, mask=inside)
+        value = total.to(tl.float32)
+        power += value * value
+    scale = tl.rsqrt(tl.sum(power, axis=0) / columns + eps)
+    tl.debug_barrier()  # the sums are read again, by other threads than wrote them
+    for start in range(0, columns, CHUNK):
+        at = start + tl.arange(0, CHUNK)
+        inside = at < columns
+        total = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+        normed = (total * scale).to(kind).to(tl.float32)
+        factor = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out + at, (normed * factor).to(kind), mask=inside)
+
+
+@triton.jit
+def norm_kernel(
+    x, residual, weight, out, spread, adapted, x_stride, columns, eps,
+    ADD: tl.constexpr, ADAPT: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Root-mean-square norm of a row; with ADD, of `residual += x`, x with its adapter's update.
+
+    `adapted` holds per row: first unit, units, scale.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    x += row * x_stride
+    residual += row * columns
+    out += row * columns
+    if ADAPT:
+        units = tl.load(adapted + row * 3 + 1)
+        if units == 0:
+            _norm_row(x, residual, weight, out, columns, eps, ADD, BLOCK)
+        else:
+            first = tl.load(adapted + row * 3)
+            strength = tl.load(adapted + row * 3 + 2).to(tl.float32, bitcast=True)
+            _norm_adapted_row(
+                x, residual, weight, out, spread, first, units, strength, columns, eps, CHUNK
+            )
+    else:
+        _norm_row(x, residual, weight, out, columns, eps, ADD, BLOCK)
 
 
 @triton.jit
 def rotate_kernel(
-    qkv, cos, sin, q_norm, k_norm, q, k, v, eps,
-    HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
-    NORM: tl.constexpr,
+    qkv, cos, sin, q_norm, k_norm, q, cache, tables, slots, positions, spread, tiles,
+    rows, layer, row_stride, table_stride, block_stride, eps,
+    HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, TOKENS: tl.constexpr,
+    NORM: tl.constexpr, ADAPT: tl.constexpr, ROWS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One head of one row: normed if asked and turned (q, k), or copied (v)."""
-    row = tl.program_id(0).to(tl.int64)
+    """One head of a tile of rows: adapted and normed if asked and turned (q, k), or kept (v); k and v into the cache."""
+    tile = tl.program_id(0)
     head = tl.program_id(1)
-    at = tl.arange(0, HALF)
-    inside = at < D // 2
-    source = qkv + (row * (HEADS + 2 * KV) + head) * D
-    first = tl.load(source + at, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(source + D // 2 + at, mask=inside, other=0.0).to(tl.float32)
+    first = tile * ROWS
+    count = tl.minimum(rows - first, ROWS)
+    if ADAPT:
+        first = tl.load(tiles + tile * 5)
+        count = tl.load(tiles + tile * 5 + 1)
+    if count <= 0:
+        return
+    half: tl.constexpr = D // 2
     kind = q.dtype.element_ty
-    if head >= HEADS + KV:
-        target = v + (row * KV + head - HEADS - KV) * D
-    else:
+    r = tl.arange(0, ROWS)
+    at = tl.arange(0, half)
+    mine = r < count
+    row = (first + r).to(tl.int64)
+    source = qkv + row[:, None] * row_stride
+    low = tl.load(source + head * D + at[None, :], mask=mine[:, None], other=0.0).to(tl.float32)
+    high = tl.load(source + head * D + half + at[None, :], mask=mine[:, None], other=0.0)
+    high = high.to(tl.float32)
+    if ADAPT:
+        begin = tl.load(tiles + tile * 5 + 2)
+        units = tl.load(tiles + tile * 5 + 3)
+        strength = tl.load(tiles + tile * 5 + 4).to(tl.float32, bitcast=True)
+        part = (head >= HEADS).to(tl.int32) + (head >= HEADS + KV).to(tl.int32)
+        width: tl.constexpr = (HEADS + 2 * KV) * D
+        k = tl.arange(0, 16)
+        low_sum = tl.zeros((ROWS, half), tl.float32)
+        high_sum = tl.zeros((ROWS, half), tl.float32)
+        for unit in range(begin, begin + units):
+            place = width + (unit * 3 + part) * 16
+            state = tl.load(source + place + k[None, :], mask=mine[:, None], other=0.0)
+            columns = (unit * width + head * D + at).to(tl.int64)
+            factor = spread + columns[None, :] * 16 + k[:, None]
+            low_sum += tl.dot(state, tl.load(factor))
+            high_sum += tl.dot(state, tl.load(factor + half * 16))
+        low = (low + strength * low_sum.to(kind).to(tl.float32)).to(kind).to(tl.float32)
+        high = (high + strength * high_sum.to(kind).to(tl.float32)).to(kind).to(tl.float32)
+    position = tl.load(positions + row, mask=mine, other=0)
+    if head < HEADS + KV:
         if NORM:
             weight = q_norm
             if head >= HEADS:
                 weight = k_norm
-            power = tl.sum(first * first, axis=0) + tl.sum(second * second, axis=0)
-            scale = tl.rsqrt(power / D + eps)
-            first = (first * scale).to(kind).to(tl.float32)
-            second = (second * scale).to(kind).to(tl.float32)
-            low = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-            high = tl.load(weight + D // 2 + at, mask=inside, other=0.0).to(tl.float32)
-            first = (first * low).to(kind).to(tl.float32)
-            second = (second * high).to(kind).to(tl.float32)
-        c = tl.load(cos + row * (D // 2) + at, mask=inside, other=0.0).to(tl.float32)
-        s = tl.load(sin + row * (D // 2) + at, mask=inside, other=0.0).to(tl.float32)
-        turned = first * c - second * s
-        second = second * c + first * s
-        first = turned
-        target = q + (row * HEADS + head) * D
-        if head >= HEADS:
-            target = k + (row * KV + head - HEADS) * D
-    tl.store(target + at, first.to(kind), mask=inside)
-    tl.store(target + D // 2 + at, second.to(kind), mask=inside)
+            power = tl.sum(low * low, axis=1) + tl.sum(high * high, axis=1)
+            scale = tl.rsqrt(power / D + eps)[:, None]
+            low = (low * scale).to(kind).to(tl.float32)
+            high = (high * scale).to(kind).to(tl.float32)
+            low = (low * tl.load(weight + at)[None, :].to(tl.float32)).to(kind).to(tl.float32)
+            high = (high * tl.load(weight + half + at)[None, :].to(tl.float32)).to(kind)
+            high = high.to(tl.float32)
+        angle = position.to(tl.int64)[:, None] * half + at[None, :]
+        c = tl.load(cos + angle, mask=mine[:, None], other=0.0).to(tl.float32)
+        s = tl.load(sin + angle, mask=mine[:, None], other=0.0).to(tl.float32)
+        turned = low * c - high * s
+        high = high * c + low * s
+        low = turned
+    if head < HEADS:
+        target = q + (row * HEADS + head)[:, None] * D + at[None, :]
+        tl.store(target, low.to(kind), mask=mine[:, None])
+        tl.store(target + half, high.to(kind), mask=mine[:, None])
+    else:
+        slot = tl.load(slots + row, mask=mine, other=0).to(tl.int64)
+        block = tl.load(tables + slot * table_stride + position // TOKENS, mask=mine, other=0)
+        base = block.to(tl.int64) * block_stride + (position % TOKENS) * D
+        base += (layer * 2 * KV + head - HEADS).to(tl.int64) * (TOKENS * D)
+        target = cache + base[:, None] + at[None, :]
+        tl.store(target, low.to(kind), mask=mine[:, None])
+        tl.store(target + half, high.to(kind), mask=mine[:, None])
 
 
 @triton.jit
-def silu_mul_kernel(gate_up, out, columns, BLOCK: tl.constexpr) -> None:
-    """`silu(gate) * up` of a row that has both side by side."""
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < columns
-    gate = tl.load(gate_up + row * 2 * columns + at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * columns + columns + at, mask=inside, other=0.0)
-    active = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty)
-    tl.store(out + row * columns + at, active * up, mask=inside)
-
-
-@triton.jit
-def store_kernel(
-    k, v, cache, tables, slots, positions, layer,
-    table_stride, block_stride,
-    KV: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, TOKENS: tl.constexpr,
+def silu_mul_kernel(
+    gate_up, out, spread, tiles, rows, columns, row_stride,
+    ADAPT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Put one head's key and value of one row into its block."""
+    """`silu(gate) * up` of a tile of rows that have both side by side."""
+    tile = tl.program_id(0)
+    first = tile * ROWS
+    count = tl.minimum(rows - first, ROWS)
+    if ADAPT:
+        first = tl.load(tiles + tile * 5)
+        count = tl.load(tiles + tile * 5 + 1)
+    if count <= 0:
+        return
+    kind = out.dtype.element_ty
+    r = tl.arange(0, ROWS)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = (first + r).to(tl.int64)
+    mine = r < count
+    mask = mine[:, None] & (at < columns)[None, :]
+    source = gate_up + row[:, None] * row_stride
+    gate = tl.load(source + at[None, :], mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(source + columns + at[None, :], mask=mask, other=0.0).to(tl.float32)
+    if ADAPT:
+        begin = tl.load(tiles + tile * 5 + 2)
+        units = tl.load(tiles + tile * 5 + 3)
+        strength = tl.load(tiles + tile * 5 + 4).to(tl.float32, bitcast=True)
+        k = tl.arange(0, 16)
+        inside = (at < columns)[None, :]
+        gate_sum = tl.zeros((ROWS, BLOCK), tl.float32)
+        up_sum = tl.zeros((ROWS, BLOCK), tl.float32)
+        for unit in range(begin, begin + units):
+            place = 2 * columns + unit * 32
+            one = tl.load(source + place + k[None, :], mask=mine[:, None], other=0.0)
+            other = tl.load(source + place + 16 + k[None, :], mask=mine[:, None], other=0.0)
+            line = (unit * 2 * columns + at).to(tl.int64)
+            factor = spread + line[None, :] * 16 + k[:, None]
+            gate_sum += tl.dot(one, tl.load(factor, mask=inside, other=0.0))
+            up_sum += tl.dot(other, tl.load(factor + columns * 16, mask=inside, other=0.0))
+        gate = (gate + strength * gate_sum.to(kind).to(tl.float32)).to(kind).to(tl.float32)
+        up = (up + strength * up_sum.to(kind).to(tl.float32)).to(kind).to(tl.float32)
+    active = (gate / (1.0 + tl.exp(-gate))).to(kind)
+    result = (active.to(tl.float32) * up).to(kind)
+    tl.store(out + row[:, None] * columns + at[None, :], result, mask=mask)
+
+
+@triton.jit
+def spread_kernel(
+    y, spread, tiles, row_stride, start, columns, width, states, step,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Add the adapters' update to columns `[start, start + columns)` of a product, in place.
+
+    The product has `width` outputs; unit u's states for these columns begin at `states + u * step`.
+    """
+    tile = tl.program_id(0)
+    count = tl.load(tiles + tile * 5 + 1)
+    units = tl.load(tiles + tile * 5 + 3)
+    if (count <= 0) | (units <= 0):
+        return
+    first = tl.load(tiles + tile * 5)
+    begin = tl.load(tiles + tile * 5 + 2)
+    strength = tl.load(tiles + tile * 5 + 4).to(tl.float32, bitcast=True)
+    kind = y.dtype.element_ty
+    r = tl.arange(0, ROWS)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    k = tl.arange(0, 16)
+    row = (first + r).to(tl.int64)
+    mine = (r < count)[:, None]
+    inside = (at < columns)[None, :]
+    source = y + row[:, None] * row_stride
+    update = tl.zeros((ROWS, BLOCK), tl.float32)
+    for unit in range(begin, begin + units):
+        state = tl.load(source + states + unit * step + k[None, :], mask=mine, other=0.0)
+        line = (unit * width + start + at).to(tl.int64)
+        factor = tl.load(spread + line[None, :] * 16 + k[:, None], mask=inside, other=0.0)
+        update += tl.dot(state, factor)
+    target = source + start + at[None, :]
+    value = tl.load(target, mask=mine & inside, other=0.0).to(tl.float32)
+    value = (value + strength * update.to(kind).to(tl.float32)).to(kind)
+    tl.store(target, value, mask=mine & inside)
+
+
+@triton.jit
+def chunk_kernel(
+    logits, temperature, tops, sums, places, row_stride, vocab, chunks,
+    BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Of one chunk of a row's scores: the largest, where it is, and the sum of the weights relative to it."""
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    place = tl.load(positions + row)
-    slot = tl.load(slots + row).to(tl.int64)
-    block = tl.load(tables + slot * table_stride + place // TOKENS).to(tl.int64)
-    at = tl.arange(0, WIDE)
-    inside = at < D
-    base = block * block_stride + (layer * 2 * KV + head).to(tl.int64) * TOKENS * D
-    base += (place % TOKENS) * D
-    key = tl.load(k + (row * KV + head) * D + at, mask=inside, other=0.0)
-    value = tl.load(v + (row * KV + head) * D + at, mask=inside, other=0.0)
-    tl.store(cache + base + at, key, mask=inside)
-    tl.store(cache + base + KV * TOKENS * D + at, value, mask=inside)
+    chunk = tl.program_id(1)
+    at = chunk * BLOCK + tl.arange(0, BLOCK)
+    asked = tl.load(temperature + row)
+    heat = tl.where(asked > 0, asked, 1.0)
+    value = tl.load(logits + row * row_stride + at, mask=at < vocab, other=float("-inf"))
+    value = value.to(tl.float32)
+    top = tl.max(value, axis=0)
+    here = tl.argmax(value, axis=0)
+    weight = tl.where(at < vocab, tl.exp((value - top) / heat), 0.0)
+    tl.store(tops + row * chunks + chunk, top)
+    tl.store(sums + row * chunks + chunk, tl.sum(weight, axis=0))
+    tl.store(places + row * chunks + chunk, (chunk * BLOCK + here).to(tl.int32))
 
 
 @triton.jit
 def sample_kernel(
-    logits, temperature, uniform, tokens, logprobs, vocab,
-    BLOCK: tl.constexpr,
+    logits, temperature, uniform, tops, sums, places, tokens, logprobs, row_stride, vocab, chunks,
+    BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One token of one row by the inverse of its distribution, or the likeliest at temperature 0."""
+    """One token of one row by the inverse of its distribution, or the likeliest at temperature 0.
+
+    The chunks' sums say in which of them the token lies; only that one is read again.
+    """
     row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BLOCK)
-    source = logits + row * vocab
+    c = tl.arange(0, CHUNKS)
+    there = c < chunks
     asked = tl.load(temperature + row)
     heat = tl.where(asked > 0, asked, 1.0)
-    best = tl.full((), float("-inf"), tl.float32)
-    best_at = tl.full((), 0, tl.int32)
-    total = tl.full((), 0.0, tl.float32)
-    for start in range(0, vocab, BLOCK):
-        value = tl.load(source + start + at, mask=start + at < vocab, other=float("-inf"))
-        value = value.to(tl.float32)
-        top = tl.max(value, axis=0)
-        here = tl.argmax(value, axis=0)
-        new = tl.maximum(best, top)
-        best_at = tl.where(top > best, (start + here).to(tl.int32), best_at)
-        total = total * tl.exp((best - new) / heat) + tl.sum(tl.exp((value - new) / heat), axis=0)
-        best = new
+    top = tl.load(tops + row * chunks + c, mask=there, other=float("-inf"))
+    weight = tl.load(sums + row * chunks + c, mask=there, other=0.0)
+    place = tl.load(places + row * chunks + c, mask=there, other=2147483647)
+    best = tl.max(top, axis=0)
+    likeliest = tl.min(tl.where(top == best, place, 2147483647), axis=0)
+    weight = weight * tl.exp((top - best) / heat)
+    upto = tl.cumsum(weight, axis=0)
+    total = tl.sum(weight, axis=0)
     aim = tl.load(uniform + row) * total
-    reached = tl.full((), 0.0, tl.float32)
-    token = best_at
-    found = (asked <= 0).to(tl.int32)
-    for start in range(0, vocab, BLOCK):
-        value = tl.load(source + start + at, mask=start + at < vocab, other=float("-inf"))
-        weight = tl.exp((value.to(tl.float32) - best) / heat)
-        part = tl.sum(weight, axis=0)
-        if (found == 0) & (reached + part > aim):
-            running = reached + tl.cumsum(weight, axis=0)
-            crossing = tl.sum((running <= aim).to(tl.int32), axis=0)
-            crossing = tl.minimum(crossing, BLOCK - 1)
-            token = tl.minimum(start + crossing, vocab - 1).to(tl.int32)
-            found = tl.full((), 1, tl.int32)
-        reached += part
-    chosen = tl.load(source + token).to(tl.float32)
+    chunk = tl.minimum(tl.sum(((upto <= aim) & there).to(tl.int32), axis=0), chunks - 1)
+    before = tl.sum(tl.where(c == chunk, upto - weight, 0.0), axis=0)
+    at = chunk * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(logits + row * row_stride + at, mask=at < vocab, other=float("-inf"))
+    inside = tl.where(at < vocab, tl.exp((value.to(tl.float32) - best) / heat), 0.0)
+    running = before + tl.cumsum(inside, axis=0)
+    passed = tl.sum(((running <= aim) & (at < vocab)).to(tl.int32), axis=0)
+    drawn = tl.minimum(chunk * BLOCK + tl.minimum(passed, BLOCK - 1), vocab - 1)
+    token = tl.where(asked > 0, drawn, likeliest).to(tl.int32)
+    chosen = tl.load(logits + row * row_stride + token).to(tl.float32)
     tl.store(tokens + row, token)
     tl.store(logprobs + row, (chosen - best) / heat - tl.log(total))

@@ -2,13 +2,34 @@
 
 import numpy as np
 import torch
+import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
-from slackwater.engine.cuda.row_kernels import sample_kernel
+from slackwater.engine.cuda.row_kernels import chunk_kernel, sample_kernel
 from slackwater.engine.executor import SamplingColumns
 
 _BLOCK = 4096
+
+
+def launch_sampling(logits: Tensor, temperature: Tensor, uniform: Tensor, answer: Tensor) -> None:
+    """Write each row's token, and the bits of its log-prob, to the two lines of `answer`."""
+    (rows, vocab), stride = logits.shape, logits.stride(0)
+    chunks = triton.cdiv(vocab, _BLOCK)
+    tops, sums = torch.empty(2, rows, chunks, dtype=torch.float32, device=logits.device)
+    places = torch.empty(rows, chunks, dtype=torch.int32, device=logits.device)
+    chunk_kernel[(rows, chunks)](
+        *(logits, temperature, tops, sums, places, stride, vocab, chunks),
+        BLOCK=_BLOCK,
+        num_warps=8,
+    )
+    sample_kernel[(rows,)](
+        *(logits, temperature, uniform, tops, sums, places),
+        *(answer[0], answer[1].view(torch.float32), stride, vocab, chunks),
+        BLOCK=_BLOCK,
+        CHUNKS=triton.next_power_of_2(chunks),
+        num_warps=8,
+    )
 
 
 class CudaSampler:
@@ -21,30 +42,20 @@ class CudaSampler:
     def sample(
         self, logits: Tensor, columns: SamplingColumns
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        rows, vocab = logits.shape
         numbers = torch.from_numpy(np.stack((columns.temperature, columns.uniform)))
-        numbers = numbers.pin_memory().to(self._device, non_blocking=True)
-        answer = torch.empty(2, rows, dtype=torch.int32, device=self._device)
-        sample_kernel[(rows,)](
-            logits,
-            numbers[0],
-            numbers[1],
-            answer[0],
-            answer[1].view(torch.float32),
-            vocab,
-            BLOCK=_BLOCK,
-            num_warps=16,
-        )
-        cut = (columns.temperature > 0) & ((columns.top_k > 0) | (columns.top_p < 1))
-        if cut.any():
-            self._truncated(logits, columns, np.nonzero(cut)[0], answer)
+        numbers = numbers.to(self._device)
+        answer = torch.empty(2, len(logits), dtype=torch.int32, device=self._device)
+        launch_sampling(logits, numbers[0], numbers[1], answer)
+        self.truncate(logits, columns, answer)
         host = answer.cpu().numpy()
         return host[0].astype(np.int64), host[1].view(np.float32)
 
-    def _truncated(
-        self, logits: Tensor, columns: SamplingColumns, rows: NDArray[np.int64], answer: Tensor
-    ) -> None:
-        """Sample these rows again among the tokens that top-k and then top-p leave."""
+    def truncate(self, logits: Tensor, columns: SamplingColumns, answer: Tensor) -> None:
+        """Sample the rows again that cut their distribution, among the tokens that top-k and then top-p leave."""
+        cut = (columns.temperature > 0) & ((columns.top_k > 0) | (columns.top_p < 1))
+        if not cut.any():
+            return
+        rows = np.nonzero(cut)[0]
         at = torch.from_numpy(rows).to(self._device)
         heat = torch.from_numpy(columns.temperature[rows]).to(self._device)[:, None]
         logprobs = torch.log_softmax(logits[at].float() / heat, -1)
