@@ -23,6 +23,7 @@ def test_tokens_are_where_the_running_sum_passes_the_number_and_logprobs_are_the
     temperature = rng.choice([0.0, 0.5, 1.0, 2.0], ROWS).astype(np.float32)
     uniform = rng.random(ROWS).astype(np.float32)
     uniform[:3] = (0.0, 0.999999, 0.5)
+    scores[5, :8500] = scores[6, 4000:] = -np.inf  # whole chunks ruled out
     logits = torch.from_numpy(scores).to(DEVICE)[:, :VOCAB]  # longer in memory, as with adapters
     ones = np.ones(ROWS, np.float32)
     columns = SamplingColumns(temperature, ones, np.zeros(ROWS, np.int64), uniform)
@@ -32,6 +33,7 @@ def test_tokens_are_where_the_running_sum_passes_the_number_and_logprobs_are_the
         exact = scores[row, :VOCAB].astype(np.float64) / heat
         exact -= exact.max() + np.log(np.exp(exact - exact.max()).sum())
         token = int(tokens[row])
+        assert np.isfinite(scores[row, token])
         assert abs(logprobs[row] - exact[token]) < 1e-3
         if temperature[row] == 0:
             assert token == int(exact.argmax())

@@ -270,7 +270,8 @@ def chunk_kernel(
     value = value.to(tl.float32)
     top = tl.max(value, axis=0)
     here = tl.argmax(value, axis=0)
-    weight = tl.where(at < vocab, tl.exp((value - top) / heat), 0.0)
+    against = tl.where(top == float("-inf"), 0.0, top)  # where every token here is ruled out
+    weight = tl.exp((value - against) / heat)
     tl.store(tops + row * chunks + chunk, top)
     tl.store(sums + row * chunks + chunk, tl.sum(weight, axis=0))
     tl.store(places + row * chunks + chunk, (chunk * BLOCK + here).to(tl.int32))
@@ -303,7 +304,7 @@ def sample_kernel(
     before = tl.sum(tl.where(c == chunk, upto - weight, 0.0), axis=0)
     at = chunk * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(logits + row * row_stride + at, mask=at < vocab, other=float("-inf"))
-    inside = tl.where(at < vocab, tl.exp((value.to(tl.float32) - best) / heat), 0.0)
+    inside = tl.exp((value.to(tl.float32) - best) / heat)
     running = before + tl.cumsum(inside, axis=0)
     passed = tl.sum(((running <= aim) & (at < vocab)).to(tl.int32), axis=0)
     drawn = tl.minimum(chunk * BLOCK + tl.minimum(passed, BLOCK - 1), vocab - 1)
