@@ -270,11 +270,11 @@ def test_errors_are_the_clients_own_types(client: openai.OpenAI, service: Servic
         client.completions.create(model="tiny", prompt="x", temperature=-1)
     with pytest.raises(openai.BadRequestError, match="must be below 1024"):
         client.completions.create(model="tiny", prompt="x" * 2000)
-    with pytest.raises(openai.BadRequestError, match="tools"):
+    with pytest.raises(openai.BadRequestError, match="functions"):
         client.chat.completions.create(
             model="tiny",
             messages=[{"role": "user", "content": "x"}],
-            tools=[{"type": "function", "function": {"name": "f"}}],
+            functions=[{"name": "f"}],
         )
     stranger = openai.OpenAI(base_url=f"{service.url}/v1", api_key="no", max_retries=0)
     with pytest.raises(openai.AuthenticationError):

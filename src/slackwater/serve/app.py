@@ -11,7 +11,8 @@ from slackwater.runtime.plane import ControlPlane
 from slackwater.serve.http.auth import find_tenant
 from slackwater.serve.http.errors import ERROR_RESPONSES, add_error_handlers
 from slackwater.serve.http.limits import BodyLimits
-from slackwater.serve.openai.api import openai_routes
+from slackwater.serve.openai.api import OpenAiFace, openai_routes
+from slackwater.serve.openai.extras import extra_routes, refused_routes
 from slackwater.serve.operator.instances import instance_routes
 from slackwater.serve.operator.nodes import node_routes
 from slackwater.serve.operator.status import operator_routes
@@ -67,7 +68,10 @@ def create_app(plane: ControlPlane) -> FastAPI:
     downloads = Downloads(plane.settings.state / "downloads")
     app.include_router(record_routes(rest, downloads))
     app.include_router(download_routes(downloads))
-    app.include_router(openai_routes(plane))
+    face = OpenAiFace(plane)
+    app.include_router(openai_routes(plane, face))
+    app.include_router(extra_routes(plane, face))
+    app.include_router(refused_routes(plane))
     longest = max(base.max_text_chars for base in plane.bases)
     app.add_middleware(
         BodyLimits,

@@ -10,6 +10,7 @@ from slackwater.runtime.bodies.rollout import TurnResult
 from slackwater.serve.openai.bodies import ChatBody, CompletionBody, GenerationBody
 from slackwater.serve.openai.generation import Piece, Whole
 from slackwater.serve.openai.text import TextCodec, TextStream
+from slackwater.serve.openai.tools import CallStream, ToolPlan, read_calls
 
 Top = Sequence[tuple[int, float]]
 
@@ -32,7 +33,10 @@ class Answers(ABC):
             "created": int(time.time()),
             "model": body.model,
         }
-        self._streams = [TextStream(codec, body.stop_strings) for _ in prompts]
+        keep, special = bool(body.include_stop_str_in_output), body.skip_special_tokens is False
+        self._streams = [
+            TextStream(codec, body.stop_strings, keep_stop=keep, special=special) for _ in prompts
+        ]
         self._streamed = [0] * len(prompts)
 
     # ---- how a choice looks ----
@@ -50,6 +54,53 @@ class Answers(ABC):
     @property
     @abstractmethod
     def wants_logprobs(self) -> bool: ...
+
+    def shows(self, choice: dict[str, Any]) -> bool:
+        """Whether a streamed choice says anything."""
+        return bool(choice.get("text") or choice.get("delta"))
+
+    def last_delta(self, place: int) -> dict[str, Any]:
+        """What a stream's choice ends with."""
+        return self.delta(place, "", None)
+
+    def reason(self, place: int, result: TurnResult) -> str:
+        """Why a streamed choice ended."""
+        return result.reason.value
+
+    def add_ids(self, choice: dict[str, Any], place: int, result: TurnResult) -> dict[str, Any]:
+        """Token ids and the prompt's scores, where they were asked for."""
+        if self._asked.return_token_ids:
+            choice["token_ids"] = list(result.tokens)
+            choice["prompt_token_ids"] = list(self.prompts[place])
+        if self._asked.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = self._prompt_scores(place, result)
+        return choice
+
+    def _prompt_scores(self, place: int, result: TurnResult) -> list[dict[str, Any] | None]:
+        """One entry per token of the prompt: itself and the likeliest others, by id, as vLLM writes it."""
+        scores = result.prompt_logprobs or []
+        shown: list[dict[str, Any] | None] = []
+        tops = [*result.prompt_topk, *[None] * (len(scores) - len(result.prompt_topk))]
+        for token, score, top in zip(self.prompts[place], scores, tops, strict=True):
+            if score is None:
+                shown.append(None)
+                continue
+            ranked: dict[int, tuple[float, int | None]] = {
+                other: (value, rank) for rank, (other, value) in enumerate(top or (), 1)
+            }
+            kept = dict(list(ranked.items())[: self._asked.prompt_logprobs])
+            kept.setdefault(token, ranked.get(token, (score, None)))
+            shown.append(
+                {
+                    str(other): {
+                        "logprob": value,
+                        "rank": rank,
+                        "decoded_token": self.codec.token_text(other),
+                    }
+                    for other, (value, rank) in kept.items()
+                }
+            )
+        return shown
 
     # ---- whole ----
     def whole(self, results: Sequence[TurnResult]) -> dict[str, Any]:
@@ -86,7 +137,7 @@ class Answers(ABC):
         stream = self._streams[place]
         text = stream.feed(rest) + stream.finish()
         chunks = self._delta(place, text, rest, values) if text or rest else []
-        ending = self.delta(place, "", None) | {"finish_reason": result.reason.value}
+        ending = self.last_delta(place) | {"finish_reason": self.reason(place, result)}
         return [*chunks, self._chunk([ending])]
 
     def closing(self) -> list[dict[str, Any]]:
@@ -103,7 +154,7 @@ class Answers(ABC):
         choice = self.delta(place, text, said)
         if self._asked.return_token_ids:
             choice["token_ids"] = list(tokens)
-        elif not text and said is None:
+        elif said is None and not self.shows(choice):
             return []
         return [self._chunk([choice])]
 
@@ -134,17 +185,14 @@ class CompletionAnswers(Answers):
             text = self.codec.decode(prompt, special=True) + text
             scores: list[Any] = list(result.prompt_logprobs or [None] * len(prompt))
             tokens, values = prompt + tokens, scores + values
-            tops = [row or () for row in result.prompt_topk] + tops
+            tops = [(row or ())[: self.body.logprobs] for row in result.prompt_topk] + tops
         choice: dict[str, Any] = {
             "index": place,
             "text": text,
             "finish_reason": result.reason.value,
             "logprobs": self.logprobs(tokens, values, tops) if self.wants_logprobs else None,
         }
-        if self.body.return_token_ids:
-            choice["token_ids"] = list(result.tokens)
-            choice["prompt_token_ids"] = list(self.prompts[place])
-        return choice
+        return self.add_ids(choice, place, result)
 
     def delta(self, place: int, text: str, logprobs: Any) -> dict[str, Any]:
         return {"index": place, "text": text, "logprobs": logprobs, "finish_reason": None}
@@ -171,9 +219,17 @@ class ChatAnswers(Answers):
     object_whole = "chat.completion"
     object_chunk = "chat.completion.chunk"
 
-    def __init__(self, body: ChatBody, codec: TextCodec, prompts: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self,
+        body: ChatBody,
+        codec: TextCodec,
+        prompts: Sequence[Sequence[int]],
+        plan: ToolPlan | None = None,
+    ) -> None:
         super().__init__(body, codec, prompts)
         self.body = body
+        self._plan = plan
+        self._calls = [] if plan is None else [CallStream(plan) for _ in prompts]
 
     @property
     def wants_logprobs(self) -> bool:
@@ -183,16 +239,46 @@ class ChatAnswers(Answers):
         said = None
         if self.wants_logprobs:
             said = self.logprobs(result.tokens, result.logprobs, result.topk)
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        reason = result.reason.value
+        if self._plan is not None:
+            content, calls = read_calls(text, self._plan)
+            if calls:
+                message["content"] = content or None
+                message["tool_calls"] = [call.shown() for call in calls]
+                reason = self._reason_of_calls(reason)
         choice: dict[str, Any] = {
             "index": place,
-            "message": {"role": "assistant", "content": text, "refusal": None},
-            "finish_reason": result.reason.value,
+            "message": message,
+            "finish_reason": reason,
             "logprobs": said,
         }
-        if self.body.return_token_ids:
-            choice["token_ids"] = list(result.tokens)
-            choice["prompt_token_ids"] = list(self.prompts[place])
-        return choice
+        return self.add_ids(choice, place, result)
+
+    def _reason_of_calls(self, reason: str) -> str:
+        """A call that was asked for by name ends as any answer, says OpenAI."""
+        assert self._plan is not None
+        return "tool_calls" if self._plan.only is None and reason == "stop" else reason
+
+    def last_delta(self, place: int) -> dict[str, Any]:
+        return self._cut(place, "", None, final=True)
+
+    def reason(self, place: int, result: TurnResult) -> str:
+        called = self._plan is not None and self._calls[place].count
+        return self._reason_of_calls(result.reason.value) if called else result.reason.value
+
+    def _cut(self, place: int, text: str, logprobs: Any, *, final: bool) -> dict[str, Any]:
+        """A delta with what is said and the calls that are complete."""
+        delta: dict[str, Any] = {}
+        if self._plan is not None:
+            first = self._calls[place].count
+            text, calls = self._calls[place].feed(text, final=final)
+            if calls:
+                numbered = enumerate(calls, first)
+                delta["tool_calls"] = [{"index": at, **call.shown()} for at, call in numbered]
+        if text:
+            delta["content"] = text
+        return {"index": place, "delta": delta, "logprobs": logprobs, "finish_reason": None}
 
     def opening(self) -> list[dict[str, Any]]:
         first = {"role": "assistant", "content": ""}
@@ -202,8 +288,7 @@ class ChatAnswers(Answers):
         ]
 
     def delta(self, place: int, text: str, logprobs: Any) -> dict[str, Any]:
-        content = {"content": text} if text else {}
-        return {"index": place, "delta": content, "logprobs": logprobs, "finish_reason": None}
+        return self._cut(place, text, logprobs, final=False)
 
     def logprobs(self, tokens: Sequence[int], values: Sequence[Any], tops: Sequence[Top]) -> Any:
         rows = [*tops, *[()] * (len(tokens) - len(tops))]

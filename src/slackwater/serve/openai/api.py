@@ -3,28 +3,31 @@
 import asyncio
 import json
 import secrets
-import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response, StreamingResponse
 
+from slackwater.grammar.compiled import check
 from slackwater.model.errors import ConfigError, SlackwaterError
 from slackwater.model.ids import TenantId
-from slackwater.model.sampling import Sampling
 from slackwater.model.seeds import sample_seed
 from slackwater.runtime.bodies.rollout import TurnResult
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.services.fair_work import FairWork
-from slackwater.runtime.store import checkpoints as shelf
 from slackwater.runtime.store.base_models import BaseModel
 from slackwater.serve.http.auth import tenant_reader
 from slackwater.serve.http.errors import error_body
 from slackwater.serve.openai.answers import Answers, ChatAnswers, CompletionAnswers
-from slackwater.serve.openai.bodies import ChatBody, CompletionBody, GenerationBody
+from slackwater.serve.openai.bodies import ChatBody, CompletionBody
 from slackwater.serve.openai.generation import Asked, Generation, Piece
+from slackwater.serve.openai.models import ModelNames
+from slackwater.serve.openai.prompts import Conversation
 from slackwater.serve.openai.text import TextCodec, check_length
+from slackwater.serve.openai.tools import ToolPlan
+from slackwater.serve.openai.wishes import sampling_of
 
 
 class OpenAiFace:
@@ -32,6 +35,7 @@ class OpenAiFace:
 
     def __init__(self, plane: ControlPlane) -> None:
         self.plane = plane
+        self.names = ModelNames(plane)
         self._codecs: dict[str, TextCodec] = {}
 
     async def codec(self, base: BaseModel) -> TextCodec:
@@ -40,19 +44,53 @@ class OpenAiFace:
             self._codecs[base.name] = await asyncio.to_thread(TextCodec, base.directory)
         return self._codecs[base.name]
 
-    async def weights(self, tenant: TenantId, model: str) -> tuple[BaseModel, str]:
-        """A base model by name, or sampler weights by their path."""
-        if not model.startswith("tinker://"):
-            base = self.plane.bases.get(model)
-            return base, base.version
-        held = await self.plane.store.call(
-            lambda c: shelf.find_checkpoint(c, tenant, model, time.time())
-        )
-        if held.kind != shelf.SAMPLER:
-            raise ConfigError.of("model", model, "must be sampler weights, or a base model's name")
-        return self.plane.bases.get(held.base_model), held.held_as
+    async def encode(
+        self, tenant: TenantId, base: BaseModel, codec: TextCodec, text: str, special: bool = True
+    ) -> list[int]:
+        """Text as tokens; what cannot fit is refused before any time is spent on it."""
+        check_length(text, base.max_text_chars)
+        return await self.plane.fair_work.run(tenant, partial(codec.encode, text, special=special))
 
-    async def _tokens(
+    async def chat_tokens(
+        self, tenant: TenantId, base: BaseModel, codec: TextCodec, chat: Conversation
+    ) -> list[int]:
+        """A conversation as tokens."""
+        return await self.plane.fair_work.run(tenant, chat.tokens, codec, base.max_text_chars)
+
+    async def prepare(
+        self, tenant: TenantId, body: CompletionBody | ChatBody
+    ) -> tuple[list[Asked], Answers]:
+        """The choices to generate, and how to write the answers."""
+        body.refuse_unsupported()
+        base, version = await self.names.weights(tenant, body.model)
+        codec = await self.codec(base)
+        plan, grammar = None, body.grammar()
+        if isinstance(body, ChatBody):
+            plan = ToolPlan.of(
+                body.tools or (), body.tool_choice, codec.tool_form, body.parallel_tool_calls
+            )
+            grammar = grammar if plan is None else plan.grammar(grammar)
+            prompts = [await self.chat_tokens(tenant, base, codec, _conversation(body))]
+        else:
+            prompts = await self._prompts(tenant, body, base, codec)
+        if grammar is not None:
+            await self.plane.fair_work.run(tenant, check, grammar)
+        if body.truncate_prompt_tokens is not None:
+            prompts = [prompt[-body.truncate_prompt_tokens :] for prompt in prompts]
+        seed = secrets.randbits(63) if body.seed is None else body.seed % 2**63
+        asked = []
+        for place in range(len(prompts) * body.n):
+            prompt = prompts[place // body.n]
+            sampling = sampling_of(body, base, prompt, sample_seed(seed, place), grammar)
+            asked.append(Asked(prompt, sampling, base.name, version))
+            if place % 64 == 63:
+                await asyncio.sleep(0)  # others' requests go between
+        shown = [item.prompt for item in asked]
+        if isinstance(body, ChatBody):
+            return asked, ChatAnswers(body, codec, shown, plan)
+        return asked, CompletionAnswers(body, codec, shown)
+
+    async def _prompts(
         self, tenant: TenantId, body: CompletionBody, base: BaseModel, codec: TextCodec
     ) -> list[list[int]]:
         """The prompts as tokens; whatever is too much is refused before any is tokenised."""
@@ -63,67 +101,27 @@ class OpenAiFace:
         for prompt in given:
             if isinstance(prompt, str):
                 check_length(prompt, base.max_text_chars)
-        run = self.plane.fair_work.run
+        special = body.add_special_tokens is not False
         return [
-            prompt if isinstance(prompt, list) else await run(tenant, codec.encode, prompt)
-            for prompt in given
+            item
+            if isinstance(item, list)
+            else await self.encode(tenant, base, codec, item, special)
+            for item in given
         ]
 
-    async def prepare(
-        self, tenant: TenantId, body: CompletionBody | ChatBody
-    ) -> tuple[list[Asked], Answers]:
-        """The choices to generate, and how to write the answers."""
-        body.refuse_unsupported()
-        base, version = await self.weights(tenant, body.model)
-        codec = await self.codec(base)
-        prompts: list[list[int]]
-        if isinstance(body, ChatBody):
-            messages = [message.plain() for message in body.messages]
-            prompts = [
-                await self.plane.fair_work.run(tenant, codec.chat, messages, base.max_text_chars)
-            ]
-        else:
-            prompts = await self._tokens(tenant, body, base, codec)
-        seed = secrets.randbits(63) if body.seed is None else body.seed % 2**63
-        asked = []
-        for place in range(len(prompts) * body.n):
-            prompt = prompts[place // body.n]
-            sampling = _sampling(body, base, prompt, sample_seed(seed, place))
-            asked.append(Asked(prompt, sampling, base.name, version))
-            if place % 64 == 63:
-                await asyncio.sleep(0)  # others' requests go between
-        shown = [item.prompt for item in asked]
-        if isinstance(body, ChatBody):
-            return asked, ChatAnswers(body, codec, shown)
-        return asked, CompletionAnswers(body, codec, shown)
 
-
-def _sampling(body: GenerationBody, base: BaseModel, prompt: list[int], seed: int) -> Sampling:
-    room = base.room_after(prompt)
-    wanted, topk, scores = _wishes(body)
-    stops = [] if body.ignore_eos else base.stop_token_ids
-    return Sampling(
-        max_tokens=min(wanted or room, room),
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        top_k=max(body.top_k or 0, 0),
-        seed=seed,
-        stop_token_ids=sorted({*stops, *body.stop_token_ids}),
-        stop_strings=body.stop_strings,
-        prompt_logprobs=scores,
-        topk_prompt_logprobs=topk if scores else 0,
-        topk_logprobs=topk,
+def _conversation(body: ChatBody) -> Conversation:
+    variables = dict(body.chat_template_kwargs or {})
+    if body.documents:
+        variables["documents"] = body.documents
+    return Conversation(
+        [message.plain() for message in body.messages],
+        () if body.tool_choice == "none" else body.tools or (),
+        variables,
+        body.add_generation_prompt is not False,
+        bool(body.continue_final_message),
+        bool(body.add_special_tokens),
     )
-
-
-def _wishes(body: GenerationBody) -> tuple[int | None, int, bool]:
-    """Tokens wanted, alternatives per token, and whether the prompt is scored too."""
-    if isinstance(body, ChatBody):
-        wanted = body.max_completion_tokens or body.max_tokens
-        return wanted, (body.top_logprobs or 0) if body.logprobs else 0, False
-    assert isinstance(body, CompletionBody)
-    echo_scores = bool(body.echo) and body.logprobs is not None
-    return body.max_tokens, body.logprobs or 0, echo_scores
 
 
 async def _whole(
@@ -174,8 +172,7 @@ def _event(chunk: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(chunk, allow_nan=False).encode() + b"\n\n"
 
 
-def openai_routes(plane: ControlPlane) -> APIRouter:
-    face = OpenAiFace(plane)
+def openai_routes(plane: ControlPlane, face: OpenAiFace) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["openai"])
     caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
@@ -203,18 +200,10 @@ def openai_routes(plane: ControlPlane) -> APIRouter:
 
     @router.get("/models")
     async def models(tenant: caller) -> dict[str, Any]:
-        held = await plane.store.call(lambda c: shelf.list_checkpoints(c, tenant, time.time()))
-        listed = [_model(base.name, 0) for base in plane.bases]
-        listed += [_model(item.path, item.created_s) for item in held if item.kind == shelf.SAMPLER]
-        return {"object": "list", "data": listed}
+        return {"object": "list", "data": await face.names.listed(tenant)}
 
     @router.get("/models/{name:path}")
     async def model(name: str, tenant: caller) -> dict[str, Any]:
-        await face.weights(tenant, name)
-        return _model(name, 0)
+        return await face.names.described(tenant, name)
 
     return router
-
-
-def _model(name: str, created_s: float) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": int(created_s), "owned_by": "slackwater"}

@@ -1,66 +1,204 @@
-"""Request bodies of the OpenAI API: what is supported, and what is refused by name."""
+"""Request bodies of the OpenAI API, with vLLM's additions: each field is done, or refused by its name.
 
+A field that nobody thought of is refused too: an option that is taken and ignored changes results unseen.
+"""
+
+import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from slackwater.model.errors import RefusedError
+from slackwater.model.errors import ConfigError, RefusedError
+from slackwater.model.sampling import Grammar
+from slackwater.serve.openai.tools import Tool, ToolChoice
 from slackwater.serve.tinker.bodies import Finite, Token
 
-# Fields that change the answer and are not done here: refused unless they ask for nothing.
-_UNSUPPORTED = (
-    "logit_bias",
-    "tools",
-    "functions",
-    "response_format",
-    "suffix",
-    "audio",
-    "modalities",
-)
-_NEUTRAL: tuple[Any, ...] = (None, {}, [], "", {"type": "text"}, ["text"])
+# Known names that are not done here, with the values that ask for nothing (null always does).
+_REFUSED: Mapping[str, tuple[Any, ...]] = {
+    "audio": (),
+    "bad_words": ([],),
+    "cache_salt": (),
+    "chat_template": (),
+    "early_stopping": (False,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "kv_transfer_params": (),
+    "length_penalty": (1, 1.0),
+    "logits_processors": ([],),
+    "metadata": ({},),
+    "mm_processor_kwargs": ({},),
+    "modalities": (["text"], []),
+    "moderation": (),
+    "prediction": (),
+    "priority": (0,),
+    "prompt_embeds": (),
+    "prompt_cache_retention": (),
+    "reasoning_effort": (),
+    "return_tokens_as_token_ids": (False,),
+    "service_tier": ("auto", "default"),
+    "spaces_between_special_tokens": (True,),
+    "store": (False,),
+    "suffix": ("",),
+    "use_beam_search": (False,),
+    "verbosity": (),
+    "web_search_options": (),
+}
+_INSTEAD = {
+    "functions": "; write tools",
+    "function_call": "; write tool_choice",
+    "use_beam_search": "; sample with n",
+}
 
 
-class StreamOptions(BaseModel):
+class Strict(BaseModel):
+    """Refuses what it does not know."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=(), populate_by_name=True)
+
+
+class StreamOptions(Strict):
     include_usage: bool = False
+    continuous_usage_stats: Literal[False] | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class JsonSchema(Strict):
+    name: str = "answer"
+    description: str | None = None
+    schema_: dict[str, Any] | bool = Field(default={}, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    type: Literal["text", "json_object", "json_schema", "regex", "choice", "grammar"]
+    json_schema: JsonSchema | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+    def wish(self) -> Grammar | None:
+        """What the answer must look like."""
+        match self.type:
+            case "text":
+                return None
+            case "json_object":
+                return Grammar("json_object")
+            case "json_schema":
+                if self.json_schema is None:
+                    raise ConfigError.of("response_format.json_schema", None, "must be given")
+                return Grammar("json_schema", json.dumps(self.json_schema.schema_))
+            case kind:
+                source = getattr(self, kind)
+                if source is None:
+                    raise ConfigError.of(f"response_format.{kind}", None, "must be given")
+                return _grammar(kind, source)
+
+
+class StructuredOutputs(Strict):
+    """vLLM's way to say what an answer must look like; one of them."""
+
+    json_: dict[str, Any] | str | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+def _grammar(kind: str, source: Any) -> Grammar:
+    if kind == "grammar":
+        return Grammar("lark", source)
+    if kind == "regex":
+        return Grammar("regex", source)
+    text = source if isinstance(source, str) else json.dumps(source)
+    return Grammar("choice", text) if kind == "choice" else Grammar("json_schema", text)
 
 
 class GenerationBody(BaseModel):
-    """What both endpoints share. Unknown fields are allowed, as clients send many that mean nothing."""
+    """What both endpoints share."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     model: str
     n: Annotated[int, Field(ge=1, le=128)] = 1
+    best_of: Annotated[int | None, Field(ge=1, le=128)] = None
     temperature: Annotated[Finite | None, Field(ge=0, le=100)] = 1.0
     top_p: Annotated[Finite | None, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int | None, Field(ge=-1, lt=2**31)] = None
+    min_p: Annotated[Finite | None, Field(ge=0, le=1)] = None
     seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
     stop: str | Annotated[list[str], Field(max_length=16)] | None = None
-    stop_token_ids: list[Token] = []
+    stop_token_ids: Annotated[list[Token] | None, Field(max_length=256)] = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int | None, Field(ge=0, lt=2**31)] = None
+    presence_penalty: Annotated[Finite | None, Field(ge=-2, le=2)] = None
+    frequency_penalty: Annotated[Finite | None, Field(ge=-2, le=2)] = None
+    repetition_penalty: Annotated[Finite | None, Field(gt=0, le=100)] = None
+    logit_bias: Annotated[dict[str, Finite] | None, Field(max_length=1024)] = None
+    allowed_token_ids: Annotated[list[Token] | None, Field(max_length=65536)] = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    truncate_prompt_tokens: Annotated[int | None, Field(ge=1, lt=2**31)] = None
+    prompt_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    presence_penalty: Finite | None = 0.0
-    frequency_penalty: Finite | None = 0.0
     return_token_ids: bool | None = False
-    ignore_eos: bool = False
+    # Names that a caller gives itself: nothing about the answer depends on them.
     user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    request_id: str | None = None
 
     def refuse_unsupported(self) -> None:
         """Say so rather than answer something else."""
-        given = self.model_extra or {}
-        for field in _UNSUPPORTED:
-            if given.get(field) not in _NEUTRAL:
-                raise RefusedError(f"{field}: is not supported here; leave it out")
-        for field in ("presence_penalty", "frequency_penalty"):
-            if getattr(self, field):
-                raise RefusedError(f"{field}: {getattr(self, field)} is not supported; must be 0")
-        if given.get("best_of") not in (None, self.n):
+        for field, value in (self.model_extra or {}).items():
+            if value is not None and value not in _REFUSED.get(field, ()):
+                instead = _INSTEAD.get(field, "; leave it out")
+                raise RefusedError(f"{field}: is not supported here{instead}")
+        if self.best_of not in (None, self.n):
             raise RefusedError("best_of: is not supported; must equal n")
+        if self.stream and self.prompt_logprobs is not None:
+            raise RefusedError("prompt_logprobs: is not supported with stream; leave one out")
 
     @property
     def stop_strings(self) -> list[str]:
         stops = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
         return [stop for stop in stops if stop]
+
+    def biases(self) -> list[tuple[int, float]]:
+        """`logit_bias` by token."""
+        found = []
+        for name, bias in (self.logit_bias or {}).items():
+            if not name.isdecimal():
+                raise ConfigError.of("logit_bias", name, "must name tokens by their ids")
+            found.append((int(name), bias))
+        return sorted(found)
+
+    def grammar(self) -> Grammar | None:
+        """What the answer must look like, however it was said; at most one wish."""
+        wishes = [] if self.response_format is None else [self.response_format.wish()]
+        said = self.structured_outputs or StructuredOutputs()
+        pairs = [("json", said.json_), ("regex", said.regex), ("choice", said.choice)]
+        pairs += [("grammar", said.grammar), ("json", self.guided_json)]
+        pairs += [("regex", self.guided_regex), ("choice", self.guided_choice)]
+        pairs += [("grammar", self.guided_grammar)]
+        wishes += [_grammar(kind, source) for kind, source in pairs if source is not None]
+        wishes += [Grammar("json_object")] if said.json_object else []
+        found = [wish for wish in wishes if wish is not None]
+        if len(found) > 1:
+            raise ConfigError.of(
+                "response_format", "and others", "ask for two forms of answer; write one"
+            )
+        return found[0] if found else None
 
 
 class CompletionBody(GenerationBody):
@@ -85,6 +223,8 @@ class ContentPart(BaseModel):
 
 
 class ChatMessage(BaseModel):
+    """Fields beyond these go to the chat template, which may know them."""
+
     model_config = ConfigDict(extra="allow")
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: str | list[ContentPart] | None = None
@@ -103,3 +243,25 @@ class ChatBody(GenerationBody):
     max_completion_tokens: Annotated[int | None, Field(ge=1, lt=2**31)] = None
     logprobs: bool | None = False
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
+    tools: Annotated[list[Tool] | None, Field(max_length=256)] = None
+    tool_choice: ToolChoice | Literal["none", "auto", "required"] | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    def refuse_unsupported(self) -> None:
+        extra = self.model_extra or {}
+        if extra.get("echo"):
+            raise RefusedError("echo: is not supported for chat; use /v1/completions")
+        extra.pop("echo", None)
+        super().refuse_unsupported()
+        if self.top_logprobs and not self.logprobs:
+            raise ConfigError.of("top_logprobs", self.top_logprobs, "needs logprobs: true")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ConfigError.of(
+                "continue_final_message", True, "cannot be had with add_generation_prompt"
+            )
+        if self.tool_choice not in (None, "none", "auto") and not self.tools:
+            raise ConfigError.of("tool_choice", self.tool_choice, "needs tools")

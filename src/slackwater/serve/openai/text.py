@@ -2,11 +2,12 @@
 
 import datetime
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jinja2
+import jinja2.meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
@@ -26,6 +27,8 @@ class TextCodec:
             raise RefusedError(f"model in {directory} has no tokenizer.json: send token ids")
         self._tokenizer = Tokenizer.from_file(str(file))
         self._config = _json(directory / "tokenizer_config.json")
+        self._variables: Collection[str] = ()
+        self.tool_form: Literal["hermes", "llama"] = "hermes"
         self._template = self._chat_template(directory)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
@@ -42,14 +45,25 @@ class TextCodec:
         """One token, special or not, as text."""
         return self.decode([token], special=True)
 
-    def chat(self, messages: list[dict[str, Any]], max_chars: int = 1 << 22) -> list[int]:
+    def knows(self, variable: str) -> bool:
+        """Whether the chat template reads a variable."""
+        return variable in self._variables
+
+    def chat_text(
+        self,
+        messages: list[dict[str, Any]],
+        variables: Mapping[str, Any] | None = None,
+        *,
+        generation_prompt: bool = True,
+    ) -> str:
         """A conversation as the model was taught to see it, up to where the answer begins."""
         if self._template is None:
             raise RefusedError("this model has no chat template: use /v1/completions")
         try:
-            text = self._template.render(
+            return self._template.render(
+                **(variables or {}),
                 messages=messages,
-                add_generation_prompt=True,
+                add_generation_prompt=generation_prompt,
                 bos_token=_token(self._config.get("bos_token")),
                 eos_token=_token(self._config.get("eos_token")),
             )
@@ -57,9 +71,6 @@ class TextCodec:
             raise ConfigError.of(
                 "messages", f"{len(messages)} of them", f"do not fit the chat template: {error}"
             ) from None
-        if len(text) > max_chars:
-            raise ConfigError.of("messages", f"{len(text)} characters", _at_most(max_chars))
-        return self.encode(text, special=False)
 
     def _chat_template(self, directory: Path) -> jinja2.Template | None:
         file = directory / "chat_template.jinja"
@@ -74,6 +85,9 @@ class TextCodec:
         )
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = _strftime_now
+        environment.filters["tojson"] = _tojson
+        self._variables = jinja2.meta.find_undeclared_variables(environment.parse(source))
+        self.tool_form = "llama" if _writes_llama_calls(source) else "hermes"
         return environment.from_string(source)
 
 
@@ -85,6 +99,18 @@ def check_length(text: str, max_chars: int) -> None:
 
 def _at_most(max_chars: int) -> str:
     return f"must be at most {max_chars} for this model's context"
+
+
+def _writes_llama_calls(template: str) -> bool:
+    """Whether calls of tools are bare objects with `parameters`, as Llama 3 and later write them."""
+    return "<tool_call>" not in template and (
+        "<|python_tag|>" in template or '"parameters": ' in template
+    )
+
+
+def _tojson(value: Any, indent: int | None = None, **options: Any) -> str:
+    """As transformers writes JSON in templates: readable, with nothing escaped for HTML."""
+    return json.dumps(value, **{"ensure_ascii": False, "indent": indent, **options})
 
 
 def _raise(message: str) -> None:
@@ -114,7 +140,17 @@ class TextStream:
     Only the last few tokens are decoded again when more come, so a long text costs no more per token.
     """
 
-    def __init__(self, codec: TextCodec, stops: Sequence[str]) -> None:
+    def __init__(
+        self,
+        codec: TextCodec,
+        stops: Sequence[str],
+        *,
+        keep_stop: bool = False,
+        special: bool = False,
+    ) -> None:
+        """`keep_stop`: the text ends with the stop string; `special`: special tokens are shown."""
+        self._keep_stop = keep_stop
+        self._special = special
         self._codec = codec
         self._stops = tuple(stops)
         self._longest_stop = max((len(stop) for stop in stops), default=1)
@@ -143,8 +179,9 @@ class TextStream:
 
     def _settle(self, *, final: bool) -> None:
         """Turn pending tokens into text, unless they end inside a character."""
-        before = self._codec.decode(self._context)
-        grown = self._codec.decode(self._context + self._pending)[len(before) :]
+        before = self._codec.decode(self._context, special=self._special)
+        both = self._codec.decode(self._context + self._pending, special=self._special)
+        grown = both[len(before) :]
         if grown.endswith(_BROKEN) and not final and len(self._pending) < _LONGEST_CHARACTER:
             return
         self._decoded += grown
@@ -154,8 +191,10 @@ class TextStream:
     def _show(self, *, final: bool) -> str:
         if self._cut is None:
             start = max(self._shown - self._longest_stop, 0)
-            places = [self._decoded.find(stop, start) for stop in self._stops]
-            self._cut = min((place for place in places if place >= 0), default=None)
+            found = [(self._decoded.find(stop, start), stop) for stop in self._stops]
+            first = min(((at, stop) for at, stop in found if at >= 0), default=None)
+            if first is not None:
+                self._cut = first[0] + (len(first[1]) if self._keep_stop else 0)
         if self._cut is not None:
             end = self._cut
         else:

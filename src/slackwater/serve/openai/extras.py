@@ -1,0 +1,123 @@
+"""What harnesses expect of a vLLM server beside the API itself; what is not done is refused by name."""
+
+from importlib.metadata import version
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from pydantic import Field
+
+from slackwater.model.errors import ConfigError, RefusedError
+from slackwater.model.ids import TenantId
+from slackwater.runtime.plane import ControlPlane
+from slackwater.serve.http.auth import tenant_reader
+from slackwater.serve.openai.api import OpenAiFace
+from slackwater.serve.openai.bodies import ChatMessage, Strict
+from slackwater.serve.openai.prompts import Conversation
+from slackwater.serve.openai.tools import Tool
+from slackwater.serve.tinker.bodies import Token
+
+_NOT_HERE = {
+    "responses": "use /v1/chat/completions",
+    "embeddings": "this service generates; it has no embeddings",
+    "rerank": "this service generates; it ranks nothing",
+    "score": "this service generates; it scores no pairs",
+    "audio/transcriptions": "this service reads text",
+    "audio/translations": "this service reads text",
+    "audio/speech": "this service writes text",
+    "images/generations": "this service writes text",
+    "moderations": "this service judges nothing",
+    "files": "this service keeps no files",
+    "batches": "send the requests; they are batched as they come",
+    "fine_tuning/jobs": "train through the Tinker API",
+}
+
+
+class TokenizeBody(Strict):
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage] | None, Field(min_length=1)] = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    return_token_strs: bool | None = False
+
+
+class DetokenizeBody(Strict):
+    model: str | None = None
+    tokens: Annotated[list[Token], Field(max_length=1 << 20)]
+
+
+def extra_routes(plane: ControlPlane, face: OpenAiFace) -> APIRouter:
+    router = APIRouter(tags=["openai"])
+    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
+
+    def only_model(given: str | None) -> str:
+        """The model that was named, or the only one there is."""
+        names = [base.name for base in plane.bases]
+        if given is None and len(names) != 1:
+            raise ConfigError.of("model", None, f"must be given: one of {', '.join(names)}")
+        return given or str(names[0])
+
+    @router.get("/health")
+    @router.get("/ping")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @router.get("/version")
+    async def show_version() -> dict[str, str]:
+        return {"version": version("slackwater")}
+
+    @router.post("/tokenize")
+    async def tokenize(body: TokenizeBody, tenant: caller) -> dict[str, Any]:
+        base, _ = await face.names.weights(tenant, only_model(body.model))
+        codec = await face.codec(base)
+        if (body.prompt is None) == (body.messages is None):
+            raise ConfigError.of("prompt", body.prompt, "must be given, or messages")
+        if body.messages is None:
+            special = body.add_special_tokens is not False
+            tokens = await face.encode(tenant, base, codec, body.prompt or "", special)
+        else:
+            chat = Conversation(
+                [message.plain() for message in body.messages],
+                body.tools or (),
+                body.chat_template_kwargs or {},
+                body.add_generation_prompt,
+                body.continue_final_message,
+            )
+            tokens = await face.chat_tokens(tenant, base, codec, chat)
+        strings = [codec.token_text(token) for token in tokens] if body.return_token_strs else None
+        return {
+            "count": len(tokens),
+            "max_model_len": base.max_context_tokens,
+            "tokens": tokens,
+            "token_strs": strings,
+        }
+
+    @router.post("/detokenize")
+    async def detokenize(body: DetokenizeBody, tenant: caller) -> dict[str, str]:
+        base, _ = await face.names.weights(tenant, only_model(body.model))
+        if body.tokens and max(body.tokens) >= base.vocab_size:
+            fix = f"must be below {base.vocab_size}"
+            raise ConfigError.of("tokens", max(body.tokens), fix)
+        codec = await face.codec(base)
+        return {"prompt": codec.decode(body.tokens, special=True)}
+
+    return router
+
+
+def refused_routes(plane: ControlPlane) -> APIRouter:
+    """What clients of OpenAI's own service may ask for, each with what to do instead."""
+    router = APIRouter(prefix="/v1", tags=["openai"])
+    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
+
+    def refuse(name: str, instead: str) -> None:
+        async def refused(tenant: caller) -> None:
+            raise RefusedError(f"/v1/{name}: is not served here: {instead}")
+
+        router.add_api_route(f"/{name}", refused, methods=["POST"], include_in_schema=False)
+
+    for name, instead in _NOT_HERE.items():
+        refuse(name, instead)
+    return router

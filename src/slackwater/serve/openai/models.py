@@ -1,0 +1,84 @@
+"""Models by name: base models, a tenant's trained weights by path, and by the friendly name `base:name`."""
+
+import time
+from typing import Any
+
+from slackwater.model.errors import ConfigError, NotFoundError
+from slackwater.model.ids import TenantId
+from slackwater.runtime.plane import ControlPlane
+from slackwater.runtime.store import checkpoints as shelf
+from slackwater.runtime.store.base_models import BaseModel
+from slackwater.runtime.store.checkpoints import Checkpoint
+
+
+class ModelNames:
+    """What a request's `model` may be."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self._plane = plane
+
+    async def weights(self, tenant: TenantId, model: str) -> tuple[BaseModel, str]:
+        """The base model and the weight version that a name stands for."""
+        if model.startswith("tinker://"):
+            held = await self._plane.store.call(
+                lambda c: shelf.find_checkpoint(c, tenant, model, time.time())
+            )
+        else:
+            try:
+                base = self._plane.bases.get(model)
+                return base, base.version
+            except NotFoundError:
+                named = await self._friendly(tenant)
+                if model not in named:
+                    raise
+                held = named[model]
+        if held.kind != shelf.SAMPLER:
+            raise ConfigError.of("model", model, "must be sampler weights, or a base model's name")
+        return self._plane.bases.get(held.base_model), held.held_as
+
+    async def listed(self, tenant: TenantId) -> list[dict[str, Any]]:
+        """Every name that a tenant can use."""
+        shown = [
+            card(base.name, 0, None, base.name, base.max_context_tokens)
+            for base in self._plane.bases
+        ]
+        named = [(name, held) for name, held in (await self._friendly(tenant)).items()]
+        named += [(held.path, held) for held in await self._samplers(tenant)]
+        shown += [card(name, held.created_s, held.base_model, held.path) for name, held in named]
+        return shown
+
+    async def described(self, tenant: TenantId, model: str) -> dict[str, Any]:
+        """One of them; NotFoundError if there is none."""
+        await self.weights(tenant, model)
+        return next(
+            (shown for shown in await self.listed(tenant) if shown["id"] == model),
+            card(model, 0, None, model),
+        )
+
+    async def _samplers(self, tenant: TenantId) -> list[Checkpoint]:
+        held = await self._plane.store.call(
+            lambda c: shelf.list_checkpoints(c, tenant, time.time())
+        )
+        return [item for item in held if item.kind == shelf.SAMPLER]
+
+    async def _friendly(self, tenant: TenantId) -> dict[str, Checkpoint]:
+        """`base:name` for the newest save of that name over that base."""
+        named: dict[str, Checkpoint] = {}
+        for held in await self._samplers(tenant):
+            named.setdefault(f"{held.base_model}:{held.name}", held)
+        return named
+
+
+def card(
+    name: str, created_s: float, parent: str | None, root: str, context: int | None = None
+) -> dict[str, Any]:
+    """A model as lists show it; `root` and `parent` are vLLM's words for an adapter's path and its base."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(created_s),
+        "owned_by": "slackwater",
+        "root": root,
+        "parent": parent,
+        "max_model_len": context,
+    }

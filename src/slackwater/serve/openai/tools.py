@@ -1,0 +1,320 @@
+"""Tools in a chat: how a model is told of them, made to call one, and how its calls are read.
+
+Two forms are known. Hermes and Qwen write `<tool_call>{"name": ..., "arguments": ...}</tool_call>`; Llama
+writes the bare object with `parameters`. A model's chat template shows which; one that knows no tools is told
+of them in the first form by a system message.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from slackwater.model.errors import ConfigError, RefusedError
+from slackwater.model.sampling import Grammar
+
+Form = Literal["hermes", "llama"]
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
+_PYTHON_TAG = "<|python_tag|>"
+_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_MOST_CALLS = 16
+_INSTRUCTIONS = (
+    "You may call functions to help with the user's request. Their signatures, as JSON:\n<tools>\n"
+    "{tools}\n</tools>\nTo call one, answer with a JSON object inside tags:\n"
+    '<tool_call>\n{{"name": NAME, "arguments": OBJECT}}\n</tool_call>'
+)
+
+
+class Function(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The schema of its arguments."""
+        return self.parameters or {"type": "object"}
+
+
+class Tool(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["function"]
+    function: Function
+
+
+class ChosenFunction(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    name: str
+
+
+class ToolChoice(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+@dataclass(frozen=True, slots=True)
+class ToolPlan:
+    """What one request wants of tools. `forced`: the answer is a call, of `only` if that is given."""
+
+    tools: Sequence[Tool]
+    form: Form
+    forced: bool = False
+    only: str | None = None
+    parallel: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        tools: Sequence[Tool],
+        choice: ToolChoice | str | None,
+        form: Form,
+        parallel: bool | None,
+    ) -> "ToolPlan | None":
+        """None where no tool is to be called."""
+        if not tools or choice == "none":
+            return None
+        only = None
+        if isinstance(choice, ToolChoice):
+            only = choice.function.name
+            names = [tool.function.name for tool in tools]
+            if only not in names:
+                raise ConfigError.of("tool_choice", only, f"must be one of {', '.join(names)}")
+        forced = only is not None or choice == "required"
+        return cls(tools, form, forced, only, parallel is not False and only is None)
+
+    def grammar(self, answer: Grammar | None) -> Grammar | None:
+        """What the output must look like: calls if forced, calls or an answer of a form if that was asked."""
+        strict = any(tool.function.strict for tool in self.tools)
+        if not self.forced and answer is None and not strict:
+            return None
+        calls = self._calls()
+        if self.forced:
+            return Grammar("lark", f"%llguidance {{}}\nstart: calls\n{calls}")
+        if answer is not None:
+            if answer.kind not in ("json_schema", "json_object"):
+                raise RefusedError("tools: can be combined with a JSON response_format only")
+            schema = json.loads(answer.source) if answer.source else {"type": "object"}
+            return Grammar(
+                "lark",
+                f"%llguidance {{}}\nstart: calls | answer\nanswer: {_json(schema)}\n{calls}",
+            )
+        if self.form == "llama":
+            raise RefusedError("tools: strict needs tool_choice 'required' with this model's form")
+        text = "start: called* TEXT\nTEXT: /(.|\\n)*/\n"
+        head = f"head[lazy]: TEXT {json.dumps(OPEN)}\n"
+        body = f"called: head /\\n?/ object /\\n?/ {json.dumps(CLOSE)}\nobject: {self._objects('arguments')}\n"
+        return Grammar("lark", f"%llguidance {{}}\n{text}{head}{body}")
+
+    def _calls(self) -> str:
+        if self.form == "llama":
+            return f"calls: object\nobject: {self._objects('parameters')}\n"
+        more = f" (/\\n/ call){{0,{_MOST_CALLS - 1}}}" if self.parallel else ""
+        return (
+            f'calls: call{more}\ncall: "<tool_call>\\n" object "\\n</tool_call>"\n'
+            f"object: {self._objects('arguments')}\n"
+        )
+
+    def _objects(self, key: str) -> str:
+        """One alternative for every tool that may be called."""
+        wanted = [t.function for t in self.tools if self.only in (None, t.function.name)]
+        return " | ".join(
+            _json(
+                {
+                    "type": "object",
+                    "properties": {"name": {"const": one.name}, key: one.arguments},
+                    "required": ["name", key],
+                    "additionalProperties": False,
+                }
+            )
+            for one in wanted
+        )
+
+
+def _json(schema: dict[str, Any]) -> str:
+    lifted = _lifted(schema)
+    return "%json " + json.dumps({**lifted, "x-guidance": _JSON_STYLE})
+
+
+def _lifted(schema: dict[str, Any]) -> dict[str, Any]:
+    """Definitions that a tool's schema refers to, moved to where `#/$defs/...` finds them."""
+    found: dict[str, Any] = {}
+    properties = dict(schema.get("properties", {}))
+    for name, inner in properties.items():
+        if isinstance(inner, dict) and ("$defs" in inner or "definitions" in inner):
+            inner = dict(inner)
+            for key in ("$defs", "definitions"):
+                if key in inner:
+                    found.setdefault(key, {}).update(inner.pop(key))
+            properties[name] = inner
+    return {**schema, **found, "properties": properties} if properties else schema
+
+
+def told_by_message(messages: list[dict[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """A conversation for a template that knows no tools: signatures, calls and results as plain text."""
+    shown = "\n".join(json.dumps(tool.model_dump(exclude_none=True)) for tool in tools)
+    told = [_as_text(message) for message in messages]
+    if tools:
+        instructions = _INSTRUCTIONS.format(tools=shown)
+        if told and told[0]["role"] == "system":
+            first = f"{told[0]['content']}\n\n{instructions}"
+            return [{"role": "system", "content": first}, *told[1:]]
+        return [{"role": "system", "content": instructions}, *told]
+    return told
+
+
+def _as_text(message: dict[str, Any]) -> dict[str, Any]:
+    if message["role"] == "tool":
+        return {
+            "role": "user",
+            "content": f"<tool_response>\n{message['content']}\n</tool_response>",
+        }
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    said = [
+        f"{OPEN}\n{json.dumps({'name': call['function']['name'], 'arguments': call['function']['arguments']})}\n{CLOSE}"
+        for call in calls
+    ]
+    text = [message["content"]] if message["content"] else []
+    return {"role": message["role"], "content": "\n".join([*text, *said])}
+
+
+def with_read_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Earlier calls with their arguments as objects, which is what templates write out."""
+    return [_with_read_arguments(message) for message in messages]
+
+
+def _with_read_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    if not calls:
+        return {key: value for key, value in message.items() if key != "tool_calls"}
+    try:
+        read = [
+            {**call, "function": {**call["function"], "arguments": _read(call["function"])}}
+            for call in calls
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError.of("messages: tool_calls", calls, f"cannot be read: {error!r}") from None
+    return {**message, "tool_calls": read}
+
+
+def _read(function: dict[str, Any]) -> Any:
+    arguments = function["arguments"]
+    return json.loads(arguments) if isinstance(arguments, str) and arguments else arguments or {}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call that a model made; `arguments` is JSON text, as clients expect."""
+
+    name: str
+    arguments: str
+    call_id: str
+
+    def shown(self) -> dict[str, Any]:
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.call_id, "type": "function", "function": function}
+
+
+def read_calls(text: str, plan: ToolPlan) -> tuple[str, list[ToolCall]]:
+    """What is said beside the calls, and the calls. Text that is no call of these tools stays text."""
+    known = {tool.function.name for tool in plan.tools}
+    if plan.form == "llama":
+        body = text.strip().removeprefix(_PYTHON_TAG).strip()
+        calls = [_call(part, known) for part in body.split(";")] if body.startswith("{") else []
+        if not calls or None in calls:
+            calls = [_call(body, known)]
+        found = [call for call in calls if call is not None]
+        return ("", found) if found else (text, [])
+    found = []
+    for match in _CALL.finditer(text):
+        call = _call(match[1], known)
+        if call is not None:
+            found.append(call)
+    if not found:
+        return text, []
+    if not plan.parallel:
+        found = found[:1]
+    return text[: text.index(OPEN)].rstrip(), found
+
+
+def _call(text: str, known: set[str]) -> ToolCall | None:
+    try:
+        said = json.loads(text)
+        name, arguments = said["name"], said.get("arguments", said.get("parameters", {}))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+    if name not in known:
+        return None
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return ToolCall(name, written, f"call_{secrets.token_hex(12)}")
+
+
+class CallStream:
+    """Text as it streams, cut into what is said and the calls that are complete."""
+
+    def __init__(self, plan: ToolPlan) -> None:
+        self._plan = plan
+        self._held = ""
+        self._calling = False
+        self.count = 0
+
+    def feed(self, text: str, *, final: bool = False) -> tuple[str, list[ToolCall]]:
+        """What can be said now, and the calls that were completed."""
+        self._held += text
+        if self._plan.form == "llama":
+            return self._feed_llama(final)
+        said = ""
+        calls: list[ToolCall] = []
+        while True:
+            if not self._calling:
+                said += self._say(final)
+                if not self._calling:
+                    return said, calls
+            end = self._held.find(CLOSE)
+            if end < 0 and not final:
+                return said, calls
+            whole = self._held if end < 0 else self._held[: end + len(CLOSE)]
+            rest = "" if end < 0 else self._held[end + len(CLOSE) :]
+            left, found = read_calls(whole, self._plan)
+            calls += found if self._plan.parallel or not self.count else []
+            said += left
+            self.count += len(found)
+            self._held, self._calling = rest.lstrip("\n"), False
+            if not self._held:
+                return said, calls
+
+    def _say(self, final: bool) -> str:
+        start = self._held.find(OPEN)
+        if start >= 0:
+            said, self._held, self._calling = self._held[:start], self._held[start:], True
+            return said.rstrip("\n") if said.strip() else ""
+        keep = 0 if final else _overlap(self._held, OPEN)
+        cut = len(self._held) - keep
+        said, self._held = self._held[:cut], self._held[cut:]
+        return "" if self.count and not said.strip() else said
+
+    def _feed_llama(self, final: bool) -> tuple[str, list[ToolCall]]:
+        looks = self._held.lstrip()
+        maybe = not looks or looks.startswith("{") or _PYTHON_TAG.startswith(looks[:13])
+        if maybe and not final:
+            return "", []
+        said, calls = read_calls(self._held, self._plan)
+        self.count += len(calls)
+        self._held = ""
+        return said, calls
+
+
+def _overlap(text: str, tag: str) -> int:
+    """How much of the end of `text` may be the beginning of `tag`."""
+    return next(
+        (n for n in range(min(len(text), len(tag) - 1), 0, -1) if tag.startswith(text[-n:])), 0
+    )
