@@ -21,6 +21,8 @@ BENCHES: dict[str, str] = {
     "decision": "rollout.decision",
     "rollout_faults": "rollout.faults",
     "engine": "engine.cpu",
+    "coserving": "serving.coserving",
+    "serving_tick": "serving.tick",
     "grpo": "training.grpo",
     "cluster": "coscheduling.cluster",
     "drain": "coscheduling.drain",

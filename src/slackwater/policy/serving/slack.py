@@ -72,15 +72,24 @@ class DeviceState:
 
 
 def ttft_slack_s(state: DeviceState) -> float:
-    """The least over queued prompts, each taken as if it were alone (ROSE eq. 1)."""
+    """The least over queued prompts, each taken as if it were alone (ROSE eq. 1).
+
+    A prompt's last, shorter step is put on the straight line between a step of one row and a full one.
+    """
+    queued = state.serving.queued
+    if not queued:
+        return NO_LIMIT_S
+    cost, size = state.serving_cost, state.step_tokens
+    full_s, least_s = cost.step_s(StepWork(size)), cost.step_s(StepWork(1))
+    token_s, pair_s = (full_s - least_s) / size, cost.prompt_pair_s
     slack_s = NO_LIMIT_S
-    due_s = state.slo.ttft_s - state.now_s
-    for prompt in state.serving.queued:
-        alone_s = state.serving_factor * state.serving_cost.prompt_s(
-            prompt.tokens, prompt.context, state.step_tokens
-        )
-        slack_s = min(slack_s, prompt.arrival_s + due_s - alone_s)
-    return slack_s
+    for arrival_s, tokens, context in queued:
+        steps = -(-tokens // size)
+        alone_s = steps * least_s + tokens * (token_s + pair_s * (context + tokens / 2))
+        left_s = arrival_s - state.serving_factor * alone_s
+        if left_s < slack_s:
+            slack_s = left_s
+    return slack_s + state.slo.ttft_s - state.now_s
 
 
 def tpot_slack_s(state: DeviceState) -> float:

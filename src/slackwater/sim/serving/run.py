@@ -97,7 +97,8 @@ class CoservingRun:
                 holds="v0",
             )
         body.at(0.0, lambda: self.cluster.start(seconds))
-        body.at(1.0, self._begin_stage)
+        if self._stages.count:
+            body.at(1.0, self._begin_stage)
 
         def over() -> bool:
             if after_event is not None:

@@ -40,7 +40,7 @@ def run_storm(seed: int, *, seconds: float = 60.0, mode: str = "ours") -> StormR
     """One storm; raises AssertionError if an invariant breaks."""
     rng = np.random.default_rng(seed)
     # Little memory, so that budgets are cut.
-    engine = EngineCost(QWEN3_8B, H800, 1, memory_share=float(rng.uniform(0.5, 0.88)))
+    engine = EngineCost(QWEN3_8B, H800, 1, memory_share=float(rng.uniform(0.46, 0.75)))
     plan = ClusterPlan(
         SharedDevice(engine, engine, noise=float(rng.uniform(0.0, 0.3))),
         ServingSlo(0.5, 0.15),

@@ -1,0 +1,1 @@
+"""Measurements of serving devices that lend."""
