@@ -55,6 +55,18 @@ def up(
         typer.Option(help="Engines per model that work while the trainers have nothing to do."),
     ] = 0,
     trainers: Annotated[int, typer.Option(help="Trainer processes.")] = 1,
+    sandboxes: Annotated[
+        int, typer.Option(help="Sandbox processes that run actions; they share the cores.")
+    ] = 0,
+    sandbox_backend: Annotated[
+        str, typer.Option(help="auto, process or bubblewrap; auto takes bubblewrap where it runs.")
+    ] = "auto",
+    sandbox_folder: Annotated[
+        Path | None, typer.Option(help="Folder for environments. Root's must be open to others.")
+    ] = None,
+    max_waiting_actions: Annotated[
+        int, typer.Option(help="Actions that may wait; what comes beyond them is refused (429).")
+    ] = 20_000,
     state: Annotated[Path, typer.Option(help="Folder for everything it keeps.")] = DEFAULT_STATE,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8123,
@@ -90,7 +102,8 @@ def up(
     folder = StateDirectory(state)
     if background:
         return _start_behind(folder)
-    models = parse_models(model or []) or _default_models(folder)
+    only_actions = sandboxes > 0 and engines == 0 and trainers == 0
+    models = parse_models(model or []) or ({} if only_actions else _default_models(folder))
     settings = ServiceSettings(
         state=folder.root,
         models=models,
@@ -99,6 +112,10 @@ def up(
         instances=InstanceList() if instances is None else read_instance_list(instances),
         trainers=trainers,
         fleet_file=None if fleet is None else read_fleet_file(fleet),
+        sandboxes=sandboxes,
+        sandbox_backend=sandbox_backend,
+        sandbox_folder=sandbox_folder,
+        max_waiting_actions=max_waiting_actions,
         tenants=tuple(dict.fromkeys(tenant or ["default"])),
         host=host,
         port=port,

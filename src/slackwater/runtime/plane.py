@@ -8,6 +8,8 @@ from typing import Any, BinaryIO
 
 import sqlalchemy as sa
 
+from slackwater.control.actions.broker import ActionBroker
+from slackwater.control.actions.settings import BrokerSettings
 from slackwater.control.operations.controller import OperationsController
 from slackwater.control.record import RecordedController
 from slackwater.control.rollout.manager import RolloutManager
@@ -16,7 +18,9 @@ from slackwater.model.errors import ConfigError, NotFoundError
 from slackwater.model.ids import InstanceId, NodeId, RequestId, SessionId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OpKind
 from slackwater.model.session import TrainedModel
+from slackwater.runtime.bodies.actions import ActionsBody
 from slackwater.runtime.bodies.operations import OperationsBody, OperationsParts
+from slackwater.runtime.bodies.rehearsal import rehearse
 from slackwater.runtime.bodies.rollout import RolloutBody
 from slackwater.runtime.bodies.vital_controller import VitalController
 from slackwater.runtime.launch.agents import JoinAddress
@@ -27,6 +31,7 @@ from slackwater.runtime.net.background import Background
 from slackwater.runtime.net.certificate import Certificate
 from slackwater.runtime.net.depot import Depot
 from slackwater.runtime.net.hub import WorkerHub
+from slackwater.runtime.services.actions import ActionService
 from slackwater.runtime.services.fair_work import FairWork
 from slackwater.runtime.services.finishing import Finishing, sampling_session_of
 from slackwater.runtime.services.housekeeping import Household, Housekeeping
@@ -63,7 +68,8 @@ class ControlPlane:
         self.state = state
         self.shelf = shelf
         self.bases = BaseModels(
-            {name: BaseModel.read(name, path) for name, path in settings.models.items()}
+            {name: BaseModel.read(name, path) for name, path in settings.models.items()},
+            or_none=settings.only_actions,
         )
         self.tenants = Tenants.open(state, settings.tenants)
         self.failed = asyncio.Event()
@@ -122,6 +128,14 @@ class ControlPlane:
             )
         )
         self._roles: dict[WorkerId, str] = {}
+        self._is_stopping = False
+        broker = ActionBroker(BrokerSettings(max_waiting=settings.max_waiting_actions))
+        self._action_body = ActionsBody(
+            self.hub, self.store, self._vital("actions", broker), self.background.spawn
+        )
+        self.actions = ActionService(
+            *(self.store, self.background, self._action_body, broker, settings.results_kept_s)
+        )
 
     def _vital(self, name: str, controller: Any) -> Any:
         """Recorded if anybody asked, and missed if it raises."""
@@ -137,6 +151,9 @@ class ControlPlane:
             self.rollout.published(base.name, base.version)
         await self.training.adopt()
         await self.sampling.adopt()
+        if self.settings.brokers_actions:
+            await asyncio.to_thread(rehearse)
+        await self.actions.adopt()
         self.background.spawn(self.housekeeping.run())
         self.state.write_models(self.bases.directories())
         await self.fleet.start(self._certificate)
@@ -148,12 +165,16 @@ class ControlPlane:
         """Answer the long polls that are held, so that a stop need not cut them off."""
         self.board.close()
         self.sampling.finished.close()
+        self.actions.close()
 
     async def stop(self) -> None:
         """Leave everything durable; what was under way goes on after the next start."""
         self.fair_work.close()
         self.training.close()
         self.rollout.close()
+        self._is_stopping = True
+        self.actions.close()
+        self._action_body.close()
         self.housekeeping.stop()
         await self.hub.close()
         await self.instances.close()
@@ -177,6 +198,8 @@ class ControlPlane:
         logger.info("worker joined worker=%s role=%s", worker, hello.role)
         if hello.role == "trainer":
             self.training.trainer_joined(worker)
+        elif hello.sandbox is not None:
+            self._action_body.worker_joined(worker, hello.sandbox)
         elif hello.engine is not None:
             self.rollout.engine_joined(worker, hello.engine)
 
@@ -185,6 +208,8 @@ class ControlPlane:
             role = self._roles[worker]
             if role == "engine":
                 self.rollout.engine_said(worker, frame)
+            elif self._roles[worker] == "sandbox":
+                self._action_body.worker_said(worker, frame)
             elif frame.kind is FrameKind.CONTROL:
                 message = messages.decode_from_worker(frame.body)
                 if role == "agent":
@@ -198,15 +223,18 @@ class ControlPlane:
         if role == "agent":
             self.fleet.agent_lost(_node_of(worker))
             return
-        self.fleet.supervisor.kill(worker)
+        if not (self._is_stopping and role == "sandbox"):  # which cleans up after itself
+            self.fleet.supervisor.kill(worker)
         self.instances.lost(worker)
         if role == "trainer":
             self.training.trainer_lost(worker, reason)
+        elif role == "sandbox":
+            self._action_body.worker_lost(worker, reason)
         else:
             self.rollout.engine_lost(worker, reason)
 
     def workers_by_role(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {"engine": [], "trainer": []}
+        found: dict[str, list[str]] = {"engine": [], "trainer": [], "sandbox": []}
         for worker, role in sorted(self._roles.items()):
             if role != "agent":
                 found[role].append(worker)
@@ -224,6 +252,7 @@ class ControlPlane:
             "open_models": len(waiting),
             "waiting_operations": sum(waiting.values()),
             "sampling_sessions": len(self.sampling.sessions()),
+            **self.actions.gauges(),
             **{f"rollout_{name}": value for name, value in self.manager.gauges().items()},
         }
 

@@ -11,6 +11,8 @@ from slackwater.runtime.launch.instance_list import InstanceList
 
 TRAIN_DTYPES = ("float32", "bfloat16")
 
+SANDBOX_BACKENDS = ("auto", "process", "bubblewrap")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings:
@@ -26,6 +28,10 @@ class ServiceSettings:
     local_engines: int = 0
     instances: InstanceList = field(default_factory=InstanceList)
     trainers: int = 1
+    sandboxes: int = 0
+    sandbox_backend: str = "auto"
+    sandbox_folder: Path | None = None
+    max_waiting_actions: int = 20_000
     tenants: tuple[str, ...] = ("default",)
     host: str = "127.0.0.1"
     port: int = 8123
@@ -52,11 +58,15 @@ class ServiceSettings:
             if getattr(self, name) < 0:
                 flag = f"--{name.replace('_', '-')}"
                 raise ConfigError.of(flag, getattr(self, name), "must be at least 0")
-        if self.engines + self.local_engines == 0 and not self.instances.instances:
+        self._check_sandboxes()
+        no_engines = self.engines + self.local_engines == 0 and not self.instances.instances
+        if no_engines and not self.only_actions:
             raise ConfigError.of(
                 "--engines", 0, "must be at least 1 without --local-engines or --instances"
             )
-        for name in ("trainers", "threads", "kv_mb", "max_running", "max_live_turns"):
+        if self.trainers < (0 if self.only_actions else 1):
+            raise ConfigError.of("--trainers", self.trainers, "must be at least 1")
+        for name in ("threads", "kv_mb", "max_running", "max_live_turns"):
             if getattr(self, name) < 1:
                 raise ConfigError.of(
                     f"--{name.replace('_', '-')}", getattr(self, name), "must be at least 1"
@@ -69,10 +79,32 @@ class ServiceSettings:
         if not 0 <= self.port < 65536:
             raise ConfigError.of("--port", self.port, "must be a port number")
 
+    def _check_sandboxes(self) -> None:
+        if self.sandboxes < 0:
+            raise ConfigError.of("--sandboxes", self.sandboxes, "must be at least 0")
+        if self.sandbox_backend not in SANDBOX_BACKENDS:
+            choices = f"must be one of {', '.join(SANDBOX_BACKENDS)}"
+            raise ConfigError.of("--sandbox-backend", self.sandbox_backend, choices)
+        if self.max_waiting_actions < 1:
+            flag = "--max-waiting-actions"
+            raise ConfigError.of(flag, self.max_waiting_actions, "must be at least 1")
+
+    @property
+    def only_actions(self) -> bool:
+        """No engine and no trainer is wanted: the service brokers actions, and nothing else."""
+        return self.sandboxes > 0 and self.engines == 0 and self.trainers == 0
+
     @property
     def fleet(self) -> FleetFile:
         """The fleet's file, or the one node that is meant without one."""
-        return self.fleet_file or one_node(self.engines, self.local_engines, self.trainers)
+        return self.fleet_file or one_node(
+            self.engines, self.local_engines, self.trainers, self.sandboxes
+        )
+
+    @property
+    def brokers_actions(self) -> bool:
+        """Whether any node is to have a sandbox."""
+        return any(pool.sandboxes for pool in self.fleet.pools)
 
     @property
     def trainer_dtype(self) -> str:

@@ -12,11 +12,12 @@ from slackwater.model.errors import UnavailableError
 from slackwater.sandbox import process_tree
 from slackwater.sandbox.fences import Fence, Fences, PinnedFences
 from slackwater.sandbox.keeper import Keeper
-from slackwater.sandbox.launch import Child, Launch
+from slackwater.sandbox.launch import Child, Launch, can_have_namespaces
 from slackwater.sandbox.limits import Limits
 
 ROOT = Path("/sys/fs/cgroup")
 _KILL_WITHIN_S = 5.0
+_OWN_PROCESSES = 2  # a keeper and a spare
 _CONTROLLERS = ("cpuset", "memory", "pids")
 
 
@@ -71,9 +72,10 @@ def _write(file: Path, value: object) -> None:
 class CgroupFence:
     """One control group (in version 1: one for each controller), with a keeper in it; one action at a time."""
 
-    def __init__(self, knobs: Knobs, folders: Mapping[str, Path]) -> None:
+    def __init__(self, knobs: Knobs, folders: Mapping[str, Path], *, own_network: bool) -> None:
         self._knobs = knobs
         self._at = folders
+        self._own_network = own_network
         self._folders = sorted(set(folders.values()))
         for folder in self._folders:
             folder.mkdir(exist_ok=True)
@@ -83,14 +85,20 @@ class CgroupFence:
                 _write(cpuset / name, (cpuset.parent / name).read_text().strip())
             # Or a change of cores makes the kernel lay out its scheduling domains anew.
             _write(cpuset / "cpuset.sched_load_balance", 0)
+        self._all_cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
         self._turned: dict[Path, object] = {}
         self._procs = [folder / "cgroup.procs" for folder in self._folders]
         self._keeper: Keeper | None = None
 
-    @property
-    def keeper(self) -> int | None:
-        """The keeper's process."""
-        return None if self._keeper is None else self._keeper.pid
+    def own(self) -> set[int]:
+        """Processes inside that are no action's."""
+        if self._keeper is None:
+            return set()
+        try:
+            return self._keeper.own()
+        except UnavailableError:
+            self._drop_keeper()
+            return set()
 
     def _turn(self, file: Path, value: object) -> None:
         if self._turned.get(file) != value:
@@ -106,16 +114,17 @@ class CgroupFence:
         cores = ",".join(str(core) for core in sorted(launch.cores))
         self._turn(at["cpuset"] / knobs.cores, cores)
         self._turn(at["memory"] / knobs.memory, limits.memory_bytes)
-        self._turn(at["pids"] / knobs.processes, limits.processes + 1)
+        self._turn(at["pids"] / knobs.processes, limits.processes + _OWN_PROCESSES)
         try:
             return self._kept().start(launch)
-        except UnavailableError:  # somebody killed the keeper
+        except UnavailableError:  # somebody killed the keeper, or what it had ready
             self._drop_keeper()
             return self._kept().start(launch)
 
     def _kept(self) -> Keeper:
         if self._keeper is None:
-            self._keeper = Keeper([str(file) for file in self._procs])
+            files = [str(file) for file in self._procs]
+            self._keeper = Keeper(files, own_network=self._own_network)
         return self._keeper
 
     def _drop_keeper(self) -> None:
@@ -128,8 +137,7 @@ class CgroupFence:
         for file in self._procs:
             with contextlib.suppress(OSError):
                 found.update(int(line) for line in file.read_text().split())
-        found.discard(self.keeper or 0)
-        return sorted(found)
+        return sorted(found - self.own())
 
     def kill_all(self) -> None:
         """Again and again until nobody is left, since a process may fork while it is being looked for."""
@@ -147,6 +155,16 @@ class CgroupFence:
             text = (self._at[self._knobs.cpu_controller] / self._knobs.cpu_used).read_text()
             return float(text.removeprefix("usage_usec ").split()[0]) * self._knobs.cpu_unit_s
         return 0.0
+
+    def prepare(self) -> None:
+        """Between actions: the next process is made ready, on whichever core has time."""
+        if self._keeper is not None:
+            cpuset = self._at["cpuset"]
+            self._turn(cpuset / self._knobs.cores, self._all_cores)
+            try:
+                self._keeper.prepare()
+            except UnavailableError:
+                self._drop_keeper()
 
     def memory_kills(self) -> int:
         with contextlib.suppress(OSError):
@@ -182,6 +200,7 @@ class CgroupFences:
         self.name = knobs.name
         self._knobs = knobs
         self._at = folders
+        self._own_networks = can_have_namespaces()
         self._made: list[CgroupFence] = []
         self._free: list[CgroupFence] = []
         for folder in set(folders.values()):
@@ -211,16 +230,18 @@ class CgroupFences:
         if self._free:
             return self._free.pop()
         name = f"lane-{len(self._made)}"
-        fence = CgroupFence(self._knobs, {key: at / name for key, at in self._at.items()})
+        folders = {key: at / name for key, at in self._at.items()}
+        fence = CgroupFence(self._knobs, folders, own_network=self._own_networks)
         self._made.append(fence)
         return fence
 
     def give_back(self, fence: Fence) -> None:
         assert isinstance(fence, CgroupFence)
+        fence.prepare()
         self._free.append(fence)
 
     def others(self) -> set[int]:
-        return {fence.keeper for fence in self._made if fence.keeper is not None}
+        return set().union(*(fence.own() for fence in self._made))
 
     def close(self) -> None:
         for fence in self._made:

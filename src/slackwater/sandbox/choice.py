@@ -12,7 +12,7 @@ from slackwater.sandbox.backends.bubblewrap import BubblewrapBackend, find_bubbl
 from slackwater.sandbox.backends.plain import PlainBackend
 from slackwater.sandbox.backends.port import Backend
 from slackwater.sandbox.cgroups import choose_fences
-from slackwater.sandbox.launch import barrier_of
+from slackwater.sandbox.launch import barrier_of, can_have_namespaces
 from slackwater.sandbox.snapshots import Snapshots, choose_way
 from slackwater.sandbox.supervisor import Means
 from slackwater.sandbox.users import Users, users_here
@@ -36,6 +36,7 @@ def choose(name: str, root: Path, backend: BackendName = "auto") -> Chosen:
         raise ConfigError.of(
             "--sandbox-backend", backend, f"must be one of {', '.join(get_args(BackendName))}"
         )
+    _make_folder(root)
     users = users_here()
     chosen, backend_said = _backend(backend, users)
     fences, fences_said = choose_fences(name)
@@ -56,8 +57,17 @@ def choose(name: str, root: Path, backend: BackendName = "auto") -> Chosen:
     return Chosen(Means(chosen, fences, snapshots, users), said)
 
 
+def _make_folder(root: Path) -> None:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        root.chmod(0o711)  # users of environments pass through, and see nothing
+    except OSError as error:
+        raise ConfigError.of("--sandbox-folder", str(root), f"cannot be made: {error}") from None
+
+
 def _backend(name: BackendName, users: Users | None) -> tuple[Backend, str]:
-    plain = PlainBackend(users is not None)
+    has_namespaces = users is not None and can_have_namespaces()
+    plain = PlainBackend(users is not None, has_namespaces)
     if name == "process":
         return plain, "as asked"
     user = None if users is None else users.take()
@@ -65,7 +75,7 @@ def _backend(name: BackendName, users: Users | None) -> tuple[Backend, str]:
     if users is not None and user is not None:
         users.give_back(user)
     if program is not None:
-        return BubblewrapBackend(program), why
+        return BubblewrapBackend(program, has_namespaces), why
     if name == "bubblewrap":
         raise RefusedError(f"--sandbox-backend: 'bubblewrap' cannot be used: {why}")
     return plain, why

@@ -1,6 +1,7 @@
 """A trajectory's own place: folders that live between its actions, and a user of its own where there can be one."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -8,7 +9,7 @@ from pathlib import Path
 class Environment:
     """`view` is what an action sees as its home, `tmp` its temporary files; `own` are the folders with its changes.
 
-    Between actions it has no process and holds no core.
+    Between actions it has no process and holds no core. `note` is what its owner wants to find with it later.
     """
 
     name: str
@@ -16,6 +17,7 @@ class Environment:
     view: Path
     user: int | None
     mounted: bool = False
+    note: Mapping[str, str | int] = field(default_factory=dict)
 
     @property
     def tmp(self) -> Path:

@@ -136,12 +136,16 @@ def start(launch: Launch) -> Child:
     return own.child(pid)
 
 
-def become(launch: Launch, ends: ChildEnds) -> NoReturn:
-    """In a fresh child: confine it and run the program."""
+def become(launch: Launch, ends: ChildEnds, *, outside: int | None = None) -> NoReturn:
+    """In a fresh child: confine it and run the program. If it is in a network of its own already, `outside` is not."""
     try:
         os.setsid()
         for target, source in enumerate((ends.stdin, ends.stdout, ends.stderr)):
             os.dup2(source, target)
+        if launch.own_network and outside is None:
+            have_own_network()
+        elif outside is not None and not launch.own_network:
+            linux.enter_network(outside)
         _confine(launch)
         for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
@@ -153,12 +157,15 @@ def become(launch: Launch, ends: ChildEnds) -> NoReturn:
         os._exit(127)
 
 
+def have_own_network() -> None:
+    """No way out, but a loopback."""
+    linux.unshare(linux.CLONE_NEWNET)
+    linux.loopback_up()
+
+
 def _confine(launch: Launch) -> None:
     if launch.cores:
         os.sched_setaffinity(0, launch.cores)
-    if launch.own_network:
-        linux.unshare(linux.CLONE_NEWNET | linux.CLONE_NEWIPC)
-        linux.loopback_up()
     if launch.own_tmp is not None or launch.shown:
         _have_own_mounts(launch)
     os.chdir(launch.folder)
@@ -178,7 +185,7 @@ def _have_own_mounts(launch: Launch) -> None:
     What covers a folder that must be seen again is always fresh: in a folder of the action's own it could have
     left a link for this to follow.
     """
-    linux.unshare(linux.CLONE_NEWNS)
+    linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWIPC)
     linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
     needed = {
         path: _opened(path) for path in (launch.folder, *(one.folder for one in launch.shown))
@@ -216,3 +223,18 @@ def said_instead(execed: int) -> str | None:
     """Of a `Child.execed` that became readable: why the program does not run, or None if it does."""
     said = os.read(execed, 4096)
     return said.decode(errors="replace") if said else None
+
+
+def can_have_namespaces() -> bool:
+    """Whether this process may give its children networks and mounts of their own; root in a container may not."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            linux.unshare(linux.CLONE_NEWNET | linux.CLONE_NEWNS | linux.CLONE_NEWIPC)
+            linux.loopback_up()
+            linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    return status == 0

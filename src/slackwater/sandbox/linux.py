@@ -42,6 +42,11 @@ def unshare(flags: int) -> None:
     _checked(_libc.unshare(flags), "unshare")
 
 
+def enter_network(descriptor: int) -> None:
+    """Join the network that a descriptor of /proc/*/ns/net stands for."""
+    _checked(_libc.setns(descriptor, CLONE_NEWNET), "setns")
+
+
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
     _checked(
         _libc.mount(source.encode(), target.encode(), kind.encode(), flags, options.encode()),

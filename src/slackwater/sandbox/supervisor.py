@@ -7,6 +7,7 @@ An action ends when its first process has ended; whatever it left behind is kill
 """
 
 import contextlib
+import json
 import logging
 import os
 import select
@@ -68,9 +69,13 @@ class Supervisor:
         return sorted(self._running)
 
     def open(
-        self, name: str, snapshot: str | None = None, files: Mapping[str, bytes] | None = None
+        self,
+        name: str,
+        snapshot: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        note: Mapping[str, str | int] | None = None,
     ) -> None:
-        """Make an environment, empty or out of a snapshot, with some files in it."""
+        """Make an environment, empty or out of a snapshot, with some files; one with a note is kept over a restart."""
         if name in self._environments:
             raise RefusedError(f"environment: {name!r} is open already")
         if not name or name[0] == "." or "/" in name or len(name) > 200:
@@ -82,10 +87,37 @@ class Supervisor:
         try:
             self._furnish(environment, snapshot, files or {})
             self._means.backend.opened(environment)
+            if note is not None:
+                environment.note = note
+                kept = json.dumps({"snapshot": snapshot, "note": dict(note)})
+                (root / "kept.json").write_text(kept)
         except (OSError, SlackwaterError):
             self._demolish(environment)
             raise
         self._environments[name] = environment
+
+    def adopt(self) -> dict[str, Mapping[str, str | int]]:
+        """Take over the environments that a supervisor before this one kept here; their notes by name."""
+        for root in sorted(self._root.iterdir()):
+            try:
+                kept = json.loads((root / "kept.json").read_text())
+                self._adopt(root, kept["snapshot"], kept["note"])
+            except (OSError, ValueError, KeyError, SlackwaterError) as error:
+                logger.warning("environment is not kept name=%s why=%s", root.name, error)
+                self._demolish(Environment(root.name, root, root / "view", None))
+        return {name: environment.note for name, environment in self._environments.items()}
+
+    def _adopt(self, root: Path, snapshot: str | None, note: Mapping[str, str | int]) -> None:
+        environment = Environment(root.name, root, root / "view", None, note=note)
+        environment.mounted = (root / "upper").is_dir()
+        if self._means.users is not None:
+            environment.user = self._means.users.adopt(environment.own)
+        if environment.mounted:
+            if snapshot is None:
+                raise NotFoundError("it stands on a snapshot without a name")
+            self._means.snapshots.begin(snapshot, root, environment.user)
+        self._means.backend.opened(environment)
+        self._environments[root.name] = environment
 
     def _furnish(
         self, environment: Environment, snapshot: str | None, files: Mapping[str, bytes]
@@ -209,10 +241,19 @@ class Supervisor:
         reports, self._reports = self._reports, []
         return reports
 
-    def close(self) -> None:
-        """End everything, and take every environment away."""
-        for name in self.environments():
-            self.close_environment(name)
+    def close(self, keep: bool = False) -> None:
+        """End everything that runs, and take environments away; with `keep`, only those without a note."""
+        for name, environment in list(self._environments.items()):
+            if not keep or not environment.note:
+                self.close_environment(name)
+        for action, running in list(self._running.items()):
+            self.stop(action, "the worker stops")
+            select.select([running.child.pidfd], [], [])
+            self._finish(running)
+        for environment in self._environments.values():
+            if environment.mounted:
+                with contextlib.suppress(OSError):
+                    linux.unmount(str(environment.view))
         self._means.fences.close()
         self._selector.close()
         if self._means.users is not None:

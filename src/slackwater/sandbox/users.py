@@ -6,6 +6,7 @@ and the kernel counts each user's processes.
 
 import fcntl
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from slackwater.model.errors import UnavailableError
@@ -42,6 +43,15 @@ class Users:
                 self._taken.add(user)
                 return user
         raise UnavailableError(f"all {BLOCK} users of this supervisor are taken")
+
+    def adopt(self, paths: Sequence[Path]) -> int:
+        """A user for folders that a supervisor before this one has left: they become its own."""
+        user = self.take()
+        for path in paths:
+            for folder, folders, names in os.walk(path):
+                for name in (".", *folders, *names):
+                    os.chown(Path(folder, name), user, user, follow_symlinks=False)
+        return user
 
     def give_back(self, user: int) -> None:
         self._taken.discard(user)

@@ -8,6 +8,12 @@ from fastapi import FastAPI, Request
 
 from slackwater.model.errors import SlackwaterError
 from slackwater.runtime.plane import ControlPlane
+from slackwater.serve.actions.api import (
+    action_routes,
+    environment_routes,
+    limit_routes,
+    permit_routes,
+)
 from slackwater.serve.http.auth import find_tenant
 from slackwater.serve.http.errors import ERROR_RESPONSES, add_error_handlers
 from slackwater.serve.http.limits import BodyLimits
@@ -61,6 +67,10 @@ def create_app(plane: ControlPlane) -> FastAPI:
     app.include_router(operator_routes(plane))
     app.include_router(instance_routes(plane))
     app.include_router(node_routes(plane))
+    app.include_router(action_routes(plane))
+    app.include_router(environment_routes(plane))
+    app.include_router(permit_routes(plane))
+    app.include_router(limit_routes(plane))
     rest = RestFace(plane)
     app.include_router(rest_routes(rest))
     app.include_router(checkpoint_change_routes(rest))
@@ -73,6 +83,8 @@ def create_app(plane: ControlPlane) -> FastAPI:
     app.include_router(extra_routes(plane, face))
     app.include_router(refused_routes(plane))
     longest = max(base.max_text_chars for base in plane.bases)
+    app.include_router(openai_routes(plane))
+    longest = max((base.max_text_chars for base in plane.bases), default=0)
     app.add_middleware(
         BodyLimits,
         max_bytes=plane.settings.max_body_bytes,

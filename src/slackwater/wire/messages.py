@@ -1,5 +1,7 @@
 """Control messages, as msgpack: the hello, what engines and trainers are told, and what they answer.
 
+What sandbox workers are told is in `wire/sandbox.py`, agents in `wire/agent.py`.
+
 Token ids travel as raw u32 bytes; models, versions and saved states are named by URI (`model/uri.py`), never by path. Each message is a tagged struct; `decode` refuses anything else.
 """
 
@@ -11,6 +13,7 @@ from slackwater.model.sampling import Sampling
 from slackwater.wire import agent
 from slackwater.wire.frames import FrameError, FrameKind, encode_frame
 from slackwater.wire.message import Message as Message
+from slackwater.wire.sandbox import FromSandbox, SandboxFacts, ToSandbox
 
 PROTOCOL = 2
 
@@ -24,8 +27,9 @@ class Hello(Message, frozen=True, forbid_unknown_fields=False):
 
     secret: str
     worker: str
-    role: Literal["engine", "trainer", "agent"]
+    role: Literal["engine", "trainer", "sandbox", "agent"]
     engine: "EngineFacts | None" = None
+    sandbox: SandboxFacts | None = None
     protocol: int = PROTOCOL
     node: agent.NodeFacts | None = None
 
@@ -274,6 +278,7 @@ ToWorker: TypeAlias = (
     | TrainerOp
     | agent.StartWorker
     | agent.SignalWorker
+    | ToSandbox
 )
 FromWorker: TypeAlias = (
     Hello
@@ -289,6 +294,7 @@ FromWorker: TypeAlias = (
     | agent.WorkerStarted
     | agent.WorkerNotStarted
     | agent.WorkerEnded
+    | FromSandbox
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -76,7 +76,7 @@ class Connection:
             reason = first.reason if isinstance(first, messages.Refused) else repr(first)
             raise UnavailableError(f"the control plane refused this worker: {reason}")
         self._socket.settimeout(None)
-        self._every_s = first.heartbeat_every_s
+        self.heartbeat_every_s = first.heartbeat_every_s
 
     def __enter__(self) -> "Connection":
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
@@ -94,6 +94,10 @@ class Connection:
     def report_gauges(self, gauges: Callable[[], dict[str, float]]) -> None:
         """What the heartbeat tells; called from its thread, so it must only read."""
         self._gauges = gauges
+
+    def fileno(self) -> int:
+        """For whoever waits for several things at once."""
+        return self._socket.fileno()
 
     def send(self, *frames: bytes) -> None:
         """Send whole frames, together."""
@@ -147,7 +151,7 @@ class Connection:
         return self._socket.recv(_READ_BYTES)
 
     def _beat(self) -> None:
-        while not self._closed.wait(self._every_s):
+        while not self._closed.wait(self.heartbeat_every_s):
             try:
                 self.send(messages.encode(messages.Heartbeat(self._gauges())))
             except DisconnectedError:

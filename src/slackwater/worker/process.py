@@ -57,8 +57,11 @@ def dial(connect: str, hello: messages.Hello) -> Connection:
     return Connection(address_of(connect), hello, pin=pin())
 
 
-def run_worker(main: Callable[[], None]) -> None:
-    """Run a worker's main to a clean exit: 0 when told to stop, 3 when the control plane has gone."""
+def run_worker(main: Callable[[], None], *, cleans_up: bool = False) -> None:
+    """Run a worker's main to a clean exit: 0 when told to stop, 3 when the control plane has gone.
+
+    One that `cleans_up` is asked to leave when its parent dies, the others are killed.
+    """
     logging.basicConfig(
         level=logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
@@ -66,7 +69,7 @@ def run_worker(main: Callable[[], None]) -> None:
     )
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the control plane, which stops us
-    _die_with_parent()
+    _die_with_parent(signal.SIGTERM if cleans_up else signal.SIGKILL)
     try:
         main()
     except DisconnectedError as error:
@@ -81,11 +84,11 @@ def _leave(number: int, frame: FrameType | None) -> None:
     sys.exit(0)
 
 
-def _die_with_parent() -> None:
-    """Linux: be killed when the parent dies, whatever we are in the middle of."""
+def _die_with_parent(number: signal.Signals) -> None:
+    """Linux: be sent a signal when the parent dies, whatever we are in the middle of."""
     if sys.platform != "linux":
         return
     parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:  # it died before the call
         sys.exit(EXIT_ORPHANED)

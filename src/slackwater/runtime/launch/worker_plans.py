@@ -6,6 +6,7 @@ from slackwater.model.ids import NodeId
 from slackwater.model.instance import InstanceKind
 from slackwater.runtime.launch.fleet_file import LOCAL_NODE, FleetPool
 from slackwater.runtime.launch.port import WorkerPlan
+from slackwater.runtime.launch.sandboxes import sandbox_plans
 from slackwater.runtime.settings import ServiceSettings
 from slackwater.runtime.store.base_models import BaseModels
 
@@ -39,7 +40,7 @@ class WorkerPlans:
                 WorkerPlan(f"{prefix}local-{place}-{number}", ENGINE, local)
                 for number in range(pool.local_engines)
             ]
-        return plans
+        return [*plans, *sandbox_plans(self._settings, node, prefix, pool.sandboxes)]
 
     def engine_arguments(self, model: str) -> tuple[str, ...]:
         """Of an engine of a base model; NotFoundError if the service has no such model."""

@@ -94,8 +94,8 @@ def _stop_token_ids(directory: Path, config: dict[str, Any]) -> tuple[int, ...]:
 class BaseModels:
     """The models that this service offers; a model may also be named by its directory."""
 
-    def __init__(self, models: Mapping[str, BaseModel]) -> None:
-        if not models:
+    def __init__(self, models: Mapping[str, BaseModel], *, or_none: bool = False) -> None:
+        if not models and not or_none:
             raise ConfigError.of("--model", "none", "must name at least one: NAME=DIRECTORY")
         self._by_name = dict(models)
         self._by_directory = {str(model.directory): model for model in models.values()}

@@ -135,3 +135,28 @@ checkpoints = Table(
     Column("public", Boolean, nullable=False, default=False),
     Column("user_metadata", Text),
 )
+
+actions = Table(
+    "actions",
+    metadata,
+    Column("action", String, primary_key=True),
+    Column("tenant", String, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+    Column("status", String, nullable=False, index=True),  # waiting, started, ended
+    Column("result", LargeBinary),
+    Column("created_s", Float, nullable=False),
+    Column("finished_s", Float),
+    Index("actions_finished", "finished_s"),
+)
+
+environments = Table(
+    "environments",
+    metadata,
+    Column("environment", String, primary_key=True),
+    Column("tenant", String, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+    Column("ended", Text),  # why, once it has
+    Column("created_s", Float, nullable=False),
+    Column("finished_s", Float),
+    Index("environments_finished", "finished_s"),
+)

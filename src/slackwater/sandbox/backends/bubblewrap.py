@@ -59,12 +59,15 @@ def find_bubblewrap(user: int | None) -> tuple[str | None, str]:
 
 
 class BubblewrapBackend:
-    """`program` is bwrap's path; `shown` are further folders that actions may read, such as a toolchain."""
+    """`program` is bwrap's path; with `has_namespaces` its network is made beforehand, else bwrap makes it; `shown` are further folders that actions may read, such as a toolchain."""
 
     name = "bubblewrap"
     guarantees = _GUARANTEES
 
-    def __init__(self, program: str, shown: tuple[Path, ...] = ()) -> None:
+    def __init__(
+        self, program: str, has_namespaces: bool = False, shown: tuple[Path, ...] = ()
+    ) -> None:
+        self._has_namespaces = has_namespaces
         pythons = (Path(sys.prefix), Path(sys.base_prefix))
         self._hidden = hidden_pythons()
         self._fixed = [program, "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
@@ -81,7 +84,7 @@ class BubblewrapBackend:
         argv = [*self._fixed]
         if limits.network:
             argv += _bound_etc(_ETC_NETWORK)
-        else:
+        elif not self._has_namespaces:
             argv.append("--unshare-net")
         argv += ["--bind", str(environment.view), HOME, "--bind", str(environment.tmp), "/tmp"]
         argv += ["--symlink", "/tmp", "/var/tmp", "--remount-ro", "/dev", "--remount-ro", "/"]
@@ -96,7 +99,8 @@ class BubblewrapBackend:
                 resource.RLIMIT_FSIZE: limits.disk_bytes,
                 resource.RLIMIT_CORE: 0,
             },
-            shown=self._hidden if environment.user is not None else (),
+            own_network=self._has_namespaces and not limits.network,
+            shown=self._hidden if self._has_namespaces else (),
         )
 
     def ended(self, environment: Environment) -> None:

@@ -12,25 +12,26 @@ from slackwater.sandbox.backends.port import Guarantee, Order, hidden_pythons, v
 from slackwater.sandbox.environment import Environment
 from slackwater.sandbox.launch import Launch
 
-_AS_ROOT: frozenset[Guarantee] = frozenset(
-    ("foreign files", "neighbours' files", "network", "signals", "leftovers")
-)
+_WITH_USERS: frozenset[Guarantee] = frozenset(("neighbours' files", "signals", "leftovers"))
+_WITH_NAMESPACES: frozenset[Guarantee] = frozenset(("foreign files", "network"))
 
 
 class PlainBackend:
-    """`has_users`: this process is root, and environments have users of their own."""
+    """`has_users`: environments have users of their own; `has_namespaces`: actions have networks and mounts."""
 
     name = "process"
 
-    def __init__(self, has_users: bool) -> None:
+    def __init__(self, has_users: bool, has_namespaces: bool) -> None:
+        self._has_namespaces = has_namespaces
         self._shown = hidden_pythons()
-        self.guarantees: frozenset[Guarantee] = _AS_ROOT if has_users else frozenset()
+        promised = _WITH_USERS if has_users else frozenset[Guarantee]()
+        self.guarantees = promised | (_WITH_NAMESPACES if has_namespaces else frozenset())
 
     def opened(self, environment: Environment) -> None:
         """Folders are all it needs."""
 
     def launch(self, environment: Environment, order: Order, rlimits: Mapping[int, int]) -> Launch:
-        confined = environment.user is not None
+        confined = self._has_namespaces
         tmp = "/tmp" if confined else str(environment.tmp)
         limits = order.limits
         return Launch(

@@ -1,0 +1,384 @@
+"""Actions and environments for tenants: durable from the answer on, each action with exactly one outcome.
+
+An action is written to the log before the broker hears of it; its outcome is written before its owner does. A
+restart adopts what the log has: what waited goes on waiting, what was running is lost unless it may run again.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from slackwater.control.actions import events as on
+from slackwater.control.actions.broker import ActionBroker
+from slackwater.model.action import Limit, OutcomeKind
+from slackwater.model.errors import NotFoundError, RefusedError
+from slackwater.model.ids import ActionId, EnvironmentId, JobId, NodeId, TenantId
+from slackwater.runtime.bodies.actions import ActionsBody, now_s
+from slackwater.runtime.net.background import Background
+from slackwater.runtime.store import action_log as log
+from slackwater.runtime.store.database import Store
+from slackwater.wire.sandbox import Stream
+
+_FORGET_EVERY_S = 60.0
+_REMEMBERED = 2000
+
+
+@dataclass(slots=True)
+class _Live:
+    """An action without an outcome: who waits for it, and who listens to what it prints."""
+
+    tenant: TenantId
+    request: log.ActionRequest
+    since_s: float
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    attempt: int | None = None
+    printed: list[tuple[Stream, bytes]] = field(default_factory=list)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(slots=True)
+class _Place:
+    """An environment that has not ended."""
+
+    tenant: TenantId
+    request: log.EnvironmentRequest
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    node: NodeId | None = None
+    ended: str | None = None
+
+
+class ActionService:
+    """All actions and environments of one service."""
+
+    def __init__(
+        self,
+        store: Store,
+        background: Background,
+        body: ActionsBody,
+        broker: ActionBroker,
+        kept_s: float,
+    ) -> None:
+        self._store = store
+        self._background = background
+        self._body = body
+        self._broker = broker
+        self._kept_s = kept_s
+        self._live: dict[ActionId, _Live] = {}
+        self._places: dict[EnvironmentId, _Place] = {}
+        self._recent: dict[ActionId, tuple[TenantId, log.ActionResult]] = {}
+        self._last: deque[tuple[ActionId, log.ActionRequest, log.ActionResult]] = deque(maxlen=200)
+        self._ending: list[tuple[ActionId, log.ActionResult]] = []
+        self._writing = False
+        self._closed = False
+        self._stopping = asyncio.Event()
+        body.belongs_to(self)
+
+    async def adopt(self) -> None:
+        """Take over environments and actions from the durable log."""
+        for payload in await self._store.call(log.limits):
+            limit = msgspec.json.decode(payload, type=Limit)
+            self._body.feed(on.LimitDeclared(now_s(), limit))
+        places = await self._store.call(log.open_environments)
+        waiting = await self._store.call(log.open_actions)
+        for tenant, place in places:
+            self._places[place.spec.environment] = _Place(tenant, place)
+            self._body.feed(on.EnvironmentAdopted(now_s(), place.spec))
+        for tenant, request, created_s, started in waiting:
+            since_s = now_s() - max(time.time() - created_s, 0.0)
+            self._live[request.spec.action] = _Live(tenant, request, since_s)
+            self._body.feed(on.ActionAdopted(now_s(), request.spec, since_s, started))
+        self._background.spawn(self._forget())
+
+    def close(self) -> None:
+        """Let everybody go who waits; what is under way goes on after the next start."""
+        self._closed = True
+        self._stopping.set()
+        for live in self._live.values():
+            for event in (live.over, live.begun, live.news):
+                event.set()
+        for place in self._places.values():
+            place.ready.set()
+
+    async def _forget(self) -> None:
+        while not self._stopping.is_set():
+            before_s = time.time() - self._kept_s
+            await self._store.call(partial(log.drop_ended, before_s=before_s))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_FORGET_EVERY_S):
+                    await self._stopping.wait()
+
+    # ---- actions ----
+    async def submit(self, tenant: TenantId, request: log.ActionRequest) -> ActionId:
+        """Take an action; the same one again is the same. A full queue: UnavailableError."""
+        name = request.spec.action
+        if name not in self._live:
+            self._broker.check_room(request.spec.job)
+        environment = request.spec.environment
+        if environment is not None:
+            self._place(tenant, environment)
+        known = await self._store.call(lambda c: log.add_action(c, tenant, request, time.time()))
+        if known is None:
+            self._live[name] = _Live(tenant, request, now_s())
+            self._body.feed(on.ActionSubmitted(now_s(), request.spec))
+        elif known.tenant != tenant:
+            raise _not_yours(name)
+        return name
+
+    async def result(
+        self, tenant: TenantId, name: ActionId, hold_s: float
+    ) -> log.ActionResult | None:
+        """How an action ended, or None if it has not within `hold_s`."""
+        live = self._live.get(name)
+        if live is not None:
+            if live.tenant != tenant:
+                raise _not_yours(name)
+            if not self._closed:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(hold_s):
+                        await live.over.wait()
+            if name in self._live:
+                return None
+        return await self._ended(tenant, name)
+
+    async def _ended(self, tenant: TenantId, name: ActionId) -> log.ActionResult:
+        owner, result = self._recent.get(name, (None, None))
+        if result is None:
+            row = await self._store.call(lambda c: log.find_action(c, name))
+            if row is None or row.result is None:
+                raise _not_yours(name)
+            owner, result = row.tenant, log.decode_result(row.result)
+        if owner != tenant:
+            raise _not_yours(name)
+        return result
+
+    def state(self, name: ActionId) -> str:
+        """Of one without an outcome."""
+        live = self._live.get(name)
+        return "running" if live is not None and live.attempt is not None else "waiting"
+
+    def cancel(self, tenant: TenantId, name: ActionId) -> None:
+        """One that is over stays as it is."""
+        live = self._live.get(name)
+        if live is not None:
+            if live.tenant != tenant:
+                raise _not_yours(name)
+            self._body.feed(on.ActionCancelled(now_s(), name))
+
+    async def begun(self, tenant: TenantId, name: ActionId, hold_s: float) -> bool:
+        """Whether a permit is held now."""
+        live = self._mine(tenant, name)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(hold_s):
+                await live.begun.wait()
+        return live.attempt is not None
+
+    def done(self, tenant: TenantId, name: ActionId, ran_s: float) -> None:
+        """The owner of a permit says that its use is over."""
+        live = self._mine(tenant, name)
+        if live.request.command or live.attempt is None:
+            raise RefusedError(f"action: {name!r} is no permit that is held")
+        self._body.finished(name, live.attempt, OutcomeKind.DONE, ran_s)
+
+    async def output(self, tenant: TenantId, name: ActionId) -> AsyncIterator[tuple[Stream, bytes]]:
+        """What it prints, from its beginning, as it comes; ends when it does."""
+        live = self._live.get(name)
+        if live is None:
+            result = await self._ended(tenant, name)
+            for stream, data in (("stdout", result.stdout), ("stderr", result.stderr)):
+                if data:
+                    yield stream, data  # type: ignore[misc]
+            return
+        live = self._mine(tenant, name)
+        place = 0
+        while True:
+            for piece in live.printed[place:]:
+                yield piece
+            place = len(live.printed)
+            if live.over.is_set():
+                return
+            live.news.clear()
+            await live.news.wait()
+
+    def _mine(self, tenant: TenantId, name: ActionId) -> _Live:
+        live = self._live.get(name)
+        if live is None or live.tenant != tenant:
+            raise _not_yours(name)
+        return live
+
+    # ---- environments ----
+    async def open(self, tenant: TenantId, request: log.EnvironmentRequest) -> EnvironmentId:
+        """Ask for an environment; actions in it may be submitted at once."""
+        name = request.spec.environment
+        added = await self._store.call(
+            lambda c: log.add_environment(c, tenant, request, time.time())
+        )
+        if added:
+            self._places[name] = _Place(tenant, request)
+            self._body.feed(on.EnvironmentAsked(now_s(), request.spec))
+        return name
+
+    async def opened(self, tenant: TenantId, name: EnvironmentId, hold_s: float) -> bool:
+        """Whether it is open; NotFoundError says why it never will be."""
+        place = self._place(tenant, name)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(hold_s):
+                await place.ready.wait()
+        if place.ended is not None:
+            raise NotFoundError(f"environment: {name!r} has ended: {place.ended}")
+        return place.ready.is_set() and not self._closed
+
+    async def close_environment(self, tenant: TenantId, name: EnvironmentId) -> None:
+        """Its owner is done with it: its actions are cancelled."""
+        self._place(tenant, name)
+        self._body.feed(on.EnvironmentClosed(now_s(), name))
+        self.environment_ended(name, "it was closed")
+
+    async def snapshot(self, tenant: TenantId, name: EnvironmentId, kept_as: str) -> None:
+        """Keep what it has now, under a name that other environments of its node can begin from."""
+        place = self._place(tenant, name)
+        live = self._broker.books.environments.get(name)
+        if live is None or live.node is None or not place.ready.is_set():
+            raise RefusedError(f"environment: {name!r} is not open yet; wait for it")
+        if live.line:
+            raise RefusedError(f"environment: {name!r} is in use; take snapshots between actions")
+        error = await self._body.keep_snapshot(live.node, name, kept_as)
+        if error is not None:
+            raise RefusedError(error)
+
+    def environments(self, tenant: TenantId) -> list[EnvironmentId]:
+        return sorted(name for name, place in self._places.items() if place.tenant == tenant)
+
+    def _place(self, tenant: TenantId, name: EnvironmentId) -> _Place:
+        place = self._places.get(name)
+        if place is None or place.tenant != tenant:
+            raise NotFoundError(f"environment: {name!r} is not one of yours, or has ended")
+        return place
+
+    # ---- limits ----
+    async def declare(self, limit: Limit) -> None:
+        """There is so much of a resource that no worker brings; remembered over a restart."""
+        payload = msgspec.json.encode(limit).decode()
+        await self._store.call(partial(log.put_limit, name=limit.resource, payload=payload))
+        self._body.feed(on.LimitDeclared(now_s(), limit))
+
+    # ---- for the body ----
+    def request(self, action: ActionId) -> log.ActionRequest:
+        return self._live[action].request
+
+    def place(self, environment: EnvironmentId) -> log.EnvironmentRequest:
+        return self._places[environment].request
+
+    def granted(self, action: ActionId, attempt: int) -> None:
+        live = self._live[action]
+        live.attempt = attempt
+        live.printed.clear()
+        live.begun.set()
+
+    def printed(self, action: ActionId, stream: Stream, data: bytes) -> None:
+        live = self._live.get(action)
+        if live is not None and live.request.stream:
+            live.printed.append((stream, data))
+            live.news.set()
+
+    def ended(self, action: ActionId, result: log.ActionResult) -> None:
+        """Its one outcome: written first, told then."""
+        self._ending.append((action, result))
+        if not self._writing:
+            self._writing = True
+            self._background.spawn(self._write_ends())
+
+    async def _write_ends(self) -> None:
+        while self._ending:
+            batch, self._ending = self._ending, []
+            write = partial(log.end_actions, results=batch, now_s=time.time())
+            await self._store.call(write)
+            for action, result in batch:
+                self._settle(action, result)
+        self._writing = False
+
+    def _settle(self, action: ActionId, result: log.ActionResult) -> None:
+        live = self._live.pop(action)
+        self._recent[action] = (live.tenant, result)
+        self._last.append((action, live.request, result))
+        while len(self._recent) > _REMEMBERED:
+            del self._recent[next(iter(self._recent))]
+        for event in (live.over, live.begun, live.news):
+            event.set()
+
+    def environment_ready(self, environment: EnvironmentId) -> None:
+        place = self._places.get(environment)
+        if place is not None:
+            place.ready.set()
+
+    def environment_ended(self, environment: EnvironmentId, reason: str) -> None:
+        place = self._places.pop(environment, None)
+        if place is None:
+            return
+        place.ended = reason
+        place.ready.set()
+        self._background.spawn(
+            self._store.call(lambda c: log.end_environment(c, environment, reason, time.time()))
+        )
+
+    # ---- for operators ----
+    def gauges(self) -> dict[str, float]:
+        books = self._broker.books
+        return {
+            "sandboxes": len(self._body.facts),
+            "actions_waiting": books.waiting,
+            "actions_running": len(books.attempts),
+            "environments": len(books.environments),
+        }
+
+    def top(self, most: int = 50) -> dict[str, Any]:
+        """What runs, what waits, what ended last."""
+        now = now_s()
+        live = sorted(self._live.items(), key=lambda item: item[1].since_s)
+        return {
+            "gauges": self.gauges(),
+            "nodes": [
+                {"worker": worker, "node": facts.node, "backend": facts.backend, "said": facts.said,
+                 "cores": sum(len(numa) for numa in facts.cores), "memory_mib": facts.memory_mib}
+                for worker, facts in sorted(self._body.facts.items())
+            ],
+            "live": [self._shown(name, item, now) for name, item in live[:most]],
+            "ended": [
+                {"action": name, "job": request.spec.job, "command": _short(request.command),
+                 "kind": result.kind, "queued_s": round(result.queued_s, 3),
+                 "ran_s": round(result.ran_s, 3), "cores": len(result.cores)}
+                for name, request, result in list(self._last)[-most:]
+            ],
+        }  # fmt: skip
+
+    def _shown(self, name: ActionId, live: _Live, now: float) -> dict[str, Any]:
+        known = self._broker.books.actions.get(name)
+        attempt = known.attempt if known is not None else None
+        return {
+            "action": name,
+            "job": live.request.spec.job,
+            "command": _short(live.request.command),
+            "state": "waiting" if attempt is None else "running",
+            "cores": 0 if attempt is None else len(attempt.grant.cores),
+            "age_s": round(now - live.since_s, 3),
+        }
+
+
+def _short(command: Sequence[str]) -> str:
+    return " ".join(command)[:80] or "(permit)"
+
+
+def _not_yours(name: ActionId) -> NotFoundError:
+    return NotFoundError(f"action: {name!r} is not one of yours, or has expired")
+
+
+def job_of(tenant: TenantId, name: str | None) -> JobId:
+    """Jobs are a tenant's own."""
+    return JobId(f"{tenant}/{name or 'default'}")

@@ -1,0 +1,177 @@
+"""The durable log of actions and environments: what was asked, whether it started, how it ended."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from slackwater.model.action import ActionSpec, EnvironmentSpec
+from slackwater.model.errors import RefusedError
+from slackwater.model.ids import ActionId, EnvironmentId, TenantId
+from slackwater.runtime.store.schema import actions, environments, facts
+from slackwater.wire.sandbox import ActionLimits
+
+WAITING, STARTED, ENDED = "waiting", "started", "ended"
+
+
+class ActionRequest(msgspec.Struct, frozen=True):
+    """An action as it was asked for: what it costs, and what is run. Without a command it is a permit."""
+
+    spec: ActionSpec
+    limits: ActionLimits
+    command: list[str] = []
+    variables: dict[str, str] = {}
+    stdin: bytes = b""
+    stream: bool = False
+
+
+class ActionResult(msgspec.Struct, frozen=True):
+    """How an action ended: `kind` is a `model.action.OutcomeKind`, `end` a `sandbox.reports.End` if it ran."""
+
+    kind: str
+    reason: str = ""
+    end: str | None = None
+    status: int | None = None
+    stdout: bytes = b""
+    stderr: bytes = b""
+    queued_s: float = 0.0
+    launch_s: float = 0.0
+    ran_s: float = 0.0
+    cpu_s: float = 0.0
+    max_rss_bytes: int = 0
+    cores: list[int] = []
+    node: str | None = None
+
+
+class EnvironmentRequest(msgspec.Struct, frozen=True):
+    """An environment as it was asked for."""
+
+    spec: EnvironmentSpec
+    snapshot: str | None = None
+    files: dict[str, bytes] = {}
+
+
+_encoder = msgspec.msgpack.Encoder()
+_requests = msgspec.msgpack.Decoder(ActionRequest)
+_results = msgspec.msgpack.Decoder(ActionResult)
+_places = msgspec.msgpack.Decoder(EnvironmentRequest)
+
+
+def encode(payload: ActionRequest | ActionResult | EnvironmentRequest) -> bytes:
+    return _encoder.encode(payload)
+
+
+def decode_result(payload: bytes) -> ActionResult:
+    return _results.decode(payload)
+
+
+def add_action(
+    connection: Connection, tenant: TenantId, request: ActionRequest, now_s: float
+) -> Row[Any] | None:
+    """None if it was added; the row that is there if it was asked for before. Another one by its name is refused."""
+    name, payload = request.spec.action, encode(request)
+    known = connection.execute(sa.select(actions).where(actions.c.action == name)).first()
+    if known is None:
+        connection.execute(
+            actions.insert().values(
+                action=name, tenant=tenant, payload=payload, status=WAITING, created_s=now_s
+            )
+        )
+    elif known.payload != payload:
+        raise RefusedError(f"action: {name!r} was another one; give each action a name of its own")
+    return known
+
+
+def mark_started(connection: Connection, names: Sequence[ActionId]) -> None:
+    """Before a worker hears of them."""
+    connection.execute(
+        actions.update().where(actions.c.action == sa.bindparam("name")).values(status=STARTED),
+        [{"name": name} for name in names],
+    )
+
+
+def end_actions(
+    connection: Connection, results: Sequence[tuple[ActionId, ActionResult]], now_s: float
+) -> None:
+    """The one outcome of each."""
+    connection.execute(
+        actions.update()
+        .where(actions.c.action == sa.bindparam("name"))
+        .values(status=ENDED, result=sa.bindparam("said"), finished_s=now_s),
+        [{"name": name, "said": encode(result)} for name, result in results],
+    )
+
+
+def find_action(connection: Connection, name: ActionId) -> Row[Any] | None:
+    return connection.execute(sa.select(actions).where(actions.c.action == name)).first()
+
+
+def open_actions(connection: Connection) -> list[tuple[TenantId, ActionRequest, float, bool]]:
+    """Those without an outcome, in their order: whose, what, since when, and whether they had started."""
+    rows = connection.execute(
+        sa.select(actions).where(actions.c.status != ENDED).order_by(actions.c.created_s)
+    )
+    return [
+        (TenantId(row.tenant), _requests.decode(row.payload), row.created_s, row.status == STARTED)
+        for row in rows
+    ]
+
+
+def add_environment(
+    connection: Connection, tenant: TenantId, request: EnvironmentRequest, now_s: float
+) -> bool:
+    """Whether it is new. Another one by its name is refused."""
+    name, payload = request.spec.environment, encode(request)
+    known = connection.execute(
+        sa.select(environments).where(environments.c.environment == name)
+    ).first()
+    if known is None:
+        connection.execute(
+            environments.insert().values(
+                environment=name, tenant=tenant, payload=payload, created_s=now_s
+            )
+        )
+        return True
+    if known.payload != payload or known.ended is not None:
+        why = "has ended" if known.ended is not None else "was another one"
+        raise RefusedError(f"environment: {name!r} {why}; give each environment a name of its own")
+    return False
+
+
+def end_environment(connection: Connection, name: EnvironmentId, why: str, now_s: float) -> None:
+    connection.execute(
+        environments.update()
+        .where(environments.c.environment == name, environments.c.ended.is_(None))
+        .values(ended=why, finished_s=now_s)
+    )
+
+
+def open_environments(connection: Connection) -> list[tuple[TenantId, EnvironmentRequest]]:
+    rows = connection.execute(
+        sa.select(environments)
+        .where(environments.c.ended.is_(None))
+        .order_by(environments.c.created_s)
+    )
+    return [(TenantId(row.tenant), _places.decode(row.payload)) for row in rows]
+
+
+def drop_ended(connection: Connection, before_s: float) -> None:
+    """What ended long ago is forgotten."""
+    for table in (actions, environments):
+        connection.execute(table.delete().where(table.c.finished_s < before_s))
+
+
+def put_limit(connection: Connection, name: str, payload: str) -> None:
+    """Remember how much there is of a resource."""
+    key = f"limit/{name}"
+    connection.execute(facts.delete().where(facts.c.name == key))
+    connection.execute(facts.insert().values(name=key, value=payload))
+
+
+def limits(connection: Connection) -> list[str]:
+    rows = connection.execute(
+        sa.select(facts.c.value).where(facts.c.name.startswith("limit/")).order_by(facts.c.name)
+    )
+    return [row.value for row in rows]

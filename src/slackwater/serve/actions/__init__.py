@@ -1,0 +1,1 @@
+"""Actions over HTTP: submit, await, cancel, stream; environments; tools for agents."""

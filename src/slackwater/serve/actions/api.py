@@ -1,0 +1,173 @@
+"""Routes of actions, environments and limits."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from slackwater.model.action import Limit
+from slackwater.model.errors import RefusedError
+from slackwater.model.ids import ActionId, EnvironmentId, ResourceName, TenantId
+from slackwater.runtime.plane import ControlPlane
+from slackwater.runtime.store.action_log import ActionResult
+from slackwater.serve.actions.bodies import (
+    ActionBody,
+    DoneBody,
+    EnvironmentBody,
+    LimitBody,
+    SnapshotBody,
+)
+from slackwater.serve.http.auth import tenant_reader
+
+Hold = Annotated[float, Query(ge=0, le=30)]
+
+
+def shown(name: str, result: ActionResult) -> dict[str, Any]:
+    """An outcome as JSON; what is not text in the output is replaced."""
+    return {
+        "action": name,
+        "state": "ended",
+        "outcome": result.kind,
+        "reason": result.reason,
+        "end": result.end,
+        "status": result.status,
+        "stdout": result.stdout.decode(errors="replace"),
+        "stderr": result.stderr.decode(errors="replace"),
+        "node": result.node,
+        "usage": {
+            "queued_s": result.queued_s,
+            "launch_s": result.launch_s,
+            "ran_s": result.ran_s,
+            "cpu_s": result.cpu_s,
+            "max_rss_bytes": result.max_rss_bytes,
+            "cores": len(result.cores),
+        },
+    }
+
+
+def action_routes(plane: ControlPlane) -> APIRouter:
+    router = APIRouter(prefix="/slackwater/actions", tags=["actions"])
+    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
+    actions = plane.actions
+
+    async def answer(tenant: TenantId, name: ActionId, wait_s: float) -> Response:
+        result = await actions.result(tenant, name, wait_s)
+        if result is None:
+            return JSONResponse({"action": name, "state": actions.state(name)}, 202)
+        return JSONResponse(shown(name, result))
+
+    @router.post("", response_model=None)
+    async def submit(body: ActionBody, tenant: caller) -> Response:
+        """Take an action; answers with its outcome (200), or, if that takes longer than `wait_s`, with its name (202)."""
+        name = await actions.submit(tenant, body.request(tenant))
+        return await answer(tenant, name, body.wait_s)
+
+    @router.get("")
+    async def top(tenant: caller) -> dict[str, Any]:
+        """What runs, what waits and what ended last, of everybody; commands are shown to the operator only."""
+        found = actions.top()
+        if tenant != plane.settings.tenants[0]:
+            found["live"] = found["ended"] = []
+        return found
+
+    @router.get("/{action}", response_model=None)
+    async def result(action: str, tenant: caller, wait_s: Hold = 0.0) -> Response:
+        """The outcome, or how far it is after `wait_s`."""
+        return await answer(tenant, ActionId(action), wait_s)
+
+    @router.get("/{action}/output", response_model=None)
+    async def output(action: str, tenant: caller) -> Response:
+        """What it prints, as it comes: a JSON object a line, the last one with its outcome. Ask for it with `stream`."""
+        name = ActionId(action)
+        await actions.result(tenant, name, 0.0)  # refuses what is not the caller's
+
+        async def lines() -> AsyncIterator[bytes]:
+            async for stream, data in actions.output(tenant, name):
+                piece = {"stream": stream, "data": data.decode(errors="replace")}
+                yield json.dumps(piece).encode() + b"\n"
+            ended = await actions.result(tenant, name, 0.0)
+            if ended is not None:
+                said = shown(name, ended) | {"stdout": "", "stderr": ""}
+                yield json.dumps(said).encode() + b"\n"
+
+        return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+    @router.post("/{action}/cancel")
+    async def cancel(action: str, tenant: caller) -> dict[str, str]:
+        """Give it up: if it runs it is killed, with everything that it started."""
+        actions.cancel(tenant, ActionId(action))
+        return {"action": action}
+
+    return router
+
+
+def permit_routes(plane: ControlPlane) -> APIRouter:
+    router = APIRouter(prefix="/slackwater/actions", tags=["actions"])
+    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
+    actions = plane.actions
+
+    @router.post("/{action}/held", response_model=None)
+    async def held(action: str, tenant: caller, wait_s: Hold = 25.0) -> Response:
+        """Wait until a permit is held."""
+        is_held = await actions.begun(tenant, ActionId(action), wait_s)
+        return JSONResponse({"action": action, "held": is_held}, 200 if is_held else 202)
+
+    @router.post("/{action}/done")
+    async def done(action: str, body: DoneBody, tenant: caller) -> dict[str, str]:
+        """Give a permit back."""
+        actions.done(tenant, ActionId(action), body.ran_s)
+        return {"action": action}
+
+    return router
+
+
+def environment_routes(plane: ControlPlane) -> APIRouter:
+    router = APIRouter(prefix="/slackwater/environments", tags=["actions"])
+    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
+    actions = plane.actions
+
+    @router.post("", response_model=None)
+    async def opened(body: EnvironmentBody, tenant: caller) -> Response:
+        """Ask for an environment; 201 when it is open, 202 if it still waits for room."""
+        name = await actions.open(tenant, body.request(tenant))
+        is_open = await actions.opened(tenant, name, body.wait_s)
+        return JSONResponse({"environment": name, "open": is_open}, 201 if is_open else 202)
+
+    @router.get("")
+    async def listed(tenant: caller) -> dict[str, list[EnvironmentId]]:
+        return {"environments": actions.environments(tenant)}
+
+    @router.post("/{environment}/snapshot", status_code=201)
+    async def snapshot(environment: str, body: SnapshotBody, tenant: caller) -> dict[str, str]:
+        """Keep what it has now; other environments can begin from it in milliseconds."""
+        kept_as = f"{tenant}.{body.snapshot}"
+        await actions.snapshot(tenant, EnvironmentId(environment), kept_as)
+        return {"snapshot": body.snapshot}
+
+    @router.delete("/{environment}")
+    async def close(environment: str, tenant: caller) -> dict[str, str]:
+        """Take it away; actions in it are cancelled."""
+        await actions.close_environment(tenant, EnvironmentId(environment))
+        return {"environment": environment}
+
+    return router
+
+
+def limit_routes(plane: ControlPlane) -> APIRouter:
+    router = APIRouter(prefix="/slackwater/limits", tags=["actions"])
+    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
+
+    @router.put("/{resource}")
+    async def declare(resource: str, body: LimitBody, tenant: caller) -> dict[str, str]:
+        """Say how much of an API or a website there is, for all jobs together."""
+        if tenant != plane.settings.tenants[0]:
+            raise RefusedError(
+                f"key: of {tenant}; limits are the operator's, who is {plane.settings.tenants[0]}"
+            )
+        name = ResourceName(resource)
+        await plane.actions.declare(Limit(name, body.concurrency, body.quota, body.window_s))
+        return {"resource": resource}
+
+    return router
