@@ -82,8 +82,6 @@ def create_app(plane: ControlPlane) -> FastAPI:
     app.include_router(openai_routes(plane, face))
     app.include_router(extra_routes(plane, face))
     app.include_router(refused_routes(plane))
-    longest = max(base.max_text_chars for base in plane.bases)
-    app.include_router(openai_routes(plane))
     longest = max((base.max_text_chars for base in plane.bases), default=0)
     app.add_middleware(
         BodyLimits,
