@@ -37,6 +37,7 @@ BENCHES: dict[str, str] = {
     "agreement": "rollout.agreement",
     "delta": "weights.delta",
     "tenants": "service.tenants",
+    "schemas": "service.schemas",
 }
 
 app = typer.Typer(add_completion=False)

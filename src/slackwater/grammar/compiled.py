@@ -10,6 +10,7 @@ from slackwater.model.sampling import Grammar
 
 # No free whitespace: a model that has nothing to say would write blanks until its tokens are used up.
 _JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_DRAFTS_WITH_ONE_MEANING = ("2019-09", "2020-12")  # of a $ref beside a $id
 _MAX_SOURCE_CHARACTERS = 1 << 20
 LIMITS = LLParserLimits(verbose_errors=False)
 
@@ -19,6 +20,13 @@ def compiled(grammar: Grammar) -> str:
     if len(grammar.source) > _MAX_SOURCE_CHARACTERS:
         fix = f"characters are too many; at most {_MAX_SOURCE_CHARACTERS}"
         raise ConfigError.of(grammar.kind, len(grammar.source), fix)
+    try:
+        return _text(grammar)
+    except RecursionError:
+        raise ConfigError(f"{grammar.kind}: is nested too deep") from None
+
+
+def _text(grammar: Grammar) -> str:
     match grammar.kind:
         case "json_schema":
             return _schema(_json(grammar))
@@ -50,6 +58,8 @@ def _schema(schema: Any) -> str:
         schema = {}
     if not isinstance(schema, dict):
         raise ConfigError.of("json_schema", schema, "must be an object")
+    if not any(draft in str(schema.get("$schema")) for draft in _DRAFTS_WITH_ONE_MEANING):
+        _refuse_moved_references(schema)
     try:
         return LLMatcher.grammar_from_json_schema(
             {key: value for key, value in schema.items() if key != "x-guidance"},
@@ -57,6 +67,22 @@ def _schema(schema: Any) -> str:
         )
     except ValueError as error:
         raise ConfigError(f"json_schema: cannot be read: {error}") from None
+
+
+def _refuse_moved_references(schema: Any) -> None:
+    """A `$id` beside a `$ref` changes what the reference means in some drafts and nothing in others."""
+    if isinstance(schema, dict):
+        if "$id" in schema and "$ref" in schema and schema["$ref"] and not _is_local(schema):
+            raise ConfigError("json_schema: is not supported: $id beside $ref; write one of them")
+        for inner in schema.values():
+            _refuse_moved_references(inner)
+    elif isinstance(schema, list):
+        for inner in schema:
+            _refuse_moved_references(inner)
+
+
+def _is_local(schema: dict[str, Any]) -> bool:
+    return isinstance(schema["$ref"], str) and schema["$ref"].startswith("#")
 
 
 def _choice(choices: Any) -> str:
@@ -70,5 +96,5 @@ def _choice(choices: Any) -> str:
 def _json(grammar: Grammar) -> Any:
     try:
         return json.loads(grammar.source)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ConfigError(f"{grammar.kind}: is not JSON: {error}") from None

@@ -2,7 +2,9 @@
 
 import json
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import jsonschema_rs
 import numpy as np
@@ -102,6 +104,38 @@ def test_an_answer_follows_its_schema_and_ends_by_itself(engine: Engine) -> None
         done = run(engine, asked(1, sampling))
         jsonschema_rs.validate(SCHEMA, json.loads(text(done.tokens[1])))
         assert done.finished[1].reason == "stop"
+
+
+SAMPLE: list[dict[str, Any]] = [
+    {"type": "integer", "minimum": 3, "maximum": 12},
+    {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+    {"enum": [1, "two", None, [3], {"four": 4}]},
+    {"const": {"a": [True, False]}},
+    {"type": "string", "pattern": "^[a-f]{2,4}$"},
+    {"type": "string", "format": "date"},
+    {"type": "array", "prefixItems": [{"type": "boolean"}, {"type": "null"}], "items": False},
+    {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 3},
+    {"type": "object", "additionalProperties": {"type": "boolean"}, "required": ["x"]},
+    {"anyOf": [{"type": "boolean"}, {"type": "string", "maxLength": 2}]},
+    {"allOf": [{"type": "integer"}, {"minimum": 5}, {"maximum": 6}]},
+    {
+        "$ref": "#/$defs/tree",
+        "$defs": {"tree": {"type": "array", "items": {"$ref": "#/$defs/tree"}}},
+    },
+    {"type": ["null", "integer"]},
+    {},
+]
+
+
+@pytest.mark.parametrize("schema", SAMPLE, ids=json.dumps)
+def test_answers_to_schemas_of_many_kinds_are_valid(engine: Engine, schema: dict[str, Any]) -> None:
+    """A sample of what `slackwater bench schemas` asks for."""
+    ending = [(ord(sign), 5.0) for sign in '"}],'] + [(END, 5.0)]
+    grammar = Grammar("json_schema", json.dumps(schema))
+    sampling = Sampling(600, stop_token_ids=[END], logit_bias=ending, grammar=grammar)
+    for seed in range(3):
+        said = text(one(engine, replace(sampling, seed=seed)))
+        jsonschema_rs.validate(schema, json.loads(said, parse_float=Decimal))
 
 
 def test_a_choice_and_a_regex_are_followed(engine: Engine) -> None:
