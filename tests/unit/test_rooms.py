@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "engine": "model nets",
     "grammar": "model",
     "training": "model nets tensors",
-    "weights": "model wire tensors",
+    "weights": "model policy wire tensors",
     "sandbox": "model wire",
     "worker": "model wire nets tensors weights engine training zoo sandbox grammar",
     "rl": "model",

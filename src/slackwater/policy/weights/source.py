@@ -6,6 +6,7 @@ already pass on what it has, so a site is a tree that fills while it grows. Pure
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,14 @@ class Source:
 
     member: str
     crosses: bool
+
+
+class SourcePolicy(Protocol):
+    """Chooses from whom a puller takes a version."""
+
+    def choose(self, puller: Holder, holders: Sequence[Holder]) -> Source | None:
+        """Where `puller` takes it from; None means: wait."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,166 @@
+"""One authenticated connection to a relay; blocking, for one thread."""
+
+import mmap
+import os
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from slackwater.model.errors import SlackwaterError, UnavailableError
+from slackwater.weights.relay import protocol as say
+from slackwater.weights.relay.bucket import Cargo, Manifest
+from slackwater.weights.relay.shelf import Key
+
+_PIECE = 1 << 20
+Address = tuple[str, int]
+
+
+class RelayClient:
+    """Asks one relay. After an UnavailableError the connection is of no use; open another."""
+
+    def __init__(self, address: Address, secret: bytes, timeout_s: float = 60.0) -> None:
+        try:
+            self._socket = socket.create_connection(address, timeout=timeout_s)
+        except OSError as error:
+            raise UnavailableError(f"relay {address[0]}:{address[1]}: {error}") from None
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            say.prove_as_client(self._socket, secret)
+        except (OSError, SlackwaterError) as error:
+            self._socket.close()
+            raise _transient(error) from None
+
+    def __enter__(self) -> "RelayClient":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection, also for a thread that waits on it."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def versions(self) -> list[say.Line]:
+        """The visible versions, oldest first, with the bytes of their cargoes."""
+        return msgspec.convert(self._ask(say.Versions()), list[say.Line])
+
+    def manifest(self, version: str, wait_s: float = 0.0) -> Manifest:
+        """A visible version's manifest; waits for it if asked to."""
+        manifest = msgspec.convert(self._ask(say.About(version, wait_s)), Manifest)
+        manifest.check()
+        return manifest
+
+    def filled(self, keys: Sequence[Key]) -> list[int]:
+        """How many bytes of each bucket the relay has."""
+        return msgspec.convert(self._ask(say.Filled(tuple(keys))), list[int])
+
+    def put(self, key: Key, size: int, tag: int, views: Sequence[memoryview]) -> None:
+        """Send a bucket, from where an earlier try broke off; nothing if the relay has it."""
+        try:
+            say.send(self._socket, say.Put(key, size, tag))
+            start = say.receive_reply(self._socket)
+            if start is not None:
+                say.send_views(self._socket, views, int(start))
+                say.receive_reply(self._socket)
+        except OSError as error:
+            raise _transient(error) from None
+
+    def seal(self, manifest: Manifest) -> None:
+        """Make a version visible."""
+        self._ask(say.Seal(manifest))
+
+    def drop(self, cargo: Cargo) -> None:
+        """Have the relay forget a cargo."""
+        self._ask(say.Drop(cargo))
+
+    def join(self, member: say.Join) -> None:
+        """Be known as one who serves what it has, as long as this connection lasts."""
+        self._ask(member)
+
+    def source(self, member: str, cargo: Cargo, lost: str = "") -> say.From | None:
+        """From whom to take a cargo; None means: ask again soon."""
+        found = self._ask(say.Source(member, cargo, lost))
+        return None if found is None else msgspec.convert(found, say.From)
+
+    def have(self, member: str, cargoes: Sequence[Cargo]) -> None:
+        """Say what one has all of."""
+        self._ask(say.Have(member, tuple(cargoes)))
+
+    def get(
+        self,
+        key: Key,
+        views: Sequence[memoryview],
+        *,
+        offset: int = 0,
+        node: str = "",
+        arrived: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """Receive a bucket into memory, from `offset` on; `arrived` hears how much is there."""
+        size = sum(map(len, views))
+        try:
+            say.send(self._socket, say.Get(key, offset, node))
+            there, path = msgspec.convert(say.receive_reply(self._socket), tuple[int, str])
+            if there != size:
+                raise UnavailableError(f"a bucket of {there} bytes came, not of {size}")
+            if path:
+                _copy_shared(Path(path), size, views)
+                arrived(size)
+                return
+            self._receive(views, offset, arrived)
+        except (OSError, msgspec.ValidationError) as error:
+            raise _transient(error) from None
+
+    def _receive(
+        self, views: Sequence[memoryview], offset: int, arrived: Callable[[int], None]
+    ) -> None:
+        base = 0
+        for view in views:
+            start = max(offset - base, 0)
+            for at in range(start, len(view), _PIECE):
+                piece = view[at : at + _PIECE]
+                say.receive_into(self._socket, piece)
+                arrived(base + at + len(piece))
+            base += len(view)
+
+    def _ask(self, request: say.Request) -> object:
+        try:
+            say.send(self._socket, request)
+            answer: object = say.receive_reply(self._socket)
+        except OSError as error:
+            raise _transient(error) from None
+        return answer
+
+
+def _copy_shared(path: Path, size: int, views: Sequence[memoryview]) -> None:
+    """Copy a bucket that lies in this node's memory."""
+    if size == 0:
+        return
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size != size:
+            raise UnavailableError(f"shared bucket {path.name} is not of {size} bytes")
+        with (
+            mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as shared,
+            memoryview(shared) as all_of_it,
+        ):
+            at = 0
+            for view in views:
+                view[:] = all_of_it[at : at + len(view)]
+                at += len(view)
+
+
+def _transient(error: Exception) -> SlackwaterError:
+    """What broke on the way, as an error that says: try again or elsewhere."""
+    if isinstance(error, SlackwaterError):
+        return error
+    return UnavailableError(f"the connection to the relay broke: {error or type(error).__name__}")

@@ -1,0 +1,241 @@
+"""What relays and their clients say to each other: a handshake that proves the fleet's secret, then requests.
+
+    server: 32 random bytes        client: 32 random bytes + HMAC(secret, "client" + both)        server: HMAC(secret, "server" + both), or 32 zeros and no more
+
+After it each message is a 32-bit length and MessagePack; a bucket's bytes follow their message bare.
+"""
+
+import hmac
+import secrets
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from slackwater.model.errors import (
+    ConfigError,
+    NotFoundError,
+    RefusedError,
+    SlackwaterError,
+    UnavailableError,
+)
+from slackwater.weights.relay.bucket import Cargo, Manifest
+from slackwater.weights.relay.shelf import Key
+
+MAX_MESSAGE_BYTES = 64 << 20
+_NONCE = 32
+_REFUSED = bytes(32)
+_LENGTH = struct.Struct("<I")
+_ERRORS: dict[str, type[SlackwaterError]] = {
+    kind.__name__: kind for kind in (ConfigError, NotFoundError, RefusedError, UnavailableError)
+}
+
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Put(msgspec.Struct, frozen=True, tag=True):
+    """The bucket's bytes follow, from where the answer says; nothing if it says None."""
+
+    key: Key
+    size: Count
+    tag: Count
+
+
+class Filled(msgspec.Struct, frozen=True, tag=True):
+    """How much of these buckets is there?"""
+
+    keys: tuple[Key, ...]
+
+
+class Seal(msgspec.Struct, frozen=True, tag=True):
+    """All buckets are there: make the version visible."""
+
+    manifest: Manifest
+
+
+class Versions(msgspec.Struct, frozen=True, tag=True):
+    """Which versions are there, and how large are their cargoes?"""
+
+
+class About(msgspec.Struct, frozen=True, tag=True):
+    """A version's manifest, once it is visible."""
+
+    version: str
+    wait_s: float = 0.0
+
+
+class Get(msgspec.Struct, frozen=True, tag=True):
+    """A bucket's bytes from `offset` on; as a path instead if `node` is the server's."""
+
+    key: Key
+    offset: Count = 0
+    node: str = ""
+
+
+class Drop(msgspec.Struct, frozen=True, tag=True):
+    """Forget a cargo."""
+
+    cargo: Cargo
+
+
+class Join(msgspec.Struct, frozen=True, tag=True):
+    """I serve what I have at this address, until this connection ends."""
+
+    member: str
+    host: str
+    port: int
+    node: str
+    site: str
+
+
+class Source(msgspec.Struct, frozen=True, tag=True):
+    """From whom shall I take the cargo? `lost` did not answer."""
+
+    member: str
+    cargo: Cargo
+    lost: str = ""
+
+
+class Have(msgspec.Struct, frozen=True, tag=True):
+    """I have all of these cargoes."""
+
+    member: str
+    cargoes: tuple[Cargo, ...]
+
+
+Request = Put | Filled | Seal | Versions | About | Get | Drop | Join | Source | Have
+
+
+class Line(msgspec.Struct, frozen=True, array_like=True):
+    """A visible version, with the bytes of its cargoes by base."""
+
+    version: str
+    sizes: dict[str, int]
+
+
+class From(msgspec.Struct, frozen=True, array_like=True):
+    """Take it from there; `member` is empty if that is the relay itself. None of both means: ask again."""
+
+    member: str
+    host: str
+    port: int
+
+
+class Ok(msgspec.Struct, frozen=True, tag=True):
+    """Done; what was asked for, if anything."""
+
+    value: Any = None
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """Not done: the kind of error and its words."""
+
+    kind: str
+    said: str
+
+    def error(self) -> SlackwaterError:
+        return _ERRORS.get(self.kind, UnavailableError)(self.said)
+
+
+Reply = Ok | Failed
+_decode_request = msgspec.msgpack.Decoder(Request).decode
+_decode_reply = msgspec.msgpack.Decoder(Reply).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def send(connection: socket.socket, message: Request | Reply) -> None:
+    """Send one message."""
+    body = _encode(message)
+    connection.sendall(_LENGTH.pack(len(body)) + body)
+
+
+def receive_request(connection: socket.socket) -> Request | None:
+    """The next request; None if the peer has gone."""
+    body = _message(connection)
+    if body is None:
+        return None
+    try:
+        request: Request = _decode_request(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ConfigError.of("request", len(body), f"bytes are no request: {error}") from None
+    return request
+
+
+def receive_reply(connection: socket.socket) -> Any:
+    """The value of the next reply, or its error raised."""
+    body = _message(connection)
+    if body is None:
+        raise UnavailableError("the relay closed the connection")
+    reply = _decode_reply(body)
+    if isinstance(reply, Failed):
+        raise reply.error()
+    return reply.value
+
+
+def _message(connection: socket.socket) -> bytes | None:
+    head = bytearray(_LENGTH.size)
+    if not receive_into(connection, memoryview(head), at_edge=True):
+        return None
+    (length,) = _LENGTH.unpack(head)
+    if length > MAX_MESSAGE_BYTES:
+        raise ConfigError.of("message", length, f"bytes are above {MAX_MESSAGE_BYTES}")
+    body = bytearray(length)
+    receive_into(connection, memoryview(body))
+    return bytes(body)
+
+
+def receive_into(connection: socket.socket, memory: memoryview, *, at_edge: bool = False) -> bool:
+    """Fill the memory; False if the peer closed before its first byte and that may be (`at_edge`)."""
+    got = 0
+    while got < len(memory):
+        count = connection.recv_into(memory[got:])
+        if count == 0:
+            if at_edge and got == 0:
+                return False
+            raise UnavailableError(
+                f"the peer closed the connection {len(memory) - got} bytes early"
+            )
+        got += count
+    return True
+
+
+def send_views(connection: socket.socket, views: Sequence[memoryview], offset: int = 0) -> None:
+    """Send memory as it lies, without the first `offset` bytes."""
+    for view in views:
+        if offset < len(view):
+            connection.sendall(view[offset:])
+        offset = max(offset - len(view), 0)
+
+
+def prove_as_server(connection: socket.socket, secret: bytes) -> None:
+    """The server's side of the handshake; UnavailableError if the client does not know the secret."""
+    ours = secrets.token_bytes(_NONCE)
+    connection.sendall(ours)
+    answer = bytearray(_NONCE + 32)
+    receive_into(connection, memoryview(answer))
+    both = ours + bytes(answer[:_NONCE])
+    if not hmac.compare_digest(bytes(answer[_NONCE:]), _proof(secret, b"client", both)):
+        connection.sendall(_REFUSED)
+        raise UnavailableError("a client does not know the fleet's secret")
+    connection.sendall(_proof(secret, b"server", both))
+
+
+def prove_as_client(connection: socket.socket, secret: bytes) -> None:
+    """The client's side of the handshake."""
+    theirs = bytearray(_NONCE)
+    receive_into(connection, memoryview(theirs))
+    both = bytes(theirs) + secrets.token_bytes(_NONCE)
+    connection.sendall(both[_NONCE:] + _proof(secret, b"client", both))
+    answer = bytearray(32)
+    receive_into(connection, memoryview(answer))
+    if bytes(answer) == _REFUSED:
+        raise RefusedError("the relay refused this fleet secret; give it the relay's")
+    if not hmac.compare_digest(bytes(answer), _proof(secret, b"server", both)):
+        raise RefusedError("the relay does not know the fleet's secret; nothing was sent to it")
+
+
+def _proof(secret: bytes, side: bytes, nonces: bytes) -> bytes:
+    return hmac.digest(secret, b"slackwater weights 1 " + side + nonces, "sha256")

@@ -1,0 +1,98 @@
+"""The sender's end: a version's buckets, whole and as what changed since the one before, then the seal."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from slackwater.weights.relay.bucket import (
+    BUCKET_BYTES,
+    Bytes,
+    Cargo,
+    Manifest,
+    TensorEntry,
+    buckets_of,
+    encode_changes,
+    part_checksums,
+    tag_of,
+    whole_views,
+)
+from slackwater.weights.relay.shelf import Key, Shelf
+
+
+class Target(Protocol):
+    """Where buckets go: a relay's client, or a shelf in this process."""
+
+    def put(self, key: Key, size: int, tag: int, views: Sequence[memoryview]) -> None:
+        """Hand a bucket over, whose version's bytes have this tag; nothing if it is there."""
+        ...
+
+    def seal(self, manifest: Manifest) -> None:
+        """Make the version visible."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ShelfTarget:
+    """Buckets go on a shelf in this process, waiting up to `wait_s` for room."""
+
+    shelf: Shelf
+    wait_s: float = 30.0
+
+    def put(self, key: Key, size: int, tag: int, views: Sequence[memoryview]) -> None:
+        slot = self.shelf.begin(key, size, tag, self.wait_s)
+        if slot is None:
+            return
+        at = 0
+        for view in views:
+            slot.memory[at : at + len(view)] = view
+            at += len(view)
+        self.shelf.advance(slot, size)
+
+    def seal(self, manifest: Manifest) -> None:
+        self.shelf.seal(manifest)
+
+
+@dataclass(frozen=True, slots=True)
+class HostVersion:
+    """A version in host memory: its tensors' bytes in the order of `tensors`. Not to be changed."""
+
+    version: str
+    tensors: tuple[TensorEntry, ...]
+    arrays: tuple[Bytes, ...]
+    meta: Mapping[str, object]
+
+
+def publish(
+    target: Target,
+    new: HostVersion,
+    base: HostVersion | None = None,
+    bucket_bytes: int = BUCKET_BYTES,
+) -> Manifest:
+    """Send a version, bucket by bucket, and make it visible.
+
+    With a `base` of the same tensors, what changed since is sent too, unless it is no smaller than the whole.
+    """
+    buckets = buckets_of(new.tensors, bucket_bytes)
+    whole = Cargo(new.version)
+    sizes: list[int] = []
+    checksums: list[tuple[int, ...]] = []
+    for number, bucket in enumerate(buckets):
+        views = whole_views(new.arrays, bucket)
+        sizes.append(sum(map(len, views)))
+        checksums.append(tuple(part_checksums(new.arrays, bucket)))
+        target.put(Key(whole, number), sizes[-1], tag_of(checksums[-1]), views)
+    by_base = {"": tuple(sizes)}
+    if base is not None and base.tensors == new.tensors and base.version != new.version:
+        changes = [encode_changes(base.arrays, new.arrays, bucket) for bucket in buckets]
+        if sum(map(len, changes)) < sum(sizes):
+            since = Cargo(new.version, base.version)
+            for number, data in enumerate(changes):
+                target.put(
+                    Key(since, number), len(data), tag_of(checksums[number]), [memoryview(data)]
+                )
+            by_base[base.version] = tuple(map(len, changes))
+    manifest = Manifest(
+        new.version, dict(new.meta), new.tensors, bucket_bytes, tuple(checksums), by_base
+    )
+    target.seal(manifest)
+    return manifest

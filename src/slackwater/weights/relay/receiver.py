@@ -1,0 +1,166 @@
+"""From cargoes on a shelf to a version in host memory, checked part by part."""
+
+import time
+from collections import OrderedDict
+
+import numpy as np
+
+from slackwater.model.errors import NotFoundError, SlackwaterError
+from slackwater.policy.weights.way import Delta, Way, WayPolicy
+from slackwater.weights.delta.checksum import checksum
+from slackwater.weights.delta.frame import refused
+from slackwater.weights.relay import protocol as say
+from slackwater.weights.relay.agent import Agent
+from slackwater.weights.relay.bucket import Bucket, Bytes, Cargo, Manifest, apply_changes
+from slackwater.weights.relay.publisher import HostVersion
+from slackwater.weights.relay.shelf import Key
+
+
+class Receiver:
+    """Pulls versions through an agent, whole or by deltas, whichever is smaller.
+
+    The `keep` newest pulled versions stay in host memory as bases, and their cargoes on the agent's shelf for its neighbours.
+    """
+
+    def __init__(self, agent: Agent, *, keep: int = 1, way: WayPolicy | None = None) -> None:
+        self._agent = agent
+        self._keep = keep
+        self._way = way or WayPolicy()
+        self._held: OrderedDict[str, tuple[HostVersion, Manifest]] = OrderedDict()
+        self._cargoes: list[Cargo] = []
+        self.last_way: Way | None = None
+
+    def held(self) -> tuple[str, ...]:
+        """The versions in host memory."""
+        return tuple(self._held)
+
+    def pull(self, version: str, within_s: float = 600.0) -> HostVersion:
+        """The version, exactly as published; waits for it to become visible. After an error all is as it was."""
+        if version in self._held:
+            return self._held[version][0]
+        deadline_s = time.monotonic() + within_s
+        manifest = self._visible(version, deadline_s)
+        refusals: set[Cargo] = set()
+        while True:
+            way = self._chosen(version, refusals)
+            self.last_way = way
+            try:
+                found = self._follow(way, manifest, deadline_s, refusals)
+            except _UnusableError:
+                continue
+            self._keep_newest(found, manifest)
+            return found
+
+    def _visible(self, version: str, deadline_s: float) -> Manifest:
+        while True:
+            left_s = deadline_s - time.monotonic()
+            try:
+                return self._agent.manifest(version, min(max(left_s, 0.0), 10.0))
+            except (NotFoundError, ConnectionError):
+                if left_s <= 0:
+                    raise
+                time.sleep(min(0.05, max(left_s, 0.0)))
+
+    def _chosen(self, version: str, refusals: set[Cargo]) -> Way:
+        lines = self._agent.versions()
+        wholes = {
+            line.version: line.sizes[""]
+            for line in lines
+            if "" in line.sizes and Cargo(line.version) not in refusals
+        }
+        way = self._way.choose(version, self._held, wholes, _deltas(lines, refusals))
+        if way is None:
+            raise NotFoundError(f"version: nothing that the relay has leads to {version!r}")
+        return way
+
+    def _follow(
+        self, way: Way, manifest: Manifest, deadline_s: float, refusals: set[Cargo]
+    ) -> HostVersion:
+        cargoes = [Cargo(way.start)] if way.fetch_start else []
+        cargoes += [Cargo(delta.version, delta.base) for delta in way.deltas]
+        arrays: tuple[Bytes, ...] = ()
+        sums: list[list[int]] = []
+        at = manifest
+        if not way.fetch_start:
+            base, at = self._held[way.start]
+            arrays = tuple(array.copy() for array in base.arrays)
+            sums = [list(each) for each in at.checksums]
+        for cargo in cargoes:
+            at = (
+                manifest
+                if cargo.version == manifest.version
+                else self._agent.manifest(cargo.version)
+            )
+            self._agent.bring(cargo, at, deadline_s)
+            try:
+                if cargo.base:
+                    sums = self._applied(cargo, at, arrays, sums)
+                else:
+                    arrays, sums = self._whole(cargo, at)
+                if [tuple(each) for each in sums] != list(at.checksums):
+                    raise refused(f"{cargo.version!r} came with other bytes than its manifest says")
+            except SlackwaterError:
+                # Damaged on the way or at its source: take it again from nowhere near, or another way.
+                self._agent.shelf.drop(cargo)
+                if cargo in refusals or cargo.base == "":
+                    raise
+                refusals.add(cargo)
+                raise _UnusableError from None
+            self._cargoes.append(cargo)
+        return HostVersion(manifest.version, manifest.tensors, arrays, manifest.meta)
+
+    def _whole(self, cargo: Cargo, manifest: Manifest) -> tuple[tuple[Bytes, ...], list[list[int]]]:
+        arrays = tuple(np.empty(tensor.size, np.uint8) for tensor in manifest.tensors)
+        sums: list[list[int]] = []
+        for number, bucket in enumerate(manifest.buckets()):
+            slot = self._agent.shelf.open(Key(cargo, number))
+            try:
+                sums.append(_copied(slot.memory, bucket, arrays))
+            finally:
+                self._agent.shelf.close(slot)
+        return arrays, sums
+
+    def _applied(
+        self, cargo: Cargo, manifest: Manifest, arrays: tuple[Bytes, ...], known: list[list[int]]
+    ) -> list[list[int]]:
+        reached: list[list[int]] = []
+        for number, bucket in enumerate(manifest.buckets()):
+            slot = self._agent.shelf.open(Key(cargo, number))
+            try:
+                reached.append(apply_changes(arrays, bucket, slot.memory, known[number]))
+            finally:
+                self._agent.shelf.close(slot)
+        return reached
+
+    def _keep_newest(self, found: HostVersion, manifest: Manifest) -> None:
+        self._held[found.version] = (found, manifest)
+        while len(self._held) > self._keep:
+            self._held.popitem(last=False)
+        for cargo in [c for c in self._cargoes if c.version not in self._held]:
+            self._agent.shelf.drop(cargo)
+            self._cargoes.remove(cargo)
+
+
+class _UnusableError(Exception):
+    """A cargo on the way was damaged; another way is to be found."""
+
+
+def _deltas(lines: list[say.Line], refusals: set[Cargo]) -> list[Delta]:
+    return [
+        Delta(base, line.version, size)
+        for line in lines
+        for base, size in line.sizes.items()
+        if base and Cargo(line.version, base) not in refusals
+    ]
+
+
+def _copied(memory: memoryview, bucket: Bucket, arrays: tuple[Bytes, ...]) -> list[int]:
+    """Copy a whole bucket's parts to their tensors; their checksums."""
+    source, at = np.frombuffer(memory, np.uint8), 0
+    sums: list[int] = []
+    for part in bucket:
+        target = arrays[part.tensor][part.start : part.stop]
+        target[:] = source[at : at + part.stop - part.start]
+        sums.append(checksum(target))
+        at += part.stop - part.start
+    return sums

@@ -1,0 +1,279 @@
+"""Buckets in memory, bounded: written once by one, read by many, also while it is being written."""
+
+import mmap
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from slackwater.model.errors import NotFoundError, RefusedError, UnavailableError
+from slackwater.weights.relay.bucket import Cargo, Manifest, tag_of
+
+
+class Key(msgspec.Struct, frozen=True, array_like=True):
+    """One bucket of a cargo."""
+
+    cargo: Cargo
+    number: int
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A bucket's memory; `filled` bytes of it are there. `path` is where others on this node may map it."""
+
+    key: Key
+    size: int
+    tag: int
+    memory: memoryview
+    path: Path | None
+    filled: int = 0
+    failed: bool = False
+    readers: int = 0
+    dropped: bool = False
+
+    @property
+    def complete(self) -> bool:
+        return self.filled == self.size
+
+
+@dataclass(slots=True)
+class Shelf:
+    """Slots by key and manifests by version; at most `max_bytes` of buckets.
+
+    With `shared` the memory is of files in the node's memory, readable by this user's other processes.
+    """
+
+    max_bytes: int
+    shared: bool = False
+    _slots: dict[Key, Slot] = field(default_factory=dict)
+    _manifests: dict[str, Manifest] = field(default_factory=dict)
+    _expected: set[Cargo] = field(default_factory=set)
+    _used: int = 0
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _folder: tempfile.TemporaryDirectory[str] | None = None
+
+    # ---- writing ----
+    def begin(self, key: Key, size: int, tag: int, wait_s: float = 0.0) -> Slot | None:
+        """A slot to fill, from its `filled` on; None if it is complete, or if another still fills it after `wait_s`.
+
+        Waits up to `wait_s` for room, too: back-pressure on whoever publishes or pulls. What a sender with
+        another `tag` left behind without a seal is thrown away.
+        """
+        deadline_s = time.monotonic() + wait_s
+        with self._changed:
+            while True:
+                held = self._slots.get(key)
+                if held is not None and held.tag != tag and self._unsealed(held):
+                    del self._slots[key]
+                    held.dropped = True
+                    self._release(held)
+                    held = None
+                if held is not None:
+                    if held.size != size or held.tag != tag:
+                        raise _other_weights(key.cargo.version)
+                    if held.complete:
+                        return None
+                    if held.failed:
+                        held.failed = False
+                        return held
+                    if not self._changed.wait(max(deadline_s - time.monotonic(), 0.0)):
+                        return None
+                    continue
+                if size > self.max_bytes:
+                    raise RefusedError(f"a bucket of {size} bytes is above {self.max_bytes}")
+                if self._used + size <= self.max_bytes:
+                    break
+                if not self._changed.wait(max(deadline_s - time.monotonic(), 0.0)):
+                    raise UnavailableError(
+                        f"relay memory: {self._used} of {self.max_bytes} bytes are held; retire versions or give it more"
+                    )
+            memory, path = self._allocate(size)
+            slot = self._slots[key] = Slot(key, size, tag, memory, path)
+            self._used += size
+            return slot
+
+    def advance(self, slot: Slot, filled: int) -> None:
+        """More of a slot is there: its readers go on."""
+        with self._changed:
+            slot.filled = filled
+            self._changed.notify_all()
+
+    def fail(self, slot: Slot) -> None:
+        """The one who filled it has gone; what is there stays, for the next to go on from."""
+        with self._changed:
+            slot.failed = not slot.complete
+            self._changed.notify_all()
+
+    def seal(self, manifest: Manifest) -> None:
+        """Make a version visible; refused unless all of every cargo that it names is there."""
+        manifest.check()
+        with self._changed:
+            held = self._manifests.get(manifest.version)
+            if held is not None and held.checksums != manifest.checksums:
+                raise _other_weights(manifest.version)
+            for base, sizes in manifest.sizes.items():
+                for number, size in enumerate(sizes):
+                    slot = self._slots.get(Key(Cargo(manifest.version, base), number))
+                    fits = slot is not None and slot.complete and slot.size == size
+                    if slot is None or not fits or slot.tag != tag_of(manifest.checksums[number]):
+                        raise RefusedError(f"version: {manifest.version!r} lacks bucket {number}")
+            self._manifests[manifest.version] = manifest
+            self._changed.notify_all()
+
+    def note(self, manifest: Manifest) -> None:
+        """Know of a version whose buckets are still on their way here."""
+        with self._changed:
+            self._manifests[manifest.version] = manifest
+            self._changed.notify_all()
+
+    # ---- reading ----
+    def manifest(self, version: str, wait_s: float = 0.0) -> Manifest:
+        """A visible version's manifest; waits for it if asked to."""
+        deadline_s = time.monotonic() + wait_s
+        with self._changed:
+            while version not in self._manifests:
+                if not self._changed.wait(max(deadline_s - time.monotonic(), 0.0)):
+                    held = ", ".join(list(self._manifests)[-5:]) or "none"
+                    raise NotFoundError(f"version: {version!r} is not here; held are: {held}")
+            return self._manifests[version]
+
+    def manifests(self) -> tuple[Manifest, ...]:
+        """Every visible version, oldest first."""
+        with self._changed:
+            return tuple(self._manifests.values())
+
+    def cargoes(self) -> tuple[Cargo, ...]:
+        """The cargoes of which all is here."""
+        with self._changed:
+            return tuple(
+                Cargo(version, base)
+                for version, manifest in self._manifests.items()
+                for base, sizes in manifest.sizes.items()
+                if all(
+                    (slot := self._slots.get(Key(Cargo(version, base), n))) and slot.complete
+                    for n in range(len(sizes))
+                )
+            )
+
+    def filled(self, keys: Iterable[Key]) -> list[int]:
+        """How many bytes of each bucket are here."""
+        with self._changed:
+            return [self._slots[key].filled if key in self._slots else 0 for key in keys]
+
+    def expect(self, cargo: Cargo, expected: bool) -> None:
+        """Say that a cargo is on its way here, or no longer: readers wait for what is expected."""
+        with self._changed:
+            if expected:
+                self._expected.add(cargo)
+            else:
+                self._expected.discard(cargo)
+            self._changed.notify_all()
+
+    def open(self, key: Key, wait_s: float = 0.0) -> Slot:
+        """A bucket to read; `close` it afterwards. Its memory stays until then. Waits for it if it is expected."""
+        deadline_s = time.monotonic() + wait_s
+        with self._changed:
+            while (slot := self._slots.get(key)) is None:
+                left_s = deadline_s - time.monotonic()
+                if key.cargo not in self._expected or left_s <= 0:
+                    raise NotFoundError(f"bucket {key.number} of {key.cargo.version!r} is not here")
+                self._changed.wait(left_s)
+            slot.readers += 1
+            return slot
+
+    def close(self, slot: Slot) -> None:
+        with self._changed:
+            slot.readers -= 1
+            self._release(slot)
+
+    def wait(self, slot: Slot, beyond: int, wait_s: float) -> int:
+        """How much is filled, once it is more than `beyond`; UnavailableError if nobody fills it any more."""
+        deadline_s = time.monotonic() + wait_s
+        with self._changed:
+            while slot.filled <= beyond and not slot.complete:
+                broken = slot.failed and slot.key.cargo not in self._expected
+                if broken or slot.dropped:
+                    raise UnavailableError(f"bucket {slot.key.number} broke off at {slot.filled}")
+                if not self._changed.wait(max(deadline_s - time.monotonic(), 0.0)):
+                    raise UnavailableError(f"bucket {slot.key.number} stands at {slot.filled}")
+            return slot.filled
+
+    # ---- dropping ----
+    def drop(self, cargo: Cargo) -> None:
+        """Forget a cargo; who is reading it reads on. A version without cargoes is no longer visible."""
+        with self._changed:
+            for key in [key for key in self._slots if key.cargo == cargo]:
+                slot = self._slots.pop(key)
+                slot.dropped = True
+                self._release(slot)
+            manifest = self._manifests.get(cargo.version)
+            if manifest is not None and cargo.base in manifest.sizes:
+                sizes = {base: s for base, s in manifest.sizes.items() if base != cargo.base}
+                if sizes:
+                    changed = msgspec.structs.replace(manifest, sizes=sizes)
+                    self._manifests[cargo.version] = changed
+                else:
+                    del self._manifests[cargo.version]
+            self._changed.notify_all()
+
+    def forget_unsealed(self, gone: Callable[[Cargo], bool]) -> None:
+        """Free buckets of versions that were never sealed and whose publisher is gone."""
+        with self._changed:
+            cargoes = {key.cargo for key in self._slots if key.cargo.version not in self._manifests}
+        for cargo in cargoes:
+            if gone(cargo):
+                self.drop(cargo)
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory of buckets, those included that only readers still hold."""
+        return self._used
+
+    def close_all(self) -> None:
+        """Give the shared files back."""
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def _unsealed(self, slot: Slot) -> bool:
+        manifest = self._manifests.get(slot.key.cargo.version)
+        if manifest is None:
+            return True
+        sums = manifest.checksums
+        return slot.key.number >= len(sums) or tag_of(sums[slot.key.number]) != slot.tag
+
+    def _release(self, slot: Slot) -> None:
+        if slot.dropped and slot.readers == 0 and slot.size >= 0:
+            self._used -= slot.size
+            slot.size = -1
+            if slot.path is not None:
+                slot.path.unlink(missing_ok=True)
+            self._changed.notify_all()
+
+    def _allocate(self, size: int) -> tuple[memoryview, Path | None]:
+        if not self.shared or size == 0:
+            return memoryview(bytearray(size)) if size < 4096 else _anonymous(size), None
+        if self._folder is None:
+            place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+            self._folder = tempfile.TemporaryDirectory(prefix="slackwater-weights-", dir=place)
+        descriptor, name = tempfile.mkstemp(dir=self._folder.name)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+            memory = mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+        return memoryview(memory), Path(name)
+
+
+def _anonymous(size: int) -> memoryview:
+    return memoryview(mmap.mmap(-1, size))
+
+
+def _other_weights(version: str) -> RefusedError:
+    return RefusedError(
+        f"version: {version!r} is published with other weights; publish under a new name"
+    )
