@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "nets": "model",
     "tensors": "model",
     "zoo": "model nets tensors",
-    "engine": "model nets",
+    "engine": "model nets policy",
     "grammar": "model",
     "training": "model nets tensors",
     "weights": "model policy wire tensors",

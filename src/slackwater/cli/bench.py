@@ -23,6 +23,7 @@ BENCHES: dict[str, str] = {
     "engine": "engine.cpu",
     "coserving": "serving.coserving",
     "serving_tick": "serving.tick",
+    "pages": "serving.pages",
     "grpo": "training.grpo",
     "cluster": "coscheduling.cluster",
     "drain": "coscheduling.drain",

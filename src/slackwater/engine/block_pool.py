@@ -38,7 +38,8 @@ class BlockPool:
         self._users = [0] * self.num_blocks
         self._name_of: dict[int, Digest] = {}
         self._block_of: dict[Digest, int] = {}
-        self._unused_named: OrderedDict[int, None] = OrderedDict()
+        self._unused_named: OrderedDict[int, float] = OrderedDict()
+        self.now_s = 0.0  # set by whoever wants prefixes to expire
         self._free: list[int] = []
         self._untouched = SCRATCH + 1
         self._in_use = 0
@@ -91,17 +92,25 @@ class BlockPool:
         if self._users[block] == 0:
             self._in_use -= 1
             if block in self._name_of:
-                self._unused_named[block] = None
+                self._unused_named[block] = self.now_s
             else:
                 self._let_go(block)
 
-    def forget_unused(self) -> int:
-        """Forget every prefix that nobody uses, so that its pages can be reclaimed; how many."""
-        forgotten = len(self._unused_named)
-        for block in self._unused_named:
+    @property
+    def unused_named(self) -> int:
+        return len(self._unused_named)
+
+    def forget_unused(self, before_s: float = float("inf")) -> int:
+        """Forget the prefixes that nobody has used since `before_s`, so that their pages can be reclaimed."""
+        forgotten = 0
+        while self._unused_named:
+            block, since_s = next(iter(self._unused_named.items()))
+            if since_s >= before_s:
+                break
+            del self._unused_named[block]
             self._forget(block)
             self._let_go(block)
-        self._unused_named.clear()
+            forgotten += 1
         return forgotten
 
     def available(self) -> int:

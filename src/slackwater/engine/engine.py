@@ -11,6 +11,7 @@ from slackwater.engine.block_pool import BlockPool, root
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.executor import Executor
 from slackwater.engine.guide import Guide, Guides
+from slackwater.engine.pages import PageArena
 from slackwater.engine.request import (
     Failed,
     Finished,
@@ -20,7 +21,7 @@ from slackwater.engine.request import (
     StopReason,
 )
 from slackwater.engine.runner import Runner, Sampled
-from slackwater.engine.scheduler import Scheduler, StepPlan
+from slackwater.engine.scheduler import EngineLoad, Scheduler, StepPlan
 from slackwater.engine.sequence import PromptScoring, Sequence
 from slackwater.engine.slots import SlotTable
 from slackwater.engine.stopping import Decode, completes_stop_string
@@ -114,10 +115,10 @@ class Engine:
         self._forget(sequence)
         return True
 
-    def step(self) -> StepOutput:
-        """One pass over all that can run."""
+    def step(self, prompt_tokens: int | None = None) -> StepOutput:
+        """One pass over all that can run; with at most `prompt_tokens` of prompts, if that is said."""
         early, self._done_on_arrival = self._done_on_arrival, []
-        plan = self._scheduler.plan()
+        plan = self._scheduler.plan(prompt_tokens)
         if plan is None:
             return StepOutput(finished=tuple(early))
         sampled = self._runner.run(plan)
@@ -178,6 +179,46 @@ class Engine:
         if arena.idle_pages < pages:
             self._blocks.forget_unused()
         return arena.reclaim(pages)
+
+    # ---- sharing a device with another engine ----
+    @property
+    def arena(self) -> PageArena:
+        """Where its cache lies."""
+        return self._executor.arena
+
+    @property
+    def block_bytes(self) -> int:
+        """Memory of one block."""
+        return self._executor.block_bytes
+
+    @property
+    def in_use_bytes(self) -> int:
+        """Memory of running requests alone."""
+        return self._blocks.blocks_in_use * self._executor.block_bytes
+
+    @property
+    def unused_prefixes(self) -> int:
+        """Blocks kept for later requests."""
+        return self._blocks.unused_named
+
+    def load(self) -> EngineLoad:
+        """What its next steps have to do."""
+        return self._scheduler.load()
+
+    def youngest(self) -> int | None:
+        """The request that came last."""
+        sequence = self._scheduler.youngest()
+        return None if sequence is None else sequence.request.request_id
+
+    def forget_prefixes(self, now_s: float, before_s: float) -> int:
+        """Forget prefixes unused since `before_s`; from `now_s` on, unused ones are dated so."""
+        self._blocks.now_s = now_s
+        return self._blocks.forget_unused(before_s)
+
+    def close(self) -> None:
+        """Give every page back; the engine is not used again."""
+        self._sequences.clear()
+        self._executor.close()
 
     def gauges(self) -> dict[str, float]:
         """What the engine holds and has done, by name."""

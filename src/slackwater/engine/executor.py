@@ -100,3 +100,7 @@ class Executor(Protocol):
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """A token and its log-prob for each row."""
         ...
+
+    def close(self) -> None:
+        """Give the cache's memory back; nothing is run here again."""
+        ...

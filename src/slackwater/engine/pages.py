@@ -7,6 +7,8 @@ Here on the CPU: a memfd, and `mmap` at fixed addresses. `cuda/pages.py` does it
 import ctypes
 import mmap
 import os
+from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -49,9 +51,17 @@ class PagePool(Protocol):
 
     def release(self, address: int, size_bytes: int) -> None: ...
 
-    def map(self, page: int, address: int) -> None: ...
+    def map(self, pages: Sequence[int], address: int) -> None:
+        """Put pages behind neighbouring addresses, the first behind `address`."""
+        ...
 
-    def unmap(self, page: int, address: int) -> None: ...
+    def unmap(self, address: int, count: int) -> None:
+        """Take the memory away from behind `count` pages of addresses; nothing may be using it."""
+        ...
+
+    def quiesce(self) -> None:
+        """Wait until the device has done what it was told: then pages may be unmapped."""
+        ...
 
 
 class HostPagePool:
@@ -73,6 +83,10 @@ class HostPagePool:
     def free_pages(self) -> int:
         return len(self._free)
 
+    def shuffle(self, permute: Callable[[int], NDArray[np.int64]]) -> None:
+        """Give free pages out in another order, as after long use; for measurements."""
+        self._free = [self._free[place] for place in permute(len(self._free)).tolist()]
+
     def trim(self) -> None:
         """Return the memory behind free pages to the system."""
         for page in self._free:
@@ -88,15 +102,19 @@ class HostPagePool:
         if _libc.munmap(address, size_bytes) != 0:
             raise _system_error("munmap")
 
-    def map(self, page: int, address: int) -> None:
+    def map(self, pages: Sequence[int], address: int) -> None:
         access = mmap.PROT_READ | mmap.PROT_WRITE
-        flags = mmap.MAP_SHARED | _MAP_FIXED
-        _mapped(address, self.page_bytes, access, flags, self._file, page * self.page_bytes)
+        flags, size = mmap.MAP_SHARED | _MAP_FIXED, self.page_bytes
+        for start, stop in runs(pages):
+            first = address + start * size
+            _mapped(first, (stop - start) * size, access, flags, self._file, pages[start] * size)
 
-    def unmap(self, page: int, address: int) -> None:
-        del page
+    def unmap(self, address: int, count: int) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED
-        _mapped(address, self.page_bytes, 0, flags, -1, 0)
+        _mapped(address, count * self.page_bytes, 0, flags, -1, 0)
+
+    def quiesce(self) -> None:
+        """The CPU has done what it was told."""
 
     def close(self) -> None:
         if self._file >= 0:
@@ -106,13 +124,18 @@ class HostPagePool:
 
 class PageArena:
     """One model's virtual range: a page is mapped while a span in use touches it, and after that
-    stays mapped, idle, until `reclaim` wants it."""
+    stays mapped, idle, until `reclaim` wants it.
+
+    `limit` bounds the pages mapped. `on_dry(pages)` is asked for pages when the pool has none.
+    """
 
     def __init__(self, pool: PagePool, size_bytes: int) -> None:
         self._pool = pool
         pages = -(-size_bytes // pool.page_bytes)
         self.size_bytes = pages * pool.page_bytes
         self.address = pool.reserve(self.size_bytes)
+        self.limit: int | None = None
+        self.on_dry: Callable[[int], None] = _nobody_gives
         self._page_of: list[int | None] = [None] * pages
         self._users = [0] * pages
         self._mapped = 0
@@ -129,22 +152,15 @@ class PageArena:
     def hold(self, start: int, stop: int) -> bool:
         """Put memory behind the bytes `[start, stop)`; False, and nothing done, if there is none."""
         places = range(start // self._pool.page_bytes, -(-stop // self._pool.page_bytes))
-        fresh: list[tuple[int, int]] = []
-        for place in places:
-            if self._page_of[place] is None:
-                page = self._pool.take()
-                if page is None:
-                    for _, taken in fresh:
-                        self._pool.give_back(taken)
-                    return False
-                fresh.append((place, page))
-        for place, page in fresh:
-            self._pool.map(page, self.address + place * self._pool.page_bytes)
-            self._page_of[place] = page
-            self._mapped += 1
+        lacking = [place for place in places if self._page_of[place] is None]
+        woken = [place for place in places if place in self._idle]
+        for place in woken:  # before anything is reclaimed to make room
+            del self._idle[place]
+        if lacking and not self._map(lacking):
+            self._idle |= dict.fromkeys(woken)
+            return False
         for place in places:
             self._users[place] += 1
-            self._idle.pop(place, None)
         return True
 
     def let_go(self, start: int, stop: int) -> None:
@@ -157,29 +173,82 @@ class PageArena:
 
     def reclaim(self, pages: int) -> int:
         """Unmap up to `pages` idle pages and give them back to the pool; how many it was."""
-        done = 0
-        while self._idle and done < pages:
-            place = next(iter(self._idle))
-            del self._idle[place]
+        places = sorted(islice(self._idle, pages))
+        if not places:
+            return 0
+        self._pool.quiesce()
+        for start, stop in runs(places):
+            self._pool.unmap(self._address(places[start]), stop - start)
+        for place in reversed(places):  # the pool gives the last one out first
             page = self._page_of[place]
             assert page is not None, "an idle page is mapped"
-            self._pool.unmap(page, self.address + place * self._pool.page_bytes)
             self._pool.give_back(page)
             self._page_of[place] = None
-            self._mapped -= 1
-            done += 1
-        return done
+            del self._idle[place]
+        self._mapped -= len(places)
+        return len(places)
 
     def close(self) -> None:
         """Unmap everything and release the range; views of it must be gone."""
-        for place, page in enumerate(self._page_of):
-            if page is not None:
-                self._pool.unmap(page, self.address + place * self._pool.page_bytes)
-                self._pool.give_back(page)
-        self._page_of, self._mapped, self._idle = [], 0, {}
+        for place in range(len(self._page_of)):
+            if self._page_of[place] is not None:
+                self._idle[place] = None
+        self.reclaim(len(self._idle))
+        self._page_of, self._users = [], []
         if self.size_bytes:
             self._pool.release(self.address, self.size_bytes)
             self.size_bytes = 0
+
+    def _address(self, place: int) -> int:
+        return self.address + place * self._pool.page_bytes
+
+    def _map(self, places: Sequence[int]) -> bool:
+        """Pages behind all of these places, or behind none of them."""
+        if self.limit is not None and self._mapped + len(places) > self.limit:
+            self.reclaim(self._mapped + len(places) - self.limit)
+            if self._mapped + len(places) > self.limit:
+                return False
+        taken = self._take(len(places))
+        if len(taken) < len(places):
+            for page in reversed(taken):
+                self._pool.give_back(page)
+            return False
+        for start, stop in runs(places):
+            self._pool.map(taken[start:stop], self._address(places[start]))
+        for place, page in zip(places, taken, strict=True):
+            self._page_of[place] = page
+        self._mapped += len(places)
+        return True
+
+    def _take(self, count: int) -> list[int]:
+        """As many pages as can be had; whoever else holds some is asked once."""
+        taken: list[int] = []
+        asked = False
+        while len(taken) < count:
+            page = self._pool.take()
+            if page is not None:
+                taken.append(page)
+            elif asked:
+                break
+            else:
+                asked = True
+                self.on_dry(count - len(taken))
+        return taken
+
+
+def runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Where neighbours stand side by side: `numbers[start:stop]` rise by one."""
+    found: list[tuple[int, int]] = []
+    start = 0
+    for place in range(1, len(numbers) + 1):
+        if place == len(numbers) or numbers[place] != numbers[place - 1] + 1:
+            found.append((start, place))
+            start = place
+    return found
+
+
+def _nobody_gives(pages: int) -> None:
+    del pages
 
 
 def host_view(arena: PageArena) -> NDArray[np.float32]:

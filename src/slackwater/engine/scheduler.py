@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from itertools import groupby, islice
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,22 @@ class WeightGroup:
     start: int
     stop: int
     spans: tuple[tuple[int, int, LoraAdapter], ...]
+
+
+class PromptLoad(NamedTuple):
+    """A prompt that is not computed to its end: `tokens` are left after `computed` ones."""
+
+    request_id: int
+    tokens: int
+    computed: int
+
+
+class EngineLoad(NamedTuple):
+    """Prompts in the order of their service; how many requests decode, and the tokens that these look back on."""
+
+    prompts: list[PromptLoad]
+    decoding: int
+    context: int
 
 
 class Scheduler:
@@ -72,6 +89,34 @@ class Scheduler:
     def sequences(self) -> list[Sequence]:
         return [*self._running.values(), *self._waiting]
 
+    def load(self) -> "EngineLoad":
+        """What the next steps have to do."""
+        order, table = self._by_weights(), self.slots
+        length = table.length[order]
+        pending = length - table.computed[order]
+        decodes = pending <= 1
+        prompts = [
+            PromptLoad(sequence.request.request_id, int(left), int(known) - int(left))
+            for sequence, left, known in sorted(
+                (
+                    (self._running[int(slot)], left, known)
+                    for slot, left, known in zip(
+                        order[~decodes], pending[~decodes], length[~decodes], strict=True
+                    )
+                ),
+                key=lambda row: row[0].order,
+            )
+        ]
+        prompts += [
+            PromptLoad(sequence.request.request_id, sequence.known_tokens, 0)
+            for sequence in self._waiting
+        ]
+        return EngineLoad(prompts, int(decodes.sum()), int(length[decodes].sum()))
+
+    def youngest(self) -> Sequence | None:
+        """The request that came last, waiting or running."""
+        return max(self.sequences(), key=lambda sequence: sequence.order, default=None)
+
     def remove(self, sequence: Sequence) -> None:
         """Forget a request, waiting or running; its named blocks stay findable."""
         if sequence.slot is None:
@@ -79,20 +124,25 @@ class Scheduler:
         else:
             self._leave(sequence)
 
-    def plan(self) -> StepPlan | None:
-        """Rows for the next step, blocks held for all of them; None when there is nothing to do."""
+    def plan(self, prompt_tokens: int | None = None) -> StepPlan | None:
+        """Rows for the next step, blocks held for all of them; None when there is nothing to do.
+
+        `prompt_tokens` bounds how many tokens of prompts are among them.
+        """
         self._admit()
         while self._running:
             order = self._by_weights()
             table = self.slots
             pending = table.length[order] - table.computed[order]
             counts = np.minimum(pending, 1)
-            self._give_chunks(order, pending, counts)
+            self._give_chunks(order, pending, counts, prompt_tokens)
             short = self._hold_blocks(order, counts)
             if short is None:
                 chosen = counts > 0
                 if chosen.all():
                     return StepPlan(order, counts)
+                if not chosen.any():
+                    return None
                 return StepPlan(order[chosen], counts[chosen])
             self._preempt_youngest()
         return None
@@ -164,7 +214,11 @@ class Scheduler:
         return tuple(groups)
 
     def _give_chunks(
-        self, order: NDArray[np.int64], pending: NDArray[np.int64], counts: NDArray[np.int64]
+        self,
+        order: NDArray[np.int64],
+        pending: NDArray[np.int64],
+        counts: NDArray[np.int64],
+        prompt_tokens: int | None,
     ) -> None:
         """Share the step's tokens among the prompts, oldest first; decoding rows have theirs."""
         prompts = np.nonzero(pending > 1)[0]
@@ -172,6 +226,8 @@ class Scheduler:
             return
         counts[prompts] = 0
         left = max(self._max_step_tokens - int(counts.sum()), 1)
+        if prompt_tokens is not None:
+            left = min(left, prompt_tokens)
         arrivals = [self._running[int(order[place])].order for place in prompts]
         for place in prompts[np.argsort(arrivals)].tolist():
             counts[place] = min(left, int(pending[place]))

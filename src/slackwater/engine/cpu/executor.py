@@ -81,6 +81,11 @@ class CpuExecutor:
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         return sample(logits.numpy(), columns)
 
+    def close(self) -> None:
+        self._cache = np.empty((0, 0), np.float32)
+        self._passes.clear()
+        self.arena.close()
+
     def _spans(self, spans: Spans) -> tuple[AdapterSpan, ...]:
         return tuple(
             [AdapterSpan(start, stop, self._adapters[held]) for start, stop, held in spans]

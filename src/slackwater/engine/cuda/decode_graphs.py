@@ -99,6 +99,11 @@ class DecodeGraphs:
         self._captured = {key: kept for key, kept in self._captured.items() if key[0] != id(model)}
         self._pool = torch.cuda.graph_pool_handle()  # the old one ends with its last graph
 
+    def close(self) -> None:
+        """Let go of every graph, and of the cache that they read."""
+        self._captured.clear()
+        self._cache = torch.empty(0, device=self._cache.device)
+
     def _forward(self, model: StraightPass, shape: StepShape) -> tuple[Tensor, Tensor]:
         places = shape.columns()
         column = {name: self._inputs[start:stop] for name, (start, stop) in places.items()}

@@ -140,6 +140,13 @@ class CudaExecutor:
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         return self._sampler.sample(logits, columns)
 
+    def close(self) -> None:
+        torch.cuda.synchronize()
+        self._graphs.close()
+        self._cache = torch.empty(0, device=self._device)
+        self._passes.clear()
+        self.arena.close()
+
     def _adapted(self, spans: Spans, rows: int) -> AdapterRows | None:
         if not spans:
             return None

@@ -1,5 +1,6 @@
 """Physical pages on a GPU: CUDA's virtual memory, through the driver's own calls."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -51,14 +52,19 @@ class CudaPagePool:
     def release(self, address: int, size_bytes: int) -> None:
         _done(driver.cuMemAddressFree(address, size_bytes))
 
-    def map(self, page: int, address: int) -> None:
-        _done(driver.cuMemMap(address, self.page_bytes, 0, self._handles[page], 0))
-        _done(driver.cuMemSetAccess(address, self.page_bytes, [self._access], 1))
+    def map(self, pages: Sequence[int], address: int) -> None:
+        size, place = self.page_bytes, address
+        for page in pages:
+            _done(driver.cuMemMap(place, size, 0, self._handles[page], 0))
+            place += size
+        _done(driver.cuMemSetAccess(address, len(pages) * size, [self._access], 1))
 
-    def unmap(self, page: int, address: int) -> None:
-        del page
-        torch.cuda.synchronize()  # a kernel may still read the page
-        _done(driver.cuMemUnmap(address, self.page_bytes))
+    def unmap(self, address: int, count: int) -> None:
+        _done(driver.cuMemUnmap(address, count * self.page_bytes))
+
+    def quiesce(self) -> None:
+        """A kernel may still read a page."""
+        torch.cuda.synchronize()
 
     def close(self) -> None:
         for handle in self._handles:

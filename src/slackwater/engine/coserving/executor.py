@@ -1,0 +1,248 @@
+"""The co-serving executor: one device, two engines on one pool of pages, one step at a time (ROSE 4.1).
+
+The arbiter says whose step is next. Pages follow the service: what it needs is taken from the rollout at once, first
+idle pages, then prefixes, then whole requests, which are given back so that they go on elsewhere.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from slackwater.engine.coserving.token_times import ServedTimes, TokenTimes
+from slackwater.engine.engine import Engine
+from slackwater.engine.request import GenerationRequest, StepOutput
+from slackwater.model.errors import RefusedError
+from slackwater.policy.serving.admission import Grant
+from slackwater.policy.serving.arbiter import Arbiter, Turn
+from slackwater.policy.serving.slack import RolloutState
+from slackwater.policy.serving.step_cost import step_work
+
+_NO_ROLLOUT = RolloutState()
+STALLS_AFTER_S = 2.0
+_NO_MEMORY_REST_S = 0.02  # a rollout whose next step finds no page is not asked again at once
+
+
+@dataclass(frozen=True, slots=True)
+class CoservingStep:
+    """What one step did: the service's output or the rollout's, the requests of the rollout that were given back,
+    and the service's requests that ended. Nobody's output: nothing may run now."""
+
+    served: StepOutput | None = None
+    rolled_out: StepOutput | None = None
+    given_back: tuple[int, ...] = ()
+    ended: tuple[ServedTimes, ...] = ()
+
+
+class CoservingExecutor:
+    """`clock` counts seconds; everything else is decided by the arbiter. Page numbers are the pool's."""
+
+    def __init__(self, service: Engine, arbiter: Arbiter, clock: Callable[[], float]) -> None:
+        self.service, self.arbiter = service, arbiter
+        self.rollout: Engine | None = None
+        self._clock = clock
+        self._times = TokenTimes(arbiter.slo.tpot_s)
+        self._given_back: list[int] = []
+        self._progress_s = self._rests_until_s = 0.0
+        self.serving_s = self.rollout_s = self.needed_s = 0.0
+        self.cuts = 0
+        service.arena.on_dry = self._service_is_dry
+
+    # ---- the service ----
+    def serve(self, request: GenerationRequest) -> None:
+        """A request of the service; raises if it can never run."""
+        self.service.add(request)
+        now_s = self._clock()
+        self._times.arrived(request.request_id, now_s)
+        self.arbiter.arrived(now_s, len(request.prompt) + len(request.generated))
+
+    def abort_served(self, request_id: int) -> None:
+        self.service.abort(request_id)
+        self._times.aborted(request_id)
+
+    @property
+    def serving_pages(self) -> int:
+        """What the service's running requests need; prefixes that it keeps beside them can go."""
+        return -(-self.service.in_use_bytes // self._page_bytes)
+
+    # ---- the rollout ----
+    def lend(self, rollout: Engine) -> None:
+        """A rollout's engine on the same pool may run from now on; its RL step begins."""
+        if self.rollout is not None:
+            raise RefusedError("the device is lent already; take it back first")
+        self.rollout = rollout
+        rollout.arena.on_dry = self._rollout_is_dry
+        self._progress_s = self._clock()
+        self.step_began()
+
+    def step_began(self) -> None:
+        """The job's next RL step: the budget is set anew."""
+        self.arbiter.step_began(self.serving_pages)
+        self._bound()
+
+    def take_back(self) -> tuple[int, ...]:
+        """The rollout leaves: its pages are free, its requests are the caller's to report."""
+        rollout = self.rollout
+        if rollout is None:
+            return ()
+        while (youngest := rollout.youngest()) is not None:
+            rollout.abort(youngest)
+            self._given_back.append(youngest)
+        rollout.close()
+        self.rollout = None
+        return self._take_given_back()
+
+    def roll_out(self, request: GenerationRequest) -> None:
+        """A request of the rollout; raises if it cannot run here."""
+        if self.rollout is None:
+            raise RefusedError("the device is not lent; the service needs it")
+        if not self.rollout.busy:
+            self._progress_s = self._clock()
+        self.rollout.add(request)
+
+    @property
+    def stalled(self) -> bool:
+        """The rollout has requests, and nothing came of them for too long."""
+        waits = self.rollout is not None and self.rollout.busy
+        return waits and self._clock() - self._progress_s > STALLS_AFTER_S
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step might have something to do or to tell."""
+        return (
+            self.service.busy
+            or bool(self._given_back)
+            or (self.rollout is not None and self.rollout.busy)
+        )
+
+    # ---- steps ----
+    def step(self) -> CoservingStep:
+        """Ask the arbiter, and run what it says."""
+        now_s, rollout = self._clock(), self.rollout
+        load = self.service.load()
+        state = self._times.state(load)
+        if self.service.busy and not state.busy:
+            return self._serve(now_s)  # it has only something to tell
+        shared = _NO_ROLLOUT
+        if rollout is not None and now_s >= self._rests_until_s:
+            rollout.forget_prefixes(now_s, self.arbiter.mode.lease.expired_before(now_s))
+            shared = self._rollout_state(rollout)
+        turn = self.arbiter.next_step(now_s, state, shared)
+        if isinstance(turn, Grant) and rollout is not None:
+            return self._roll_out(rollout, turn, shared)
+        if turn is Turn.SERVE:
+            return self._serve(now_s)
+        return CoservingStep(given_back=self._take_given_back())
+
+    def _serve(self, now_s: float) -> CoservingStep:
+        load = self.service.load()
+        before = self.service.gauges()["tokens_computed"]
+        output = self.service.step()
+        ended_s = self._clock()
+        rows = int(self.service.gauges()["tokens_computed"] - before)
+        if rows:
+            prompt = max(rows - load.decoding, 0)
+            computed = load.prompts[0].computed if load.prompts else 0
+            work = step_work(min(load.decoding, rows), load.context, prompt, computed)
+            took_s = ended_s - now_s
+            self.serving_s += took_s
+            self.needed_s += self.arbiter.needed_s(work, took_s)
+            self.arbiter.served(work, took_s)
+        ended = tuple(self._times.stepped(output, ended_s))
+        self._check_memory()
+        return CoservingStep(output, None, self._take_given_back(), ended)
+
+    def _roll_out(self, rollout: Engine, grant: Grant, state: RolloutState) -> CoservingStep:
+        began_s = self._clock()
+        before = rollout.gauges()["tokens_computed"]
+        output = rollout.step(grant.prompt_tokens)
+        ended_s = self._clock()
+        rows = int(rollout.gauges()["tokens_computed"] - before)
+        if rows:
+            prompt = max(rows - state.decoding, 0)
+            work = step_work(rows - prompt, state.context, prompt, state.prompt_context)
+            self.rollout_s += ended_s - began_s
+            self.arbiter.rolled_out(work, ended_s - began_s)
+            self._progress_s = ended_s
+        elif not output.finished:
+            self._rests_until_s = ended_s + _NO_MEMORY_REST_S
+        return CoservingStep(None, output, self._take_given_back())
+
+    def _rollout_state(self, rollout: Engine) -> RolloutState:
+        """What it could run within its budget: without memory there is no work."""
+        load = rollout.load()
+        if not load.decoding and not load.prompts and rollout.busy:
+            return RolloutState(decoding=1)  # it has only something to tell
+        tokens = sum(prompt.tokens for prompt in load.prompts)
+        computed = load.prompts[0].computed if load.prompts else 0
+        return RolloutState(load.decoding, load.context, tokens, computed)
+
+    # ---- memory ----
+    @property
+    def _page_bytes(self) -> int:
+        return self.service.config.page_bytes
+
+    def _bound(self) -> None:
+        """Tell the rollout's cache how much it may have."""
+        if self.rollout is not None:
+            self.rollout.arena.limit = self.arbiter.lent
+            self._shrink(self.arbiter.lent)
+
+    def _check_memory(self) -> None:
+        if self.arbiter.uses(self.serving_pages) and self.rollout is not None:
+            self.cuts += 1
+            self._bound()
+
+    def _service_is_dry(self, pages: int) -> None:
+        """The pool has no page for the service: the rollout gives up as many, unless it may keep them and the
+        service has prefixes of its own to forget instead."""
+        rollout = self.rollout
+        if rollout is None:
+            return
+        if rollout.arena.reclaim(pages) >= pages:
+            return
+        within = rollout.arena.mapped_pages <= self.arbiter.lent
+        if within and self.service.unused_prefixes:
+            return
+        self._shrink(max(rollout.arena.mapped_pages - pages, 0))
+
+    def _rollout_is_dry(self, pages: int) -> None:
+        """Within its budget the rollout goes before prefixes that the service only keeps."""
+        self.service.reclaim_pages(pages)
+
+    def _shrink(self, pages: int) -> None:
+        """Bring the rollout down to so many mapped pages: idle ones, then prefixes, then whole requests."""
+        rollout = self.rollout
+        assert rollout is not None
+        arena = rollout.arena
+        least = max(pages, self._least_pages(rollout))
+        surplus = arena.mapped_pages - least
+        if surplus > 0:
+            arena.reclaim(surplus)
+        if arena.mapped_pages > least:
+            now_s = self._clock()
+            rollout.forget_prefixes(now_s, float("inf"))
+            arena.reclaim(arena.mapped_pages - least)
+        while arena.mapped_pages > least:
+            youngest = rollout.youngest()
+            if youngest is None:
+                break
+            rollout.abort(youngest)
+            self._given_back.append(youngest)
+            rollout.forget_prefixes(self._clock(), float("inf"))
+            arena.reclaim(arena.mapped_pages - least)
+
+    def _least_pages(self, rollout: Engine) -> int:
+        """The scratch block's: what an idle rollout holds."""
+        return -(-rollout.block_bytes // self._page_bytes)
+
+    def _take_given_back(self) -> tuple[int, ...]:
+        given, self._given_back = tuple(self._given_back), []
+        return given
+
+    def check_integrity(self) -> None:
+        """Both engines are sound, and the rollout is within its budget."""
+        self.service.check_integrity()
+        if self.rollout is not None:
+            self.rollout.check_integrity()
+            limit = self.rollout.arena.limit
+            held = self.rollout.arena.mapped_pages
+            assert limit is None or held <= max(limit, self._least_pages(self.rollout))

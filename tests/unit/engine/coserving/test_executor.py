@@ -1,0 +1,239 @@
+"""Two unlike models on one device: the service's answers and the rollout's tokens are what they would be alone."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from slackwater.engine.config import EngineConfig
+from slackwater.engine.coserving.executor import CoservingExecutor, CoservingStep
+from slackwater.engine.coserving.step_profile import measure_step_cost
+from slackwater.engine.cpu.executor import CpuExecutor
+from slackwater.engine.engine import Engine
+from slackwater.engine.pages import HostPagePool
+from slackwater.engine.request import GenerationRequest, StepOutput
+from slackwater.model.errors import RefusedError
+from slackwater.model.sampling import Sampling
+from slackwater.model.serving import ServingSlo
+from slackwater.nets.config import NetConfig
+from slackwater.nets.loading import load_net
+from slackwater.policy.serving.arbiter import Arbiter
+from slackwater.policy.serving.modes import mode_of
+from slackwater.policy.serving.step_cost import StepCost
+
+PAGE = 4096
+SERVICE = NetConfig(
+    family="qwen3",
+    qk_norm=True,
+    vocab_size=61,
+    hidden_size=32,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    ffn_size=48,
+    max_positions=256,
+    init_std=0.35,
+    tied=False,
+)
+ROLLOUT = replace(SERVICE, vocab_size=83, num_layers=3, hidden_size=16, num_heads=2, num_kv_heads=1)
+CONFIG = EngineConfig(page_bytes=PAGE, max_running=8, max_step_tokens=64)
+COST = StepCost((1, 64), (0.005, 0.01))
+Tokens = dict[int, list[int]]
+
+
+class Clock:
+    """A hundredth of a second passes with every look."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 0.01
+        return self.now_s
+
+
+def engine(net: NetConfig, pool: HostPagePool) -> Engine:
+    torch.set_num_threads(1)
+    return Engine(load_net(net, seed=1), CONFIG, executor=CpuExecutor(net, CONFIG, pool))
+
+
+def requests(net: NetConfig, count: int, seed: int) -> list[GenerationRequest]:
+    rng = np.random.default_rng(seed)
+    return [
+        GenerationRequest(
+            number,
+            tuple(rng.integers(0, net.vocab_size, int(rng.integers(5, 120))).tolist()),
+            Sampling(max_tokens=int(rng.integers(2, 40)), seed=number),
+            "base",
+        )
+        for number in range(count)
+    ]
+
+
+def alone(net: NetConfig, wanted: list[GenerationRequest]) -> Tokens:
+    source = engine(net, HostPagePool(2000 * PAGE, PAGE))
+    found: Tokens = {}
+    for request in wanted:
+        source.add(request)
+    while source.busy:
+        collect(found, source.step())
+    return found
+
+
+def collect(found: Tokens, output: StepOutput | None) -> None:
+    if output is not None:
+        pairs = zip(output.request_ids.tolist(), output.tokens.tolist(), strict=True)
+        for request, token in pairs:
+            found.setdefault(request, []).append(token)
+
+
+class Device:
+    """An executor on a pool of so many pages, with rollouts that come back when they are given back."""
+
+    def __init__(self, pages: int, mode: str = "ours") -> None:
+        self.pool = HostPagePool(pages * PAGE, PAGE)
+        self.service = engine(SERVICE, self.pool)
+        slo = ServingSlo(0.5, 0.15)
+        arbiter = Arbiter(mode_of(mode), slo, COST, COST, capacity=self.pool.capacity)
+        self.executor = CoservingExecutor(self.service, arbiter, Clock())
+        self.served: Tokens = {}
+        self.made: Tokens = {}
+        self.waiting: dict[int, GenerationRequest] = {}
+        self.moves = 0
+
+    def lend(self) -> None:
+        self.executor.lend(engine(ROLLOUT, self.pool))
+
+    def step(self) -> CoservingStep:
+        step = self.executor.step()
+        self.executor.check_integrity()
+        collect(self.served, step.served)
+        collect(self.made, step.rolled_out)
+        for request in step.given_back:
+            self.give_back(request)
+        if step.rolled_out is not None:
+            for done in step.rolled_out.finished:
+                self.waiting.pop(done.request_id)
+        return step
+
+    def give_back(self, request: int) -> None:
+        self.moves += 1
+        known = tuple(self.made.get(request, ()))
+        self.waiting[request] = replace(self.waiting[request], generated=known)
+
+    def roll_out(self, request: GenerationRequest) -> None:
+        self.waiting[request.request_id] = request
+        self.executor.roll_out(request)
+
+
+@pytest.mark.parametrize("mode", ["ours", "dual", "prefix"])
+def test_both_models_answer_as_if_they_were_alone(mode: str) -> None:
+    device = Device(400, mode)
+    device.lend()
+    serving, rollouts = requests(SERVICE, 12, 1), requests(ROLLOUT, 8, 2)
+    for request in rollouts:
+        device.roll_out(request)
+    for number in range(4000):
+        if number % 9 == 0 and serving:
+            device.executor.serve(serving.pop())
+        device.step()
+        if not serving and not device.executor.busy:
+            break
+    assert device.served == alone(SERVICE, requests(SERVICE, 12, 1))
+    assert device.made == alone(ROLLOUT, requests(ROLLOUT, 8, 2))
+
+
+def test_a_service_that_needs_the_memory_gets_it_and_no_token_of_the_rollout_is_lost() -> None:
+    device = Device(80)
+    device.lend()
+    rollouts = [
+        replace(request, params=Sampling(max_tokens=110, seed=request.request_id))
+        for request in requests(ROLLOUT, 8, 2)
+    ]
+    for request in rollouts:
+        device.roll_out(request)
+    for _ in range(30):
+        device.step()
+    for request in requests(SERVICE, 8, 3):
+        device.executor.serve(request)
+    for _ in range(4000):
+        if not device.service.busy:
+            break
+        device.step()
+    assert device.served == alone(SERVICE, requests(SERVICE, 8, 3))
+    assert device.moves > 0
+    for request in device.executor.take_back():
+        device.give_back(request)
+    assert device.executor.rollout is None
+    elsewhere = engine(ROLLOUT, HostPagePool(2000 * PAGE, PAGE))
+    for request in device.waiting.values():
+        elsewhere.add(request)
+    while elsewhere.busy:
+        collect(device.made, elsewhere.step())
+    assert device.made == alone(ROLLOUT, rollouts)
+
+
+def test_a_rollout_that_leaves_gives_every_page_back() -> None:
+    device = Device(300)
+    before = device.pool.free_pages()
+    device.lend()
+    for request in requests(ROLLOUT, 6, 2):
+        device.roll_out(request)
+    for _ in range(20):
+        device.step()
+    assert device.pool.free_pages() < before
+    given = device.executor.take_back()
+    assert set(given) == set(device.waiting)
+    assert device.pool.free_pages() == before
+
+
+def test_a_rollout_that_finds_no_memory_says_that_it_is_stalled() -> None:
+    device = Device(60)
+    for request in requests(SERVICE, 6, 3):
+        device.executor.serve(replace(request, params=Sampling(max_tokens=100, ignore_eos=True)))
+    for _ in range(20):
+        device.step()
+    device.lend()
+    assert device.executor.arbiter.lent < 30
+    for request in requests(ROLLOUT, 4, 2):
+        device.roll_out(replace(request, prompt=request.prompt * 2))
+    stalled = False
+    for _ in range(3000):
+        device.step()
+        stalled = stalled or device.executor.stalled
+        if stalled or not device.service.busy:
+            break
+    assert stalled or device.made, "it either ran in what was left or said that it could not"
+
+
+def test_a_device_is_lent_once_and_refuses_rollouts_when_it_is_not() -> None:
+    device = Device(300)
+    with pytest.raises(RefusedError, match="not lent"):
+        device.executor.roll_out(requests(ROLLOUT, 1, 0)[0])
+    device.lend()
+    with pytest.raises(RefusedError, match="lent already"):
+        device.lend()
+
+
+def test_prefixes_of_a_rollout_go_when_their_lease_is_over() -> None:
+    device = Device(400)
+    device.lend()
+    request = replace(requests(ROLLOUT, 1, 5)[0], params=Sampling(max_tokens=4))
+    device.roll_out(request)
+    while device.executor.busy:
+        device.step()
+    rollout = device.executor.rollout
+    assert rollout is not None and rollout.unused_prefixes > 0
+    for _ in range(1200):
+        device.step()
+    assert rollout.unused_prefixes == 0
+
+
+def test_costs_are_measured_on_the_engine_itself() -> None:
+    source = engine(SERVICE, HostPagePool(600 * PAGE, PAGE))
+    cost = measure_step_cost(source, SERVICE.vocab_size, (1, 8, 64))
+    assert cost.rows == (1, 8, 64)
+    assert all(seconds > 0 for seconds in cost.seconds)
+    assert not source.busy
