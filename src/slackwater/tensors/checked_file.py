@@ -3,22 +3,39 @@
 A reader sees the old file or the new one, never a part; a file whose bytes changed since is refused.
 """
 
+import json
 import os
+import struct
 import uuid
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from slackwater.tensors.header import TensorHeader, metadata_of, read_header, unusable
 
 # What transformers and peft look for in a file that they load.
 FOR_TRANSFORMERS = {"format": "pt"}
+_KINDS = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_STAGING = 16 << 20
+Item = TypeVar("Item")
 
 
 def write_tensors(
@@ -26,22 +43,25 @@ def write_tensors(
     tensors: Mapping[str, Tensor],
     meta: Mapping[str, Any],
     labels: Mapping[str, str] | None = None,
+    *,
+    durable: bool = True,
 ) -> None:
-    """Make `path` a file with these tensors and the writer's `meta` (JSON values).
+    """Make `path` a file with these tensors and the writer's `meta` (JSON values): the same bytes for the same input.
 
-    Hazard: safetensors writes its labels in any order, so only a file without `labels` has the same bytes every time.
+    A file that is not `durable` is left to the kernel to write out: readers have it sooner, and if the machine loses its power
+    before, it is refused by its checksums.
     """
-    host = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
-    crc32 = {name: checksum(tensor) for name, tensor in host.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     try:
-        save_file(host, partial, metadata={**metadata_of(crc32, meta), **(labels or {})})
-        flush(partial)
+        _write(partial, tensors, meta, labels or {})
+        if durable:
+            flush(partial)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-    flush(path.parent)
+    if durable:
+        flush(path.parent)
 
 
 def read_tensors(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], TensorHeader]:
@@ -51,10 +71,73 @@ def read_tensors(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], Te
         tensors = load_file(path, device="cpu")
     except (SafetensorError, OSError, ValueError) as error:
         raise unusable(path, str(error)) from error
-    for name, tensor in tensors.items():
-        if checksum(tensor) != header.crc32[name]:
+    for name, found in zip(tensors, _in_lanes(checksum, tensors.values()), strict=True):
+        if found != header.crc32[name]:
             raise unusable(path, f"the bytes of {name} are not as written")
     return {name: tensor.to(device) for name, tensor in tensors.items()}, header
+
+
+def _write(
+    path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], labels: Mapping[str, str]
+) -> None:
+    """Data first, each tensor in one stream through checksum and file; the header when the sums are known."""
+    order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
+    entries, starts, stop = {}, dict[str, int](), 0
+    for name in order:
+        start, stop = stop, stop + tensors[name].nbytes
+        starts[name] = start
+        shape, kind = list(tensors[name].shape), _KINDS[tensors[name].dtype]
+        entries[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, stop]}
+
+    def header(sums: Mapping[str, int]) -> bytes:
+        own = dict(sorted({**metadata_of(sums, meta), **labels}.items()))
+        return json.dumps({"__metadata__": own, **entries}, separators=(",", ":")).encode()
+
+    room = -(-len(header(dict.fromkeys(order, 0xFFFFFFFF))) // 8) * 8
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+    try:
+        os.ftruncate(descriptor, 8 + room + stop)
+
+        def put(name: str) -> int:
+            return _put(descriptor, 8 + room + starts[name], tensors[name].detach())
+
+        sums = dict(zip(order, _in_lanes(put, order), strict=True))
+        _pwrite(descriptor, struct.pack("<Q", room) + header(sums).ljust(room), 0)
+    finally:
+        os.close(descriptor)
+
+
+def _put(descriptor: int, place: int, tensor: Tensor) -> int:
+    """Write a tensor's bytes at a place of a file; their CRC-32. From a device they come through a small pinned buffer."""
+    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+    total = 0
+    staging = None if flat.device.type == "cpu" else torch.empty(_STAGING, dtype=torch.uint8, pin_memory=True)  # fmt: skip
+    for chunk in torch.split(flat, _STAGING):
+        if staging is not None:
+            chunk = staging[: len(chunk)].copy_(chunk)
+        data = chunk.numpy().data
+        total = zlib.crc32(data, total)
+        _pwrite(descriptor, data, place)
+        place += len(data)
+    return total
+
+
+def _pwrite(descriptor: int, data: bytes | memoryview, place: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, place)
+        view, place = view[written:], place + written
+
+
+def _in_lanes(work: Callable[[Item], int], items: Iterable[Item]) -> list[int]:
+    """One result per item, in order. Beside a GPU in several threads: summing and copying leave Python's lock alone."""
+    lanes = torch.get_num_threads()
+    if torch.cuda.is_available():
+        lanes = max(lanes, min(8, os.cpu_count() or 1))
+    if lanes == 1:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(lanes, "checksums") as pool:
+        return list(pool.map(work, items))
 
 
 def checksum(tensor: Tensor) -> int:

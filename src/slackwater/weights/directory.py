@@ -18,7 +18,14 @@ from slackwater.weights.catalog import VersionCatalog
 class DirectoryWeightStore(VersionCatalog):
     """Whole versions as checked files; visible by one rename."""
 
-    def publish(self, version: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    def publish(
+        self,
+        version: str,
+        tensors: Mapping[str, Tensor],
+        meta: Mapping[str, Any],
+        *,
+        durable: bool = True,
+    ) -> None:
         """Make the version visible, whole. Publishing the same again is nothing; other bytes are refused."""
         path = self.path(version)
         if path.is_file():
@@ -29,7 +36,7 @@ class DirectoryWeightStore(VersionCatalog):
                     f"version: {version!r} is published with other weights; publish under a new name"
                 )
             return
-        write_tensors(path, tensors, meta, FOR_TRANSFORMERS)
+        write_tensors(path, tensors, meta, FOR_TRANSFORMERS, durable=durable)
 
     def pull(self, version: str, device: str = "cpu") -> dict[str, Tensor]:
         """The version's tensors, exactly as published."""

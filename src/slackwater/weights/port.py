@@ -18,8 +18,18 @@ if TYPE_CHECKING:
 class WeightStore(Protocol):
     """Where versions live."""
 
-    def publish(self, version: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """Make the version visible, whole. Publishing the same again is nothing; other bytes are refused."""
+    def publish(
+        self,
+        version: str,
+        tensors: Mapping[str, Tensor],
+        meta: Mapping[str, Any],
+        *,
+        durable: bool = True,
+    ) -> None:
+        """Make the version visible, whole. Publishing the same again is nothing; other bytes are refused.
+
+        Without `durable` it is visible sooner, and may be lost if the machine loses its power soon after.
+        """
         ...
 
     def pull(self, version: str, device: str = "cpu") -> dict[str, Tensor]:

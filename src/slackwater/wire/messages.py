@@ -214,11 +214,12 @@ class LoadState(Message, frozen=True):
 
 
 class PublishWeights(Message, frozen=True):
-    """Put what a sampler needs into the weight store."""
+    """Put what a sampler needs into the weight store; `durable` where it must outlive a loss of power."""
 
     op: int
     model: str
     version: str
+    durable: bool = True
 
 
 class DropModel(Message, frozen=True):

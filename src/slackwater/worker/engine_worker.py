@@ -1,6 +1,5 @@
 """The engine process: commands in, one step, one frame of tokens out."""
 
-import argparse
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -198,14 +197,19 @@ def _heartbeat_gauges(engine: Engine) -> dict[str, float]:
     }
 
 
-def _engine(options: argparse.Namespace, model: Path) -> Engine:
-    dtype = torch.bfloat16 if options.device.startswith("cuda") else torch.float32
-    net = load_net(model, dtype=dtype, device=options.device)
+def new_engine(
+    model: Path, *, device: str, kv_mb: int, max_running: int, base_version: str
+) -> Engine:
+    """The engine of a worker: on a GPU in bfloat16, with long steps for prompts and few large pages."""
+    on_gpu = device.startswith("cuda")
+    net = load_net(model, dtype=torch.bfloat16 if on_gpu else torch.float32, device=device)
     config = EngineConfig(
-        kv_bytes=options.kv_mb << 20,
-        max_running=options.max_running,
+        kv_bytes=kv_mb << 20,
+        page_bytes=(32 if on_gpu else 2) << 20,
+        max_running=max_running,
+        max_step_tokens=8192 if on_gpu else 512,
         max_full_versions=_MAX_VERSIONS + _VERSIONS_IN_PASSING,
-        base_version=options.base_version,
+        base_version=base_version,
     )
     return Engine(net, config, _decoder(model), guides=_guides(model, net.config))
 
@@ -224,7 +228,13 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     files = node_files(options.files, secret(), pin())
-    engine = _engine(options, files.model(options.model))
+    engine = new_engine(
+        files.model(options.model),
+        device=options.device,
+        kv_mb=options.kv_mb,
+        max_running=options.max_running,
+        base_version=options.base_version,
+    )
     facts = messages.EngineFacts(
         base_model=options.base,
         max_running=options.max_running,

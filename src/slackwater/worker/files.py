@@ -154,8 +154,15 @@ class DepotWeightStore:
         self._depot = depot
         self._kept = DirectoryWeightStore(cache)
 
-    def publish(self, version: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        self._kept.publish(version, tensors, meta)
+    def publish(
+        self,
+        version: str,
+        tensors: Mapping[str, Tensor],
+        meta: Mapping[str, Any],
+        *,
+        durable: bool = True,
+    ) -> None:
+        self._kept.publish(version, tensors, meta, durable=durable)
         self._depot.put_file(_uri(self._kept, version), self._kept.path(version))
         self._make_room()
 

@@ -97,8 +97,9 @@ class TrainerWorker:
             case messages.LoadState(_, _, saved, optimizer):
                 with self._files.saved_state(saved) as folder:
                     trainer.load_into(folder, optimizer)
-            case messages.PublishWeights(_, _, version):
-                self._store.publish(version, trainer.weights(), lora_meta(trainer.meta.lora))
+            case messages.PublishWeights(_, _, version, durable):
+                about = lora_meta(trainer.meta.lora)
+                self._store.publish(version, trainer.weights(), about, durable=durable)
         return b""
 
     def _restored(self, saved: str) -> Trainer:

@@ -6,8 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
+from slackwater.tensors.checked_file import read_tensors, write_tensors
 from slackwater.weights.directory import DirectoryWeightStore
 
 TENSORS = {
@@ -98,3 +100,23 @@ def test_retain_drops_the_others_only(tmp_path: Path) -> None:
     assert weights.retain({"b", "z"}) == ("a", "c")
     assert weights.versions() == ("b",)
     weights.pull("b")
+
+
+def test_files_have_the_same_bytes_every_time_and_open_in_safetensors(tmp_path: Path) -> None:
+    tensors = {
+        "b": torch.randn(5, 3),
+        "a": torch.randn(7).bfloat16(),
+        "empty": torch.empty(0, 4),
+        "number": torch.tensor(3),
+        "turned": torch.randn(4, 6).T,
+    }
+    for name, durable in (("one", True), ("two", False)):
+        labels = {"z": "1", "format": "pt"}
+        write_tensors(tmp_path / name, tensors, {"step": 1}, labels, durable=durable)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    with safe_open(tmp_path / "one", framework="pt") as file:
+        assert file.metadata()["format"] == "pt"
+        for name, tensor in tensors.items():
+            assert torch.equal(file.get_tensor(name), tensor)
+    found, header = read_tensors(tmp_path / "one")
+    assert header.meta == {"step": 1} and found.keys() == tensors.keys()

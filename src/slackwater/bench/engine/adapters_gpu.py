@@ -20,7 +20,7 @@ from slackwater.engine.engine import Engine
 from slackwater.engine.request import GenerationRequest, SamplingParams
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net
-from slackwater.nets.lora import LoraAdapter, LoraSpec
+from slackwater.nets.lora import LoraSpec
 
 RANK = 32
 _PROMPT_TOKENS = 512
@@ -28,14 +28,15 @@ _IGNORED_STEPS = 8  # captures and first touches
 
 
 def adapter_tensors(config: NetConfig, seed: int) -> dict[str, torch.Tensor]:
-    """An adapter that changes something."""
-    made = LoraAdapter.create(
-        LoraSpec(RANK, seed=seed), config, dtype=torch.bfloat16, device="cuda"
-    )
-    for name, tensor in made.tensors.items():
-        if "lora_B" in name:
-            tensor.normal_(0, 0.01)
-    return made.tensors
+    """An adapter that changes something, drawn on the device."""
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    tensors = {}
+    for layer, (rows, columns) in LoraSpec(RANK).shapes(config).items():
+        for factor, shape in (("A", (RANK, columns)), ("B", (rows, RANK))):
+            drawn = torch.empty(shape, dtype=torch.bfloat16, device="cuda")
+            drawn.normal_(0, 0.01, generator=generator)
+            tensors[f"base_model.model.{layer}.lora_{factor}.weight"] = drawn
+    return tensors
 
 
 def step_ms(engine: Engine, batch: int, versions: list[str], steps: int) -> float:
@@ -77,7 +78,7 @@ def measure(shape: str, batches: list[int], steps: int, bandwidth: float) -> dic
     for count in (0, 1, 16):
         for name in names[:count]:
             if name not in engine.versions():
-                engine.put_version(name, adapter_tensors(config, len(name)), lora=spec)
+                engine.put_version(name, adapter_tensors(config, count), lora=spec)
         for batch in batches:
             key = f"{shape}.batch_{batch}"
             versions = names[:count] or ["base"]

@@ -135,7 +135,8 @@ class DecodeGraphs:
                 self._forward(model, shape)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads may copy weights meanwhile; only what this one does must be fit for capture.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             logits, answer = self._forward(model, shape)
         return _Captured(graph, logits, answer)
 

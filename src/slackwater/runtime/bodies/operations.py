@@ -345,7 +345,9 @@ class OperationsBody:
                 saved = self._parts.state.uri(Path(load.held_as))
                 return messages.LoadState(ticket, op.model, saved, load.optimizer)
             case OpKind.PUBLISH:
-                return messages.PublishWeights(ticket, op.model, decode_publish(payload).version)
+                publish = decode_publish(payload)
+                named = publish.sampling_session is None
+                return messages.PublishWeights(ticket, op.model, publish.version, durable=named)
 
     async def _complete(self, request: RequestId, result: bytes) -> None:
         operation = self._operations[request]
