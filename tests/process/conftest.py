@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from .service_process import ServiceProcess
+from .service_process import ServiceProcess, sdk_clients_closed
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sdk_clients_end_with_their_tests() -> Iterator[None]:
+    """Their threads would go on sending heartbeats to services that are gone, and say so after the last test."""
+    with sdk_clients_closed():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
+import pytest
 
 READY_S = 120.0
 
@@ -22,6 +24,25 @@ def wait_for(what: str, ready: Callable[[], bool], limit_s: float = READY_S) -> 
         if time.monotonic() > deadline_s:
             raise AssertionError(f"waited {limit_s:g} s for {what}")
         time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def sdk_clients_closed() -> Iterator[None]:
+    """Close every SDK client that is made inside."""
+    import tinker
+
+    made: list[tinker.ServiceClient] = []
+    begin = tinker.ServiceClient.__init__
+
+    def remembered(self: tinker.ServiceClient, *arguments: Any, **options: Any) -> None:
+        begin(self, *arguments, **options)
+        made.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tinker.ServiceClient, "__init__", remembered)
+        yield
+    for client in made:
+        client.holder.close()
 
 
 class ServiceProcess:

@@ -12,7 +12,7 @@ import tinker
 import torch
 from tinker import types
 
-from .service_process import ServiceProcess, wait_for
+from .service_process import ServiceProcess, sdk_clients_closed, wait_for
 
 pytestmark = pytest.mark.process
 
@@ -326,3 +326,12 @@ def test_status_metrics_and_a_second_start_say_what_runs(service: ServiceProcess
     metrics = service.get("/metrics").text
     assert "slackwater_rollout_completed_turns" in metrics
     assert 'slackwater_worker{gauge="running"' in metrics
+
+
+def test_the_suite_leaves_no_client_that_still_sends_heartbeats(service: ServiceProcess) -> None:
+    with sdk_clients_closed():
+        client = tinker.ServiceClient(base_url=service.url, api_key=service.key)
+        heartbeat = client.holder._session_heartbeat_task
+        assert heartbeat is not None
+        assert not heartbeat.done()
+    wait_for("the heartbeats' end", heartbeat.done, 60)

@@ -40,6 +40,11 @@ def list_instances(state: State = DEFAULT_STATE, as_json: AsJson = False) -> Non
     for row in found["instances"]:
         table.add_row(*(str(row.get(column, "")) for column in _COLUMNS))
     Console().print(table)
+    for row in found["instances"]:
+        if row["state"] == "failed":
+            print(
+                f"{row['instance']}: failed to start {row['failed_starts']} times: {row['error']}"
+            )
     for fault in found["faults"]:
         print(fault)
 

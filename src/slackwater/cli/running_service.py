@@ -5,6 +5,8 @@ from typing import Any
 
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, UnavailableError
 
+_ANSWER_S = 10.0
+
 
 def find_service(url: str | None, key: str | None, state: Path) -> tuple[str, str]:
     """URL and key. What was given holds; what was not is read from the folder of a running service."""
@@ -43,3 +45,29 @@ def ask_service(
         kinds = {404: NotFoundError, 422: ConfigError}
         raise kinds.get(answer.status_code, RefusedError)(said["detail"])
     return said
+
+
+def check_service(url: str, key: str, model: str) -> None:
+    """Raise within seconds if nobody answers there, the key is not known, or the model is not served."""
+    import httpx
+
+    try:
+        answer = httpx.get(
+            f"{url}/api/v1/get_server_capabilities", headers={"x-api-key": key}, timeout=_ANSWER_S
+        )
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise UnavailableError(
+            f"--url: {url} does not answer ({error}); is `slackwater up` running there?"
+        ) from None
+    if answer.status_code == 401:
+        raise ConfigError(f"--key: it is not known at {url}; give the one `slackwater up` printed")
+    try:
+        served = [str(found["model_name"]) for found in answer.json()["supported_models"]]
+    except (ValueError, KeyError, TypeError):
+        raise UnavailableError(
+            f"--url: {url} answers {answer.status_code}, not as a Tinker service does"
+        ) from None
+    if model not in served:
+        raise ConfigError.of(
+            "model.base", model, f"is not served at {url}; there are: {', '.join(served)}"
+        )

@@ -62,6 +62,8 @@ def _print(found: dict[str, Any]) -> None:
     for names in found["workers"].values():
         for name in names:
             table.add_row("worker", f"{name}   pid {found['pids'].get(name, '-')}")
+    for name, error in found.get("failed", {}).items():
+        table.add_row("failed", f"{name}   {error}")
     for name, value in found["gauges"].items():
         table.add_row(name.replace("_", " "), f"{value:,}")
     Console().print(table)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from slackwater.cli.up import DEFAULT_STATE
 from slackwater.model.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ def train(
     models: Annotated[
         Path | None, typer.Option("--models", help="with --up: the folder of models")
     ] = None,
+    state: Annotated[
+        Path, typer.Option(help="without --url: the folder of a running service")
+    ] = DEFAULT_STATE,
 ) -> None:
     """Train by GRPO; the same command again goes on from the last checkpoint."""
     from slackwater.cli.stopping import unwind_on_terminate
@@ -56,7 +60,7 @@ def train(
     if fresh:
         _forget(folder)
     unwind_on_terminate()
-    with _service(up, url, key, settings, models, folder) as (address, secret):
+    with _service(up, url, key, settings, models, folder, state) as (address, secret):
         _train(settings, address, secret, folder)
 
 
@@ -68,14 +72,14 @@ def _service(
     settings: "Recipe",
     models: Path | None,
     folder: Path,
+    state: Path,
 ) -> Iterator[tuple[str, str]]:
     if not up:
-        if url is None or key is None:
-            missing = "--url" if url is None else "--key"
-            raise ConfigError.of(
-                missing, None, "is needed: give what `slackwater up` printed, or --up"
-            )
-        yield url, key
+        from slackwater.cli.running_service import check_service, find_service
+
+        found = find_service(url, key, state)
+        check_service(*found, settings.model.base)
+        yield found
         return
     from slackwater.cli.own_service import own_service
     from slackwater.zoo.directory import is_model, models_directory

@@ -94,14 +94,18 @@ def up(
     ] = False,
 ) -> int:
     """Start the service: prints its URL and a key, runs until Ctrl-C or `slackwater down`."""
+    from slackwater.cli.preflight import check_device, check_models
     from slackwater.runtime.launch.fleet_file import read_fleet_file
     from slackwater.runtime.launch.instance_list import InstanceList, read_instance_list
     from slackwater.runtime.settings import ServiceSettings
     from slackwater.runtime.store.state_directory import StateDirectory
 
+    os.umask(0o077)  # keys, prompts and weights are nobody else's to read
     folder = StateDirectory(state)
     if background:
         return _start_behind(folder)
+    if fleet is None:
+        check_device(device)
     only_actions = sandboxes > 0 and engines == 0 and trainers == 0
     models = parse_models(model or []) or ({} if only_actions else _default_models(folder))
     settings = ServiceSettings(
@@ -127,6 +131,8 @@ def up(
         kv_mb=kv_mb,
         max_running=max_running,
     )
+    if engines + local_engines:
+        check_models(models)
     folder.lock()
     try:
         return _run(settings, folder)
@@ -223,6 +229,7 @@ def _start_behind(folder: Any) -> int:
     arguments = [argument for argument in sys.argv[1:] if argument != "--background"]
     folder.logs.mkdir(parents=True, exist_ok=True)
     output = folder.logs / "up.log"
+    output.unlink(missing_ok=True)  # one that an older version left may be readable by others
     with output.open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "slackwater", *arguments],

@@ -15,7 +15,7 @@ from slackwater.control.record import RecordedController
 from slackwater.control.rollout.manager import RolloutManager
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.errors import ConfigError, NotFoundError
-from slackwater.model.ids import InstanceId, NodeId, RequestId, SessionId, TenantId, WorkerId
+from slackwater.model.ids import InstanceId, JobId, NodeId, RequestId, SessionId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OpKind
 from slackwater.model.session import TrainedModel
 from slackwater.runtime.bodies.actions import ActionsBody
@@ -195,6 +195,7 @@ class ControlPlane:
                 raise ConfigError.of("hello: worker", worker, "must be agent:NODE of its node")
             self.fleet.agent_joined(hello.node)
         self._roles[worker] = hello.role
+        self.fleet.supervisor.joined(worker)
         logger.info("worker joined worker=%s role=%s", worker, hello.role)
         if hello.role == "trainer":
             self.training.trainer_joined(worker)
@@ -233,12 +234,43 @@ class ControlPlane:
         else:
             self.rollout.engine_lost(worker, reason)
 
+    def is_operator(self, tenant: TenantId) -> bool:
+        """The first tenant runs the service."""
+        return tenant == self.settings.tenants[0]
+
     def workers_by_role(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {"engine": [], "trainer": [], "sandbox": []}
         for worker, role in sorted(self._roles.items()):
             if role != "agent":
                 found[role].append(worker)
         return found
+
+    def broken_engine(self, model: str, tenant: TenantId) -> str | None:
+        """Why nothing can be sampled from a base model, if no engine of it runs and every one fails to start."""
+        if any(record.serves(JobId(model)) for record in self.manager.books.instances):
+            return None
+        if self.instances.starting(model):
+            return None
+        place = [base.name for base in self.bases].index(model)
+        kinds = (f"engine-{place}-", f"local-{place}-")
+        names = [name for name in self.fleet.supervisor.names() if any(k in name for k in kinds)]
+        return self._broken(names, f"model {model}: no engine starts", tenant)
+
+    def broken_trainer(self, tenant: TenantId) -> str | None:
+        """Why nothing can be trained, if no trainer runs and every one fails to start."""
+        if self.workers_by_role()["trainer"]:
+            return None
+        names = [name for name in self.fleet.supervisor.names() if "trainer-" in name]
+        return self._broken(names, "no trainer starts", tenant)
+
+    def _broken(self, names: Sequence[str], what: str, tenant: TenantId) -> str | None:
+        failed = self.fleet.supervisor.failed()
+        if not names or any(name not in failed or failed[name].deaths < 2 for name in names):
+            return None
+        why = (
+            failed[names[0]].said if self.is_operator(tenant) else "the operator's status says why"
+        )
+        return f"{what}: {why}"
 
     def gauges(self) -> dict[str, float]:
         """For metrics and status."""

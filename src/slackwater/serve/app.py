@@ -28,6 +28,7 @@ from slackwater.serve.tinker.rest import RestFace, checkpoint_change_routes, res
 from slackwater.serve.tinker.sampling import SamplingFace, future_routes, sampling_routes
 from slackwater.serve.tinker.service import service_routes
 from slackwater.serve.tinker.sessions import session_life_routes, session_list_routes
+from slackwater.serve.tinker.tokenizers import tokenizer_routes
 from slackwater.serve.tinker.training import TrainingFace, training_routes
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ def create_app(plane: ControlPlane) -> FastAPI:
     app.include_router(environment_routes(plane))
     app.include_router(permit_routes(plane))
     app.include_router(limit_routes(plane))
+    app.include_router(tokenizer_routes(plane))
     rest = RestFace(plane)
     app.include_router(rest_routes(rest))
     app.include_router(checkpoint_change_routes(rest))

@@ -47,7 +47,11 @@ class WorkerNotStarted(Message, frozen=True):
 
 
 class WorkerEnded(Message, frozen=True):
-    """A worker's process has ended; a negative status is the signal that ended it."""
+    """A worker's process has ended; a negative status is the signal that ended it.
+
+    `said` is the last line of its log, if it ended badly.
+    """
 
     worker: str
     status: int
+    said: str = ""

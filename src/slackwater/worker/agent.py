@@ -28,6 +28,7 @@ from slackwater.worker.process import address_of, pin, run_worker, secret
 logger = logging.getLogger(__name__)
 
 _LEAVE_S = 5.0
+_TAIL_BYTES = 16 << 10
 _LONGEST_PAUSE_S = 10.0
 
 
@@ -77,7 +78,9 @@ class NodeAgent:
         environment = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ | {"OMP_NUM_THREADS": "1"}
         try:
             self._logs.mkdir(parents=True, exist_ok=True)
-            with (self._logs / f"{order.log}.log").open("ab") as log:
+            path = self._logs / f"{order.log}.log"
+            with path.open("ab") as log:
+                before = log.tell()
                 # Hazard: workers are killed when the *thread* that started them ends, so only the main thread starts any.
                 process = subprocess.Popen(
                     [sys.executable, "-m", order.module, *arguments, *order.arguments],
@@ -92,15 +95,19 @@ class NodeAgent:
         with self._lock:
             self._processes[order.worker] = process
         self._tell(says.WorkerStarted(order.worker, process.pid))
-        waiting = threading.Thread(target=self._wait, args=(order.worker, process), daemon=True)
+        told = (order.worker, process, path, before)
+        waiting = threading.Thread(target=self._wait, args=told, daemon=True)
         waiting.start()
 
-    def _wait(self, worker: str, process: "subprocess.Popen[bytes]") -> None:
+    def _wait(
+        self, worker: str, process: "subprocess.Popen[bytes]", log: Path, before: int
+    ) -> None:
         status = process.wait()
         with self._lock:
             self._processes.pop(worker, None)
         with contextlib.suppress(DisconnectedError):
-            self._tell(says.WorkerEnded(worker, status))
+            said = last_words(log, before) if status > 0 else ""
+            self._tell(says.WorkerEnded(worker, status, said))
 
     def _signal(self, worker: str, number: int) -> None:
         with self._lock:
@@ -111,6 +118,19 @@ class NodeAgent:
 
     def _tell(self, message: messages.Message) -> None:
         self._connection.send(messages.encode(message))
+
+
+def last_words(log: Path, after: int) -> str:
+    """The last line of a log after a place, without the time and name that logging puts before it."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(after, log.stat().st_size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    _, error, message = last.partition(" ERROR ")
+    return message.partition(" ")[2] if error else last
 
 
 def _facts(options: argparse.Namespace) -> says.NodeFacts:

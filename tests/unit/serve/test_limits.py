@@ -4,8 +4,11 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
+
 from slackwater.model.ids import TenantId
 from slackwater.serve.http.limits import BodyLimits
+from slackwater.serve.http.surrogates import lone_surrogate
 
 
 def call(
@@ -167,3 +170,28 @@ def test_a_tenants_bodies_under_way_are_bounded_together() -> None:
         return statuses
 
     assert asyncio.run(scenario()) == [429, 200, 200, 200, 200, 200]
+
+
+@pytest.mark.parametrize(
+    ("text", "half"),
+    [
+        (r'"\ud800"', r"\ud800"),
+        (r'"\uDFFF"', r"\uDFFF"),
+        (r'"\ud83d\ude00"', None),
+        (r'"\ud83d \ude00"', r"\ud83d"),
+        (r'"\ud83d\ud83d\ude00"', r"\ud83d"),
+        (r'"\\ud800"', None),  # a backslash, then letters
+        (r'"\\\ud800"', r"\ud800"),
+        (r'"\u00e9\n\ud83d"', r"\ud83d"),
+        ('"plain"', None),
+    ],
+)
+def test_half_characters_are_found_and_whole_ones_are_not(text: str, half: str | None) -> None:
+    assert lone_surrogate(text.encode()) == half
+    spelled = json.loads(text)
+    try:
+        spelled.encode()
+    except UnicodeEncodeError:
+        assert half is not None
+    else:
+        assert half is None

@@ -27,6 +27,7 @@ class NodeProcess:
         self.worker = worker
         self.pid = 0
         self.returncode: int | None = None
+        self.said = ""
         self._send = send
         self._ended = asyncio.Event()
 
@@ -44,9 +45,10 @@ class NodeProcess:
         assert self.returncode is not None
         return self.returncode
 
-    def end(self, status: int) -> None:
+    def end(self, status: int, said: str = "") -> None:
         """The agent said so, or the node was lost."""
         self.returncode = status
+        self.said = said
         self._ended.set()
 
 
@@ -96,10 +98,10 @@ class Nodes:
             case says.WorkerNotStarted(worker, error):
                 here.processes.pop(WorkerId(worker), None)
                 self._not_started(WorkerId(worker), error)
-            case says.WorkerEnded(worker, status):
+            case says.WorkerEnded(worker, status, said):
                 process = here.processes.pop(WorkerId(worker), None)
                 if process is not None:
-                    process.end(status)
+                    process.end(status, said)
             case messages.Heartbeat():
                 pass
             case _:

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from slackwater.control.operations.restarts import RestartPolicy
 from slackwater.model.errors import UnavailableError
@@ -14,6 +15,15 @@ from slackwater.runtime.launch.port import WorkerPlan, WorkerProcess
 logger = logging.getLogger(__name__)
 
 Spawn = Callable[[NodeId, WorkerPlan, WorkerId], Awaitable[WorkerProcess]]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedStart:
+    """A worker that has not come up: how often in a row it ended before it joined, and what it said last."""
+
+    name: str
+    deaths: int
+    said: str
 
 
 class Supervisor:
@@ -27,6 +37,8 @@ class Supervisor:
         self._retired: set[WorkerId] = set()
         self._retired_plans: set[str] = set()
         self._starts: dict[str, int] = {}
+        self._joined: set[WorkerId] = set()
+        self._failed: dict[str, FailedStart] = {}
 
     def start(self, node: NodeId, plans: Sequence[WorkerPlan]) -> None:
         """Keep every plan running on the node from now on."""
@@ -41,6 +53,28 @@ class Supervisor:
 
     def pids(self) -> dict[WorkerId, int]:
         return {worker: process.pid for worker, process in self._processes.items()}
+
+    def names(self) -> tuple[str, ...]:
+        """The plans that were ever begun."""
+        return tuple(self._starts)
+
+    def joined(self, worker: WorkerId) -> None:
+        """A worker has come up."""
+        self._joined.add(worker)
+        self._failed.pop(worker.rpartition(".")[0], None)
+
+    def failed(self) -> dict[str, FailedStart]:
+        """Those that have not come up since they last tried, by the name of their plan."""
+        return dict(self._failed)
+
+    def _not_up(self, plan: WorkerPlan, worker: WorkerId, said: str) -> None:
+        """Count an end before the worker had joined; one that had joined starts anew."""
+        if worker in self._joined:
+            self._joined.discard(worker)
+            return
+        earlier = self._failed.get(plan.name)
+        deaths = 1 if earlier is None else earlier.deaths + 1
+        self._failed[plan.name] = FailedStart(plan.name, deaths, said)
 
     def kill(self, worker: WorkerId) -> None:
         """End a worker at once; it is started again."""
@@ -77,10 +111,11 @@ class Supervisor:
         while True:
             number = self._starts[plan.name] = self._starts.get(plan.name, 0) + 1
             worker = WorkerId(f"{plan.name}.{number}")
-            began_s = loop.time()
+            began_s, said = loop.time(), ""
             try:
                 process = self._processes[worker] = await self._spawn(node, plan, worker)
                 status = f"status {await process.wait()}"
+                said = getattr(process, "said", "")  # only an agent's tells
             except UnavailableError as error:
                 status = str(error)
             finally:
@@ -89,6 +124,7 @@ class Supervisor:
                 logger.info("worker retired worker=%s %s", worker, status)
                 self._retired_plans.add(plan.name)
                 return
+            self._not_up(plan, worker, said or status)
             deaths = self._policy.deaths_after(deaths, loop.time() - began_s)
             delay_s = self._policy.delay_s(deaths)
             logger.warning("worker ended worker=%s %s restart_in_s=%.1f", worker, status, delay_s)

@@ -121,8 +121,12 @@ class InstanceService:
         self._replays.add(task)
         task.add_done_callback(self._replays.discard)
 
+    def starting(self, model: str) -> bool:
+        """Whether an added or listed instance of a model may still come up."""
+        return any(self._wishes[name].model == model for name in self._children.names())
+
     def listed(self) -> list[dict[str, Any]]:
-        """Every instance, by name; those that have not joined yet are `starting`."""
+        """Every instance, by name; those that have not joined yet are `starting`, or `failed` and why."""
         now_s = asyncio.get_running_loop().time()
         shown = [self._shown(record, now_s) for record in self._fleet]
         for worker, facts in self._rollout.lent.resting().items():
@@ -133,6 +137,10 @@ class InstanceService:
                 wish = self._wishes[name]
                 row = {"instance": name, "model": wish.model, "kind": wish.kind.value}
                 shown.append({**row, "state": "starting", "pid": self._children.pid(name)})
+        for failed in self._supervisor.failed().values():
+            if not failed.name.startswith("trainer"):
+                row = {"instance": failed.name, "state": "failed", "error": failed.said}
+                shown.append({**row, "failed_starts": failed.deaths})
         return sorted(shown, key=lambda row: str(row["instance"]))
 
     def faults(self) -> list[str]:

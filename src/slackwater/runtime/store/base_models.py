@@ -1,7 +1,7 @@
 """Base models on disk: what the service must know of one without loading it."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,7 @@ class BaseModels:
         self._by_name = dict(models)
         self._by_directory = {str(model.directory): model for model in models.values()}
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[BaseModel]:
         return iter(self._by_name.values())
 
     def directories(self) -> dict[str, Path]:

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from slackwater.model.ids import TenantId
 from slackwater.serve.http.errors import error_body
+from slackwater.serve.http.surrogates import lone_surrogate
 
 _STRANGERS_BYTES = 64 << 10  # what may be sent without a key that is known
 _LARGE_BYTES = 64 << 10  # from here on a body is read at a bounded rate
@@ -69,7 +70,11 @@ class BodyLimits:
             except _RefusedBodyError as error:
                 await self._refuse(scope, send, error.status, str(error))
                 return
-            if body is not None:
+            if body is not None and _is_json(headers) and (half := lone_surrogate(body)):
+                status = 400 if scope["path"].startswith("/v1/") else 422
+                fix = "is half a character; send whole ones"
+                await self._refuse(scope, send, status, f"body: {half} {fix}")
+            elif body is not None:
                 await self._pass_on(scope, _Replay(body, receive), send, tenant)
         finally:
             held.release()
@@ -77,8 +82,7 @@ class BodyLimits:
     def _limit(self, headers: Headers, tenant: TenantId | None) -> int:
         if tenant is None:
             return min(_STRANGERS_BYTES, self._max_bytes)
-        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        return self._max_bytes if kind in _BINARY else self._max_json_bytes
+        return self._max_json_bytes if _is_json(headers) else self._max_bytes
 
     def _shares_loop(self, tenant: TenantId | None) -> bool:
         """Whether others are active too."""
@@ -135,6 +139,11 @@ class BodyLimits:
         ]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+
+def _is_json(headers: Headers) -> bool:
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    return kind not in _BINARY
 
 
 class _Held:

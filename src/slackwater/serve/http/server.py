@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import random
 import signal
 import socket
@@ -10,10 +11,12 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from slackwater.model.errors import RefusedError
 from slackwater.runtime.plane import ControlPlane
+from slackwater.serve.http.errors import error_body
 
 HEAD_DEADLINE_S = 10.0
 MAX_HEAD_BYTES = 64 << 10
@@ -42,7 +45,15 @@ class PatientOnce(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_came()
-        super().on_headers_complete()
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if size <= MAX_HEAD_BYTES:
+            super().on_headers_complete()
+            return
+        usual, self.app = self.app, _refuse_head
+        try:
+            super().on_headers_complete()
+        finally:
+            self.app = usual
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_came()
@@ -61,6 +72,19 @@ class PatientOnce(HttpToolsProtocol):
         self._deadline = None
         if not self.transport.is_closing():
             self.transport.close()
+
+
+async def _refuse_head(scope: Scope, receive: Receive, send: Send) -> None:
+    """What a request whose head is too large is answered."""
+    message = f"headers: more than {MAX_HEAD_BYTES} bytes; send fewer or shorter ones"
+    body = json.dumps(error_body(scope["path"], 431, message)).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+    ]
+    await send({"type": "http.response.start", "status": 431, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -13,6 +13,7 @@ from slackwater.runtime.plane import ControlPlane
 from slackwater.serve.http.errors import FailedTurnError
 
 _AT_ONCE = 64
+_LOOK_EVERY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Generation:
 
     async def begin(self) -> None:
         """Submit every choice; others get the event loop in between."""
+        self._refuse_broken()
         self._plane.shares.check(self._tenant, len(self._choices), "prompts x n")
         self._plane.shares.take(self._tenant, len(self._choices))
         self._running = set(range(len(self._choices)))
@@ -76,6 +78,12 @@ class Generation:
             self._plane.rollout.submit(spec, _Choice(place, self))
             if place % _AT_ONCE == _AT_ONCE - 1:
                 await asyncio.sleep(0)
+
+    def _refuse_broken(self) -> None:
+        """Say so if no engine of a model can be started, rather than wait for one."""
+        for model in {asked.base_model for asked in self._choices}:
+            if (why := self._plane.broken_engine(model, self._tenant)) is not None:
+                raise FailedTurnError(why)
 
     def close(self) -> None:
         """Cancel what still runs; others get the event loop in between where that is much."""
@@ -113,7 +121,12 @@ class Generation:
     async def events(self) -> AsyncIterator[Piece | Whole]:
         """Until every choice is whole; a failed turn raises."""
         while self._open:
-            event = await self._queue.get()
+            try:
+                async with asyncio.timeout(_LOOK_EVERY_S):
+                    event = await self._queue.get()
+            except TimeoutError:
+                self._refuse_broken()
+                continue
             if isinstance(event, str):
                 raise FailedTurnError(event)
             if isinstance(event, Whole):

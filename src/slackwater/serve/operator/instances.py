@@ -15,6 +15,9 @@ from slackwater.runtime.services.instances import MOST_INSTANCES
 from slackwater.serve.http.auth import tenant_reader
 from slackwater.serve.tinker.bodies import Body, Finite
 
+# What a tenant may see of an instance: nothing that names others' models, processes or paths.
+_FOR_ALL = ("instance", "model", "kind", "state", "running", "pending", "max_running")
+
 Kind = Literal["dedicated", "spot", "borrowed"]
 
 
@@ -56,7 +59,7 @@ def instance_routes(plane: ControlPlane) -> APIRouter:
     caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     def operator(tenant: caller) -> TenantId:
-        if tenant != plane.settings.tenants[0]:
+        if not plane.is_operator(tenant):
             raise RefusedError(
                 f"key: of {tenant}; instances are the operator's, who is {plane.settings.tenants[0]}"
             )
@@ -67,7 +70,13 @@ def instance_routes(plane: ControlPlane) -> APIRouter:
     @router.get("")
     async def listed(tenant: caller) -> dict[str, Any]:
         """Every instance and what it does, and the last starts that failed."""
-        return {"instances": plane.instances.listed(), "faults": plane.instances.faults()}
+        if plane.is_operator(tenant):
+            return {"instances": plane.instances.listed(), "faults": plane.instances.faults()}
+        shown = [
+            {name: row[name] for name in _FOR_ALL if name in row}
+            for row in plane.instances.listed()
+        ]
+        return {"instances": shown, "faults": []}
 
     @router.post("", status_code=201, dependencies=allowed)
     async def add(body: AddBody) -> dict[str, list[str]]:

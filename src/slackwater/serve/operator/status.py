@@ -47,11 +47,20 @@ def operator_routes(plane: ControlPlane) -> APIRouter:
 
     @router.get("/slackwater/status")
     async def status(tenant: caller) -> dict[str, Any]:
-        """What runs and what waits; sizes only, so any tenant may see it."""
+        """What runs and what waits. Paths, processes and their errors are the operator's; the rest sees sizes."""
+        failed = plane.fleet.supervisor.failed()
+        if not plane.is_operator(tenant):
+            return {
+                "models": {base.name: "" for base in plane.bases},
+                "workers": {role: len(names) for role, names in plane.workers_by_role().items()},
+                "failed": dict.fromkeys(failed, "fails to start"),
+                "gauges": plane.gauges(),
+            }
         return {
             "models": {base.name: str(base.directory) for base in plane.bases},
             "workers": plane.workers_by_role(),
             "pids": plane.fleet.supervisor.pids(),
+            "failed": {name: f"{one.deaths} times: {one.said}" for name, one in failed.items()},
             "gauges": plane.gauges(),
         }
 

@@ -23,7 +23,7 @@ from slackwater.runtime.store.base_models import BaseModel
 from slackwater.runtime.store.future_board import Outcome
 from slackwater.runtime.store.op_payloads import SamplePayload, decode_sample_result
 from slackwater.serve.http.auth import tenant_reader
-from slackwater.serve.http.errors import GoneError
+from slackwater.serve.http.errors import FailedTurnError, GoneError
 from slackwater.serve.tinker import bodies
 from slackwater.serve.tinker import proto as tinker_proto
 from slackwater.wire.batches import decode_metrics, decode_result
@@ -99,6 +99,8 @@ class SamplingFace:
         session = self.plane.sampling.session(tenant, body.sampling_session_id)
         self.plane.sessions.seen(session.session, asyncio.get_running_loop().time())
         base = self.plane.bases.get(session.base_model)
+        if (why := self.plane.broken_engine(base.name, tenant)) is not None:
+            raise FailedTurnError(why)
         seeds = _seeds(body, session, body.seq_id)
         return await self.plane.sampling.submit(session, body.seq_id, _payload(body, base, seeds))
 

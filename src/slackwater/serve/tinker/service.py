@@ -1,5 +1,6 @@
 """Tinker API: configuration, capabilities, telemetry."""
 
+from ipaddress import ip_address
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -8,6 +9,14 @@ from slackwater.model.ids import ModelId, TenantId
 from slackwater.runtime.plane import ControlPlane
 from slackwater.serve.http.auth import tenant_reader
 from slackwater.serve.tinker import bodies
+
+
+def is_local(request: Request) -> bool:
+    """Whether a request comes from this machine."""
+    try:
+        return request.client is not None and ip_address(request.client.host).is_loopback
+    except ValueError:
+        return False
 
 
 def service_routes(plane: ControlPlane) -> APIRouter:
@@ -47,7 +56,8 @@ def service_routes(plane: ControlPlane) -> APIRouter:
         return {"supported_models": models}
 
     @router.post("/get_info")
-    async def get_info(body: bodies.ModelBody, tenant: caller) -> dict[str, Any]:
+    async def get_info(body: bodies.ModelBody, tenant: caller, request: Request) -> dict[str, Any]:
+        """On this machine the tokenizer is a directory; elsewhere it is a name, see `tokenizers.py`."""
         model = plane.training.model(tenant, ModelId(body.model_id))
         base = plane.bases.get(model.base_model)
         return {
@@ -56,7 +66,7 @@ def service_routes(plane: ControlPlane) -> APIRouter:
             "model_data": {
                 "arch": base.architecture,
                 "model_name": model.base_model,
-                "tokenizer_id": str(base.directory),
+                "tokenizer_id": str(base.directory) if is_local(request) else base.name,
             },
             "is_lora": model.lora.rank > 0,
             "lora_rank": model.lora.rank,

@@ -22,7 +22,7 @@ from slackwater.runtime.store.op_payloads import (
     encode,
 )
 from slackwater.serve.http.auth import tenant_reader
-from slackwater.serve.http.errors import GoneError
+from slackwater.serve.http.errors import FailedTurnError, GoneError
 from slackwater.serve.tinker import bodies
 from slackwater.serve.tinker import proto as tinker_proto
 from slackwater.serve.tinker.weight_files import RECIPIENTS, check_recipients
@@ -186,6 +186,8 @@ class TrainingFace:
         self, tenant: TenantId, body: bodies.CreateModelBody
     ) -> tuple[TrainedModel, str]:
         session = self.plane.sessions.get(tenant, body.session_id)
+        if (why := self.plane.broken_trainer(tenant)) is not None:
+            raise FailedTurnError(why)
         if not self.plane.sessions.lives(session.session):
             raise GoneError(f"session_id: {session.session!r} has ended")
         if body.optimizer_config.type != "adamw":
