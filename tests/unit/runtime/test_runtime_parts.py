@@ -201,7 +201,7 @@ def test_a_worker_with_the_secret_is_welcome_and_its_leaving_is_told_once() -> N
     ("data", "said"),
     [
         (messages.encode(messages.Hello("guess", "w", "trainer")), "secret"),
-        (messages.encode(messages.Hello("secret", "w", "trainer", None, 99)), "protocol 99"),
+        (messages.encode(messages.Hello("secret", "w", "trainer", protocol=99)), "protocol 99"),
         (messages.encode(messages.Heartbeat()), "must be a hello"),
         (b"GET / HTTP/1.1\r\n\r\n", "begins with"),
     ],
