@@ -37,6 +37,7 @@ BENCHES: dict[str, str] = {
     "migrate": "rollout.migrate",
     "agreement": "rollout.agreement",
     "delta": "weights.delta",
+    "sync": "weights.sync",
     "tenants": "service.tenants",
     "schemas": "service.schemas",
 }

@@ -9,7 +9,12 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from slackwater.model.errors import NotFoundError, SlackwaterError, UnavailableError
+from slackwater.model.errors import (
+    NotFoundError,
+    RefusedError,
+    SlackwaterError,
+    UnavailableError,
+)
 from slackwater.weights.relay import protocol as say
 from slackwater.weights.relay.bucket import Cargo, Manifest, tag_of
 from slackwater.weights.relay.client import Address, RelayClient
@@ -45,13 +50,15 @@ class Agent:
         self.shelf = Shelf(max_bytes)
         self._relay, self._secret, self._node, self._site = relay, secret, node, site
         self._streams, self._timeout_s = streams, timeout_s
-        self._server = RelayServer(self.shelf, secret, host=host, node=node)
+        self._server = RelayServer(self.shelf, secret, host=host, node=node, member=member)
         self._control: RelayClient | None = None
         self._lock = threading.Lock()
+        self._closed = False
         self.received_bytes: dict[str, int] = {}  # by source; "" is the relay itself
 
     def close(self) -> None:
-        """Leave, and stop serving."""
+        """Leave, and stop serving; a pull under way ends with an error."""
+        self._closed = True
         self._server.close()
         if self._control is not None:
             self._control.close()
@@ -59,6 +66,8 @@ class Agent:
 
     def control(self) -> RelayClient:
         """The connection that makes this a member; opened again when it broke."""
+        if self._closed:
+            raise RefusedError(f"member {self.member!r} has left; make another to pull with")
         if self._control is None:
             client = RelayClient(self._relay, self._secret, self._timeout_s)
             host, port = self._server.address
@@ -172,6 +181,7 @@ class Agent:
                 [slot.memory],
                 offset=start,
                 node=self._node,
+                member=source,
                 arrived=partial(self.shelf.advance, slot),
             )
         finally:

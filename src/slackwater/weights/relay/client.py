@@ -104,12 +104,13 @@ class RelayClient:
         *,
         offset: int = 0,
         node: str = "",
+        member: str = "",
         arrived: Callable[[int], None] = lambda _: None,
     ) -> None:
         """Receive a bucket into memory, from `offset` on; `arrived` hears how much is there."""
         size = sum(map(len, views))
         try:
-            say.send(self._socket, say.Get(key, offset, node))
+            say.send(self._socket, say.Get(key, offset, node, member))
             there, path = msgspec.convert(say.receive_reply(self._socket), tuple[int, str])
             if there != size:
                 raise UnavailableError(f"a bucket of {there} bytes came, not of {size}")

@@ -68,11 +68,15 @@ class About(msgspec.Struct, frozen=True, tag=True):
 
 
 class Get(msgspec.Struct, frozen=True, tag=True):
-    """A bucket's bytes from `offset` on; as a path instead if `node` is the server's."""
+    """A bucket's bytes from `offset` on; as a path instead if `node` is the server's.
+
+    `member` is who is meant: an address may have passed to another since it was told.
+    """
 
     key: Key
     offset: Count = 0
     node: str = ""
+    member: str = ""
 
 
 class Drop(msgspec.Struct, frozen=True, tag=True):

@@ -2,18 +2,19 @@
 
 import time
 from collections import OrderedDict
+from contextlib import suppress
 
 import numpy as np
 
 from slackwater.model.errors import NotFoundError, SlackwaterError
 from slackwater.policy.weights.way import Delta, Way, WayPolicy
 from slackwater.weights.delta.checksum import checksum
-from slackwater.weights.delta.frame import refused
+from slackwater.weights.delta.frame import DeltaError, refused
 from slackwater.weights.relay import protocol as say
 from slackwater.weights.relay.agent import Agent
+from slackwater.weights.relay.arrival import Arrival
 from slackwater.weights.relay.bucket import Bucket, Bytes, Cargo, Manifest, apply_changes
 from slackwater.weights.relay.publisher import HostVersion
-from slackwater.weights.relay.shelf import Key
 
 
 class Receiver:
@@ -91,46 +92,26 @@ class Receiver:
                 if cargo.version == manifest.version
                 else self._agent.manifest(cargo.version)
             )
-            self._agent.bring(cargo, at, deadline_s)
+            arrival = Arrival(self._agent, cargo, at, deadline_s)
             try:
                 if cargo.base:
-                    sums = self._applied(cargo, at, arrays, sums)
+                    sums = _applied(arrival, at, arrays, sums)
                 else:
-                    arrays, sums = self._whole(cargo, at)
+                    arrays, sums = _whole(arrival, at)
                 if [tuple(each) for each in sums] != list(at.checksums):
                     raise refused(f"{cargo.version!r} came with other bytes than its manifest says")
-            except SlackwaterError:
-                # Damaged on the way or at its source: take it again from nowhere near, or another way.
+            except DeltaError:
+                # Damaged at its source: another way is found, without it.
+                with suppress(SlackwaterError):
+                    arrival.finish()
                 self._agent.shelf.drop(cargo)
-                if cargo in refusals or cargo.base == "":
+                if cargo.base == "":
                     raise
                 refusals.add(cargo)
                 raise _UnusableError from None
+            arrival.finish()
             self._cargoes.append(cargo)
         return HostVersion(manifest.version, manifest.tensors, arrays, manifest.meta)
-
-    def _whole(self, cargo: Cargo, manifest: Manifest) -> tuple[tuple[Bytes, ...], list[list[int]]]:
-        arrays = tuple(np.empty(tensor.size, np.uint8) for tensor in manifest.tensors)
-        sums: list[list[int]] = []
-        for number, bucket in enumerate(manifest.buckets()):
-            slot = self._agent.shelf.open(Key(cargo, number))
-            try:
-                sums.append(_copied(slot.memory, bucket, arrays))
-            finally:
-                self._agent.shelf.close(slot)
-        return arrays, sums
-
-    def _applied(
-        self, cargo: Cargo, manifest: Manifest, arrays: tuple[Bytes, ...], known: list[list[int]]
-    ) -> list[list[int]]:
-        reached: list[list[int]] = []
-        for number, bucket in enumerate(manifest.buckets()):
-            slot = self._agent.shelf.open(Key(cargo, number))
-            try:
-                reached.append(apply_changes(arrays, bucket, slot.memory, known[number]))
-            finally:
-                self._agent.shelf.close(slot)
-        return reached
 
     def _keep_newest(self, found: HostVersion, manifest: Manifest) -> None:
         self._held[found.version] = (found, manifest)
@@ -152,6 +133,27 @@ def _deltas(lines: list[say.Line], refusals: set[Cargo]) -> list[Delta]:
         for base, size in line.sizes.items()
         if base and Cargo(line.version, base) not in refusals
     ]
+
+
+def _whole(arrival: Arrival, manifest: Manifest) -> tuple[tuple[Bytes, ...], list[list[int]]]:
+    """A whole version's tensors, and the checksums of what came."""
+    arrays = tuple(np.empty(tensor.size, np.uint8) for tensor in manifest.tensors)
+    sums: list[list[int]] = []
+    for number, bucket in enumerate(manifest.buckets()):
+        with arrival.bucket(number) as memory:
+            sums.append(_copied(memory, bucket, arrays))
+    return arrays, sums
+
+
+def _applied(
+    arrival: Arrival, manifest: Manifest, arrays: tuple[Bytes, ...], known: list[list[int]]
+) -> list[list[int]]:
+    """Apply a delta in place; the checksums that the parts have now."""
+    reached: list[list[int]] = []
+    for number, bucket in enumerate(manifest.buckets()):
+        with arrival.bucket(number) as memory:
+            reached.append(apply_changes(arrays, bucket, memory, known[number]))
+    return reached
 
 
 def _copied(memory: memoryview, bucket: Bucket, arrays: tuple[Bytes, ...]) -> list[int]:

@@ -6,7 +6,7 @@ import threading
 from contextlib import suppress
 from typing import assert_never
 
-from slackwater.model.errors import SlackwaterError, UnavailableError
+from slackwater.model.errors import NotFoundError, SlackwaterError, UnavailableError
 from slackwater.weights.relay import protocol as say
 from slackwater.weights.relay.shelf import Shelf
 from slackwater.weights.relay.tracker import Tracker
@@ -29,10 +29,12 @@ class RelayServer:
         host: str = "127.0.0.1",
         port: int = 0,
         node: str = "",
+        member: str = "",
         max_connections: int = 256,
     ) -> None:
         self.shelf = shelf
         self._secret, self._tracker, self._node = secret, tracker, node
+        self._member = member
         self._listener = socket.create_server((host, port), backlog=128)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._max = max_connections
@@ -168,6 +170,8 @@ class RelayServer:
         say.send(connection, say.Ok())
 
     def _get(self, connection: socket.socket, request: say.Get) -> None:
+        if request.member != self._member:
+            raise NotFoundError(f"member {request.member!r} is not here any more")
         slot = self.shelf.open(request.key, _STALL_S)
         try:
             if request.node and request.node == self._node and slot.path is not None:

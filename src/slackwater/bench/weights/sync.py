@@ -1,0 +1,176 @@
+"""`slackwater bench sync`: a model to four receivers over a slow link, four ways; and at full speed against plain sockets.
+
+The link: 200 Mb/s (a 20 Gb/s link scaled down a hundredfold) in front of the sender, shaped by `tc` between network namespaces. Flat: every receiver
+takes the whole over the link. One copy: the whole crosses once, neighbours pass it on. Delta: the next version, 1 % changed.
+"""
+
+import json
+import secrets
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+from slackwater.bench.options import BenchOptions
+from slackwater.bench.weights.namespaces import may_make_namespaces, slow_site
+from slackwater.bench.weights.sequences import Outcome, run_sequence
+from slackwater.model.errors import UnavailableError
+
+_RATE_MBIT = 200
+_RECEIVERS = 4
+_SHARE = 0.01
+
+
+class _Actor:
+    """A process of the measurement; every request is one line, every answer too."""
+
+    def __init__(self, stack: ExitStack, role: str, namespace: str | None, **settings: Any) -> None:
+        inside = ["ip", "netns", "exec", namespace] if namespace else []
+        module = "slackwater.bench.weights.sync_process"
+        self._process = stack.enter_context(
+            subprocess.Popen(
+                [*inside, sys.executable, "-m", module, role, json.dumps(settings)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+        stack.callback(self._process.kill)
+        self.ready: dict[str, Any] = self._answer()
+
+    def ask(self, *what: object) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(what) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise UnavailableError("a process of the measurement ended early; its error is above")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def run(options: BenchOptions) -> dict[str, object]:
+    """Loopback first, then the slow link, then random sequences of faults."""
+    size = (64 << 20) if options.quick else (1 << 30)
+    figures: dict[str, object] = {"model_bytes": size, "receivers": _RECEIVERS}
+    options.progress("loopback", 0.02)
+    figures |= _loopback(size, options.seed, 3)
+    if may_make_namespaces():
+        figures |= _slow_link(size, options)
+    else:
+        figures["slow_link"] = "not measured: this user may make no network namespaces"
+    options.progress("sequences", 0.8)
+    figures |= _sequences(options)
+    return figures
+
+
+def _loopback(size: int, seed: int, rounds: int) -> dict[str, object]:
+    """One receiver on the same machine, the whole over TCP, beside one plain socket; best of a few, in turns."""
+    secret = secrets.token_hex(16)
+    ours, plain = float("inf"), float("inf")
+    with ExitStack() as stack:
+        sender = _Actor(
+            stack, "sender", None, host="127.0.0.1", secret=secret, size=size, seed=seed, flat=False
+        )
+        bare = _Actor(stack, "plain_sender", None, host="127.0.0.1", size=size)
+        taker = _Actor(stack, "plain_receiver", None, relay=bare.ready["address"], size=size)
+        exact = True
+        for number in range(rounds):
+            with ThreadPoolExecutor(1) as beside:
+                sending = beside.submit(bare.ask, "send")
+                plain = min(plain, taker.ask("take")["took_s"])
+                sending.result()
+            with ExitStack() as one:
+                receiver = _Actor(
+                    one, "receiver", None, host="127.0.0.1", secret=secret, size=size,
+                    relay=sender.ready["address"], name=f"r{number}", site=f"s{number}",
+                )  # fmt: skip
+                pulled = receiver.ask("pull", "v0")
+                ours = min(ours, pulled["took_s"])
+                exact = exact and pulled["digest"] == sender.ready["digest"]
+    return {
+        "loopback_gb_s": size / ours / 1e9,
+        "plain_sockets_gb_s": size / plain / 1e9,
+        "loopback_over_plain": plain / ours,
+        "loopback_exact": exact,
+    }
+
+
+def _slow_link(size: int, options: BenchOptions) -> dict[str, object]:
+    with slow_site(_RECEIVERS, _RATE_MBIT) as site:
+        options.progress("flat", 0.1)
+        flat = _pulled(site, size, options.seed, flat=True)
+        options.progress("one copy", 0.5)
+        tree = _pulled(site, size, options.seed, flat=False)
+    one_copy_s, delta_s = tree["whole_s"], tree["delta_s"]
+    return {
+        "flat_s": flat["whole_s"],
+        "one_copy_s": one_copy_s,
+        "delta_s": delta_s,
+        "delta_publish_s": tree["publish_s"],
+        "delta_bytes": tree["delta_bytes"],
+        "one_copy_over_flat": flat["whole_s"] / one_copy_s,
+        "delta_over_flat": flat["whole_s"] / delta_s,
+        "line_rate_used": size * 8 / one_copy_s / (_RATE_MBIT * 1e6),
+        "crossed_over_one_copy": tree["crossed"] / size,
+        "slow_link_exact": flat["exact"] and tree["exact"],
+    }
+
+
+def _pulled(site: Any, size: int, seed: int, *, flat: bool) -> dict[str, Any]:
+    """All receivers pull the whole at once; then, unless flat, the next version."""
+    secret = secrets.token_hex(16)
+    with ExitStack() as stack:
+        sender = _Actor(
+            stack, "sender", site.sender, host=site.sender_host, secret=secret, size=size,
+            seed=seed, flat=flat,
+        )  # fmt: skip
+        receivers = [
+            _Actor(
+                stack, "receiver", name, host=host, secret=secret, size=size,
+                relay=sender.ready["address"], name=name, site="rollout",
+            )
+            for name, host in site.receivers
+        ]  # fmt: skip
+        found: dict[str, Any] = {}
+        found["whole_s"], answers = _together(receivers, "v0")
+        found["exact"] = all(a["digest"] == sender.ready["digest"] for a in answers)
+        found["crossed"] = sum(answer["received"].get("", 0) for answer in answers)
+        if not flat:
+            for receiver in receivers:
+                receiver.ask("forget_cargo", "v0")
+            published = sender.ask("next", _SHARE)
+            found["delta_s"], answers = _together(receivers, "v1")
+            found["exact"] &= all(a["digest"] == published["digest"] for a in answers)
+            found |= {key: published[key] for key in ("publish_s", "delta_bytes")}
+    return found
+
+
+def _together(receivers: list[_Actor], version: str) -> tuple[float, list[dict[str, Any]]]:
+    """The longest of pulls that begin together."""
+    with ThreadPoolExecutor(len(receivers)) as beside:
+        answers = list(beside.map(lambda receiver: receiver.ask("pull", version), receivers))
+    return max(answer["took_s"] for answer in answers), answers
+
+
+def _sequences(options: BenchOptions) -> dict[str, object]:
+    outcome, count = Outcome(), 20 if options.quick else 500
+    began_s = time.perf_counter()
+    for number in range(count):
+        run_sequence(options.seed * 1000 + number, outcome)
+        options.progress("sequences", 0.8 + 0.2 * (number + 1) / count)
+    return {
+        "sequences": count,
+        "sequence_pulls": outcome.pulls,
+        "sequence_errors_told": outcome.errors,
+        "sequence_torn": outcome.torn,
+        "sequence_behind": outcome.behind,
+        "sequence_above_memory_bound": outcome.above_bound,
+        "sequences_s": time.perf_counter() - began_s,
+    }

@@ -1,0 +1,180 @@
+"""One process of `slackwater bench sync`, in its own network namespace: a sender or a receiver, told what to do by lines on stdin.
+
+Run as `python -m slackwater.bench.weights.sync_process ROLE JSON`; it answers each line with one JSON line.
+"""
+
+import hashlib
+import json
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from slackwater.bench.weights.delta import bf16_weights, changed
+from slackwater.policy.weights.source import FlatSource, TreeSource
+from slackwater.weights.relay.agent import Agent
+from slackwater.weights.relay.bucket import Cargo, TensorEntry
+from slackwater.weights.relay.publisher import HostVersion, ShelfTarget, publish
+from slackwater.weights.relay.receiver import Receiver
+from slackwater.weights.relay.server import RelayServer
+from slackwater.weights.relay.shelf import Shelf
+from slackwater.weights.relay.tracker import Tracker
+
+_TENSOR = 1 << 24  # elements of each tensor
+_WITHIN_S = 900.0
+
+
+def _first(size: int, seed: int) -> HostVersion:
+    """A model of `size` bytes of bf16."""
+    count = max(size // (2 * _TENSOR), 1)
+    elements = size // 2 // count
+    rng = np.random.default_rng(seed)
+    block = bf16_weights(min(elements, 1 << 22), rng)
+    arrays, entries = [], []
+    for number in range(count):
+        entries.append(TensorEntry(f"layers.{number:04}.weight", "BF16", (elements,)))
+        mixed = np.resize(block, elements)
+        mixed ^= np.uint16(number & 7)  # no two alike
+        arrays.append(mixed.view(np.uint8))
+    return HostVersion("v0", tuple(entries), tuple(arrays), {})
+
+
+def _next(old: HostVersion, share: float, seed: int) -> HostVersion:
+    rng = np.random.default_rng(seed)
+    arrays = tuple(
+        changed(array.view(np.uint16), share, "scattered", rng).view(np.uint8)
+        for array in old.arrays
+    )
+    return HostVersion("v1", old.tensors, arrays, {})
+
+
+def _digest(version: HostVersion) -> str:
+    found = hashlib.blake2b(digest_size=16)
+    for array in version.arrays:
+        found.update(array.data)
+    return found.hexdigest()
+
+
+class _Sender:
+    """The trainer's side: a relay beside it."""
+
+    def __init__(self, host: str, secret: str, size: int, seed: int, flat: bool) -> None:
+        self._shelf = Shelf(max_bytes=4 * size + (64 << 20))
+        policy = FlatSource() if flat else TreeSource()
+        tracker = Tracker("sender", "train", policy)
+        self._server = RelayServer(self._shelf, secret.encode(), tracker, host=host, node="sender")
+        self._version = _first(size, seed)
+        self._seed = seed
+        publish(ShelfTarget(self._shelf), self._version)
+
+    def ready(self) -> dict[str, Any]:
+        return {"address": self._server.address, "digest": _digest(self._version)}
+
+    def next(self, share: float) -> dict[str, Any]:
+        """Publish the next version; how long the encoding and the sealing took."""
+        new = _next(self._version, share, self._seed + 1)
+        began_s = time.perf_counter()
+        manifest = publish(ShelfTarget(self._shelf), new, self._version)
+        took_s = time.perf_counter() - began_s
+        self._shelf.drop(Cargo("v0"))
+        self._version = new
+        return {
+            "digest": _digest(new),
+            "publish_s": took_s,
+            "delta_bytes": manifest.bytes_of("v0"),
+        }
+
+
+class _Receiver:
+    def __init__(
+        self, host: str, secret: str, size: int, relay: list[Any], name: str, site: str
+    ) -> None:
+        self._agent = Agent(
+            (relay[0], relay[1]), secret.encode(), name, node=name, site=site,
+            max_bytes=2 * size + (64 << 20), host=host,
+        )  # fmt: skip
+        self._receiver = Receiver(self._agent)
+        self._agent.control()
+        self._warm()
+
+    def _warm(self) -> None:
+        """Load compiled code before the clock runs."""
+        from slackwater.weights.delta.apply import apply
+        from slackwater.weights.delta.encode import encode
+
+        old = np.zeros(1 << 17, np.uint16)
+        new = old.copy()
+        new[::100] = 1
+        apply(old, encode(old, new), None)
+
+    def ready(self) -> dict[str, Any]:
+        return {}
+
+    def pull(self, version: str) -> dict[str, Any]:
+        began_s = time.perf_counter()
+        found = self._receiver.pull(version, _WITHIN_S)
+        took_s = time.perf_counter() - began_s
+        self._agent.received_bytes, received = {}, self._agent.received_bytes
+        return {"took_s": took_s, "digest": _digest(found), "received": received}
+
+    def forget_cargo(self, version: str) -> dict[str, Any]:
+        self._agent.shelf.drop(Cargo(version))
+        return {}
+
+
+class _PlainSender:
+    """The peer to compare with: one socket, one `sendall`."""
+
+    def __init__(self, host: str, size: int) -> None:
+        self._listener = socket.create_server((host, 0))
+        self._data = np.random.default_rng(0).integers(0, 256, size, np.uint8)
+
+    def ready(self) -> dict[str, Any]:
+        return {"address": self._listener.getsockname()[:2]}
+
+    def send(self) -> dict[str, Any]:
+        connection, _ = self._listener.accept()
+        with connection:
+            connection.sendall(self._data.data)
+        return {}
+
+
+class _PlainReceiver:
+    def __init__(self, relay: list[Any], size: int) -> None:
+        self._address, self._memory = (relay[0], relay[1]), np.zeros(size, np.uint8)
+
+    def ready(self) -> dict[str, Any]:
+        return {}
+
+    def take(self) -> dict[str, Any]:
+        memory, got = self._memory.data, 0
+        began_s = time.perf_counter()
+        with socket.create_connection(self._address) as connection:
+            while got < len(memory):
+                got += connection.recv_into(memory[got:])
+        return {"took_s": time.perf_counter() - began_s}
+
+
+ROLES: dict[str, Callable[..., Any]] = {
+    "sender": _Sender,
+    "receiver": _Receiver,
+    "plain_sender": _PlainSender,
+    "plain_receiver": _PlainReceiver,
+}
+
+
+def main() -> None:
+    actor = ROLES[sys.argv[1]](**json.loads(sys.argv[2]))
+    sys.stdout.write(json.dumps(actor.ready()) + "\n")
+    sys.stdout.flush()
+    for line in sys.stdin:
+        name, *arguments = json.loads(line)
+        sys.stdout.write(json.dumps(getattr(actor, name)(*arguments)) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""A cargo that is being brought in a thread, and its buckets as they arrive."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from slackwater.model.errors import NotFoundError, SlackwaterError, UnavailableError
+from slackwater.weights.relay.agent import Agent
+from slackwater.weights.relay.bucket import Cargo, Manifest
+from slackwater.weights.relay.shelf import Key
+
+_LOOK_S = 0.5
+
+
+class Arrival:
+    """Brings one cargo beside the caller, who works on each bucket as soon as it is complete."""
+
+    def __init__(self, agent: Agent, cargo: Cargo, manifest: Manifest, deadline_s: float) -> None:
+        self._agent, self._cargo, self._manifest = agent, cargo, manifest
+        self._deadline_s = deadline_s
+        self._error: SlackwaterError | None = None
+        self._thread = threading.Thread(target=self._run, name="weight pull", daemon=True)
+        agent.shelf.expect(cargo, True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait until it has all come; its error is raised."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    @contextmanager
+    def bucket(self, number: int) -> Iterator[memoryview]:
+        """A complete bucket's memory, while the context lasts."""
+        shelf = self._agent.shelf
+        while True:
+            try:
+                slot = shelf.open(Key(self._cargo, number), _LOOK_S)
+                break
+            except NotFoundError:
+                self._raise_if_ended()
+        try:
+            while not slot.complete:
+                try:
+                    shelf.wait(slot, slot.size - 1, _LOOK_S)
+                except UnavailableError:
+                    self._raise_if_ended()
+            yield slot.memory
+        finally:
+            shelf.close(slot)
+
+    def _raise_if_ended(self) -> None:
+        if not self._thread.is_alive():
+            self.finish()
+            raise UnavailableError(f"version {self._cargo.version!r} was dropped while it came")
+
+    def _run(self) -> None:
+        try:
+            self._agent.bring(self._cargo, self._manifest, self._deadline_s)
+        except SlackwaterError as error:
+            self._error = error
