@@ -4,7 +4,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 _AGAIN_S = 0.05
 T = TypeVar("T")
+Memory = Sequence[tuple[memoryview, ...]]  # a bucket's pieces, by its number
 
 
 class Agent:
@@ -84,19 +85,24 @@ class Agent:
         """The relay's visible versions."""
         return self._asked(lambda client: client.versions())
 
-    def bring(self, cargo: Cargo, manifest: Manifest, deadline_s: float) -> None:
+    def bring(
+        self, cargo: Cargo, manifest: Manifest, deadline_s: float, memory: Memory | None = None
+    ) -> None:
         """Have all of a cargo on the shelf before `time.monotonic()` is `deadline_s`.
 
-        A source that breaks off is left for another, and what has come stays.
+        A source that breaks off is left for another, and what has come stays. `memory` is the caller's, bucket by
+        bucket, to receive into; it is served from as well, so it must not be changed.
         """
         self.shelf.note(manifest)
         self.shelf.expect(cargo, True)
         try:
-            self._bring(cargo, manifest, deadline_s)
+            self._bring(cargo, manifest, deadline_s, memory)
         finally:
             self.shelf.expect(cargo, False)
 
-    def _bring(self, cargo: Cargo, manifest: Manifest, deadline_s: float) -> None:
+    def _bring(
+        self, cargo: Cargo, manifest: Manifest, deadline_s: float, memory: Memory | None
+    ) -> None:
         lost, trouble = "", ""
         source: say.From | None = None
         while True:
@@ -110,7 +116,7 @@ class Agent:
                     threading.Event().wait(_AGAIN_S)
                     continue
                 address = (source.host, source.port) if source.member else self._relay
-                self._fetch(address, source.member, cargo, manifest)
+                self._fetch(address, source.member, cargo, manifest, memory)
                 self._asked(lambda client: client.have(self.member, [cargo]))
             except (NotFoundError, UnavailableError) as error:
                 trouble, lost = str(error), ""
@@ -134,7 +140,14 @@ class Agent:
                     self._control = None
                 raise
 
-    def _fetch(self, address: Address, source: str, cargo: Cargo, manifest: Manifest) -> None:
+    def _fetch(
+        self,
+        address: Address,
+        source: str,
+        cargo: Cargo,
+        manifest: Manifest,
+        memory: Memory | None,
+    ) -> None:
         """Fill every bucket that is not complete, over several connections."""
         waiting: queue.SimpleQueue[tuple[Key, int, int]] = queue.SimpleQueue()
         sizes = manifest.sizes[cargo.base]
@@ -155,7 +168,7 @@ class Agent:
                 with RelayClient(address, self._secret, self._timeout_s) as client:
                     while not failures:
                         with suppress(queue.Empty):
-                            self._take(client, source, *waiting.get_nowait())
+                            self._take(client, source, memory, *waiting.get_nowait())
                             continue
                         return
             except SlackwaterError as error:
@@ -170,15 +183,24 @@ class Agent:
         if failures:
             raise failures[0]
 
-    def _take(self, client: RelayClient, source: str, key: Key, size: int, tag: int) -> None:
-        slot = self.shelf.begin(key, size, tag)
+    def _take(
+        self,
+        client: RelayClient,
+        source: str,
+        memory: Memory | None,
+        key: Key,
+        size: int,
+        tag: int,
+    ) -> None:
+        views = None if memory is None else memory[key.number]
+        slot = self.shelf.begin(key, size, tag, views=views)
         if slot is None:
             return
         start = slot.filled
         try:
             client.get(
                 key,
-                [slot.memory],
+                slot.views,
                 offset=start,
                 node=self._node,
                 member=source,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from slackwater.model.errors import NotFoundError, SlackwaterError, UnavailableError
-from slackwater.weights.relay.agent import Agent
+from slackwater.weights.relay.agent import Agent, Memory
 from slackwater.weights.relay.bucket import Cargo, Manifest
 from slackwater.weights.relay.shelf import Key
 
@@ -15,8 +15,16 @@ _LOOK_S = 0.5
 class Arrival:
     """Brings one cargo beside the caller, who works on each bucket as soon as it is complete."""
 
-    def __init__(self, agent: Agent, cargo: Cargo, manifest: Manifest, deadline_s: float) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        cargo: Cargo,
+        manifest: Manifest,
+        deadline_s: float,
+        memory: Memory | None = None,
+    ) -> None:
         self._agent, self._cargo, self._manifest = agent, cargo, manifest
+        self._memory = memory
         self._deadline_s = deadline_s
         self._error: SlackwaterError | None = None
         self._thread = threading.Thread(target=self._run, name="weight pull", daemon=True)
@@ -30,8 +38,8 @@ class Arrival:
             raise self._error
 
     @contextmanager
-    def bucket(self, number: int) -> Iterator[memoryview]:
-        """A complete bucket's memory, while the context lasts."""
+    def bucket(self, number: int) -> Iterator[tuple[memoryview, ...]]:
+        """A complete bucket's memory, while the context lasts; the caller's own if it was received there."""
         shelf = self._agent.shelf
         while True:
             try:
@@ -45,7 +53,7 @@ class Arrival:
                     shelf.wait(slot, slot.size - 1, _LOOK_S)
                 except UnavailableError:
                     self._raise_if_ended()
-            yield slot.memory
+            yield slot.views
         finally:
             shelf.close(slot)
 
@@ -56,6 +64,6 @@ class Arrival:
 
     def _run(self) -> None:
         try:
-            self._agent.bring(self._cargo, self._manifest, self._deadline_s)
+            self._agent.bring(self._cargo, self._manifest, self._deadline_s, self._memory)
         except SlackwaterError as error:
             self._error = error

@@ -33,19 +33,23 @@ class Target(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ShelfTarget:
-    """Buckets go on a shelf in this process, waiting up to `wait_s` for room."""
+    """Buckets go on a shelf in this process, where they lie if it is not shared; waits up to `wait_s` for room."""
 
     shelf: Shelf
     wait_s: float = 30.0
 
     def put(self, key: Key, size: int, tag: int, views: Sequence[memoryview]) -> None:
-        slot = self.shelf.begin(key, size, tag, self.wait_s)
+        own = tuple(views)
+        slot = self.shelf.begin(key, size, tag, self.wait_s, own)
         if slot is None:
             return
-        at = 0
-        for view in views:
-            slot.memory[at : at + len(view)] = view
-            at += len(view)
+        if slot.views is not own:
+            at = 0
+            for view in views:
+                for piece in slot.pieces(at, at + len(view)):
+                    piece[:] = view[: len(piece)]
+                    view = view[len(piece) :]
+                    at += len(piece)
         self.shelf.advance(slot, size)
 
     def seal(self, manifest: Manifest) -> None:

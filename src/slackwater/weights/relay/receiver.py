@@ -2,18 +2,25 @@
 
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from contextlib import suppress
 
 import numpy as np
 
 from slackwater.model.errors import NotFoundError, SlackwaterError
 from slackwater.policy.weights.way import Delta, Way, WayPolicy
-from slackwater.weights.delta.checksum import checksum
 from slackwater.weights.delta.frame import DeltaError, refused
 from slackwater.weights.relay import protocol as say
-from slackwater.weights.relay.agent import Agent
+from slackwater.weights.relay.agent import Agent, Memory
 from slackwater.weights.relay.arrival import Arrival
-from slackwater.weights.relay.bucket import Bucket, Bytes, Cargo, Manifest, apply_changes
+from slackwater.weights.relay.bucket import (
+    Bytes,
+    Cargo,
+    Manifest,
+    apply_changes,
+    part_checksums,
+    whole_views,
+)
 from slackwater.weights.relay.publisher import HostVersion
 
 
@@ -92,12 +99,16 @@ class Receiver:
                 if cargo.version == manifest.version
                 else self._agent.manifest(cargo.version)
             )
-            arrival = Arrival(self._agent, cargo, at, deadline_s)
+            memory: Memory | None = None
+            if not cargo.base:
+                arrays = tuple(np.empty(tensor.size, np.uint8) for tensor in at.tensors)
+                memory = [tuple(whole_views(arrays, bucket)) for bucket in at.buckets()]
+            arrival = Arrival(self._agent, cargo, at, deadline_s, memory)
             try:
-                if cargo.base:
+                if memory is None:
                     sums = _applied(arrival, at, arrays, sums)
                 else:
-                    arrays, sums = _whole(arrival, at)
+                    sums = _whole(arrival, at, arrays, memory)
                 if [tuple(each) for each in sums] != list(at.checksums):
                     raise refused(f"{cargo.version!r} came with other bytes than its manifest says")
             except DeltaError:
@@ -135,14 +146,17 @@ def _deltas(lines: list[say.Line], refusals: set[Cargo]) -> list[Delta]:
     ]
 
 
-def _whole(arrival: Arrival, manifest: Manifest) -> tuple[tuple[Bytes, ...], list[list[int]]]:
-    """A whole version's tensors, and the checksums of what came."""
-    arrays = tuple(np.empty(tensor.size, np.uint8) for tensor in manifest.tensors)
+def _whole(
+    arrival: Arrival, manifest: Manifest, arrays: tuple[Bytes, ...], memory: Memory
+) -> list[list[int]]:
+    """See a whole version into its tensors; the checksums of what came."""
     sums: list[list[int]] = []
     for number, bucket in enumerate(manifest.buckets()):
-        with arrival.bucket(number) as memory:
-            sums.append(_copied(memory, bucket, arrays))
-    return arrays, sums
+        with arrival.bucket(number) as views:
+            if views is not memory[number]:  # begun by an earlier pull, into other memory
+                _copy(views, memory[number])
+            sums.append(part_checksums(arrays, bucket))
+    return sums
 
 
 def _applied(
@@ -151,18 +165,15 @@ def _applied(
     """Apply a delta in place; the checksums that the parts have now."""
     reached: list[list[int]] = []
     for number, bucket in enumerate(manifest.buckets()):
-        with arrival.bucket(number) as memory:
-            reached.append(apply_changes(arrays, bucket, memory, known[number]))
+        with arrival.bucket(number) as views:
+            reached.append(apply_changes(arrays, bucket, views[0], known[number]))
     return reached
 
 
-def _copied(memory: memoryview, bucket: Bucket, arrays: tuple[Bytes, ...]) -> list[int]:
-    """Copy a whole bucket's parts to their tensors; their checksums."""
-    source, at = np.frombuffer(memory, np.uint8), 0
-    sums: list[int] = []
-    for part in bucket:
-        target = arrays[part.tensor][part.start : part.stop]
-        target[:] = source[at : at + part.stop - part.start]
-        sums.append(checksum(target))
-        at += part.stop - part.start
-    return sums
+def _copy(source: Sequence[memoryview], target: Sequence[memoryview]) -> None:
+    """Copy memory that is cut into other pieces."""
+    data = np.concatenate([np.frombuffer(view, np.uint8) for view in source])
+    at = 0
+    for view in target:
+        np.frombuffer(view, np.uint8)[:] = data[at : at + len(view)]
+        at += len(view)

@@ -159,9 +159,9 @@ class RelayServer:
         try:
             filled = slot.filled
             while filled < slot.size:
-                piece = slot.memory[filled : filled + _PIECE]
-                say.receive_into(connection, piece)
-                filled += len(piece)
+                for piece in slot.pieces(filled, filled + _PIECE):
+                    say.receive_into(connection, piece)
+                    filled += len(piece)
                 self.shelf.advance(slot, filled)
         except SlackwaterError as error:
             raise ConnectionAbortedError(str(error)) from None
@@ -182,7 +182,8 @@ class RelayServer:
             sent = request.offset
             while sent < slot.size:
                 filled = self.shelf.wait(slot, sent, _STALL_S)
-                connection.sendall(slot.memory[sent:filled])
+                for piece in slot.pieces(sent, filled):
+                    connection.sendall(piece)
                 sent = filled
         except UnavailableError as error:
             raise ConnectionAbortedError(str(error)) from None

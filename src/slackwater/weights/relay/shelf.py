@@ -5,7 +5,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,12 +24,12 @@ class Key(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A bucket's memory; `filled` bytes of it are there. `path` is where others on this node may map it."""
+    """A bucket's memory, in pieces; `filled` bytes of it are there. `path` is where others on this node may map it."""
 
     key: Key
     size: int
     tag: int
-    memory: memoryview
+    views: tuple[memoryview, ...]
     path: Path | None
     filled: int = 0
     failed: bool = False
@@ -39,6 +39,13 @@ class Slot:
     @property
     def complete(self) -> bool:
         return self.filled == self.size
+
+    def pieces(self, start: int, stop: int) -> Iterator[memoryview]:
+        """The memory from `start` to `stop`."""
+        for view in self.views:
+            if start < len(view) and stop > 0:
+                yield view[max(start, 0) : stop]
+            start, stop = start - len(view), stop - len(view)
 
 
 @dataclass(slots=True)
@@ -58,11 +65,19 @@ class Shelf:
     _folder: tempfile.TemporaryDirectory[str] | None = None
 
     # ---- writing ----
-    def begin(self, key: Key, size: int, tag: int, wait_s: float = 0.0) -> Slot | None:
+    def begin(
+        self,
+        key: Key,
+        size: int,
+        tag: int,
+        wait_s: float = 0.0,
+        views: tuple[memoryview, ...] | None = None,
+    ) -> Slot | None:
         """A slot to fill, from its `filled` on; None if it is complete, or if another still fills it after `wait_s`.
 
         Waits up to `wait_s` for room, too: back-pressure on whoever publishes or pulls. What a sender with
-        another `tag` left behind without a seal is thrown away.
+        another `tag` left behind without a seal is thrown away. `views` are memory of the caller's to use, not to be
+        changed after it is filled.
         """
         deadline_s = time.monotonic() + wait_s
         with self._changed:
@@ -92,8 +107,11 @@ class Shelf:
                     raise UnavailableError(
                         f"relay memory: {self._used} of {self.max_bytes} bytes are held; retire versions or give it more"
                     )
-            memory, path = self._allocate(size)
-            slot = self._slots[key] = Slot(key, size, tag, memory, path)
+            path = None
+            if views is None or self.shared:
+                memory, path = self._allocate(size)
+                views = (memory,)
+            slot = self._slots[key] = Slot(key, size, tag, views, path)
             self._used += size
             return slot
 

@@ -205,7 +205,9 @@ def test_a_delta_that_is_damaged_at_its_source_is_left_for_the_whole(stage: Stag
     receiver.pull("v1")
     stage.publish(second)
     slot = stage.shelf.open(Key(Cargo("v2", "v1"), 0))
-    slot.memory[60] ^= 0xFF
+    damaged = bytearray(slot.views[0])
+    damaged[60] ^= 0xFF
+    slot.views = (memoryview(damaged),)
     stage.shelf.close(slot)
     assert same(receiver.pull("v2", DEADLINE_S), second)
     assert receiver.last_way is not None
@@ -231,7 +233,7 @@ def test_what_is_being_read_stays_until_it_is_read(stage: Stage) -> None:
     slot = stage.shelf.open(Key(Cargo("v1"), 0))
     stage.shelf.drop(Cargo("v1"))
     assert stage.shelf.manifests() == ()
-    assert bytes(slot.memory[:64]) == new.arrays[0].tobytes()[:64]
+    assert bytes(slot.views[0][:64]) == new.arrays[0].tobytes()[:64]
     assert stage.shelf.used_bytes == slot.size
     stage.shelf.close(slot)
     assert stage.shelf.used_bytes == 0
