@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 # One line per bench: its name, and its module under slackwater.bench (a subject, then a noun).
 BENCHES: dict[str, str] = {
+    "fleet": "fleet.nodes",
     "routing": "rollout.routing",
     "elastic": "rollout.elastic",
     "spot": "rollout.spot",

@@ -16,14 +16,16 @@ STOP_S = 30.0
 
 
 @contextlib.contextmanager
-def own_service(state: Path, model: str, directory: Path) -> Iterator[tuple[str, str]]:
-    """`slackwater up` on a state folder of its own; yields the URL and the key."""
+def own_service(
+    state: Path, model: str, directory: Path, *options: str
+) -> Iterator[tuple[str, str]]:
+    """`slackwater up` on a state folder of its own, with more options if given; yields the URL and the key."""
     folder = StateDirectory(state)
     command = [sys.executable, "-m", "slackwater", "up", "--state", str(folder.root), "--port", "0"]
     log = folder.root / "service.log"
     with log.open("ab") as output:
         process = subprocess.Popen(
-            [*command, "--model", f"{model}={directory}"],
+            [*command, "--model", f"{model}={directory}", *options],
             stdout=output,
             stderr=output,
             start_new_session=True,  # Ctrl-C reaches this process, which then stops the service in order

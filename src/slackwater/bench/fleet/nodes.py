@@ -1,0 +1,224 @@
+"""bench fleet: three nodes without a shared disk; one is killed, one frozen for a minute, one cut off and healed.
+
+Every node is a network namespace (where they can be made) with an agent that joined over TLS, two engines and a trainer. The same
+turns and the same training run go through one machine first: what a client sees must be the same to the bit.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from slackwater.bench.fleet.workload import Answers, generate, train
+from slackwater.bench.namespaces import Host, can_make_hosts, hosts, pids_of
+from slackwater.bench.options import BenchOptions
+from slackwater.cli.agent import write_token
+from slackwater.cli.own_service import own_service
+from slackwater.model.errors import RefusedError, UnavailableError
+from slackwater.runtime.store.state_directory import StateDirectory
+from slackwater.zoo.tiny import make_model
+
+_NODES = 3
+_POOL = '[[pools]]\nname = "mixed"\nengines = 2\ntrainers = 1\n'
+_HERE_S = 400.0
+
+
+class FleetNodeProcess:
+    """One node: its agent and, through it, its workers."""
+
+    def __init__(self, name: str, host: Host, directory: Path, token: str) -> None:
+        self.name = name
+        self.host = host
+        self._directory = directory
+        self._token = token
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "slackwater", "agent", "--pool", "mixed"]
+        command += ["--node", self.name, "--directory", str(self._directory)]
+        self._directory.mkdir(parents=True, exist_ok=True)
+        with (self._directory / "agent.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self.host.command(*command),
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"SLACKWATER_JOIN": self._token},
+            )
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """To the agent and every worker, as to a machine."""
+        for pid in pids_of(self.host):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        if number is signal.SIGKILL and self._process is not None:
+            self._process.wait(30)
+
+
+def run(options: BenchOptions) -> dict[str, object]:
+    """Figures of one undisturbed run on one machine and one disturbed run on the fleet."""
+    if not can_make_hosts():
+        raise RefusedError("bench fleet needs network namespaces: Linux, root, and iproute2")
+    turns, tokens, steps = (32, 200, 6) if options.quick else (256, 300, 12)
+    frozen_s, cut_s = (25.0, 25.0) if options.quick else (60.0, 30.0)
+    with tempfile.TemporaryDirectory(prefix="slackwater-fleet-") as made, hosts(_NODES) as net:
+        folder = Path(made)
+        make_model("tiny", folder / "model", options.seed)
+        options.progress("one machine", 0.05)
+        alone = Answers()
+        began_s = time.monotonic()
+        with own_service(folder / "alone", "tiny", folder / "model") as (url, key):
+            _work(url, key, alone, turns, tokens, steps, lambda step: None)
+        alone_s = time.monotonic() - began_s
+        options.progress("three nodes", 0.3)
+        (folder / "fleet.toml").write_text(
+            f'launcher = "join"\nlisten = "{net.address}:0"\n{_POOL}'
+        )
+        fleet = Answers()
+        with own_service(
+            *(folder / "state", "tiny", folder / "model", "--fleet", str(folder / "fleet.toml"))
+        ) as (url, key):
+            token = write_token((StateDirectory(folder / "state").read_server() or {})["join"])
+            nodes = [
+                FleetNodeProcess(f"n{number}", host, folder / f"n{number}", token)
+                for number, host in enumerate(net.hosts)
+            ]
+            for node in nodes:
+                node.start()
+            _until(lambda: _here(url, key) == _NODES, "all nodes to join")
+            disturbance = Disturbance(nodes, url, key, frozen_s, cut_s, fleet)
+            began_s = time.monotonic()
+            _work(url, key, fleet, turns, tokens, steps, disturbance.at_step)
+            disturbance.finish()
+            fleet_s = time.monotonic() - began_s
+            back = _here(url, key)
+        left = sum(len(pids_of(host)) for host in net.hosts)
+    return {
+        "turns": turns,
+        "steps": steps,
+        "different": alone.different(fleet),
+        "recovery_s": round(disturbance.recovery_s, 2),
+        "nodes_back": back,
+        "processes_left": left,
+        "one_machine_s": round(alone_s, 1),
+        "disturbed_fleet_s": round(fleet_s, 1),
+        "frozen_s": frozen_s,
+        "cut_off_s": cut_s,
+    }
+
+
+class Disturbance:
+    """Kills the first node, cuts the second off and heals it, freezes the third; one after another, beside the work."""
+
+    def __init__(
+        self,
+        nodes: list[FleetNodeProcess],
+        url: str,
+        key: str,
+        frozen_s: float,
+        cut_s: float,
+        answers: Answers,
+    ) -> None:
+        self._nodes, self._url, self._key = nodes, url, key
+        self._frozen_s, self._cut_s = frozen_s, cut_s
+        self._answers = answers
+        self._thread = threading.Thread(target=self._disturb, daemon=True)
+        self._error: BaseException | None = None
+        self.recovery_s = 0.0
+
+    def at_step(self, step: int) -> None:
+        """Begins with the second step of the training run."""
+        if step == 1:
+            self._thread.start()
+
+    def finish(self) -> None:
+        """Wait until every node is as it was; raise what went wrong."""
+        self._thread.join(_HERE_S + self._frozen_s + self._cut_s)
+        if self._error is not None:
+            raise self._error
+        _until(lambda: _here(self._url, self._key) == len(self._nodes), "all nodes to come back")
+
+    def _disturb(self) -> None:
+        try:
+            killed, cut, frozen = self._nodes
+            self.recovery_s = self._until_something_ends(lambda: killed.signal_all(signal.SIGKILL))
+            _until(lambda: _here(self._url, self._key) < len(self._nodes), "the node's loss")
+            killed.start()
+            _until(lambda: _here(self._url, self._key) == len(self._nodes), "the killed node")
+            cut.host.cut()
+            time.sleep(self._cut_s)
+            cut.host.heal()
+            _until(lambda: _here(self._url, self._key) == len(self._nodes), "the healed node")
+            frozen.signal_all(signal.SIGSTOP)
+            time.sleep(self._frozen_s)
+            frozen.signal_all(signal.SIGCONT)
+        except BaseException as error:  # noqa: BLE001  (told by finish)
+            self._error = error
+
+    def _until_something_ends(self, disturb: Callable[[], None]) -> float:
+        """Seconds from the disturbance to the next turn or step that ends."""
+        before = (len(self._answers.turns), len(self._answers.losses))
+        began_s = time.monotonic()
+        disturb()
+        _until(
+            lambda: (len(self._answers.turns), len(self._answers.losses)) != before,
+            "work to go on",
+        )
+        return time.monotonic() - began_s
+
+
+def _work(
+    url: str,
+    key: str,
+    answers: Answers,
+    turns: int,
+    tokens: int,
+    steps: int,
+    at_step: Callable[[int], None],
+) -> None:
+    """The turns beside the training run."""
+    with _beside(lambda: generate(url, key, answers, turns, tokens, lambda done: None)):
+        train(url, key, answers, steps, at_step)
+
+
+@contextlib.contextmanager
+def _beside(work: Callable[[], None]) -> Iterator[None]:
+    failed: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001  (told below)
+            failed.append(error)
+
+    thread = threading.Thread(target=guarded, daemon=True)
+    thread.start()
+    yield
+    thread.join()
+    if failed:
+        raise failed[0]
+
+
+def _here(url: str, key: str) -> int:
+    """Nodes of which at least one engine and the trainer run."""
+    answer = httpx.get(f"{url}/slackwater/nodes", headers={"x-api-key": key}, timeout=30)
+    rows: list[dict[str, Any]] = answer.json()["nodes"]
+    status = httpx.get(f"{url}/slackwater/status", headers={"x-api-key": key}, timeout=30).json()
+    joined = {*status["workers"]["engine"], *status["workers"]["trainer"]}
+    return sum("host" in row and len(joined & set(row["workers"])) >= 3 for row in rows)
+
+
+def _until(ready: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + _HERE_S
+    while not ready():
+        if time.monotonic() > deadline_s:
+            raise UnavailableError(f"waited {_HERE_S:.0f} s for {what}")
+        time.sleep(0.1)

@@ -1,0 +1,78 @@
+"""Two nodes with files of their own: a client does not notice when one of them is lost."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import free_port
+from .service_process import ServiceProcess, wait_for
+from .test_rollout_service import completions
+from .test_serve_faults import STEPS, train
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+
+FLEET = """
+launcher = "local"
+[[pools]]
+name = "mixed"
+engines = 1
+trainers = 1
+"""
+
+
+def nodes(service: ServiceProcess) -> dict[str, dict[str, Any]]:
+    """Nodes that are here with both workers joined."""
+    joined = {worker for names in service.status()["workers"].values() for worker in names}
+    rows = service.get("/slackwater/nodes").json()["nodes"]
+    return {row["node"]: row for row in rows if len(joined & set(row["workers"])) == 2}
+
+
+def kill_node(service: ServiceProcess, node: str) -> None:
+    """SIGKILL of the agent; its workers are killed with it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(nodes(service)[node]["agent_pid"], signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def fleet(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    folder = tmp_path_factory.mktemp("fleet")
+    listed = [
+        f'[[nodes]]\nname = "{name}"\npool = "mixed"\ndirectory = "{folder / name}"\n'
+        for name in ("a", "b")
+    ]
+    file = folder / "fleet.toml"
+    file.write_text(FLEET + "".join(listed))
+    service = ServiceProcess(folder / "state", tiny_model, free_port(), "--fleet", str(file))
+    service.start()
+    wait_for("both nodes", lambda: len(nodes(service)) == 2, 240)
+    yield service
+    assert service.stop() == 0
+    assert (folder / "a" / "files" / "models").is_dir()  # fetched: no disk is shared
+
+
+def test_turns_go_on_elsewhere_when_a_node_is_killed(fleet: ServiceProcess) -> None:
+    wanted = completions(fleet, 300)
+    with ThreadPoolExecutor(1) as pool:
+        again = pool.submit(completions, fleet, 300)
+        kill_node(fleet, "a")
+        assert again.result(timeout=240) == wanted
+    wait_for("the node to come back", lambda: len(nodes(fleet)) == 2, 240)
+
+
+def test_training_goes_on_elsewhere_from_the_last_state_and_the_log(fleet: ServiceProcess) -> None:
+    undisturbed = train(fleet, lambda step: None)
+
+    def disturb(step: int) -> None:
+        if step in (2, STEPS - 2):
+            wait_for("both nodes", lambda: len(nodes(fleet)) == 2, 240)
+            kill_node(fleet, "a" if step == 2 else "b")
+
+    disturbed = train(fleet, disturb)
+    assert disturbed.losses == undisturbed.losses
+    assert disturbed.tokens == undisturbed.tokens

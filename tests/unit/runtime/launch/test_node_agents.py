@@ -1,0 +1,156 @@
+"""Real agents on real sockets: they join, start and end workers, are refused in one line, and come back."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from slackwater.model.errors import UnavailableError
+from slackwater.model.ids import NodeId, WorkerId
+from slackwater.runtime.launch.agents import AgentPlan, JoinAddress
+from slackwater.runtime.launch.nodes import Nodes, agent_name
+from slackwater.runtime.launch.port import WorkerPlan
+from slackwater.runtime.net.certificate import Certificate
+from slackwater.runtime.net.hub import WorkerHub
+from slackwater.wire import messages
+from slackwater.wire.frames import Frame
+
+DEADLINE_S = 60.0
+NODE = NodeId("a")
+# A module that ends at once with a status of its own, whatever it is told: a worker that cannot start.
+ENDS = WorkerPlan("ends", "slackwater.worker.trainer_worker", ("--no-such-option",))
+
+
+def _python_path() -> str:
+    """So that agents find `lasting_worker`."""
+    return os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+
+
+class Plane:
+    """A control plane that knows nodes and nothing else."""
+
+    def __init__(self, folder: Path, encrypted: bool) -> None:
+        self.certificate = Certificate.kept_in(folder) if encrypted else None
+        context = self.certificate.context() if self.certificate is not None else None
+        self.hub = WorkerHub(self, "fleet secret", silent_after_s=20.0, context=context)
+        self.nodes = Nodes(self.hub)
+        self.folder = folder
+
+    def worker_joined(self, hello: messages.Hello) -> None:
+        assert hello.node is not None
+        self.nodes.joined(hello.node, 0.0)
+
+    def worker_said(self, worker: WorkerId, frames: list[Frame]) -> None:
+        for frame in frames:
+            self.nodes.said(NODE, messages.decode_from_worker(frame.body))
+
+    def worker_lost(self, worker: WorkerId, reason: str) -> None:
+        self.nodes.lost(NODE)
+
+    def join(self, secret: str = "fleet secret", pin: str | None = None) -> JoinAddress:
+        host, port = self.hub.address
+        own = self.certificate.pin if self.certificate is not None else None
+        return JoinAddress(f"{host}:{port}", "http://127.0.0.1:1", secret, pin or own)
+
+
+async def started(
+    plane: Plane, join: JoinAddress, *options: str
+) -> tuple[asyncio.subprocess.Process, Path]:
+    plan = AgentPlan(NODE, f"folder:{plane.folder}", str(plane.folder / "logs"))
+    said = plane.folder / "agent.log"
+    with said.open("ab") as log:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, *plan.arguments(join), *options),
+            stdout=log,
+            stderr=log,
+            env=os.environ | join.environment() | {"PYTHONPATH": _python_path()},
+        )
+    return process, said
+
+
+async def until(ready: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            if ready():
+                return
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def plane_with_agent(
+    folder: Path, encrypted: bool, *options: str
+) -> AsyncIterator[tuple[Plane, asyncio.subprocess.Process]]:
+    plane = Plane(folder, encrypted)
+    await plane.hub.start()
+    process, _ = await started(plane, plane.join(), *options)
+    try:
+        await until(lambda: plane.nodes.names() == (NODE,))
+        yield plane, process
+    finally:
+        await plane.hub.close()
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_an_agent_starts_workers_and_says_how_they_ended(tmp_path: Path, encrypted: bool) -> None:
+    async def scenario() -> None:
+        async with plane_with_agent(tmp_path, encrypted) as (plane, _):
+            process = await plane.nodes.spawn(NODE, ENDS, WorkerId("ends.1"))
+            assert process.pid > 0
+            async with asyncio.timeout(DEADLINE_S):
+                assert await process.wait() == 2
+            assert "unrecognized arguments" in (tmp_path / "logs" / "ends.log").read_text()
+
+    asyncio.run(scenario())
+
+
+def test_a_killed_agent_has_no_workers_any_more(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with plane_with_agent(tmp_path, False) as (plane, agent):
+            lasting = WorkerPlan("lasting", "lasting_worker", ())
+            process = await plane.nodes.spawn(NODE, lasting, WorkerId("lasting.1"))
+            agent.send_signal(signal.SIGKILL)
+            async with asyncio.timeout(DEADLINE_S):
+                assert await process.wait() == -signal.SIGKILL
+            with pytest.raises(UnavailableError, match="node a: is not here"):
+                await plane.nodes.spawn(NODE, ENDS, WorkerId("ends.1"))
+
+    asyncio.run(scenario())
+
+
+def test_an_agent_that_lost_its_connection_dials_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with plane_with_agent(tmp_path, True, "--redial") as (plane, _):
+            plane.hub.hang_up(agent_name(NODE))
+            await until(lambda: plane.nodes.names() == ())
+            await until(lambda: plane.nodes.names() == (NODE,))
+
+    asyncio.run(scenario())
+
+
+def test_a_wrong_secret_and_a_wrong_certificate_are_refused_in_one_line(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        plane = Plane(tmp_path, encrypted=True)
+        await plane.hub.start()
+        try:
+            for join, said in (
+                (plane.join(secret="guessed"), "the secret is wrong"),
+                (plane.join(pin="0" * 64), "certificate is not the fleet's"),
+            ):
+                process, log = await started(plane, join)
+                async with asyncio.timeout(DEADLINE_S):
+                    assert await process.wait() == 1
+                last = log.read_text().splitlines()[-1]
+                assert said in last
+            assert plane.nodes.names() == ()
+        finally:
+            await plane.hub.close()
+
+    asyncio.run(scenario())
