@@ -58,7 +58,7 @@ class Floor:
         )
         self.rollout.submit(spec, self)
 
-    def appended(self, tokens: Any, logprobs: Any) -> None: ...
+    def appended(self, more: Any) -> None: ...
 
     def completed(self, result: TurnResult) -> None:
         self.ended += 1

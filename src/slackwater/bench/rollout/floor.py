@@ -7,7 +7,7 @@ from types import TracebackType
 
 from slackwater.control.controller import Controller
 from slackwater.control.record import RecordedController
-from slackwater.control.rollout.commands import CompleteTurn, RolloutCommand
+from slackwater.control.rollout.commands import AppendTokens, CompleteTurn, RolloutCommand
 from slackwater.control.rollout.events import RolloutEvent
 from slackwater.control.rollout.manager import RolloutManager
 from slackwater.control.rollout.settings import RolloutSettings
@@ -104,7 +104,7 @@ class _Answer:
     def __init__(self) -> None:
         self.future: asyncio.Future[CompleteTurn] = asyncio.get_running_loop().create_future()
 
-    def appended(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+    def appended(self, more: AppendTokens) -> None:
         """Only the whole counts here."""
 
     def completed(self, result: CompleteTurn) -> None:

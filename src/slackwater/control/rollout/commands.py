@@ -51,11 +51,14 @@ class DropVersion:
 
 @dataclass(frozen=True, slots=True)
 class AppendTokens:
-    """New tokens of a streamed turn."""
+    """New tokens of a streamed turn; the first time also the prompt's scores, where they were asked for."""
 
     turn: TurnId
     tokens: Sequence[int]
     logprobs: Sequence[float]
+    topk: Sequence[Sequence[tuple[int, float]]] = ()
+    prompt_logprobs: Sequence[float | None] | None = None
+    prompt_topk: Sequence[Sequence[tuple[int, float]] | None] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,9 @@ class Ownership:
         seen = turn.streamed_tokens
         if len(turn.tokens) > seen:
             tokens, logprobs = turn.tokens[seen:].tolist(), turn.logprobs[seen:].tolist()
-            out.append(AppendTokens(turn.spec.turn, tokens, logprobs))
+            topk = () if turn.topk is None else turn.topk[seen:]
+            scores, others = (None, ()) if seen else (turn.prompt_logprobs, turn.prompt_topk)
+            out.append(AppendTokens(turn.spec.turn, tokens, logprobs, topk, scores, others))
             turn.streamed_tokens = len(turn.tokens)
 
     def prompt_scored(self, event: PromptScored, out: Out) -> None:

@@ -26,12 +26,13 @@ from slackwater.wire.tokens import TokenColumns, decode_tokens
 logger = logging.getLogger(__name__)
 
 TurnResult: TypeAlias = do.CompleteTurn  # what the service is given of a turn
+TurnTokens: TypeAlias = do.AppendTokens  # and of one that streams
 
 
 class TurnListener(Protocol):
     """Who is told how a turn goes."""
 
-    def appended(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None: ...
+    def appended(self, more: do.AppendTokens) -> None: ...
     def completed(self, result: TurnResult) -> None: ...
     def failed(self, error: str) -> None: ...
 
@@ -209,7 +210,7 @@ class RolloutBody:
     def _tell(self, command: do.AppendTokens | do.CompleteTurn | do.FailTurn) -> None:
         if isinstance(command, do.AppendTokens):
             if (listener := self._listeners.get(command.turn)) is not None:
-                listener.appended(command.tokens, command.logprobs)
+                listener.appended(command)
             return
         listener = self._listeners.pop(command.turn, None)
         if listener is None:

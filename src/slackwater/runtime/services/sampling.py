@@ -12,7 +12,7 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from slackwater.control.rollout.commands import CompleteTurn
+from slackwater.control.rollout.commands import AppendTokens, CompleteTurn
 from slackwater.model.errors import NotFoundError
 from slackwater.model.ids import (
     JobId,
@@ -272,7 +272,7 @@ class _SampleTurn:
         self._run = run
         self._index = index
 
-    def appended(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+    def appended(self, more: AppendTokens) -> None:
         """Sample requests are answered whole."""
 
     def completed(self, result: CompleteTurn) -> None:

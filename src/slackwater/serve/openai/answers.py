@@ -9,6 +9,7 @@ from typing import Any
 from slackwater.runtime.bodies.rollout import TurnResult
 from slackwater.serve.openai.bodies import ChatBody, CompletionBody, GenerationBody
 from slackwater.serve.openai.generation import Piece, Whole
+from slackwater.serve.openai.spelling import Spelling
 from slackwater.serve.openai.text import TextCodec, TextStream
 from slackwater.serve.openai.tools import CallStream, ToolPlan, read_calls
 
@@ -38,6 +39,7 @@ class Answers(ABC):
             TextStream(codec, body.stop_strings, keep_stop=keep, special=special) for _ in prompts
         ]
         self._streamed = [0] * len(prompts)
+        self._spellings = [Spelling(codec) for _ in prompts]
 
     # ---- how a choice looks ----
     @abstractmethod
@@ -48,8 +50,9 @@ class Answers(ABC):
 
     @abstractmethod
     def logprobs(
-        self, tokens: Sequence[int], values: Sequence[float], tops: Sequence[Top]
-    ) -> Any: ...
+        self, place: int, tokens: Sequence[int], values: Sequence[Any], tops: Sequence[Top]
+    ) -> Any:
+        """Of the tokens that follow those it was called with before."""
 
     @property
     @abstractmethod
@@ -126,17 +129,32 @@ class Answers(ABC):
     def opening(self) -> list[dict[str, Any]]:
         return []
 
+    def echo(
+        self, place: int, scores: Sequence[float | None] | None, tops: Sequence[Top | None]
+    ) -> list[dict[str, Any]]:
+        """What a streamed choice begins with, once its prompt is scored."""
+        return []
+
     def piece(self, event: Piece) -> list[dict[str, Any]]:
-        text = self._streams[event.choice].feed(event.tokens)
-        return self._delta(event.choice, text, event.tokens, event.logprobs)
+        place, more = event.choice, event.more
+        first = (
+            []
+            if self._streamed[place]
+            else self.echo(place, more.prompt_logprobs, more.prompt_topk)
+        )
+        text = self._streams[place].feed(more.tokens)
+        return [*first, *self._delta(place, text, more.tokens, more.logprobs, more.topk)]
 
     def end(self, event: Whole) -> list[dict[str, Any]]:
         place, result = event.choice, event.result
         rest = result.tokens[self._streamed[place] :]
         values = result.logprobs[self._streamed[place] :]
-        stream = self._streams[place]
+        tops = result.topk[self._streamed[place] :]
+        stream, chunks = self._streams[place], list[dict[str, Any]]()
+        if not self._streamed[place]:
+            chunks += self.echo(place, result.prompt_logprobs, result.prompt_topk)
         text = stream.feed(rest) + stream.finish()
-        chunks = self._delta(place, text, rest, values) if text or rest else []
+        chunks += self._delta(place, text, rest, values, tops) if text or rest else []
         ending = self.last_delta(place) | {"finish_reason": self.reason(place, result)}
         return [*chunks, self._chunk([ending])]
 
@@ -147,10 +165,15 @@ class Answers(ABC):
         return [self._chunk([]) | {"usage": self._usage(self._streamed)}]
 
     def _delta(
-        self, place: int, text: str, tokens: Sequence[int], values: Sequence[float]
+        self,
+        place: int,
+        text: str,
+        tokens: Sequence[int],
+        values: Sequence[float],
+        tops: Sequence[Top],
     ) -> list[dict[str, Any]]:
         self._streamed[place] += len(tokens)
-        said = self.logprobs(tokens, values, ()) if self.wants_logprobs else None
+        said = self.logprobs(place, tokens, values, tops) if self.wants_logprobs else None
         choice = self.delta(place, text, said)
         if self._asked.return_token_ids:
             choice["token_ids"] = list(tokens)
@@ -179,36 +202,51 @@ class CompletionAnswers(Answers):
         return self.body.logprobs is not None
 
     def choice(self, place: int, result: TurnResult, text: str) -> dict[str, Any]:
-        tokens, values, tops = list(result.tokens), list(result.logprobs), list(result.topk)
+        tokens, tops = list(result.tokens), list(result.topk)
+        values: list[float | None] = list(result.logprobs)
         if self.body.echo:
-            prompt = list(self.prompts[place])
+            prompt, scores, rows = self._scored(place, result.prompt_logprobs, result.prompt_topk)
             text = self.codec.decode(prompt, special=True) + text
-            scores: list[Any] = list(result.prompt_logprobs or [None] * len(prompt))
-            tokens, values = prompt + tokens, scores + values
-            tops = [(row or ())[: self.body.logprobs] for row in result.prompt_topk] + tops
+            tokens, values, tops = prompt + tokens, scores + values, rows + tops
         choice: dict[str, Any] = {
             "index": place,
             "text": text,
             "finish_reason": result.reason.value,
-            "logprobs": self.logprobs(tokens, values, tops) if self.wants_logprobs else None,
+            "logprobs": self.logprobs(place, tokens, values, tops) if self.wants_logprobs else None,
         }
         return self.add_ids(choice, place, result)
+
+    def _scored(
+        self, place: int, scores: Sequence[float | None] | None, tops: Sequence[Top | None]
+    ) -> tuple[list[int], list[float | None], list[Top]]:
+        """The prompt's tokens, their scores, and as many alternatives as were asked for."""
+        prompt = list(self.prompts[place])
+        rows: list[Top] = [(row or ())[: self.body.logprobs] for row in tops]
+        rows += [()] * (len(prompt) - len(rows))
+        return prompt, list(scores or [None] * len(prompt)), rows
+
+    def echo(
+        self, place: int, scores: Sequence[float | None] | None, tops: Sequence[Top | None]
+    ) -> list[dict[str, Any]]:
+        if not self.body.echo:
+            return []
+        prompt, values, rows = self._scored(place, scores, tops)
+        said = self.logprobs(place, prompt, values, rows) if self.wants_logprobs else None
+        return [self._chunk([self.delta(place, self.codec.decode(prompt, special=True), said)])]
 
     def delta(self, place: int, text: str, logprobs: Any) -> dict[str, Any]:
         return {"index": place, "text": text, "logprobs": logprobs, "finish_reason": None}
 
-    def logprobs(self, tokens: Sequence[int], values: Sequence[Any], tops: Sequence[Top]) -> Any:
-        texts = [self.codec.token_text(token) for token in tokens]
-        offsets, offset = [], 0
-        for text in texts:
-            offsets.append(offset)
-            offset += len(text)
-        top = [{self.codec.token_text(token): value for token, value in row} for row in tops]
+    def logprobs(
+        self, place: int, tokens: Sequence[int], values: Sequence[Any], tops: Sequence[Top]
+    ) -> Any:
+        label, spelling = self.codec.token_label, self._spellings[place]
+        top = [{label(token): value for token, value in row} for row in tops]
         return {
-            "tokens": texts,
+            "tokens": [label(token) for token in tokens],
             "token_logprobs": list(values),
             "top_logprobs": top if any(top) else None,
-            "text_offset": offsets,
+            "text_offset": [spelling.offset_of(token) for token in tokens],
         }
 
 
@@ -238,7 +276,7 @@ class ChatAnswers(Answers):
     def choice(self, place: int, result: TurnResult, text: str) -> dict[str, Any]:
         said = None
         if self.wants_logprobs:
-            said = self.logprobs(result.tokens, result.logprobs, result.topk)
+            said = self.logprobs(place, result.tokens, result.logprobs, result.topk)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         reason = result.reason.value
         if self._plan is not None:
@@ -290,7 +328,9 @@ class ChatAnswers(Answers):
     def delta(self, place: int, text: str, logprobs: Any) -> dict[str, Any]:
         return self._cut(place, text, logprobs, final=False)
 
-    def logprobs(self, tokens: Sequence[int], values: Sequence[Any], tops: Sequence[Top]) -> Any:
+    def logprobs(
+        self, place: int, tokens: Sequence[int], values: Sequence[Any], tops: Sequence[Top]
+    ) -> Any:
         rows = [*tops, *[()] * (len(tokens) - len(tops))]
         content = [
             self._token(token, value)
@@ -300,5 +340,5 @@ class ChatAnswers(Answers):
         return {"content": content, "refusal": None}
 
     def _token(self, token: int, value: float) -> dict[str, Any]:
-        text = self.codec.token_text(token)
-        return {"token": text, "logprob": value, "bytes": list(text.encode())}
+        text, spelled = self.codec.token_text(token), self.codec.token_bytes(token)
+        return {"token": text, "logprob": value, "bytes": list(spelled)}

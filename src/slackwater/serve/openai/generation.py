@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from slackwater.model.ids import JobId, TenantId, TrajectoryId, TurnId
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import TurnSpec
-from slackwater.runtime.bodies.rollout import TurnResult
+from slackwater.runtime.bodies.rollout import TurnResult, TurnTokens
 from slackwater.runtime.plane import ControlPlane
 from slackwater.serve.http.errors import FailedTurnError
 
@@ -21,8 +21,7 @@ class Piece:
     """Some tokens of one choice."""
 
     choice: int
-    tokens: Sequence[int]
-    logprobs: Sequence[float]
+    more: TurnTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +147,8 @@ class _Choice:
         self._place = place
         self._generation = generation
 
-    def appended(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
-        self._generation.say(Piece(self._place, tokens, logprobs), self._place)
+    def appended(self, more: TurnTokens) -> None:
+        self._generation.say(Piece(self._place, more), self._place)
 
     def completed(self, result: TurnResult) -> None:
         self._generation.say(Whole(self._place, result), self._place)

@@ -12,6 +12,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from slackwater.model.errors import ConfigError, RefusedError
+from slackwater.serve.openai.spelling import TokenBytes
 
 _BROKEN = "\ufffd"  # how a decoder shows bytes that are not yet a character
 _LONGEST_CHARACTER = 8  # tokens; more that make no character never will
@@ -24,8 +25,9 @@ class TextCodec:
     def __init__(self, directory: Path) -> None:
         file = directory / "tokenizer.json"
         if not file.is_file():
-            raise RefusedError(f"model in {directory} has no tokenizer.json: send token ids")
+            raise RefusedError("this model has no tokenizer.json: send token ids")
         self._tokenizer = Tokenizer.from_file(str(file))
+        self._bytes = TokenBytes(self._tokenizer, _json(file))
         self._config = _json(directory / "tokenizer_config.json")
         self._variables: Collection[str] = ()
         self.tool_form: Literal["hermes", "llama"] = "hermes"
@@ -44,6 +46,18 @@ class TextCodec:
     def token_text(self, token: int) -> str:
         """One token, special or not, as text."""
         return self.decode([token], special=True)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that one token stands for, also where they are part of a character only."""
+        return self._bytes.of(token)
+
+    def token_label(self, token: int) -> str:
+        """One token as text, or `bytes:\\x..` where it is part of a character, so that no two look alike."""
+        spelled = self._bytes.of(token)
+        try:
+            return spelled.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
 
     def knows(self, variable: str) -> bool:
         """Whether the chat template reads a variable."""

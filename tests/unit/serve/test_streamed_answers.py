@@ -1,0 +1,131 @@
+"""A streamed answer says what the whole one says: text, echo, log-probs, alternatives, offsets and bytes."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models
+
+from slackwater.model.ids import TurnId
+from slackwater.model.turn import FinishReason
+from slackwater.runtime.bodies.rollout import TurnResult, TurnTokens
+from slackwater.serve.openai.answers import Answers, ChatAnswers, CompletionAnswers
+from slackwater.serve.openai.bodies import ChatBody, CompletionBody
+from slackwater.serve.openai.generation import Piece, Whole
+from slackwater.serve.openai.text import TextCodec
+from slackwater.zoo.tiny import byte_tokenizer
+
+PROMPT = list("né".encode())
+
+
+@pytest.fixture(scope="module")
+def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
+    folder = tmp_path_factory.mktemp("model")
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    return TextCodec(folder)
+
+
+def row(token: int) -> list[tuple[int, float]]:
+    return [(token, -0.5), ((token + 1) % 256, -1.5)]
+
+
+def result_of(tokens: Sequence[int]) -> TurnResult:
+    return TurnResult(
+        TurnId("t"),
+        list(tokens),
+        [-0.5 - place for place in range(len(tokens))],
+        FinishReason.LENGTH,
+        "v",
+        0,
+        [row(token) for token in tokens],
+        [None, *[-1.0] * (len(PROMPT) - 1)],
+        [None, *[row(token) for token in PROMPT[1:]]],
+    )
+
+
+def streamed(answers: Answers, result: TurnResult, cuts: Sequence[int]) -> list[dict[str, Any]]:
+    """The choices of the chunks, with the tokens in pieces that end at `cuts`."""
+    chunks, seen = answers.opening(), 0
+    for cut in sorted({cut for cut in cuts if 0 < cut < len(result.tokens)}):
+        more = TurnTokens(
+            TurnId("t"),
+            result.tokens[seen:cut],
+            result.logprobs[seen:cut],
+            result.topk[seen:cut],
+            None if seen else result.prompt_logprobs,
+            () if seen else result.prompt_topk,
+        )
+        chunks += answers.piece(Piece(0, more))
+        seen = cut
+    chunks += answers.end(Whole(0, result))
+    return [chunk["choices"][0] for chunk in chunks]
+
+
+@given(st.text(min_size=1, max_size=12), st.lists(st.integers(0, 40), max_size=5), st.booleans())
+def test_a_streamed_completion_adds_up_to_the_whole_one(
+    codec: TextCodec, text: str, cuts: list[int], echo: bool
+) -> None:
+    body = CompletionBody(model="m", prompt="p", logprobs=2, echo=echo)
+    result = result_of(list(text.encode()))
+    whole = CompletionAnswers(body, codec, [PROMPT]).whole([result])["choices"][0]
+    choices = streamed(CompletionAnswers(body, codec, [PROMPT]), result, cuts)
+    assert "".join(choice["text"] for choice in choices) == whole["text"]
+    for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        said = [choice["logprobs"][field] for choice in choices if choice["logprobs"]]
+        assert [entry for part in said for entry in part or []] == whole["logprobs"][field]
+    assert choices[-1]["finish_reason"] == "length"
+
+
+@given(st.text(min_size=1, max_size=12), st.lists(st.integers(0, 40), max_size=5))
+def test_offsets_are_places_in_the_text_and_bytes_spell_it(
+    codec: TextCodec, text: str, cuts: list[int]
+) -> None:
+    tokens = list(text.encode())
+    result = result_of(tokens)
+    body = CompletionBody(model="m", prompt="p", logprobs=0)
+    said = CompletionAnswers(body, codec, [PROMPT]).whole([result])["choices"][0]["logprobs"]
+    places = [place for place, letter in enumerate(text) for _ in letter.encode()]
+    assert said["text_offset"] == places
+    chat = ChatBody(
+        model="m", messages=[{"role": "user", "content": "x"}], logprobs=True, top_logprobs=2
+    )
+    choices = streamed(ChatAnswers(chat, codec, [PROMPT]), result, cuts)
+    content = [
+        entry
+        for choice in choices
+        if choice.get("logprobs")
+        for entry in choice["logprobs"]["content"]
+    ]
+    assert bytes(byte for entry in content for byte in entry["bytes"]) == text.encode()
+    assert [[other["bytes"] for other in entry["top_logprobs"]] for entry in content] == [
+        [[token], [(token + 1) % 256]] for token in tokens
+    ]
+
+
+def test_tokens_inside_a_character_have_names_of_their_own(codec: TextCodec) -> None:
+    assert [codec.token_label(byte) for byte in "é".encode()] == [r"bytes:\xc3", r"bytes:\xa9"]
+    assert codec.token_label(256) == "<|endoftext|>"
+
+
+def test_tokens_with_byte_fallback_are_spelled_too(tmp_path: Path) -> None:
+    vocabulary = {"<unk>": 0, "<0xC3>": 1, "<0xA9>": 2, "\u2581hi": 3}
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True)
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    tokenizer.add_special_tokens([AddedToken("<s>", special=True)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert "ByteFallback" in json.dumps(json.loads((tmp_path / "tokenizer.json").read_text()))
+    codec = TextCodec(tmp_path)
+    assert [codec.token_bytes(token) for token in (1, 2, 3, 4)] == [
+        b"\xc3",
+        b"\xa9",
+        b" hi",
+        b"<s>",
+    ]
