@@ -181,6 +181,11 @@ class Engine:
         return arena.reclaim(pages)
 
     # ---- sharing a device with another engine ----
+    def warm_decode(self, rows: ListLike[int], contexts: ListLike[int]) -> None:
+        """Prepare decode steps of so many requests over so long contexts, so that none has to wait for it later."""
+        net = self._versions.get(self.config.base_version).net
+        self._runner.warm_decode(net, rows, contexts)
+
     @property
     def arena(self) -> PageArena:
         """Where its cache lies."""

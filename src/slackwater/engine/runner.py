@@ -1,5 +1,6 @@
 """Running a plan: rows to logits, logits to tokens and to the scores of prompts."""
 
+from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,6 +64,18 @@ class Runner:
                 self._executor.decode(net, batch, tables, columns)
             else:
                 self._executor.sample(self._executor.logits(net, batch, tables), columns)
+
+    def warm_decode(self, net: CausalLM, rows: ListLike[int], contexts: ListLike[int]) -> None:
+        """Try decode steps of these sizes over these contexts: a device that captures them does it now."""
+        tables = np.zeros_like(self._slots.tables[:1])
+        longest = tables.shape[1] * self._slots.block_tokens
+        for count in rows:
+            ones, none = np.ones(count, np.float32), np.zeros(count, np.int64)
+            columns = SamplingColumns(ones, ones, none, np.full(count, 0.5, np.float32))
+            for context in contexts:
+                places = np.full(count, min(context, longest) - 1)
+                batch = RowBatch(none, places, none, np.arange(count), (), decode_only=True)
+                self._executor.decode(net, batch, tables, columns)
 
     def _run_group(self, plan: StepPlan, group: WeightGroup) -> Sampled:
         slots, counts = plan.slots[group.start : group.stop], plan.counts[group.start : group.stop]

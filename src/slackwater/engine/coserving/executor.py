@@ -88,6 +88,7 @@ class CoservingExecutor:
             self._given_back.append(youngest)
         rollout.close()
         self.rollout = None
+        self.service.arena.limit = None
         return self._take_given_back()
 
     def roll_out(self, request: GenerationRequest) -> None:
@@ -181,7 +182,8 @@ class CoservingExecutor:
         return self.service.config.page_bytes
 
     def _bound(self) -> None:
-        """Tell the rollout's cache how much it may have."""
+        """Tell both caches how much they may have."""
+        self.service.arena.limit = self.arbiter.serving_limit
         if self.rollout is not None:
             self.rollout.arena.limit = self.arbiter.lent
             self._shrink(self.arbiter.lent)

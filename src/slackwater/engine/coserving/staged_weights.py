@@ -1,0 +1,56 @@
+"""A rollout model's weights while its job does not roll out: on the host, ready to be on the device in a moment."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from slackwater.model.errors import RefusedError
+from slackwater.nets.causal_lm import CausalLM
+from slackwater.nets.config import NetConfig
+from slackwater.nets.loading import empty_net, net_tensors
+
+
+class StagedWeights:
+    """Pinned where the device is a GPU, so that they are copied at the speed of the link."""
+
+    def __init__(
+        self, config: NetConfig, tensors: Mapping[str, Tensor], device: torch.device | str
+    ) -> None:
+        self.config = config
+        self._device = torch.device(device)
+        pins = self._device.type == "cuda"
+        self._tensors = {
+            name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pins).copy_(tensor)
+            for name, tensor in tensors.items()
+        }
+
+    @classmethod
+    def of(cls, net: CausalLM, device: torch.device | str) -> "StagedWeights":
+        """Take a model's weights off its device."""
+        return cls(net.config, net_tensors(net), device)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors.values())
+
+    def on_device(self) -> CausalLM:
+        """The model on its device, complete. Raises if it does not fit beside what is there."""
+        if self._device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(self._device)
+            kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(
+                self._device
+            )
+            if self.size_bytes > free + kept:
+                raise RefusedError(
+                    f"the rollout's weights need {self.size_bytes / 1e9:.1f} GB and"
+                    f" {(free + kept) / 1e9:.1f} are free: lower kv_bytes, or lend to a smaller model"
+                )
+        dtype = next(iter(self._tensors.values())).dtype
+        net = empty_net(self.config, dtype, self._device)
+        with torch.no_grad():
+            for name, target in net_tensors(net).items():
+                target.copy_(self._tensors[name], non_blocking=True)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return net
