@@ -15,7 +15,7 @@ from slackwater.policy.serving.modes import MODES
 from slackwater.policy.serving.slack import QueuedPrompt, RolloutState, ServingState
 from slackwater.policy.serving.step_cost import StepCost, StepWork
 
-_COST = StepCost((1, 64, 512, 4096), (0.008, 0.009, 0.02, 0.16), 1e-8, 1e-9)
+_COST = StepCost.of((1, 64, 512, 4096), (0.008, 0.009, 0.02, 0.16), 1e-8, 1e-9)
 
 
 def run(options: BenchOptions) -> dict[str, float]:

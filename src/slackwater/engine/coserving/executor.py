@@ -58,6 +58,10 @@ class CoservingExecutor:
         self.service.abort(request_id)
         self._times.aborted(request_id)
 
+    def under_way(self) -> list[ServedTimes]:
+        """The service's requests that have not ended, as they stand."""
+        return self._times.under_way(self._clock())
+
     @property
     def serving_pages(self) -> int:
         """What the service's running requests need; prefixes that it keeps beside them can go."""

@@ -8,7 +8,7 @@ import numpy as np
 from slackwater.engine.engine import Engine
 from slackwater.engine.request import GenerationRequest
 from slackwater.model.sampling import Sampling
-from slackwater.policy.serving.step_cost import StepCost, StepWork, fit_step_cost
+from slackwater.policy.serving.step_cost import StepCost, StepWork, fit_step_cost, step_work
 
 _FIRST_ID = 2**32 - 4096  # no client's request has such a number
 _DECODES = 6
@@ -17,56 +17,60 @@ _DECODES = 6
 def measure_step_cost(
     engine: Engine,
     vocab_size: int,
-    sizes: Sequence[int] = (1, 16, 64, 128, 256, 512),
+    prompts: Sequence[int] = (16, 64, 128, 256, 512),
+    batches: Sequence[int] = (1, 4, 16, 64),
     seed: int = 0,
 ) -> StepCost:
-    """Run prompts of several lengths and one long context through an idle engine; it keeps nothing of them."""
+    """Run prompts of several lengths, batches of several sizes and one long context through an idle engine.
+
+    It keeps nothing of them.
+    """
     rng = np.random.default_rng(seed)
-    longest = engine.max_context - _DECODES - 2
-    wanted = sorted({min(size, longest, engine.config.max_step_tokens) for size in sizes})
-    samples = [
-        (StepWork(size), _prompt_s(engine, _tokens(rng, vocab_size, size)))
-        for size in wanted
-        for _ in range(3)
-    ]
-    if wanted == [1]:
-        samples.append((StepWork(2), samples[-1][1]))
-    context = min(longest, 8 * engine.config.max_step_tokens, engine.capacity_tokens // 2)
-    samples += _long_context(engine, _tokens(rng, vocab_size, context))
+    config, longest = engine.config, engine.max_context - _DECODES - 2
+    sizes = sorted({min(size, longest, config.max_step_tokens) for size in prompts})
+    batches = sorted({min(batch, config.max_running) for batch in batches})
+    prompted: list[tuple[StepWork, float]] = []
+    decoded: list[tuple[StepWork, float]] = []
+    for tokens in (*sizes, *sizes, *sizes):
+        _run(engine, [_tokens(rng, vocab_size, tokens)], 1, prompted, decoded)
+    for batch in batches:
+        _run(engine, [_tokens(rng, vocab_size, 8) for _ in range(batch)], _DECODES, [], decoded)
+    context = min(longest, 8 * config.max_step_tokens, engine.capacity_tokens // 2)
+    _run(engine, [_tokens(rng, vocab_size, context)], _DECODES, prompted, decoded)
     engine.reclaim_pages(engine.arena.mapped_pages)
-    return fit_step_cost(samples)
+    return fit_step_cost(prompted, decoded)
 
 
 def _tokens(rng: np.random.Generator, vocab_size: int, count: int) -> tuple[int, ...]:
     return tuple(rng.integers(0, vocab_size, count).tolist())
 
 
-def _request(engine: Engine, prompt: tuple[int, ...], tokens: int) -> GenerationRequest:
+def _run(
+    engine: Engine,
+    prompts: Sequence[tuple[int, ...]],
+    tokens: int,
+    prompted: list[tuple[StepWork, float]],
+    decoded: list[tuple[StepWork, float]],
+) -> None:
+    """Requests from first to last step, each step noted down with what it had to do."""
     sampling = Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
-    return GenerationRequest(_FIRST_ID, prompt, sampling, engine.config.base_version)
-
-
-def _prompt_s(engine: Engine, prompt: tuple[int, ...]) -> float:
-    engine.add(_request(engine, prompt, 1))
-    began_s = time.perf_counter()
+    for number, prompt in enumerate(prompts):
+        request = GenerationRequest(
+            _FIRST_ID + number, prompt, sampling, engine.config.base_version
+        )
+        engine.add(request)
     while engine.busy:
-        engine.step()
-    return time.perf_counter() - began_s
-
-
-def _long_context(engine: Engine, prompt: tuple[int, ...]) -> list[tuple[StepWork, float]]:
-    """The last chunk of a long prompt, and decode steps after it."""
-    engine.add(_request(engine, prompt, _DECODES))
-    size, done = engine.config.max_step_tokens, 0
-    samples: list[tuple[StepWork, float]] = []
-    while engine.busy:
+        load = engine.load()
+        before = engine.gauges()["tokens_computed"]
         began_s = time.perf_counter()
         engine.step()
         took_s = time.perf_counter() - began_s
-        chunk = min(size, len(prompt) - done)
-        if chunk == size and done >= 2 * size:
-            samples.append((StepWork(chunk, 0.0, chunk * (done + chunk / 2)), took_s))
-        elif chunk <= 0:
-            samples.append((StepWork(1, float(len(prompt))), took_s))
-        done += max(chunk, 1)
-    return samples
+        rows = int(engine.gauges()["tokens_computed"] - before)
+        if load.prompts and len(prompts) == 1:
+            computed = load.prompts[0].computed
+            if (
+                not computed or rows == engine.config.max_step_tokens
+            ):  # not a long prompt's last piece
+                prompted.append((step_work(0, 0, rows, computed), took_s))
+        elif not load.prompts and rows:
+            decoded.append((StepWork(rows, float(load.context)), took_s))

@@ -61,6 +61,19 @@ class TokenTimes:
                 done.append(ServedTimes(request_id, times.first_s - times.arrival_s, tpot_s))
         return done
 
+    def under_way(self, now_s: float) -> list[ServedTimes]:
+        """Requests that have not ended, as they stand; one without a first token waits for it since it came."""
+        return [
+            ServedTimes(
+                request_id,
+                (times.first_s if times.tokens else now_s) - times.arrival_s,
+                (self._last_step_s - times.first_s) / max(times.tokens - 1, 1)
+                if times.tokens
+                else 0.0,
+            )
+            for request_id, times in self._times.items()
+        ]
+
     def state(self, load: EngineLoad) -> ServingState:
         """As the arbiter sees it."""
         queued = []

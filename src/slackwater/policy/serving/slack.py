@@ -80,7 +80,7 @@ def ttft_slack_s(state: DeviceState) -> float:
     if not queued:
         return NO_LIMIT_S
     cost, size = state.serving_cost, state.step_tokens
-    full_s, least_s = cost.step_s(StepWork(size)), cost.step_s(StepWork(1))
+    full_s, least_s = cost.prompt.at(size), cost.prompt.at(1)
     token_s, pair_s = (full_s - least_s) / size, cost.prompt_pair_s
     slack_s = NO_LIMIT_S
     for arrival_s, tokens, context in queued:

@@ -32,13 +32,11 @@ def step_work(
 
 
 @dataclass(frozen=True, slots=True)
-class StepCost:
-    """Seconds by rows, with straight lines between the sizes measured, and by pairs."""
+class Curve:
+    """Seconds by rows, with straight lines between the sizes measured and beyond the last."""
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
-    pair_s: float = 0.0
-    prompt_pair_s: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.rows) != len(self.seconds) or len(self.rows) < 2:
@@ -48,51 +46,82 @@ class StepCost:
         if min(self.seconds) <= 0:
             raise ConfigError.of("step cost: seconds", self.seconds, "must be above 0")
 
+    def at(self, rows: int) -> float:
+        """A step of so many rows."""
+        sizes, seconds = self.rows, self.seconds
+        place = min(max(bisect_left(sizes, rows), 1), len(sizes) - 1)
+        first, low, high = sizes[place - 1], seconds[place - 1], seconds[place]
+        return max(low + (high - low) * (rows - first) / (sizes[place] - first), min(low, high))
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """A step with tokens of prompts costs by `prompt`, one that only decodes by `decode`; and both by pairs."""
+
+    prompt: Curve
+    decode: Curve
+    pair_s: float = 0.0
+    prompt_pair_s: float = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        rows: Sequence[int],
+        seconds: Sequence[float],
+        pair_s: float = 0.0,
+        prompt_pair_s: float = 0.0,
+    ) -> "StepCost":
+        """Of a device to which a row is a row."""
+        curve = Curve(tuple(rows), tuple(seconds))
+        return cls(curve, curve, pair_s, prompt_pair_s)
+
     def step_s(self, work: StepWork) -> float:
         """One step."""
-        rows, sizes, seconds = work.rows, self.rows, self.seconds
-        place = min(max(bisect_left(sizes, rows), 1), len(sizes) - 1)
-        first, last = sizes[place - 1], sizes[place]
-        low, high = seconds[place - 1], seconds[place]
-        dense = max(low + (high - low) * (rows - first) / (last - first), min(low, high))
-        return dense + work.pairs * self.pair_s + work.prompt_pairs * self.prompt_pair_s
+        if work.prompt_pairs:
+            dense_s = self.prompt.at(work.rows) + work.prompt_pairs * self.prompt_pair_s
+        else:
+            dense_s = self.decode.at(work.rows)
+        return dense_s + work.pairs * self.pair_s
 
-    def prompt_s(
-        self,
-        tokens: int,
-        context: int,
-        step_tokens: int,
-        decoding: int = 0,
-        decode_context: int = 0,
-    ) -> float:
-        """A prompt of `tokens` after `context` others, in steps of at most `step_tokens` rows."""
-        room = max(step_tokens - decoding, 1)
-        whole, rest = divmod(tokens, room)
-        pairs = tokens * (context + tokens / 2)
-        full_s = self.step_s(StepWork(room + decoding, decode_context))
-        last_s = self.step_s(StepWork(rest + decoding, decode_context)) if rest else 0.0
-        return whole * full_s + last_s + pairs * self.prompt_pair_s
+    def prompt_s(self, tokens: int, context: int, step_tokens: int) -> float:
+        """A prompt of `tokens` after `context` others, alone, in steps of at most `step_tokens`."""
+        whole, rest = divmod(tokens, step_tokens)
+        full_s = whole * self.prompt.at(step_tokens) if whole else 0.0
+        last_s = self.prompt.at(rest) if rest else 0.0
+        return full_s + last_s + tokens * (context + tokens / 2) * self.prompt_pair_s
 
 
-def fit_step_cost(samples: Sequence[tuple[StepWork, float]]) -> StepCost:
-    """From measured steps. Samples without pairs give the times by rows, the others what pairs add."""
-    plain: dict[int, list[float]] = {}
-    for work, seconds in samples:
-        if not work.pairs and not work.prompt_pairs:
-            plain.setdefault(work.rows, []).append(seconds)
-    sizes = sorted(plain)
-    medians = [float(np.median(plain[size])) for size in sizes]
+def fit_step_cost(
+    prompts: Sequence[tuple[StepWork, float]], decodes: Sequence[tuple[StepWork, float]]
+) -> StepCost:
+    """From measured steps. Of each kind, the least pairs by rows give the curve, the most what pairs add."""
+    prompt, prompt_pair_s = _fit(prompts, "prompt_pairs")
+    decode, pair_s = _fit(decodes, "pairs")
+    return StepCost(prompt, decode, pair_s, prompt_pair_s)
+
+
+def _fit(samples: Sequence[tuple[StepWork, float]], kind: str) -> tuple[Curve, float]:
+    most = max(getattr(work, kind) for work, _ in samples)
+    far = [(work, took_s) for work, took_s in samples if getattr(work, kind) > most / 2]
+    near: dict[int, list[tuple[float, float]]] = {}
+    for work, took_s in samples:
+        near.setdefault(work.rows, []).append((getattr(work, kind), took_s))
+    sizes = sorted(near)
+    least = {size: min(pairs for pairs, _ in near[size]) for size in sizes}
+    medians = [
+        float(np.median([took_s for pairs, took_s in near[size] if pairs <= 2 * least[size]]))
+        for size in sizes
+    ]
+    if len(sizes) == 1:
+        sizes, medians = [sizes[0], sizes[0] + 1], [medians[0], medians[0]]
     rising = np.maximum.accumulate(np.array(medians)).tolist()
-    cost = StepCost(tuple(sizes), tuple(rising))
-    rates = []
-    for kind in ("pairs", "prompt_pairs"):
-        found = [
-            (seconds - cost.step_s(StepWork(work.rows))) / getattr(work, kind)
-            for work, seconds in samples
-            if getattr(work, kind) > 0
-        ]
-        rates.append(max(float(np.median(found)), 0.0) if found else 0.0)
-    return StepCost(cost.rows, cost.seconds, rates[0], rates[1])
+    curve = Curve(tuple(sizes), tuple(rising))
+    rates = [
+        (took_s - curve.at(work.rows)) / (getattr(work, kind) - least.get(work.rows, 0.0))
+        for work, took_s in far
+        if getattr(work, kind) > 4 * least.get(work.rows, 0.0)
+    ]
+    return curve, max(float(np.median(rates)), 0.0) if rates else 0.0
 
 
 class Correction:

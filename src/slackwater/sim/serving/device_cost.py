@@ -13,7 +13,7 @@ def step_cost_of(engine: EngineCost) -> StepCost:
     flops = engine.devices * engine.accelerator.tflops * 1e12 * engine.accelerator.prefill_share
     pair_flops = 4.0 * engine.model.layers * engine.model.hidden
     seconds = tuple(engine.step_s(rows) for rows in _SIZES)
-    return StepCost(_SIZES, seconds, engine.context_s, pair_flops / flops)
+    return StepCost.of(_SIZES, seconds, engine.context_s, pair_flops / flops)
 
 
 @dataclass(frozen=True, slots=True)

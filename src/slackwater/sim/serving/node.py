@@ -53,6 +53,8 @@ class ServingNode:
         self.use = NodeUse()
         self._serving_cost = step_cost_of(device.serving)
         self._rollout_cost = step_cost_of(device.rollout)
+        prompt = self._serving_cost.prompt
+        self._token_s = prompt.seconds[-1] / prompt.rows[-1]
         self._bytes = device.serving.model.kv_bytes_per_token
         self._rollout_bytes = device.rollout.model.kv_bytes_per_token
         self.arbiter = Arbiter(
@@ -93,9 +95,7 @@ class ServingNode:
         """Seconds of work that stand here, roughly: what a router compares."""
         service = self.service
         waiting = sum(request.prompt_tokens - request.computed_tokens for request in service.queue)
-        return waiting * self._serving_cost.seconds[-1] / self._serving_cost.rows[-1] + (
-            0.001 * len(service.decoding)
-        )
+        return waiting * self._token_s + (0.001 * len(service.decoding))
 
     # ---- the rollout ----
     def lend(self, rollout: RolloutShare, now_s: float) -> None:

@@ -12,7 +12,7 @@ from slackwater.policy.serving.modes import mode_of
 from slackwater.policy.serving.prefix_lease import PrefixLease
 from slackwater.policy.serving.step_cost import StepCost
 
-COST = StepCost((1, 2), (0.01, 0.01))
+COST = StepCost.of((1, 2), (0.01, 0.01))
 
 
 def budget(capacity: int = 1000) -> KvBudget:

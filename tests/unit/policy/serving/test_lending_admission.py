@@ -22,6 +22,7 @@ from slackwater.policy.serving.slack import (
 )
 from slackwater.policy.serving.step_cost import (
     Correction,
+    Curve,
     StepCost,
     StepWork,
     fit_step_cost,
@@ -29,7 +30,7 @@ from slackwater.policy.serving.step_cost import (
 )
 
 SLO = ServingSlo(0.5, 0.15)
-COST = StepCost((1, 64, 512, 4096), (0.008, 0.009, 0.02, 0.16), 1e-8, 1e-9)
+COST = StepCost.of((1, 64, 512, 4096), (0.008, 0.009, 0.02, 0.16), 1e-8, 1e-9)
 ROLLOUT = RolloutState(decoding=8, context=8000, prompt_tokens=3000)
 
 
@@ -144,18 +145,26 @@ def test_the_service_goes_on_whatever_the_mode(
 
 def test_a_prompt_costs_its_chunks_and_its_attention() -> None:
     two = COST.prompt_s(1024, 0, 512)
-    assert two == pytest.approx(2 * COST.step_s(StepWork(512)) + 1024 * 512 * COST.prompt_pair_s)
+    assert two == pytest.approx(2 * COST.prompt.at(512) + 1024 * 512 * COST.prompt_pair_s)
     assert COST.prompt_s(1024, 5000, 512) > two
 
 
 def test_costs_are_found_again_from_measured_steps() -> None:
-    works = [StepWork(rows) for rows in COST.rows]
-    works += [StepWork(8, 40_000), step_work(0, 0, 512, 9000)]
-    found = fit_step_cost([(work, COST.step_s(work)) for work in works])
-    assert found.rows == COST.rows
-    assert found.seconds == pytest.approx(COST.seconds)
-    assert found.pair_s == pytest.approx(COST.pair_s, rel=1e-6)
-    assert found.prompt_pair_s == pytest.approx(COST.prompt_pair_s, rel=1e-6)
+    true = StepCost(
+        Curve((8, 64, 512), (0.009, 0.012, 0.03)), Curve((1, 32), (0.005, 0.006)), 1e-8, 1e-9
+    )
+    prompts = [step_work(0, 0, rows) for rows in true.prompt.rows]
+    prompts += [step_work(0, 0, 512, 90_000)]
+    decodes = [StepWork(1, 10.0), StepWork(32, 320.0), StepWork(1, 40_000.0)]
+    found = fit_step_cost(
+        [(work, true.step_s(work)) for work in prompts],
+        [(work, true.step_s(work)) for work in decodes],
+    )
+    assert found.prompt.rows == true.prompt.rows
+    assert found.prompt.seconds == pytest.approx(true.prompt.seconds, rel=0.02)
+    assert found.decode.seconds == pytest.approx(true.decode.seconds, rel=0.02)
+    assert found.pair_s == pytest.approx(true.pair_s, rel=0.02)
+    assert found.prompt_pair_s == pytest.approx(true.prompt_pair_s, rel=0.02)
 
 
 def test_a_correction_follows_a_device_that_became_slower() -> None:
