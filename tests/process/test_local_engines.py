@@ -26,7 +26,7 @@ def lent(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     service.start()
     yield service
     assert service.stop() == 0
-    replayed_record_gives_the_same_commands(state / "record.rollout.jsonl")
+    replayed_record_gives_the_same_commands(state / "record.brain.jsonl")
 
 
 @pytest.fixture(scope="module")

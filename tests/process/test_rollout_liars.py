@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slackwater.bench.rollout.live_fleet import BASE, BASE_VERSION, FleetPlan, LiveFleet
+from slackwater.bench.rollout.live_fleet import BASE, BASE_VERSION, JOB, FleetPlan, LiveFleet
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import InstanceId, TrajectoryId, TurnId
 from slackwater.model.sampling import Sampling
@@ -48,10 +48,11 @@ def turns(label: str, count: int) -> list[TurnSpec]:
         TurnSpec(
             TurnId(f"{label}/{number}"),
             TrajectoryId(f"{label}/{number}"),
-            BASE,
+            JOB,
             (10, 20, 30 + number),
             Sampling(12, seed=number),
             BASE_VERSION,
+            base_model=BASE,
         )
         for number in range(count)
     ]

@@ -10,7 +10,7 @@ import pytest
 
 from slackwater.bench.rollout.direct_worker import offer_models, spawn_directly
 from slackwater.bench.rollout.floor import RolloutFloor
-from slackwater.bench.rollout.live_fleet import BASE, BASE_VERSION
+from slackwater.bench.rollout.live_fleet import BASE, BASE_VERSION, JOB
 from slackwater.control.rollout.books import Books
 from slackwater.model.errors import UnavailableError
 from slackwater.model.ids import InstanceId, TrajectoryId, TurnId, WorkerId
@@ -34,7 +34,8 @@ PROMPT = (72, 101, 108, 108, 111)
 def turn(
     name: str, sampling: Sampling, prompt: tuple[int, ...] = PROMPT, version: str = BASE_VERSION
 ) -> TurnSpec:
-    return TurnSpec(TurnId(name), TrajectoryId(name), BASE, prompt, sampling, version)
+    of = (TurnId(name), TrajectoryId(name), JOB)
+    return TurnSpec(*of, prompt, sampling, version, base_model=BASE)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -124,7 +125,7 @@ async def run_all(bench: Bench) -> None:
     ended = asyncio.create_task(adapter.wait())
     await asyncio.wait({joined, ended}, return_when=asyncio.FIRST_COMPLETED)
     assert joined.done(), (bench.folder / "v.log").read_text()[-3000:]
-    bench.floor.rollout.published(BASE, BASE_VERSION)
+    bench.floor.rollout.published(BASE_VERSION, BASE)
     server = psutil.Process(adapter.pid).children()[0]
 
     says_what_it_cannot_do(bench)

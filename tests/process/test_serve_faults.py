@@ -13,12 +13,11 @@ import pytest
 import tinker
 from tinker import types
 
+from slackwater.control.brain import EVENT_TYPES, Brain
 from slackwater.control.controller import Controller
 from slackwater.control.operations import events as operations
 from slackwater.control.operations.controller import OperationsController
 from slackwater.control.record import replay
-from slackwater.control.rollout import events as rollout
-from slackwater.control.rollout.manager import RolloutManager
 from slackwater.runtime.plane import ROLLOUT_SETTINGS
 
 from .conftest import free_port
@@ -216,7 +215,7 @@ def test_what_the_live_controllers_saw_makes_fresh_ones_decide_the_same(
     assert "Traceback" not in (service.state / "up.log").read_text()
     record = service.state.parent
     replays(record / "record.operations.jsonl", OperationsController(), operations.EVENT_TYPES)
-    replays(record / "record.rollout.jsonl", RolloutManager(ROLLOUT_SETTINGS), rollout.EVENT_TYPES)
+    replays(record / "record.brain.jsonl", Brain(ROLLOUT_SETTINGS), EVENT_TYPES)
 
 
 def replays(record: Path, controller: Controller[Any, Any], types: dict[str, type]) -> None:

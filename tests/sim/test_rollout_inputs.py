@@ -6,9 +6,8 @@ from typing import Any, cast
 
 import pytest
 
+from slackwater.control.brain import EVENT_TYPES, Brain
 from slackwater.control.record import RecordedController, replay
-from slackwater.control.rollout.events import EVENT_TYPES
-from slackwater.control.rollout.manager import RolloutManager
 from slackwater.model.errors import ConfigError
 from slackwater.sim.rollout.agent_trace import read_sessions
 from slackwater.sim.rollout.scenario import (
@@ -86,12 +85,12 @@ def test_a_wrong_scenario_names_the_field(wrong: str) -> None:
 
 def test_a_recorded_storm_replays_to_the_same_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     storm, lines = Storm(5), list[bytes]()
-    honest = storm.manager.handle
-    inner = SimpleNamespace(handle=honest, check_integrity=storm.manager.check_integrity)
+    honest = storm.brain.handle
+    inner = SimpleNamespace(handle=honest, check_integrity=storm.brain.check_integrity)
     recorded = RecordedController(cast(Any, inner), lines.append)
-    monkeypatch.setattr(storm.manager, "handle", recorded.handle)
+    monkeypatch.setattr(storm.brain, "handle", recorded.handle)
     storm.run(hours=0.2)
-    fresh = RolloutManager(storm.manager.books.settings)
+    fresh = Brain(storm.manager.books.settings)
     agreed, divergence = replay(fresh, lines, EVENT_TYPES)
     assert divergence is None
     assert agreed == len(lines) > 500

@@ -51,5 +51,5 @@ def test_a_manager_that_leaves_local_engines_at_work_when_seeding_ends_is_caught
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Membership, "hand_over", lambda self, record, why, now_s, out: None)
-    with pytest.raises(AssertionError, match="on devices that the trainer has"):
+    with pytest.raises(AssertionError, match="works unasked"):
         weather(0, hours=0.5)

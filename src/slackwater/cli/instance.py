@@ -105,19 +105,18 @@ def replay(
 
 @app.command()
 def verify(
-    record: Annotated[Path, typer.Argument(help="RECORD.rollout.jsonl of `up --record RECORD`.")],
+    record: Annotated[Path, typer.Argument(help="RECORD.brain.jsonl of `up --record RECORD`.")],
     as_json: AsJson = False,
 ) -> int:
-    """Feed the events of one recorded run to a fresh rollout manager: does it decide the same?"""
+    """Feed the events of one recorded run to a fresh brain: does it decide the same?"""
+    from slackwater.control.brain import EVENT_TYPES, Brain
     from slackwater.control.record import replay as replay_record
-    from slackwater.control.rollout.events import EVENT_TYPES
-    from slackwater.control.rollout.manager import RolloutManager
     from slackwater.runtime.plane import ROLLOUT_SETTINGS
 
     if not record.is_file():
         raise ConfigError.of("RECORD", str(record), "is no file")
     with record.open("rb") as lines:
-        agreed, divergence = replay_record(RolloutManager(ROLLOUT_SETTINGS), lines, EVENT_TYPES)
+        agreed, divergence = replay_record(Brain(ROLLOUT_SETTINGS), lines, EVENT_TYPES)
     if as_json:
         line = None if divergence is None else divergence.line
         print(json.dumps({"events_agreed": agreed, "first_divergence": line}))

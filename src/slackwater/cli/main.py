@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("slackwater.cli.status", "Say what the service is doing."),
     "agent": ("slackwater.cli.agent", "Bring this machine into a fleet."),
     "node": ("slackwater.cli.node", "The fleet's machines: list them, or make a token to join."),
+    "job": ("slackwater.cli.job", "Jobs: where each stands, and what it has used."),
     "instance": ("slackwater.cli.instance", "Engines: list, add, drain, kill, replay a trace."),
     "bench": ("slackwater.cli.bench", "Measure, and print one JSON object."),
     "plan": ("slackwater.cli.plan", "Say how jobs should share a fleet, and what that saves."),

@@ -34,7 +34,8 @@ class InstanceSpec:
     """What an instance says of itself when it joins.
 
     `max_running` is the concurrency cap (profiled for own engines, the SLO-safe room for borrowed ones).
-    `job` is set when it serves one job only. Without `exact_continuation` (an engine that cannot go on
+    `base_model` is the one that it can serve, empty if it can serve any. `job` is set when it is lent to one job only.
+    `max_versions` counts whole sets of weights, `max_adapters` adapters (0: they count as whole sets). Without `exact_continuation` (an engine that cannot go on
     at a position of a random stream) a moved turn still keeps its tokens, but the rest may differ.
     """
 
@@ -46,6 +47,8 @@ class InstanceSpec:
     max_versions: int = 4
     exact_continuation: bool = True
     job: JobId | None = None
+    base_model: str = ""
+    max_adapters: int = 0
 
     def __post_init__(self) -> None:
         for field in ("max_running", "max_context_tokens", "kv_tokens", "max_versions"):

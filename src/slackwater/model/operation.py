@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from slackwater.model.ids import ModelId, RequestId
+from slackwater.model.ids import JobId, ModelId, RequestId
+
+NO_JOB = JobId("")
 
 
 class OpKind(StrEnum):
@@ -45,12 +47,13 @@ class FaultOwner(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One accepted operation; `seq` orders it among those of its model (0 creates the model)."""
+    """One accepted operation of a job; `seq` orders it among those of its model (0 creates the model)."""
 
     request: RequestId
     model: ModelId
     seq: int
     kind: OpKind
+    job: JobId = NO_JOB
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from slackwater.model.ids import ModelId, SamplingSessionId, SessionId, TenantId
+from slackwater.model.ids import JobId, ModelId, SamplingSessionId, SessionId, TenantId
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +17,12 @@ class LoraShape:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A client's connection in the large: it owns models, and dies with its heartbeats."""
+    """A client's connection in the large: it owns models, belongs to a job, and dies with its heartbeats."""
 
     session: SessionId
     tenant: TenantId
     created_s: float
+    job: JobId
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ class FinishReason(StrEnum):
 class TurnSpec:
     """One turn: what to generate, with which weights, and until when.
 
-    `version` names the weights; `also_versions` are older ones that the job's staleness allows.
+    `job` owns it; `base_model` is what the weights are made from. `version` names the weights; `also_versions` are older ones that the job's staleness allows.
     `deadline_s` is on the manager's clock; without one the manager's own limit holds.
     `stream` asks for an `AppendTokens` command for every accepted frame. `owner` is whose share it takes.
     """
@@ -40,6 +40,7 @@ class TurnSpec:
     deadline_s: float | None = None
     stream: bool = False
     owner: TenantId = NOBODY
+    base_model: str = ""
 
     def __post_init__(self) -> None:
         if len(self.prompt) == 0:

@@ -10,12 +10,12 @@ import sqlalchemy as sa
 
 from slackwater.control.actions.broker import ActionBroker
 from slackwater.control.actions.settings import BrokerSettings
+from slackwater.control.brain import Brain
 from slackwater.control.operations.controller import OperationsController
 from slackwater.control.record import RecordedController
-from slackwater.control.rollout.manager import RolloutManager
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.errors import ConfigError, NotFoundError
-from slackwater.model.ids import InstanceId, JobId, NodeId, RequestId, SessionId, TenantId, WorkerId
+from slackwater.model.ids import InstanceId, NodeId, RequestId, SessionId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OpKind
 from slackwater.model.session import TrainedModel
 from slackwater.runtime.bodies.actions import ActionsBody
@@ -36,6 +36,7 @@ from slackwater.runtime.services.fair_work import FairWork
 from slackwater.runtime.services.finishing import Finishing, sampling_session_of
 from slackwater.runtime.services.housekeeping import Household, Housekeeping
 from slackwater.runtime.services.instances import InstanceService, Premises
+from slackwater.runtime.services.jobs import Jobs
 from slackwater.runtime.services.sampling import KIND as SAMPLE
 from slackwater.runtime.services.sampling import SamplingService
 from slackwater.runtime.services.sessions import Sessions
@@ -45,6 +46,7 @@ from slackwater.runtime.settings import ServiceSettings
 from slackwater.runtime.store.base_models import BaseModel, BaseModels
 from slackwater.runtime.store.database import Store
 from slackwater.runtime.store.future_board import FutureBoard, Outcome
+from slackwater.runtime.store.known_versions import known_versions
 from slackwater.runtime.store.op_payloads import decode_publish
 from slackwater.runtime.store.schema import operations, samples
 from slackwater.runtime.store.state_directory import StateDirectory
@@ -91,29 +93,35 @@ class ControlPlane:
         self.fleet = Fleet(file, state, self.hub, depot, plans.of, secret)
         self.sessions = Sessions(self.store, settings.session_silent_after_s)
         self._recording = _Recording(settings.record)
-        self.manager = RolloutManager(ROLLOUT_SETTINGS)
+        self.brain = Brain(ROLLOUT_SETTINGS)
         operations_controller = OperationsController(settings.operations)
         self.rollout = RolloutBody(
             self.hub,
-            self._vital("rollout", self.manager),
+            self._vital("brain", self.brain),
             lambda worker: self.instances.release(worker),
+            lambda version: self.background.spawn(asyncio.to_thread(shelf.drop, version)),
         )
         self.instances = InstanceService(
             Premises(self.fleet.spawn, plans.engine_arguments, state.logs),
-            self.manager.books.instances,
+            self.brain,
             self.rollout,
             self.fleet.supervisor,
+        )
+        self.jobs = Jobs(
+            *(self.store, self.sessions, self.brain.jobs, self.rollout.feed),
+            settings.tenants[0],
         )
         names = self.tenants.names()
         self.shares = TurnShares(settings.max_live_turns, names)
         self.fair_work = FairWork(len(names))
         self.sampling = SamplingService(
-            self.store, self.board, self.background, self.rollout, self.shares
+            *(self.store, self.board, self.background, self.rollout, self.shares),
+            self.sessions.job_of,
         )
         self.training = OperationsBody(
             OperationsParts(
                 *(self.store, self.board, self.hub, state, self.bases, self.background),
-                self.rollout.lent,
+                *(self.rollout.devices, self.sessions.job_of),
             ),
             operations_controller,
             self._vital("operations", operations_controller),
@@ -124,7 +132,7 @@ class ControlPlane:
         self.housekeeping = Housekeeping(
             Household(
                 *(settings, self.store, state, shelf, self.sessions),
-                *(self.sampling, self.training, self.rollout, self.end_session),
+                *(self.sampling, self.training, self.rollout, self.jobs, self.end_session),
             )
         )
         self._roles: dict[WorkerId, str] = {}
@@ -146,9 +154,10 @@ class ControlPlane:
         await self.store.open()
         await self.hub.start()
         self.rollout.name_owners(self.tenants.names())
-        await self.sessions.adopt(asyncio.get_running_loop().time())
+        await self.jobs.adopt(asyncio.get_running_loop().time())
         for base in self.bases:
-            self.rollout.published(base.name, base.version)
+            self.rollout.published(base.version, base.name)
+        await self._adopt_versions()
         await self.training.adopt()
         await self.sampling.adopt()
         if self.settings.brokers_actions:
@@ -180,6 +189,7 @@ class ControlPlane:
         await self.instances.close()
         await self.fleet.close()
         await self.background.drain(5.0)
+        await self.jobs.save()
         await self.store.close()
         self._recording.close()
 
@@ -247,7 +257,7 @@ class ControlPlane:
 
     def broken_engine(self, model: str, tenant: TenantId) -> str | None:
         """Why nothing can be sampled from a base model, if no engine of it runs and every one fails to start."""
-        if any(record.serves(JobId(model)) for record in self.manager.books.instances):
+        if any(record.runs(model) for record in self.brain.rollout.books.instances):
             return None
         if self.instances.starting(model):
             return None
@@ -285,7 +295,7 @@ class ControlPlane:
             "waiting_operations": sum(waiting.values()),
             "sampling_sessions": len(self.sampling.sessions()),
             **self.actions.gauges(),
-            **{f"rollout_{name}": value for name, value in self.manager.gauges().items()},
+            **self.brain.gauges(),
         }
 
     def worker_gauges(self) -> dict[WorkerId, dict[str, float]]:
@@ -305,7 +315,23 @@ class ControlPlane:
         if publish.sampling_session is not None:
             self.sampling.add_session(sampling_session_of(model, operation, publish))
             self.background.spawn(self.housekeeping.trim_versions(model))
-        self.rollout.published(model.base_model, publish.version)
+        self.rollout.published(
+            *(publish.version, model.base_model, self.sessions.job_of(model.session)),
+            line=model.model,
+            adapter=model.lora.rank > 0,
+            sampled=publish.sampling_session is not None,
+        )
+
+    async def _adopt_versions(self) -> None:
+        """Tell the weight director of the versions that were named before this start."""
+        for held in await self.store.call(known_versions):
+            job = self.sessions.job_of(SessionId(held.session))
+            self.rollout.published(
+                *(held.version, held.base_model, job),
+                line=held.line,
+                adapter=held.adapter,
+                sampled=False,
+            )
 
     async def outcome(self, tenant: TenantId, request: RequestId, hold_s: float) -> Outcome | None:
         """How a request ended, or None if it has not within `hold_s`. Not the tenant's: NotFoundError."""
@@ -335,6 +361,7 @@ class ControlPlane:
     async def end_session(self, session: SessionId, status: dict[str, Any], reason: str) -> None:
         """Its models stop training; what they saved stays."""
         await self.sessions.end(session, status)
+        self.jobs.session_ended(session, status, reason)
         for model in self.training.models():
             if model.session == session:
                 await self.training.close_model(model.model, reason)

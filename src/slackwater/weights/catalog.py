@@ -49,6 +49,10 @@ class VersionCatalog:
         """What its publisher said of a version."""
         return self.manifest(version).meta
 
+    def drop(self, version: str) -> None:
+        """Delete one version; a reader that has its file open keeps it."""
+        self.path(version).unlink(missing_ok=True)
+
     def retain(self, keep: Collection[str]) -> tuple[str, ...]:
         """Drop every version not named; a reader that has a file open keeps it."""
         dropped = tuple(version for version in self.versions() if version not in keep)

@@ -37,6 +37,7 @@ class Hello(Message, frozen=True, forbid_unknown_fields=False):
 class EngineFacts(msgspec.Struct, frozen=True):
     """Which base model an engine has, what it can hold, and what it cannot do.
 
+    `max_versions` counts whole sets of weights, `max_adapters` adapters (0: they count as whole sets).
     `kind` is one of `model.instance.InstanceKind`. Without `exact_continuation` it cannot go on at a
     position of a turn's random stream.
     """
@@ -48,6 +49,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
     max_versions: int
     kind: Literal["local", "dedicated", "spot", "borrowed"] = "dedicated"
     exact_continuation: bool = True
+    max_adapters: int = 0
 
 
 class Welcome(Message, frozen=True):

@@ -28,7 +28,8 @@ from slackwater.worker.puller import VersionPuller
 logger = logging.getLogger(__name__)
 
 _MAX_VERSIONS = 4
-_VERSIONS_IN_PASSING = 4  # pulled before the manager has had older ones dropped
+_MAX_ADAPTERS = 64
+_VERSIONS_IN_PASSING = 4  # pulled before older ones are dropped
 
 
 class EngineWorker:
@@ -209,6 +210,7 @@ def new_engine(
         max_running=max_running,
         max_step_tokens=8192 if on_gpu else 512,
         max_full_versions=_MAX_VERSIONS + _VERSIONS_IN_PASSING,
+        max_adapters=_MAX_ADAPTERS + _VERSIONS_IN_PASSING,
         base_version=base_version,
     )
     return Engine(net, config, _decoder(model), guides=_guides(model, net.config))
@@ -241,6 +243,7 @@ def main() -> None:
         max_context_tokens=engine.max_context,
         kv_tokens=engine.capacity_tokens,
         max_versions=_MAX_VERSIONS,
+        max_adapters=_MAX_ADAPTERS,
         kind=options.kind,
     )
     hello = messages.Hello(secret(), options.worker, "engine", facts)

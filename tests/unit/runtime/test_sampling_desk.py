@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slackwater.control.rollout.manager import RolloutManager
+from slackwater.control.brain import Brain
 from slackwater.model.errors import NotFoundError, RefusedError, UnavailableError
-from slackwater.model.ids import SamplingSessionId, SessionId, TenantId
+from slackwater.model.ids import JobId, SamplingSessionId, SessionId, TenantId
 from slackwater.model.session import SamplingSession
 from slackwater.runtime.bodies.rollout import RolloutBody
 from slackwater.runtime.net.background import Background
@@ -64,8 +64,9 @@ def with_desk(
         board, died = FutureBoard(), list[BaseException]()
         background = Background(died.append)
         hub = WorkerHub(Nobody(), "secret")
-        rollout = RolloutBody(hub, RolloutManager(), lambda worker: None)
-        desk = SamplingService(store, board, background, rollout, TurnShares(8, ["mine", "other"]))
+        rollout = RolloutBody(hub, Brain(), lambda worker: None)
+        shares = TurnShares(8, ["mine", "other"])
+        desk = SamplingService(store, board, background, rollout, shares, JobId)
         await desk.adopt()
         await work(desk, rollout, board)
         await background.drain(5.0)

@@ -20,9 +20,8 @@ from slackwater.bench.engine.profile import Profile, fit, steps_of
 from slackwater.bench.options import BenchOptions
 from slackwater.bench.rollout.live_fleet import FleetPlan, LiveFleet
 from slackwater.bench.rollout.migrate import LEAST_STEP_MS, StepPlan
+from slackwater.control.brain import EVENT_TYPES, Brain
 from slackwater.control.record import replay
-from slackwater.control.rollout.events import EVENT_TYPES
-from slackwater.control.rollout.manager import RolloutManager
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.sim.rollout.one_step import simulate_step
 
@@ -67,7 +66,7 @@ async def _measure(plan: FleetPlan, step: StepPlan, options: BenchOptions) -> di
             other += await _profiled(fleet, step, lines, 2 * place + 1)
             hit.append(await _live(fleet, step, f"hit-{place}", float(np.median(calm)) / 3))
         kv_tokens = fleet.ready()[0].spec.kv_tokens
-    agreed, divergence = replay(RolloutManager(_SETTINGS), lines, EVENT_TYPES)
+    agreed, divergence = replay(Brain(_SETTINGS), lines, EVENT_TYPES)
     live_s, live_kill_s = float(np.median(calm)), float(np.median(hit))
     profile = fit(steps_of(other), kv_tokens)
     cost = profile.cost

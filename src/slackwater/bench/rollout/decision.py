@@ -10,21 +10,20 @@ from time import perf_counter, process_time
 import numpy as np
 
 from slackwater.bench.options import BenchOptions
+from slackwater.control.brain import Brain, BrainEvent
 from slackwater.control.rollout.commands import Dispatch
 from slackwater.control.rollout.events import (
     InstanceHeartbeat,
     InstanceJoined,
     InstanceLost,
-    InstanceReady,
-    RolloutEvent,
     TimerFired,
     TokensArrived,
     TurnEnded,
     TurnSubmitted,
-    WeightsPublished,
 )
-from slackwater.control.rollout.manager import WATCH, RolloutManager
+from slackwater.control.rollout.manager import WATCH
 from slackwater.control.rollout.settings import RolloutSettings
+from slackwater.control.weights.events import InstanceReady, WeightsPublished
 from slackwater.model.ids import InstanceId, JobId, TrajectoryId, TurnId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.model.sampling import Sampling
@@ -54,21 +53,22 @@ class _Load:
     """A manager under load; a decision is a turn submitted, a turn ended (its room refilled), or moved."""
 
     def __init__(self, seed: int) -> None:
-        self.manager = RolloutManager(RolloutSettings(stall_s=1e9, borrowed_stall_s=1e9))
+        self.brain = Brain(RolloutSettings(stall_s=1e9, borrowed_stall_s=1e9))
+        self.manager = self.brain.rollout
         self.rng = np.random.default_rng(seed)
         self.now_s = 0.0
         self.running: dict[TurnId, Dispatch] = {}
         self.submitted = 0
-        self.tell(WeightsPublished(0.0, _JOB, "v1"))
+        self.tell(WeightsPublished(0.0, None, "v1"))
         for number in range(INSTANCES):
             self.join(number)
         while len(self.manager.books.turns) < LIVE_TURNS:
             self.submit()
 
-    def tell(self, event: RolloutEvent) -> _Took:
+    def tell(self, event: BrainEvent) -> _Took:
         """Handle an event, and time it."""
         began_s, cpu_s = perf_counter(), process_time()
-        commands = self.manager.handle(event)
+        commands = self.brain.handle(event)
         cpu_s, wall_s = process_time() - cpu_s, perf_counter() - began_s
         sent = [command for command in commands if isinstance(command, Dispatch)]
         for command in sent:
@@ -128,7 +128,7 @@ def run(options: BenchOptions) -> dict[str, float]:
             decisions += load.lose_one()
             watches.append(load.watch())
             options.progress("decisions", number / turns)
-    load.manager.check_integrity()
+    load.brain.check_integrity()
     wall_ms = 1000 * np.array([took.wall_s for took in decisions])
     cpu_ms = 1000 * np.array([took.cpu_s for took in decisions])
     watch_ms = 1000 * np.array([took.wall_s for took in watches])

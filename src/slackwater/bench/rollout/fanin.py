@@ -42,6 +42,7 @@ def run(options: BenchOptions) -> dict[str, float]:
     tokens_per_s, sse_per_s = _median(ours), _median(theirs)
     return {
         "over_sse": tokens_per_s / sse_per_s,
+        "control_cpu_us_per_token": 1e6 / tokens_per_s,
         "tokens_per_s": tokens_per_s,
         "sse_tokens_per_s": sse_per_s,
         "turns": float(TURNS),
@@ -77,7 +78,7 @@ async def _frames(tokens: int) -> float:
         counts = (str(TURNS), str(tokens), str(CONNECTIONS))
         async with _source("frames", floor.connect, *counts, secret=floor.secret):
             await floor.until_joined(CONNECTIONS)
-            floor.rollout.published(BASE_MODEL, "v1")
+            floor.rollout.published("v1", BASE_MODEL)
             began_s = time.process_time()
             turns = await asyncio.gather(*(floor.generate(_spec(n, tokens)) for n in range(TURNS)))
             spent_s = time.process_time() - began_s
@@ -88,8 +89,8 @@ async def _frames(tokens: int) -> float:
 
 def _spec(number: int, tokens: int) -> TurnSpec:
     name = f"turn-{number}"
-    job = JobId(BASE_MODEL)
-    return TurnSpec(TurnId(name), TrajectoryId(name), job, [1, 2, 3], Sampling(tokens), "v1")
+    of = (TurnId(name), TrajectoryId(name), JobId("fanin"))
+    return TurnSpec(*of, [1, 2, 3], Sampling(tokens), "v1", base_model=BASE_MODEL)
 
 
 async def _sse(tokens: int) -> float:

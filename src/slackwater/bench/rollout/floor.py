@@ -5,11 +5,10 @@ import secrets
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
+from slackwater.control.brain import Brain, BrainCommand, BrainEvent
 from slackwater.control.controller import Controller
 from slackwater.control.record import RecordedController
-from slackwater.control.rollout.commands import AppendTokens, CompleteTurn, RolloutCommand
-from slackwater.control.rollout.events import RolloutEvent
-from slackwater.control.rollout.manager import RolloutManager
+from slackwater.control.rollout.commands import AppendTokens, CompleteTurn
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.errors import UnavailableError
 from slackwater.model.ids import WorkerId
@@ -19,13 +18,13 @@ from slackwater.runtime.net.hub import WorkerHub
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame
 
-Brain = Controller[RolloutEvent, RolloutCommand]
+Before = Controller[BrainEvent, BrainCommand]
 
 
 class RolloutFloor:
     """Takes engines in and has turns generated.
 
-    `record` is given one line per event, if anybody wants it; `brain` may put itself before the manager.
+    `record` is given one line per event, if anybody wants it; `before` may put itself before the brain.
     """
 
     def __init__(
@@ -34,11 +33,12 @@ class RolloutFloor:
         *,
         record: Callable[[bytes], None] | None = None,
         released: Callable[[WorkerId], None] | None = None,
-        brain: Callable[[RolloutManager], Brain] | None = None,
+        before: Callable[[Brain], Before] | None = None,
     ) -> None:
         self.secret = secrets.token_hex(16)
-        self.manager = RolloutManager(settings)
-        controller: Brain = self.manager if brain is None else brain(self.manager)
+        self.brain = Brain(settings)
+        self.manager = self.brain.rollout
+        controller: Before = self.brain if before is None else before(self.brain)
         if record is not None:
             controller = RecordedController(controller, record)
         self.hub = WorkerHub(self, self.secret, heartbeat_every_s=0.5)

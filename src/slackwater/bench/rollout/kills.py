@@ -17,9 +17,8 @@ from slackwater.bench.options import BenchOptions
 from slackwater.bench.rollout.live_fleet import FleetPlan, LiveFleet
 from slackwater.bench.rollout.moving_always import MovingAlways
 from slackwater.bench.rollout.multi_turn import MultiTurn, Outputs, compare
+from slackwater.control.brain import EVENT_TYPES, Brain
 from slackwater.control.record import replay
-from slackwater.control.rollout.events import EVENT_TYPES
-from slackwater.control.rollout.manager import RolloutManager
 from slackwater.control.rollout.settings import RolloutSettings
 
 _DEADLINE_S = 1800.0
@@ -85,9 +84,9 @@ async def disturbed_and_not(
             got = await _stormy(fleet, workload, faults, _tokens(wanted), options)
             stormy_s = loop.time() - stormy_s
             gauges = fleet.floor.manager.gauges()
-            fleet.floor.manager.check_integrity()
+            fleet.floor.brain.check_integrity()
     difference = compare(wanted, got)
-    agreed, divergence = replay(RolloutManager(settings), lines, EVENT_TYPES)
+    agreed, divergence = replay(Brain(settings), lines, EVENT_TYPES)
     return {
         "turns": float(workload.total_turns),
         "tokens": float(_tokens(wanted)),

@@ -7,10 +7,10 @@ from pathlib import Path
 from types import TracebackType
 
 from slackwater.bench.rollout.direct_worker import offer_models, spawn_directly
-from slackwater.bench.rollout.floor import Brain, RolloutFloor
+from slackwater.bench.rollout.floor import Before, RolloutFloor
+from slackwater.control.brain import Brain
 from slackwater.control.rollout.commands import CompleteTurn
 from slackwater.control.rollout.instances import InstanceRecord
-from slackwater.control.rollout.manager import RolloutManager
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.errors import UnavailableError
 from slackwater.model.ids import InstanceId, JobId, WorkerId
@@ -25,7 +25,8 @@ from slackwater.runtime.launch.port import (
     WorkerPlan,
 )
 
-BASE = JobId("policy")
+BASE = "policy"
+JOB = JobId("bench")
 BASE_VERSION = "base:policy"
 
 
@@ -55,10 +56,10 @@ class LiveFleet:
         plan: FleetPlan,
         settings: RolloutSettings | None = None,
         record: Callable[[bytes], None] | None = None,
-        brain: Callable[[RolloutManager], Brain] | None = None,
+        before: Callable[[Brain], Before] | None = None,
     ) -> None:
         self._plan = plan
-        self.floor = RolloutFloor(settings, record=record, released=self._let_go, brain=brain)
+        self.floor = RolloutFloor(settings, record=record, released=self._let_go, before=before)
         self.children = Children(self._spawn, self._heard, leave_grace_s=5.0)
         self.provider = LocalProcesses(self.children, "engine")
         self.failed_starts: list[StartFailed] = []
@@ -66,7 +67,7 @@ class LiveFleet:
     async def __aenter__(self) -> "LiveFleet":
         offer_models(self._plan.work, {BASE: self._plan.model})
         await self.floor.__aenter__()
-        self.floor.rollout.published(BASE, BASE_VERSION)
+        self.floor.rollout.published(BASE_VERSION, BASE)
         return self
 
     async def __aexit__(

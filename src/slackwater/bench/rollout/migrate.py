@@ -20,10 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from slackwater.bench.options import BenchOptions
-from slackwater.bench.rollout.live_fleet import BASE, BASE_VERSION, FleetPlan, LiveFleet
-from slackwater.control.rollout.commands import RolloutCommand
-from slackwater.control.rollout.events import InstanceLost, RolloutEvent
-from slackwater.control.rollout.manager import RolloutManager
+from slackwater.bench.rollout.live_fleet import BASE, BASE_VERSION, JOB, FleetPlan, LiveFleet
+from slackwater.control.brain import Brain, BrainCommand, BrainEvent
+from slackwater.control.rollout.events import InstanceLost
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import TrajectoryId, TurnId
 from slackwater.model.sampling import Sampling
@@ -37,20 +36,20 @@ LEAST_STEP_MS = 25.0
 class StartingOver:
     """The baseline: a manager to which a lost instance's unfinished turns are as good as new."""
 
-    def __init__(self, manager: RolloutManager) -> None:
-        self._manager = manager
+    def __init__(self, brain: Brain) -> None:
+        self._brain = brain
 
-    def handle(self, event: RolloutEvent) -> Sequence[RolloutCommand]:
+    def handle(self, event: BrainEvent) -> Sequence[BrainCommand]:
         record = None
         if isinstance(event, InstanceLost):
-            record = self._manager.books.instances.records.get(event.instance)
+            record = self._brain.rollout.books.instances.records.get(event.instance)
         for turn in record.attempts.values() if record is not None else ():
             turn.base_tokens = 0
             turn.roll_back()
-        return self._manager.handle(event)
+        return self._brain.handle(event)
 
     def check_integrity(self) -> None:
-        self._manager.check_integrity()
+        self._brain.check_integrity()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,8 @@ class StepPlan:
             TurnSpec(
                 turn=TurnId(f"{label}/{number}"),
                 trajectory=TrajectoryId(f"{label}/{number}"),
-                job=BASE,
+                job=JOB,
+                base_model=BASE,
                 prompt=tuple(rng.integers(10, 250, 24).tolist()),
                 sampling=Sampling(max_tokens=length, seed=number),
                 version=BASE_VERSION,
@@ -149,8 +149,8 @@ class _Steps:
     """A fleet on which steps are run one after the other; a killed engine is replaced between them."""
 
     def __init__(self, plan: FleetPlan, step: StepPlan, *, start_over: bool = False) -> None:
-        brain = StartingOver if start_over else None
-        self._fleet = LiveFleet(plan, RolloutSettings(barren_losses=50), brain=brain)
+        before = StartingOver if start_over else None
+        self._fleet = LiveFleet(plan, RolloutSettings(barren_losses=50), before=before)
         self._step = step
         self._count = 0
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slackwater.bench.rollout.live_fleet import BASE, BASE_VERSION
+from slackwater.bench.rollout.live_fleet import BASE, BASE_VERSION, JOB
 from slackwater.control.rollout.commands import CompleteTurn
 from slackwater.model.ids import TrajectoryId, TurnId
 from slackwater.model.sampling import Sampling
@@ -52,7 +52,8 @@ class MultiTurn:
             spec = TurnSpec(
                 turn=TurnId(f"{number}/{turn}"),
                 trajectory=TrajectoryId(str(number)),
-                job=BASE,
+                job=JOB,
+                base_model=BASE,
                 prompt=tuple(context),
                 sampling=Sampling(
                     max_tokens=self.max_tokens,

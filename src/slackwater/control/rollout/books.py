@@ -9,12 +9,15 @@ from slackwater.control.rollout.commands import (
     FailTurn,
     ReportFault,
     RolloutCommand,
+    TurnClosed,
+    TurnOpened,
 )
+from slackwater.control.rollout.demand import Demand
 from slackwater.control.rollout.dispatcher import Dispatcher
 from slackwater.control.rollout.instances import InstanceRecord, Instances
 from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.control.rollout.settings import RolloutSettings
-from slackwater.model.ids import InstanceId, JobId, TurnId
+from slackwater.model.ids import InstanceId, TurnId
 from slackwater.model.turn import FinishReason
 from slackwater.policy.rollout.length_law import LengthLaw
 from slackwater.policy.rollout.plateau import ThroughputProfile
@@ -38,8 +41,8 @@ class Counters:
 
 
 @dataclass(slots=True)
-class JobWork:
-    """What of a job's turns is behind us, and when the last of them ended."""
+class BaseWork:
+    """What of a base model's turns is behind us, and when the last of them ended."""
 
     closed_turns: int = 0
     done_tokens: int = 0
@@ -58,19 +61,21 @@ class Books:
     profile: ThroughputProfile = field(default_factory=ThroughputProfile)
     step_time: StepTimeFit = field(default_factory=StepTimeFit)
     lengths: LengthLaw = field(default_factory=LengthLaw)
-    work: dict[JobId, JobWork] = field(default_factory=dict)
-    published: dict[JobId, str] = field(default_factory=dict)
+    work: dict[str, BaseWork] = field(default_factory=dict)
+    demand: Demand = field(default_factory=Demand)
     dispatcher: Dispatcher = field(init=False)
 
     def __post_init__(self) -> None:
         self.dispatcher = Dispatcher(self.settings, self.instances)
 
-    def work_of(self, job: JobId) -> JobWork:
-        """The job's totals."""
-        return self.work.setdefault(job, JobWork())
+    def work_of(self, base_model: str) -> BaseWork:
+        """The base model's totals."""
+        return self.work.setdefault(base_model, BaseWork())
 
-    def open(self, turn: LiveTurn) -> None:
+    def open(self, turn: LiveTurn, out: Out) -> None:
         """A turn begins to live."""
+        out.append(TurnOpened(turn.spec.job, turn.spec.base_model))
+        self.demand.opened(turn, out)
         self.turns[turn.spec.turn] = turn
         self.counters.submitted += 1
         heapq.heappush(self.deadlines, (turn.deadline_s, turn.sequence, turn.spec.turn))
@@ -79,7 +84,7 @@ class Books:
         """The turn is whole: hand it over, and use the room it leaves."""
         self.counters.completed += 1
         self.lengths.observe(len(turn.tokens))
-        self.work_of(turn.spec.job).done_tokens += len(turn.tokens)
+        self.work_of(turn.spec.base_model).done_tokens += len(turn.tokens)
         out.append(
             CompleteTurn(
                 turn.spec.turn,
@@ -93,7 +98,7 @@ class Books:
                 turn.prompt_topk,
             )
         )
-        self.close(turn, now_s, out)
+        self.close(turn, now_s, out, completed=True)
 
     def fail(self, turn: LiveTurn, error: str, now_s: float, out: Out) -> None:
         """The turn alone fails."""
@@ -106,19 +111,27 @@ class Books:
         if turn.attempt is not None and turn.instance is not None:
             out.append(AbortOn(turn.instance, turn.attempt))
 
-    def close(self, turn: LiveTurn, now_s: float, out: Out) -> None:
+    def close(self, turn: LiveTurn, now_s: float, out: Out, *, completed: bool = False) -> None:
         """Take the turn out of all books, and use the room it leaves."""
         del self.turns[turn.spec.turn]
         if len(self.deadlines) > 2 * len(self.turns) + 64:  # mostly of turns that have ended
             self.deadlines[:] = [row for row in self.deadlines if row[2] in self.turns]
             heapq.heapify(self.deadlines)
-        work = self.work_of(turn.spec.job)
+        work = self.work_of(turn.spec.base_model)
         work.closed_turns += 1
         work.closed_s = now_s
         self.dispatcher.line.remove(turn)
         if turn.instance is not None:
             self.dispatcher.homes.remember(turn, now_s)
         record = self.dispatcher.detach(turn)
+        spec = turn.spec
+        out.append(
+            TurnClosed(
+                *(spec.job, spec.base_model, len(spec.prompt), len(turn.tokens)),
+                *(turn.device_s, turn.waited_s(now_s), completed),
+            )
+        )
+        self.demand.closed(turn, out)
         if record is not None:
             self.dispatcher.fill(record, now_s, out)
 

@@ -34,19 +34,43 @@ class AbortOn:
 
 
 @dataclass(frozen=True, slots=True)
-class PullWeights:
-    """Get the version; answer `InstanceReady` or `PullFailed`."""
+class NeedVersion:
+    """To the weight director: so many live turns ask for the version; `waiting` if nobody can take one of them."""
+
+    job: JobId
+    base_model: str
+    version: str
+    turns: int
+    waiting: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FreeVersion:
+    """To the weight director: nothing runs with the recalled version there any more."""
 
     instance: InstanceId
     version: str
 
 
 @dataclass(frozen=True, slots=True)
-class DropVersion:
-    """Free the version's memory; nothing on the instance uses it."""
+class TurnOpened:
+    """To the step book: one more turn of the base model is live."""
 
-    instance: InstanceId
-    version: str
+    job: JobId
+    base_model: str
+
+
+@dataclass(frozen=True, slots=True)
+class TurnClosed:
+    """To the step book and the accounts: a turn ended, well or not; `device_s` is its share of the engines' time."""
+
+    job: JobId
+    base_model: str
+    prompt_tokens: int
+    tokens: int
+    device_s: float
+    waited_s: float
+    completed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +136,7 @@ class ReportFault:
 class EndSeeding:
     """Local engines are released: the trainer may have its devices."""
 
-    job: JobId
+    base_model: str
     reason: str
 
 
@@ -120,23 +144,25 @@ class EndSeeding:
 class ResumeSeeding:
     """The trainer waits and generation is short of hands: start local engines again."""
 
-    job: JobId
+    base_model: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class LimitInstances:
-    """More remote instances than this would not make the job's steps shorter."""
+    """More remote instances than this would not make the base model's steps shorter."""
 
-    job: JobId
+    base_model: str
     most: int
 
 
 RolloutCommand = (
     Dispatch
     | AbortOn
-    | PullWeights
-    | DropVersion
+    | NeedVersion
+    | FreeVersion
+    | TurnOpened
+    | TurnClosed
     | AppendTokens
     | CompleteTurn
     | FailTurn

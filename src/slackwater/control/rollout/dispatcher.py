@@ -1,12 +1,6 @@
-"""Turns to instances: asks the routing policy, keeps the waiting line, and has versions pulled on demand."""
+"""Turns to instances: asks the routing policy, and keeps the waiting line."""
 
-from slackwater.control.rollout.commands import (
-    AbortOn,
-    Dispatch,
-    DropVersion,
-    PullWeights,
-    RolloutCommand,
-)
+from slackwater.control.rollout.commands import AbortOn, Dispatch, RolloutCommand
 from slackwater.control.rollout.homes import Homes
 from slackwater.control.rollout.instances import InstanceRecord, Instances
 from slackwater.control.rollout.live_turn import LiveTurn
@@ -28,20 +22,21 @@ class Dispatcher:
         self.attempts: dict[int, LiveTurn] = {}
         self.next_attempt = 1
         self.owners: set[TenantId] = set()
+        self.now_s = 0.0  # of the event that is being handled
         self.homes = Homes(instances, settings.home_lease_s, settings.remembered_trajectories)
 
     def place(
         self, turn: LiveTurn, now_s: float, out: list[RolloutCommand], *, first: bool = False
-    ) -> None:
-        """Send the turn where the policy says, or let it wait."""
+    ) -> bool:
+        """Send the turn where the policy says, or let it wait; whether it was sent."""
         need = self._need(turn)
         key = need_key(turn)
         placement = self._settings.routing.place(need, self._offered(turn, self._able(turn, key)))
         if placement.instance is not None:
             self._send(turn, self._instances.records[placement.instance], now_s, out)
-            return
+            return True
         self._wait(turn, need, placement, now_s, first)
-        self.demand(key, out)
+        return False
 
     def _wait(
         self, turn: LiveTurn, need: TurnNeed, placement: Destination, now_s: float, first: bool
@@ -108,7 +103,7 @@ class Dispatcher:
     @staticmethod
     def _can_run(turn: LiveTurn, record: InstanceRecord) -> bool:
         return (
-            record.serves(turn.spec.job)
+            record.serves(turn.spec.job, turn.spec.base_model)
             and record.version_for(turn) is not None
             and turn.context_tokens < record.spec.max_context_tokens
         )
@@ -150,35 +145,10 @@ class Dispatcher:
             record.load.in_flight -= 1
             record.load.waiting = min(record.load.waiting, record.load.in_flight)
             record.load.kv_load_tokens = max(record.load.kv_load_tokens - turn.sent_context, 0)
+            turn.device_s += record.clock.read(self.now_s, -1) - turn.device_clock_s
         turn.attempt = None
         turn.instance = None
         return record
-
-    def demand(self, key: NeedKey, out: list[RolloutCommand]) -> None:
-        """Have one more instance pull the version that turns wait for, one at a time per version."""
-        job, version, _ = key
-        without = self._instances.lacking(job, version)
-        if without:
-            chosen = min(without, key=lambda r: (r.load.in_flight, r.spec.instance))
-            self.pull(chosen, version, out)
-
-    def pull(self, record: InstanceRecord, version: str, out: list[RolloutCommand]) -> None:
-        """Let the instance get a version that it neither holds nor is getting."""
-        if version in record.versions or version in record.pulling:
-            return
-        record.pulling.add(version)
-        self._instances.changed()
-        out.append(PullWeights(record.spec.instance, version))
-
-    def drop_surplus(self, record: InstanceRecord, keep: str, out: list[RolloutCommand]) -> None:
-        """Free what the instance holds beyond its limit, least recently used first."""
-        while len(record.versions) > record.spec.max_versions:
-            victim = record.idle_version(keep)
-            if victim is None:
-                return
-            del record.versions[victim]
-            self._instances.changed()
-            out.append(DropVersion(record.spec.instance, victim))
 
     def _able(self, turn: LiveTurn, key: NeedKey) -> list[InstanceLoad]:
         eligible = self._instances.eligible(key)
@@ -210,12 +180,13 @@ class Dispatcher:
         assert version is not None, f"{turn.spec.turn} sent where its weights are not"
         attempt = AttemptId(self.next_attempt)
         self.next_attempt += 1
-        record.use(version)
         turn.attempt, turn.instance, turn.version = attempt, record.spec.instance, version
         turn.base_tokens = len(turn.tokens)
         turn.sent_context = turn.context_tokens
         turn.sent_s = now_s
+        turn.waits_s = turn.waited_s(now_s)
         turn.waiting_since_s = None
+        turn.device_clock_s = record.clock.read(now_s, 1)
         self.attempts[attempt] = turn
         record.attempts[attempt] = turn
         record.owners[turn.spec.owner] += 1

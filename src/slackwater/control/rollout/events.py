@@ -7,7 +7,7 @@ per turn that finished in it, before it reads the next.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slackwater.model.ids import InstanceId, JobId, TenantId, TurnId
+from slackwater.model.ids import InstanceId, TenantId, TurnId
 from slackwater.model.instance import InstanceSpec
 from slackwater.model.turn import AttemptId, FinishReason, TurnSpec
 
@@ -37,8 +37,8 @@ class InstanceJoined:
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceReady:
-    """The instance now holds `version`."""
+class VersionOffered:
+    """From the weight director: turns may run with `version` on the instance."""
 
     now_s: float
     instance: InstanceId
@@ -46,13 +46,21 @@ class InstanceReady:
 
 
 @dataclass(frozen=True, slots=True)
-class PullFailed:
-    """The instance could not get `version`."""
+class VersionRecalled:
+    """From the weight director: nothing more may start with `version` there."""
 
     now_s: float
     instance: InstanceId
     version: str
-    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceBlamed:
+    """From the weight director: the instance failed, or said something about a version that is not so."""
+
+    now_s: float
+    instance: InstanceId
+    what: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,28 +177,11 @@ class TimerFired:
 
 
 @dataclass(frozen=True, slots=True)
-class WeightsPublished:
-    """The job has new weights: every instance that may serve it pulls them at once."""
-
-    now_s: float
-    job: JobId
-    version: str
-
-
-@dataclass(frozen=True, slots=True)
-class WeightsRetired:
-    """No turn will ask for this version again."""
-
-    now_s: float
-    version: str
-
-
-@dataclass(frozen=True, slots=True)
 class StepBegan:
     """A training step starts: local engines are seeding, and `turns` responses are wanted."""
 
     now_s: float
-    job: JobId
+    base_model: str
     step: int
     turns: int
 
@@ -200,7 +191,7 @@ class TrainerWanted:
     """The trainer has work for devices on which local engines still seed."""
 
     now_s: float
-    job: JobId
+    base_model: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +199,7 @@ class TrainerWaits:
     """The trainer waits for responses, and says what it has trained on in this step so far."""
 
     now_s: float
-    job: JobId
+    base_model: str
     trained_tokens: int
     train_s: float
 
@@ -218,7 +209,7 @@ class StepEnded:
     """The trainer finished the step, and says where its time went."""
 
     now_s: float
-    job: JobId
+    base_model: str
     step: int
     trained_tokens: int
     train_s: float
@@ -238,8 +229,9 @@ RolloutEvent = (
     TurnSubmitted
     | TurnCancelled
     | InstanceJoined
-    | InstanceReady
-    | PullFailed
+    | VersionOffered
+    | VersionRecalled
+    | InstanceBlamed
     | TokensArrived
     | PromptScored
     | TurnEnded
@@ -250,8 +242,6 @@ RolloutEvent = (
     | InstanceLost
     | BudgetChanged
     | TimerFired
-    | WeightsPublished
-    | WeightsRetired
     | StepBegan
     | TrainerWaits
     | StepEnded

@@ -12,8 +12,24 @@ from slackwater.model.turn import AttemptId
 from slackwater.policy.rollout.instance_load import InstanceLoad
 
 
+class ShareClock:
+    """Runs at 1 / (turns on the engine): what it gains while a turn is there is the turn's share of the engine's time."""
+
+    __slots__ = ("_at_s", "_turns", "_value_s")
+
+    def __init__(self, now_s: float) -> None:
+        self._at_s, self._turns, self._value_s = now_s, 0, 0.0
+
+    def read(self, now_s: float, change: int) -> float:
+        """Its value now; from now on there are `change` turns more."""
+        if self._turns:
+            self._value_s += (now_s - self._at_s) / self._turns
+        self._at_s, self._turns = now_s, self._turns + change
+        return self._value_s
+
+
 class InstanceRecord:
-    """One instance from joining to gone. `versions` is ordered: least recently used first."""
+    """One instance from joining to gone. Turns may run with its `versions`; those that run with a `recalled` one may end."""
 
     def __init__(self, spec: InstanceSpec, now_s: float) -> None:
         self.spec = spec
@@ -25,8 +41,9 @@ class InstanceRecord:
             spec.max_context_tokens,
             spec.job,
         )
-        self.versions: dict[str, None] = {}
-        self.pulling: set[str] = set()
+        self.versions: set[str] = set()
+        self.recalled: set[str] = set()
+        self.clock = ShareClock(now_s)
         self.attempts: dict[AttemptId, LiveTurn] = {}
         self.owners: Counter[TenantId] = Counter()  # turns of each
         self.owned_tokens: Counter[TenantId] = Counter()  # their contexts, as they were sent
@@ -49,9 +66,7 @@ class InstanceRecord:
         """Where it stands between joining and gone."""
         if self.draining:
             return InstanceState.DRAINING
-        if self.versions:
-            return InstanceState.READY
-        return InstanceState.PULLING if self.pulling else InstanceState.JOINING
+        return InstanceState.READY if self.versions else InstanceState.JOINING
 
     @property
     def local(self) -> bool:
@@ -71,9 +86,14 @@ class InstanceRecord:
         )
         return load if has_less else load.less(share)
 
-    def serves(self, job: JobId) -> bool:
-        """Whether it is not lent to another job."""
-        return self.spec.job is None or self.spec.job == job
+    def serves(self, job: JobId, base_model: str) -> bool:
+        """Whether it can run the base model, and is not lent to another job."""
+        spec = self.spec
+        return spec.job in (None, job) and (not spec.base_model or spec.base_model == base_model)
+
+    def runs(self, base_model: str) -> bool:
+        """Whether it can run the base model."""
+        return not self.spec.base_model or self.spec.base_model == base_model
 
     def version_for(self, turn: LiveTurn) -> str | None:
         """The newest version it holds that the turn may use."""
@@ -81,15 +101,10 @@ class InstanceRecord:
             return turn.spec.version
         return next((v for v in turn.spec.also_versions if v in self.versions), None)
 
-    def use(self, version: str) -> None:
-        """Mark the version as just used."""
-        del self.versions[version]
-        self.versions[version] = None
-
-    def idle_version(self, keep: str) -> str | None:
-        """The least recently used version that nothing runs with."""
+    def freed(self) -> list[str]:
+        """Recalled versions that nothing runs with."""
         busy = {turn.version for turn in self.attempts.values()}
-        return next((v for v in self.versions if v != keep and v not in busy), None)
+        return sorted(self.recalled - busy)
 
 
 class Instances:
@@ -98,7 +113,7 @@ class Instances:
     def __init__(self) -> None:
         self.records: dict[InstanceId, InstanceRecord] = {}
         self._eligible: dict[NeedKey, list[InstanceLoad]] = {}
-        self._lacking: dict[tuple[JobId, str], list[InstanceRecord]] = {}
+        self.recalling: set[InstanceId] = set()
         self.shortest_context = 0
 
     def __iter__(self) -> Iterator[InstanceRecord]:
@@ -115,26 +130,26 @@ class Instances:
     def remove(self, instance: InstanceId) -> None:
         """It is gone."""
         del self.records[instance]
+        self.recalling.discard(instance)
         self.changed()
 
     def changed(self) -> None:
         """Membership, versions or states changed: forget what was derived from them."""
         self._eligible.clear()
-        self._lacking.clear()
         self.shortest_context = min((record.spec.max_context_tokens for record in self), default=0)
 
     def eligible(self, need: NeedKey) -> list[InstanceLoad]:
         """Accepting instances that hold a version the need allows and may serve its job, by id."""
         found = self._eligible.get(need)
         if found is None:
-            job, version, also = need
+            job, base_model, version, also = need
             wanted = {version, *also}
             found = sorted(
                 (
                     record.load
                     for record in self
                     if record.load.accepting
-                    and record.serves(job)
+                    and record.serves(job, base_model)
                     and not wanted.isdisjoint(record.versions)
                 ),
                 key=lambda load: load.instance,
@@ -142,20 +157,10 @@ class Instances:
             self._eligible[need] = found
         return found
 
-    def accepting_for(self, job: JobId) -> list[InstanceRecord]:
-        """Instances that live, do not leave, and may serve the job."""
+    def accepting_for(self, base_model: str) -> list[InstanceRecord]:
+        """Instances that live, do not leave, and can run the base model."""
         return [
             record
             for record in self
-            if record.serves(job) and not record.draining and not record.stalled
+            if record.runs(base_model) and not record.draining and not record.stalled
         ]
-
-    def lacking(self, job: JobId, version: str) -> list[InstanceRecord]:
-        """Who could pull the version for the job; nobody while one of them is pulling it."""
-        found = self._lacking.get((job, version))
-        if found is None:
-            able = self.accepting_for(job)
-            pulled = any(version in record.pulling for record in able)
-            found = [] if pulled else [r for r in able if version not in r.versions]
-            self._lacking[job, version] = found
-        return found

@@ -18,6 +18,8 @@ def check_books(books: Books) -> None:
         assert len(turn.tokens) == len(turn.logprobs) <= turn.limit, f"{name} over its budget"
         assert turn.topk is None or len(turn.topk) == len(turn.tokens)
         assert name in timed, f"{name} could wait for ever"
+    asked = Counter(turn.spec.version for turn in books.turns.values())
+    assert books.demand.counts() == asked, "the demand for versions is counted wrong"
     _check_attempts(books)
 
 
@@ -30,13 +32,15 @@ def _check_attempts(books: Books) -> None:
         assert record.owned_tokens.total() == sum(t.sent_context for t in record.attempts.values())
         assert +record.owners == Counter(turn.spec.owner for turn in record.attempts.values())
         assert 0 <= record.load.waiting <= record.load.in_flight
-        assert not record.pulling & set(record.versions)
+        assert not record.recalled & record.versions
+        assert not record.recalled or record.spec.instance in books.instances.recalling
         assert record.load.accepting <= (bool(record.versions) and not record.draining)
         for attempt, turn in record.attempts.items():
             assert dispatcher.attempts[attempt] is turn
             assert turn.attempt == attempt < dispatcher.next_attempt
             assert turn.instance == record.spec.instance
-            assert turn.version in record.versions, "runs on weights that are not there"
+            there = turn.version in record.versions or turn.version in record.recalled
+            assert there, "runs on weights that are not there"
             assert turn.version in (turn.spec.version, *turn.spec.also_versions)
             assert books.turns[turn.spec.turn] is turn
     assert held == len(dispatcher.attempts)

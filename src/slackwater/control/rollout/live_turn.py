@@ -24,6 +24,8 @@ class LiveTurn:
         "barren_losses",
         "base_tokens",
         "deadline_s",
+        "device_clock_s",
+        "device_s",
         "instance",
         "limit",
         "moves",
@@ -38,6 +40,7 @@ class LiveTurn:
         "topk",
         "version",
         "waiting_since_s",
+        "waits_s",
     )
 
     def __init__(self, spec: TurnSpec, deadline_s: float, sequence: int) -> None:
@@ -64,6 +67,9 @@ class LiveTurn:
         self.streamed_tokens = 0
         self.barren_losses = 0
         self.waiting_since_s: float | None = None
+        self.waits_s = 0.0  # before `waiting_since_s`
+        self.device_s = 0.0  # its share of its engines' time, without the present one's
+        self.device_clock_s = 0.0
 
     @property
     def tokens(self) -> "array[int]":
@@ -78,6 +84,12 @@ class LiveTurn:
         if self.settle is not None:
             self.settle()
         return self._logprobs
+
+    def waited_s(self, now_s: float) -> float:
+        """How long it has waited for an engine so far."""
+        return self.waits_s + (
+            0.0 if self.waiting_since_s is None else now_s - self.waiting_since_s
+        )
 
     @property
     def context_tokens(self) -> int:

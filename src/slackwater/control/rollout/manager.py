@@ -16,14 +16,13 @@ from slackwater.control.rollout.commands import RolloutCommand, SetTimer
 from slackwater.control.rollout.events import (
     BudgetChanged,
     DrainAsked,
+    InstanceBlamed,
     InstanceHeartbeat,
     InstanceJoined,
     InstanceLost,
     InstanceNotice,
-    InstanceReady,
     OwnersNamed,
     PromptScored,
-    PullFailed,
     RolloutEvent,
     StepBegan,
     StepEnded,
@@ -35,8 +34,8 @@ from slackwater.control.rollout.events import (
     TurnEnded,
     TurnRefused,
     TurnSubmitted,
-    WeightsPublished,
-    WeightsRetired,
+    VersionOffered,
+    VersionRecalled,
 )
 from slackwater.control.rollout.integrity import check_books
 from slackwater.control.rollout.live_turn import LiveTurn
@@ -67,15 +66,14 @@ class RolloutManager:
             TurnEnded: self._ownership.turn_ended,
             TurnRefused: self._ownership.turn_refused,
             InstanceJoined: self._membership.joined,
-            InstanceReady: self._ready,
-            PullFailed: self._membership.pull_failed,
+            VersionOffered: self._offered,
+            VersionRecalled: self._membership.recalled,
+            InstanceBlamed: self._membership.blamed,
             InstanceHeartbeat: self._membership.heartbeat,
             InstanceNotice: self._membership.notice,
             DrainAsked: self._membership.drain_asked,
             InstanceLost: self._membership.lost,
             BudgetChanged: self._membership.budget_changed,
-            WeightsPublished: self._membership.published,
-            WeightsRetired: self._membership.retired,
             TimerFired: self._timer,
             StepBegan: self._seeding.began,
             TrainerWanted: self._seeding.trainer_wanted,
@@ -87,8 +85,11 @@ class RolloutManager:
     def handle(self, event: RolloutEvent) -> Sequence[RolloutCommand]:
         """Take one event; return what the body must do, in order."""
         out: Out = []
+        self.books.dispatcher.now_s = event.now_s
         self._handlers[type(event)](event, out)
         self._seeding.settle(event.now_s, out)
+        if self.books.instances.recalling:
+            self._membership.settle(out)
         if not self._watching and (self.books.turns or len(self.books.instances)):
             self._watching = True
             out.append(SetTimer(WATCH, event.now_s + self.books.settings.watch_every_s))
@@ -101,8 +102,9 @@ class RolloutManager:
         limit_s = event.now_s + books.settings.turn_timeout_s
         deadline_s = limit_s if spec.deadline_s is None else min(spec.deadline_s, limit_s)
         turn = LiveTurn(spec, deadline_s, books.counters.submitted)
-        books.open(turn)
-        longest = max((record.spec.max_context_tokens for record in books.instances), default=None)
+        books.open(turn, out)
+        able = [r for r in books.instances if r.serves(spec.job, spec.base_model)]
+        longest = max((record.spec.max_context_tokens for record in able), default=None)
         if longest is not None and turn.context_tokens >= longest:
             error = f"prompt: {turn.context_tokens} tokens leave no room in a context of {longest}"
             books.fail(turn, error, event.now_s, out)
@@ -113,8 +115,8 @@ class RolloutManager:
         del out
         self.books.dispatcher.owners |= set(event.owners)
 
-    def _ready(self, event: InstanceReady, out: Out) -> None:
-        self._membership.ready(event, out)
+    def _offered(self, event: VersionOffered, out: Out) -> None:
+        self._membership.offered(event, out)
         self._seeding.reconsider(event.now_s, out)
 
     def _cancelled(self, event: TurnCancelled, out: Out) -> None:

@@ -1,18 +1,17 @@
-"""Instances that join, pull, work, drain and go; leases, stalls and faults."""
+"""Instances that join, work, drain and go; leases, stalls and faults. What they hold is the weight director's word."""
 
 from slackwater.control.rollout.books import Books, Out
-from slackwater.control.rollout.commands import DropVersion, ReleaseInstance
+from slackwater.control.rollout.commands import FreeVersion, ReleaseInstance
 from slackwater.control.rollout.events import (
     BudgetChanged,
     DrainAsked,
+    InstanceBlamed,
     InstanceHeartbeat,
     InstanceJoined,
     InstanceLost,
     InstanceNotice,
-    InstanceReady,
-    PullFailed,
-    WeightsPublished,
-    WeightsRetired,
+    VersionOffered,
+    VersionRecalled,
 )
 from slackwater.control.rollout.instances import InstanceRecord
 from slackwater.model.instance import InstanceKind
@@ -25,57 +24,50 @@ class Membership:
         self._books = books
 
     def joined(self, event: InstanceJoined, out: Out) -> None:
-        """Take it in and let it pull what is wanted now, else the newest weights."""
+        """Take it in; it works once it is offered with a version."""
         books, spec = self._books, event.spec
         if spec.instance in books.instances.records:
             self.gone(books.instances.records[spec.instance], "joined again", event.now_s, out)
-        record = InstanceRecord(spec, event.now_s)
-        books.instances.add(record)
-        wanted = dict.fromkeys(
-            version for job, version, _ in books.dispatcher.line.needs() if record.serves(job)
-        )
-        newest = [version for job, version in books.published.items() if spec.job in (None, job)]
-        for version in [*wanted, *newest[-1:]][: spec.max_versions]:
-            books.dispatcher.pull(record, version, out)
+        books.instances.add(InstanceRecord(spec, event.now_s))
 
-    def ready(self, event: InstanceReady, out: Out) -> None:
-        """It holds a version that it was asked to pull."""
+    def offered(self, event: VersionOffered, out: Out) -> None:
+        """Turns may run with the version there from now on."""
         record = self._heard(event, out)
         if record is None:
             return
-        if event.version not in record.pulling:
-            self.fault(record, f"version {event.version} that was not asked for", event.now_s, out)
-            return
-        record.pulling.discard(event.version)
-        record.versions[event.version] = None
+        record.recalled.discard(event.version)
+        record.versions.add(event.version)
         record.progress_s = event.now_s
-        self._books.dispatcher.drop_surplus(record, event.version, out)
         self._books.room_changed(record, event.now_s, out)
 
-    def pull_failed(self, event: PullFailed, out: Out) -> None:
-        """Report it; the watch asks again for what is still wanted."""
-        record = self._heard(event, out)
-        if record is not None and event.version in record.pulling:
-            record.pulling.discard(event.version)
-            self._books.instances.changed()
-            self.fault(record, f"pull of {event.version} failed: {event.error}", event.now_s, out)
-
-    def published(self, event: WeightsPublished, out: Out) -> None:
-        """Every instance that may serve the job pulls the new version."""
-        self._books.published.pop(event.job, None)
-        self._books.published[event.job] = event.version
-        for record in self._books.instances.accepting_for(event.job):
-            self._books.dispatcher.pull(record, event.version, out)
-
-    def retired(self, event: WeightsRetired, out: Out) -> None:
-        """Free it wherever nothing runs with it."""
-        for record in self._books.instances:
-            busy = any(turn.version == event.version for turn in record.attempts.values())
-            if event.version in record.versions and not busy:
-                del record.versions[event.version]
-                record.refresh()
-                out.append(DropVersion(record.spec.instance, event.version))
+    def recalled(self, event: VersionRecalled, out: Out) -> None:
+        """Nothing more starts with the version there; `settle` says when what runs with it has ended."""
+        record = self._books.instances.records.get(event.instance)
+        if record is None or event.version not in record.versions:
+            return
+        record.versions.discard(event.version)
+        record.recalled.add(event.version)
+        self._books.instances.recalling.add(event.instance)
+        record.refresh()
         self._books.instances.changed()
+        self._unbind(record, event.now_s, out)
+
+    def settle(self, out: Out) -> None:
+        """After every event: recalled versions that nothing runs with are free."""
+        fleet = self._books.instances
+        for instance in sorted(fleet.recalling):
+            record = fleet.records[instance]
+            for version in record.freed():
+                record.recalled.discard(version)
+                out.append(FreeVersion(instance, version))
+            if not record.recalled:
+                fleet.recalling.discard(instance)
+
+    def blamed(self, event: InstanceBlamed, out: Out) -> None:
+        """The weight director found it at fault."""
+        record = self._heard(event, out)
+        if record is not None:
+            self.fault(record, event.what, event.now_s, out)
 
     def heartbeat(self, event: InstanceHeartbeat, out: Out) -> None:
         """Renew the lease and learn the load."""
@@ -177,6 +169,7 @@ class Membership:
         for turn in list(record.attempts.values()):
             books.dispatcher.attempts.pop(turn.attempt or 0)
             turn.attempt = turn.instance = None
+            turn.device_s += record.clock.read(now_s, -1) - turn.device_clock_s
             turn.moves += 1
             turn.barren_losses += len(turn.tokens) == turn.base_tokens
         for turn in list(record.attempts.values()):
@@ -234,8 +227,8 @@ class Membership:
                     self.fault(record, why, now_s, out)
             else:
                 self.release_if_empty(record, "drained", out)
-        for key in self._books.dispatcher.line.needs():
-            self._books.dispatcher.demand(key, out)
+        for turn in self._books.dispatcher.line.heads():
+            self._books.demand.waits(turn, out)
 
     def _stall(self, record: InstanceRecord, why: str, now_s: float, out: Out) -> None:
         """Give it nothing until it is heard to go on, and move what it has."""
@@ -248,7 +241,7 @@ class Membership:
 
     def _heard(
         self,
-        event: InstanceReady | PullFailed | InstanceHeartbeat | InstanceNotice | BudgetChanged,
+        event: VersionOffered | InstanceBlamed | InstanceHeartbeat | InstanceNotice | BudgetChanged,
         out: Out,
     ) -> InstanceRecord | None:
         """The record, with its lease renewed; one that is not in the books is told to go."""

@@ -7,13 +7,13 @@ from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.model.ids import InstanceId, JobId, TenantId, TurnId
 
 # Turns with equal needs can run on the same instances: if the first finds no room, none does.
-NeedKey = tuple[JobId, str, tuple[str, ...]]
+NeedKey = tuple[JobId, str, str, tuple[str, ...]]
 
 
 def need_key(turn: LiveTurn) -> NeedKey:
-    """Job, version and older versions allowed: what decides which instances are eligible."""
+    """Job, base model, version and older versions allowed: what decides which instances are eligible."""
     spec = turn.spec
-    return (spec.job, spec.version, tuple(spec.also_versions))
+    return (spec.job, spec.base_model, spec.version, tuple(spec.also_versions))
 
 
 class WaitingLine:
@@ -83,10 +83,6 @@ class WaitingLine:
         """The first of every owner's need."""
         for line in self._by_need.values():
             yield next(iter(line.values()))
-
-    def needs(self) -> list[NeedKey]:
-        """What is waited for."""
-        return list(dict.fromkeys(need for need, _ in self._by_need))
 
     def bound_to(self, instance: InstanceId) -> list[LiveTurn]:
         """Those that wait for this instance alone; it is gone, so they must choose again."""

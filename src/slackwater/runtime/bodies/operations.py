@@ -5,13 +5,12 @@ The controller decides everything else.
 """
 
 import asyncio
-import dataclasses
 import logging
 import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +28,11 @@ from slackwater.model.errors import (
     SlackwaterError,
     UnavailableError,
 )
-from slackwater.model.ids import ModelId, RequestId, TenantId, WorkerId
+from slackwater.model.ids import JobId, ModelId, RequestId, SessionId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OpKind
 from slackwater.model.session import TrainedModel
-from slackwater.runtime.bodies.lent_trainers import LentTrainers
 from slackwater.runtime.bodies.timers import Timers
+from slackwater.runtime.bodies.trainer_devices import TrainerDevices
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.store import operation_log as log
@@ -67,7 +66,8 @@ class OperationsParts:
     state: StateDirectory
     bases: BaseModels
     background: Background
-    lent: LentTrainers
+    devices: TrainerDevices
+    job_of: Callable[[SessionId], JobId]
 
 
 class OperationsBody:
@@ -98,6 +98,7 @@ class OperationsBody:
         self._max_payload_bytes = max_payload_bytes
         self._operations: dict[RequestId, Operation] = {}
         self._stepping: set[WorkerId] = set()
+        self._accepted_s: dict[RequestId, float] = {}
 
     # ---- for the service ----
     async def adopt(self) -> None:
@@ -114,11 +115,16 @@ class OperationsBody:
 
         for model, event in await self._parts.store.call(read):
             self._models[model.model] = model
-            for record in event.records:
+            job = self._parts.job_of(model.session)
+            records = tuple(
+                replace(record, operation=replace(record.operation, job=job))
+                for record in event.records
+            )
+            for record in records:
                 if record.status == "waiting":
                     self._operations[record.operation.request] = record.operation
                     self._parts.board.expect(record.operation.request, model.tenant)
-            self._feed(dataclasses.replace(event, now_s=_now_s()))
+            self._feed(replace(event, now_s=_now_s(), records=records))
 
     def model(self, tenant: TenantId, model: ModelId) -> TrainedModel:
         """One of the tenant's models."""
@@ -152,7 +158,7 @@ class OperationsBody:
 
     async def create(self, model: TrainedModel, user_metadata: Any) -> RequestId:
         """Open a model; the same again gives the same request."""
-        operation = _operation(model.model, 0, OpKind.CREATE)
+        operation = self._operation(model, 0, OpKind.CREATE)
         payload = repr((model.base_model, model.lora, model.seed)).encode()
         new = log.Submission(operation, model.tenant, payload, time.time())
 
@@ -170,7 +176,7 @@ class OperationsBody:
         self, model: TrainedModel, seq: int, kind: OpKind, payload: bytes, *, strict: bool = True
     ) -> RequestId:
         """Take an operation; the same number again gives the same request."""
-        operation = _operation(model.model, seq, kind)
+        operation = self._operation(model, seq, kind)
         new = log.Submission(operation, model.tenant, payload, time.time(), strict)
         self._controller.check_number(model.model, seq)
         self._controller.check_room(model.model)
@@ -191,7 +197,7 @@ class OperationsBody:
 
     async def reject(self, model: TrainedModel, seq: int, kind: OpKind, reason: str) -> None:
         """A submission was refused: its number is used up, durably, if it could have been accepted."""
-        operation = _operation(model.model, seq, kind)
+        operation = self._operation(model, seq, kind)
         new = log.Submission(operation, model.tenant, b"", time.time(), strict=False)
         try:
             self._controller.check_number(model.model, seq)
@@ -210,9 +216,14 @@ class OperationsBody:
         await self._parts.store.call(lambda c: c.execute(closing) and None)
         await asyncio.to_thread(remove_folder, self._parts.state.snapshots(model))
 
+    def _operation(self, model: TrainedModel, seq: int, kind: OpKind) -> Operation:
+        request = RequestId(f"op-{secrets.token_hex(12)}")
+        return Operation(request, model.model, seq, kind, self._parts.job_of(model.session))
+
     def _accepted(self, operation: Operation, payload: bytes, tenant: TenantId) -> None:
         self._payloads[operation.request] = payload
         self._payload_bytes[tenant] += len(payload)
+        self._accepted_s[operation.request] = _now_s()
         self._operations[operation.request] = operation
         self._parts.board.expect(operation.request, tenant)
         self._feed(on.OpSubmitted(_now_s(), operation, tenant))
@@ -224,7 +235,7 @@ class OperationsBody:
     def trainer_lost(self, worker: WorkerId, reason: str) -> None:
         self._stepping.discard(worker)
         self._feed(on.TrainerLost(_now_s(), worker, reason))
-        self._parts.lent.trainer_lost(worker)
+        self._parts.devices.trainer_lost(worker)
 
     def trainer_said(self, worker: WorkerId, message: messages.FromWorker) -> None:
         match message:
@@ -232,12 +243,12 @@ class OperationsBody:
                 stepped = worker in self._stepping
                 self._stepping.discard(worker)
                 self._feed(on.TicketDone(_now_s(), worker, op, elapsed_s), result)
-                self._parts.lent.done(worker, elapsed_s, ends_step=stepped)
+                self._parts.devices.done(worker, elapsed_s, ends_step=stepped)
             case messages.OpFailed(op, error, owner, state_lost):
                 owned = FaultOwner(owner)
                 self._stepping.discard(worker)
                 self._feed(on.TicketFailed(_now_s(), worker, op, error, owned, state_lost))
-                self._parts.lent.done(worker)
+                self._parts.devices.done(worker)
 
     def close(self) -> None:
         self._timers.cancel_all()
@@ -254,7 +265,7 @@ class OperationsBody:
         for command in commands:
             match command:
                 case do.RunOp():
-                    self._parts.lent.want(command.worker)
+                    self._parts.devices.want(command.worker)
                     spawn(self._run(command))
                 case do.RestoreState(worker, ticket, model, seq):
                     saved = self._snapshot(model, seq)
@@ -285,21 +296,25 @@ class OperationsBody:
         except SlackwaterError as error:  # the model was closed, or its base is no longer served
             user, now_s = FaultOwner.USER, _now_s()
             failed = on.TicketFailed(now_s, command.worker, command.ticket, str(error), user, False)
-            self._parts.lent.unwant(command.worker)
+            self._parts.devices.unwant(command.worker)
             self._feed(failed)
             return
         if op.kind is OpKind.OPTIM_STEP and not command.replay:
             self._stepping.add(command.worker)
-        await self._send(command.worker, message)
+        await self._send(command.worker, message, self._accepted_s.pop(op.request, None))
 
     def _hand(self, worker: WorkerId, message: messages.TrainerOp) -> None:
-        self._parts.lent.want(worker)
+        self._parts.devices.want(worker)
         self._parts.background.spawn(self._send(worker, message))
 
-    async def _send(self, worker: WorkerId, message: messages.TrainerOp) -> None:
-        """Once the trainer has its devices; local engines may hold them."""
+    async def _send(
+        self, worker: WorkerId, message: messages.TrainerOp, since_s: float | None = None
+    ) -> None:
+        """Once the trainer has its devices; local engines may hold them. The work is on its job's account."""
         model = self._models.get(ModelId(message.model))
-        if await self._parts.lent.take(worker, None if model is None else model.base_model):
+        base_model = None if model is None else model.base_model
+        job = None if model is None else self._parts.job_of(model.session)
+        if await self._parts.devices.take(worker, base_model, job, since_s):
             self._parts.hub.send(worker, message)
 
     def _snapshot(self, model: ModelId, seq: int) -> str:
@@ -379,6 +394,7 @@ class OperationsBody:
     async def _fail(self, request: RequestId, error: str, owner: FaultOwner) -> None:
         operation = self._operations.pop(request)
         self._drop_payload(request)
+        self._accepted_s.pop(request, None)
         logger.info("operation failed request=%s kind=%s error=%s", request, operation.kind, error)
         outcome = Outcome(operation.kind, None, error, owner)
         await self._parts.store.call(
@@ -394,10 +410,6 @@ class OperationsBody:
 def version_of(model: ModelId, seq: int) -> str:
     """The weight version that the operation `seq` of a model publishes."""
     return f"{model}@{seq}"
-
-
-def _operation(model: ModelId, seq: int, kind: OpKind) -> Operation:
-    return Operation(RequestId(f"op-{secrets.token_hex(12)}"), model, seq, kind)
 
 
 def _now_s() -> float:

@@ -1,22 +1,30 @@
-"""Turns, live: the rollout manager's commands become messages to engines, their frames its events."""
+"""Turns and versions, live: the brain's commands become messages to engines, their frames its events."""
 
 import asyncio
 import dataclasses
 import logging
 from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 import numpy as np
 
+from slackwater.control.brain import BrainCommand, BrainEvent
 from slackwater.control.controller import Controller
+from slackwater.control.jobs import commands as job_do
+from slackwater.control.jobs.events import JobAnswered
 from slackwater.control.rollout import commands as do
 from slackwater.control.rollout import events as on
+from slackwater.control.steps import commands as step_do
+from slackwater.control.steps.events import LocalEngineUp, StepTimerFired
+from slackwater.control.weights import commands as weight_do
+from slackwater.control.weights import events as of_weight
 from slackwater.model.ids import InstanceId, JobId, TenantId, TurnId, WorkerId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.model.turn import AttemptId, FinishReason, TurnSpec
-from slackwater.runtime.bodies.lent_trainers import LentTrainers
 from slackwater.runtime.bodies.timers import Timers
+from slackwater.runtime.bodies.trainer_devices import TrainerDevices
 from slackwater.runtime.bodies.trajectory_index import TrajectoryIndex
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.wire import messages
@@ -38,23 +46,27 @@ class TurnListener(Protocol):
 
 
 class RolloutBody:
-    """One rollout manager, all engines."""
+    """One brain, all engines. `release` ends an engine's process, `delete` a version in the store."""
 
     def __init__(
         self,
         hub: WorkerHub,
-        manager: Controller[on.RolloutEvent, do.RolloutCommand],
+        brain: Controller[BrainEvent, BrainCommand],
         release: Callable[[WorkerId], None],
+        delete: Callable[[str], None] = lambda version: None,
     ) -> None:
         self._hub = hub
-        self._manager = manager
+        self._brain = brain
         self._release = release
-        self._timers = Timers(lambda name: self._feed(on.TimerFired(_now_s(), name)))
+        self._delete = delete
+        self._timers = Timers(lambda name: self.feed(on.TimerFired(_now_s(), name)))
+        self._step_timers = Timers(lambda name: self.feed(StepTimerFired(_now_s(), name)))
+        self._inbox: deque[BrainEvent] = deque()
+        self._feeding = False
         self._listeners: dict[TurnId, TurnListener] = {}
         self._specs: dict[TurnId, TurnSpec] = {}
         self._trajectories = TrajectoryIndex()
-        self.lent = LentTrainers(self._feed, self._join)
-        self._pulled: dict[WorkerId, set[str]] = {}
+        self.devices = TrainerDevices(self.feed)
         self.gauges: dict[WorkerId, dict[str, float]] = {}
         self._topk: dict[WorkerId, list[list[tuple[int, float]]]] = {}
 
@@ -66,33 +78,47 @@ class RolloutBody:
             spec = dataclasses.replace(spec, trajectory=known)
         self._listeners[spec.turn] = listener
         self._specs[spec.turn] = spec
-        self._feed(on.TurnSubmitted(_now_s(), spec))
-        self.lent.turn_submitted(spec.job)
+        self.feed(on.TurnSubmitted(_now_s(), spec))
 
     def cancel(self, turn: TurnId) -> None:
         """The client does not want it any more; its listener hears nothing more."""
         if self._listeners.pop(turn, None) is not None:
-            self.lent.turn_ended(self._specs.pop(turn).job, 0)
-            self._feed(on.TurnCancelled(_now_s(), turn))
+            del self._specs[turn]
+            self.feed(on.TurnCancelled(_now_s(), turn))
 
     def name_owners(self, tenants: Sequence[str]) -> None:
         """Whose turns may come."""
-        self._feed(on.OwnersNamed(_now_s(), tuple(TenantId(name) for name in tenants)))
+        self.feed(on.OwnersNamed(_now_s(), tuple(TenantId(name) for name in tenants)))
 
-    def published(self, job: str, version: str) -> None:
-        self._feed(on.WeightsPublished(_now_s(), JobId(job), version))
+    def published(
+        self,
+        version: str,
+        base_model: str,
+        job: JobId | None = None,
+        *,
+        line: str = "",
+        adapter: bool = False,
+        sampled: bool = True,
+    ) -> None:
+        """A version can be pulled; see `WeightsPublished`."""
+        self.feed(
+            of_weight.WeightsPublished(
+                _now_s(), job, version, base_model, line=line, adapter=adapter, sampled=sampled
+            )
+        )
 
     def retired(self, version: str) -> None:
-        self._feed(on.WeightsRetired(_now_s(), version))
+        """Nothing names the version any more; it is deleted when nobody needs it."""
+        self.feed(of_weight.WeightsRetired(_now_s(), version))
 
     def notice(self, instance: InstanceId, leaves_in_s: float) -> None:
         """It will be taken away: its turns move now."""
         now_s = _now_s()
-        self._feed(on.InstanceNotice(now_s, instance, now_s + leaves_in_s))
+        self.feed(on.InstanceNotice(now_s, instance, now_s + leaves_in_s))
 
     def drain(self, instance: InstanceId, move_turns: bool) -> None:
         """It takes no more turns, and is released once it has none."""
-        self._feed(on.DrainAsked(_now_s(), instance, move_turns))
+        self.feed(on.DrainAsked(_now_s(), instance, move_turns))
 
     def live(self) -> int:
         """How many turns are under way."""
@@ -100,16 +126,10 @@ class RolloutBody:
 
     def close(self) -> None:
         self._timers.cancel_all()
-        self.lent.close()
+        self._step_timers.cancel_all()
 
     # ---- for the hub ----
     def engine_joined(self, worker: WorkerId, facts: messages.EngineFacts) -> None:
-        if InstanceKind(facts.kind) is InstanceKind.LOCAL:
-            self.lent.engine_joined(worker, facts)
-        else:
-            self._join(worker, facts)
-
-    def _join(self, worker: WorkerId, facts: messages.EngineFacts) -> None:
         spec = InstanceSpec(
             instance=InstanceId(worker),
             kind=InstanceKind(facts.kind),
@@ -118,44 +138,42 @@ class RolloutBody:
             kv_tokens=facts.kv_tokens,
             max_versions=facts.max_versions,
             exact_continuation=facts.exact_continuation,
-            job=JobId(facts.base_model),
+            base_model=facts.base_model,
+            max_adapters=facts.max_adapters,
         )
-        self._feed(on.InstanceJoined(_now_s(), spec))
+        local = spec.kind is InstanceKind.LOCAL
+        self.feed(LocalEngineUp(_now_s(), spec) if local else on.InstanceJoined(_now_s(), spec))
 
     def engine_lost(self, worker: WorkerId, reason: str) -> None:
         self._topk.pop(worker, None)
         self.gauges.pop(worker, None)
-        self._pulled.pop(worker, None)
-        self.lent.engine_lost(worker)
-        self._feed(on.InstanceLost(_now_s(), InstanceId(worker), reason))
+        self.feed(on.InstanceLost(_now_s(), InstanceId(worker), reason))
 
     def engine_said(self, worker: WorkerId, frame: Frame) -> None:
         """One frame; token frames go the short way."""
-        if self.lent.keeps(worker):
-            return  # of turns that have moved on
         now_s, instance = _now_s(), InstanceId(worker)
         if frame.kind is FrameKind.TOKENS:
-            self._feed(self._tokens(now_s, worker, decode_tokens(frame.body)))
+            self.feed(self._tokens(now_s, worker, decode_tokens(frame.body)))
             return
         match messages.decode_from_worker(frame.body):
             case messages.Ended(request, reason, total_tokens, version):
                 attempt, why = AttemptId(request), FinishReason(reason)
-                self._feed(on.TurnEnded(now_s, instance, attempt, why, total_tokens, version))
+                self.feed(on.TurnEnded(now_s, instance, attempt, why, total_tokens, version))
             case messages.GenerateRefused(request, error, at_fault):
                 attempt = AttemptId(request)
-                self._feed(on.TurnRefused(now_s, instance, attempt, error, at_fault))
+                self.feed(on.TurnRefused(now_s, instance, attempt, error, at_fault))
             case messages.PromptScores(request, logprobs, topk):
                 attempt = AttemptId(request)
-                self._feed(on.PromptScored(now_s, instance, attempt, logprobs, topk))
+                self.feed(on.PromptScored(now_s, instance, attempt, logprobs, topk))
             case messages.SampledTopK(rows):
                 self._topk[worker] = rows
             case messages.VersionReady(version):
-                self._feed(on.InstanceReady(now_s, instance, version))
+                self.feed(of_weight.InstanceReady(now_s, instance, version))
             case messages.VersionFailed(version, error):
-                self._feed(on.PullFailed(now_s, instance, version, error))
+                self.feed(of_weight.PullFailed(now_s, instance, version, error))
             case messages.Heartbeat(gauges):
                 self.gauges[worker] = gauges
-                self._feed(_heartbeat(now_s, instance, gauges))
+                self.feed(_heartbeat(now_s, instance, gauges))
             case other:
                 logger.warning("not from an engine message=%s", type(other).__name__)
 
@@ -171,41 +189,58 @@ class RolloutBody:
         )
 
     # ---- commands ----
-    def _feed(self, event: on.RolloutEvent) -> None:
-        for command in self._manager.handle(event):
-            self._apply(command)
+    def feed(self, event: BrainEvent) -> None:
+        """Tell the brain and do what it says; events that follow from that wait their turn."""
+        self._inbox.append(event)
+        if self._feeding:
+            return
+        self._feeding = True
+        try:
+            while self._inbox:
+                for command in self._brain.handle(self._inbox.popleft()):
+                    self._apply(command)
+        finally:
+            self._feeding = False
 
-    def _apply(self, command: do.RolloutCommand) -> None:
+    def _apply(self, command: BrainCommand) -> None:
         match command:
             case do.AppendTokens() | do.CompleteTurn() | do.FailTurn():
                 self._tell(command)
             case do.SetTimer(name, at_s):
                 self._timers.set(name, at_s)
+            case do.Dispatch() | do.AbortOn() | weight_do.PullWeights() | weight_do.DropVersion():
+                self._hub.send(WorkerId(command.instance), _message(command))
             case do.ReleaseInstance(instance, reason):
-                self._let_go(WorkerId(instance), reason)
+                logger.warning("engine released instance=%s reason=%s", instance, reason)
+                self._release(WorkerId(instance))
             case do.ReportFault(instance, what):
                 logger.warning("engine fault instance=%s what=%s", instance, what)
-            case do.EndSeeding(job, reason):
-                self.lent.end_seeding(job, reason)
-            case do.ResumeSeeding(job, reason):
-                self.lent.resume_seeding(job, reason)
-            case do.LimitInstances(job, most):
-                logger.info("more instances would not help job=%s most=%d", job, most)
+            case do.EndSeeding(base_model, reason):
+                logger.info("seeding ended base_model=%s reason=%s", base_model, reason)
+            case do.ResumeSeeding(base_model, reason):
+                logger.info("seeding resumed base_model=%s reason=%s", base_model, reason)
+            case do.LimitInstances(base_model, most):
+                logger.info("more would not help base_model=%s most=%d", base_model, most)
             case _:
-                worker = WorkerId(command.instance)
-                if isinstance(command, do.PullWeights) and self.lent.has(worker):
-                    self._pulled.setdefault(worker, set()).add(command.version)
-                self._hub.send(worker, _message(command))
+                self._apply_rare(command)
 
-    def _let_go(self, worker: WorkerId, reason: str) -> None:
-        """A local engine rests with no weights but its base's; any other ends."""
-        self.lent.released(worker)
-        if not self.lent.has(worker):
-            logger.warning("engine released instance=%s reason=%s", worker, reason)
-            self._release(worker)
-            return
-        for version in self._pulled.pop(worker, ()):
-            self._hub.send(worker, messages.DropVersion(version))
+    def _apply_rare(self, command: BrainCommand) -> None:
+        match command:
+            case step_do.StartEngine(spec):
+                self.feed(on.InstanceJoined(_now_s(), spec))
+            case step_do.RestEngine(instance, reason):
+                logger.info("engine rests instance=%s reason=%s", instance, reason)
+            case step_do.GrantDevices(trainer):
+                self.devices.granted(trainer)
+            case step_do.SetStepTimer(name, at_s):
+                self._step_timers.set(name, at_s)
+            case weight_do.DeleteVersion(version):
+                self._delete(version)
+            case job_do.PlaceJob(job):
+                # Every job shares the service's engines and trainers.
+                self.feed(JobAnswered(_now_s(), job, "placed", "shares what the service has"))
+            case _:
+                logger.error("a command that nobody carries out: %s", type(command).__name__)
 
     def _tell(self, command: do.AppendTokens | do.CompleteTurn | do.FailTurn) -> None:
         if isinstance(command, do.AppendTokens):
@@ -217,7 +252,6 @@ class RolloutBody:
             return
         spec = self._specs.pop(command.turn)
         tokens = command.tokens if isinstance(command, do.CompleteTurn) else ()
-        self.lent.turn_ended(spec.job, len(tokens))
         if isinstance(command, do.CompleteTurn):
             self._trajectories.ended(spec.version, spec.prompt, tokens, spec.trajectory)
             listener.completed(command)
@@ -226,7 +260,7 @@ class RolloutBody:
 
 
 def _message(
-    command: do.Dispatch | do.AbortOn | do.PullWeights | do.DropVersion,
+    command: do.Dispatch | do.AbortOn | weight_do.PullWeights | weight_do.DropVersion,
 ) -> messages.Message:
     match command:
         case do.Dispatch():
@@ -240,9 +274,9 @@ def _message(
             )
         case do.AbortOn(_, attempt):
             return messages.Abort(attempt)
-        case do.PullWeights(_, version):
+        case weight_do.PullWeights(_, version):
             return messages.PullVersion(version)
-        case do.DropVersion(_, version):
+        case weight_do.DropVersion(_, version):
             return messages.DropVersion(version)
 
 

@@ -15,6 +15,7 @@ from slackwater.model.ids import SamplingSessionId, SessionId
 from slackwater.model.session import SamplingSession, TrainedModel
 from slackwater.runtime.bodies.operations import OperationsBody
 from slackwater.runtime.bodies.rollout import RolloutBody
+from slackwater.runtime.services.jobs import Jobs
 from slackwater.runtime.services.sampling import SamplingService
 from slackwater.runtime.services.sessions import Sessions
 from slackwater.runtime.settings import ServiceSettings
@@ -50,6 +51,7 @@ class Household:
     sampling: SamplingService
     operations: OperationsBody
     rollout: RolloutBody
+    jobs: Jobs
     end_session: Callable[[SessionId, dict[str, Any], str], Awaitable[None]]
 
 
@@ -73,6 +75,7 @@ class Housekeeping:
                     session, {"type": "cancelled", "detail": "no heartbeat"}, reason
                 )
             await self._expire()
+            await self._house.jobs.save()
             try:
                 async with asyncio.timeout(_EVERY_S):
                     await self._stopping.wait()
@@ -159,11 +162,13 @@ class Housekeeping:
             )
             return set(held.scalars())
 
+        held = await asyncio.to_thread(self._house.shelf.versions)
         named = await self._house.store.call(read)
         named |= {session.version for session in self._house.sampling.sessions()}
         named |= self._house.operations.versions_under_way()
-        for version in await asyncio.to_thread(self._house.shelf.retain, named):
-            self._house.rollout.retired(version)
+        for version in held:
+            if version not in named:
+                self._house.rollout.retired(version)
 
 
 def _size_or_0(path: Path) -> int:

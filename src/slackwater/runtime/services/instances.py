@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slackwater.control.rollout.instances import InstanceRecord, Instances
+from slackwater.control.brain import Brain
+from slackwater.control.rollout.instances import InstanceRecord
 from slackwater.model.errors import NotFoundError
 from slackwater.model.ids import InstanceId, WorkerId
+from slackwater.model.instance import InstanceState
 from slackwater.model.spot_trace import SpotEvent
 from slackwater.runtime.bodies.rollout import RolloutBody
 from slackwater.runtime.launch.children import Children
@@ -55,12 +57,13 @@ class InstanceService:
     def __init__(
         self,
         premises: Premises,
-        fleet: Instances,
+        brain: Brain,
         rollout: RolloutBody,
         supervisor: Supervisor,
     ) -> None:
         self._premises = premises
-        self._fleet = fleet
+        self._brain = brain
+        self._fleet = brain.rollout.books.instances
         self._rollout = rollout
         self._supervisor = supervisor
         self._wishes: dict[InstanceId, InstanceWish] = {}
@@ -129,9 +132,10 @@ class InstanceService:
         """Every instance, by name; those that have not joined yet are `starting`, or `failed` and why."""
         now_s = asyncio.get_running_loop().time()
         shown = [self._shown(record, now_s) for record in self._fleet]
-        for worker, facts in self._rollout.lent.resting().items():
-            row = {"instance": worker, "model": facts.base_model, "kind": facts.kind}
-            shown.append({**row, "state": "resting", "pid": self._supervisor.pids().get(worker)})
+        for spec in self._brain.steps.resting():
+            row = {"instance": spec.instance, "model": spec.base_model, "kind": spec.kind.value}
+            pid = self._supervisor.pids().get(WorkerId(spec.instance))
+            shown.append({**row, "state": "resting", "pid": pid})
         for name in self._children.names():
             if name not in self._fleet.records:
                 wish = self._wishes[name]
@@ -205,15 +209,20 @@ class InstanceService:
                 f"instance: {instance!r} is not there; see `slackwater instance list`"
             )
 
+    def _state(self, record: InstanceRecord) -> str:
+        joining = record.state is InstanceState.JOINING
+        pulls = joining and bool(self._brain.weights.pulling(record.spec.instance))
+        return InstanceState.PULLING.value if pulls else record.state.value
+
     def _shown(self, record: InstanceRecord, now_s: float) -> dict[str, Any]:
         spec, load = record.spec, record.load
         pid = self._children.pid(spec.instance)
         return {
             "instance": spec.instance,
-            "model": spec.job,
+            "model": spec.base_model,
             "kind": spec.kind.value,
-            "state": record.state.value,
-            "versions": list(record.versions),
+            "state": self._state(record),
+            "versions": sorted(record.versions | record.recalled),
             "running": load.executing,
             "pending": load.pending,
             "max_running": load.max_running,

@@ -6,7 +6,7 @@ A request that was accepted before a restart is generated again from its seeds, 
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import sqlalchemy as sa
@@ -18,6 +18,7 @@ from slackwater.model.ids import (
     JobId,
     RequestId,
     SamplingSessionId,
+    SessionId,
     TenantId,
     TrajectoryId,
     TurnId,
@@ -57,7 +58,9 @@ class SamplingService:
         background: Background,
         rollout: RolloutBody,
         shares: TurnShares,
+        job_of: Callable[[SessionId], JobId],
     ) -> None:
+        self._job_of = job_of
         self._store = store
         self._board = board
         self._background = background
@@ -148,7 +151,9 @@ class SamplingService:
 
     def _start(self, request: RequestId, session: SamplingSession, payload: bytes) -> None:
         self._board.expect(request, session.tenant)
-        run = self._under_way[request] = _SampleRun(request, session, decode_sample(payload), self)
+        run = self._under_way[request] = _SampleRun(
+            request, session, decode_sample(payload), self, self._job_of(session.session)
+        )
         run.start(self._rollout)
 
     def over(self, request: RequestId, outcome: Outcome) -> None:
@@ -176,8 +181,10 @@ class _SampleRun:
         session: SamplingSession,
         sample: SamplePayload,
         service: SamplingService,
+        job: JobId,
     ) -> None:
         self.session = session
+        self._job = job
         self._request = request
         self._sample = sample
         self.turns = len(sample.seeds)
@@ -213,11 +220,12 @@ class _SampleRun:
         return TurnSpec(
             turn=self.turn_name(index),
             trajectory=TrajectoryId(self.turn_name(index)),
-            job=JobId(self.session.base_model),
+            job=self._job,
             prompt=prompt,
             sampling=sampling,
             version=self.session.version,
             owner=self.session.tenant,
+            base_model=self.session.base_model,
         )
 
     def completed(self, index: int, result: CompleteTurn) -> None:

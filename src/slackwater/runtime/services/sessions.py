@@ -6,16 +6,18 @@ import time
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, Row
 
 from slackwater.control.operations.sessions import SessionBook
 from slackwater.model.errors import NotFoundError
-from slackwater.model.ids import SessionId, TenantId
+from slackwater.model.ids import JobId, SessionId, TenantId
+from slackwater.model.job_life import job_of_session
 from slackwater.model.session import Session
 from slackwater.runtime.store.database import Store
 from slackwater.runtime.store.schema import sessions
 
 ACTIVE = {"type": "active"}
+JOB = "job"  # what a session may name in its description
 
 
 class Sessions:
@@ -31,13 +33,7 @@ class Sessions:
 
         def read(connection: Connection) -> list[tuple[Session, bool]]:
             rows = connection.execute(sa.select(sessions))
-            return [
-                (
-                    Session(SessionId(row.session), TenantId(row.tenant), row.created_s),
-                    json.loads(row.status) == ACTIVE,
-                )
-                for row in rows
-            ]
+            return [(_session_of(row), json.loads(row.status) == ACTIVE) for row in rows]
 
         for session, active in await self._store.call(read):
             self._sessions[session.session] = session
@@ -45,7 +41,10 @@ class Sessions:
                 self._book.seen(session.session, now_s)
 
     async def open(self, tenant: TenantId, described: dict[str, Any], now_s: float) -> SessionId:
-        session = Session(SessionId(secrets.token_hex(12)), tenant, time.time())
+        """`described` may name the job that the session belongs to."""
+        name = SessionId(secrets.token_hex(12))
+        job = job_of_session(tenant, name, described.get(JOB))
+        session = Session(name, tenant, time.time(), job)
         row = {
             "session": session.session,
             "tenant": tenant,
@@ -64,6 +63,16 @@ class Sessions:
         if found is None or found.tenant != tenant:
             raise NotFoundError(f"session_id: {name!r} is not a session of yours")
         return found
+
+    def job_of(self, session: SessionId) -> JobId:
+        """The job that a session belongs to; one that is not known is a job by itself."""
+        found = self._sessions.get(session)
+        return JobId(session) if found is None else found.job
+
+    def jobs(self) -> dict[JobId, TenantId]:
+        """The jobs of sessions that live, and whose they are."""
+        living = [s for s in self._sessions.values() if self._book.lives(s.session)]
+        return {session.job: session.tenant for session in living}
 
     def lives(self, session: SessionId) -> bool:
         return self._book.lives(session)
@@ -121,3 +130,9 @@ class Sessions:
             connection.execute(update.values(described=described))
 
         await self._store.call(write)
+
+
+def _session_of(row: Row[Any]) -> Session:
+    session, tenant = SessionId(row.session), TenantId(row.tenant)
+    job = job_of_session(tenant, session, json.loads(row.described).get(JOB))
+    return Session(session, tenant, row.created_s, job)

@@ -1,6 +1,6 @@
 """The weight versions on disk, as far as the service must know them; `weights/` has the real thing."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +20,6 @@ class VersionShelf(Protocol):
         """Every visible version."""
         ...
 
-    def retain(self, keep: Collection[str]) -> tuple[str, ...]:
-        """Drop every version not named; returns those dropped."""
+    def drop(self, version: str) -> None:
+        """Delete one version."""
         ...

@@ -18,6 +18,9 @@ def find_tenant(tenants: Tenants, headers: Mapping[str, str]) -> TenantId | None
     return tenants.of_key(key)
 
 
+JOB_HEADER = "x-slackwater-job"  # names the job that a request or a new session belongs to
+
+
 def tenant_reader(tenants: Tenants) -> Callable[[Request], Awaitable[TenantId]]:
     """A dependency that gives the caller's tenant, or refuses. Async, so that it needs no thread."""
 

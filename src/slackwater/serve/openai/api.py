@@ -12,13 +12,14 @@ from fastapi.responses import Response, StreamingResponse
 
 from slackwater.grammar.compiled import check
 from slackwater.model.errors import ConfigError, SlackwaterError
-from slackwater.model.ids import TenantId
+from slackwater.model.ids import JobId, TenantId
+from slackwater.model.job_life import job_of_key
 from slackwater.model.seeds import sample_seed
 from slackwater.runtime.bodies.rollout import TurnResult
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.services.fair_work import FairWork
 from slackwater.runtime.store.base_models import BaseModel
-from slackwater.serve.http.auth import tenant_reader
+from slackwater.serve.http.auth import JOB_HEADER, tenant_reader
 from slackwater.serve.http.errors import error_body
 from slackwater.serve.openai.answers import Answers, ChatAnswers, CompletionAnswers
 from slackwater.serve.openai.bodies import ChatBody, CompletionBody
@@ -58,7 +59,7 @@ class OpenAiFace:
         return await self.plane.fair_work.run(tenant, chat.tokens, codec, base.max_text_chars)
 
     async def prepare(
-        self, tenant: TenantId, body: CompletionBody | ChatBody
+        self, tenant: TenantId, body: CompletionBody | ChatBody, job: JobId
     ) -> tuple[list[Asked], Answers]:
         """The choices to generate, and how to write the answers."""
         body.refuse_unsupported()
@@ -82,7 +83,7 @@ class OpenAiFace:
         for place in range(len(prompts) * body.n):
             prompt = prompts[place // body.n]
             sampling = sampling_of(body, base, prompt, sample_seed(seed, place), grammar)
-            asked.append(Asked(prompt, sampling, base.name, version))
+            asked.append(Asked(prompt, sampling, base.name, version, job))
             if place % 64 == 63:
                 await asyncio.sleep(0)  # others' requests go between
         shown = [item.prompt for item in asked]
@@ -179,7 +180,9 @@ def openai_routes(plane: ControlPlane, face: OpenAiFace) -> APIRouter:
     async def answer(
         tenant: TenantId, body: CompletionBody | ChatBody, request: Request
     ) -> Response:
-        asked, answers = await face.prepare(tenant, body)
+        job = job_of_key(tenant, request.headers.get(JOB_HEADER))
+        asked, answers = await face.prepare(tenant, body, job)
+        plane.jobs.seen(job, tenant)
         generation = Generation(plane, tenant, asked, stream=bool(body.stream))
         try:
             await generation.begin()

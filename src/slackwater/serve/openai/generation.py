@@ -40,6 +40,7 @@ class Asked:
     sampling: Sampling
     base_model: str
     version: str
+    job: JobId
 
 
 class Generation:
@@ -67,7 +68,8 @@ class Generation:
             spec = TurnSpec(
                 turn=self._turn(place),
                 trajectory=TrajectoryId(self._turn(place)),
-                job=JobId(asked.base_model),
+                job=asked.job,
+                base_model=asked.base_model,
                 prompt=asked.prompt,
                 sampling=asked.sampling,
                 version=asked.version,

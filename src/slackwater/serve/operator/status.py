@@ -1,11 +1,13 @@
 """For whoever runs the service: health, metrics, status."""
 
+from collections import Counter
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from slackwater.model.ids import TenantId
 from slackwater.runtime.plane import ControlPlane
@@ -28,7 +30,21 @@ class PlaneCollector:
         for worker, gauges in self._plane.worker_gauges().items():
             for name, value in gauges.items():
                 workers.add_metric([worker, name], value)
-        return [*found, workers]
+        return [*found, workers, *self._jobs()]
+
+    def _jobs(self) -> list[Metric]:
+        used = CounterMetricFamily(
+            "slackwater_job", "what a job has used", labels=["job", "tenant", "what"]
+        )
+        stages = GaugeMetricFamily("slackwater_jobs", "jobs by stage", labels=["stage"])
+        counted: Counter[str] = Counter()
+        for entry in self._plane.brain.jobs.entries():
+            counted[entry.stage.value] += 1
+            for what, value in asdict(entry.account).items():
+                used.add_metric([entry.job, entry.tenant, what], value)
+        for stage, count in counted.items():
+            stages.add_metric([stage], count)
+        return [used, stages]
 
 
 def operator_routes(plane: ControlPlane) -> APIRouter:
@@ -63,5 +79,10 @@ def operator_routes(plane: ControlPlane) -> APIRouter:
             "failed": {name: f"{one.deaths} times: {one.said}" for name, one in failed.items()},
             "gauges": plane.gauges(),
         }
+
+    @router.get("/slackwater/jobs")
+    async def jobs(tenant: caller) -> dict[str, Any]:
+        """The caller's jobs and what they have used; the operator sees everybody's."""
+        return {"jobs": plane.jobs.listed(tenant)}
 
     return router

@@ -3,17 +3,19 @@
 import asyncio
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
 from slackwater.model.errors import RefusedError
 from slackwater.model.ids import TenantId
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.store.checkpoints import Checkpoint
-from slackwater.serve.http.auth import tenant_reader
+from slackwater.serve.http.auth import JOB_HEADER, tenant_reader
 from slackwater.serve.http.errors import GoneError
 from slackwater.serve.tinker import bodies
 from slackwater.serve.tinker.rest import Limit, Offset, RestFace, Scope, moment, page_of
+
+JOB_KEY = "slackwater_job"  # of a session's user_metadata
 
 
 def session_life_routes(plane: ControlPlane) -> APIRouter:
@@ -21,14 +23,20 @@ def session_life_routes(plane: ControlPlane) -> APIRouter:
     caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     @router.post("/create_session")
-    async def create_session(body: bodies.CreateSessionBody, tenant: caller) -> dict[str, str]:
+    async def create_session(
+        body: bodies.CreateSessionBody, tenant: caller, request: Request
+    ) -> dict[str, str]:
+        job = request.headers.get(JOB_HEADER) or (body.user_metadata or {}).get(JOB_KEY)
         described = {
+            "job": job,
             "tags": body.tags,
             "user_metadata": body.user_metadata,
             "display_name": body.display_name,
             "project_id": body.project_id,
         }
-        return {"session_id": await plane.sessions.open(tenant, described, _now_s())}
+        session = await plane.sessions.open(tenant, described, _now_s())
+        plane.jobs.seen(plane.sessions.job_of(session), tenant)
+        return {"session_id": session}
 
     @router.post("/session_heartbeat")
     async def heartbeat(body: bodies.HeartbeatBody, tenant: caller) -> dict[str, str]:

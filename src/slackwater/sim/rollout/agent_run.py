@@ -3,10 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from slackwater.control.rollout.commands import CompleteTurn, FailTurn, RolloutCommand
-from slackwater.control.rollout.events import TurnSubmitted, WeightsPublished
-from slackwater.control.rollout.manager import RolloutManager
+from slackwater.control.brain import Brain, BrainCommand
+from slackwater.control.rollout.commands import CompleteTurn, FailTurn
+from slackwater.control.rollout.events import TurnSubmitted
 from slackwater.control.rollout.settings import RolloutSettings
+from slackwater.control.weights.events import WeightsPublished
 from slackwater.model.ids import InstanceId, JobId, TrajectoryId, TurnId
 from slackwater.model.instance import InstanceKind
 from slackwater.model.sampling import Sampling
@@ -80,7 +81,7 @@ class Trajectories:
         )
         self._body.tell(TurnSubmitted(self._body.now_s, spec))
 
-    def _take(self, command: RolloutCommand) -> None:
+    def _take(self, command: BrainCommand) -> None:
         match command:
             case CompleteTurn(turn):
                 self._next(turn)
@@ -108,10 +109,9 @@ def run_agents(
 ) -> AgentResult:
     """All trajectories at once on the fleet."""
     queue: EventQueue[Callable[[], None]] = EventQueue()
-    manager = RolloutManager(settings)
-    body = SimulatedBody(manager, queue, lambda turn: trajectories.tokens_of[turn])
+    body = SimulatedBody(Brain(settings), queue, lambda turn: trajectories.tokens_of[turn])
     trajectories = Trajectories(body, sessions)
-    body.tell(WeightsPublished(0.0, ROLLOUT_JOB, "v0"))
+    body.tell(WeightsPublished(0.0, None, "v0"))
     for number in range(fleet.engines):
         instance = InstanceId(f"e{number}")
         body.join(

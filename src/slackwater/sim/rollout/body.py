@@ -9,13 +9,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from slackwater.control.brain import Brain, BrainCommand, BrainEvent
 from slackwater.control.rollout.commands import (
     AbortOn,
     Dispatch,
-    PullWeights,
     ReleaseInstance,
     ReportFault,
-    RolloutCommand,
     SetTimer,
 )
 from slackwater.control.rollout.events import (
@@ -23,14 +22,15 @@ from slackwater.control.rollout.events import (
     InstanceHeartbeat,
     InstanceJoined,
     InstanceLost,
-    InstanceReady,
-    RolloutEvent,
     TimerFired,
     TokensArrived,
     TurnEnded,
     TurnRefused,
 )
-from slackwater.control.rollout.manager import RolloutManager
+from slackwater.control.steps.commands import RestEngine, SetStepTimer
+from slackwater.control.steps.events import StepTimerFired
+from slackwater.control.weights.commands import PullWeights
+from slackwater.control.weights.events import InstanceReady
 from slackwater.model.ids import InstanceId, JobId, TrajectoryId, TurnId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.model.turn import AttemptId, FinishReason
@@ -62,25 +62,26 @@ class _Place:
 
 
 class SimulatedBody:
-    """Drives one manager. `tokens_of(turn)` says how many tokens a turn will have (its hidden length)."""
+    """Drives one brain. `tokens_of(turn)` says how many tokens a turn will have (its hidden length)."""
 
     def __init__(
         self,
-        manager: RolloutManager,
+        brain: Brain,
         queue: EventQueue[Callable[[], None]],
         tokens_of: Callable[[TurnId], int],
         settings: BodySettings | None = None,
     ) -> None:
-        self.manager = manager
+        self.brain = brain
+        self.manager = brain.rollout
         self.queue = queue
         self.places: dict[InstanceId, _Place] = {}
-        self.on_command: Callable[[RolloutCommand], None] = lambda _: None
+        self.on_command: Callable[[BrainCommand], None] = lambda _: None
         self.on_release: Callable[[InstanceId], None] = lambda _: None
         self.trajectory_of: dict[TurnId, TrajectoryId] = {}
         self.reports: list[ReportFault] = []
         self._tokens_of = tokens_of
         self._settings = settings or BodySettings()
-        self._inbox: deque[RolloutEvent] = deque()
+        self._inbox: deque[BrainEvent] = deque()
         self._telling = False
         self._timers: dict[str, float] = {}
         self._pulls = 0
@@ -102,14 +103,14 @@ class SimulatedBody:
         """Let `happen` run at a moment."""
         self.queue.push(max(at_s, self.now_s), happen)
 
-    def tell(self, event: RolloutEvent) -> None:
-        """Give the manager an event and do what it says; events that follow from it wait their turn."""
+    def tell(self, event: BrainEvent) -> None:
+        """Give the brain an event and do what it says; events that follow from it wait their turn."""
         self._inbox.append(event)
         if self._telling:
             return
         self._telling = True
         while self._inbox:
-            for command in self.manager.handle(self._inbox.popleft()):
+            for command in self.brain.handle(self._inbox.popleft()):
                 self._do(command)
         self._telling = False
 
@@ -129,15 +130,46 @@ class SimulatedBody:
 
         An `engine` of its own moves on by itself, and calls `turns_ended` and `give_back`.
         """
-        spec = InstanceSpec(
+        kv_tokens = None if engine is None else engine.kv_tokens
+        spec = self.spec(
+            instance, kind, cost, max_running=max_running, job=job, kv_tokens=kv_tokens
+        )
+        self.join_as(spec, cost, holds=holds, slowdown=slowdown, engine=engine)
+
+    def spec(
+        self,
+        instance: InstanceId,
+        kind: InstanceKind,
+        cost: CostModel,
+        *,
+        max_running: int,
+        job: JobId | None = None,
+        base_model: str = "",
+        kv_tokens: int | None = None,
+    ) -> InstanceSpec:
+        """What an instance with these costs says of itself."""
+        return InstanceSpec(
             instance,
             kind,
             max_running,
             self._settings.max_context_tokens,
-            cost.kv_tokens if engine is None else max(engine.kv_tokens, 1),
+            cost.kv_tokens if kv_tokens is None else max(kv_tokens, 1),
             max_versions=1,
             job=job,
+            base_model=base_model,
         )
+
+    def join_as(
+        self,
+        spec: InstanceSpec,
+        cost: CostModel,
+        *,
+        holds: str | None = None,
+        slowdown: float = 1.0,
+        engine: SimulatedEngine | None = None,
+    ) -> None:
+        """The same for an instance that was described before."""
+        instance, max_running = spec.instance, spec.max_running
         engine = engine or SimulatedEngine(cost, max_running, self.now_s, slowdown=slowdown)
         place = _Place(spec, engine, {}, holds)
         self.places[instance] = place
@@ -206,7 +238,7 @@ class SimulatedBody:
             self._advance(place)
             self._stream(place)
 
-    def _do(self, command: RolloutCommand) -> None:
+    def _do(self, command: BrainCommand) -> None:
         match command:
             case Dispatch():
                 self._dispatch(command)
@@ -217,9 +249,14 @@ class SimulatedBody:
             case SetTimer(name, at_s):
                 self._timers[name] = at_s
                 self.at(at_s, lambda: self._fire(name, at_s))
+            case SetStepTimer(name, at_s):
+                self._timers[f"step {name}"] = at_s
+                self.at(at_s, lambda: self._fire_step(name, at_s))
             case ReleaseInstance(instance, _):
                 self.places.pop(instance, None)
                 self.on_release(instance)
+            case RestEngine(instance, _):
+                self.places.pop(instance, None)
             case ReportFault():
                 self.reports.append(command)
             case _:
@@ -273,6 +310,12 @@ class SimulatedBody:
             del self._timers[name]
             self.stream_all()
             self.tell(TimerFired(self.now_s, name))
+
+    def _fire_step(self, name: str, at_s: float) -> None:
+        if self._timers.get(f"step {name}") == at_s:
+            del self._timers[f"step {name}"]
+            self.stream_all()
+            self.tell(StepTimerFired(self.now_s, name))
 
     def _beat(self, place: _Place) -> None:
         if self.places.get(place.spec.instance) is not place:

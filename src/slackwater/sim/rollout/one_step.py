@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from slackwater.control.rollout.commands import CompleteTurn, FailTurn, RolloutCommand
-from slackwater.control.rollout.events import TurnSubmitted, WeightsPublished
-from slackwater.control.rollout.manager import RolloutManager
+from slackwater.control.brain import Brain, BrainCommand
+from slackwater.control.rollout.commands import CompleteTurn, FailTurn
+from slackwater.control.rollout.events import TurnSubmitted
 from slackwater.control.rollout.settings import RolloutSettings
+from slackwater.control.weights.events import WeightsPublished
 from slackwater.model.errors import RefusedError
 from slackwater.model.ids import InstanceId, TurnId
 from slackwater.model.instance import InstanceKind
@@ -26,7 +27,7 @@ class _OpenTurns:
         self._alone_slowdown = alone_slowdown
         body.on_command = self._heard
 
-    def _heard(self, command: RolloutCommand) -> None:
+    def _heard(self, command: BrainCommand) -> None:
         if isinstance(command, FailTurn):
             raise RefusedError(f"turn {command.turn} failed in simulation: {command.error}")
         if isinstance(command, CompleteTurn):
@@ -61,12 +62,12 @@ def simulate_step(
     queue: EventQueue[Callable[[], None]] = EventQueue()
     wanted = {spec.turn: spec.sampling.max_tokens for spec in specs}
     links = BodySettings(heartbeat_s=heartbeat_s, pull_gb_per_s=1e6, sender_gb_per_s=1e9)
-    body = SimulatedBody(RolloutManager(settings), queue, wanted.__getitem__, links)
+    body = SimulatedBody(Brain(settings), queue, wanted.__getitem__, links)
     turns = _OpenTurns(body, wanted, alone_slowdown)
     job, version = specs[0].job, specs[0].version
     for name in names:
         body.join(InstanceId(name), InstanceKind.SPOT, cost, max_running=max_running, job=job)
-    body.tell(WeightsPublished(0.0, job, version))
+    body.tell(WeightsPublished(0.0, None, version))
     body.run_until(_HORIZON_S, lambda: all(r.versions for r in body.manager.books.instances))
     began_s = body.now_s
     for spec in specs:
@@ -75,5 +76,5 @@ def simulate_step(
         after_s, victim = kill
         body.at(began_s + after_s, lambda: turns.lose(InstanceId(victim)))
     body.run_until(began_s + _HORIZON_S, lambda: not turns.left)
-    body.manager.check_integrity()
+    body.brain.check_integrity()
     return body.now_s - began_s

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from slackwater.control.rollout.manager import RolloutManager
+from slackwater.control.brain import Brain
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import TurnId
 from slackwater.sim.core.queue import EventQueue
@@ -115,10 +115,10 @@ def run_spot(
 ) -> SpotResult:
     """Steps from 0 s on, until the first that ends after `seconds`."""
     queue: EventQueue[Callable[[], None]] = EventQueue()
-    manager = RolloutManager(settings)
+    brain = Brain(settings)
     length_of: dict[TurnId, int] = {}
     body = SimulatedBody(
-        manager,
+        brain,
         queue,
         lambda turn: length_of.get(turn, 1),
         BodySettings(sender_gb_per_s=20.0 * setup.training_nodes),
@@ -150,5 +150,5 @@ def run_spot(
     steps = tuple(trainer.reports)
     end_s = steps[-1].ended_s
     held_h = provider.held_seconds(end_s) / 3600
-    moved = manager.books.counters.moved
+    moved = brain.rollout.books.counters.moved
     return SpotResult(steps, held_h, setup.training_nodes, moved, held_h * 3600 / end_s)

@@ -1,4 +1,4 @@
-"""A storm of faults over the rollout manager, from a seed: the invariants are checked after every event.
+"""A storm of faults over the brain of one fleet, from a seed: the invariants are checked after every event.
 
 Clients run multi-turn trajectories, a trainer runs steps that its devices seed; instances join, pull, work, vanish, freeze, stall, lie, refuse, lose budget
 and drain, all at random. Every completed turn must hold exactly the tokens of an undisturbed run, once, and
@@ -10,22 +10,27 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from slackwater.control.brain import Brain, BrainCommand, BrainEvent
 from slackwater.control.rollout import events as ev
 from slackwater.control.rollout.commands import (
     AbortOn,
     CompleteTurn,
     Dispatch,
-    EndSeeding,
     FailTurn,
-    PullWeights,
     ReleaseInstance,
-    ResumeSeeding,
-    RolloutCommand,
     SetTimer,
 )
-from slackwater.control.rollout.manager import RolloutManager
 from slackwater.control.rollout.settings import RolloutSettings
-from slackwater.model.ids import InstanceId, JobId
+from slackwater.control.steps.commands import (
+    GrantDevices,
+    RestEngine,
+    SetStepTimer,
+    StartEngine,
+)
+from slackwater.control.steps.events import StepTimerFired
+from slackwater.control.weights.commands import DeleteVersion, DropVersion, PullWeights
+from slackwater.control.weights.events import InstanceReady, PullFailed, WeightsPublished
+from slackwater.model.ids import InstanceId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.policy.rollout.balancing import FillIdle
 from slackwater.policy.rollout.routing import CacheAffine
@@ -71,12 +76,13 @@ def _settings(seed: int) -> RolloutSettings:
 
 
 class Storm:
-    """One seeded run. `happen(event)` gives the manager an event and checks it."""
+    """One seeded run. `happen(event)` gives the brain an event and checks it."""
 
     def __init__(self, seed: int, settings: RolloutSettings | None = None) -> None:
         self.seed = seed
         self.rng = np.random.default_rng(seed)
-        self.manager = RolloutManager(settings or _settings(seed))
+        self.brain = Brain(settings or _settings(seed))
+        self.manager = self.brain.rollout
         self.queue: EventQueue[Callable[[], None]] = EventQueue()
         self.instances: dict[InstanceId, StormInstance] = {}
         self.raging = True
@@ -85,7 +91,9 @@ class Storm:
         self.published_s = 0.0
         self._serial = 0
         self._timers: dict[str, float] = {}
-        self._pending: list[ev.RolloutEvent] = []
+        self._pending: list[BrainEvent] = []
+        self._heard_s: dict[InstanceId, float] = {}
+        self.deleted: set[str] = set()
         self._handling = False
         self.clients = StormClients(self)
         self.faults = StormFaults(self)
@@ -143,8 +151,8 @@ class Storm:
     def chance(self, share: float) -> bool:
         return bool(self.rng.random() < share)
 
-    def happen(self, event: ev.RolloutEvent) -> None:
-        """Tell the manager; check the invariants; do what it says; then what followed meanwhile."""
+    def happen(self, event: BrainEvent) -> None:
+        """Tell the brain; check the invariants; do what it says; then what followed meanwhile."""
         self._pending.append(event)
         if self._handling:
             return
@@ -153,11 +161,11 @@ class Storm:
             self._check(self._pending.pop(0))
         self._handling = False
 
-    def _check(self, event: ev.RolloutEvent) -> None:
+    def _check(self, event: BrainEvent) -> None:
         self.events += 1
         try:
-            commands = self.manager.handle(event)
-            self.manager.check_integrity()
+            commands = self.brain.handle(event)
+            self.brain.check_integrity()
             for command in commands:
                 self._do(command)
             self.trainer.check_integrity()
@@ -168,20 +176,27 @@ class Storm:
     def publish(self) -> None:
         """A new version; turns of the old one may still be running."""
         self.version += 1
-        self.happen(ev.WeightsPublished(self.now_s, JOB, f"v{self.version}"))
+        version = f"v{self.version}"
+        self.happen(WeightsPublished(self.now_s, JOB, version, JOB, adapter=self.chance(0.5)))
 
-    def join(self, kind: InstanceKind | None = None, job: JobId | None = None) -> None:
-        """A new instance, of a random kind and perhaps for one job unless they are given."""
+    def spec(self, kind: InstanceKind | None = None, base_model: str = "") -> InstanceSpec:
+        """A new instance, of a random kind and perhaps for one job, unless it is for a base model."""
         self._serial += 1
-        spec = InstanceSpec(
+        return InstanceSpec(
             InstanceId(f"i{self._serial}"),
             kind or _KINDS[int(self.rng.integers(len(_KINDS)))],
             max_running=int(self.rng.integers(2, 9)),
             max_context_tokens=256,
             kv_tokens=int(self.rng.integers(300, 1500)),
             max_versions=int(self.rng.integers(1, 4)),
-            job=job or (JOB if self.chance(0.3) else None),
+            max_adapters=int(self.rng.integers(0, 3)),
+            job=JOB if not base_model and self.chance(0.3) else None,
+            base_model=base_model,
         )
+
+    def join(self, spec: InstanceSpec | None = None) -> None:
+        """An instance comes."""
+        spec = spec or self.spec()
         instance = StormInstance(spec, self._serial)
         self.instances[spec.instance] = instance
         self.happen(ev.InstanceJoined(self.now_s, spec))
@@ -191,12 +206,12 @@ class Storm:
     def lives(self, instance: StormInstance) -> bool:
         return self.instances.get(instance.instance) is instance
 
-    def _do(self, command: RolloutCommand) -> None:
+    def _do(self, command: BrainCommand) -> None:
         match command:
             case Dispatch():
-                self.after(self.wait_s(0.02), lambda: self._receive(command))
+                self._deliver(command.instance, lambda: self._receive(command))
             case AbortOn(instance, attempt):
-                self.after(self.wait_s(0.02), lambda: self._forget(instance, attempt))
+                self._deliver(instance, lambda: self._forget(instance, attempt))
             case PullWeights(instance, version):
                 self.after(self.wait_s(4.0), lambda: self._pulled(instance, version))
             case SetTimer(name, at_s):
@@ -206,12 +221,25 @@ class Storm:
                 self.clients.completed(command)
             case FailTurn():
                 self.clients.failed(command)
-            case ReleaseInstance(instance, _):
+            case SetStepTimer(name, at_s):
+                self._timers[f"step {name}"] = at_s
+                self.queue.push(max(at_s, self.now_s), lambda: self._fire_step(name, at_s))
+            case ReleaseInstance(instance, _) | RestEngine(instance, _):
                 self.instances.pop(instance, None)
-            case EndSeeding() | ResumeSeeding():
+            case StartEngine() | GrantDevices():
                 self.trainer.take(command)
+            case DropVersion(instance, version):
+                self._deliver(instance, lambda: self._dropped(instance, version))
+            case DeleteVersion(version):
+                self.deleted.add(version)
             case _:
                 pass  # nothing to simulate
+
+    def _deliver(self, instance: InstanceId, happen: Callable[[], None]) -> None:
+        """After a while, and in the order of sending: an instance has one connection."""
+        at_s = max(self._heard_s.get(instance, 0.0), self.now_s + self.wait_s(0.02))
+        self._heard_s[instance] = at_s
+        self.queue.push(at_s, happen)
 
     def _receive(self, command: Dispatch) -> None:
         instance = self.instances.get(command.instance)
@@ -224,6 +252,11 @@ class Storm:
                 ev.TurnRefused(self.now_s, command.instance, command.attempt, why, at_fault)
             )
             return
+        current = command.attempt in self.manager.books.dispatcher.attempts
+        held = command.version in instance.versions
+        assert held or not current, (
+            f"{command.turn} sent to {command.instance} without {command.version}"
+        )
         total = self.clients.hidden_tokens(command.turn)
         made = len(command.generated)
         instance.requests[command.attempt] = StormRequest(command, total, made)
@@ -236,9 +269,24 @@ class Storm:
         if instance not in self.instances:
             return
         if self.raging and self.chance(0.05):
-            self.happen(ev.PullFailed(self.now_s, instance, version, "link down"))
-        else:
-            self.happen(ev.InstanceReady(self.now_s, instance, version))
+            self.happen(PullFailed(self.now_s, instance, version, "link down"))
+            return
+        assert version not in self.deleted, f"{instance} pulls {version}, which is deleted"
+        self.instances[instance].versions.add(version)
+        self.happen(InstanceReady(self.now_s, instance, version))
+
+    def _dropped(self, instance: InstanceId, version: str) -> None:
+        place = self.instances.get(instance)
+        if place is None:
+            return
+        used = [r for r in place.requests.values() if r.command.version == version]
+        assert not used, f"{instance} drops {version}, which {used[0].command.turn} runs with"
+        place.versions.discard(version)
+
+    def _fire_step(self, name: str, at_s: float) -> None:
+        if self._timers.get(f"step {name}") == at_s:
+            del self._timers[f"step {name}"]
+            self.happen(StepTimerFired(self.now_s, name))
 
     def _fire(self, name: str, at_s: float) -> None:
         if self._timers.get(name) == at_s:

@@ -77,6 +77,7 @@ class StormClients:
             versions[0],
             also_versions=versions[1:],
             deadline_s=storm.now_s + 60 if storm.chance(0.05) else None,
+            base_model=job,
         )
         self._specs[turn] = spec
         self._then[turn] = then

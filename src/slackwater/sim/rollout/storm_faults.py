@@ -1,6 +1,8 @@
 """What goes wrong in a storm, and how often."""
 
+from slackwater.control.brain import BrainEvent
 from slackwater.control.rollout import events as ev
+from slackwater.control.weights.events import InstanceReady, WeightsRetired
 from slackwater.model.instance import InstanceKind
 from slackwater.model.turn import AttemptId, FinishReason
 from slackwater.sim.rollout.storm_instance import Lie, StormInstance
@@ -25,7 +27,7 @@ class StormFaults:
         if storm.raging:
             storm.publish()
             if storm.version > 3:
-                storm.happen(ev.WeightsRetired(storm.now_s, f"v{storm.version - 3}"))
+                storm.happen(WeightsRetired(storm.now_s, f"v{storm.version - 3}"))
             storm.after(storm.wait_s(600.0), self._publish)
 
     def _trouble(self) -> None:
@@ -105,7 +107,7 @@ class StormFaults:
         ending = storm.ending(instance, request)
         match lie:
             case Lie.WRONG_VERSION:
-                event: ev.RolloutEvent = ev.TurnEnded(
+                event: BrainEvent = ev.TurnEnded(
                     now_s, name, ending.attempt, ending.reason, request.made_tokens, "v-none"
                 )
             case Lie.UNKNOWN_ATTEMPT:
@@ -134,5 +136,5 @@ class StormFaults:
                     ending.version,
                 )
             case Lie.UNASKED_READY:
-                event = ev.InstanceReady(now_s, name, f"v{storm.version + 100}")
+                event = InstanceReady(now_s, name, f"v{storm.version + 100}")
         storm.happen(event)

@@ -50,6 +50,7 @@ class StormInstance:
     spec: InstanceSpec
     serial: int
     requests: dict[int, StormRequest] = field(default_factory=dict)
+    versions: set[str] = field(default_factory=set)
     produced_tokens: int = 0
     frozen_until_s: float = 0.0
     stalled_until_s: float = 0.0

@@ -5,10 +5,11 @@ from typing import Protocol
 
 import numpy as np
 
-from slackwater.control.rollout.events import RolloutEvent, TurnEnded
+from slackwater.control.brain import Brain, BrainEvent
+from slackwater.control.rollout.events import TurnEnded
 from slackwater.control.rollout.manager import RolloutManager
 from slackwater.model.ids import InstanceId, JobId, TrajectoryId
-from slackwater.model.instance import InstanceKind
+from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.sim.rollout.storm_instance import StormInstance, StormRequest
 
 
@@ -27,6 +28,7 @@ class Asks(Protocol):
 class StormStage(Protocol):
     """One seeded run."""
 
+    brain: Brain
     manager: RolloutManager
     rng: np.random.Generator
     instances: dict[InstanceId, StormInstance]
@@ -45,11 +47,13 @@ class StormStage(Protocol):
 
     def chance(self, share: float) -> bool: ...
 
-    def happen(self, event: RolloutEvent) -> None: ...
+    def happen(self, event: BrainEvent) -> None: ...
 
     def publish(self) -> None: ...
 
-    def join(self, kind: InstanceKind | None = None, job: JobId | None = None) -> None: ...
+    def spec(self, kind: InstanceKind | None = None, base_model: str = "") -> InstanceSpec: ...
+
+    def join(self, spec: InstanceSpec | None = None) -> None: ...
 
     def lives(self, instance: StormInstance) -> bool: ...
 

@@ -1,13 +1,16 @@
-"""The trainer in a storm: step after step, its devices roll out until seeding ends and again when it resumes.
+"""The trainers in a storm: step after step, their devices roll out until seeding ends and again when it resumes.
 
-Instances of its own are hit by the same faults as all others. A step must end whatever happens, and while the
-trainer has its devices no local engine may be at work on them.
+Local engines are hit by the same faults as all others, trainers are lost while they wait or work, and other training is due on
+the same devices. A step must end whatever happens, and while a trainer has the devices no local engine may be at work on them.
 """
 
-from slackwater.control.rollout import events as ev
-from slackwater.control.rollout.commands import EndSeeding, ResumeSeeding
-from slackwater.model.ids import JobId, TrajectoryId
-from slackwater.model.instance import InstanceKind
+from functools import partial
+
+from slackwater.control.steps import events as on
+from slackwater.control.steps.commands import GrantDevices, StartEngine
+from slackwater.control.weights.events import WeightsPublished, WeightsRetired
+from slackwater.model.ids import InstanceId, JobId, TrajectoryId, WorkerId
+from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.sim.rollout.storm_stage import StormStage
 
 LEARNER = JobId("learner")
@@ -20,12 +23,16 @@ class StormTrainer:
         self._storm = storm
         self._step = 0
         self._left = 0
-        self._seeding = False
-        self._waiting_s = 0.0
+        self._asks = 0
+        self._ends: dict[WorkerId, bool] = {}
+        self._training: set[WorkerId] = set()
+        self._engines: dict[InstanceId, InstanceSpec] = {}
         self.stepping = False
 
     def start(self) -> None:
         self._storm.after(self._storm.wait_s(60.0), self._begin)
+        self._storm.after(self._storm.wait_s(60.0), self._other_work)
+        self._bring_engines()
 
     def _begin(self) -> None:
         storm = self._storm
@@ -33,59 +40,116 @@ class StormTrainer:
             return
         self._step += 1
         self._left = int(storm.rng.integers(4, 20))
-        self.stepping = self._seeding = True
+        self.stepping = True
         version = f"w{self._step}"
-        storm.happen(ev.StepBegan(storm.now_s, LEARNER, self._step, self._left))
-        storm.happen(ev.WeightsPublished(storm.now_s, LEARNER, version))
+        if storm.chance(0.5):
+            storm.happen(on.StepExpected(storm.now_s, LEARNER, self._left))
+        storm.happen(WeightsPublished(storm.now_s, LEARNER, version, LEARNER))
         if self._step > 1:
-            storm.happen(ev.WeightsRetired(storm.now_s, f"w{self._step - 1}"))
-        self._start_local()
-        storm.after(storm.wait_s(120.0), self._want)
+            storm.happen(WeightsRetired(storm.now_s, f"w{self._step - 1}"))
         for number in range(self._left):
             trajectory = TrajectoryId(f"{version}.{number}")
             storm.asks.ask(trajectory, LEARNER, (version,), self._answered)
+        storm.after(5.0, self._train)
 
-    def _want(self) -> None:
-        """Training of something else is due on the same devices."""
-        if self._seeding:
-            self._storm.happen(ev.TrainerWanted(self._storm.now_s, LEARNER))
-
-    def _start_local(self) -> None:
-        if self._seeding:
-            for _ in range(int(self._storm.rng.integers(1, 3))):
-                self._storm.join(InstanceKind.LOCAL, LEARNER)
-
-    def take(self, command: EndSeeding | ResumeSeeding) -> None:
-        """The manager gives the devices to the trainer, or takes them back."""
+    # ---- local engines ----
+    def _bring_engines(self) -> None:
+        """Keep one or two up; those that were lost come back under another name."""
         storm = self._storm
-        assert self.stepping, f"{command} without a step"
-        self._seeding = isinstance(command, ResumeSeeding)
-        if self._seeding:
-            storm.after(storm.wait_s(2.0), self._start_local)
+        if not storm.raging:
+            return
+        for instance in list(self._engines):
+            if not storm.brain.steps.is_local(instance):
+                del self._engines[instance]
+        while len(self._engines) < 1 + storm.chance(0.5):
+            spec = storm.spec(InstanceKind.LOCAL, LEARNER)
+            self._engines[spec.instance] = spec
+            storm.happen(on.LocalEngineUp(storm.now_s, spec))
+        if storm.chance(0.05):  # a resting one dies too
+            storm.happen(
+                on.LocalEngineDown(storm.now_s, next(iter(self._resting()), InstanceId("-")))
+            )
+        storm.after(storm.wait_s(30.0), self._bring_engines)
+
+    def _resting(self) -> list[InstanceId]:
+        return [spec.instance for spec in self._storm.brain.steps.resting()]
+
+    def take(self, command: StartEngine | GrantDevices) -> None:
+        """The book gives the devices to local engines, or to a trainer."""
+        storm = self._storm
+        if isinstance(command, StartEngine):
+            spec = command.spec
+            storm.after(storm.wait_s(2.0), partial(self._joins, spec))
         else:
-            storm.after(storm.wait_s(5.0), self._train)
+            self._training.add(command.trainer)
+            storm.after(storm.wait_s(10.0), partial(self._done, command.trainer))
 
+    def _joins(self, spec: InstanceSpec) -> None:
+        up = self._storm.brain.steps.works(spec.instance)
+        if up and spec.instance not in self._storm.instances:
+            self._storm.join(spec)
+
+    # ---- trainers ----
     def _train(self) -> None:
-        """Wait for responses, and say so; with all of them the step ends."""
+        """Train on what is there now and then; with all of it the step ends."""
         storm = self._storm
-        if not self.stepping or self._seeding:
+        if not self.stepping:
             return
-        if self._left:
-            self._waiting_s += 5.0
-            storm.happen(ev.TrainerWaits(storm.now_s, LEARNER, 100 * self._step, 1.0))
-            storm.after(5.0, self._train)
+        if not any(self._ends.values()) and (self._left == 0 or storm.chance(0.2)):
+            self._ask(ends=self._left == 0)
+        storm.after(5.0, self._train)
+
+    def _other_work(self) -> None:
+        """Training of something else is due on the same devices."""
+        if self._storm.raging:
+            self._ask(ends=False)
+            self._storm.after(self._storm.wait_s(120.0), self._other_work)
+
+    def _ask(self, *, ends: bool) -> None:
+        storm = self._storm
+        self._asks += 1
+        trainer = WorkerId(f"trainer-{self._asks}")
+        self._ends[trainer] = ends
+        storm.happen(on.DevicesWanted(storm.now_s, trainer))
+        if storm.raging and storm.chance(0.1):
+            storm.after(storm.wait_s(20.0), partial(self._gone, trainer))
+        if storm.chance(0.1):
+            storm.after(storm.wait_s(1.0), partial(self._unwant, trainer))
+        else:
+            storm.after(storm.wait_s(0.1), partial(self._asks_now, trainer))
+
+    def _asks_now(self, trainer: WorkerId) -> None:
+        if trainer in self._ends:
+            self._storm.happen(on.DevicesAsked(self._storm.now_s, trainer, LEARNER))
+
+    def _unwant(self, trainer: WorkerId) -> None:
+        if self._ends.pop(trainer, None) is not None:
+            self._storm.happen(on.DevicesUnwanted(self._storm.now_s, trainer))
+
+    def _gone(self, trainer: WorkerId) -> None:
+        """It dies: what it was to end is asked for again."""
+        if self._ends.pop(trainer, None) is not None:
+            self._training.discard(trainer)
+            self._storm.happen(on.TrainerGone(self._storm.now_s, trainer))
+
+    def _done(self, trainer: WorkerId) -> None:
+        storm = self._storm
+        if trainer not in self._ends:
             return
-        self.stepping = False
-        train_s, waited_s, self._waiting_s = storm.wait_s(20.0), self._waiting_s, 0.0
-        ended = ev.StepEnded(storm.now_s, LEARNER, self._step, 500, train_s, waited_s, train_s)
-        storm.happen(ended)
-        storm.after(storm.wait_s(60.0), self._begin)
+        ends = self._ends.pop(trainer)
+        self._training.discard(trainer)
+        took_s = storm.wait_s(10.0)
+        storm.happen(on.DevicesReturned(storm.now_s, trainer, took_s, ends, 100))
+        if ends:
+            self.stepping = False
+            storm.after(storm.wait_s(60.0), self._begin)
 
     def _answered(self) -> None:
         self._left -= 1
 
     def check_integrity(self) -> None:
-        """The devices are the trainer's or the local engines', never both's."""
+        """The devices are the trainers' or the local engines', never both's."""
         fleet = self._storm.manager.books.instances
         local = [record.spec.instance for record in fleet if record.local]
-        assert self._seeding or not local, f"{local} on devices that the trainer has"
+        assert not (self._training and local), f"{local} on devices that {self._training} have"
+        assert self._training == set(self._storm.brain.steps.holders())

@@ -1,34 +1,41 @@
 """The simulated trainer of one job: steps of responses, micro-batches on those that are complete.
 
 A step: publish the weights, submit all turns, let local engines seed until the manager ends it, then train on
-at least `min_batch` complete responses at a time, in any order, while the rest is generated elsewhere.
+at least `min_batch` complete responses at a time, in any order, while the rest is generated elsewhere. Who has the
+devices, and when a step begins and ends, is for the step book to say, as in a live service.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from slackwater.control.brain import BrainCommand
 from slackwater.control.rollout.commands import (
     CompleteTurn,
     EndSeeding,
     FailTurn,
     LimitInstances,
-    ResumeSeeding,
-    RolloutCommand,
 )
-from slackwater.control.rollout.events import (
-    StepBegan,
-    StepEnded,
-    TrainerWaits,
-    TurnSubmitted,
-    WeightsPublished,
+from slackwater.control.rollout.events import TurnSubmitted
+from slackwater.control.steps.commands import GrantDevices, StartEngine
+from slackwater.control.steps.events import (
+    DevicesAsked,
+    DevicesReturned,
+    DevicesUnwanted,
+    DevicesWanted,
+    LocalEngineUp,
+    StepExpected,
 )
-from slackwater.model.ids import InstanceId, JobId, TrajectoryId, TurnId
+from slackwater.control.weights.events import WeightsPublished
+from slackwater.model.ids import InstanceId, JobId, TrajectoryId, TurnId, WorkerId
 from slackwater.model.instance import InstanceKind
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import TurnSpec
 from slackwater.sim.rollout.body import SimulatedBody
 from slackwater.sim.rollout.engine_cost import EngineCost, TrainerCost
+
+BASE_MODEL = "policy"
+TRAINER = WorkerId("trainer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +95,6 @@ class SimulatedTrainer:
     def _reset(self, now_s: float) -> None:
         self._began_s = now_s
         self._seeding = True
-        self._free_s = now_s
         self._busy = False
         self._got = 0
         self._trained = 0
@@ -97,98 +103,119 @@ class SimulatedTrainer:
         self._idle_since_s: float | None = None
         self._wait_s = 0.0
         self._seeded_s = 0.0
-        self._last_response_s = now_s
         self._ready.clear()
 
+    @property
+    def version(self) -> str:
+        """The weights of the present step."""
+        return f"v{self._step}"
+
     def begin_step(self) -> None:
-        """Publish, seed, submit."""
+        """Publish and submit; seeding begins with the first turn."""
         self._step += 1
         now_s = self._body.now_s
         self._reset(now_s)
-        version = f"v{self._step}"
-        self._body.tell(StepBegan(now_s, self.job, self._step, self._plan.turns))
-        self._body.tell(WeightsPublished(now_s, self.job, version))
-        self._start_local(version)
+        if self._step == 0:
+            self._bring_engines(now_s)
+        tell, version = self._body.tell, self.version
+        tell(StepExpected(now_s, BASE_MODEL, self._plan.turns))
+        tell(WeightsPublished(now_s, self.job, version, BASE_MODEL))
         sampling = Sampling(max_tokens=self._plan.max_tokens)
         self.length_of.clear()
         for number, tokens in enumerate(self._lengths(self._step)):
             turn = TurnId(f"{self._step}.{number}")
             self.length_of[turn] = tokens
             trajectory = TrajectoryId(turn)
-            spec = TurnSpec(turn, trajectory, self.job, self._prompt, sampling, version)
-            self._body.tell(TurnSubmitted(now_s, spec))
+            spec = TurnSpec(
+                *(turn, trajectory, self.job, self._prompt, sampling, version),
+                base_model=BASE_MODEL,
+            )
+            tell(TurnSubmitted(now_s, spec))
 
-    def _start_local(self, version: str) -> None:
+    def _bring_engines(self, now_s: float) -> None:
         for number in range(self._local_engines):
-            self._body.join(
+            spec = self._body.spec(
                 InstanceId(f"local{number}"),
                 InstanceKind.LOCAL,
                 self._engine,
                 max_running=self._max_running,
-                holds=version,
+                base_model=BASE_MODEL,
             )
+            self._body.tell(LocalEngineUp(now_s, spec))
 
-    def _take(self, command: RolloutCommand) -> None:
+    def _take(self, command: BrainCommand) -> None:
         match command:
             case CompleteTurn(_, tokens):
                 self._response(len(tokens))
             case FailTurn(turn, error):
                 raise AssertionError(f"{turn} failed: {error}")
             case EndSeeding():
-                self._seeding = False
-                self._free_s = self._body.now_s + self._cost.switch_s
-                self._seeded_s = self._body.now_s - self._began_s
-                self._body.at(self._free_s, self._train)
-            case ResumeSeeding():
-                self._resume()
+                self._take_over()
+            case StartEngine():
+                self._start(command)
+            case GrantDevices():
+                self._train()
             case LimitInstances(_, most):
                 self.most_remote = most
                 self.on_limit()
+            case _:
+                pass
 
-    def _resume(self) -> None:
+    def _take_over(self) -> None:
+        """Seeding is over: the trainer loads its state before it can begin."""
+        now_s = self._body.now_s
+        self._seeding = False
+        self._seeded_s = now_s - self._began_s
+        self._busy = True
+        self._body.tell(DevicesWanted(now_s, TRAINER))
+
+        def loaded() -> None:
+            self._busy = False
+            self._body.tell(DevicesUnwanted(self._body.now_s, TRAINER))
+            self._ask()
+
+        self._body.at(now_s + self._cost.switch_s, loaded)
+
+    def _start(self, command: StartEngine) -> None:
+        """A local engine works: at once when a step begins, after loading when it takes over in its middle."""
         self._seeding = True
         self._end_wait()
-        version = f"v{self._step}"
+        spec, version = command.spec, self.version
 
         def start() -> None:
             if self._seeding:
-                self._start_local(version)
+                self._body.join_as(spec, self._engine, holds=version)
 
-        self._body.at(self._body.now_s + self._cost.switch_s, start)
+        if command.again:
+            self._body.at(self._body.now_s + self._cost.switch_s, start)
+        else:
+            start()
 
     def _response(self, tokens: int) -> None:
         self._got += 1
-        self._last_response_s = self._body.now_s
         self._ready.append(tokens)
-        self._train()
+        self._ask()
 
-    def _train(self) -> None:
-        """Start the next micro-batch if the devices are free and enough is ready."""
-        now_s = self._body.now_s
-        if self._seeding or self._busy or now_s < self._free_s - 1e-9:
+    def _ask(self) -> None:
+        """Ask for the devices if enough is ready for the next micro-batch."""
+        if self._seeding or self._busy:
             return
+        now_s = self._body.now_s
         all_here = self._got == self._plan.turns
         if not self._ready or (len(self._ready) < self._plan.min_batch and not all_here):
             if self._idle_since_s is None and not all_here:
                 self._idle_since_s = now_s
-                self._nag(now_s)
             return
         self._end_wait()
-        tokens = sum(self._ready)
-        count = len(self._ready)
-        self._ready.clear()
-        rate = self._cost.tokens_per_s
-        took_s = tokens / rate + self._cost.microbatch_overhead_s
         self._busy = True
-        self._body.at(now_s + took_s, lambda: self._trained_batch(count, tokens, took_s))
+        self._body.tell(DevicesAsked(now_s, TRAINER, BASE_MODEL))
 
-    def _nag(self, since_s: float) -> None:
-        """Tell the manager that the trainer waits, now and as long as it does."""
-        if self._idle_since_s != since_s:
-            return
-        self._body.stream_all()
-        self._body.tell(TrainerWaits(self._body.now_s, self.job, self._tokens, self._train_s))
-        self._body.at(self._body.now_s + 5.0, lambda: self._nag(since_s))
+    def _train(self) -> None:
+        tokens, count = sum(self._ready), len(self._ready)
+        self._ready.clear()
+        took_s = tokens / self._cost.tokens_per_s + self._cost.microbatch_overhead_s
+        done_s = self._body.now_s + took_s
+        self._body.at(done_s, lambda: self._trained_batch(count, tokens, took_s))
 
     def _end_wait(self) -> None:
         if self._idle_since_s is not None:
@@ -196,32 +223,29 @@ class SimulatedTrainer:
             self._idle_since_s = None
 
     def _trained_batch(self, count: int, tokens: int, took_s: float) -> None:
-        self._busy = False
         self._trained += count
         self._tokens += tokens
         self._train_s += took_s
         if self._trained == self._plan.turns:
-            self._body.at(self._body.now_s + self._cost.optimizer_s, self._end_step)
-        else:
-            self._train()
+            optimizer_s = self._cost.optimizer_s
+            end_s = self._body.now_s + optimizer_s
+            self._body.at(end_s, lambda: self._end_step(tokens, took_s))
+            return
+        self._busy = False
+        self._body.stream_all()
+        done = DevicesReturned(self._body.now_s, TRAINER, took_s, trained_tokens=tokens)
+        self._body.tell(done)
+        self._ask()
 
-    def _end_step(self) -> None:
+    def _end_step(self, tokens: int, took_s: float) -> None:
         now_s = self._body.now_s
         self.reports.append(
             StepReport(
                 self._began_s, now_s, self._tokens, self._seeded_s, self._train_s, self._wait_s
             )
         )
-        remote_wait_s = now_s - self._last_response_s
+        self._busy = False
         self._body.tell(
-            StepEnded(
-                now_s,
-                self.job,
-                self._step,
-                self._tokens,
-                self._train_s,
-                self._wait_s,
-                remote_wait_s,
-            )
+            DevicesReturned(now_s, TRAINER, took_s, ends_step=True, trained_tokens=tokens)
         )
         self.begin_step()

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.control.rollout.events import WeightsPublished
-from slackwater.control.rollout.manager import RolloutManager
+from slackwater.control.brain import Brain
 from slackwater.control.rollout.settings import RolloutSettings
+from slackwater.control.weights.events import WeightsPublished
 from slackwater.model.ids import InstanceId, TurnId
 from slackwater.model.instance import InstanceKind
 from slackwater.model.serving import ServingSlo
@@ -74,9 +74,10 @@ class CoservingRun:
         cluster: type[ServingCluster] = ServingCluster,
     ) -> None:
         queue: EventQueue[Callable[[], None]] = EventQueue()
-        self.manager = RolloutManager(settings or RolloutSettings(turn_timeout_s=_END_S))
+        self.brain = Brain(settings or RolloutSettings(turn_timeout_s=_END_S))
+        self.manager = self.brain.rollout
         links = BodySettings(borrowed_heartbeat_s=0.5)
-        self.body = SimulatedBody(self.manager, queue, lambda turn: self._tokens_of[turn], links)
+        self.body = SimulatedBody(self.brain, queue, lambda turn: self._tokens_of[turn], links)
         self.cluster = cluster(plan, self.body, arrivals)
         self.stages_s: list[float] = []
         self._plan, self._stages, self._fleet = plan, stages, fleet
@@ -87,7 +88,7 @@ class CoservingRun:
     def run(self, seconds: float, after_event: Callable[[], None] | None = None) -> CoservingResult:
         """Until all stages are over and `seconds` have passed; the trace is `seconds` long."""
         body = self.body
-        body.tell(WeightsPublished(0.0, ROLLOUT_JOB, "v0"))
+        body.tell(WeightsPublished(0.0, None, "v0"))
         for number in range(self._fleet.engines):
             body.join(
                 InstanceId(f"e{number}"),

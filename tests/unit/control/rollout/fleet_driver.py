@@ -3,18 +3,19 @@
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from slackwater.control.rollout.commands import Dispatch, RolloutCommand
+from slackwater.control.brain import Brain, BrainCommand, BrainEvent
+from slackwater.control.rollout.commands import Dispatch
 from slackwater.control.rollout.events import (
     InstanceJoined,
-    InstanceReady,
     RolloutEvent,
     TimerFired,
     TokensArrived,
     TurnEnded,
     TurnSubmitted,
 )
-from slackwater.control.rollout.manager import WATCH, RolloutManager
+from slackwater.control.rollout.manager import WATCH
 from slackwater.control.rollout.settings import RolloutSettings
+from slackwater.control.weights.events import InstanceReady, WeightsPublished
 from slackwater.model.ids import InstanceId, JobId, TrajectoryId, TurnId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.model.sampling import Sampling
@@ -24,28 +25,34 @@ C = TypeVar("C")
 
 
 class FleetDriver:
-    """One manager and a clock."""
+    """One brain and a clock."""
 
     def __init__(self, **settings: Any) -> None:
-        self.manager = RolloutManager(RolloutSettings(**settings))
+        self.brain = Brain(RolloutSettings(**settings))
+        self.manager = self.brain.rollout
         self.now_s = 0.0
 
-    def happen(self, event: RolloutEvent) -> list[RolloutCommand]:
-        commands = list(self.manager.handle(event))
-        self.manager.check_integrity()
+    def happen(self, event: BrainEvent) -> list[BrainCommand]:
+        commands = list(self.brain.handle(event))
+        self.brain.check_integrity()
         return commands
 
-    def submit(self, name: str, **spec: Any) -> list[RolloutCommand]:
+    def manager_hears(self, event: RolloutEvent) -> list[BrainCommand]:
+        """What the step book would say, without one."""
+        commands = list(self.manager.handle(event))
+        self.manager.check_integrity()
+        return list(commands)
+
+    def submit(self, name: str, **spec: Any) -> list[BrainCommand]:
         return self.happen(TurnSubmitted(self.now_s, turn_spec(name, **spec)))
 
-    def join(self, name: str, *, version: str = "v1", **spec: Any) -> list[RolloutCommand]:
-        """Joined, pulled, ready."""
+    def join(self, name: str, *, version: str = "v1", **spec: Any) -> list[BrainCommand]:
+        """Joined, pulled, ready; the version is anybody's."""
+        self.happen(WeightsPublished(self.now_s, None, version))
         first = self.happen(InstanceJoined(self.now_s, instance_spec(name, **spec)))
-        record = self.manager.books.instances.records[InstanceId(name)]
-        record.pulling.add(version)
         return first + self.happen(InstanceReady(self.now_s, InstanceId(name), version))
 
-    def tokens(self, instance: str, attempt: int, tokens: Sequence[int]) -> list[RolloutCommand]:
+    def tokens(self, instance: str, attempt: int, tokens: Sequence[int]) -> list[BrainCommand]:
         return self.happen(
             TokensArrived(
                 self.now_s,
@@ -65,12 +72,12 @@ class FleetDriver:
         *,
         reason: FinishReason = FinishReason.STOP,
         version: str = "v1",
-    ) -> list[RolloutCommand]:
+    ) -> list[BrainCommand]:
         return self.happen(
             TurnEnded(self.now_s, InstanceId(instance), AttemptId(attempt), reason, total, version)
         )
 
-    def watch(self, after_s: float) -> list[RolloutCommand]:
+    def watch(self, after_s: float) -> list[BrainCommand]:
         """Let time pass, then let the watch timer fire."""
         self.now_s += after_s
         return self.happen(TimerFired(self.now_s, WATCH))
@@ -84,6 +91,7 @@ def turn_spec(name: str, *, prompt: Sequence[int] = (1, 2, 3), **spec: Any) -> T
         prompt=tuple(prompt),
         sampling=Sampling(max_tokens=spec.pop("max_tokens", 8), **spec.pop("sampling", {})),
         version=spec.pop("version", "v1"),
+        base_model=spec.pop("base_model", "job"),
         **spec,
     )
 
@@ -99,16 +107,16 @@ def instance_spec(name: str, **spec: Any) -> InstanceSpec:
     )
 
 
-def only(kind: type[C], commands: Sequence[RolloutCommand]) -> C:
+def only(kind: type[C], commands: Sequence[BrainCommand]) -> C:
     """The one command of that kind."""
     found = [command for command in commands if isinstance(command, kind)]
     assert len(found) == 1, f"{len(found)} {kind.__name__} in {commands}"
     return found[0]
 
 
-def none_of(kind: type[C], commands: Sequence[RolloutCommand]) -> bool:
+def none_of(kind: type[C], commands: Sequence[BrainCommand]) -> bool:
     return not any(isinstance(command, kind) for command in commands)
 
 
-def dispatches(commands: Sequence[RolloutCommand]) -> list[Dispatch]:
+def dispatches(commands: Sequence[BrainCommand]) -> list[Dispatch]:
     return [command for command in commands if isinstance(command, Dispatch)]

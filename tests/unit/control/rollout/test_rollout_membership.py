@@ -5,14 +5,12 @@ from typing import Any
 import pytest
 from fleet_driver import FleetDriver, dispatches, instance_spec, none_of, only
 
+from slackwater.control.brain import BrainCommand
 from slackwater.control.rollout.commands import (
     AbortOn,
-    DropVersion,
     FailTurn,
-    PullWeights,
     ReleaseInstance,
     ReportFault,
-    RolloutCommand,
 )
 from slackwater.control.rollout.events import (
     BudgetChanged,
@@ -21,9 +19,12 @@ from slackwater.control.rollout.events import (
     InstanceJoined,
     InstanceLost,
     InstanceNotice,
+    TurnRefused,
+)
+from slackwater.control.weights.commands import DeleteVersion, DropVersion, PullWeights
+from slackwater.control.weights.events import (
     InstanceReady,
     PullFailed,
-    TurnRefused,
     WeightsPublished,
     WeightsRetired,
 )
@@ -33,7 +34,7 @@ from slackwater.model.instance import InstanceKind, InstanceState
 A, B = InstanceId("a"), InstanceId("b")
 
 
-def beat(driver: FleetDriver, name: str, **load: Any) -> list[RolloutCommand]:
+def beat(driver: FleetDriver, name: str, **load: Any) -> list[BrainCommand]:
     fields = {"running": 0, "waiting": 0, "produced_tokens": 0, "kv_used_tokens": 0} | load
     return driver.happen(InstanceHeartbeat(driver.now_s, InstanceId(name), **fields))
 
@@ -45,7 +46,8 @@ def test_an_instance_joins_pulls_the_newest_version_and_is_ready_in_mid_step() -
     pull = only(PullWeights, driver.happen(InstanceJoined(0.0, instance_spec("a"))))
     assert (pull.instance, pull.version) == ("a", "v7")
     record = driver.manager.books.instances.records[A]
-    assert record.state is InstanceState.PULLING
+    assert record.state is InstanceState.JOINING
+    assert driver.brain.weights.pulling(A) == {"v7"}
     (sent,) = dispatches(driver.happen(InstanceReady(1.0, A, "v7")))
     assert (sent.turn, sent.version) == ("t", "v7")
     assert record.state is InstanceState.READY
@@ -71,20 +73,25 @@ def test_a_failed_pull_is_reported_and_asked_for_again() -> None:
 
 def test_versions_beyond_the_limit_are_dropped_least_recently_used_first() -> None:
     driver = FleetDriver()
-    driver.join("a", version="v1", max_versions=2)
-    for version in ("v2", "v3"):
-        driver.happen(WeightsPublished(0.0, JobId("job"), version))
-        dropped = driver.happen(InstanceReady(0.0, A, version))
+    driver.join("a", version="base", max_versions=2)
+    for number in (1, 2, 3):
+        driver.happen(WeightsPublished(0.0, JobId("job"), f"v{number}"))
+        if number == 1:
+            driver.submit("t", version="v1")
+        dropped = driver.happen(InstanceReady(0.0, A, f"v{number}"))
+        driver.end("a", 1, 0, version="v1")
     assert only(DropVersion, dropped).version == "v1"
 
 
-def test_a_retired_version_stays_where_a_turn_still_runs_with_it() -> None:
+def test_a_retired_version_stays_as_long_as_a_turn_asks_for_it_and_is_then_deleted() -> None:
     driver = FleetDriver()
     driver.join("a")
     driver.join("b")
     (sent,) = dispatches(driver.submit("t"))
-    dropped = driver.happen(WeightsRetired(0.0, "v1"))
-    assert only(DropVersion, dropped).instance == ("b" if sent.instance == "a" else "a")
+    assert none_of(DropVersion, driver.happen(WeightsRetired(0.0, "v1")))
+    ended = driver.end(sent.instance, sent.attempt, 0)
+    assert [c.instance for c in ended if isinstance(c, DropVersion)] == ["a", "b"]
+    assert only(DeleteVersion, ended).version == "v1"
 
 
 def test_an_instance_goes_when_its_lease_ends_and_not_before() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from fleet_driver import FleetDriver, dispatches, none_of, only
 
+from slackwater.control.brain import BrainCommand
 from slackwater.control.rollout.commands import (
     AbortOn,
     AppendTokens,
@@ -14,7 +15,6 @@ from slackwater.control.rollout.commands import (
     FailTurn,
     ReleaseInstance,
     ReportFault,
-    RolloutCommand,
 )
 from slackwater.control.rollout.events import (
     InstanceLost,
@@ -205,6 +205,6 @@ def test_prompt_scores_survive_a_move_and_are_not_asked_for_twice(driver: FleetD
     assert done.prompt_logprobs == [None, -1.0, -2.0]
 
 
-def only_dispatch(commands: Sequence[RolloutCommand]) -> Dispatch:
+def only_dispatch(commands: Sequence[BrainCommand]) -> Dispatch:
     (sent,) = dispatches(commands)
     return sent

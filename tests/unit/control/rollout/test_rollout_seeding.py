@@ -9,12 +9,12 @@ from fleet_driver import FleetDriver, dispatches, none_of, only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slackwater.control.brain import BrainCommand
 from slackwater.control.rollout.commands import (
     EndSeeding,
     LimitInstances,
     ReleaseInstance,
     ResumeSeeding,
-    RolloutCommand,
     SetTimer,
 )
 from slackwater.control.rollout.events import (
@@ -177,7 +177,7 @@ def test_a_rule_that_remembers_nothing_begins_every_step_as_the_first() -> None:
     assert replace(after, most_remote=None) == forgets.start()
 
 
-def step(driver: FleetDriver, *, locals_: int = 1, turns: int = 2) -> list[RolloutCommand]:
+def step(driver: FleetDriver, *, locals_: int = 1, turns: int = 2) -> list[BrainCommand]:
     """A step begins: local engines up, turns submitted."""
     commands = driver.happen(StepBegan(driver.now_s, JOB, 0, turns))
     for number in range(locals_):
@@ -196,7 +196,7 @@ def test_when_the_window_ends_local_turns_go_on_remotely_with_their_tokens() -> 
     driver.join("remote")
     driver.now_s = 30.0
     commands = driver.happen(TimerFired(30.0, timer.name))
-    assert only(EndSeeding, commands).job == "job"
+    assert only(EndSeeding, commands).base_model == "job"
     assert only(ReleaseInstance, commands).instance == "local0"
     moved = dispatches(commands)
     assert {d.instance for d in moved} == {"remote"}
@@ -215,9 +215,12 @@ def test_a_waiting_trainer_gets_local_engines_again_when_the_last_remote_instanc
     driver.join("remote")
     step(driver)
     driver.watch(1.0)
-    assert none_of(ResumeSeeding, driver.happen(TrainerWaits(1.0, JOB, 0, 0.0)))
+    assert none_of(ResumeSeeding, driver.manager_hears(TrainerWaits(1.0, JOB, 0, 0.0)))
     driver.happen(InstanceLost(2.0, InstanceId("remote"), "preempted"))
-    assert only(ResumeSeeding, driver.happen(TrainerWaits(2.0, JOB, 0, 0.0))).job == "job"
+    assert (
+        only(ResumeSeeding, driver.manager_hears(TrainerWaits(2.0, JOB, 0, 0.0))).base_model
+        == "job"
+    )
 
 
 def test_the_body_is_told_how_many_instances_are_worth_having() -> None:
@@ -237,7 +240,7 @@ def test_a_trainer_with_work_gets_its_devices_at_once_when_no_turn_is_live() -> 
     driver.join("local0", kind=InstanceKind.LOCAL)
     attempt = only_dispatch(driver.submit("t0"))
     driver.end("local0", attempt, 0)
-    assert only(EndSeeding, driver.happen(TrainerWanted(1.0, JOB))).job == "job"
+    assert only(EndSeeding, driver.happen(TrainerWanted(1.0, JOB))).base_model == "job"
 
 
 def test_a_trainer_with_work_waits_for_live_turns_and_no_longer_than_its_patience() -> None:
@@ -248,7 +251,10 @@ def test_a_trainer_with_work_waits_for_live_turns_and_no_longer_than_its_patienc
     commands = driver.watch(1.0)
     assert only(EndSeeding, commands).reason == "the trainer has waited 10 s"
     assert only(ReleaseInstance, commands).instance == "local0"
-    assert only(ResumeSeeding, driver.happen(TrainerWaits(11.0, JOB, 0, 1.0))).job == "job"
+    assert (
+        only(ResumeSeeding, driver.manager_hears(TrainerWaits(11.0, JOB, 0, 1.0))).base_model
+        == "job"
+    )
 
 
 def test_the_last_turn_gives_a_waiting_trainer_its_devices() -> None:
@@ -257,9 +263,9 @@ def test_the_last_turn_gives_a_waiting_trainer_its_devices() -> None:
     driver.join("local0", kind=InstanceKind.LOCAL)
     attempt = only_dispatch(driver.submit("t0"))
     assert none_of(EndSeeding, driver.happen(TrainerWanted(1.0, JOB)))
-    assert only(EndSeeding, driver.end("local0", attempt, 0)).job == "job"
+    assert only(EndSeeding, driver.end("local0", attempt, 0)).base_model == "job"
 
 
-def only_dispatch(commands: list[RolloutCommand]) -> int:
+def only_dispatch(commands: list[BrainCommand]) -> int:
     (sent,) = dispatches(commands)
     return sent.attempt

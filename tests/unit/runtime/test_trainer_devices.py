@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slackwater.control.rollout.manager import RolloutManager
+from slackwater.control.brain import Brain
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import JobId, TrajectoryId, TurnId, WorkerId
 from slackwater.model.sampling import Sampling
@@ -23,9 +23,9 @@ class Floor:
 
     def __init__(self) -> None:
         settings = RolloutSettings(trainer_patience_s=0.2, watch_every_s=0.02)
-        self.manager = RolloutManager(settings)
-        self.rollout = RolloutBody(self, self.manager, lambda worker: None)  # type: ignore[arg-type]  # only send() is used
-        self.lent = self.rollout.lent
+        self.brain = Brain(settings)
+        self.rollout = RolloutBody(self, self.brain, lambda worker: None)  # type: ignore[arg-type]  # only send() is used
+        self.lent = self.rollout.devices
         self.sent: list[tuple[WorkerId, messages.Message]] = []
         self.training: set[WorkerId] = set()
         self.ended = 0
@@ -54,7 +54,9 @@ class Floor:
     def submit(self, number: int) -> None:
         name = f"t{number}"
         spec = TurnSpec(
-            TurnId(name), TrajectoryId(name), JobId(BASE), (1, 2), Sampling(max_tokens=4), VERSION
+            *(TurnId(name), TrajectoryId(name), JobId("job"), (1, 2), Sampling(max_tokens=4)),
+            VERSION,
+            base_model=BASE,
         )
         self.rollout.submit(spec, self)
 
@@ -77,8 +79,10 @@ class Floor:
             self.lent.done(trainer, 0.01, ends_step=ends_step)
 
     def check(self) -> None:
-        self.manager.check_integrity()
-        local = [record.spec.instance for record in self.manager.books.instances if record.local]
+        self.brain.check_integrity()
+        local = [
+            record.spec.instance for record in self.brain.rollout.books.instances if record.local
+        ]
         assert not (local and self.training), f"{local} and {self.training} at once"
 
 
@@ -86,7 +90,7 @@ class Floor:
 def test_trainers_and_local_engines_never_work_at_once_and_everything_gets_done(seed: int) -> None:
     async def scenario() -> None:
         draw, floor = random.Random(seed), Floor()
-        floor.rollout.published(BASE, VERSION)
+        floor.rollout.published(VERSION, BASE)
         for number in range(draw.randint(1, 2)):
             floor.engine(f"local-{number}")
         if draw.random() < 0.5:
@@ -129,7 +133,7 @@ def test_trainers_and_local_engines_never_work_at_once_and_everything_gets_done(
 def test_a_trainer_that_is_lost_while_it_waits_does_not_keep_local_engines_away() -> None:
     async def scenario() -> None:
         floor = Floor()
-        floor.rollout.published(BASE, VERSION)
+        floor.rollout.published(VERSION, BASE)
         floor.engine("local-0")
         floor.submit(0)
         waiting = asyncio.create_task(floor.train("trainer-0", ends_step=False))

@@ -1,0 +1,113 @@
+"""What can happen to jobs. Plain data, so that a record of it can be replayed."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from slackwater.model.ids import JobId, TenantId
+from slackwater.model.job import JobProfile
+from slackwater.model.job_life import JobAccount
+
+
+@dataclass(frozen=True, slots=True)
+class JobSubmitted:
+    """An owner's run begins, or goes on. Without a profile it is profiled alone first, unless `unprofiled` ones may share at once."""
+
+    now_s: float
+    job: JobId
+    tenant: TenantId
+    profile: JobProfile | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobProfiled:
+    """What one cycle of the job takes is known."""
+
+    now_s: float
+    job: JobId
+    profile: JobProfile
+
+
+@dataclass(frozen=True, slots=True)
+class JobAnswered:
+    """Placement's answer: it has a place, or waits for one, or never gets one."""
+
+    now_s: float
+    job: JobId
+    answer: Literal["placed", "held", "refused"]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JobWorked:
+    """A turn of the job ended, or one began (`turns` 0)."""
+
+    now_s: float
+    job: JobId
+    turns: int = 0
+    completed: bool = True
+    prompt_tokens: int = 0
+    tokens: int = 0
+    engine_s: float = 0.0
+    waited_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobTrained:
+    """A trainer ran an operation of the job."""
+
+    now_s: float
+    job: JobId
+    trainer_s: float
+    waited_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class IterationDone:
+    """The job made one more complete iteration: a crash brings it back here."""
+
+    now_s: float
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class JobCrashed:
+    """Its processes or its nodes are gone: it is a new arrival at its last complete iteration."""
+
+    now_s: float
+    job: JobId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    """Nothing more will come of it."""
+
+    now_s: float
+    job: JobId
+    outcome: Literal["finished", "failed", "stopped"]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JobAdopted:
+    """A job from the durable store, with its account so far."""
+
+    now_s: float
+    job: JobId
+    tenant: TenantId
+    account: JobAccount
+
+
+JobEvent = (
+    JobSubmitted
+    | JobProfiled
+    | JobAnswered
+    | JobWorked
+    | JobTrained
+    | IterationDone
+    | JobCrashed
+    | JobEnded
+    | JobAdopted
+)
+
+EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in JobEvent.__args__}

@@ -1,0 +1,51 @@
+"""What the step book asks for: of local engines, of trainers, and of the rollout manager."""
+
+from dataclasses import dataclass
+
+from slackwater.control.rollout.events import StepBegan, StepEnded, TrainerWaits, TrainerWanted
+from slackwater.model.ids import InstanceId, WorkerId
+from slackwater.model.instance import InstanceSpec
+
+
+@dataclass(frozen=True, slots=True)
+class StartEngine:
+    """Let a resting local engine work: say `InstanceJoined` with its spec. `again`: in the middle of a step."""
+
+    spec: InstanceSpec
+    again: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RestEngine:
+    """The local engine works no more: what it still says does not count, and its process lives on."""
+
+    instance: InstanceId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GrantDevices:
+    """The trainer has the devices until it returns them."""
+
+    trainer: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class SetStepTimer:
+    """Send `StepTimerFired(name)` at `at_s`; replaces the timer of that name."""
+
+    name: str
+    at_s: float
+
+
+# What the rollout manager hears of steps are its own events.
+StepCommand = (
+    StartEngine
+    | RestEngine
+    | GrantDevices
+    | SetStepTimer
+    | StepBegan
+    | TrainerWanted
+    | TrainerWaits
+    | StepEnded
+)

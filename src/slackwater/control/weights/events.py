@@ -1,0 +1,102 @@
+"""What can happen to weight versions. Plain data, so that a record of it can be replayed."""
+
+from dataclasses import dataclass
+
+from slackwater.model.ids import InstanceId, JobId
+from slackwater.model.instance import InstanceSpec
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsPublished:
+    """A version can be pulled from now on. It belongs to `job`; without one it is a base model's own, for everybody.
+
+    `line` names the model in training whose versions follow each other: a newer one supersedes the older ones.
+    `sampled` says that turns are about to ask for it: who holds the line's last version pulls this one at once.
+    """
+
+    now_s: float
+    job: JobId | None
+    version: str
+    base_model: str = ""
+    line: str = ""
+    adapter: bool = False
+    sampled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsRetired:
+    """Nothing names the version any more: it may go once no turn asks for it."""
+
+    now_s: float
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class VersionNeeded:
+    """So many live turns ask for the version; `waiting` if one of them finds no instance that could take it."""
+
+    now_s: float
+    job: JobId
+    base_model: str
+    version: str
+    turns: int
+    waiting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HolderJoined:
+    """An instance that can hold versions; it holds none of ours yet."""
+
+    now_s: float
+    spec: InstanceSpec
+
+
+@dataclass(frozen=True, slots=True)
+class HolderLeft:
+    """The instance is gone, with what it held; one that `rests` lives on and must forget everything."""
+
+    now_s: float
+    instance: InstanceId
+    rests: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceReady:
+    """The instance says that it now holds `version`."""
+
+    now_s: float
+    instance: InstanceId
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class PullFailed:
+    """The instance could not get `version`."""
+
+    now_s: float
+    instance: InstanceId
+    version: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class VersionFreed:
+    """Nothing runs with a version that was recalled from the instance."""
+
+    now_s: float
+    instance: InstanceId
+    version: str
+
+
+WeightEvent = (
+    WeightsPublished
+    | WeightsRetired
+    | VersionNeeded
+    | HolderJoined
+    | HolderLeft
+    | InstanceReady
+    | PullFailed
+    | VersionFreed
+)
+
+EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in WeightEvent.__args__}

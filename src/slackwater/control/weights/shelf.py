@@ -1,0 +1,65 @@
+"""The weight director's books: versions, and the instances that hold them."""
+
+from dataclasses import dataclass, field
+
+from slackwater.model.ids import InstanceId, JobId
+from slackwater.model.instance import InstanceSpec
+from slackwater.policy.weights.holding import HeldVersion
+
+
+@dataclass(slots=True)
+class VersionRecord:
+    """One version. `number` is the order of publishing; `turns` how many live turns ask for it."""
+
+    version: str
+    job: JobId | None
+    base_model: str
+    line: str
+    adapter: bool
+    number: int
+    turns: int = 0
+    needed_at: int = 0
+    retired: bool = False
+    superseded: bool = False
+    evicted_at: int = 0  # when an instance last gave it up to make room; 0: never
+
+
+@dataclass(slots=True)
+class Holder:
+    """One instance. Offered: turns may run with it. Recalled: those that do may end. Pulling: on its way."""
+
+    spec: InstanceSpec
+    offered: dict[str, None] = field(default_factory=dict)
+    recalled: set[str] = field(default_factory=set)
+    pulling: set[str] = field(default_factory=set)
+    pulled_before: set[str] = field(default_factory=set)
+
+    @property
+    def instance(self) -> InstanceId:
+        return self.spec.instance
+
+    def has(self, version: str) -> bool:
+        """Turns may run with it there, now or soon."""
+        return version in self.offered or version in self.pulling
+
+    def may_hold(self, record: VersionRecord) -> bool:
+        """Of its base model, and not of a job that it is not lent to."""
+        spec = self.spec
+        same_base = not spec.base_model or spec.base_model == record.base_model
+        return same_base and (spec.job is None or record.job in (None, spec.job))
+
+    def all(self) -> set[str]:
+        """Whatever takes its memory."""
+        return {*self.offered, *self.recalled, *self.pulling}
+
+
+def limit_of(spec: InstanceSpec, adapter: bool) -> int:
+    """How many versions of a kind the instance is to hold."""
+    return spec.max_adapters if adapter and spec.max_adapters else spec.max_versions
+
+
+def held_version(record: VersionRecord) -> HeldVersion:
+    """As the policy sees it."""
+    return HeldVersion(
+        record.version, record.turns, record.retired, record.superseded, record.needed_at
+    )

@@ -1,0 +1,39 @@
+"""Who should hold a weight version, and which version makes room for another.
+
+A version is pulled by as many instances as its turns can use, no more: with ten jobs on one base model, each instance holds
+what the turns it may get were sampled for (ROSE 4.2: pulled on demand).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil
+
+TURNS_PER_HOLDER = 2  # below that, another copy would hardly shorten anything
+
+
+def holders_wanted(turns: int, able: int, turns_per_holder: int = TURNS_PER_HOLDER) -> int:
+    """How many of the `able` instances should hold a version that `turns` live turns ask for."""
+    return min(able, ceil(turns / turns_per_holder))
+
+
+@dataclass(frozen=True, slots=True)
+class HeldVersion:
+    """A version on an instance. `needed_at` counts up: the larger, the later it was last needed."""
+
+    version: str
+    turns: int
+    retired: bool
+    superseded: bool
+    needed_at: int
+
+
+def first_to_go(held: Iterable[HeldVersion], *, needed_too: bool = False) -> str | None:
+    """The version that can be missed most: retired, then superseded by a newer one of its model, then longest not needed.
+
+    One that turns ask for goes only if `needed_too`, and then the one with the fewest.
+    """
+    found = [version for version in held if needed_too or version.turns == 0]
+    if not found:
+        return None
+    order = lambda v: (v.turns, not v.retired, not v.superseded, v.needed_at, v.version)  # noqa: E731
+    return min(found, key=order).version

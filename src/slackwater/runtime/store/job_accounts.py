@@ -1,0 +1,54 @@
+"""Jobs' accounts, durable: written down now and then, and taken over by the next start."""
+
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from slackwater.control.jobs.book import JobEntry
+from slackwater.control.jobs.events import JobAdopted
+from slackwater.model.ids import JobId, TenantId
+from slackwater.model.job_life import JobAccount
+from slackwater.runtime.store.schema import facts
+
+_NAME = "job_accounts"
+
+
+def save_accounts(connection: Connection, entries: list[JobEntry]) -> None:
+    """All of them, in one row."""
+    held = [{"job": e.job, "tenant": e.tenant, "account": asdict(e.account)} for e in entries]
+    value = msgspec.json.encode(held).decode()
+    changed = connection.execute(facts.update().where(facts.c.name == _NAME).values(value=value))
+    if not changed.rowcount:
+        connection.execute(facts.insert().values(name=_NAME, value=value))
+
+
+def saved_accounts(connection: Connection, now_s: float) -> list[JobAdopted]:
+    """As events for the job book."""
+    value = connection.execute(sa.select(facts.c.value).where(facts.c.name == _NAME)).scalar()
+    held: list[dict[str, Any]] = [] if value is None else msgspec.json.decode(value)
+    return [
+        JobAdopted(
+            now_s,
+            JobId(row["job"]),
+            TenantId(row["tenant"]),
+            msgspec.convert(row["account"], JobAccount),
+        )
+        for row in held
+    ]
+
+
+def shown(entry: JobEntry, now_s: float) -> dict[str, Any]:
+    """A job as `slackwater job list` and the HTTP face show it."""
+    account = asdict(entry.account)
+    return {
+        "job": entry.job,
+        "tenant": entry.tenant,
+        "stage": entry.stage.value,
+        "reason": entry.reason,
+        "age_s": round(now_s - entry.since_s, 1),
+        "device_s": entry.account.device_s,
+        **account,
+    }
