@@ -171,8 +171,11 @@ class SimulatedTrainer:
 
         def loaded() -> None:
             self._busy = False
-            self._body.tell(DevicesUnwanted(self._body.now_s, TRAINER))
-            self._ask()
+            if self._enough():
+                self._ask()
+            else:
+                self._body.tell(DevicesUnwanted(self._body.now_s, TRAINER))
+                self._ask()
 
         self._body.at(now_s + self._cost.switch_s, loaded)
 
@@ -201,14 +204,17 @@ class SimulatedTrainer:
         if self._seeding or self._busy:
             return
         now_s = self._body.now_s
-        all_here = self._got == self._plan.turns
-        if not self._ready or (len(self._ready) < self._plan.min_batch and not all_here):
-            if self._idle_since_s is None and not all_here:
+        if not self._enough():
+            if self._idle_since_s is None and self._got < self._plan.turns:
                 self._idle_since_s = now_s
             return
         self._end_wait()
         self._busy = True
         self._body.tell(DevicesAsked(now_s, TRAINER, BASE_MODEL))
+
+    def _enough(self) -> bool:
+        all_here = self._got == self._plan.turns
+        return bool(self._ready) and (all_here or len(self._ready) >= self._plan.min_batch)
 
     def _train(self) -> None:
         tokens, count = sum(self._ready), len(self._ready)
@@ -231,8 +237,10 @@ class SimulatedTrainer:
             end_s = self._body.now_s + optimizer_s
             self._body.at(end_s, lambda: self._end_step(tokens, took_s))
             return
-        self._busy = False
         self._body.stream_all()
+        self._busy = False
+        if self._enough():  # it keeps the devices: nobody else is to start meanwhile
+            self._body.tell(DevicesWanted(self._body.now_s, TRAINER))
         done = DevicesReturned(self._body.now_s, TRAINER, took_s, trained_tokens=tokens)
         self._body.tell(done)
         self._ask()
