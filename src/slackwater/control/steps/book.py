@@ -67,6 +67,7 @@ class StepBook:
                 self._turns_changed(event, out)
             case on.DevicesWanted(_, trainer):
                 self._wanting.add(trainer)
+                self._end_waits(now_s)
             case on.DevicesUnwanted(_, trainer):
                 self._forget(trainer)
                 self._look_at_all(now_s, out)
@@ -81,7 +82,7 @@ class StepBook:
             case on.SeedingChanged(_, base_model, seeds):
                 self._seeding_changed(base_model, seeds, now_s, out)
             case on.StepTimerFired(_, name):
-                self._trainer_waits(name, now_s, out)
+                self._look(name, now_s, out)
             case _:
                 assert_never(event)
         return out
@@ -139,7 +140,8 @@ class StepBook:
         if not self._seeding():
             assert not self._at_work, f"{self._at_work} work on devices that the trainers get"
             self._grant_all(now_s, out)
-        self._look(base_model, now_s, out)
+        # Only after the trainers have heard of it do they wait: they may have work.
+        out.append(do.SetStepTimer(base_model, now_s))
 
     def _seeding(self) -> list[str]:
         return [base_model for base_model, step in self._steps.items() if step.seeding]
@@ -178,8 +180,11 @@ class StepBook:
             out.append(do.GrantDevices(trainer))
         if self._asking:
             self._asking.clear()
-            for step in self._steps.values():
-                self._end_wait(step, now_s)
+            self._end_waits(now_s)
+
+    def _end_waits(self, now_s: float) -> None:
+        for step in self._steps.values():
+            self._end_wait(step, now_s)
 
     def _returned(self, event: on.DevicesReturned, out: Out) -> None:
         base_model = self._busy.pop(event.trainer, None)
