@@ -163,9 +163,10 @@ class WeightDirector:
         self._fill(holder, out)
 
     def _fill(self, holder: Holder, out: Out) -> None:
-        """Let an instance with room pull what is short of holders; what gave way last comes last."""
+        """Let an instance with room pull what is short of holders: what nobody has first, what gave way last comes last."""
         short = [record for record in self._needed.values() if holder.may_hold(record)]
-        for record in sorted(short, key=lambda r: (r.evicted_at, -r.turns, r.number)):
+        short.sort(key=lambda r: (bool(self._having(r)), r.evicted_at, -r.turns, r.number))
+        for record in short:
             if len(self._alike(holder.all(), record.adapter)) >= self._most(holder, record):
                 continue
             able = self._able(record)
@@ -238,14 +239,18 @@ class WeightDirector:
         self, holder: Holder, adapter: bool, out: Out, *, keep: str = "", needed_too: bool = False
     ) -> bool:
         held = [r for r in self._alike(holder.offered, adapter) if r.version != keep]
-        victim = first_to_go(map(held_version, held), needed_too=needed_too)
+        seen = [held_version(record, self._elsewhere(record, holder)) for record in held]
+        victim = first_to_go(seen, needed_too=needed_too)
         if victim is None:
             return False
-        if not self._versions[victim].retired:
-            self._clock += 1
-            self._versions[victim].evicted_at = self._clock
+        self._clock += 1
+        self._versions[victim].evicted_at = self._clock
         self._recall(holder, victim, out)
         return True
+
+    def _elsewhere(self, record: VersionRecord, holder: Holder) -> bool:
+        others = self._holders.values()
+        return any(record.version in other.offered for other in others if other is not holder)
 
     def _recall(self, holder: Holder, version: str, out: Out) -> None:
         del holder.offered[version]

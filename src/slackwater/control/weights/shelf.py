@@ -58,8 +58,9 @@ def limit_of(spec: InstanceSpec, adapter: bool) -> int:
     return spec.max_adapters if adapter and spec.max_adapters else spec.max_versions
 
 
-def held_version(record: VersionRecord) -> HeldVersion:
+def held_version(record: VersionRecord, elsewhere: bool) -> HeldVersion:
     """As the policy sees it."""
     return HeldVersion(
-        record.version, record.turns, record.retired, record.superseded, record.needed_at
+        *(record.version, record.turns, record.retired, record.superseded, record.needed_at),
+        elsewhere,
     )

@@ -18,22 +18,26 @@ def holders_wanted(turns: int, able: int, turns_per_holder: int = TURNS_PER_HOLD
 
 @dataclass(frozen=True, slots=True)
 class HeldVersion:
-    """A version on an instance. `needed_at` counts up: the larger, the later it was last needed."""
+    """A version on an instance. `needed_at` counts up: the larger, the later it was last needed. `elsewhere`: on another too."""
 
     version: str
     turns: int
     retired: bool
     superseded: bool
     needed_at: int
+    elsewhere: bool = False
 
 
 def first_to_go(held: Iterable[HeldVersion], *, needed_too: bool = False) -> str | None:
     """The version that can be missed most: retired, then superseded by a newer one of its model, then longest not needed.
 
-    One that turns ask for goes only if `needed_too`, and then the one with the fewest.
+    One that turns ask for goes only if `needed_too`: rather one that another instance holds too, then the one with the fewest.
     """
     found = [version for version in held if needed_too or version.turns == 0]
-    if not found:
-        return None
-    order = lambda v: (v.turns, not v.retired, not v.superseded, v.needed_at, v.version)  # noqa: E731
-    return min(found, key=order).version
+    return min(found, key=_worth).version if found else None
+
+
+def _worth(held: HeldVersion) -> tuple[bool, int, bool, bool, int, str]:
+    alone = held.turns > 0 and not held.elsewhere
+    later = (not held.retired, not held.superseded, held.needed_at, held.version)
+    return (alone, held.turns, *later)
