@@ -163,11 +163,12 @@ class CreateModel(Message, frozen=True):
 
 
 class RestoreModel(Message, frozen=True):
-    """Make a model's trainable state from a saved one."""
+    """Make a model's trainable state from a saved one, over the base model `source`."""
 
     op: int
     model: str
     saved: str
+    source: str = ""
 
 
 class RunPass(Message, frozen=True):

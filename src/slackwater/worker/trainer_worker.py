@@ -78,8 +78,8 @@ class TrainerWorker:
             case messages.CreateModel():
                 self._trainers[message.model] = self._created(message)
                 return b""
-            case messages.RestoreModel(_, model, saved):
-                self._trainers[model] = self._restored(saved)
+            case messages.RestoreModel(_, model, saved, source):
+                self._trainers[model] = self._restored(saved, source)
                 return b""
         trainer = self._trainers.get(message.model)
         if trainer is None:
@@ -102,9 +102,10 @@ class TrainerWorker:
                 self._store.publish(version, trainer.weights(), about, durable=durable)
         return b""
 
-    def _restored(self, saved: str) -> Trainer:
+    def _restored(self, saved: str, source: str) -> Trainer:
+        base = self._files.model(source) if source else None
         with self._files.saved_state(saved) as folder:
-            return Trainer.load(folder, dtype=self._dtype, device=self._device)
+            return Trainer.load(folder, source=base, dtype=self._dtype, device=self._device)
 
     def _created(self, message: messages.CreateModel) -> Trainer:
         lora = None

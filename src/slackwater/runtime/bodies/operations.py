@@ -148,12 +148,13 @@ class OperationsBody:
         }
 
     def states_under_way(self) -> set[str]:
-        """Folders that unfinished saves write to; their names are not known, so all with their numbers."""
+        """URIs that unfinished saves write to; their names are not known, so all with their numbers."""
         found = set()
         for operation in self._operations.values():
             if operation.kind is OpKind.SAVE:
                 held = self._parts.state.checkpoints_of(operation.model)
-                found |= {str(path) for path in held if path.name.endswith(f"@{operation.seq}")}
+                written = [path for path in held if path.name.endswith(f"@{operation.seq}")]
+                found |= {self._parts.state.uri(path) for path in written}
         return found
 
     async def create(self, model: TrainedModel, user_metadata: Any) -> RequestId:
@@ -269,7 +270,9 @@ class OperationsBody:
                     spawn(self._run(command))
                 case do.RestoreState(worker, ticket, model, seq):
                     saved = self._snapshot(model, seq)
-                    self._hand(worker, messages.RestoreModel(ticket, model, saved))
+                    self._hand(
+                        worker, messages.RestoreModel(ticket, model, saved, self._source(model))
+                    )
                 case do.DropGradients(worker, ticket, model):
                     self._hand(worker, messages.DiscardGradients(ticket, model))
                 case do.TakeSnapshot(worker, ticket, model, seq):
@@ -317,6 +320,11 @@ class OperationsBody:
         if await self._parts.devices.take(worker, base_model, job, since_s):
             self._parts.hub.send(worker, message)
 
+    def _source(self, model: ModelId) -> str:
+        """The base of a model whose state is restored; empty if the model was closed meanwhile."""
+        found = self._models.get(model)
+        return "" if found is None else self._parts.bases.get(found.base_model).uri
+
     def _snapshot(self, model: ModelId, seq: int) -> str:
         return self._parts.state.uri(self._parts.state.snapshot(model, seq))
 
@@ -357,8 +365,7 @@ class OperationsBody:
                 return messages.SaveState(ticket, op.model, self._parts.state.uri(folder))
             case OpKind.LOAD:
                 load = decode_load(payload)
-                saved = self._parts.state.uri(Path(load.held_as))
-                return messages.LoadState(ticket, op.model, saved, load.optimizer)
+                return messages.LoadState(ticket, op.model, load.saved, load.optimizer)
             case OpKind.PUBLISH:
                 publish = decode_publish(payload)
                 named = publish.sampling_session is None

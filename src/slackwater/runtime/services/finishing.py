@@ -5,7 +5,6 @@ Runs on the store's thread, in the transaction that finishes the operation.
 
 import json
 import time
-from pathlib import Path
 
 from sqlalchemy.engine import Connection
 
@@ -73,7 +72,7 @@ class Finishing:
             case OpKind.SAVE:
                 save = decode_save(payload)
                 folder = self._state.checkpoint(model.model, save.name, operation.seq)
-                self._put(connection, model, operation, save, STATE, str(folder))
+                self._put(connection, model, operation, save, STATE, self._state.uri(folder))
                 return _json(path=save.path, type="save_weights")
             case OpKind.LOAD:
                 return _json(path=decode_load(payload).path, type="load_weights")
@@ -105,7 +104,7 @@ class Finishing:
         kind: str,
         held_as: str,
     ) -> None:
-        file = Path(held_as) if kind == STATE else self._shelf.path(held_as)
+        file = self._state.path(held_as) if kind == STATE else self._shelf.path(held_as)
         now_s = time.time()
         new = Checkpoint(
             save.path,

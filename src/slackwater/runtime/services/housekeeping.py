@@ -110,7 +110,7 @@ class Housekeeping:
             return
         copies = sa.select(checkpoints.c.path).where(checkpoints.c.held_as == checkpoint.held_as)
         if await self._house.store.call(lambda c: c.execute(copies).first()) is None:
-            await asyncio.to_thread(remove_folder, Path(checkpoint.held_as))
+            await asyncio.to_thread(remove_folder, self._house.state.path(checkpoint.held_as))
 
     async def drop_unlisted_states(self, model: TrainedModel) -> None:
         """Folders of a model's saves that no checkpoint names: they were overwritten."""
@@ -118,7 +118,7 @@ class Housekeeping:
         named = await self._house.store.call(lambda c: set(c.execute(listed).scalars()))
         under_way = self._house.operations.states_under_way()
         for folder in await asyncio.to_thread(self._house.state.checkpoints_of, model.model):
-            if str(folder) not in named and str(folder) not in under_way:
+            if self._house.state.uri(folder) not in named | under_way:
                 await asyncio.to_thread(remove_folder, folder)
 
     async def drop_sampling_sessions(self, session: SessionId) -> None:

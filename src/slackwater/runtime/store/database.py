@@ -27,7 +27,7 @@ from sqlalchemy.exc import (
 )
 
 from slackwater.model.errors import ConfigError, UnavailableError
-from slackwater.runtime.store.schema import metadata
+from slackwater.runtime.store.upgrading import bring_up_to_date
 
 logger = logging.getLogger(__name__)
 
@@ -66,13 +66,13 @@ class Store:
         self._is_lost = False
 
     async def open(self) -> None:
-        """Connect, and make the tables that are missing."""
+        """Connect, and bring the tables up to date."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._open)
 
     def _open(self) -> None:
         try:
             self._connection = self._engine.connect()
-            metadata.create_all(self._connection)
+            bring_up_to_date(self._connection)
             self._connection.commit()
         except SQLAlchemyError as error:
             raise UnavailableError(f"database {self._shown} cannot be opened: {error}") from None

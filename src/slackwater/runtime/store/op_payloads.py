@@ -1,6 +1,13 @@
-"""What the durable log keeps of each kind of operation, and what it answers with."""
+"""What the durable log keeps of each kind of operation, and what it answers with.
+
+Every row says which `FORMAT` its messages are in. 1 is version 0.1.0's; in 2 a load names its state by URI.
+"""
 
 import msgspec
+
+from slackwater.model.uri import SCHEME
+
+FORMAT = 2
 
 
 class OptimPayload(msgspec.Struct, frozen=True):
@@ -24,11 +31,18 @@ class SavePayload(msgspec.Struct, frozen=True):
 
 
 class LoadPayload(msgspec.Struct, frozen=True):
-    """A load from a saved state, whose folder is `held_as`."""
+    """A load from a saved state, whose URI is `held_as` (a path in messages of version 0.1.0)."""
 
     path: str
     held_as: str
     optimizer: bool
+
+    @property
+    def saved(self) -> str:
+        """The state's URI, also where the message is of format 1: .../STATE/checkpoints/MODEL/NAME@SEQ."""
+        if self.held_as.startswith(SCHEME):
+            return self.held_as
+        return SCHEME + "/".join(self.held_as.split("/")[-3:])
 
 
 class PublishPayload(msgspec.Struct, frozen=True):

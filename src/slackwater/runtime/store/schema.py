@@ -1,4 +1,4 @@
-"""Tables of the durable store. Times are seconds since the epoch; blobs are msgpack."""
+"""Tables of the durable store, as the newest step of `migrations/` leaves them. Times are seconds since the epoch; blobs are msgpack."""
 
 from typing import Any
 
@@ -17,6 +17,8 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
+from slackwater.runtime.store.op_payloads import FORMAT
+
 metadata = MetaData()
 
 
@@ -31,7 +33,13 @@ def _asked_and_answered() -> list[Column[Any]]:
         Column("owner", String),
         Column("created_s", Float, nullable=False),
         Column("finished_s", Float),
+        _format(),
     ]
+
+
+def _format() -> Column[Any]:
+    """Which version of the message format the row's blobs are in (`op_payloads.FORMAT`)."""
+    return Column("format", Integer, nullable=False, default=FORMAT, server_default="1")
 
 
 facts = Table(
@@ -127,7 +135,7 @@ checkpoints = Table(
     Column("train_attn", Boolean, nullable=False),
     Column("train_mlp", Boolean, nullable=False),
     Column("train_unembed", Boolean, nullable=False),
-    Column("held_as", String, nullable=False),  # folder of a state, or weight version
+    Column("held_as", String, nullable=False),  # URI of a state, or weight version
     Column("lineage", String, nullable=False),
     Column("size_bytes", BigInteger, nullable=False),
     Column("created_s", Float, nullable=False),
@@ -146,6 +154,7 @@ actions = Table(
     Column("result", LargeBinary),
     Column("created_s", Float, nullable=False),
     Column("finished_s", Float),
+    _format(),
     Index("actions_finished", "finished_s"),
 )
 
@@ -158,5 +167,6 @@ environments = Table(
     Column("ended", Text),  # why, once it has
     Column("created_s", Float, nullable=False),
     Column("finished_s", Float),
+    _format(),
     Index("environments_finished", "finished_s"),
 )

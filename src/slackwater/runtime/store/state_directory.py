@@ -76,6 +76,11 @@ class StateDirectory:
         kind, *rest = path.relative_to(self.root).parts
         return str(Uri.parse(f"slackwater:{kind}/{'/'.join(rest)}"))
 
+    def path(self, uri: str) -> Path:
+        """Where a saved state is kept."""
+        parsed = Uri.parse(uri)
+        return self.root / parsed.kind / parsed.name
+
     def snapshot(self, model: ModelId, seq: int) -> Path:
         """A trainer's state as the service saves it for itself."""
         return self.snapshots(model) / str(seq)

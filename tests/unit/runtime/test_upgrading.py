@@ -1,0 +1,89 @@
+"""A database is made, brought up to date, or refused in one line."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from slackwater.model.errors import RefusedError
+from slackwater.runtime.store.database import Store
+from slackwater.runtime.store.migrations.versions.v0001_first_tables import (
+    checkpoints,
+    operations,
+)
+from slackwater.runtime.store.migrations.versions.v0001_first_tables import metadata as first
+from slackwater.runtime.store.op_payloads import FORMAT, LoadPayload
+from slackwater.runtime.store.schema import metadata
+from slackwater.runtime.store.schema import operations as operations_now
+
+
+def opened(url: str) -> None:
+    async def open_and_close() -> None:
+        store = Store(url)
+        await store.open()
+        await store.close()
+
+    asyncio.run(open_and_close())
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'slackwater.db'}"
+
+
+def test_the_steps_end_in_the_tables_that_the_code_uses(url: str) -> None:
+    opened(url)
+    with sa.create_engine(url).connect() as connection:
+        found = MigrationContext.configure(connection)
+        assert compare_metadata(found, metadata) == []
+
+
+def test_a_database_of_version_0_1_0_keeps_its_rows(url: str) -> None:
+    with sa.create_engine(url).begin() as connection:
+        first.create_all(connection)
+        row = {"request": "op-1", "model": "m", "tenant": "t", "seq": 1, "kind": "create"}
+        connection.execute(
+            operations.insert().values(**row, digest="d", status="waiting", created_s=1.0)
+        )
+        saved = {"path": "tinker://m/weights/half", "tenant": "t", "model": "m", "name": "half"}
+        shape = {"lora_rank": 1, "train_attn": True, "train_mlp": True, "train_unembed": True}
+        held = {"held_as": "/home/of/before/checkpoints/m:train:0/half@5", "lineage": "l"}
+        rest = {"kind": "weights", "base_model": "b", "size_bytes": 1, "created_s": 1.0}
+        connection.execute(
+            checkpoints.insert().values(**saved, **shape, **held, **rest, public=False)
+        )
+    opened(url)
+    opened(url)  # a second start finds nothing to do
+    with sa.create_engine(url).connect() as connection:
+        assert connection.execute(
+            sa.select(operations_now.c.request, operations_now.c.format)
+        ).one() == ("op-1", 1)
+        uri = connection.execute(sa.select(checkpoints.c.held_as)).scalar_one()
+        assert uri == "slackwater:checkpoints/m:train:0/half@5"
+
+
+def test_new_rows_say_which_format_their_messages_are_in(url: str) -> None:
+    opened(url)
+    with sa.create_engine(url).begin() as connection:
+        row = {"request": "op-1", "model": "m", "tenant": "t", "seq": 1, "kind": "create"}
+        connection.execute(
+            operations_now.insert().values(**row, digest="d", status="waiting", created_s=1.0)
+        )
+        assert connection.execute(sa.select(operations_now.c.format)).scalar_one() == FORMAT
+
+
+def test_a_load_of_the_first_format_names_the_same_state() -> None:
+    old = LoadPayload("tinker://m/weights/half", "/home/of/before/checkpoints/m/half@5", True)
+    assert old.saved == "slackwater:checkpoints/m/half@5"
+
+
+def test_a_newer_database_is_refused_in_one_line_and_left_alone(url: str) -> None:
+    opened(url)
+    with sa.create_engine(url).begin() as connection:
+        connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(RefusedError, match=r"step 9999.*newer Slackwater") as error:
+        opened(url)
+    assert "\n" not in str(error.value)
