@@ -168,7 +168,7 @@ def test_checkpoints_past_their_time_go_with_their_files(tmp_path: Path) -> None
         folder.mkdir(parents=True)
         held = Checkpoint(
             *(f"tinker://{model}/weights/old", TenantId("mine"), ModelId(model), "weights", "old"),
-            *("tiny", LoraShape(4), str(folder), "l", 1, 1.0, 2.0, False, None),
+            *("tiny", LoraShape(4), plane.state.uri(folder), "l", 1, 1.0, 2.0, False, None),
         )
         await plane.store.call(lambda c: put_checkpoint(c, held))
         running = asyncio.create_task(plane.housekeeping.run())
