@@ -41,6 +41,7 @@ BENCHES: dict[str, str] = {
     "sync": "weights.sync",
     "tenants": "service.tenants",
     "schemas": "service.schemas",
+    "actions": "actions.broker",
 }
 
 app = typer.Typer(add_completion=False)

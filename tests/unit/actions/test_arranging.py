@@ -35,7 +35,7 @@ def by_trying(seconds: NDArray[np.float64], possible: Callable[[list[int]], bool
     return float(best)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(curves(tuple(range(1, WIDTH)), 4), st.integers(0, 16))
 def test_plain_units_are_arranged_as_trying_everything_would(
     seconds: NDArray[np.float64], free: int
@@ -74,7 +74,7 @@ def free_chunks(free: frozenset[int]) -> tuple[int, ...]:
     return tuple(counts)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(curves((1, 2, 4, 8), 4), st.frozensets(st.integers(0, 15)))
 def test_gpu_chunks_are_arranged_as_trying_every_place_would(
     seconds: NDArray[np.float64], free: frozenset[int]

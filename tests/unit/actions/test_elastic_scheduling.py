@@ -47,7 +47,7 @@ curve_lists = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(curve_lists, st.integers(0, 20))
 def test_handing_out_unit_by_unit_is_as_good_as_the_dynamic_program(
     curves: list[Curve], spare: int
@@ -63,7 +63,7 @@ def test_handing_out_unit_by_unit_is_as_good_as_the_dynamic_program(
     assert sum(rows[i, a] for i, a in enumerate(amounts)) == pytest.approx(exact[0])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     curve_lists,
     st.lists(st.builds(plain, st.floats(0.01, 10)), max_size=4),
@@ -88,7 +88,7 @@ def test_grants_fit_and_the_first_always_starts(
     assert all(amounts[1 : 1 + len(others)])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.floats(0.1, 50), min_size=1, max_size=5),
     st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)),

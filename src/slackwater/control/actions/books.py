@@ -140,6 +140,8 @@ class Books:
         lane = self.lanes.get(attempt.lane)
         if lane is not None and lane.running.pop(attempt.number, None) is not None:
             lane.give_back(attempt.action, attempt.grant, self.now_s)
+            if attempt.short:
+                lane.short.change(-attempt.units, self.now_s)
             self.touch(lane.name)
         for resource, units in attempt.action.limits:
             self.limits[resource].give_back(units)
@@ -174,4 +176,6 @@ class Books:
             return
         action.lane = lane
         lane.add(action)
+        if action.curve.elastic:
+            lane.elastic.arrived(action.curve.least_s * action.curve.least, self.now_s)
         self.touch(lane.name)

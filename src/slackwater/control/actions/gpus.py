@@ -78,17 +78,20 @@ class GpuPool:
         self.services: dict[ServiceName, GpuService] = {}
         self.nodes: dict[NodeId, GpuNode] = {}
         self.free = 0
+        self.total = 0
 
     def join(self, node: NodeId, capacity: WorkerCapacity) -> None:
         if capacity.gpus:
             gpus = set(range(capacity.gpus))
             self.nodes[node] = GpuNode(node, capacity.gpus, capacity.gpu_mib, gpus)
             self.free += capacity.gpus
+            self.total += capacity.gpus
 
     def leave(self, node: NodeId) -> None:
         gone = self.nodes.pop(node, None)
         if gone is not None:
             self.free -= len(gone.idle)
+            self.total -= gone.count
 
     def free_chunks(self) -> tuple[int, ...]:
         """How many idle chunks there are of each level that are not halves of larger ones."""

@@ -15,6 +15,8 @@ from slackwater.model.action import Grant, WorkerCapacity
 from slackwater.model.amounts import CORES, GPUS, MEMORY_MIB
 from slackwater.model.ids import EnvironmentId, NodeId, ResourceName
 from slackwater.policy.actions.curve import Curve
+from slackwater.policy.actions.elastic_load import ElasticLoad
+from slackwater.policy.actions.short_load import ShortLoad
 from slackwater.policy.actions.topology import Topology, chunks, units
 
 
@@ -37,6 +39,8 @@ class Lane(ABC):
     def __init__(self, name: str) -> None:
         self.name = name
         self.running: dict[int, Attempt] = {}
+        self.short = ShortLoad()
+        self.elastic = ElasticLoad()
         self.wanted = 0  # units that those in line need at least
         self._line: list[tuple[float, int, LiveAction]] = []
 
@@ -68,6 +72,11 @@ class Lane(ABC):
     @abstractmethod
     def free(self) -> int:
         """Units that nobody holds."""
+
+    @property
+    @abstractmethod
+    def capacity_units(self) -> int:
+        """Units in all, held or not."""
 
     @abstractmethod
     def topology(self, most: int) -> Topology: ...
@@ -109,6 +118,10 @@ class CoreLane(Lane):
     @property
     def free(self) -> int:
         return self.cores.free
+
+    @property
+    def capacity_units(self) -> int:
+        return self.cores.total
 
     @property
     def backlog(self) -> int:
@@ -154,6 +167,10 @@ class GpuLane(Lane):
     @property
     def free(self) -> int:
         return self.pool.free
+
+    @property
+    def capacity_units(self) -> int:
+        return self.pool.total
 
     def topology(self, most: int) -> Topology:
         return chunks(self.pool.free_chunks())
@@ -206,6 +223,10 @@ class LimitLane(Lane):
 
     @property
     def free(self) -> int:
+        return 1 << 30
+
+    @property
+    def capacity_units(self) -> int:
         return 1 << 30
 
     def topology(self, most: int) -> Topology:

@@ -7,6 +7,8 @@ from collections import deque
 
 from slackwater.model.action import Limit
 
+_GUARD_S = 1e-6  # sums of seconds are rounded: no window may be short by that
+
 
 class LimitBook:
     """What is in use of one limit. A unit of quota comes back `window_s` after it was used."""
@@ -45,7 +47,7 @@ class LimitBook:
         self.running += units
         if self.limit.quota is not None and units:
             self.recent += units
-            self._used.append((now_s + self.limit.window_s, units))
+            self._used.append((now_s + self.limit.window_s + _GUARD_S, units))
 
     def give_back(self, units: int) -> None:
         """An action ended: the place is free; its quota stays used."""

@@ -28,6 +28,7 @@ class LiveAction:
     environment: "LiveEnvironment | None" = None
     attempt: "Attempt | None" = None
     lane: "Lane | None" = None
+    could_start_s: float | None = None
 
     @property
     def place_in_line(self) -> tuple[float, int]:
@@ -38,7 +39,8 @@ class LiveAction:
 class Attempt:
     """One start of an action. It holds its grant until its worker says that it is over, even if the action has ended.
 
-    `ends_s` is when we expect it to end. `stopping` is the outcome that awaits a stopped one.
+    `ends_s` is when we expect it to end. `stopping` is the outcome that awaits a stopped one; `short` says that it
+    could not use more units.
     """
 
     number: int
@@ -51,6 +53,7 @@ class Attempt:
     stopping: OutcomeKind | None = None
     stop_reason: str = ""
     told: bool = False
+    short: bool = False
 
 
 class EnvironmentState(StrEnum):

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from slackwater.model.errors import ConfigError
-from slackwater.policy.actions.elastic import ElasticScheduling
 from slackwater.policy.actions.order import ActionOrder, FirstComeFirstServed
+from slackwater.policy.actions.priced import PricedScheduling
 from slackwater.policy.actions.scheduling import Scheduling
 
 
@@ -16,7 +16,7 @@ class BrokerSettings:
     Environments from the durable log must come back with their worker within `return_s`.
     """
 
-    scheduling: Scheduling = field(default_factory=ElasticScheduling)
+    scheduling: Scheduling = field(default_factory=PricedScheduling)
     order: ActionOrder = field(default_factory=FirstComeFirstServed)
     max_waiting: int = 100_000
     max_waiting_per_job: int = 50_000

@@ -17,7 +17,34 @@ from slackwater.policy.actions.curve import Curve, curve_of
 from slackwater.policy.actions.scheduling import SchedulingView
 
 _MOST_SKIPPED = 32
+_MOST_SEEN = 256
+_MOST_ELASTIC = 64
 _REST = 256
+
+
+class _Room:
+    """What a lane could still give on top of what was promised."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self.free = lane.free
+        self._promised_mib = 0
+        self._chunks = lane.topology(0) if isinstance(lane, GpuLane) else None
+        self._state = self._chunks.start if self._chunks else 0
+
+    def take(self, action: LiveAction, curve: Curve) -> bool:
+        """Promise an action its least, if there is so much."""
+        if not curve.choices or curve.least > self.free:
+            return False
+        if action.memory_mib and not self._lane.has_memory(action, self._promised_mib):
+            return False
+        if self._chunks is not None:
+            self._state = int(self._chunks.after[self._state, curve.least])
+            if self._state < 0:
+                return False
+        self.free -= curve.least
+        self._promised_mib += action.memory_mib
+        return True
 
 
 class Starter:
@@ -47,38 +74,32 @@ class Starter:
     ) -> tuple[list[tuple[LiveAction, Curve]], int, dict[ResourceName, tuple[float, int]]]:
         """The first in line that fit together, how many of the line were looked at, and the limits that block the others."""
         found: list[tuple[LiveAction, Curve]] = []
-        promised: dict[ResourceName, int] = {}
         claims: dict[ResourceName, tuple[float, int]] = {}
-        free, promised_mib = lane.free, 0
-        state, moves = -1, None
-        if isinstance(lane, GpuLane):
-            topology = lane.topology(0)
-            state, moves = topology.start, topology.after
-        seen = skipped = 0
+        promised: dict[ResourceName, int] = {}
+        room = _Room(lane)
+        seen = skipped = elastic = 0
+        most_elastic = min(lane.free, _MOST_ELASTIC)
+        puts_off = self._books.settings.scheduling.puts_off
         for action in lane:
-            if free <= 0 or skipped > _MOST_SKIPPED:
+            if room.free <= 0 or skipped > _MOST_SKIPPED or seen > _MOST_SEEN:
                 break
+            seen += 1
             if action.limits and not self._limits_fit(lane, action, promised, claims):
+                skipped += 1
                 if isinstance(lane, LimitLane):
                     break
-                seen += 1
-                skipped += 1
+                continue
+            if puts_off and elastic >= most_elastic and action.curve.elastic:
                 continue
             curve = self._curve(lane, action)
-            if not curve.choices or curve.least > free:
+            if puts_off and self._may_be_put_off(action, curve):
+                elastic += 1
+            elif not room.take(action, curve):
+                seen -= 1
                 break
-            if action.memory_mib and not lane.has_memory(action, promised_mib):
-                break
-            if moves is not None:
-                state = int(moves[state, curve.least])
-                if state < 0:
-                    break
-            free -= curve.least
-            promised_mib += action.memory_mib
             for resource, units in action.limits:
                 promised[resource] = promised.get(resource, 0) + units
             found.append((action, curve))
-            seen += 1
         return found, seen, claims
 
     def _limits_fit(
@@ -138,7 +159,19 @@ class Starter:
             rest = [action.curve for action in lane.first(_REST, skip=seen)]
             left_s, left_units = self._completions(lane)
         most = max(curve.choices[-1] for curve in curves)
-        view = SchedulingView(lane.topology(most), lane.free, curves, rest, left_s, left_units)
+        view = SchedulingView(
+            lane.topology(most),
+            lane.free,
+            curves,
+            rest,
+            left_s,
+            left_units,
+            lane.capacity_units,
+            len(lane) - seen,
+            self._soon(lane, curves, rest, left_s, left_units),
+            lane.short,
+            [self._patience_s(action, curve) for action, curve in candidates],
+        )
         amounts = policy.decide(view)
         starts = [
             (units, action, curve)
@@ -151,6 +184,34 @@ class Starter:
             starts.sort(key=lambda start: -start[0])
         for units, action, curve in starts:
             self._start(lane, action, units, curve)
+
+    def _soon(
+        self,
+        lane: Lane,
+        curves: list[Curve],
+        rest: list[Curve],
+        left_s: NDArray[np.float64],
+        left_units: NDArray[np.int64],
+    ) -> float:
+        """How many elastic ones will come before all that is here now is done."""
+        if not len(left_s):
+            return 0.0
+        backlog_s = float(left_s @ left_units)
+        backlog_s += sum(curve.least_s * curve.least for curve in (*curves, *rest))
+        return lane.elastic.soon(backlog_s, lane.capacity_units, self._books.now_s)
+
+    def _may_be_put_off(self, action: LiveAction, curve: Curve) -> bool:
+        """Whether short ones behind it may pass: it could use more units than the least, and has not waited for them too long."""
+        if not curve.elastic or action.limits or action.memory_mib:
+            return False
+        return self._patience_s(action, curve) > 0
+
+    def _patience_s(self, action: LiveAction, curve: Curve) -> float:
+        """How much longer it may be put off: altogether not for longer than it takes on its least."""
+        now_s = self._books.now_s
+        if action.could_start_s is None:
+            action.could_start_s = now_s
+        return max(action.could_start_s + curve.least_s - now_s, 0.0)
 
     def _completions(self, lane: Lane) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """How much longer what runs here is expected to take; of the overdue, as long as such ones went on."""
@@ -194,6 +255,9 @@ class Starter:
         books.attempts[number] = lane.running[number] = attempt
         if action.environment is not None:
             action.environment.busy = attempt
+        if not action.curve.elastic:
+            attempt.short = True
+            lane.short.change(units, now_s)
         books.counters.started += 1
         books.counters.restored += bool(taken.before)
         books.out.extend(taken.before)

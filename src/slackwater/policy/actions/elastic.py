@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-def _rows(curves: Sequence[Curve]) -> Floats:
+def rows_of(curves: Sequence[Curve]) -> Floats:
     width = max(len(curve.seconds) for curve in curves)
     rows = np.full((len(curves), width), np.inf)
     for row, curve in zip(rows, curves, strict=True):
@@ -25,6 +25,14 @@ def _rows(curves: Sequence[Curve]) -> Floats:
 def _at_least(curves: Sequence[Curve]) -> tuple[Floats, Ints]:
     seconds = np.array([curve.least_s for curve in curves], dtype=np.float64)
     return seconds, np.array([curve.least for curve in curves], dtype=np.int64)
+
+
+def completions(view: SchedulingView, others: Sequence[Curve]) -> tuple[Floats, Ints]:
+    """When units come free, ascending: of what runs now and of the inelastic ones that start now."""
+    seconds, units = _at_least(others)
+    ends = np.concatenate((view.left_s, seconds))
+    order = np.argsort(ends)
+    return ends[order], np.concatenate((view.left_units, units))[order]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,7 @@ class ElasticScheduling:
     horizon: int = 256
     patience: int = 1
     looks_ahead: bool = True
+    puts_off: bool = False
 
     def decide(self, view: SchedulingView) -> list[int]:
         amounts = [curve.least for curve in view.candidates]
@@ -64,14 +73,14 @@ class ElasticScheduling:
         start: int,
         free: int,
     ) -> list[int]:
-        ends, end_units = self._completions(view, others)
+        ends, end_units = completions(view, others)
         rest = view.rest[: self.horizon]
         rest_s, rest_units = _at_least(rest)
         first = rest[0].choices[: self.depth] if rest and rest[0].known else ()
         first_units = np.array(first, dtype=np.int64)
         first_s = rest[0].seconds[first_units] if first else np.empty(0)
         chosen = evict(
-            _rows(curves),
+            rows_of(curves),
             np.array([curve.least for curve in curves], dtype=np.int64),
             view.topology.plain and all(curve.convex for curve in curves),
             view.topology.after,
@@ -88,11 +97,3 @@ class ElasticScheduling:
         )
         shares: list[int] = chosen.tolist()
         return shares
-
-    @staticmethod
-    def _completions(view: SchedulingView, others: Sequence[Curve]) -> tuple[Floats, Ints]:
-        """When units come free, ascending: of what runs now and of the inelastic ones that start now."""
-        seconds, units = _at_least(others)
-        ends = np.concatenate((view.left_s, seconds))
-        order = np.argsort(ends)
-        return ends[order], np.concatenate((view.left_units, units))[order]

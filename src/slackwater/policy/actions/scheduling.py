@@ -12,12 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.policy.actions.curve import Curve
+from slackwater.policy.actions.short_load import ShortLoad
 from slackwater.policy.actions.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulingView:
-    """`left_s` and `left_units`: how much longer what runs now is expected to take, and the units that this will set free."""
+    """`left_s` and `left_units`: how much longer what runs now is expected to take, and the units that this will set free.
+
+    `capacity` is all units, free or not; `waiting_behind` counts those behind the candidates (`rest` has the first of them) and `soon` those that
+    will have to wait with them; `short` knows how many units inelastic actions usually keep busy. A candidate may be put off for `patience_s` more.
+    """
 
     topology: Topology
     free: int
@@ -25,6 +30,11 @@ class SchedulingView:
     rest: Sequence[Curve]
     left_s: NDArray[np.float64]
     left_units: NDArray[np.int64]
+    capacity: int = 0
+    waiting_behind: int = 0
+    soon: float = 0.0
+    short: ShortLoad | None = None
+    patience_s: Sequence[float] = ()
 
 
 class Scheduling(Protocol):
@@ -33,6 +43,12 @@ class Scheduling(Protocol):
     @property
     def looks_ahead(self) -> bool:
         """Whether it looks at the rest and at what runs; if not, the view may leave them out."""
+        ...
+
+    @property
+    def puts_off(self) -> bool:
+        """Whether it lets an elastic action wait for more units while short ones behind it pass. Then candidates may be more than fit at once:
+        the inelastic ones fit, the elastic ones share what these leave."""
         ...
 
     def decide(self, view: SchedulingView) -> list[int]:
@@ -45,6 +61,7 @@ class LeastEach:
     """Every candidate starts with the least that it needs."""
 
     looks_ahead: bool = False
+    puts_off: bool = False
 
     def decide(self, view: SchedulingView) -> list[int]:
         return [curve.least for curve in view.candidates]
@@ -56,6 +73,7 @@ class FixedDegree:
 
     degree: int
     looks_ahead: bool = False
+    puts_off: bool = False
 
     def decide(self, view: SchedulingView) -> list[int]:
         wanted = [self._units(curve) for curve in view.candidates]

@@ -25,6 +25,7 @@ from slackwater.model.action import (
 )
 from slackwater.model.amounts import CORES, GPUS, MEMORY_MIB, Amounts, Efficiency, Elastic, Need
 from slackwater.model.ids import ActionId, EnvironmentId, JobId, ResourceName, ServiceName
+from slackwater.policy.actions.elastic import ElasticScheduling
 from slackwater.policy.actions.order import ShortFirst
 from slackwater.sim.actions.storm_workers import StormWorkers
 from slackwater.sim.core.queue import EventQueue
@@ -57,7 +58,7 @@ class Storm:
     def __init__(self, seed: int, settings: BrokerSettings | None = None) -> None:
         self.seed = seed
         self.rng = np.random.default_rng(seed)
-        order = BrokerSettings(max_waiting=400, return_s=20.0)
+        order = BrokerSettings(ElasticScheduling(), max_waiting=400, return_s=20.0)
         if seed % 2:
             order = BrokerSettings(order=ShortFirst(), max_waiting_per_job=200, return_s=20.0)
         self.settings = settings or order

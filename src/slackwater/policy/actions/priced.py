@@ -1,0 +1,123 @@
+"""Elastic scheduling with a price on every unit and second: what one action takes longer than it must, all who wait behind it wait longer.
+
+ARL-Tangram's Algorithm 1 (`elastic.py`) shares out what is free at this moment. Under load little is free at any moment, so a long test suite that
+comes to the head of the line when one core is free runs on one core for its whole life. Two things are different here. A unit used for a second delays
+everybody who waits by 1 / capacity, so an action takes the amount m at which its own duration plus the delay that it causes,
+T(m) + price * m * T(m), is least. And the first in line may wait for more units to come free, if it ends earlier that way at the same
+price; it is put off once, never for longer than it hoped to gain, so no one starves.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slackwater.policy.actions.curve import Curve
+from slackwater.policy.actions.elastic import completions, rows_of
+from slackwater.policy.actions.scheduling import SchedulingView
+from slackwater.policy.compiled import compiled
+
+
+@compiled
+def share_by_price(
+    rows: NDArray[np.float64],
+    after: NDArray[np.int64],
+    state: int,
+    free: int,
+    ends: NDArray[np.float64],
+    end_units: NDArray[np.int64],
+    behind: NDArray[np.float64],
+    capacity: float,
+    patience_s: NDArray[np.float64],
+) -> NDArray[np.int64]:
+    """Units for each row in order, 0 from the first on that had better wait.
+
+    `ends`, ascending, and `end_units` are the completions to come; `behind[i]` is how many wait behind row i; `patience_s[i]` is how long it
+    may still be put off.
+    """
+    count, width = rows.shape
+    width = min(width, after.shape[1])
+    amounts = np.zeros(count, dtype=np.int64)
+    for i in range(count):
+        price = behind[i] / capacity
+        chosen, least_cost = -1, np.inf
+        for units in range(width):
+            if after[state, units] < 0 or rows[i, units] == np.inf:
+                continue
+            cost = rows[i, units] * (1.0 + price * units)
+            if cost < least_cost:
+                chosen, least_cost = units, cost
+        if chosen < 0:
+            return amounts
+        coming, idle, clock = free, 0.0, 0.0
+        for j in range(len(ends)):
+            idle += coming * (ends[j] - clock)
+            clock = ends[j]
+            before = coming
+            coming += end_units[j]
+            if clock >= least_cost or clock >= patience_s[i]:
+                break
+            for units in range(before + 1, min(coming, rows.shape[1] - 1) + 1):
+                if rows[i, units] == np.inf:
+                    continue
+                cost = clock + rows[i, units] + price * (units * rows[i, units] + idle)
+                if cost < least_cost - 1e-9:
+                    return amounts
+        amounts[i] = chosen
+        state = after[state, chosen]
+        free -= chosen
+    return amounts
+
+
+@dataclass(frozen=True, slots=True)
+class PricedScheduling:
+    """Candidates that cannot use more start with their least; the others, in order, with the amount that is cheapest for all.
+
+    So many units are left for short actions to come as they usually need, and `reserve_deviations` standard deviations more.
+    """
+
+    reserve_deviations: float = 0.0
+    looks_ahead: bool = True
+    puts_off: bool = True
+
+    def decide(self, view: SchedulingView) -> list[int]:
+        amounts = [curve.least for curve in view.candidates]
+        elastic = [i for i, curve in enumerate(view.candidates) if curve.elastic]
+        if not elastic:
+            return amounts
+        others = [curve for curve in view.candidates if not curve.elastic]
+        state, free = view.topology.start, view.free
+        for curve in others:
+            state = int(view.topology.after[state, curve.least])
+            free -= curve.least
+        if view.topology.plain and view.short is not None:
+            overdue = any(view.patience_s[i] <= 0 for i in elastic)
+            kept = 0 if overdue else min(view.short.reserve(self.reserve_deviations), free)
+            state, free = state - kept, free - kept
+        shares = self._share(view, elastic, others, state, free)
+        for i, units in zip(elastic, shares, strict=True):
+            amounts[i] = units
+        return amounts
+
+    @staticmethod
+    def _share(
+        view: SchedulingView, elastic: Sequence[int], others: Sequence[Curve], state: int, free: int
+    ) -> list[int]:
+        ends, end_units = completions(view, others)
+        waiting = len(view.candidates) + view.waiting_behind
+        behind = np.array([waiting - i - 1 for i in elastic], dtype=np.float64) + view.soon
+        curves = [view.candidates[i] for i in elastic]
+        patience_s = np.array([view.patience_s[i] for i in elastic], dtype=np.float64)
+        chosen: list[int] = share_by_price(
+            rows_of(curves),
+            view.topology.after,
+            state,
+            free,
+            ends,
+            end_units,
+            behind,
+            float(max(view.capacity, 1)),
+            patience_s,
+        ).tolist()
+        return chosen
