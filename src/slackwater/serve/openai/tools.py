@@ -39,8 +39,11 @@ class Function(BaseModel):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The schema of its arguments."""
-        return self.parameters or {"type": "object"}
+        """The schema of its arguments: those that it names, unless it says that it takes others."""
+        schema = self.parameters or {"type": "object"}
+        if "properties" in schema or not self.parameters:
+            return {"additionalProperties": False, **schema}
+        return schema
 
 
 class Tool(BaseModel):

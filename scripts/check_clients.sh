@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Runs client libraries that nobody here wrote, unmodified, against a service with a tiny model.
+# Usage: scripts/check_clients.sh [VENV]   (made if it is not there: about 2 GB, some minutes)
+# The service is that of $SLACKWATER (default: .venv/bin/slackwater, then the one on the path).
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+venv=${1:-"$here/../.venv-clients"}
+service=${SLACKWATER:-"$here/../.venv/bin/slackwater"}
+[ -x "$service" ] || service=slackwater
+if [ ! -x "$venv/bin/lm_eval" ]; then
+    "${PYTHON:-python3}" -m venv "$venv"
+    "$venv/bin/pip" install -q torch==2.13.0
+    "$venv/bin/pip" install -q openai langchain langchain-openai inspect-ai 'lm-eval[api]' verifiers transformers
+fi
+work=$(mktemp -d)
+trap '"$service" down --state "$work/state" >/dev/null 2>&1 || true; rm -rf "$work"' EXIT
+model=$("$service" model make tiny --models "$work/models")
+"$service" up --background --state "$work/state" --port 0 --model "tiny=$model" >"$work/up"
+url=$(awk '$1 == "url" {print $2}' "$work/up")
+key=$(awk '$1 == "key" {print $2}' "$work/up")
+unset PYTHONPATH
+export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 HF_HOME="$work/hf" OPENAI_API_KEY="$key" TOKENIZERS_PARALLELISM=false
+failed=0
+check() {
+    if "$@" >"$work/log" 2>&1; then
+        tail -1 "$work/log"
+    else
+        echo "FAILED: $*"
+        tail -30 "$work/log"
+        failed=1
+    fi
+}
+lm_eval() { # the model kind, its path under /v1, a task, further options
+    (cd "$here/clients/lm_eval_tasks" && "$venv/bin/lm_eval" run --model "$1" --include_path . --tasks "$3" \
+        --model_args "model=tiny,base_url=$url/v1/$2,tokenizer_backend=huggingface,tokenizer=$model,num_concurrent=2,max_retries=1" \
+        --batch_size 1 "${@:4}") && echo "lm-eval: $1 $3"
+}
+cd "$here/clients"
+check "$venv/bin/python" langchain_agent.py "$url" "$key" tiny
+check "$venv/bin/python" inspect_task.py "$url" "$key" tiny
+check "$venv/bin/python" verifiers_env.py "$url" "$key" tiny
+check lm_eval local-completions completions tides_choice
+check lm_eval local-completions completions tides_said
+check lm_eval local-chat-completions chat/completions tides_said --apply_chat_template
+exit $failed
