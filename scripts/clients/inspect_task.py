@@ -53,8 +53,14 @@ tasks = [
     ),
 ]
 with tempfile.TemporaryDirectory() as logs:
-    for log in eval(tasks, model=f"openai-api/service/{model}", model_base_url=f"{url}/v1",
-                    model_args={"api_key": key}, log_dir=logs, display="none"):
+    for log in eval(
+        tasks,
+        model=f"openai-api/service/{model}",
+        model_base_url=f"{url}/v1",
+        model_args={"api_key": key},
+        log_dir=logs,
+        display="none",
+    ):
         assert log.status == "success", log.error
         assert len(log.samples) == 2
 print("inspect-ai: plain, with a tool, with a schema")

@@ -9,7 +9,9 @@ from openai import AsyncOpenAI
 
 url, key, model = sys.argv[1:]
 client = AsyncOpenAI(base_url=f"{url}/v1", api_key=key)
-data = Dataset.from_list([{"question": "2 + 3?", "answer": "5"}, {"question": "1 + 1?", "answer": "2"}])
+data = Dataset.from_list(
+    [{"question": "2 + 3?", "answer": "5"}, {"question": "1 + 1?", "answer": "2"}]
+)
 
 
 def right(completion: list, answer: str) -> float:
@@ -27,7 +29,9 @@ for env in (
     vf.SingleTurnEnv(dataset=data, rubric=rubric),
     vf.ToolEnv(dataset=data, rubric=rubric, tools=[add], max_turns=2),
 ):
-    found = asyncio.run(env.evaluate(client, model, sampling_args=settings, num_examples=2, rollouts_per_example=2))
+    found = asyncio.run(
+        env.evaluate(client, model, sampling_args=settings, num_examples=2, rollouts_per_example=2)
+    )
     outputs = found["outputs"] if "outputs" in found else found["reward"]
     assert len(outputs) == 4, found
 print("verifiers: single turn, tools")

@@ -159,6 +159,60 @@ def test_log_probs_of_prompt_and_sample_agree(sdk: tinker.ServiceClient) -> None
     assert scored[1:6] == pytest.approx(list(result.prompt_logprobs[1:]), abs=1e-4)
 
 
+def test_targets_and_draws_of_a_prompt_are_scored(sdk: tinker.ServiceClient) -> None:
+    sampler = sdk.create_sampling_client(base_model="tiny")
+    tokens = TEXT[:6]
+    prompt = types.ModelInput.from_ints(tokens)
+    params = types.SamplingParams(max_tokens=3, temperature=1.0, seed=1)
+    wanted = torch.tensor([[token, 7, -1] for token in tokens[1:]])
+    plain = sampler.sample(prompt, 2, params, include_prompt_logprobs=True).result()
+    for targets in (
+        types.TensorData.from_torch(wanted),
+        types.TensorData.from_torch_sparse(wanted, pad_value=-1),
+    ):
+        result = sampler.sample(
+            prompt, 2, params, target_prompt_logprobs=targets, prompt_alt_tokens_k=4
+        ).result()
+        found = result.target_prompt_logprobs
+        assert found is not None
+        scores = found.to_torch()
+        assert scores.shape == (5, 3)
+        assert plain.prompt_logprobs is not None
+        assert scores[:, 0].tolist() == pytest.approx(plain.prompt_logprobs[1:], abs=1e-4)
+        assert scores[:, 2].tolist() == [0.0] * 5
+        drawn = result.prompt_alt_tokens
+        assert drawn is not None
+        alternatives, logprobs = drawn.tokens.to_torch(), drawn.logprobs.to_torch()
+        assert alternatives.shape == logprobs.shape == (5, 4)
+        assert len(set(alternatives.flatten().tolist())) > 4
+        again = types.TensorData.from_torch(alternatives.to(torch.int64))
+        same = sampler.sample(prompt, 1, params, target_prompt_logprobs=again).result()
+        assert same.target_prompt_logprobs is not None
+        torch.testing.assert_close(
+            same.target_prompt_logprobs.to_torch(), logprobs, atol=1e-4, rtol=0
+        )
+        assert [s.tokens for s in result.sequences] == [s.tokens for s in plain.sequences]
+        assert result.prompt_logprobs is None
+
+
+@pytest.mark.parametrize("loss", ["dro", "gspo"])
+def test_further_losses_train(sdk: tinker.ServiceClient, loss: Any) -> None:
+    client = sdk.create_lora_training_client(base_model="tiny", rank=2)
+    before = client.forward([example(TEXT)], "cross_entropy").result()
+    logprobs = before.loss_fn_outputs[0]["logprobs"].to_torch()
+    datum = types.Datum(
+        model_input=types.ModelInput.from_ints(TEXT[:-1]),
+        loss_fn_inputs={
+            "target_tokens": types.TensorData.from_torch(torch.tensor(TEXT[1:])),
+            "logprobs": types.TensorData.from_torch(logprobs),
+            "advantages": types.TensorData.from_torch(torch.ones(len(TEXT) - 1)),
+        },
+    )
+    client.forward_backward([datum], loss).result()
+    client.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+    assert loss_of(client) < before.metrics["loss:sum"]
+
+
 def test_stop_strings_and_tokens_end_a_sample_and_are_part_of_it(sdk: tinker.ServiceClient) -> None:
     sampler = sdk.create_sampling_client(base_model="tiny")
     prompt = types.ModelInput.from_ints(TEXT[:4])

@@ -86,6 +86,9 @@ def up(
     threads: Annotated[int, typer.Option(help="Compute threads per worker.")] = 1,
     kv_mb: Annotated[int, typer.Option(help="KV cache of each engine, in MiB.")] = 1024,
     max_running: Annotated[int, typer.Option(help="Turns that an engine runs at once.")] = 64,
+    session_timeout: Annotated[
+        float, typer.Option(help="Seconds of silence after which a client's session ends.")
+    ] = 300.0,
     record: Annotated[
         Path | None, typer.Option(help="Record the controllers' events to this file.")
     ] = None,
@@ -130,6 +133,7 @@ def up(
         threads=threads,
         kv_mb=kv_mb,
         max_running=max_running,
+        session_silent_after_s=session_timeout,
     )
     if engines + local_engines:
         check_models(models)

@@ -267,10 +267,23 @@ class Engine:
             strings = request.params.stop_strings
             raise ConfigError.of("stop_strings", strings, "need a tokenizer; give token ids")
         self._check_tokens(request.params)
+        self._check_targets(request)
         for name in ("topk_logprobs", "topk_prompt_logprobs"):
             if getattr(request, name) > self._vocab_size:
                 fix = f"must be at most {self._vocab_size}"
                 raise ConfigError.of(name, getattr(request, name), fix)
+
+    def _check_targets(self, request: GenerationRequest) -> None:
+        """A row of known tokens for every position of the prompt after the first, or no rows."""
+        rows = request.params.target_prompt_tokens
+        if rows and len(rows) != len(request.prompt) - 1:
+            fix = f"must have {len(request.prompt) - 1} rows for this prompt"
+            raise ConfigError.of("target_prompt_tokens", f"{len(rows)} rows", fix)
+        for row in rows:
+            bad = [token for token in row if not -1 <= token < self._vocab_size]
+            if bad:
+                fix = f"must be below {self._vocab_size}, or -1"
+                raise ConfigError.of("target_prompt_tokens: token", bad[0], fix)
 
     def _check_tokens(self, params: Sampling) -> None:
         """Tokens that a request names must be there."""

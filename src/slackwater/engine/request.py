@@ -55,12 +55,15 @@ class TopTokens:
 class PromptScores:
     """Log-probs of a prompt's tokens, at temperature 1; NaN at position 0, which nothing predicts.
 
-    Row i of `top` holds the likeliest tokens for position i; row 0 is token 0 at -99999.
+    Row i of `top` holds the likeliest tokens for position i; row 0 is token 0 at -99999. Row i of `targets`
+    and of `alternatives` (draws at the request's temperature) is for position i + 1.
     """
 
     request_id: int
     logprobs: NDArray[np.float32]
     top: TopTokens | None = None
+    targets: tuple[NDArray[np.float32], ...] = ()
+    alternatives: TopTokens | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from slackwater.engine.executor import Executor, RowBatch, SamplingColumns
-from slackwater.engine.random_stream import uniforms
+from slackwater.engine.random_stream import stream_keys, uniforms
 from slackwater.engine.request import TopTokens
 from slackwater.engine.scheduler import Scheduler, StepPlan, WeightGroup
 from slackwater.engine.sequence import PromptScoring
@@ -214,6 +214,31 @@ def fill_scores(
         found = top_tokens(logprobs, scoring.top.tokens.shape[1])
         scoring.top.tokens[position:stop] = found.tokens
         scoring.top.logprobs[position:stop] = found.logprobs
+    for row, place in enumerate(range(position - 1, stop - 1)):
+        if scoring.wanted and (scoring.wanted[place] >= 0).any():
+            asked = np.maximum(scoring.wanted[place], 0)
+            values = logprobs[row, torch.from_numpy(asked).to(logprobs.device)].cpu().numpy()
+            scoring.targets[place][:] = np.where(scoring.wanted[place] >= 0, values, 0.0)
+    if scoring.alternatives is not None:
+        found = draws(logits.float(), logprobs, scoring, position)
+        scoring.alternatives.tokens[position - 1 : stop - 1] = found.tokens
+        scoring.alternatives.logprobs[position - 1 : stop - 1] = found.logprobs
+
+
+def draws(logits: Tensor, logprobs: Tensor, scoring: PromptScoring, position: int) -> TopTokens:
+    """Independent draws for each row, from a stream of their own: the answer's draws stay as they are."""
+    assert scoring.alternatives is not None
+    rows, k = logits.shape[0], scoring.alternatives.tokens.shape[1]
+    if scoring.temperature > 0:
+        running = torch.softmax(logits / scoring.temperature, -1).double().cumsum(-1)
+        keys = np.repeat(stream_keys(np.array([(scoring.seed + 1) % 2**64], np.uint64)), rows * k)
+        aims = uniforms(keys, np.arange(position * k, (position + rows) * k)).reshape(rows, k)
+        aim = torch.from_numpy(aims).to(running) * running[:, -1:]
+        ids = torch.searchsorted(running, aim, right=True).clamp_(max=logits.shape[1] - 1)
+    else:
+        ids = logits.argmax(-1, keepdim=True).expand(rows, k)
+    values = logprobs.gather(1, ids)
+    return TopTokens(ids.cpu().numpy().astype(np.uint32), values.cpu().numpy())
 
 
 def top_tokens(logprobs: Tensor, k: int) -> TopTokens:

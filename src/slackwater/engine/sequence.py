@@ -13,21 +13,38 @@ from slackwater.engine.versions import Version
 _PADDING_LOGPROB = -99999.0
 
 
+def _empty(size: int, k: int) -> TopTokens | None:
+    if k == 0:
+        return None
+    padding = np.full((size, k), _PADDING_LOGPROB, np.float32)
+    return TopTokens(np.zeros((size, k), np.uint32), padding)
+
+
 @dataclass(slots=True)
 class PromptScoring:
     """Scores of a prompt as its chunks go by."""
 
     logprobs: NDArray[np.float32]
     top: TopTokens | None
+    wanted: tuple[NDArray[np.int64], ...] = ()
+    targets: tuple[NDArray[np.float32], ...] = ()
+    alternatives: TopTokens | None = None
+    seed: int = 0
+    temperature: float = 1.0
 
     @classmethod
     def of(cls, request: GenerationRequest) -> "PromptScoring":
-        size, k = len(request.prompt), request.topk_prompt_logprobs
-        logprobs = np.full(size, np.nan, np.float32)
-        if k == 0:
-            return cls(logprobs, None)
-        padding = np.full((size, k), _PADDING_LOGPROB, np.float32)
-        return cls(logprobs, TopTokens(np.zeros((size, k), np.uint32), padding))
+        size, params = len(request.prompt), request.params
+        wanted = tuple(np.asarray(row, np.int64) for row in params.target_prompt_tokens)
+        return cls(
+            np.full(size, np.nan, np.float32),
+            _empty(size, request.topk_prompt_logprobs),
+            wanted,
+            tuple(np.zeros(len(row), np.float32) for row in wanted),
+            _empty(size - 1, params.prompt_alternatives),
+            params.seed,
+            params.temperature,
+        )
 
 
 @dataclass(slots=True)
@@ -67,7 +84,10 @@ class Sequence:
 
     def scores(self) -> PromptScores:
         assert self.scoring is not None
-        return PromptScores(self.request.request_id, self.scoring.logprobs, self.scoring.top)
+        held = self.scoring
+        return PromptScores(
+            self.request.request_id, held.logprobs, held.top, held.targets, held.alternatives
+        )
 
     def finished_before_running(self, context: int) -> Finished | None:
         """A request that is complete as it comes: told so without a step of work."""

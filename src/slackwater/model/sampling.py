@@ -9,6 +9,15 @@ from slackwater.model.errors import ConfigError
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
 
 
+_COUNTS = (
+    "max_tokens",
+    "min_tokens",
+    "topk_prompt_logprobs",
+    "topk_logprobs",
+    "prompt_alternatives",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """What an answer must look like. `source` is a JSON schema, a regular expression, a JSON list of
@@ -29,6 +38,9 @@ class Sampling:
     Penalties look at the tokens so far: presence and frequency at the generated ones, repetition at the
     prompt's too. `logit_bias` is added to tokens' logits; with `allowed_token_ids` no others are drawn.
     All of it depends on the tokens alone, so a turn goes on anywhere as if it had never moved.
+
+    Of the prompt: log-probs of its tokens, of the likeliest, of `target_prompt_tokens` (a row of tokens for
+    every position after the first; -1 asks for nothing), and `prompt_alternatives` draws for each position.
     """
 
     max_tokens: int
@@ -50,9 +62,11 @@ class Sampling:
     prompt_logprobs: bool = False
     topk_prompt_logprobs: int = 0
     topk_logprobs: int = 0
+    target_prompt_tokens: Sequence[Sequence[int]] = ()
+    prompt_alternatives: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "min_tokens", "topk_prompt_logprobs", "topk_logprobs"):
+        for name in _COUNTS:
             if getattr(self, name) < 0:
                 raise ConfigError.of(name, getattr(self, name), "must not be negative")
         if not 0 <= self.temperature < float("inf"):
@@ -91,6 +105,16 @@ class Sampling:
         """Whether tokens so far change what comes next."""
         return bool(
             self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0
+        )
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether anything is asked of the prompt's own tokens."""
+        return bool(
+            self.prompt_logprobs
+            or self.topk_prompt_logprobs
+            or self.target_prompt_tokens
+            or self.prompt_alternatives
         )
 
     @property

@@ -74,6 +74,9 @@ class ServiceSettings:
         if self.train_dtype is not None and self.train_dtype not in TRAIN_DTYPES:
             choices = f"must be one of {', '.join(TRAIN_DTYPES)}"
             raise ConfigError.of("--train-dtype", self.train_dtype, choices)
+        if not 0 < self.session_silent_after_s < float("inf"):
+            silent_s = self.session_silent_after_s
+            raise ConfigError.of("--session-timeout", silent_s, "must be above 0, in seconds")
         if not 0 < self.hold_s <= 30:
             raise ConfigError.of("hold_s", self.hold_s, "must be above 0 and at most 30")
         if not 0 <= self.port < 65536:

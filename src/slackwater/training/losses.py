@@ -22,13 +22,15 @@ LossConfig: TypeAlias = Mapping[str, float]
 class Loss:
     """`value(lp, inputs, config)` gives one number per target; `config` names the keys it takes.
 
-    `inputs` are the arrays it needs; the gradient is a multiple of `scaled_by`, one of them.
+    `inputs` are the arrays it needs; the gradient is a multiple of `scaled_by`, one of them, if that is given.
+    `by_sequence` adds the input `sequence`: the number of each target's datum.
     """
 
     inputs: tuple[str, ...]
-    scaled_by: str
+    scaled_by: str | None
     value: Callable[[Tensor, Inputs, LossConfig], Tensor]
     config: Mapping[str, float] = field(default_factory=dict)
+    by_sequence: bool = False
 
     def configured(self, name: str, given: LossConfig) -> dict[str, float]:
         """The defaults with what was given over them; a key that the loss does not take is refused."""
@@ -37,6 +39,8 @@ class Loss:
                 takes = ", ".join(self.config) or "no keys"
                 raise ConfigError.of(f"loss_fn_config.{key}", number, f"is not of {name}: {takes}")
         config = {**self.config, **given}
+        if config.get("beta", 0.0) < 0:
+            raise ConfigError.of("loss_fn_config.beta", config["beta"], "must not be negative")
         low, high = config.get("clip_low_threshold"), config.get("clip_high_threshold")
         if low is not None and high is not None and not 0 <= low <= high:
             raise ConfigError.of(
@@ -66,6 +70,32 @@ def _cispo(lp: Tensor, inputs: Inputs, config: LossConfig) -> Tensor:
     return -_clipped(_ratio(lp, inputs), config).detach() * lp * inputs["advantages"]
 
 
+def _dro(lp: Tensor, inputs: Inputs, config: LossConfig) -> Tensor:
+    """Direct reward optimization (Richemond et al. 2024): a quadratic pull towards the sampler instead of a clip.
+
+    A target with advantage 0 and log-prob 0 is of a prompt, which was not sampled: nothing pulls there.
+    """
+    q, advantages = inputs["logprobs"], inputs["advantages"]
+    sampled = (q != 0) | (advantages != 0)
+    pull = torch.where(sampled, (lp - q).square(), torch.zeros_like(lp))
+    return -(lp * advantages - 0.5 * config["beta"] * pull)
+
+
+def _gspo(lp: Tensor, inputs: Inputs, config: LossConfig) -> Tensor:
+    """Group sequence policy optimization (Zheng et al. 2025, eq. 5-7): one clipped ratio for a whole sequence,
+
+    the geometric mean of its targets' where the advantage is not 0. Each sequence counts once, however long.
+    """
+    advantages, sequence = inputs["advantages"], inputs["sequence"]
+    counted = (advantages != 0).to(lp.dtype)
+    sums = lp.new_zeros(int(sequence.max()) + 1)
+    sizes = sums.index_add(0, sequence, counted).clamp(min=1.0)
+    mean = sums.index_add(0, sequence, (lp - inputs["logprobs"]) * counted) / sizes
+    ratio = torch.exp(mean)[sequence]
+    value = torch.minimum(ratio * advantages, _clipped(ratio, config) * advantages)
+    return -value / sizes[sequence]
+
+
 def _ratio(lp: Tensor, inputs: Inputs) -> Tensor:
     return torch.exp(lp - inputs["logprobs"])
 
@@ -83,6 +113,14 @@ LOSSES: Mapping[str, Loss] = {
     "importance_sampling": Loss(("logprobs", "advantages"), "advantages", _importance_sampling),
     "ppo": Loss(("logprobs", "advantages"), "advantages", _ppo, _thresholds(0.8, 1.2)),
     "cispo": Loss(("logprobs", "advantages"), "advantages", _cispo, _thresholds(0.0, 4.0)),
+    "dro": Loss(("logprobs", "advantages"), None, _dro, {"beta": 0.05}),
+    "gspo": Loss(
+        ("logprobs", "advantages"),
+        "advantages",
+        _gspo,
+        _thresholds(1 - 3e-4, 1 + 4e-4),
+        by_sequence=True,
+    ),
 }
 
 

@@ -129,6 +129,9 @@ class PackedPass:
         inputs = {
             name: self._gather([datum.inputs[name] for datum in batch]) for name in loss.inputs
         }
+        if loss.by_sequence:
+            lengths = [datum.num_tokens for datum in batch]
+            inputs["sequence"] = self._gather([np.repeat(np.arange(len(batch)), lengths)])
         return loss.value(lp, inputs, config), lp
 
     def _logits(self, hidden: Tensor) -> Tensor:
@@ -148,7 +151,7 @@ def _width(datum: Datum) -> int:
 
 def _teaches(datum: Datum, loss: Loss) -> bool:
     """Whether its gradient can be anything but zero; the samples of a group of equal rewards need no backward pass."""
-    return bool(np.any(datum.inputs[loss.scaled_by]))
+    return loss.scaled_by is None or bool(np.any(datum.inputs[loss.scaled_by]))
 
 
 def _split(lp: Tensor, batch: Sequence[Datum]) -> list[npt.NDArray[np.float32]]:

@@ -123,6 +123,8 @@ class PromptScores(Message, frozen=True):
     request: int
     logprobs: list[float | None]
     topk: list[list[tuple[int, float]] | None] = msgspec.field(default_factory=list)
+    targets: list[list[float]] = msgspec.field(default_factory=list)
+    alternatives: list[list[tuple[int, float]]] = msgspec.field(default_factory=list)
 
 
 class SampledTopK(Message, frozen=True):

@@ -156,7 +156,12 @@ def _prompt_scores(scores: PromptScores) -> messages.PromptScores:
         rows = zip(scores.top.tokens.tolist(), scores.top.logprobs.tolist(), strict=True)
         topk = [list(zip(tokens, values, strict=True)) for tokens, values in rows]
         topk[0] = None
-    return messages.PromptScores(scores.request_id, logprobs, topk)
+    targets = [row.tolist() for row in scores.targets]
+    drawn: list[list[tuple[int, float]]] = []
+    if (held := scores.alternatives) is not None:
+        pairs = zip(held.tokens.tolist(), held.logprobs.tolist(), strict=True)
+        drawn = [list(zip(tokens, values, strict=True)) for tokens, values in pairs]
+    return messages.PromptScores(scores.request_id, logprobs, topk, targets, drawn)
 
 
 def _top(output: StepOutput, request: int) -> list[tuple[int, float]]:

@@ -53,11 +53,33 @@ def cispo(lp: torch.Tensor, item: dict[str, torch.Tensor]) -> torch.Tensor:
     return -(capped * lp * item["advantages"]).sum()
 
 
+def dro(lp: torch.Tensor, item: dict[str, torch.Tensor]) -> torch.Tensor:
+    total = torch.zeros(())
+    for new, old, advantage in zip(lp, item["logprobs"], item["advantages"], strict=True):
+        of_prompt = float(old) == 0 and float(advantage) == 0
+        total = total - new * advantage + (0 if of_prompt else 0.5 * 0.05 * (new - old) ** 2)
+    return total
+
+
+def gspo(lp: torch.Tensor, item: dict[str, torch.Tensor]) -> torch.Tensor:
+    kept = [place for place, advantage in enumerate(item["advantages"]) if float(advantage) != 0]
+    if not kept:
+        return lp.sum() * 0
+    ratio = torch.exp(torch.stack([lp[place] - item["logprobs"][place] for place in kept]).mean())
+    capped = torch.clip(ratio, 1 - 3e-4, 1 + 4e-4)
+    values = [
+        torch.min(ratio * item["advantages"][p], capped * item["advantages"][p]) for p in kept
+    ]
+    return -torch.stack(values).mean()
+
+
 REFERENCES: dict[str, Callable[[torch.Tensor, dict[str, torch.Tensor]], torch.Tensor]] = {
     "cross_entropy": cross_entropy,
     "importance_sampling": importance_sampling,
     "ppo": ppo,
     "cispo": cispo,
+    "dro": dro,
+    "gspo": gspo,
 }
 
 
@@ -74,6 +96,14 @@ def test_logprobs_loss_and_gradient_are_those_of_the_plain_formula(name: str) ->
     total.backward()
     assert output.metrics["loss:sum"] == pytest.approx(total.item(), rel=1e-4, abs=1e-4)
     compare_gradients(subject, model)
+
+
+def test_a_quadratic_pull_leaves_the_prompt_alone() -> None:
+    subject, (item, *_) = trainer(), batch()
+    idle = {name: np.zeros_like(item.inputs[name]) for name in ("logprobs", "advantages")}
+    prompt_only = Datum(item.tokens, {**item.inputs, **idle})
+    assert subject.forward_backward([prompt_only], "dro", {}).metrics["loss:sum"] == 0
+    assert all(not gradient.any() for gradient in subject.gradient().values())
 
 
 def test_rows_of_several_targets_are_summed_over() -> None:

@@ -114,6 +114,8 @@ def test_every_message_comes_back_as_it_went() -> None:
         prompt_logprobs=True,
         topk_prompt_logprobs=3,
         topk_logprobs=2,
+        target_prompt_tokens=[[3, -1]],
+        prompt_alternatives=2,
     )
     to_worker = messages.Generate(7, "v1", b"\1\0\0\0", b"", sampling)
     (frame,) = FrameDecoder().feed(messages.encode(to_worker))

@@ -96,6 +96,8 @@ class Books:
                 turn.topk or (),
                 turn.prompt_logprobs,
                 turn.prompt_topk,
+                turn.prompt_targets,
+                turn.prompt_alternatives,
             )
         )
         self.close(turn, now_s, out, completed=True)

@@ -98,6 +98,8 @@ class CompleteTurn:
     topk: Sequence[Sequence[tuple[int, float]]] = ()
     prompt_logprobs: Sequence[float | None] | None = None
     prompt_topk: Sequence[Sequence[tuple[int, float]] | None] = ()
+    prompt_targets: Sequence[Sequence[float]] = ()
+    prompt_alternatives: Sequence[Sequence[tuple[int, float]]] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,8 @@ class PromptScored:
     attempt: AttemptId
     logprobs: Sequence[float | None]
     topk: Sequence[Sequence[tuple[int, float]] | None] = ()
+    targets: Sequence[Sequence[float]] = ()
+    alternatives: Sequence[Sequence[tuple[int, float]]] = ()
 
 
 @dataclass(frozen=True, slots=True)

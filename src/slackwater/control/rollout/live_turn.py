@@ -29,7 +29,9 @@ class LiveTurn:
         "instance",
         "limit",
         "moves",
+        "prompt_alternatives",
         "prompt_logprobs",
+        "prompt_targets",
         "prompt_topk",
         "sent_context",
         "sent_s",
@@ -56,6 +58,8 @@ class LiveTurn:
         )
         self.prompt_logprobs: Sequence[float | None] | None = None
         self.prompt_topk: Sequence[Sequence[tuple[int, float]] | None] = ()
+        self.prompt_targets: Sequence[Sequence[float]] = ()
+        self.prompt_alternatives: Sequence[Sequence[tuple[int, float]]] = ()
         self.attempt: AttemptId | None = None
         self.instance: InstanceId | None = None
         self.version = spec.version
@@ -99,9 +103,7 @@ class LiveTurn:
     @property
     def wants_prompt_scores(self) -> bool:
         """Whether the prompt still has to be scored."""
-        sampling = self.spec.sampling
-        asked = sampling.prompt_logprobs or sampling.topk_prompt_logprobs > 0
-        return asked and self.prompt_logprobs is None
+        return self.spec.sampling.scores_prompt and self.prompt_logprobs is None
 
     def finished_reason(self) -> FinishReason | None:
         """Why the tokens at hand are already all there will be, if so."""

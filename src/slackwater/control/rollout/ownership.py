@@ -140,8 +140,19 @@ class Ownership:
             what = f"{len(event.logprobs)} log-probs for a prompt of {len(turn.spec.prompt)} tokens"
             self._undo(turn, what, event.now_s, out)
             return
+        sampling, later = turn.spec.sampling, len(turn.spec.prompt) - 1
+        asked = (
+            later * bool(sampling.target_prompt_tokens),
+            later * bool(sampling.prompt_alternatives),
+        )
+        if (len(event.targets), len(event.alternatives)) != asked:
+            what = f"{len(event.targets)} rows of targets, {len(event.alternatives)} of draws, not {asked}"
+            self._undo(turn, what, event.now_s, out)
+            return
         turn.prompt_logprobs = event.logprobs
         turn.prompt_topk = event.topk
+        turn.prompt_targets = event.targets
+        turn.prompt_alternatives = event.alternatives
 
     def turn_ended(self, event: TurnEnded, out: Out) -> None:
         """Believe an ending that agrees with what was received."""

@@ -162,9 +162,9 @@ class RolloutBody:
             case messages.GenerateRefused(request, error, at_fault):
                 attempt = AttemptId(request)
                 self.feed(on.TurnRefused(now_s, instance, attempt, error, at_fault))
-            case messages.PromptScores(request, logprobs, topk):
+            case messages.PromptScores(request, logprobs, topk, targets, drawn):
                 attempt = AttemptId(request)
-                self.feed(on.PromptScored(now_s, instance, attempt, logprobs, topk))
+                self.feed(on.PromptScored(now_s, instance, attempt, logprobs, topk, targets, drawn))
             case messages.SampledTopK(rows):
                 self._topk[worker] = rows
             case messages.VersionReady(version):

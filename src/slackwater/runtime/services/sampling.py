@@ -38,6 +38,7 @@ from slackwater.runtime.store.op_payloads import (
     SamplePayload,
     SampleResult,
     SequencePayload,
+    TargetScores,
     decode_sample,
     encode,
 )
@@ -216,6 +217,8 @@ class _SampleRun:
             prompt_logprobs=sample.prompt_logprobs and first,
             topk_prompt_logprobs=sample.topk_prompt_logprobs if first else 0,
             topk_logprobs=sample.topk_logprobs,
+            target_prompt_tokens=sample.targets.rows if sample.targets and first else (),
+            prompt_alternatives=sample.alternatives if first else 0,
         )
         return TurnSpec(
             turn=self.turn_name(index),
@@ -251,14 +254,24 @@ class _SampleRun:
             return SampleResult(sequences)
         shown = self._sample.prompt_logprobs_last_n or len(scores)
         hidden = len(scores) - shown
+        own = [None if place < hidden else score for place, score in enumerate(scores)]
         return SampleResult(
             sequences,
-            [None if place < hidden else score for place, score in enumerate(scores)],
+            own if self._sample.prompt_logprobs else None,
             [
                 None if row is None or place < hidden else list(row)
                 for place, row in enumerate(ordered[0].prompt_topk)
             ],
+            self._target_scores(ordered[0]),
+            [list(row) for row in ordered[0].prompt_alternatives],
         )
+
+    def _target_scores(self, result: CompleteTurn) -> TargetScores | None:
+        asked = self._sample.targets
+        if asked is None:
+            return None
+        rows = [list(row) for row in result.prompt_targets]
+        return TargetScores(rows, asked.width, asked.columns)
 
     def failed(self, error: str) -> None:
         """One turn failed: so does the request, and its other turns are not wanted."""

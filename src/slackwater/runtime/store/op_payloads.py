@@ -63,6 +63,14 @@ class SequencePayload(msgspec.Struct, frozen=True, array_like=True):
     topk: list[list[tuple[int, float]]] = []
 
 
+class TargetTokens(msgspec.Struct, frozen=True):
+    """Tokens to score at every position after the first; a sparse matrix says where its cells are."""
+
+    rows: list[list[int]]
+    width: int
+    columns: list[int] | None = None
+
+
 class SamplePayload(msgspec.Struct, frozen=True):
     """A sample request as it is kept until it is answered; `seeds` has one per sequence."""
 
@@ -78,6 +86,16 @@ class SamplePayload(msgspec.Struct, frozen=True):
     topk_prompt_logprobs: int
     topk_logprobs: int
     prompt_logprobs_last_n: int | None = None
+    targets: TargetTokens | None = None
+    alternatives: int = 0
+
+
+class TargetScores(msgspec.Struct, frozen=True):
+    """Log-probs of `TargetTokens`, in the same layout."""
+
+    rows: list[list[float]]
+    width: int
+    columns: list[int] | None = None
 
 
 class SampleResult(msgspec.Struct, frozen=True):
@@ -86,6 +104,8 @@ class SampleResult(msgspec.Struct, frozen=True):
     sequences: list[SequencePayload]
     prompt_logprobs: list[float | None] | None = None
     prompt_topk: list[list[tuple[int, float]] | None] = []
+    targets: TargetScores | None = None
+    alternatives: list[list[tuple[int, float]]] = []
 
 
 encoder = msgspec.msgpack.Encoder()

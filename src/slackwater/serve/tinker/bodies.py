@@ -159,6 +159,14 @@ class SamplingBody(Body):
     top_p: Annotated[Finite, Field(gt=0, le=1)] = 1.0
 
 
+class TensorBody(Body):
+    data: Annotated[list[int] | list[Finite], Field(max_length=1 << 22)]
+    dtype: Literal["int64", "float32"]
+    shape: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = None
+    sparse_crow_indices: list[int] | None = None
+    sparse_col_indices: list[int] | None = None
+
+
 class SampleBody(Body):
     sampling_session_id: str | None = None
     seq_id: Annotated[int | None, Field(ge=0, lt=2**63)] = None
@@ -170,8 +178,8 @@ class SampleBody(Body):
     prompt_logprobs: bool | None = None
     topk_prompt_logprobs: Annotated[int, Field(ge=0, le=1024)] = 0
     topk_sample_logprobs: Annotated[int, Field(ge=0, le=1024)] = 0
-    target_prompt_logprobs: dict[str, Any] | None = None
-    prompt_alt_tokens_k: Annotated[int, Field(ge=0)] = 0
+    target_prompt_logprobs: TensorBody | None = None
+    prompt_alt_tokens_k: Annotated[int, Field(ge=0, le=64)] = 0
     prompt_logprobs_last_n: Annotated[int | None, Field(ge=1)] = None
     record_stability_info: bool | None = None
     type: Literal["sample"] = "sample"

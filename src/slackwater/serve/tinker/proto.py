@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from slackwater.model.errors import ConfigError, RefusedError
-from slackwater.runtime.store.op_payloads import SampleResult
+from slackwater.runtime.store.op_payloads import SampleResult, TargetScores
 from slackwater.serve.tinker.proto_schema import load_schema
 from slackwater.wire.batches import Array, Example, PassBatch, PassResult
 
@@ -178,8 +178,35 @@ def encode_sample_result(result: SampleResult) -> bytes:
         message.prompt_logprobs = np.asarray(scores, "<f4").tobytes()
     if any(result.prompt_topk):
         _fill_topk(message.topk_prompt_logprobs, result.prompt_topk)
+    if (targets := result.targets) is not None:
+        _fill_targets(message.target_prompt_logprobs, targets)
+    if result.alternatives:
+        pairs = np.array(result.alternatives, np.float64)
+        drawn = message.prompt_alt_tokens
+        _fill_dense(drawn.tokens, pairs[:, :, 0].astype("<i8"), pb.DTYPE_INT64)
+        _fill_dense(drawn.logprobs, pairs[:, :, 1].astype("<f4"), pb.DTYPE_FLOAT32)
     encoded: bytes = message.SerializeToString()
     return encoded
+
+
+def _fill_dense(message: Any, values: NDArray[Any], dtype: int) -> None:
+    message.dense, message.dtype = values.tobytes(), dtype
+    message.shape.extend(values.shape)
+
+
+def _fill_targets(message: Any, targets: TargetScores) -> None:
+    """In the layout of the request: dense, or the same cells of a sparse matrix."""
+    values = np.array([value for row in targets.rows for value in row], "<f4")
+    message.dtype = pb.DTYPE_FLOAT32
+    message.shape.extend((len(targets.rows), targets.width))
+    if targets.columns is None:
+        message.dense = values.tobytes()
+        return
+    sizes = np.array([len(row) for row in targets.rows], "<i8")
+    sparse = message.sparse_csr
+    sparse.values = values.tobytes()
+    sparse.crow_indices = np.concatenate([[0], np.cumsum(sizes)]).astype("<i8").tobytes()
+    sparse.col_indices = np.array(targets.columns, "<i8").tobytes()
 
 
 def _fill_topk(message: Any, rows: "list[list[tuple[int, float]] | None] | list[Any]") -> None:

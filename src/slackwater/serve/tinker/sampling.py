@@ -26,6 +26,7 @@ from slackwater.serve.http.auth import tenant_reader
 from slackwater.serve.http.errors import FailedTurnError, GoneError
 from slackwater.serve.tinker import bodies
 from slackwater.serve.tinker import proto as tinker_proto
+from slackwater.serve.tinker.targets import target_tokens
 from slackwater.wire.batches import decode_metrics, decode_result
 
 _SAMPLE = "sample"
@@ -93,9 +94,8 @@ class SamplingFace:
             raise ConfigError.of(
                 "sampling_session_id", body.sampling_session_id, "must be given, with seq_id"
             )
-        for field in ("target_prompt_logprobs", "prompt_alt_tokens_k", "record_stability_info"):
-            if getattr(body, field):
-                raise RefusedError(f"{field}: is not supported here; leave it out")
+        if body.record_stability_info:
+            raise RefusedError("record_stability_info: is not supported here; leave it out")
         session = self.plane.sampling.session(tenant, body.sampling_session_id)
         self.plane.sessions.seen(session.session, asyncio.get_running_loop().time())
         base = self.plane.bases.get(session.base_model)
@@ -122,6 +122,7 @@ def _payload(body: bodies.SampleBody, base: BaseModel, seeds: list[int]) -> Samp
         )
     params = body.sampling_params
     stop_tokens, stop_strings = stops_of(params.stop, base)
+    targets = body.target_prompt_logprobs
     return SamplePayload(
         prompt=np.asarray(prompt, "<i4").tobytes(),
         seeds=seeds,
@@ -135,6 +136,8 @@ def _payload(body: bodies.SampleBody, base: BaseModel, seeds: list[int]) -> Samp
         topk_prompt_logprobs=body.topk_prompt_logprobs,
         topk_logprobs=body.topk_sample_logprobs,
         prompt_logprobs_last_n=last,
+        targets=None if targets is None else target_tokens(targets, len(prompt) - 1, base),
+        alternatives=body.prompt_alt_tokens_k if len(prompt) > 1 else 0,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from slackwater.model.errors import ConfigError, SlackwaterError, UnavailableError
+from slackwater.model.errors import ConfigError, RefusedError, SlackwaterError, UnavailableError
 from slackwater.wire import messages
 from slackwater.worker.connection import Connection
 from slackwater.worker.vllm.api import VllmApi
@@ -134,6 +134,8 @@ class VllmInstance:
         request, sampling = message.request, message.sampling
         prompt = np.frombuffer(message.prompt, "<u4").tolist()
         before = np.frombuffer(message.generated, "<u4").tolist()
+        if sampling.target_prompt_tokens or sampling.prompt_alternatives:
+            raise RefusedError("target_prompt_tokens and prompt_alternatives cannot be had of vLLM")
         if message.score_prompt:
             logprobs, top = await self._api.score(prompt, sampling.topk_prompt_logprobs)
             self._connection.send(messages.encode(messages.PromptScores(request, logprobs, top)))
