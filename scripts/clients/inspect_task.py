@@ -7,7 +7,7 @@ import tempfile
 url, key, model = sys.argv[1:]
 os.environ |= {"OPENAI_API_KEY": key, "OPENAI_BASE_URL": f"{url}/v1"}
 
-from inspect_ai import Task, eval  # noqa: A004, E402
+from inspect_ai import Task, eval  # noqa: E402
 from inspect_ai.dataset import Sample  # noqa: E402
 from inspect_ai.model import GenerateConfig, ResponseSchema  # noqa: E402
 from inspect_ai.scorer import includes, match  # noqa: E402
@@ -18,7 +18,7 @@ from pydantic import BaseModel  # noqa: E402
 
 
 @tool
-def add():  # noqa: ANN201
+def add():
     async def execute(a: int, b: int) -> str:
         """Add two numbers.
 
