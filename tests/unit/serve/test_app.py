@@ -207,7 +207,11 @@ def test_samples_are_checked_before_they_are_taken(tmp_path: Path) -> None:
         assert "300 must be below 300" in await said(tokens=[300])
         assert "must be below 64" in await said(tokens=[1] * 64)
         assert "temperature" in await said(sampling_params={"temperature": -1})
-        assert "not supported" in await said(prompt_alt_tokens_k=2)
+        assert "not supported" in await said(record_stability_info=True)
+        target = {"data": [1, 2], "dtype": "int64", "shape": [2, 1]}
+        assert "shape [1, K]" in await said(target_prompt_logprobs=target)
+        target = {"data": [300], "dtype": "int64", "shape": [1, 1]}
+        assert "300 must be below 300, or -1" in await said(target_prompt_logprobs=target)
         assert "Extra inputs" in await said(surprise=1)
         assert (await said()).startswith("200")
         assert "sent before with another request" in await said(tokens=[7])
