@@ -103,7 +103,8 @@ def test_a_steps_numbers_are_found_where_the_graph_reads_them() -> None:
     batch = RowBatch(np.arange(19), np.arange(19) + 50, slots, np.arange(19), (), True)
     numbers = rng.random((2, 19)).astype(np.float32)
     columns = SamplingColumns(numbers[0], numbers[0], np.zeros(19, np.int64), numbers[1])
-    words = shape.fill(buffer, batch, tables, columns, [(3, 9, Held(2, 2, 0.5))])
+    words = shape.fill(buffer, batch, tables, columns)
+    shape.fill_adapters(buffer, [(3, 9, Held(2, 2, 0.5))])
     assert (buffer[words:] == -7).all()
     read = {name: buffer[start:stop] for name, (start, stop) in shape.columns().items()}
     assert read["tokens"].tolist() == [*range(19), 0, 0, 0, 0, 0]

@@ -93,6 +93,7 @@ def measure(shape: str, batches: list[int], steps: int, bandwidth: float) -> dic
             else:
                 figures[f"{key}.{label}_over_base"] = took_ms / figures[f"{key}.base_ms"]
             sys.stderr.write(f"{key} {label}: {took_ms:.3f} ms a step\n")
+    step_ms(engine, batches[0], names[:1], 4)
     before = executor.captures
     begin = time.perf_counter()
     engine.put_version(names[0], adapter_tensors(config, 99), lora=spec)

@@ -19,14 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import tinker
 import torch
+from numpy.typing import NDArray
 
 from slackwater.bench.engine.shapes import SHAPES, product_rate, product_weights
-from slackwater.bench.engine.step_work import SMALL, StepWork, device_name, training_data
+from slackwater.bench.engine.step_work import SMALL, StepWork, device_name
 from slackwater.nets.config import NetConfig
-from slackwater.nets.loading import load_net, save_net
-from slackwater.training.datum import Datum
+from slackwater.nets.loading import load_net, net_tensors
+from slackwater.tensors.checked_file import FOR_TRANSFORMERS, write_tensors
 
 RANK = 32
 _READY_S = 240.0
@@ -62,15 +64,17 @@ def through_the_service(
     """Two steps; the second counts, the first compiles and captures."""
     training = client.create_lora_training_client(base_model="policy", rank=rank)
     sampler = training.save_weights_and_get_sampling_client()
-    data = [_sdk_datum(item) for item in training_data(work, config.vocab_size)]
     figures: dict[str, float] = {}
     for _ in range(2):
         began_s = time.perf_counter()
         sampled = _rollout(sampler, work, config.vocab_size)
-        figures["service.tokens_per_s"] = sampled / (time.perf_counter() - began_s)
+        tokens = sum(len(answer.tokens) for _, answer in sampled)
+        figures["service.tokens_per_s"] = tokens / (time.perf_counter() - began_s)
+        data = [_datum(prompt, answer) for prompt, answer in sampled[: work.trained * work.samples]]
         began_s = time.perf_counter()
-        training.forward_backward(data, "importance_sampling").result()
+        passed = training.forward_backward(data, "importance_sampling").result()
         figures["service.rows_per_s"] = work.trained_rows / (time.perf_counter() - began_s)
+        figures |= _difference(sampled, passed, work)
         began_s = time.perf_counter()
         training.optim_step(tinker.AdamParams(learning_rate=1e-5)).result()
         stepped_s = time.perf_counter()
@@ -81,6 +85,18 @@ def through_the_service(
         figures["service.publish_s"] = published_s - stepped_s
         figures["service.step_to_first_token_s"] = time.perf_counter() - stepped_s
     return figures
+
+
+def _difference(
+    sampled: list[tuple[list[int], Any]], passed: Any, work: StepWork
+) -> dict[str, float]:
+    """How far the trainer's log-probs of what was sampled are from the sampler's, of the same weights."""
+    gaps = []
+    for (_, answer), output in zip(sampled, passed.loss_fn_outputs, strict=False):
+        learner = output["logprobs"].to_numpy()[work.prompt_tokens - 1 :]
+        gaps.append(np.abs(learner - np.array(answer.logprobs)))
+    every = np.concatenate(gaps)
+    return {"logprob_gap_mean": float(every.mean()), "logprob_gap_max": float(every.max())}
 
 
 @contextmanager
@@ -138,17 +154,22 @@ def _part(name: str, model: Path, options: list[str]) -> dict[str, float]:
     return found
 
 
-def _rollout(sampler: Any, work: StepWork, vocab_size: int) -> int:
-    """All turns at once; how many tokens came back."""
+def _rollout(sampler: Any, work: StepWork, vocab_size: int) -> list[tuple[list[int], Any]]:
+    """All turns at once; every answer with its prompt, group by group."""
+    prompts = work.prompts(vocab_size)
     futures = [
         sampler.sample(
             prompt=tinker.ModelInput.from_ints(prompt),
             num_samples=work.samples,
             sampling_params=tinker.SamplingParams(max_tokens=work.new_tokens, seed=number),
         )
-        for number, prompt in enumerate(work.prompts(vocab_size))
+        for number, prompt in enumerate(prompts)
     ]
-    return sum(len(s.tokens) for future in futures for s in future.result().sequences)
+    return [
+        (prompt, answer)
+        for prompt, future in zip(prompts, futures, strict=True)
+        for answer in future.result().sequences
+    ]
 
 
 def _first_token(sampler: Any, work: StepWork, vocab_size: int) -> None:
@@ -157,10 +178,29 @@ def _first_token(sampler: Any, work: StepWork, vocab_size: int) -> None:
     sampler.sample(prompt=prompt, num_samples=1, sampling_params=params).result()
 
 
-def _sdk_datum(item: Datum) -> tinker.Datum:
-    inputs = {name: tinker.TensorData.from_numpy(values) for name, values in item.inputs.items()}
-    tokens = tinker.ModelInput.from_ints(item.tokens.tolist())
-    return tinker.Datum(model_input=tokens, loss_fn_inputs=inputs)
+def _datum(prompt: list[int], answer: Any) -> tinker.Datum:
+    """An answer as it was sampled, with an advantage of 1 or -1."""
+    whole, unseen = [*prompt, *answer.tokens], len(prompt) - 1
+    advantage = 1.0 if answer.tokens[0] % 2 else -1.0
+    inputs: dict[str, NDArray[Any]] = {
+        "target_tokens": np.array(whole[1:], np.int64),
+        "logprobs": np.array([0.0] * unseen + list(answer.logprobs), np.float32),
+        "advantages": np.array([0.0] * unseen + [advantage] * len(answer.tokens), np.float32),
+    }
+    arrays = {name: tinker.TensorData.from_numpy(values) for name, values in inputs.items()}
+    return tinker.Datum(model_input=tinker.ModelInput.from_ints(whole[:-1]), loss_fn_inputs=arrays)
+
+
+def _make(model: Path, config: NetConfig) -> None:
+    """A model directory with random weights."""
+    net = load_net(config, dtype=torch.bfloat16, device=device_name())
+    write_tensors(
+        model / "model.safetensors", net_tensors(net), {}, FOR_TRANSFORMERS, durable=False
+    )
+    (model / "config.json").write_text(json.dumps(config.to_hf()))
+    del net
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _kinds(shapes: list[str], full: list[str]) -> list[tuple[str, int]]:
@@ -185,8 +225,7 @@ def main() -> None:
         for shape, rank in kinds:
             model = models / shape
             if not model.is_dir():
-                save_net(load_net(shapes[shape], dtype=torch.bfloat16, device=device_name()), model)
-                torch.cuda.empty_cache() if torch.cuda.is_available() else None
+                _make(model, shapes[shape])
             name = f"{shape}.{'lora' if rank else 'full'}"
             work = SMALL if options.small else StepWork()
             found = measure(model, shapes[shape], rank, work)

@@ -73,14 +73,15 @@ def engine_alone(model: Path, work: StepWork, rank: int) -> dict[str, float]:
         spec = LoraSpec(rank)
         version = "adapter"
         engine.put_version(version, LoraAdapter.create(spec, config).tensors, lora=spec)
-    took_s = [_rollout_s(engine, work, config, version) for _ in range(2)][-1]
+    took_s = min(_rollout_s(engine, work, config, version) for _ in range(3))
     return {"tokens_per_s": work.turns * work.new_tokens / took_s}
 
 
 def _rollout_s(engine: Engine, work: StepWork, config: NetConfig, version: str) -> float:
+    prompts = work.prompts(config.vocab_size)
     began_s = time.perf_counter()
     for number in range(work.turns):
-        prompt = tuple(work.prompts(config.vocab_size)[number // work.samples])
+        prompt = tuple(prompts[number // work.samples])
         params = SamplingParams(max_tokens=work.new_tokens, seed=number)
         engine.add(GenerationRequest(number, prompt, params, version))
     while engine.busy:

@@ -12,7 +12,9 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["layer", "table_stride"]
+)  # else a compilation for numbers of another kind
 def decode_kernel(
     q, cache, tables, slots, positions, parts, stats, out,
     layer, scale, table_stride, block_stride,
@@ -89,7 +91,9 @@ def join_kernel(
     tl.store(out + at * D + d, (acc / total).to(out.dtype.element_ty))
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["layer", "table_stride"]
+)  # else a compilation for numbers of another kind
 def prompt_kernel(
     q, cache, tables, tiles, out,
     layer, scale, table_stride, block_stride,

@@ -59,6 +59,7 @@ class DecodeGraphs:
         self._answers = torch.zeros(2 * rows, dtype=torch.int32, pin_memory=True)
         self._captured: dict[tuple[int, StepShape], _Captured] = {}
         self._pool = torch.cuda.graph_pool_handle()
+        self._adapters_of: tuple[StepShape, Sequence[tuple[int, int, Held]]] | None = None
         self.captures = 0
 
     def run(
@@ -76,7 +77,10 @@ class DecodeGraphs:
         units = max((held.first + held.units for _, _, held in spans), default=0)
         extent = min(extent_of(units), model.units) if units else 0
         shape = StepShape(graph_rows(len(batch.tokens)), cuts, extent, width)
-        words = shape.fill(self._host_view, batch, tables, sampling, spans)
+        words = shape.fill(self._host_view, batch, tables, sampling)
+        if extent and (shape, spans) != self._adapters_of:
+            shape.fill_adapters(self._host_view, spans)
+        self._adapters_of = (shape, spans)
         self._inputs[:words].copy_(self._host[:words], non_blocking=True)
         key = (id(model), shape)
         if key not in self._captured:

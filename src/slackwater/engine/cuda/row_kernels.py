@@ -94,7 +94,9 @@ def norm_kernel(
         _norm_row(x, residual, weight, out, columns, eps, ADD, BLOCK)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["rows", "layer", "table_stride"]
+)  # else a compilation for numbers of another kind
 def rotate_kernel(
     qkv, cos, sin, q_norm, k_norm, q, cache, tables, slots, positions, spread, tiles,
     rows, layer, row_stride, table_stride, block_stride, eps,
@@ -172,7 +174,7 @@ def rotate_kernel(
         tl.store(target + half, high.to(kind), mask=mine[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # else a compilation for numbers of another kind
 def silu_mul_kernel(
     gate_up, out, spread, tiles, rows, columns, row_stride,
     ADAPT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,

@@ -1,7 +1,8 @@
 """What a decode step needs on the device, as one buffer of 32-bit words."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,23 +42,9 @@ class StepShape:
     def tiles(self) -> int:
         return most_tiles(self.rows, self.extent) if self.extent else 0
 
-    def columns(self) -> dict[str, tuple[int, int]]:
+    def columns(self) -> Mapping[str, tuple[int, int]]:
         """Where each column begins and ends."""
-        adapted = self.rows if self.extent else 0
-        sizes = {
-            "tokens": self.rows,
-            "positions": self.rows,
-            "temperature": self.rows,
-            "uniform": self.rows,
-            "adapted": adapted * ROW_FIELDS,
-            "tiles": self.tiles * TILE_FIELDS,
-            "tables": self.rows * self.table_width,
-        }
-        places, start = {}, 0
-        for name, size in sizes.items():
-            places[name] = (start, start + size)
-            start += size
-        return places
+        return _columns(self)
 
     def fill(
         self,
@@ -65,23 +52,50 @@ class StepShape:
         batch: RowBatch,
         tables: NDArray[np.int32],
         sampling: SamplingColumns,
-        spans: Sequence[tuple[int, int, Held]],
     ) -> int:
         """Write a step's numbers; rows beyond the batch are token 0 at position 0 of the scratch block. Words used."""
-        count, places = len(batch.tokens), self.columns()
-        column = {name: buffer[start:stop] for name, (start, stop) in places.items()}
-        for name, values in (("tokens", batch.tokens), ("positions", batch.positions)):
-            column[name][:count] = values
-            column[name][count:] = 0
-        heat, uniform = (column[name].view(np.float32) for name in ("temperature", "uniform"))
-        heat[:count], uniform[:count] = sampling.temperature, sampling.uniform
-        heat[count:], uniform[count:] = 1.0, 0.5
-        lines = column["tables"].reshape(self.rows, self.table_width)
+        count, rows, places = len(batch.tokens), self.rows, _columns(self)
+        numbers = buffer[: 4 * rows].reshape(4, rows)
+        numbers[0, :count], numbers[1, :count] = batch.tokens, batch.positions
+        drawn = numbers[2:].view(np.float32)
+        drawn[0, :count], drawn[1, :count] = sampling.temperature, sampling.uniform
+        start, stop = places["tables"]
+        lines = buffer[start:stop].reshape(rows, self.table_width)
         lines[:count] = tables[batch.slots, : self.table_width]
-        lines[count:, 0] = 0
-        if self.extent:
-            column["adapted"].reshape(-1, ROW_FIELDS)[:] = row_columns(self.rows, spans)
-            tiles = tile_columns(self.rows, spans, DECODE_TILE)
-            target = column["tiles"].reshape(-1, TILE_FIELDS)
-            target[: len(tiles)], target[len(tiles) :] = tiles, 0
-        return places["tables"][1]
+        if count < rows:
+            numbers[:2, count:] = 0
+            drawn[0, count:], drawn[1, count:] = 1.0, 0.5
+            lines[count:, 0] = 0
+        return stop
+
+    def fill_adapters(
+        self, buffer: NDArray[np.int32], spans: Sequence[tuple[int, int, Held]]
+    ) -> None:
+        """Write which rows go through which adapter: the same from step to step until the batch changes."""
+        places = _columns(self)
+        start, stop = places["adapted"]
+        buffer[start:stop].reshape(-1, ROW_FIELDS)[:] = row_columns(self.rows, spans)
+        start, stop = places["tiles"]
+        target, tiles = (
+            buffer[start:stop].reshape(-1, TILE_FIELDS),
+            tile_columns(self.rows, spans, DECODE_TILE),
+        )
+        target[: len(tiles)], target[len(tiles) :] = tiles, 0
+
+
+@lru_cache(maxsize=1024)
+def _columns(shape: StepShape) -> Mapping[str, tuple[int, int]]:
+    sizes = {
+        "tokens": shape.rows,
+        "positions": shape.rows,
+        "temperature": shape.rows,
+        "uniform": shape.rows,
+        "adapted": shape.rows * ROW_FIELDS if shape.extent else 0,
+        "tiles": shape.tiles * TILE_FIELDS,
+        "tables": shape.rows * shape.table_width,
+    }
+    places, start = {}, 0
+    for name, size in sizes.items():
+        places[name] = (start, start + size)
+        start += size
+    return places

@@ -22,7 +22,7 @@ from slackwater.engine.cuda.sites import Site
 from slackwater.nets.causal_lm import CausalLM, Layer
 from slackwater.nets.lora import LoraAdapter
 
-_NORM_CHUNK = 1024
+_NORM_CHUNK = 2048
 _SILU_BLOCK = 128
 _SPREAD_BLOCK = 128
 
@@ -162,7 +162,7 @@ class StraightPass:
             ADAPT=adapted,
             BLOCK=triton.next_power_of_2(columns),
             CHUNK=min(_NORM_CHUNK, triton.next_power_of_2(columns)),
-            num_warps=8,
+            num_warps=16 if adapted else 8,
         )
         return out
 
