@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "node": ("slackwater.cli.node", "The fleet's machines: list them, or make a token to join."),
     "job": ("slackwater.cli.job", "Jobs: where each stands, and what it has used."),
     "instance": ("slackwater.cli.instance", "Engines: list, add, drain, kill, replay a trace."),
+    "action": ("slackwater.cli.action", "Run commands in sandboxes, and see what runs: run, top."),
     "bench": ("slackwater.cli.bench", "Measure, and print one JSON object."),
     "plan": ("slackwater.cli.plan", "Say how jobs should share a fleet, and what that saves."),
     "sim": ("slackwater.cli.sim", "Run a fleet in virtual time: run, compare, replay, list."),

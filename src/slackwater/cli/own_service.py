@@ -19,7 +19,7 @@ STOP_S = 30.0
 def own_service(
     state: Path, model: str, directory: Path, *options: str
 ) -> Iterator[tuple[str, str]]:
-    """`slackwater up` on a state folder of its own, with more options if given; yields the URL and the key."""
+    """`slackwater up` on a state folder of its own, with more options; yields the URL and the key."""
     folder = StateDirectory(state)
     command = [sys.executable, "-m", "slackwater", "up", "--state", str(folder.root), "--port", "0"]
     log = folder.root / "service.log"

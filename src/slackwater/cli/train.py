@@ -12,6 +12,7 @@ from slackwater.cli.up import DEFAULT_STATE
 from slackwater.model.errors import ConfigError
 
 if TYPE_CHECKING:
+    from slackwater.rl.action_thread import ActionThread
     from slackwater.rl.recipe import Recipe
 
 app = typer.Typer(add_completion=False)
@@ -82,6 +83,7 @@ def _service(
         yield found
         return
     from slackwater.cli.own_service import own_service
+    from slackwater.rl.environments import needs_sandboxes
     from slackwater.zoo.directory import is_model, models_directory
     from slackwater.zoo.tiny import SIZES, make_model
 
@@ -95,7 +97,8 @@ def _service(
                 f"is not in {directory.parent}; bring it with `slackwater model get`",
             )
         make_model(base, directory)
-    with own_service(folder / "service", base, directory) as found:
+    options = ("--sandboxes", "1") if needs_sandboxes(settings.environment) else ()
+    with own_service(folder / "service", base, directory, *options) as found:
         yield found
 
 
@@ -115,10 +118,11 @@ def _train(settings: "Recipe", url: str, key: str, folder: Path) -> None:
         console.print(f"{folder}: going on from step {begun}")
     with (
         contextlib.closing(files),
+        _actions(settings, url, key) as actions,
         tinker.ServiceClient(base_url=url, api_key=key) as service,
         display(console, settings.grpo.steps, begun) as watch,
     ):
-        weights = run(settings, service, files, watch)
+        weights = run(settings, service, files, watch, actions)
     rewards = [row["reward"] for row in files.metrics()]
     console.print(plot(rewards, "reward"), highlight=False, markup=False)
     console.print(
@@ -127,6 +131,17 @@ def _train(settings: "Recipe", url: str, key: str, folder: Path) -> None:
     console.print(f"weights     {weights}")
     console.print(f"curves      {folder / 'metrics.jsonl'}")
     console.print(f"tensorboard --logdir {folder / 'tensorboard'}")
+
+
+def _actions(
+    settings: "Recipe", url: str, key: str
+) -> contextlib.AbstractContextManager["ActionThread | None"]:
+    from slackwater.rl.action_thread import ActionThread
+    from slackwater.rl.environments import needs_sandboxes
+
+    if needs_sandboxes(settings.environment):
+        return ActionThread(url, key, job=settings.environment.kind)
+    return contextlib.nullcontext()
 
 
 def _mean(values: list[float]) -> float:

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import tinker
 
+from slackwater.rl.action_thread import ActionThread
 from slackwater.rl.advantages import group_advantages, is_informative, token_advantages
+from slackwater.rl.environments import playable
 from slackwater.rl.prompt_order import PromptOrder, PromptUse
 from slackwater.rl.recipe import Recipe
 from slackwater.rl.rollout import Group, Rollout
@@ -32,8 +34,18 @@ class Drawn:
     kept: list[Group]
 
 
-def run(recipe: Recipe, service: tinker.ServiceClient, folder: RunDirectory, watch: Watch) -> str:
-    """Train to the recipe's end, from the folder's checkpoint if it has one; the path of the final weights."""
+def run(
+    recipe: Recipe,
+    service: tinker.ServiceClient,
+    folder: RunDirectory,
+    watch: Watch,
+    actions: ActionThread | None = None,
+) -> str:
+    """Train to the recipe's end, from the folder's checkpoint if it has one; the path of the final weights.
+
+    `actions` is where an environment runs what the model writes.
+    """
+    environment = playable(recipe.environment, actions)
     training = _training_client(recipe, service, folder.checkpoint)
     text = text_of(recipe.model.text, training.get_tokenizer())
     if folder.checkpoint is None:
@@ -44,7 +56,7 @@ def run(recipe: Recipe, service: tinker.ServiceClient, folder: RunDirectory, wat
     for step in range(folder.checkpoint.steps_done, recipe.grpo.steps):
         began_s = time.perf_counter()
         sampler = training.save_weights_and_get_sampling_client()
-        rollout = Rollout(sampler, recipe.environment, text, recipe.sampling, seed=recipe.grpo.seed)
+        rollout = Rollout(sampler, environment, text, recipe.sampling, seed=recipe.grpo.seed)
         overlapped = _overlapped(recipe, training, folder)
         drawn = _draw(recipe, rollout, used, overlapped.add if overlapped else _later)
         used += len(drawn.groups)

@@ -1,6 +1,6 @@
 """Groups of trajectories through a sampling client, each turn sent as soon as the one before it has ended."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tinker
 
-from slackwater.rl.environments.episode import Environment, Episode
+from slackwater.rl.environments.episode import Environment, Episode, Reply
 from slackwater.rl.prompt_order import PromptUse
 from slackwater.rl.recipe import SamplingSettings
 from slackwater.rl.text import Text
@@ -30,11 +30,12 @@ class Group:
 
 @dataclass(slots=True)
 class _Member:
-    """One trajectory under way."""
+    """One trajectory under way; `ended` if its last answer had its end token."""
 
     number: int
     episode: Episode
     trajectory: Trajectory
+    ended: bool = False
 
 
 class Rollout:
@@ -66,25 +67,39 @@ class Rollout:
     def completed(self, uses: Sequence[PromptUse], size: int) -> Iterator[Group]:
         """The same groups, each as soon as it is whole; the others go on meanwhile."""
         open_turns: dict[Future[Any], tuple[int, list[_Member]]] = {}
+        open_replies: dict[Future[Reply], tuple[int, _Member]] = {}
         ended: SimpleQueue[Future[Any]] = SimpleQueue()
         members: list[list[_Member]] = []
+        unfinished = [size] * len(uses)
 
         def send(place: int, asked: list[_Member]) -> None:
             future = self._sample(uses[place], asked[0], num_samples=len(asked))
             open_turns[future] = (place, asked)
             future.add_done_callback(ended.put)
 
-        unfinished = [size] * len(uses)
+        def replied(place: int, member: _Member, reply: Reply) -> None:
+            if self._heard(member, reply):
+                unfinished[place] -= 1
+            else:
+                send(place, [member])
+
         for place, use in enumerate(uses):
             members.append([self._start(use.prompt, number) for number in range(size)])
             send(place, members[place])
-        while open_turns:
+        while open_turns or open_replies:
             future = ended.get()
-            place, asked = open_turns.pop(future)
-            going_on = self._answered(asked, future.result().sequences)
-            for member in going_on:
-                send(place, [member])
-            unfinished[place] -= len(asked) - len(going_on)
+            if future in open_replies:
+                place, member = open_replies.pop(future)
+                replied(place, member, future.result())
+            else:
+                place, asked = open_turns.pop(future)
+                for member, sequence in zip(asked, future.result().sequences, strict=True):
+                    reply = self._answered(member, sequence)
+                    if isinstance(reply, Reply):
+                        replied(place, member, reply)
+                    else:
+                        open_replies[reply] = (place, member)
+                        reply.add_done_callback(ended.put)
             if unfinished[place] == 0:
                 yield Group(uses[place], tuple(m.trajectory for m in members[place]))
 
@@ -92,19 +107,19 @@ class Rollout:
         episode = self._environment.episode(prompt)
         return _Member(number, episode, Trajectory(self._text.first(episode.first_observation)))
 
-    def _answered(self, asked: list[_Member], sequences: Iterable[Any]) -> list[_Member]:
-        """Hand each answer to its episode; those that go on come back."""
-        going_on = []
-        for member, sequence in zip(asked, sequences, strict=True):
-            tokens = list(sequence.tokens)
-            member.trajectory.act(tokens, list(sequence.logprobs))
-            reply = member.episode.answer(self._text.answer(tokens))
-            member.trajectory.reward += reply.reward
-            if not reply.done:
-                ended = bool(tokens) and tokens[-1] in self._text.stop
-                member.trajectory.observe(self._text.next(reply.observation, ended))
-                going_on.append(member)
-        return going_on
+    def _answered(self, member: _Member, sequence: Any) -> "Reply | Future[Reply]":
+        """Hand an answer to its episode."""
+        tokens = list(sequence.tokens)
+        member.trajectory.act(tokens, list(sequence.logprobs))
+        member.ended = bool(tokens) and tokens[-1] in self._text.stop
+        return member.episode.answer(self._text.answer(tokens))
+
+    def _heard(self, member: _Member, reply: Reply) -> bool:
+        """What an answer led to; whether it was the last."""
+        member.trajectory.reward += reply.reward
+        if not reply.done:
+            member.trajectory.observe(self._text.next(reply.observation, member.ended))
+        return reply.done
 
     def _sample(self, use: PromptUse, member: _Member, num_samples: int) -> Future[Any]:
         path = [self._seed, use.epoch, use.prompt, member.number, member.trajectory.turns]

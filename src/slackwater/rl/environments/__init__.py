@@ -1,10 +1,38 @@
 """Verifiable tasks that need no data: each prompt is a number, and the same number is the same task."""
 
+from slackwater.model.errors import ConfigError
+from slackwater.rl.action_thread import ActionThread
 from slackwater.rl.environments.arithmetic import Arithmetic
+from slackwater.rl.environments.coding import Coding
 from slackwater.rl.environments.copy_digits import CopyDigits
+from slackwater.rl.environments.episode import Environment
 from slackwater.rl.environments.frozen_lake import FrozenLake
 from slackwater.rl.environments.guess_number import GuessNumber
 
-AnyEnvironment = Arithmetic | CopyDigits | FrozenLake | GuessNumber
+AnyEnvironment = Arithmetic | Coding | CopyDigits | FrozenLake | GuessNumber
 
-__all__ = ["AnyEnvironment", "Arithmetic", "CopyDigits", "FrozenLake", "GuessNumber"]
+
+def needs_sandboxes(environment: AnyEnvironment) -> bool:
+    """Whether what the model writes is run."""
+    return isinstance(environment, Coding)
+
+
+def playable(environment: AnyEnvironment, actions: ActionThread | None) -> Environment:
+    """The environment, with somewhere to run things if it runs any."""
+    if not isinstance(environment, Coding):
+        return environment
+    if actions is None:
+        raise ConfigError.of("environment.kind", environment.kind, "needs a service with sandboxes")
+    return environment.on(actions)
+
+
+__all__ = [
+    "AnyEnvironment",
+    "Arithmetic",
+    "Coding",
+    "CopyDigits",
+    "FrozenLake",
+    "GuessNumber",
+    "needs_sandboxes",
+    "playable",
+]

@@ -4,6 +4,7 @@ An environment's class is also its configuration: frozen, with the number of its
 one interaction; the same prompt always starts the same one, so a group of samples faces one task.
 """
 
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,8 +26,8 @@ class Episode(Protocol):
     @property
     def first_observation(self) -> str: ...
 
-    def answer(self, text: str) -> Reply:
-        """Take the model's answer. Any text is an answer; nonsense earns nothing."""
+    def answer(self, text: str) -> "Reply | Future[Reply]":
+        """Take the model's answer. Any text is an answer; nonsense earns nothing. What takes time comes as a future."""
         ...
 
 

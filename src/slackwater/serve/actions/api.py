@@ -22,6 +22,18 @@ from slackwater.serve.actions.bodies import (
 from slackwater.serve.http.auth import tenant_reader
 
 Hold = Annotated[float, Query(ge=0, le=30)]
+LATER: dict[int | str, dict[str, Any]] = {202: {"description": "Not yet."}}
+
+
+def _check_sandboxes(plane: ControlPlane, needed: bool = True) -> None:
+    if needed and not plane.settings.brokers_actions:
+        raise RefusedError("this service has no sandboxes: start it with --sandboxes 1")
+
+
+def known_as(tenant: TenantId, name: str) -> ActionId:
+    """An action may be named as the caller named it, or as the service did."""
+    whole = name.startswith(("ac-", f"{tenant}."))
+    return ActionId(name if whole else f"{tenant}.{name}")
 
 
 def shown(name: str, result: ActionResult) -> dict[str, Any]:
@@ -58,9 +70,10 @@ def action_routes(plane: ControlPlane) -> APIRouter:
             return JSONResponse({"action": name, "state": actions.state(name)}, 202)
         return JSONResponse(shown(name, result))
 
-    @router.post("", response_model=None)
+    @router.post("", response_model=None, responses=LATER)
     async def submit(body: ActionBody, tenant: caller) -> Response:
         """Take an action; answers with its outcome (200), or, if that takes longer than `wait_s`, with its name (202)."""
+        _check_sandboxes(plane, bool(body.command))
         name = await actions.submit(tenant, body.request(tenant))
         return await answer(tenant, name, body.wait_s)
 
@@ -72,15 +85,15 @@ def action_routes(plane: ControlPlane) -> APIRouter:
             found["live"] = found["ended"] = []
         return found
 
-    @router.get("/{action}", response_model=None)
+    @router.get("/{action}", response_model=None, responses=LATER)
     async def result(action: str, tenant: caller, wait_s: Hold = 0.0) -> Response:
         """The outcome, or how far it is after `wait_s`."""
-        return await answer(tenant, ActionId(action), wait_s)
+        return await answer(tenant, known_as(tenant, action), wait_s)
 
     @router.get("/{action}/output", response_model=None)
     async def output(action: str, tenant: caller) -> Response:
         """What it prints, as it comes: a JSON object a line, the last one with its outcome. Ask for it with `stream`."""
-        name = ActionId(action)
+        name = known_as(tenant, action)
         await actions.result(tenant, name, 0.0)  # refuses what is not the caller's
 
         async def lines() -> AsyncIterator[bytes]:
@@ -97,7 +110,7 @@ def action_routes(plane: ControlPlane) -> APIRouter:
     @router.post("/{action}/cancel")
     async def cancel(action: str, tenant: caller) -> dict[str, str]:
         """Give it up: if it runs it is killed, with everything that it started."""
-        actions.cancel(tenant, ActionId(action))
+        actions.cancel(tenant, known_as(tenant, action))
         return {"action": action}
 
     return router
@@ -108,16 +121,16 @@ def permit_routes(plane: ControlPlane) -> APIRouter:
     caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
     actions = plane.actions
 
-    @router.post("/{action}/held", response_model=None)
+    @router.post("/{action}/held", response_model=None, responses=LATER)
     async def held(action: str, tenant: caller, wait_s: Hold = 25.0) -> Response:
         """Wait until a permit is held."""
-        is_held = await actions.begun(tenant, ActionId(action), wait_s)
+        is_held = await actions.begun(tenant, known_as(tenant, action), wait_s)
         return JSONResponse({"action": action, "held": is_held}, 200 if is_held else 202)
 
     @router.post("/{action}/done")
     async def done(action: str, body: DoneBody, tenant: caller) -> dict[str, str]:
         """Give a permit back."""
-        actions.done(tenant, ActionId(action), body.ran_s)
+        actions.done(tenant, known_as(tenant, action), body.ran_s)
         return {"action": action}
 
     return router
@@ -128,9 +141,10 @@ def environment_routes(plane: ControlPlane) -> APIRouter:
     caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
     actions = plane.actions
 
-    @router.post("", response_model=None)
+    @router.post("", response_model=None, status_code=201, responses=LATER)
     async def opened(body: EnvironmentBody, tenant: caller) -> Response:
         """Ask for an environment; 201 when it is open, 202 if it still waits for room."""
+        _check_sandboxes(plane)
         name = await actions.open(tenant, body.request(tenant))
         is_open = await actions.opened(tenant, name, body.wait_s)
         return JSONResponse({"environment": name, "open": is_open}, 201 if is_open else 202)

@@ -1,0 +1,195 @@
+"""A small client of the action service, for environments and rewards.
+
+    async with ActionClient(url, key, job="my-run") as actions:
+        async with actions.environment(files={"main.py": "print(42)"}) as place:
+            result = await place.run("python3", "main.py", cores=[1, 2, 4])
+
+Every action has a name of its own, so that asking again after a lost connection never runs it twice. A full queue
+(429) and a service that restarts are waited for, within `patience_s`.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, UnavailableError
+
+_HOLD_S = 20.0
+_MOST_CONNECTIONS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ActionResult:
+    """How an action ended. `outcome` is done, failed, timed_out, cancelled, lost or refused."""
+
+    action: str
+    outcome: str
+    reason: str
+    status: int | None
+    stdout: str
+    stderr: str
+    queued_s: float
+    ran_s: float
+    cores: int
+    usage: Mapping[str, float]
+
+    @property
+    def ok(self) -> bool:
+        """It ran to its end, and said that all was well."""
+        return self.outcome == "done" and self.status == 0
+
+
+class ActionClient:
+    """One service, one job. Use it from one event loop."""
+
+    def __init__(
+        self, url: str, key: str, *, job: str = "default", patience_s: float = 120.0
+    ) -> None:
+        self._job = job
+        self._patience_s = patience_s
+        self._http = httpx.AsyncClient(
+            base_url=url,
+            headers={"x-api-key": key},
+            timeout=httpx.Timeout(_HOLD_S + 20, connect=10),
+            limits=httpx.Limits(max_connections=_MOST_CONNECTIONS),
+        )
+
+    async def __aenter__(self) -> "ActionClient":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._http.aclose()
+
+    async def run(
+        self, *command: str, environment: str | None = None, **given: Any
+    ) -> ActionResult:
+        """One action to its end. `given` are fields of the API, such as cores, limit_s, stdin, limits.
+
+        If this task is cancelled, so is the action.
+        """
+        name = secrets.token_hex(12)
+        body = {"command": list(command), "action": name, "job": self._job, "wait_s": _HOLD_S}
+        if environment is not None:
+            body["environment"] = environment
+        try:
+            answer = await self._ask("POST", "/slackwater/actions", body | given)
+            while answer.status_code == 202:
+                path = f"/slackwater/actions/{answer.json()['action']}"
+                answer = await self._ask("GET", f"{path}?wait_s={_HOLD_S:g}")
+        except asyncio.CancelledError:
+            with contextlib.suppress(httpx.HTTPError):
+                await asyncio.shield(self._http.post(f"/slackwater/actions/{name}/cancel"))
+            raise
+        return _result(answer.json())
+
+    @contextlib.asynccontextmanager
+    async def environment(self, **given: Any) -> "AsyncIterator[Place]":
+        """An environment for as long as the block lasts; fields of the API: files, snapshot, memory_mib."""
+        name = await self.open(**given)
+        try:
+            yield Place(self, name)
+        finally:
+            await self.close(name)
+
+    async def open(self, **given: Any) -> str:
+        """An environment that stays until it is closed; its name."""
+        body = {"environment": secrets.token_hex(12), "job": self._job, "wait_s": _HOLD_S} | given
+        answer = await self._ask("POST", "/slackwater/environments", body)
+        return str(answer.json()["environment"])
+
+    async def close(self, environment: str) -> None:
+        """Take it away; one that is gone already is no error."""
+        with contextlib.suppress(NotFoundError):
+            await self._ask("DELETE", f"/slackwater/environments/{environment}")
+
+    async def snapshot(self, environment: str, name: str) -> None:
+        """Keep what it has now, for others to begin from."""
+        path = f"/slackwater/environments/{environment}/snapshot"
+        await self._ask("POST", path, {"snapshot": name})
+
+    @contextlib.asynccontextmanager
+    async def permit(self, **uses: int) -> AsyncIterator[None]:
+        """Hold so much of some limits while the block lasts: a call of an API with a quota goes inside."""
+        body = {"action": secrets.token_hex(12), "job": self._job, "uses": uses}
+        asked = (await self._ask("POST", "/slackwater/actions", body)).json()["action"]
+        path = f"/slackwater/actions/{asked}"
+        while not (await self._ask("POST", f"{path}/held?wait_s={_HOLD_S:g}", {})).json()["held"]:
+            pass
+        began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            await self._ask("POST", f"{path}/done", {"ran_s": time.monotonic() - began_s})
+
+    async def _ask(self, method: str, path: str, body: object = None) -> httpx.Response:
+        """Ask until there is an answer that is not "later"."""
+        deadline_s = time.monotonic() + self._patience_s
+        pause_s = 0.05
+        while True:
+            try:
+                answer = await self._http.request(method, path, json=body)
+                if answer.status_code not in (429, 503):
+                    return _checked(answer)
+                said = answer.text
+            except httpx.TransportError as error:
+                said = f"{type(error).__name__}: {error}"
+            if time.monotonic() + pause_s > deadline_s:
+                raise UnavailableError(f"{path}: no answer within {self._patience_s:g} s: {said}")
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, 2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An environment: what runs in it finds what ran before."""
+
+    client: ActionClient
+    name: str
+
+    async def run(self, *command: str, **given: Any) -> ActionResult:
+        return await self.client.run(*command, environment=self.name, **given)
+
+    async def snapshot(self, name: str) -> None:
+        await self.client.snapshot(self.name, name)
+
+
+def _checked(answer: httpx.Response) -> httpx.Response:
+    if answer.status_code < 400:
+        return answer
+    try:
+        said = str(answer.json()["error"])
+    except (ValueError, KeyError, TypeError):
+        said = answer.text
+    if answer.status_code == 404:
+        raise NotFoundError(said)
+    if answer.status_code == 422:
+        raise ConfigError(said)
+    raise RefusedError(said)
+
+
+def _result(said: dict[str, Any]) -> ActionResult:
+    usage = said["usage"]
+    return ActionResult(
+        action=said["action"],
+        outcome=said["outcome"],
+        reason=said["reason"],
+        status=said["status"],
+        stdout=said["stdout"],
+        stderr=said["stderr"],
+        queued_s=usage["queued_s"],
+        ran_s=usage["ran_s"],
+        cores=usage["cores"],
+        usage=usage,
+    )

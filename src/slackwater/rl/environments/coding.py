@@ -1,0 +1,153 @@
+"""Write a one-line program that passes its tests; what is written runs in a sandbox."""
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from slackwater.rl.action_thread import ActionThread
+from slackwater.rl.actions import ActionClient
+from slackwater.rl.environments.episode import Reply, at_least
+
+OPERATIONS = {"add": "+", "sub": "-", "mul": "*"}
+VARIABLES = "abc"
+_TESTS = """passed=0
+test_case() {{ a=$1; b=$2; c=$3; [ "$(( $PROGRAM ))" = "$4" ] && passed=$((passed+1)); }}
+{cases}
+echo "$passed"
+"""
+_LIMITS = {"memory_mib": 64, "processes": 16, "disk_mib": 8, "output_bytes": 4096}
+
+
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """`sub ca=` wants a program such as `c-a`: the reward is what its tests say of it.
+
+    A program is run by a tool call; if tests fail, the model hears how many passed and may write another, up to
+    `max_turns`. All of `cases` passed in turn t earn 1 - (t - 1) / (2 max_turns); else the last program earns up to
+    `partial`, by the share that passed. With `own_environment` each trajectory has an environment with the tests in it,
+    from its first program to its last; else every run is on its own.
+    """
+
+    kind: Literal["coding"] = "coding"
+    prompts: int = 2000
+    cases: int = 4
+    max_turns: int = 2
+    partial: float = 0.4
+    own_environment: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        at_least("environment.prompts", self.prompts, 1)
+        at_least("environment.cases", self.cases, 1)
+        at_least("environment.max_turns", self.max_turns, 1)
+
+    def task(self, prompt: int) -> "Task":
+        """What is asked, and the tests of it, for a shell to run."""
+        drawn = np.random.default_rng([self.seed, prompt])
+        name = str(drawn.choice(list(OPERATIONS)))
+        first, second = (VARIABLES[index] for index in drawn.integers(0, len(VARIABLES), 2))
+        lines = []
+        for _ in range(self.cases):
+            values = dict(zip(VARIABLES, drawn.integers(1, 10, 3).tolist(), strict=True))
+            wanted = _applied(OPERATIONS[name], values[first], values[second])
+            lines.append(f"test_case {values['a']} {values['b']} {values['c']} {wanted}")
+        return Task(f"{name} {first}{second}=", _TESTS.format(cases="\n".join(lines)))
+
+    def demonstration(self, prompt: int) -> tuple[tuple[str, str], ...]:
+        """Programs of the right form that do any sum."""
+        drawn = np.random.default_rng([self.seed, prompt, 1])
+        turns, observation = [], self.task(prompt).question
+        for _ in range(self.max_turns):
+            first, second = (VARIABLES[index] for index in drawn.integers(0, len(VARIABLES), 2))
+            operation = str(drawn.choice(list(OPERATIONS.values())))
+            turns.append((observation, f"{first}{operation}{second}"))
+            observation = f"{int(drawn.integers(0, self.cases))}?"
+        return tuple(turns)
+
+    def on(self, actions: ActionThread) -> "CodingTasks":
+        """The tasks, with somewhere to run what is written."""
+        return CodingTasks(self, actions)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A question, and the script that tests an answer."""
+
+    question: str
+    tests: str
+
+
+@dataclass(frozen=True, slots=True)
+class CodingTasks:
+    """An environment whose programs run through the action service."""
+
+    rules: Coding
+    actions: ActionThread
+
+    @property
+    def prompts(self) -> int:
+        return self.rules.prompts
+
+    def episode(self, prompt: int) -> "_Programming":
+        return _Programming(self.rules, self.actions, self.rules.task(prompt))
+
+    def demonstration(self, prompt: int) -> tuple[tuple[str, str], ...]:
+        return self.rules.demonstration(prompt)
+
+
+class _Programming:
+    """One trajectory; its environment is opened with the first program and closed with the last."""
+
+    def __init__(self, rules: Coding, actions: ActionThread, task: Task) -> None:
+        self._rules = rules
+        self._actions = actions
+        self._task = task
+        self._turn = 0
+        self._place: str | None = None
+        self.first_observation = task.question
+
+    def answer(self, text: str) -> "Future[Reply]":
+        self._turn += 1
+        return self._actions.do(lambda client: self._tested(client, text))
+
+    async def _tested(self, client: ActionClient, text: str) -> Reply:
+        """Run the tests on what was written."""
+        command: tuple[str, ...] = ("sh", "-c", self._task.tests)
+        if self._rules.own_environment:
+            command = ("sh", "tests.sh")
+            if self._place is None:
+                files = {"tests.sh": self._task.tests}
+                self._place = await client.open(files=files, memory_mib=_LIMITS["memory_mib"])
+        ran = await client.run(
+            *command,
+            environment=self._place,
+            kind="unit-tests",
+            variables={"PROGRAM": text.strip().replace("\0", "")[:80]},
+            limit_s=10.0,
+            limits=_LIMITS,
+        )
+        said = ran.stdout.strip()
+        reply = self._judged(int(said) if ran.ok and said.isdigit() else 0)
+        if reply.done and self._place is not None:
+            await client.close(self._place)
+        return reply
+
+    def _judged(self, passed: int) -> Reply:
+        rules = self._rules
+        if passed == rules.cases:
+            return Reply("", 1 - (self._turn - 1) / (2 * rules.max_turns), True)
+        if self._turn == rules.max_turns:
+            return Reply("", rules.partial * passed / rules.cases, True)
+        return Reply(f"{passed}?", 0.0, False)
+
+
+def _applied(operation: str, first: int, second: int) -> int:
+    match operation:
+        case "+":
+            return first + second
+        case "-":
+            return first - second
+        case _:
+            return first * second
