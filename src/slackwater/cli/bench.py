@@ -39,6 +39,7 @@ BENCHES: dict[str, str] = {
     "agreement": "rollout.agreement",
     "delta": "weights.delta",
     "sync": "weights.sync",
+    "sandbox": "actions.sandbox",
     "tenants": "service.tenants",
     "schemas": "service.schemas",
     "actions": "actions.broker",

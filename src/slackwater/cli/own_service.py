@@ -20,12 +20,26 @@ def own_service(
     state: Path, model: str, directory: Path, *options: str
 ) -> Iterator[tuple[str, str]]:
     """`slackwater up` on a state folder of its own, with more options; yields the URL and the key."""
+    with _started(state, "--model", f"{model}={directory}", *options) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def own_actions(state: Path, *options: str) -> Iterator[tuple[str, str]]:
+    """The same with one sandbox and nothing else."""
+    bare = ("--engines", "0", "--trainers", "0", "--sandboxes", "1")
+    with _started(state, *bare, *options) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def _started(state: Path, *options: str) -> Iterator[tuple[str, str]]:
     folder = StateDirectory(state)
     command = [sys.executable, "-m", "slackwater", "up", "--state", str(folder.root), "--port", "0"]
     log = folder.root / "service.log"
     with log.open("ab") as output:
         process = subprocess.Popen(
-            [*command, "--model", f"{model}={directory}", *options],
+            [*command, *options],
             stdout=output,
             stderr=output,
             start_new_session=True,  # Ctrl-C reaches this process, which then stops the service in order

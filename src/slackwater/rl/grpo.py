@@ -49,7 +49,7 @@ def run(
     training = _training_client(recipe, service, folder.checkpoint)
     text = text_of(recipe.model.text, training.get_tokenizer())
     if folder.checkpoint is None:
-        _warm_up(recipe, training, text)
+        warm_up(recipe, training, text)
         _save(training, folder, steps_done=0, prompts_used=0)
     assert folder.checkpoint is not None
     used = folder.checkpoint.prompts_used
@@ -89,7 +89,7 @@ def _training_client(
     return service.create_lora_training_client(model.base, rank=model.lora_rank, seed=model.seed)
 
 
-def _warm_up(recipe: Recipe, training: Any, text: Text) -> None:
+def warm_up(recipe: Recipe, training: Any, text: Text) -> None:
     """Teach the form of an answer by demonstrations, before any reward."""
     settings, environment = recipe.warm_up, recipe.environment
     futures = []
@@ -183,7 +183,7 @@ class OverlappedUpdate:
 
     def _send(self) -> None:
         groups, self._pending = self._pending, []
-        data = _data(self._recipe, groups, self._expected_tokens)
+        data = policy_data(self._recipe, groups, self._expected_tokens)
         grpo = self._recipe.grpo
         passed = self._training.forward_backward(data, grpo.loss, _loss_config(self._recipe))
         self._passes.append((passed, groups))
@@ -219,7 +219,7 @@ def _update(recipe: Recipe, training: Any, groups: Sequence[Group]) -> dict[str,
     queued = []
     for share in (groups[number :: grpo.updates] for number in range(grpo.updates)):
         if share:
-            data = _data(recipe, share)
+            data = policy_data(recipe, share)
             passed = training.forward_backward(data, grpo.loss, _loss_config(recipe))
             stepped = training.optim_step(_adam(grpo.learning_rate, grpo.grad_clip_norm))
             queued.append((passed, stepped, share))
@@ -237,7 +237,9 @@ def _update(recipe: Recipe, training: Any, groups: Sequence[Group]) -> dict[str,
     }
 
 
-def _data(recipe: Recipe, groups: Sequence[Group], tokens: int | None = None) -> list[tinker.Datum]:
+def policy_data(
+    recipe: Recipe, groups: Sequence[Group], tokens: int | None = None
+) -> list[tinker.Datum]:
     """Every trajectory with what its tokens are pushed by, each one part in `tokens` (default: in all of these)."""
     grpo = recipe.grpo
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]

@@ -29,7 +29,7 @@ class Group:
 
 
 @dataclass(slots=True)
-class _Member:
+class Member:
     """One trajectory under way; `ended` if its last answer had its end token."""
 
     number: int
@@ -66,25 +66,25 @@ class Rollout:
 
     def completed(self, uses: Sequence[PromptUse], size: int) -> Iterator[Group]:
         """The same groups, each as soon as it is whole; the others go on meanwhile."""
-        open_turns: dict[Future[Any], tuple[int, list[_Member]]] = {}
-        open_replies: dict[Future[Reply], tuple[int, _Member]] = {}
+        open_turns: dict[Future[Any], tuple[int, list[Member]]] = {}
+        open_replies: dict[Future[Reply], tuple[int, Member]] = {}
         ended: SimpleQueue[Future[Any]] = SimpleQueue()
-        members: list[list[_Member]] = []
+        members: list[list[Member]] = []
         unfinished = [size] * len(uses)
 
-        def send(place: int, asked: list[_Member]) -> None:
-            future = self._sample(uses[place], asked[0], num_samples=len(asked))
+        def send(place: int, asked: list[Member]) -> None:
+            future = self.sample(uses[place], asked[0], num_samples=len(asked))
             open_turns[future] = (place, asked)
             future.add_done_callback(ended.put)
 
-        def replied(place: int, member: _Member, reply: Reply) -> None:
-            if self._heard(member, reply):
+        def replied(place: int, member: Member, reply: Reply) -> None:
+            if self.heard(member, reply):
                 unfinished[place] -= 1
             else:
                 send(place, [member])
 
         for place, use in enumerate(uses):
-            members.append([self._start(use.prompt, number) for number in range(size)])
+            members.append([self.start(use.prompt, number) for number in range(size)])
             send(place, members[place])
         while open_turns or open_replies:
             future = ended.get()
@@ -94,7 +94,7 @@ class Rollout:
             else:
                 place, asked = open_turns.pop(future)
                 for member, sequence in zip(asked, future.result().sequences, strict=True):
-                    reply = self._answered(member, sequence)
+                    reply = self.answered(member, sequence)
                     if isinstance(reply, Reply):
                         replied(place, member, reply)
                     else:
@@ -103,25 +103,25 @@ class Rollout:
             if unfinished[place] == 0:
                 yield Group(uses[place], tuple(m.trajectory for m in members[place]))
 
-    def _start(self, prompt: int, number: int) -> _Member:
+    def start(self, prompt: int, number: int) -> Member:
         episode = self._environment.episode(prompt)
-        return _Member(number, episode, Trajectory(self._text.first(episode.first_observation)))
+        return Member(number, episode, Trajectory(self._text.first(episode.first_observation)))
 
-    def _answered(self, member: _Member, sequence: Any) -> "Reply | Future[Reply]":
+    def answered(self, member: Member, sequence: Any) -> "Reply | Future[Reply]":
         """Hand an answer to its episode."""
         tokens = list(sequence.tokens)
         member.trajectory.act(tokens, list(sequence.logprobs))
         member.ended = bool(tokens) and tokens[-1] in self._text.stop
         return member.episode.answer(self._text.answer(tokens))
 
-    def _heard(self, member: _Member, reply: Reply) -> bool:
+    def heard(self, member: Member, reply: Reply) -> bool:
         """What an answer led to; whether it was the last."""
         member.trajectory.reward += reply.reward
         if not reply.done:
             member.trajectory.observe(self._text.next(reply.observation, member.ended))
         return reply.done
 
-    def _sample(self, use: PromptUse, member: _Member, num_samples: int) -> Future[Any]:
+    def sample(self, use: PromptUse, member: Member, num_samples: int) -> Future[Any]:
         path = [self._seed, use.epoch, use.prompt, member.number, member.trajectory.turns]
         seed = int(np.random.SeedSequence(path).generate_state(1)[0] >> 1)
         params = tinker.SamplingParams(

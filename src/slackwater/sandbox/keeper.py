@@ -13,6 +13,7 @@ import contextlib
 import gc
 import os
 import pickle
+import resource
 import signal
 import socket
 import struct
@@ -23,11 +24,30 @@ from typing import NoReturn
 
 from slackwater.model.errors import UnavailableError
 from slackwater.sandbox import linux, process_tree
-from slackwater.sandbox.launch import Child, ChildEnds, Launch, become, have_own_network, make_pipes
+from slackwater.sandbox.launch import (
+    Child,
+    ChildEnds,
+    Launch,
+    Uncovered,
+    become,
+    have_own_network,
+    make_pipes,
+)
 
 _LENGTH = struct.Struct("<I")
 _PID = struct.Struct("<i")
 _ANSWER_WITHIN_S = 20.0
+_ANY_ORDERS = pickle.dumps(
+    Launch(
+        argv=["true"],
+        variables={"PATH": "/bin"},
+        folder=Path("/tmp/any"),
+        cores=frozenset({0}),
+        rlimits={resource.RLIMIT_CORE: 0},
+        shown=(Uncovered(Path("/any"), Path("/any/folder")),),
+    ),
+    pickle.HIGHEST_PROTOCOL,
+)
 
 
 @dataclass(slots=True)
@@ -140,7 +160,7 @@ def _keep(ends: socket.socket, join_files: Sequence[str], own_network: bool) -> 
             have_own_network()
         _be_spared("-900")
         os.setsid()
-        gc.freeze()
+        gc.disable()  # a collection would touch, and so copy, every page
         ends.sendall(b"+")
         while ends.recv(1):
             _fork_spare(ends, outside)
@@ -169,6 +189,10 @@ def _wait_for_orders(orders: socket.socket, outside: int | None) -> NoReturn:
     try:
         linux.die_with_parent(signal.SIGKILL)
         _be_spared("0")
+        if outside is not None:
+            linux.unshare(linux.CLONE_NEWIPC)
+        # Pages that the orders will touch are copied now, while nobody waits.
+        pickle.loads(_ANY_ORDERS)
         head, descriptors, _, _ = socket.recv_fds(orders, _LENGTH.size, 4)
         if len(head) < _LENGTH.size or len(descriptors) < 4:
             os._exit(0)

@@ -137,7 +137,8 @@ def start(launch: Launch) -> Child:
 
 
 def become(launch: Launch, ends: ChildEnds, *, outside: int | None = None) -> NoReturn:
-    """In a fresh child: confine it and run the program. If it is in a network of its own already, `outside` is not."""
+    """In a fresh child: confine it and run the program. If it has a network and IPC of its own already, `outside` is
+    the machine's network."""
     try:
         os.setsid()
         for target, source in enumerate((ends.stdin, ends.stdout, ends.stderr)):
@@ -146,6 +147,8 @@ def become(launch: Launch, ends: ChildEnds, *, outside: int | None = None) -> No
             have_own_network()
         elif outside is not None and not launch.own_network:
             linux.enter_network(outside)
+        if outside is None and _has_own_mounts(launch):
+            linux.unshare(linux.CLONE_NEWIPC)
         _confine(launch)
         for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
@@ -166,7 +169,7 @@ def have_own_network() -> None:
 def _confine(launch: Launch) -> None:
     if launch.cores:
         os.sched_setaffinity(0, launch.cores)
-    if launch.own_tmp is not None or launch.shown:
+    if _has_own_mounts(launch):
         _have_own_mounts(launch)
     os.chdir(launch.folder)
     for kind, most in launch.rlimits.items():
@@ -179,13 +182,17 @@ def _confine(launch: Launch) -> None:
     linux.die_with_parent(signal.SIGKILL)
 
 
+def _has_own_mounts(launch: Launch) -> bool:
+    return launch.own_tmp is not None or bool(launch.shown)
+
+
 def _have_own_mounts(launch: Launch) -> None:
     """Folders go out of sight on the way, so they are opened first and mounted by descriptor.
 
     What covers a folder that must be seen again is always fresh: in a folder of the action's own it could have
     left a link for this to follow.
     """
-    linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWIPC)
+    linux.unshare(linux.CLONE_NEWNS)
     linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
     needed = {
         path: _opened(path) for path in (launch.folder, *(one.folder for one in launch.shown))

@@ -6,6 +6,7 @@ its worker hears of it, so that a restart never runs twice what may not be.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -291,4 +292,5 @@ class ActionsBody:
 
 
 def now_s() -> float:
-    return asyncio.get_running_loop().time()
+    """The loop's clock, read now: the loop's own reading may be some milliseconds old."""
+    return time.monotonic()

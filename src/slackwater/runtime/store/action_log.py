@@ -15,6 +15,17 @@ from slackwater.wire.sandbox import ActionLimits
 
 WAITING, STARTED, ENDED = "waiting", "started", "ended"
 
+# Written out, and once: these three run for every action, and to put a statement together takes longer than to run it.
+_ADD = sa.text(
+    "INSERT INTO actions (action, tenant, payload, status, created_s) "
+    "VALUES (:action, :tenant, :payload, :status, :created_s) ON CONFLICT (action) DO NOTHING"
+)
+_START = sa.text(f"UPDATE actions SET status = '{STARTED}' WHERE action = :name")
+_END = sa.text(
+    f"UPDATE actions SET status = '{ENDED}', result = :said, finished_s = :now_s "
+    "WHERE action = :name"
+)
+
 
 class ActionRequest(msgspec.Struct, frozen=True):
     """An action as it was asked for: what it costs, and what is run. Without a command it is a permit."""
@@ -72,24 +83,18 @@ def add_action(
 ) -> Row[Any] | None:
     """None if it was added; the row that is there if it was asked for before. Another one by its name is refused."""
     name, payload = request.spec.action, encode(request)
-    known = connection.execute(sa.select(actions).where(actions.c.action == name)).first()
-    if known is None:
-        connection.execute(
-            actions.insert().values(
-                action=name, tenant=tenant, payload=payload, status=WAITING, created_s=now_s
-            )
-        )
-    elif known.payload != payload:
+    row = {"action": name, "tenant": tenant, "payload": payload, "status": WAITING}
+    if connection.execute(_ADD, row | {"created_s": now_s}).rowcount:
+        return None
+    known = connection.execute(sa.select(actions).where(actions.c.action == name)).one()
+    if known.payload != payload:
         raise RefusedError(f"action: {name!r} was another one; give each action a name of its own")
     return known
 
 
 def mark_started(connection: Connection, names: Sequence[ActionId]) -> None:
     """Before a worker hears of them."""
-    connection.execute(
-        actions.update().where(actions.c.action == sa.bindparam("name")).values(status=STARTED),
-        [{"name": name} for name in names],
-    )
+    connection.execute(_START, [{"name": name} for name in names])
 
 
 def end_actions(
@@ -97,10 +102,8 @@ def end_actions(
 ) -> None:
     """The one outcome of each."""
     connection.execute(
-        actions.update()
-        .where(actions.c.action == sa.bindparam("name"))
-        .values(status=ENDED, result=sa.bindparam("said"), finished_s=now_s),
-        [{"name": name, "said": encode(result)} for name, result in results],
+        _END,
+        [{"name": name, "said": encode(result), "now_s": now_s} for name, result in results],
     )
 
 
