@@ -29,9 +29,9 @@ class Hello(Message, frozen=True, forbid_unknown_fields=False):
     worker: str
     role: Literal["engine", "trainer", "sandbox", "agent"]
     engine: "EngineFacts | None" = None
-    sandbox: SandboxFacts | None = None
     protocol: int = PROTOCOL
     node: agent.NodeFacts | None = None
+    sandbox: SandboxFacts | None = None
 
 
 class EngineFacts(msgspec.Struct, frozen=True):
