@@ -37,7 +37,7 @@ def apply_frame(part: Elements, frame: Frame, known_checksum: int | None = None)
     if held != frame.base_checksum:
         raise refused("it stands on another version than this part's")
     places, starts = block_places(frame)
-    values = _values(frame, part.dtype)
+    values = frame_values(frame)
     part_bytes = part.view(np.uint8)
     moved = _write(part, part_bytes, places, starts, values, frame.form == Form.STEP, KEYS)
     reached = (held + int(moved)) & ((1 << 64) - 1)
@@ -47,14 +47,15 @@ def apply_frame(part: Elements, frame: Frame, known_checksum: int | None = None)
     return reached
 
 
-def _values(frame: Frame, dtype: "np.dtype[Any]") -> Elements:
+def frame_values(frame: Frame) -> Elements:
+    """The frame's values, put together from their bytes."""
     planes = [np.frombuffer(plane, np.uint8) for plane in frame.planes]
     if len(planes) == 1:
         return planes[0].copy()
     values = np.empty((len(planes[0]), len(planes)), np.uint8)
     for byte, plane in enumerate(planes):
         values[:, byte] = plane
-    return values.reshape(-1).view(dtype)
+    return values.reshape(-1).view(f"u{frame.item_bytes}")
 
 
 @compiled
