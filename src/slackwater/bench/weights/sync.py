@@ -15,6 +15,7 @@ from typing import Any
 
 from slackwater.bench.options import BenchOptions
 from slackwater.bench.weights.namespaces import may_make_namespaces, slow_site
+from slackwater.bench.weights.pulling import decode_while_pulling
 from slackwater.bench.weights.sequences import Outcome, run_sequence
 from slackwater.model.errors import UnavailableError
 
@@ -65,6 +66,8 @@ def run(options: BenchOptions) -> dict[str, object]:
         figures |= _slow_link(size, options)
     else:
         figures["slow_link"] = "not measured: this user may make no network namespaces"
+    options.progress("decoding beside pulls", 0.75)
+    figures |= decode_while_pulling(3 if options.quick else 12, options.seed)
     options.progress("sequences", 0.8)
     figures |= _sequences(options)
     return figures

@@ -16,14 +16,21 @@ from torch import Tensor
 from slackwater.model.errors import ConfigError
 from slackwater.weights.delta.apply import frame_values
 from slackwater.weights.delta.checksum import CHUNK_BYTES, GOLDEN, KEYS, MIX_ONE, MIX_TWO, mix
-from slackwater.weights.delta.cuda_kernels import compact, compare, write_blocks
+from slackwater.weights.delta.cuda_kernels import (
+    compact,
+    compare,
+    compare_and_stage,
+    unstage,
+    write_blocks,
+)
 from slackwater.weights.delta.encode import coded, value_planes
 from slackwater.weights.delta.frame import BLOCK, Form, Frame, refused
 from slackwater.weights.delta.places import block_places
 
 _TILE_WORDS = 2048  # 64-bit words that one program compares: 16 KB, a whole part of a block
 _TILE_BYTES = _TILE_WORDS * 8
-_LANES = 1024
+_LANES = 2048
+_ROOM = 512  # changes of a tile that are staged beside the comparison
 _MASK = (1 << 64) - 1
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
@@ -59,10 +66,46 @@ def changes(
 
 
 def device_changes(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The part of `changes` that runs on the device, where its results stay."""
+    """The part of `changes` that runs on the device, where its results stay.
+
+    Both versions are read once. Few changes are staged tile by tile on that way; where a tile has more than fit,
+    bits are written first and compacted afterwards.
+    """
     item, elements = _checked(new), new.numel()
     if _checked(old) != item or old.numel() != elements:
         raise ConfigError.of("delta base", tuple(old.shape), f"must be as {tuple(new.shape)}")
+    tiles = -(-elements * item // _TILE_BYTES)
+    per_block, integers = BLOCK * item // _TILE_BYTES, _INTEGERS[item]
+    counts = torch.zeros(-(-elements // BLOCK) * per_block, dtype=torch.int32, device=new.device)
+    sums = torch.empty(tiles, dtype=torch.int64, device=new.device)
+    room = min(_ROOM, _TILE_BYTES // item)
+    staged = _empty(tiles * room, integers, new.device)
+    words = elements * item // 8
+    compare_and_stage[(tiles,)](
+        old.view(torch.int64), new.view(torch.int64), old.view(integers), new.view(integers),
+        _keys(new.device), _factors(words, new.device), counts, sums, *staged, words,
+        PER=8 // item, ROWS=_TILE_BYTES // item // 32, COLUMNS=4 * item, TILES=per_block,
+        ROOM=room, num_warps=8,
+    )  # fmt: skip
+    starts = torch.zeros(counts.numel() + 1, dtype=torch.int64, device=new.device)
+    torch.cumsum(counts, 0, out=starts[1:])
+    most, count = (int(each) for each in torch.stack((counts.max().long(), starts[-1])).tolist())
+    if most > room:
+        return _compacted(old, new)
+    found = _empty(count, integers, new.device)
+    unstage[(tiles,)](counts, starts, *staged, *found, ROOM=room, num_warps=4)
+    return found[0], starts[::per_block].contiguous(), found[1], found[2], sums
+
+
+def _empty(count: int, integers: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    """Room for places, new elements and old ones."""
+    kinds = (torch.int16, integers, integers)
+    return tuple(torch.empty(count, dtype=kind, device=device) for kind in kinds)
+
+
+def _compacted(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """`device_changes` for any number of changes, dense blocks included."""
+    item, elements = new.element_size(), new.numel()
     masks, counts, sums = _masks(old, new)
     tiles_per_block = BLOCK * item // _TILE_BYTES
     blocks = -(-elements // BLOCK)
@@ -147,11 +190,22 @@ def apply(part: Tensor, frame: Frame, known_checksum: int | None = None) -> int:
     return frame.checksum
 
 
-def write(part: Tensor, places: Tensor, starts: Tensor, values: Tensor, form: Form) -> None:
-    """Write a frame's values, which are on the device; `values` holds the old elements afterwards."""
+def write(
+    part: Tensor,
+    places: Tensor,
+    starts: Tensor,
+    values: Tensor,
+    form: Form,
+    *,
+    keep: bool = True,
+) -> None:
+    """Write a frame's values, which are on the device; with `keep` the old elements are in `values` afterwards.
+
+    Without it, into a copy that may be thrown away, elements are written without being read first.
+    """
     write_blocks[(starts.numel() - 1,)](
         part.view(_INTEGERS[part.element_size()]), places, starts, values,
-        BLOCK=BLOCK, BITS=8 * part.element_size(), STEP=form == Form.STEP, LANES=_LANES, num_warps=8,
+        BLOCK=BLOCK, BITS=8 * part.element_size(), STEP=form == Form.STEP, KEEP=keep, LANES=_LANES, num_warps=8,
     )  # fmt: skip
 
 

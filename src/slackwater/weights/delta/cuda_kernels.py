@@ -9,6 +9,30 @@ from triton.language.extra import libdevice
 
 
 @triton.jit
+def keyed_term(word, key):
+    """What a word adds to its chunk's checksum."""
+    low = (word + key) & 0xFFFFFFFF
+    high = ((word >> 32) + (key >> 32)) & 0xFFFFFFFF
+    return word + low * high
+
+
+@triton.jit
+def differing_bits(differ, columns, PER: tl.constexpr):
+    """Rows of words, two versions' difference: a bit per element that is not zero, 32 to the row."""
+    # The top bit of each element of `some` says whether it differs; a product brings those bits together.
+    if PER == 8:
+        some = ((differ & 0x7F7F7F7F7F7F7F7F) + 0x7F7F7F7F7F7F7F7F) | differ
+        bits = (((some >> 7) & 0x0101010101010101) * 0x0102040810204080) >> 56
+    elif PER == 4:
+        some = ((differ & 0x7FFF7FFF7FFF7FFF) + 0x7FFF7FFF7FFF7FFF) | differ
+        bits = (((some >> 15) & 0x0001000100010001) * 0x0001000200040008) >> 48
+    else:
+        bits = ((differ & 0xFFFFFFFF) != 0).to(tl.int64) + ((differ >> 32) != 0).to(tl.int64) * 2
+    bits = bits.to(tl.int32) & ((1 << PER) - 1)
+    return tl.sum(bits << (columns[None, :] * PER), 1)
+
+
+@triton.jit
 def compare(
     old, new, keys, factors, masks, counts, sums, words,
     PER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, COMPARE: tl.constexpr,
@@ -21,20 +45,14 @@ def compare(
     there = places < words
     fresh = tl.load(new + places, mask=there, other=0)
     key = tl.load(keys + inside % 512)
-    low = (fresh + key) & 0xFFFFFFFF
-    high = ((fresh >> 32) + (key >> 32)) & 0xFFFFFFFF
-    term = tl.where(there, fresh + low * high, 0)
+    term = tl.where(there, keyed_term(fresh, key), 0)
     chunk = (tile * (ROWS * COLUMNS) + rows * COLUMNS) // 512
     factor = tl.load(factors + chunk, mask=chunk * 512 < words, other=0)
     tl.store(sums + tile, tl.sum(tl.sum(term, 1) * factor, 0))
     if COMPARE:
         was = tl.load(old + places, mask=there, other=0)
         differ = fresh ^ was
-        bits = tl.zeros((ROWS, COLUMNS), tl.int32)
-        for element in tl.static_range(PER):
-            part = (differ >> (element * (64 // PER))) & ((1 << (64 // PER)) - 1)
-            bits |= (part != 0).to(tl.int32) << element
-        packed = tl.sum(bits << (columns[None, :] * PER), 1)
+        packed = differing_bits(differ, columns, PER)
         tl.store(masks + tile * ROWS + rows, packed)
         tl.store(counts + tile, tl.sum(libdevice.popc(packed), 0))
 
@@ -66,11 +84,63 @@ def compact(
 
 
 @triton.jit
+def compare_and_stage(
+    old, new, old_elements, new_elements, keys, factors, counts, sums, places, ours, theirs, words,
+    PER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr,
+    ROOM: tl.constexpr,
+):  # fmt: skip
+    """`compare`, and the first ROOM changes of the tile in a place of its own, while both versions are still in the cache."""
+    tile = tl.program_id(0).to(tl.int64)
+    rows, columns = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    inside = rows[:, None] * COLUMNS + columns[None, :]
+    at = tile * (ROWS * COLUMNS) + inside
+    there = at < words
+    fresh = tl.load(new + at, mask=there, other=0)
+    was = tl.load(old + at, mask=there, other=0)
+    packed = differing_bits(fresh ^ was, columns, PER)
+    key = tl.load(keys + inside % 512)
+    term = tl.where(there, keyed_term(fresh, key), 0)
+    chunk = (tile * (ROWS * COLUMNS) + rows * COLUMNS) // 512
+    factor = tl.load(factors + chunk, mask=chunk * 512 < words, other=0)
+    tl.store(sums + tile, tl.sum(tl.sum(term, 1) * factor, 0))
+    count = libdevice.popc(packed)
+    tl.store(counts + tile, tl.sum(count, 0))
+    out = tl.cumsum(count, 0) - count
+    first = (tile * ROWS + rows) * 32
+    in_block = (tile % TILES).to(tl.int32) * (ROWS * 32) + rows * 32
+    bits = packed
+    while tl.max((bits != 0).to(tl.int32), 0) > 0:
+        some = (bits != 0) & (out < ROOM)
+        bit = libdevice.ffs(bits) - 1
+        slot = tile * ROOM + out
+        tl.store(places + slot, (in_block + bit).to(tl.int16), mask=some)
+        tl.store(ours + slot, tl.load(new_elements + first + bit, mask=some), mask=some)
+        tl.store(theirs + slot, tl.load(old_elements + first + bit, mask=some), mask=some)
+        out += (bits != 0).to(tl.int32)
+        bits = tl.where(out < ROOM, bits & (bits - 1), 0)
+
+
+@triton.jit
+def unstage(
+    counts, starts, staged_places, staged_ours, staged_theirs, places, ours, theirs,
+    ROOM: tl.constexpr,
+):  # fmt: skip
+    """A tile's staged changes to where they belong."""
+    tile = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, ROOM)
+    here = lane < tl.load(counts + tile)
+    source, target = tile * ROOM + lane, tl.load(starts + tile) + lane
+    tl.store(places + target, tl.load(staged_places + source, mask=here), mask=here)
+    tl.store(ours + target, tl.load(staged_ours + source, mask=here), mask=here)
+    tl.store(theirs + target, tl.load(staged_theirs + source, mask=here), mask=here)
+
+
+@triton.jit
 def write_blocks(
     part, places, starts, values,
-    BLOCK: tl.constexpr, BITS: tl.constexpr, STEP: tl.constexpr, LANES: tl.constexpr,
+    BLOCK: tl.constexpr, BITS: tl.constexpr, STEP: tl.constexpr, KEEP: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """A block's new elements into place; the old ones are kept in `values`."""
+    """A block's new elements into place; with KEEP the old ones are left in `values`."""
     block = tl.program_id(0).to(tl.int64)
     first, stop = tl.load(starts + block), tl.load(starts + block + 1)
     for begin in range(first, stop, LANES):
@@ -79,9 +149,11 @@ def write_blocks(
         place = tl.load(places + index, mask=here, other=0).to(tl.int64) & 0xFFFF
         value = tl.load(values + index, mask=here, other=0)
         target = part + block * BLOCK + place
-        was = tl.load(target, mask=here, other=0)
+        if STEP or KEEP:
+            was = tl.load(target, mask=here, other=0)
         if STEP:
             sent = value.to(tl.int64) & ((1 << BITS) - 1)
             value = (was.to(tl.int64) + ((sent >> 1) ^ -(sent & 1))).to(was.dtype)
         tl.store(target, value, mask=here)
-        tl.store(values + index, was, mask=here)
+        if KEEP:
+            tl.store(values + index, was, mask=here)

@@ -86,8 +86,19 @@ class RelayWeightStore:
         self._sender = threading.Thread(target=self._send, name="weight sender", daemon=True)
         self._sender.start()
 
-    def publish(self, version: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """Copy the tensors, and have them sent. The error of an earlier sending is raised here."""
+    def publish(
+        self,
+        version: str,
+        tensors: Mapping[str, Tensor],
+        meta: Mapping[str, Any],
+        *,
+        durable: bool = True,
+    ) -> None:
+        """Copy the tensors, and have them sent. The error of an earlier sending is raised here.
+
+        A relay holds versions in memory; `durable` asks for no more than that.
+        """
+        del durable
         self._raise_failure()
         self._to_send.put(host_version(version, tensors, meta))
 

@@ -1,0 +1,124 @@
+"""How fast an engine decodes while it pulls a version, over the same engine at rest.
+
+The relay is another process; the engine steps in this one, and its puller works in a thread beside it. Windows with and without a
+pull take turns, so that whatever else the machine does falls on both.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+
+import torch
+
+from slackwater.engine.config import EngineConfig
+from slackwater.engine.engine import Engine
+from slackwater.engine.request import GenerationRequest, SamplingParams
+from slackwater.nets.config import NetConfig
+from slackwater.nets.loading import load_net, net_tensors
+from slackwater.weights.relay.__main__ import SECRET_VARIABLE
+from slackwater.weights.relay.store import RelayWeightStore
+from slackwater.worker.published import lora_meta
+from slackwater.worker.puller import VersionPuller
+
+_SECRET = "of this measurement"
+_REQUESTS = 8
+
+
+def decode_while_pulling(pulls: int, seed: int) -> dict[str, object]:
+    """The rate of steps during pulls over that between them; and how long a pull took."""
+    torch.set_num_threads(1)
+    config = NetConfig(
+        family="llama", vocab_size=4096, hidden_size=512, num_layers=8, num_heads=8,
+        num_kv_heads=4, head_dim=64, ffn_size=1408, max_positions=4096, init_std=0.02, tied=True,
+    )  # fmt: skip
+    net = load_net(config, seed=seed)
+    tensors = {name: tensor.clone() for name, tensor in net_tensors(net).items()}
+    engine = Engine(
+        net,
+        EngineConfig(
+            kv_bytes=256 << 20, max_running=_REQUESTS, max_full_versions=3, base_version="base"
+        ),
+    )
+    with ExitStack() as stack:
+        relay = _relay(stack)
+        sender = RelayWeightStore(relay, _SECRET.encode(), "sender", node="sender")
+        store = RelayWeightStore(relay, _SECRET.encode(), "engine", node="engine")
+        puller = VersionPuller(engine, store)
+        for each in (sender, store, puller):
+            stack.callback(each.close)
+        return _measured(engine, sender, puller, tensors, pulls, seed)
+
+
+def _relay(stack: ExitStack) -> tuple[str, int]:
+    """A relay in a process of its own; its address."""
+    process = stack.enter_context(
+        subprocess.Popen(
+            [sys.executable, "-m", "slackwater.weights.relay", "--memory-gb", "2"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {SECRET_VARIABLE: _SECRET},
+        )
+    )
+    stack.callback(process.kill)
+    assert process.stdout is not None
+    address = json.loads(process.stdout.readline())
+    return address["host"], address["port"]
+
+
+def _measured(
+    engine: Engine,
+    sender: RelayWeightStore,
+    puller: VersionPuller,
+    tensors: dict[str, torch.Tensor],
+    pulls: int,
+    seed: int,
+) -> dict[str, object]:
+    torch.manual_seed(seed)
+    number, rested, pulling, took = 0, [], [], []
+    for pull in range(pulls + 1):
+        for tensor in tensors.values():
+            mask = torch.rand(tensor.shape) < 0.01
+            tensor[mask] *= 1.01
+        name = f"v{pull}"
+        sender.publish(name, tensors, lora_meta(None))
+        sender.flush()
+        began_s = time.perf_counter()
+        puller.ask(name)
+        during: list[float] = []
+        while not puller.settle():
+            number = _keep_busy(engine, number)
+            during.append(_step_s(engine))
+        took.append(time.perf_counter() - began_s)
+        after: list[float] = []
+        while len(after) < max(len(during), 8):
+            number = _keep_busy(engine, number)
+            after.append(_step_s(engine))
+        if pull:  # the first compiles and takes the whole
+            pulling += during
+            rested += after
+            engine.drop_version(f"v{pull - 1}")
+    return {
+        "decode_steps_during_pulls": len(pulling),
+        "decode_while_pulling": statistics.fmean(rested) / statistics.fmean(pulling),
+        "decode_while_pulling_median": statistics.median(rested) / statistics.median(pulling),
+        "pull_beside_decode_s": statistics.median(took[1:]),
+    }
+
+
+def _step_s(engine: Engine) -> float:
+    began_s = time.perf_counter()
+    engine.step()
+    return time.perf_counter() - began_s
+
+
+def _keep_busy(engine: Engine, number: int) -> int:
+    """Always the same number of requests under way."""
+    while engine.gauges()["running"] + engine.gauges()["waiting"] < _REQUESTS:
+        params = SamplingParams(max_tokens=400, temperature=1.0, seed=number)
+        engine.add(GenerationRequest(number, (1, 2, 3, number % 4000), params, "base"))
+        number += 1
+    return number
