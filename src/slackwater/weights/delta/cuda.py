@@ -16,13 +16,7 @@ from torch import Tensor
 from slackwater.model.errors import ConfigError
 from slackwater.weights.delta.apply import frame_values
 from slackwater.weights.delta.checksum import CHUNK_BYTES, GOLDEN, KEYS, MIX_ONE, MIX_TWO, mix
-from slackwater.weights.delta.cuda_kernels import (
-    compact,
-    compare,
-    compare_and_stage,
-    unstage,
-    write_blocks,
-)
+from slackwater.weights.delta.cuda_kernels import compact, compare, write_blocks
 from slackwater.weights.delta.encode import coded, value_planes
 from slackwater.weights.delta.frame import BLOCK, Form, Frame, refused
 from slackwater.weights.delta.places import block_places
@@ -30,7 +24,6 @@ from slackwater.weights.delta.places import block_places
 _TILE_WORDS = 2048  # 64-bit words that one program compares: 16 KB, a whole part of a block
 _TILE_BYTES = _TILE_WORDS * 8
 _LANES = 2048
-_ROOM = 512  # changes of a tile that are staged beside the comparison
 _MASK = (1 << 64) - 1
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
@@ -66,86 +59,54 @@ def changes(
 
 
 def device_changes(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The part of `changes` that runs on the device, where its results stay.
-
-    Both versions are read once. Few changes are staged tile by tile on that way; where a tile has more than fit,
-    bits are written first and compacted afterwards.
-    """
+    """The part of `changes` that runs on the device, where its results stay."""
     item, elements = _checked(new), new.numel()
     if _checked(old) != item or old.numel() != elements:
         raise ConfigError.of("delta base", tuple(old.shape), f"must be as {tuple(new.shape)}")
-    tiles = -(-elements * item // _TILE_BYTES)
-    per_block, integers = BLOCK * item // _TILE_BYTES, _INTEGERS[item]
-    counts = torch.zeros(-(-elements // BLOCK) * per_block, dtype=torch.int32, device=new.device)
-    sums = torch.empty(tiles, dtype=torch.int64, device=new.device)
-    room = min(_ROOM, _TILE_BYTES // item)
-    staged = _empty(tiles * room, integers, new.device)
-    words = elements * item // 8
-    compare_and_stage[(tiles,)](
-        old.view(torch.int64), new.view(torch.int64), old.view(integers), new.view(integers),
-        _keys(new.device), _factors(words, new.device), counts, sums, *staged, words,
-        PER=8 // item, ROWS=_TILE_BYTES // item // 32, COLUMNS=4 * item, TILES=per_block,
-        ROOM=room, num_warps=8,
-    )  # fmt: skip
+    blocks, per_block = -(-elements // BLOCK), BLOCK * item // _TILE_BYTES
+    masks, counts, sums = _masks(old, new, blocks * per_block)
+    by_block = counts.view(blocks, per_block)
+    dense = by_block.sum(1) >= _dense_from(elements, item, new.device)
+    sent = torch.where(dense[:, None], _tile_sizes(elements, item, new.device), by_block)
     starts = torch.zeros(counts.numel() + 1, dtype=torch.int64, device=new.device)
-    torch.cumsum(counts, 0, out=starts[1:])
-    most, count = (int(each) for each in torch.stack((counts.max().long(), starts[-1])).tolist())
-    if most > room:
-        return _compacted(old, new)
-    found = _empty(count, integers, new.device)
-    unstage[(tiles,)](counts, starts, *staged, *found, ROOM=room, num_warps=4)
-    return found[0], starts[::per_block].contiguous(), found[1], found[2], sums
-
-
-def _empty(count: int, integers: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-    """Room for places, new elements and old ones."""
-    kinds = (torch.int16, integers, integers)
-    return tuple(torch.empty(count, dtype=kind, device=device) for kind in kinds)
-
-
-def _compacted(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """`device_changes` for any number of changes, dense blocks included."""
-    item, elements = new.element_size(), new.numel()
-    masks, counts, sums = _masks(old, new)
-    tiles_per_block = BLOCK * item // _TILE_BYTES
-    blocks = -(-elements // BLOCK)
-    padded = torch.zeros(blocks * tiles_per_block, dtype=torch.int64, device=new.device)
-    padded[: counts.numel()] = counts
-    in_block = padded.view(blocks, tiles_per_block).sum(1)
-    block_sizes = torch.full_like(in_block, BLOCK)
-    block_sizes[-1] = elements - (blocks - 1) * BLOCK
-    dense = (in_block > 0) & (
-        block_sizes * item <= torch.div(block_sizes + 7, 8, rounding_mode="floor") + in_block * item
-    )
-    tile_elements = _TILE_BYTES // item
-    tile_sizes = torch.full_like(padded, tile_elements)
-    spare = blocks * BLOCK - elements
-    if spare:
-        ends = torch.arange(1, padded.numel() + 1, device=new.device) * tile_elements
-        tile_sizes = (tile_elements - (ends - elements).clamp(0, tile_elements)).to(torch.int64)
-    sent = torch.where(dense.repeat_interleave(tiles_per_block), tile_sizes, padded)
-    tile_starts = torch.zeros(padded.numel() + 1, dtype=torch.int64, device=new.device)
-    torch.cumsum(sent, 0, out=tile_starts[1:])
-    count = int(tile_starts[-1].item())
-    integers = _INTEGERS[item]
+    torch.cumsum(sent.view(-1), 0, out=starts[1:])
+    count, integers = int(starts[-1].item()), _INTEGERS[item]
     places = torch.empty(count, dtype=torch.int16, device=new.device)
     ours, theirs = (torch.empty(count, dtype=integers, device=new.device) for _ in range(2))
-    tiles = counts.numel()
-    compact[(tiles,)](
-        old.view(integers), new.view(integers), masks, dense, tile_starts, places, ours, theirs,
-        elements, ROWS=_TILE_BYTES // item // 32, TILES=tiles_per_block, num_warps=4,
+    compact[(sums.numel(),)](
+        old.view(integers), new.view(integers), masks, dense, starts, places, ours, theirs,
+        elements, ROWS=_TILE_BYTES // item // 32, TILES=per_block, num_warps=1,
     )  # fmt: skip
-    return places, tile_starts[::tiles_per_block].contiguous(), ours, theirs, sums
+    return places, starts[::per_block].contiguous(), ours, theirs, sums
 
 
-def _masks(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+@cache
+def _dense_from(elements: int, item: int, device: torch.device) -> Tensor:
+    """By block: the changes from which on all of it is sent, as on the CPU; at least one."""
+    sizes = np.full(-(-elements // BLOCK), BLOCK)
+    sizes[-1] = elements - (len(sizes) - 1) * BLOCK
+    least = -(-(sizes * item - (sizes + 7) // 8) // item)
+    return torch.from_numpy(np.maximum(least, 1)).to(device)
+
+
+@cache
+def _tile_sizes(elements: int, item: int, device: torch.device) -> Tensor:
+    """How many elements each tile has, by block."""
+    each, blocks = _TILE_BYTES // item, -(-elements // BLOCK)
+    starts = np.arange(blocks * (BLOCK // each)) * each
+    sizes = np.clip(elements - starts, 0, each).astype(np.int32)
+    return torch.from_numpy(sizes.reshape(blocks, -1)).to(device)
+
+
+def _masks(old: Tensor, new: Tensor, padded: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A bit per changed element, their number by tile (zero up to `padded` tiles), and the tiles' checksums."""
     item = new.element_size()
     words = new.numel() * item // 8
     tiles = -(-words // _TILE_WORDS)
     rows = _TILE_BYTES // item // 32
     device = new.device
     masks = torch.empty(tiles * rows, dtype=torch.int32, device=device)
-    counts = torch.empty(tiles, dtype=torch.int32, device=device)
+    counts = torch.zeros(padded, dtype=torch.int32, device=device)
     sums = torch.empty(tiles, dtype=torch.int64, device=device)
     compare[(tiles,)](
         old.view(torch.int64), new.view(torch.int64), _keys(device), _factors(words, device),

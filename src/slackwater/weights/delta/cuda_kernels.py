@@ -84,58 +84,6 @@ def compact(
 
 
 @triton.jit
-def compare_and_stage(
-    old, new, old_elements, new_elements, keys, factors, counts, sums, places, ours, theirs, words,
-    PER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr,
-    ROOM: tl.constexpr,
-):  # fmt: skip
-    """`compare`, and the first ROOM changes of the tile in a place of its own, while both versions are still in the cache."""
-    tile = tl.program_id(0).to(tl.int64)
-    rows, columns = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
-    inside = rows[:, None] * COLUMNS + columns[None, :]
-    at = tile * (ROWS * COLUMNS) + inside
-    there = at < words
-    fresh = tl.load(new + at, mask=there, other=0)
-    was = tl.load(old + at, mask=there, other=0)
-    packed = differing_bits(fresh ^ was, columns, PER)
-    key = tl.load(keys + inside % 512)
-    term = tl.where(there, keyed_term(fresh, key), 0)
-    chunk = (tile * (ROWS * COLUMNS) + rows * COLUMNS) // 512
-    factor = tl.load(factors + chunk, mask=chunk * 512 < words, other=0)
-    tl.store(sums + tile, tl.sum(tl.sum(term, 1) * factor, 0))
-    count = libdevice.popc(packed)
-    tl.store(counts + tile, tl.sum(count, 0))
-    out = tl.cumsum(count, 0) - count
-    first = (tile * ROWS + rows) * 32
-    in_block = (tile % TILES).to(tl.int32) * (ROWS * 32) + rows * 32
-    bits = packed
-    while tl.max((bits != 0).to(tl.int32), 0) > 0:
-        some = (bits != 0) & (out < ROOM)
-        bit = libdevice.ffs(bits) - 1
-        slot = tile * ROOM + out
-        tl.store(places + slot, (in_block + bit).to(tl.int16), mask=some)
-        tl.store(ours + slot, tl.load(new_elements + first + bit, mask=some), mask=some)
-        tl.store(theirs + slot, tl.load(old_elements + first + bit, mask=some), mask=some)
-        out += (bits != 0).to(tl.int32)
-        bits = tl.where(out < ROOM, bits & (bits - 1), 0)
-
-
-@triton.jit
-def unstage(
-    counts, starts, staged_places, staged_ours, staged_theirs, places, ours, theirs,
-    ROOM: tl.constexpr,
-):  # fmt: skip
-    """A tile's staged changes to where they belong."""
-    tile = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, ROOM)
-    here = lane < tl.load(counts + tile)
-    source, target = tile * ROOM + lane, tl.load(starts + tile) + lane
-    tl.store(places + target, tl.load(staged_places + source, mask=here), mask=here)
-    tl.store(ours + target, tl.load(staged_ours + source, mask=here), mask=here)
-    tl.store(theirs + target, tl.load(staged_theirs + source, mask=here), mask=here)
-
-
-@triton.jit
 def write_blocks(
     part, places, starts, values,
     BLOCK: tl.constexpr, BITS: tl.constexpr, STEP: tl.constexpr, KEEP: tl.constexpr, LANES: tl.constexpr,

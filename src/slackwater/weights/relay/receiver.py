@@ -4,6 +4,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
+from sys import getrefcount
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from slackwater.weights.relay.bucket import (
     whole_views,
 )
 from slackwater.weights.relay.publisher import HostVersion
+
+_UNSHARED = 3  # an array's references: its tuple, the loop, the call that counts
 
 
 class Receiver:
@@ -90,9 +93,9 @@ class Receiver:
         sums: list[list[int]] = []
         at = manifest
         if not way.fetch_start:
-            base, at = self._held[way.start]
-            arrays = tuple(array.copy() for array in base.arrays)
+            at = self._held[way.start][1]
             sums = [list(each) for each in at.checksums]
+            arrays = self._to_change(way.start)
         for cargo in cargoes:
             at = (
                 manifest
@@ -123,6 +126,20 @@ class Receiver:
             arrival.finish()
             self._cargoes.append(cargo)
         return HostVersion(manifest.version, manifest.tensors, arrays, manifest.meta)
+
+    def _to_change(self, version: str) -> tuple[Bytes, ...]:
+        """The version's memory itself if nobody else reads it, and then it is held no more; else a copy."""
+        for cargo in [each for each in self._cargoes if each.version == version]:
+            self._agent.shelf.drop(cargo)
+            self._cargoes.remove(cargo)
+        arrays = self._held[version][0].arrays
+        # Read by: `_held` and this frame; a version given out, a tensor over its memory or a neighbour would add to it.
+        if getrefcount(self._held[version][0]) == 2 and all(
+            getrefcount(array) == _UNSHARED for array in arrays
+        ):
+            del self._held[version]
+            return arrays
+        return tuple(array.copy() for array in arrays)
 
     def _keep_newest(self, found: HostVersion, manifest: Manifest) -> None:
         self._held[found.version] = (found, manifest)

@@ -41,6 +41,23 @@ def test_a_newcomer_takes_the_whole_and_then_only_what_changed(stage: Stage) -> 
     assert receiver.last_way.bytes < 0.1 * sum(array.nbytes for array in second.arrays)
 
 
+def test_a_version_that_nobody_reads_is_changed_where_it_lies_and_one_that_is_read_stays(
+    stage: Stage,
+) -> None:
+    first = version("v1", 1)
+    second = version("v2", 2, base=first)
+    third = version("v3", 3, base=second)
+    receiver = stage.receiver("r")
+    stage.publish(first)
+    memory = [array.ctypes.data for array in receiver.pull("v1").arrays]
+    stage.publish(second)
+    kept = receiver.pull("v2")
+    assert [array.ctypes.data for array in kept.arrays] == memory
+    stage.publish(third)
+    assert same(receiver.pull("v3"), third)
+    assert same(kept, second)
+
+
 def test_one_that_is_far_behind_takes_the_chain_while_it_is_smaller(stage: Stage) -> None:
     receiver = stage.receiver("r")
     last = version("v0", 0)
