@@ -10,7 +10,7 @@ service=${SLACKWATER:-"$here/../.venv/bin/slackwater"}
 if [ ! -x "$venv/bin/lm_eval" ]; then
     "${PYTHON:-python3}" -m venv "$venv"
     "$venv/bin/pip" install -q torch==2.13.0
-    "$venv/bin/pip" install -q openai langchain langchain-openai inspect-ai 'lm-eval[api]' verifiers transformers
+    "$venv/bin/pip" install -q openai langchain langchain-openai inspect-ai 'lm-eval[api]' 'verifiers==0.1.14' transformers
 fi
 work=$(mktemp -d)
 trap '"$service" down --state "$work/state" >/dev/null 2>&1 || true; rm -rf "$work"' EXIT

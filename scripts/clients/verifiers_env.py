@@ -1,14 +1,16 @@
 """verifiers: an environment with a tool, rolled out against the service."""
 
 import asyncio
+import os
 import sys
 
 import verifiers as vf
 from datasets import Dataset
-from openai import AsyncOpenAI
+from verifiers.types import ClientConfig
 
 url, key, model = sys.argv[1:]
-client = AsyncOpenAI(base_url=f"{url}/v1", api_key=key)
+os.environ["SERVICE_KEY"] = key
+client = ClientConfig(api_base_url=f"{url}/v1", api_key_var="SERVICE_KEY")
 data = Dataset.from_list(
     [{"question": "2 + 3?", "answer": "5"}, {"question": "1 + 1?", "answer": "2"}]
 )
