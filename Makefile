@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: compatibility recipes run test test-vllm lint bench clean setup fresh-kernels
+.PHONY: clients compatibility recipes run test test-vllm lint bench clean setup fresh-kernels
 
 run: $(STAMP)
 	$(BIN)/slackwater train copy-digits --up --fresh --run runs/copy-digits --models runs/models
@@ -28,6 +28,9 @@ bench: $(STAMP)
 recipes: $(STAMP)  # a cookbook recipe teaches a real model: some minutes
 	SLACKWATER_RECIPES=$$($(BIN)/slackwater model get smollm2 --models runs/models) \
 		$(BIN)/python -m pytest -q -s tests/process/test_recipe_learns.py
+
+clients: $(STAMP)  # langchain, inspect-ai, lm-eval and verifiers, unmodified, in an environment of their own (2 GB)
+	PYTHON=$(PYTHON) scripts/check_clients.sh .venv-clients
 
 compatibility: $(STAMP)  ## docs/compatibility.md, found out against a running service
 	SLACKWATER_WRITE_COMPATIBILITY=1 $(BIN)/python -m pytest -q tests/process/test_compatibility.py

@@ -129,6 +129,7 @@ def _train(settings: "Recipe", url: str, key: str, folder: Path) -> None:
         f"reward      {_mean(rewards[:5]):.3f} at first, {_mean(rewards[-5:]):.3f} at last"
     )
     console.print(f"weights     {weights}")
+    console.print(f"take out    slackwater model export {weights} DIR --merge")
     console.print(f"curves      {folder / 'metrics.jsonl'}")
     console.print(f"tensorboard --logdir {folder / 'tensorboard'}")
 

