@@ -7,12 +7,16 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from slackwater.model.config import decode, override, plain
 from slackwater.model.errors import ConfigError, RefusedError
+from slackwater.model.toml_text import toml_text
 
 app = typer.Typer(add_completion=False)
 
@@ -36,8 +40,40 @@ def parse_models(given: list[str]) -> dict[str, Path]:
     return models
 
 
+# Options that are called otherwise in a configuration file.
+_SETTINGS_OF = {"database": "database_url", "session_timeout": "session_silent_after_s"}
+_PLAIN = (
+    *("engines", "local_engines", "trainers", "sandboxes", "sandbox_backend", "sandbox_folder"),
+    *("max_waiting_actions", "host", "port", "database", "device", "train_dtype", "threads"),
+    *("kv_mb", "max_running", "record", "session_timeout"),
+)
+
+
+def settings_table(
+    config: Path | None, flags: dict[str, Any], changes: list[str]
+) -> dict[str, Any]:
+    """What the service is to be: the file, then the options that were given, then `--set`."""
+    table: dict[str, Any] = {}
+    if config is not None:
+        try:
+            table = tomllib.loads(config.read_text(encoding="utf-8"))
+        except OSError as error:
+            fix = f"cannot be read: {error.strerror}"
+            raise ConfigError.of("--config", str(config), fix) from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError.of("--config", str(config), f"is not TOML: {error}") from None
+    return override(table | flags, changes)
+
+
+def _given(ctx: typer.Context) -> dict[str, Any]:
+    """The plain options that stand on the command line, by the names of a configuration file."""
+    given = [name for name in _PLAIN if str(ctx.get_parameter_source(name)).endswith("COMMANDLINE")]
+    return {_SETTINGS_OF.get(name, name): plain(ctx.params[name]) for name in given}
+
+
 @app.command()
 def up(
+    ctx: typer.Context,
     model: Annotated[
         list[str] | None,
         typer.Option(help="NAME=DIRECTORY of a base model; repeat for more. Default: a tiny one."),
@@ -95,50 +131,51 @@ def up(
     background: Annotated[
         bool, typer.Option("--background", help="Return once it is ready.")
     ] = False,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML of all that is said here; options on the line win.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="a.b=value: change one setting; repeat.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved configuration, start nothing.")
+    ] = False,
 ) -> int:
     """Start the service: prints its URL and a key, runs until Ctrl-C or `slackwater down`."""
     from slackwater.cli.preflight import check_device, check_models
     from slackwater.runtime.launch.fleet_file import read_fleet_file
-    from slackwater.runtime.launch.instance_list import InstanceList, read_instance_list
+    from slackwater.runtime.launch.instance_list import read_instance_list
     from slackwater.runtime.settings import ServiceSettings
-    from slackwater.runtime.store.state_directory import StateDirectory
+    from slackwater.runtime.store.state_directory import StateDirectory, write_whole
 
     os.umask(0o077)  # keys, prompts and weights are nobody else's to read
-    folder = StateDirectory(state)
+    table = settings_table(config, _given(ctx), changes or [])
+    if model:
+        table["models"] = plain(parse_models(model))
+    if tenant:
+        table["tenants"] = list(dict.fromkeys(tenant))
+    if instances is not None:
+        table |= plain(read_instance_list(instances))
+    if fleet is not None:
+        table["fleet"] = plain(read_fleet_file(fleet))
+    own_state = str(ctx.get_parameter_source("state")).endswith("COMMANDLINE")
+    folder = StateDirectory(state if own_state else Path(table.get("state", state)))
     if background:
         return _start_behind(folder)
-    if fleet is None:
-        check_device(device)
-    only_actions = sandboxes > 0 and engines == 0 and trainers == 0
-    models = parse_models(model or []) or ({} if only_actions else _default_models(folder))
-    settings = ServiceSettings(
-        state=folder.root,
-        models=models,
-        engines=engines,
-        local_engines=local_engines,
-        instances=InstanceList() if instances is None else read_instance_list(instances),
-        trainers=trainers,
-        fleet_file=None if fleet is None else read_fleet_file(fleet),
-        sandboxes=sandboxes,
-        sandbox_backend=sandbox_backend,
-        sandbox_folder=sandbox_folder,
-        max_waiting_actions=max_waiting_actions,
-        tenants=tuple(dict.fromkeys(tenant or ["default"])),
-        host=host,
-        port=port,
-        database_url=database,
-        record=record,
-        device=device,
-        train_dtype=train_dtype,
-        threads=threads,
-        kv_mb=kv_mb,
-        max_running=max_running,
-        session_silent_after_s=session_timeout,
-    )
-    if engines + local_engines:
-        check_models(models)
+    table["state"] = str(folder.root)
+    settings = decode(ServiceSettings, {"models": {}} | table)
+    if dry_run:
+        print(toml_text(plain(settings)), end="")
+        return 0
+    if settings.fleet is None:
+        check_device(settings.device)
+    if not settings.models and not settings.only_actions:
+        settings = replace(settings, models=_default_models(folder))
+    if settings.engines + settings.local_engines:
+        check_models(dict(settings.models))
     folder.lock()
     try:
+        write_whole(folder.root / "config.toml", toml_text(plain(settings)))
         return _run(settings, folder)
     finally:
         folder.unlock()

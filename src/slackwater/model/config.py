@@ -45,8 +45,13 @@ _OTHER_UNITS = (
 )
 
 
-def decode(cls: type[T], table: Mapping[str, Any], at: str = "") -> T:
-    """Build `cls` from a table; `at` is the table's own path, empty at the root of a file."""
+def decode(
+    cls: type[T], table: Mapping[str, Any], at: str = "", made: Mapping[str, Any] | None = None
+) -> T:
+    """Build `cls` from a table; `at` is the table's own path, empty at the root of a file.
+
+    `made` has fields that the caller built itself, such as a policy chosen by its name.
+    """
     if not isinstance(table, Mapping):
         raise ConfigError.of(at or "file", table, "must be a table")
     fields = {field.name: field for field in dataclasses.fields(cast(Any, cls)) if field.init}
@@ -56,7 +61,9 @@ def decode(cls: type[T], table: Mapping[str, Any], at: str = "") -> T:
             raise ConfigError(f"{_join(at, key)}: unknown key; {unknown_key(key, fields)}")
     values: dict[str, Any] = {}
     for name, field in fields.items():
-        if name in table:
+        if made is not None and name in made:
+            values[name] = made[name]
+        elif name in table:
             values[name] = _convert(hints[name], table[name], _join(at, name))
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             fix = f"write {name} = {_wanted(hints[name]).removeprefix('text, written ')}"

@@ -42,7 +42,7 @@ from slackwater.runtime.services.sampling import SamplingService
 from slackwater.runtime.services.sessions import Sessions
 from slackwater.runtime.services.tenants import Tenants
 from slackwater.runtime.services.turn_shares import TurnShares
-from slackwater.runtime.settings import ServiceSettings
+from slackwater.runtime.settings import SILENT_AFTER_S, ServiceSettings
 from slackwater.runtime.store.base_models import BaseModel, BaseModels
 from slackwater.runtime.store.database import Store
 from slackwater.runtime.store.future_board import FutureBoard, Outcome
@@ -56,8 +56,7 @@ from slackwater.wire.frames import Frame, FrameKind
 
 logger = logging.getLogger(__name__)
 
-SILENT_AFTER_S = 20.0  # a worker that is not heard for so long is gone
-ROLLOUT_SETTINGS = RolloutSettings(lease_s=SILENT_AFTER_S)
+ROLLOUT_SETTINGS = RolloutSettings(lease_s=SILENT_AFTER_S)  # without a configuration file
 
 
 class ControlPlane:
@@ -79,7 +78,7 @@ class ControlPlane:
         self.board = FutureBoard()
         self.background = Background(lambda error: self.failed.set())
         secret = state.fleet_secret()
-        file = settings.fleet
+        file = settings.whole_fleet
         self._certificate = Certificate.kept_in(state.root) if file.encrypted else None
         self.hub = WorkerHub(
             self,
@@ -93,7 +92,7 @@ class ControlPlane:
         self.fleet = Fleet(file, state, self.hub, depot, plans.of, secret)
         self.sessions = Sessions(self.store, settings.session_silent_after_s)
         self._recording = _Recording(settings.record)
-        self.brain = Brain(ROLLOUT_SETTINGS)
+        self.brain = Brain(settings.rollout_settings)
         operations_controller = OperationsController(settings.operations)
         self.rollout = RolloutBody(
             self.hub,
@@ -167,7 +166,7 @@ class ControlPlane:
         self.state.write_models(self.bases.directories())
         await self.fleet.start(self._certificate)
         models = [base.name for base in self.bases]
-        listed = self.settings.instances.instances
+        listed = self.settings.instances
         self.instances.keep({InstanceId(entry.name): entry.wish(models) for entry in listed})
 
     def release_waiters(self) -> None:

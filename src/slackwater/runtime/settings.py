@@ -3,12 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from slackwater.control.operations.controller import OperationsConfig
+from slackwater.control.rollout.settings import RolloutSettings, rollout_settings
 from slackwater.model.errors import ConfigError
 from slackwater.runtime.launch.fleet_file import FleetFile, one_node
-from slackwater.runtime.launch.instance_list import InstanceList
+from slackwater.runtime.launch.instance_list import InstanceList, ListedInstance
 
+SILENT_AFTER_S = 20.0  # a worker that is not heard for so long is gone
 TRAIN_DTYPES = ("float32", "bfloat16")
 
 SANDBOX_BACKENDS = ("auto", "process", "bubblewrap")
@@ -26,7 +29,7 @@ class ServiceSettings:
     models: Mapping[str, Path]
     engines: int = 1
     local_engines: int = 0
-    instances: InstanceList = field(default_factory=InstanceList)
+    instances: tuple[ListedInstance, ...] = ()
     trainers: int = 1
     sandboxes: int = 0
     sandbox_backend: str = "auto"
@@ -50,7 +53,8 @@ class ServiceSettings:
     results_kept_s: float = 24 * 3600.0
     ephemeral_bytes_per_model: int = 8 << 30
     ephemeral_versions_kept: int = 4
-    fleet_file: FleetFile | None = None
+    fleet: FleetFile | None = None
+    rollout: Mapping[str, Any] = field(default_factory=dict)
     operations: OperationsConfig = field(default_factory=OperationsConfig)
 
     def __post_init__(self) -> None:
@@ -59,7 +63,9 @@ class ServiceSettings:
                 flag = f"--{name.replace('_', '-')}"
                 raise ConfigError.of(flag, getattr(self, name), "must be at least 0")
         self._check_sandboxes()
-        no_engines = self.engines + self.local_engines == 0 and not self.instances.instances
+        InstanceList(self.instances)
+        _ = self.rollout_settings  # a wrong table is refused at once
+        no_engines = self.engines + self.local_engines == 0 and not self.instances
         if no_engines and not self.only_actions:
             raise ConfigError.of(
                 "--engines", 0, "must be at least 1 without --local-engines or --instances"
@@ -93,21 +99,26 @@ class ServiceSettings:
             raise ConfigError.of(flag, self.max_waiting_actions, "must be at least 1")
 
     @property
+    def rollout_settings(self) -> RolloutSettings:
+        """Of the rollout manager; an instance is gone when its connection is, unless the table says otherwise."""
+        return rollout_settings({"lease_s": SILENT_AFTER_S} | dict(self.rollout))
+
+    @property
     def only_actions(self) -> bool:
         """No engine and no trainer is wanted: the service brokers actions, and nothing else."""
         return self.sandboxes > 0 and self.engines == 0 and self.trainers == 0
 
     @property
-    def fleet(self) -> FleetFile:
-        """The fleet's file, or the one node that is meant without one."""
-        return self.fleet_file or one_node(
+    def whole_fleet(self) -> FleetFile:
+        """The fleet as given, or the one node that is meant without one."""
+        return self.fleet or one_node(
             self.engines, self.local_engines, self.trainers, self.sandboxes
         )
 
     @property
     def brokers_actions(self) -> bool:
         """Whether any node is to have a sandbox."""
-        return any(pool.sandboxes for pool in self.fleet.pools)
+        return any(pool.sandboxes for pool in self.whole_fleet.pools)
 
     @property
     def trainer_dtype(self) -> str:

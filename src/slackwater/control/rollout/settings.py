@@ -1,10 +1,14 @@
 """What an operator can set of the rollout manager."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from slackwater.model.config import decode
 from slackwater.model.errors import ConfigError
 from slackwater.policy.rollout.balanced_finish import BalancedFinish
 from slackwater.policy.rollout.balancing import BalancingPolicy, EvenSteps
+from slackwater.policy.rollout.catalogue import POLICIES, chosen
 from slackwater.policy.rollout.routing import RoutingPolicy
 from slackwater.policy.rollout.seeding import SeedingPolicy
 from slackwater.policy.rollout.warm_routing import KeepWarm
@@ -53,3 +57,9 @@ class RolloutSettings:
             raise ConfigError.of(
                 "rollout: kept_for_others", self.kept_for_others, "must be from 0 to below 1"
             )
+
+
+def rollout_settings(table: Mapping[str, Any], at: str = "rollout") -> RolloutSettings:
+    """From a table: policies by name (`routing = "affinity"`, or a table with parameters), limits as they are called here."""
+    made = {name: chosen(name, table[name], f"{at}.{name}") for name in POLICIES if name in table}
+    return decode(RolloutSettings, table, at, made)

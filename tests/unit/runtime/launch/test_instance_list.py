@@ -7,7 +7,6 @@ import pytest
 from slackwater.model.errors import ConfigError
 from slackwater.model.instance import InstanceKind
 from slackwater.runtime.launch.instance_list import (
-    InstanceList,
     ListedInstance,
     read_instance_list,
 )
@@ -64,7 +63,7 @@ def test_a_missing_list_and_a_missing_model_are_named(tmp_path: Path) -> None:
 
 
 def test_a_service_needs_engines_of_its_own_unless_instances_are_listed(tmp_path: Path) -> None:
-    listed = InstanceList((ListedInstance("x"),))
+    listed = (ListedInstance("x"),)
     assert ServiceSettings(state=tmp_path, models={}, engines=0, instances=listed).engines == 0
     with pytest.raises(ConfigError, match="--engines"):
         ServiceSettings(state=tmp_path, models={}, engines=0)

@@ -1,0 +1,80 @@
+"""One TOML says what a service is: options on the line win, `--set` wins over both, and nothing unknown passes."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from slackwater.cli import up as up_command
+from slackwater.model.config import decode
+from slackwater.model.errors import ConfigError
+from slackwater.policy.rollout.balancing import EvenSteps
+from slackwater.policy.rollout.catalogue import POLICIES, chosen
+from slackwater.policy.rollout.routing import CacheAffine
+from slackwater.runtime.settings import ServiceSettings
+
+FILE = """
+engines = 3
+threads = 2
+[rollout]
+stall_s = 30.0
+routing = "affinity"
+balancing = { name = "even_steps", tolerance = 0.3 }
+[fleet]
+launcher = "join"
+[[fleet.pools]]
+name = "mixed"
+"""
+
+
+def resolved(tmp_path: Path, *options: str, text: str = FILE) -> str:
+    file = tmp_path / "service.toml"
+    file.write_text(text)
+    where = ["--config", str(file), "--state", str(tmp_path / "state"), "--dry-run"]
+    result = CliRunner().invoke(up_command.app, [*where, *options], catch_exceptions=False)
+    return result.output
+
+
+def test_options_win_over_the_file_and_set_wins_over_both(tmp_path: Path) -> None:
+    said = tomllib.loads(resolved(tmp_path, "--threads", "4", "--set", "kv_mb=99"))
+    assert (said["engines"], said["threads"], said["kv_mb"]) == (3, 4, 99)
+    assert tomllib.loads(resolved(tmp_path, "--threads", "4", "--set", "threads=5"))["threads"] == 5
+
+
+def test_what_is_printed_can_be_read_back_and_means_the_same(tmp_path: Path) -> None:
+    once = resolved(tmp_path)
+    assert resolved(tmp_path, text=once) == once
+
+
+def test_rollout_policies_are_chosen_by_name_with_their_parameters(tmp_path: Path) -> None:
+    settings = decode(ServiceSettings, tomllib.loads(resolved(tmp_path))).rollout_settings
+    assert isinstance(settings.routing, CacheAffine)
+    assert settings.balancing == EvenSteps(tolerance=0.3)
+    assert settings.stall_s == 30.0
+
+
+@pytest.mark.parametrize("decision", POLICIES)
+def test_every_listed_policy_can_be_made_from_its_name_alone(decision: str) -> None:
+    for name in POLICIES[decision]:
+        assert chosen(decision, name, "at") is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--set", "engins=3"], "engins: unknown key; did you mean engines?"),
+        (["--set", "rollout.routing=warm"], "rollout.routing.name: 'warm' must be one of"),
+        (["--set", "rollout.stall=1"], "rollout.stall: unknown key; write stall_s, in seconds"),
+        (["--set", "rollout.balancing.pace=1"], "rollout.balancing.pace: unknown key"),
+        (["--set", "fleet.pools.0.engines=-1"], "fleet.pools[0]: engines: -1 must be at least 0"),
+        (["--set", "engines"], "--set: 'engines' must be written a.b=value"),
+    ],
+)
+def test_a_wrong_setting_is_refused_in_one_line(
+    tmp_path: Path, options: list[str], said: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        resolved(tmp_path, *options)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
