@@ -74,6 +74,11 @@ def _at_1280(
 ) -> dict[str, float]:
     algorithm_1 = _ours(cluster, workload, batch, BrokerSettings(ElasticScheduling()))
     learned = CpuRun(cluster, workload, BrokerSettings(), known=False).run(batch)
+    # Nobody thinks: all trajectories have an action that waits or runs, all the time.
+    hurry = replace(workload, turns_mean=6.0, think_median_s=0.01, think_sigma=0.1)
+    rush = hurry.draw(len(batch), options.seed)
+    full = CpuRun(cluster, hurry, BrokerSettings(), time.thread_time).run(rush)
+    full_fixed = CpuRun(cluster, hurry, BrokerSettings(FixedDegree(16))).run(rush)
     busy = CpuRun(cluster, workload, BrokerSettings(), time.thread_time).run(batch)
     long_work = replace(workload, reward_mean_s=2 * workload.reward_mean_s)
     long_batch = long_work.draw(len(batch), options.seed)
@@ -89,6 +94,8 @@ def _at_1280(
         "decision_p50_ms": 1e3 * float(np.percentile(ours.decision_s, 50)),
         "decision_p99_ms": 1e3 * float(np.percentile(ours.decision_s, 99)),
         "decision_cpu_p99_ms": 1e3 * float(np.percentile(busy.decision_s, 99)),
+        "decision_full_cpu_p99_ms": 1e3 * float(np.percentile(full.decision_s, 99)),
+        "fixed_16_over_ours_full": full_fixed.mean_trajectory_s / full.mean_trajectory_s,
     }
     if options.data is not None:
         traces = traced(options.data_file(TRACE), workload, len(batch), options.seed)

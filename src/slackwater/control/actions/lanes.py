@@ -1,5 +1,6 @@
 """Lanes: the waiting and the running of one place (the cores of a node, the GPUs of the pool, one limit), in order."""
 
+import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Iterator
@@ -78,6 +79,11 @@ class Lane(ABC):
     def capacity_units(self) -> int:
         """Units in all, held or not."""
 
+    @property
+    def may_come(self) -> float:
+        """How many could be added to the line at most, as far as is known."""
+        return math.inf
+
     @abstractmethod
     def topology(self, most: int) -> Topology: ...
 
@@ -122,6 +128,13 @@ class CoreLane(Lane):
     @property
     def capacity_units(self) -> int:
         return self.cores.total
+
+    @property
+    def may_come(self) -> float:
+        """Environments that are between actions; what needs none may come at any time, and is left out."""
+        if not self.environments:
+            return math.inf
+        return max(len(self.environments) - len(self) - len(self.running), 0)
 
     @property
     def backlog(self) -> int:

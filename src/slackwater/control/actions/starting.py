@@ -167,7 +167,7 @@ class Starter:
             left_s,
             left_units,
             lane.capacity_units,
-            len(lane) - seen,
+            len(lane) - len(candidates),
             self._soon(lane, curves, rest, left_s, left_units),
             lane.short,
             [self._patience_s(action, curve) for action, curve in candidates],
@@ -198,7 +198,8 @@ class Starter:
             return 0.0
         backlog_s = float(left_s @ left_units)
         backlog_s += sum(curve.least_s * curve.least for curve in (*curves, *rest))
-        return lane.elastic.soon(backlog_s, lane.capacity_units, self._books.now_s)
+        soon = lane.elastic.soon(backlog_s, lane.capacity_units, self._books.now_s)
+        return min(soon, lane.may_come)
 
     def _may_be_put_off(self, action: LiveAction, curve: Curve) -> bool:
         """Whether short ones behind it may pass: it could use more units than the least, and has not waited for them too long."""

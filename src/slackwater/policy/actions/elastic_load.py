@@ -30,11 +30,15 @@ class ElasticLoad:
         self._last_s = now_s
 
     def soon(self, backlog_s: float, capacity: int, now_s: float) -> float:
-        """How many come while a backlog of so many unit-seconds is worked off by `capacity` units, with what comes meanwhile."""
+        """How many come while a backlog of so many unit-seconds is worked off by `capacity` units, with what comes meanwhile.
+
+        Looks no further ahead than its memory goes back.
+        """
         if self._first_s is None or capacity <= 0:
             return 0.0
         self._fade(now_s)
         seen_s = self._memory_s * (1 - math.exp(-(now_s - self._first_s) / self._memory_s))
         seen_s = max(seen_s, 1.0)
         load = self._work_s / seen_s / capacity
-        return self._count / seen_s * backlog_s / (capacity * max(1 - load, _LEAST_SLACK))
+        empty_s = backlog_s / (capacity * max(1 - load, _LEAST_SLACK))
+        return self._count / seen_s * min(empty_s, self._memory_s)
