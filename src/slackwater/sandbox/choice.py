@@ -58,11 +58,14 @@ def choose(name: str, root: Path, backend: BackendName = "auto") -> Chosen:
 
 
 def _make_folder(root: Path) -> None:
+    mask = os.umask(0o066)  # users of environments pass through, and see nothing
     try:
         root.mkdir(parents=True, exist_ok=True)
-        root.chmod(0o711)  # users of environments pass through, and see nothing
+        root.chmod(0o711)
     except OSError as error:
         raise ConfigError.of("--sandbox-folder", str(root), f"cannot be made: {error}") from None
+    finally:
+        os.umask(mask)
 
 
 def _backend(name: BackendName, users: Users | None) -> tuple[Backend, str]:

@@ -141,6 +141,7 @@ def become(launch: Launch, ends: ChildEnds, *, outside: int | None = None) -> No
     the machine's network."""
     try:
         os.setsid()
+        os.umask(0o022)
         for target, source in enumerate((ends.stdin, ends.stdout, ends.stderr)):
             os.dup2(source, target)
         if launch.own_network and outside is None:

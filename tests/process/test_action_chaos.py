@@ -1,0 +1,170 @@
+"""Chaos, live: hostile actions and random kills. Nothing leaks, every action has one outcome, the next one runs."""
+
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from .action_service import ActionServiceProcess
+from .conftest import free_port
+from .service_process import wait_for
+
+pytestmark = pytest.mark.process
+
+# Bounds that keep a shared machine well even if everything else failed.
+SMALL = {"processes": 24, "memory_mib": 256, "disk_mib": 16, "output_bytes": 100_000}
+BOMB = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass\n"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ActionServiceProcess]:
+    state = tmp_path_factory.mktemp("chaos") / "state"
+    service = ActionServiceProcess(state, free_port(), "auto")
+    service.start()
+    yield service
+    service.remove()
+
+
+def command_lines() -> list[bytes]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(path.read_bytes())
+        except OSError:
+            continue
+    return found
+
+
+def left(marker: str) -> int:
+    """Processes of anybody whose command has the marker, after they had time to go."""
+    deadline_s = time.monotonic() + 20
+    while time.monotonic() < deadline_s:
+        count = sum(marker.encode() in line for line in command_lines())
+        if count == 0:
+            return 0
+        time.sleep(0.05)
+    return count
+
+
+@pytest.mark.parametrize(
+    ("script", "limit_s", "outcomes"),
+    [
+        (f"exec python3 -c '{BOMB}' 8101", 2.0, {"timed_out", "failed"}),
+        ("yes 8102", 20.0, {"failed"}),
+        ("while :; do head -c 400000 /dev/zero > 8103-$RANDOM-$(date +%N); done", 20.0, {"failed"}),
+        ("setsid sleep 8104 & setsid sh -c 'sleep 8104; :' & sleep 8104", 1.0, {"timed_out"}),
+        ("trap '' TERM INT HUP; while :; do sleep 8105; done", 1.0, {"timed_out"}),
+        ("exec python3 -c 'x = [bytearray(1 << 20) for _ in range(4000)]' 8106", 20.0, {"failed", "done"}),
+    ],
+    ids=["fork bomb", "flood", "disk filler", "sleepers", "deaf to signals", "memory hog"],
+)  # fmt: skip
+def test_a_hostile_action_ends_and_leaves_nothing(
+    service: ActionServiceProcess, script: str, limit_s: float, outcomes: set[str]
+) -> None:
+    ended = service.run("sh", "-c", script, limit_s=limit_s, limits=SMALL)
+    assert ended["outcome"] in outcomes, ended
+    if ended["outcome"] == "done":
+        assert ended["status"] != 0
+    marker = next(part for part in script.split() if part[:2] == "81" or "81" in part)
+    assert left("".join(c for c in marker if c.isdigit())[:4]) == 0
+    assert service.run("echo", "fine")["stdout"] == "fine\n"
+
+
+def test_escapes_by_path_network_and_signal_fail(service: ActionServiceProcess) -> None:
+    if os.getuid() != 0 and "bubblewrap" not in str(service.get("/slackwater/actions").json()):
+        pytest.skip("without root and without bubblewrap a plain process has its user's rights")
+    pid = service.status()["pids"]["sandbox-0.1"]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        dial = f"import socket; socket.create_connection(('127.0.0.1', {port}), 3)"
+        for command in (
+            ["sh", "-c", "echo x > /etc/slackwater-chaos"],
+            ["sh", "-c", f"echo x > {service.state}/slackwater-chaos"],
+            ["cat", f"{service.state}/keys.json"],
+            ["python3", "-c", dial],
+            ["sh", "-c", f"kill -9 {pid}"],
+        ):
+            ended = service.run(*command)
+            assert (ended["outcome"], ended["status"] != 0) == ("done", True), ended
+    assert not Path("/etc/slackwater-chaos").exists()
+    assert not (service.state / "slackwater-chaos").exists()
+    assert service.status()["pids"].get("sandbox-0.1") == pid
+
+
+def test_random_kills_leave_every_action_with_exactly_one_outcome(
+    service: ActionServiceProcess,
+) -> None:
+    """Actions are cancelled, sandboxes and the service are killed, all at random, from a seed."""
+    drawn = random.Random(7)
+    asked: dict[str, float] = {}
+    stop = threading.Event()
+
+    def submit() -> None:
+        number = 0
+        with httpx.Client(headers={"x-api-key": service.key}, timeout=30) as client:
+            while not stop.is_set():
+                name = f"chaos-{number}"
+                body = {
+                    "command": ["sh", "-c", f"sleep {drawn.choice((0, 0, 0.05, 0.3))}; echo 8111"],
+                    "action": name,
+                    "retries": drawn.choice((0, 0, 2)),
+                    "limits": SMALL,
+                }
+                try:
+                    answer = client.post(f"{service.url}/slackwater/actions", json=body)
+                except httpx.TransportError:
+                    time.sleep(0.05)
+                    continue  # the same one again, under its name
+                assert answer.status_code in (200, 202), answer.text
+                asked[name] = time.monotonic()
+                number += 1
+                if drawn.random() < 0.15:
+                    with_cancel = f"{service.url}/slackwater/actions/{name}/cancel"
+                    try:
+                        client.post(with_cancel)
+                    except httpx.TransportError:
+                        continue
+                time.sleep(0.02)
+
+    submitting = threading.Thread(target=submit)
+    submitting.start()
+    try:
+        for number, blow in enumerate(("sandbox", "service", "sandbox"), start=1):
+            wait_for("some actions", lambda most=15 * number: len(asked) >= most)
+            if blow == "service":
+                service.kill()
+                service.start()
+            else:
+                service.kill_worker("sandbox")
+        wait_for("some more", lambda: len(asked) >= 60)
+    finally:
+        stop.set()
+        submitting.join(60)
+    ends = Counter(str(service.ended(name)["outcome"]) for name in asked)
+    assert sum(ends.values()) == len(asked)
+    assert set(ends) <= {"done", "cancelled", "lost"}
+    assert ends["done"] > 0
+    again = {name: service.ended(name)["outcome"] for name in list(asked)[:10]}
+    assert again == {name: service.ended(name)["outcome"] for name in again}
+    assert left("echo 8111") == 0
+    wait_for("nothing to run", lambda: service.status()["gauges"]["actions_running"] == 0)
+    assert service.run("echo", "fine")["stdout"] == "fine\n"
+
+
+def test_after_all_that_nothing_is_left_on_the_machine(service: ActionServiceProcess) -> None:
+    pids = service.status()["pids"].values()
+    assert service.stop() in (0, -signal.SIGTERM)
+    assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
+    mark = service.sandboxes.name
+    assert mark not in Path("/proc/self/mounts").read_text()
+    kept = list((service.sandboxes / "sandbox-0" / "environments").iterdir())
+    assert kept == []
+    service.start()
