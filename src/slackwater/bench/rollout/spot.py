@@ -22,6 +22,8 @@ from slackwater.sim.rollout.spot_trace import SpotEvent
 
 NO_SPOT = "none"
 RETURNING = "returning"
+UNEVEN = "uneven"
+UNEVEN_SLOWDOWN = 3.0
 COMPARED = ("rlboost", "ours")
 ABLATIONS = tuple(f"{rule}_{part}_off" for rule in COMPARED for part in ("seeding", "memory"))
 ABLATED_MODEL = "14b"
@@ -41,6 +43,7 @@ class _Case:
     seconds: float
     seed: int
     since_s: float = 0.0
+    slowdown: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ _Outcomes = dict[tuple[str, str, str], _Outcome]  # model, place, rule
 
 def _run(case: _Case) -> _Outcome:
     shape, nodes = SETUPS[case.model]
-    setup = SpotSetup(shape, nodes, REASONING)
+    setup = SpotSetup(shape, nodes, REASONING, slowdown=case.slowdown)
     rules = SPOT_RULES[case.rule]
     result = run_spot(setup, rules, case.trace, seconds=case.seconds, seed=case.seed)
     rate = result.tokens_per_s_since(case.since_s)
@@ -85,6 +88,19 @@ def _held_out_cases(options: BenchOptions) -> Iterable[_Case]:
             yield _Case("held_out", model, name, rule, trace, seconds, options.seed + 1)
 
 
+def _uneven_cases(options: BenchOptions) -> Iterable[_Case]:
+    """Half of the spot instances are several times slower, for any reason: an old card, a busy neighbour."""
+    seconds = QUICK_SECONDS if options.quick else SECONDS
+    for name in ("B",) if options.quick else SEGMENTS:
+        trace = segment(options, name)
+        for rule in COMPARED:
+            place = f"{UNEVEN}_{name}"
+            yield _Case(
+                *(UNEVEN, ABLATED_MODEL, place, rule, trace, seconds, options.seed),
+                slowdown=UNEVEN_SLOWDOWN,
+            )
+
+
 def _returning_cases(options: BenchOptions) -> Iterable[_Case]:
     returning = ReturningInstances(1200.0, 600.0, 3) if options.quick else ReturningInstances()
     trace, end_s, lost_s = returning.trace(), returning.end_s, returning.lost_s
@@ -100,6 +116,7 @@ def run(options: BenchOptions) -> dict[str, float]:
         *_segment_cases(options),
         *_held_out_cases(options),
         *_returning_cases(options),
+        *_uneven_cases(options),
     ]
     outcomes: _Outcomes = {}
     with ProcessPoolExecutor(max_workers=os.cpu_count()) as pool:
@@ -108,7 +125,7 @@ def run(options: BenchOptions) -> dict[str, float]:
             options.progress(f"{case.model} {case.place} {case.rule}", len(outcomes) / len(cases))
     places = {
         group: sorted({(case.model, case.place) for case in cases if case.group == group})
-        for group in ("segment", "held_out", RETURNING)
+        for group in ("segment", "held_out", RETURNING, UNEVEN)
     }
     return _figures(outcomes, places)
 
@@ -116,6 +133,7 @@ def run(options: BenchOptions) -> dict[str, float]:
 def _figures(outcomes: _Outcomes, places: dict[str, list[_Place]]) -> dict[str, float]:
     figures = _ours_over_rlboost(outcomes, places["segment"], "")
     figures |= _ours_over_rlboost(outcomes, places["held_out"], "held_out_")
+    figures |= _ours_over_rlboost(outcomes, places[UNEVEN], f"{UNEVEN}_")
     for model in sorted({model for model, _ in places["segment"]}):
         mine = [place for place in places["segment"] if place[0] == model]
         for rule in COMPARED:

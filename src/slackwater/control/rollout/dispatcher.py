@@ -104,6 +104,7 @@ class Dispatcher:
     def _can_run(turn: LiveTurn, record: InstanceRecord) -> bool:
         return (
             record.serves(turn.spec.job, turn.spec.base_model)
+            and (record.spec.exact_continuation or not turn.must_continue)
             and record.version_for(turn) is not None
             and turn.context_tokens < record.spec.max_context_tokens
         )
@@ -152,13 +153,16 @@ class Dispatcher:
 
     def _able(self, turn: LiveTurn, key: NeedKey) -> list[InstanceLoad]:
         eligible = self._instances.eligible(key)
-        context = turn.context_tokens
-        if context < self._instances.shortest_context and turn.avoids is None:
+        context, exact = turn.context_tokens, turn.must_continue
+        if context < self._instances.shortest_context and turn.avoids is None and not exact:
             return eligible
+        records = self._instances.records
         return [
             load
             for load in eligible
-            if context < load.max_context_tokens and load.instance != turn.avoids
+            if context < load.max_context_tokens
+            and load.instance != turn.avoids
+            and (not exact or records[load.instance].spec.exact_continuation)
         ]
 
     def _need(self, turn: LiveTurn) -> TurnNeed:
@@ -180,6 +184,7 @@ class Dispatcher:
         assert version is not None, f"{turn.spec.turn} sent where its weights are not"
         attempt = AttemptId(self.next_attempt)
         self.next_attempt += 1
+        turn.inexact |= not record.spec.exact_continuation
         turn.attempt, turn.instance, turn.version = attempt, record.spec.instance, version
         turn.base_tokens = len(turn.tokens)
         turn.sent_context = turn.context_tokens

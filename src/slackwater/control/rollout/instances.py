@@ -10,6 +10,7 @@ from slackwater.model.ids import InstanceId, JobId, TenantId
 from slackwater.model.instance import InstanceKind, InstanceSpec, InstanceState
 from slackwater.model.turn import AttemptId
 from slackwater.policy.rollout.instance_load import InstanceLoad
+from slackwater.policy.rollout.step_time import Slowness
 
 
 class ShareClock:
@@ -60,6 +61,7 @@ class InstanceRecord:
         self.leaves_at_s: float | None = None
         self.stalled = False
         self.steady_frame: SteadyFrame | None = None
+        self.slowness = Slowness()
 
     @property
     def state(self) -> InstanceState:

@@ -13,7 +13,8 @@ class LiveTurn:
     `base_tokens` is how many there were at the last dispatch: an attempt that proves to be false is
     rolled back to it. `barren_losses` counts instances lost under the turn since its last token;
     `avoids` is the one that gave it back last. `settle` is set while tokens of the turn are still kept by the
-    frame: it brings them here before anyone looks.
+    frame: it brings them here before anyone looks. `inexact`: an engine had it that cannot go on at a position of
+    a random stream, so nothing is left to keep exact.
     """
 
     __slots__ = (
@@ -26,6 +27,7 @@ class LiveTurn:
         "deadline_s",
         "device_clock_s",
         "device_s",
+        "inexact",
         "instance",
         "limit",
         "moves",
@@ -69,6 +71,7 @@ class LiveTurn:
         self.avoids: InstanceId | None = None
         self.moves = 0
         self.streamed_tokens = 0
+        self.inexact = False
         self.barren_losses = 0
         self.waiting_since_s: float | None = None
         self.waits_s = 0.0  # before `waiting_since_s`
@@ -99,6 +102,11 @@ class LiveTurn:
     def context_tokens(self) -> int:
         """What an instance must hold to go on."""
         return len(self.spec.prompt) + len(self.tokens)
+
+    @property
+    def must_continue(self) -> bool:
+        """Whether it was begun by an engine that goes on exactly, so that only such a one may go on with it."""
+        return not self.inexact and len(self.tokens) > 0
 
     @property
     def wants_prompt_scores(self) -> bool:

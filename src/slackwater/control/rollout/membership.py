@@ -113,7 +113,13 @@ class Membership:
             steps = made / batch
             context = (event.kv_used_tokens + record.reported_kv_tokens) / 2
             prefilled = max(event.prefilled_tokens - record.prefilled_tokens, 0)
-            self._books.step_time.observe(batch, context, since_s / steps, prefilled / steps)
+            step_s, beside = since_s / steps, prefilled / steps
+            law = self._books.step_time.model
+            if law is not None:
+                record.slowness.observe(step_s, law.step_s(batch, context, beside))
+                record.load.slowness = record.slowness.factor
+            alike_s = step_s / record.load.slowness
+            self._books.step_time.observe(batch, context, alike_s, beside)
 
     def notice(self, event: InstanceNotice, out: Out) -> None:
         """It will be taken away: move its turns while both ends still live."""

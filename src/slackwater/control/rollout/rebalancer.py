@@ -3,6 +3,7 @@
 from slackwater.control.rollout.books import Books, Out
 from slackwater.control.rollout.instances import InstanceRecord
 from slackwater.control.rollout.live_turn import LiveTurn
+from slackwater.control.rollout.waiting_line import NeedKey, need_key
 from slackwater.policy.rollout.balancing import EngineKnowledge, Move
 
 
@@ -19,27 +20,37 @@ class Rebalancer:
         if now_s - self._last_s < books.settings.balance_every_s or not books.dispatcher.attempts:
             return
         self._last_s = now_s
-        loads = [record.load for record in books.instances]
         known = EngineKnowledge(books.profile.plateau(), books.step_time.model)
-        for move in books.settings.balancing.moves(loads, known):
-            self._carry_out(move, now_s, out)
+        for need in sorted({need_key(turn) for turn in books.dispatcher.attempts.values()}):
+            # Only instances that can take each other's turns: one that is idle for want of a model's or a
+            # version's weights is no place to move to, and must not hide those that are.
+            loads = books.instances.eligible(need)
+            if len(loads) > 1:
+                for move in books.settings.balancing.moves(loads, known):
+                    self._carry_out(move, need, now_s, out)
 
-    def _carry_out(self, move: Move, now_s: float, out: Out) -> None:
+    def _carry_out(self, move: Move, need: NeedKey, now_s: float, out: Out) -> None:
         books = self._books
         source = books.instances.records.get(move.source)
         target = books.instances.records.get(move.target)
         if source is None or target is None:
             return
-        for turn in self._chosen(source, target, move, now_s):
+        for turn in self._chosen(source, target, move, need, now_s):
             books.counters.moved += 1
             books.dispatcher.move(turn, target, now_s, out)
         books.dispatcher.fill(source, now_s, out)
 
     def _chosen(
-        self, source: InstanceRecord, target: InstanceRecord, move: Move, now_s: float
+        self,
+        source: InstanceRecord,
+        target: InstanceRecord,
+        move: Move,
+        need: NeedKey,
+        now_s: float,
     ) -> list[LiveTurn]:
         """Pending ones are among the last sent; of running ones, those that cost least to prefill again."""
-        candidates = list(reversed(source.attempts.values()))
+        held = reversed(source.attempts.values())
+        candidates = [turn for turn in held if need_key(turn) == need]
         if move.running:
             rested_s = now_s - self._books.settings.move_rest_s
             candidates = [turn for turn in candidates if turn.moves == 0 or turn.sent_s <= rested_s]

@@ -228,4 +228,6 @@ class Seeding:
         if model is None or rate is None or not kv_tokens or len(prompts) == 0:
             return None
         kv_mean = int(np.mean(kv_tokens))
+        speeds = [1.0 / record.load.slowness for record in self._books.instances]
+        model = model.times(1.0 / float(np.mean(speeds)))
         return Forecast(model, kv_mean, rate, float(prompts.mean()), step.state.pace)

@@ -16,11 +16,19 @@ def need_key(turn: LiveTurn) -> NeedKey:
     return (spec.job, spec.base_model, spec.version, tuple(spec.also_versions))
 
 
+# Of one owner, and of those that only exact engines may go on with, or not.
+_LineKey = tuple[NeedKey, TenantId, bool]
+
+
+def _line_key(turn: LiveTurn) -> _LineKey:
+    return (need_key(turn), turn.spec.owner, turn.must_continue)
+
+
 class WaitingLine:
     """FIFO per need and owner; each turn also stands in the line of the instance it prefers or is bound to."""
 
     def __init__(self) -> None:
-        self._by_need: dict[tuple[NeedKey, TenantId], OrderedDict[TurnId, LiveTurn]] = {}
+        self._by_need: dict[_LineKey, OrderedDict[TurnId, LiveTurn]] = {}
         self._by_instance: dict[InstanceId, OrderedDict[TurnId, LiveTurn]] = {}
         self._preferred: dict[TurnId, InstanceId] = {}
         self._bound: set[TurnId] = set()
@@ -44,7 +52,7 @@ class WaitingLine:
         if bound and prefers is not None:
             self._bound.add(name)
         else:
-            key = (need_key(turn), turn.spec.owner)
+            key = _line_key(turn)
             self._push(self._by_need.setdefault(key, OrderedDict()), turn, first)
 
     @staticmethod
@@ -67,7 +75,7 @@ class WaitingLine:
         if name in self._bound:
             self._bound.discard(name)
             return
-        key = (need_key(turn), turn.spec.owner)
+        key = _line_key(turn)
         del self._by_need[key][name]
         if not self._by_need[key]:
             del self._by_need[key]

@@ -143,7 +143,7 @@ class EvenSteps:
 
     def _running(self, taking: Sequence[InstanceLoad], step_time: StepTime) -> list[Move]:
         def step_s(load: InstanceLoad) -> float:
-            return step_time.step_s(load.executing, load.kv_load_tokens)
+            return load.slowness * step_time.step_s(load.executing, load.kv_load_tokens)
 
         by_step = sorted(taking, key=lambda load: (step_s(load), load.instance))
         moves: list[Move] = []
@@ -152,7 +152,8 @@ class EvenSteps:
             if source.executing < 2 or gap_s <= self.tolerance * step_s(source):
                 break
             context = source.kv_load_tokens / source.executing
-            shift_s = 2 * (step_time.per_turn_s + step_time.per_token_s * context)
+            one_turn_s = step_time.per_turn_s + step_time.per_token_s * context
+            shift_s = (source.slowness + target.slowness) * one_turn_s
             count = min(round(gap_s / shift_s) if shift_s > 0 else 0, source.executing // 2)
             count = min(count, self.most_moves, target.max_running - target.in_flight)
             if count > 0:

@@ -12,7 +12,8 @@ class InstanceLoad:
 
     `waiting` is what the instance last said it holds but does not run; `kv_load_tokens` its last report
     plus what was sent since. `homed_tokens` is the context of the trajectories that were here last and will
-    come back. `produced_per_s` is its decode rate between its last two reports.
+    come back. `produced_per_s` is its decode rate between its last two reports; `slowness` how many times as long
+    its steps take as those of the fleet's common law.
     """
 
     instance: InstanceId
@@ -27,6 +28,7 @@ class InstanceLoad:
     kv_load_tokens: int = 0
     homed_tokens: int = 0
     produced_per_s: float = 0.0
+    slowness: float = 1.0
 
     @property
     def pending(self) -> int:

@@ -5,6 +5,7 @@ the batch and in the cached tokens. Three numbers describe an engine, and heartb
 fourth, the cost of a prefilled token, tells apart what prompts added to the time between two heartbeats.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,15 +13,26 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """`base_s + per_turn_s * batch + per_token_s * context`."""
+    """`base_s + per_turn_s * batch + per_token_s * context`, and what prefilling beside it adds."""
 
     base_s: float
     per_turn_s: float
     per_token_s: float
+    per_prefilled_s: float = 0.0
 
-    def step_s(self, batch: float, context_tokens: float) -> float:
+    def step_s(self, batch: float, context_tokens: float, prefilled_tokens: float = 0.0) -> float:
         """One step of a batch with that much context in all."""
-        return self.base_s + self.per_turn_s * batch + self.per_token_s * context_tokens
+        decode_s = self.base_s + self.per_turn_s * batch + self.per_token_s * context_tokens
+        return decode_s + self.per_prefilled_s * prefilled_tokens
+
+    def times(self, slowness: float) -> "StepTime":
+        """The law of an engine that takes so many times as long."""
+        return StepTime(
+            self.base_s * slowness,
+            self.per_turn_s * slowness,
+            self.per_token_s * slowness,
+            self.per_prefilled_s * slowness,
+        )
 
 
 class StepTimeFit:
@@ -71,4 +83,30 @@ class StepTimeFit:
             active.pop(int(found.argmin()))
         parts = np.zeros(4)
         parts[active] = np.maximum(found, 0.0)
-        return StepTime(float(parts[0]), float(parts[1]) / 100.0, float(parts[2]) / 1e5)
+        base, turn, token, prefill = (float(part) for part in parts)
+        return StepTime(base, turn / 100.0, token / 1e5, prefill / 100.0)
+
+
+class Slowness:
+    """How many times as long one engine takes as the law of all says: 1 unless it is plainly otherwise.
+
+    Engines of a fleet are mostly alike, and measurements scatter; so a difference within `alike` counts as none.
+    """
+
+    def __init__(self, *, alike: float = 1.25, follows: float = 0.1) -> None:
+        self._alike = math.log(alike)
+        self._follows = follows
+        self._seen = 0
+        self._log = 0.0
+
+    def observe(self, step_s: float, expected_s: float) -> None:
+        """What a step took, and what the law of all would have it take."""
+        if step_s <= 0 or expected_s <= 0:
+            return
+        self._seen += 1
+        share = max(1.0 / self._seen, self._follows)
+        self._log += share * (math.log(step_s / expected_s) - self._log)
+
+    @property
+    def factor(self) -> float:
+        return 1.0 if abs(self._log) <= self._alike else math.exp(self._log)

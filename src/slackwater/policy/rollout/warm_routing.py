@@ -28,7 +28,7 @@ class KeepWarm:
             return Destination(home.instance)
         best = min(
             (load for load in eligible if self.takes(need, load)),
-            key=lambda load: (not load.owned, load.in_flight, load.instance),
+            key=lambda load: (not load.owned, load.in_flight * load.slowness, load.instance),
             default=None,
         )
         return WAIT if best is None else Destination(best.instance)

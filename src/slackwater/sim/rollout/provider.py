@@ -21,7 +21,9 @@ class SpotProvider:
         max_running: int,
         limit: Callable[[], int | None],
         start_s: float = 20.0,
+        slowdown_of: Callable[[int], float] = lambda number: 1.0,
     ) -> None:
+        """`slowdown_of` says of the n-th instance that is taken how many times as long its work takes."""
         self._body = body
         self._engine = engine
         self._max_running = max_running
@@ -30,6 +32,8 @@ class SpotProvider:
         self._available: dict[InstanceId, None] = {}
         self._held: dict[InstanceId, float] = {}
         self._held_seconds = 0.0
+        self._slowdown_of = slowdown_of
+        self._numbers: dict[InstanceId, int] = {}
 
     def replay(self, events: Sequence[SpotEvent]) -> None:
         """Let the trace happen."""
@@ -63,11 +67,16 @@ class SpotProvider:
     def _take(self, instance: InstanceId) -> None:
         since_s = self._body.now_s
         self._held[instance] = since_s
+        slowdown = self._slowdown_of(self._numbers.setdefault(instance, len(self._numbers)))
 
         def up() -> None:
             if self._held.get(instance) == since_s:
                 self._body.join(
-                    instance, InstanceKind.SPOT, self._engine, max_running=self._max_running
+                    instance,
+                    InstanceKind.SPOT,
+                    self._engine,
+                    max_running=self._max_running,
+                    slowdown=slowdown,
                 )
 
         self._body.at(since_s + self._start_s, up)

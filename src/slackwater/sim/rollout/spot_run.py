@@ -33,13 +33,17 @@ _ENGINE_DEVICES = 2
 
 @dataclass(frozen=True, slots=True)
 class SpotSetup:
-    """The training cluster, the model and the responses; prices and links of RLBoost Table 2."""
+    """The training cluster, the model and the responses; prices and links of RLBoost Table 2.
+
+    Every second spot instance takes `slowdown` times as long for everything.
+    """
 
     model: ModelShape
     training_nodes: int
     lengths: LengthDistribution
     plan: StepPlan = field(default_factory=StepPlan)
     max_running: int = 256
+    slowdown: float = 1.0
 
     @property
     def engine(self) -> EngineCost:
@@ -139,6 +143,7 @@ def run_spot(
         setup.engine,
         max_running=setup.max_running,
         limit=lambda: trainer.most_remote,
+        slowdown_of=lambda number: setup.slowdown if number % 2 else 1.0,
     )
     trainer.on_limit = provider.review
     provider.replay(trace)

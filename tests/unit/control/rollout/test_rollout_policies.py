@@ -20,7 +20,7 @@ from slackwater.policy.rollout.routing import (
     ShortestQueue,
     TurnNeed,
 )
-from slackwater.policy.rollout.step_time import StepTime, StepTimeFit
+from slackwater.policy.rollout.step_time import Slowness, StepTime, StepTimeFit
 from slackwater.policy.rollout.warm_routing import KeepWarm
 
 
@@ -230,3 +230,24 @@ def test_a_turn_longer_than_any_that_ended_is_expected_to_go_on_as_long_again() 
     for _ in range(1000):
         law.observe(10)
     assert law.sample_left(np.full(200, 1000.0)).mean() == pytest.approx(1000, rel=0.05)
+
+
+def test_a_slow_instance_gives_turns_away_and_gets_fewer_new_ones() -> None:
+    law = EngineKnowledge(None, StepTime(0.01, 0.001, 0.0))
+    even = [load("a", 20, max_running=64), load("b", 20, max_running=64)]
+    assert EvenSteps().moves(even, law) == []
+    uneven = [load("a", 20, max_running=64), load("b", 20, max_running=64, slowness=3.0)]
+    (move,) = EvenSteps().moves(uneven, law)
+    assert (move.source, move.target) == ("b", "a")
+    chosen = KeepWarm().place(need(), [load("a", 2), load("b", 1, slowness=3.0)])
+    assert chosen.instance == "a"
+
+
+def test_slowness_is_learned_and_small_differences_count_as_none() -> None:
+    plain, slow = Slowness(), Slowness()
+    rng = np.random.default_rng(0)
+    for noise in np.exp(rng.normal(0.0, 0.1, 50)):
+        plain.observe(0.02 * noise, 0.02)
+        slow.observe(0.06 * noise, 0.02)
+    assert plain.factor == 1.0
+    assert slow.factor == pytest.approx(3.0, rel=0.15)
