@@ -13,6 +13,7 @@ from slackwater.policy.columns import (
     WORK_ROWS,
     Floats,
 )
+from slackwater.policy.placement.consolidation import LEAST_GAIN_H, LEAST_GAP_S
 from slackwater.policy.placement.cycle_fitting import busiest_s, drain_cost
 from slackwater.policy.placement.interleaving import Interleaving
 
@@ -69,3 +70,29 @@ def test_a_rollout_node_is_paid_for_until_its_last_job_is_done() -> None:
     assert cost_of(work, [1, 2]) == pytest.approx(
         (100 * 300 * 40 + 100 * 300 * 10 + 10 * 300 * 10) / 3600
     )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_job_that_was_moved_rests_and_no_move_is_for_a_trifle(seed: int) -> None:
+    policy = Interleaving(fleet())
+    specs = drawn_jobs(seed, 30)
+    draw, now_s = np.random.default_rng(seed), 0.0
+    moved: dict[str, list[float]] = {}
+    for step in range(120):
+        now_s += float(draw.exponential(300.0))
+        placed = list(policy.book.members)
+        if step < len(specs):
+            policy.place(specs[step], now_s)
+            policy.rebalance(now_s)
+        elif placed and draw.random() < 0.3:
+            policy.remove(placed[int(draw.integers(len(placed)))], now_s)
+        for name, member in policy.book.members.items():
+            if member.moved_s == now_s:
+                moved.setdefault(name, []).append(now_s)
+                saved = float(member.reason.rpartition("$")[2])
+                group = policy.book.groups[member.row]
+                worth = policy.book.worth_per_h(0, len(group.train))
+                assert saved >= LEAST_GAIN_H * worth - 1.0
+    assert moved, "nobody was ever moved"
+    for times in moved.values():
+        assert min(np.diff(times), default=LEAST_GAP_S) >= LEAST_GAP_S

@@ -1,4 +1,9 @@
-"""Consolidation: which jobs of thin groups should move together, and whether that is worth their restarts."""
+"""Consolidation: which jobs of thin groups should move together, and whether that is worth their restarts.
+
+A move is worth it only if it saves plainly more than it costs: `LEAST_GAIN_H` hours of the group's nodes beyond
+its restarts; forecasts are not good to a dollar. And a job that was moved rests for `LEAST_GAP_S`, so that
+none is thrown to and fro while others come and go.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +21,8 @@ from slackwater.policy.placement.groups import GroupBook
 from slackwater.policy.placement.layout import JOB_ROWS, MOVED_FREE, best_layout, fit_layout
 
 MAX_TOGETHER = 4
+LEAST_GAIN_H = 0.1
+LEAST_GAP_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +144,14 @@ class Consolidation:
         pins = member.pins if here else 0
         return Candidate(member.spec.profile, member.left, member.budget_s, float(here), pins)
 
-    def merge(self, incoming: Sequence[JobId], row: int, to_beat: float = 0.0) -> Merger | None:
+    def merge(
+        self, incoming: Sequence[JobId], row: int, now_s: float, to_beat: float = 0.0
+    ) -> Merger | None:
         """Bring jobs of another group into the one at `row` (or none: lay that one out anew), if that gains more than `to_beat`."""
         book = self._book
         here = book.groups[row].jobs
+        if any(self._rests(job, now_s) for job in incoming):
+            return None
         if len(here) + len(incoming) > self._most or self._train_share(here, incoming, row) > 1:
             return None
         before = self.group_cost(row)
@@ -155,8 +166,25 @@ class Consolidation:
         layout = self.layout(candidates, row, train_nodes, before - after - to_beat)
         if layout is None:
             return None
-        gain = before - after - layout.cost - self._restarts(jobs, layout, row)
-        return Merger(row, jobs, layout, gain) if gain > to_beat else None
+        if any(self._rests(job, now_s) for job in self._moved(jobs, layout, row)):
+            return None
+        restarts = self._restarts(jobs, layout, row)
+        gain = before - after - layout.cost - restarts
+        group = book.groups[row]
+        least = LEAST_GAIN_H * book.worth_per_h(len(group.rollout), len(group.train))
+        return Merger(row, jobs, layout, gain) if gain > max(to_beat, least) else None
+
+    def _rests(self, job: JobId, now_s: float) -> bool:
+        return now_s - self._book.members[job].moved_s < LEAST_GAP_S
+
+    def _moved(self, jobs: Sequence[JobId], layout: Layout, row: int) -> list[JobId]:
+        """The jobs that change nodes."""
+        members = self._book.members
+        return [
+            job
+            for job, pins in zip(jobs, layout.pins, strict=True)
+            if members[job].row != row or members[job].pins != pins
+        ]
 
     def _train_share(self, here: Sequence[JobId], incoming: Sequence[JobId], row: int) -> float:
         """Part of the train nodes' time that these jobs need at least; above 1 no layout can work."""
@@ -170,12 +198,13 @@ class Consolidation:
     def _restarts(self, jobs: Sequence[JobId], layout: Layout, row: int) -> float:
         """What the nodes cost that wait for jobs to restart."""
         book, cost = self._book, 0.0
+        moved = self._moved(jobs, layout, row)
         for job, pins in zip(jobs, layout.pins, strict=True):
-            member = book.members[job]
-            if member.row != row or member.pins != pins:
-                nodes = member.spec.profile.rollout_nodes if pins else 0
+            if job in moved:
+                profile = book.members[job].spec.profile
+                nodes = profile.rollout_nodes if pins else 0
                 price = book.worth_per_h(nodes, len(book.groups[row].train))
-                cost += restart_s(book.fleet, member.spec.profile) / 3600 * price
+                cost += restart_s(book.fleet, profile) / 3600 * price
         return cost
 
     def with_newcomer(self, newcomer: Candidate, row: int, to_beat: float) -> Layout | None:

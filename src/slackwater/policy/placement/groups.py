@@ -1,5 +1,6 @@
 """Co-execution groups: jobs that share rollout and train nodes, each pinned to its own (WEAVE 4.1)."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -61,6 +62,7 @@ class Member:
     budget_s: float
     strategy: Strategy
     reason: str
+    moved_s: float = -math.inf  # when it was last moved to share
 
 
 @dataclass(slots=True)

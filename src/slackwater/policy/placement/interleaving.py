@@ -235,16 +235,15 @@ class Interleaving(GroupedPlacement):
 
     def rebalance(self, now_s: float) -> Sequence[Placement]:
         """Bring jobs of thin groups together, or lay a group out anew, where that saves more than the restarts cost."""
-        del now_s
         moves: dict[JobId, Placement] = {}
         if self.fleet.owned and not self._waiting:
             return ()
         for _ in range(_MERGERS_AT_ONCE):
-            merger = self._best_merger()
+            merger = self._best_merger(now_s)
             if merger is None:
                 break
             left = {self.book.members[job].row for job in merger.jobs} - {merger.row}
-            for job in carry_out(self.book, merger):
+            for job in carry_out(self.book, merger, now_s):
                 moves[job] = self.book.placement(job)
             self._changed = left | {merger.row}
             for row in left:
@@ -252,7 +251,7 @@ class Interleaving(GroupedPlacement):
         self._changed.clear()
         return [self.book.placement(job) for job in moves]
 
-    def _best_merger(self) -> Merger | None:
+    def _best_merger(self, now_s: float) -> Merger | None:
         thin = self._thin_rows(most_members=3)
         best: Merger | None = None
         for target in thin:
@@ -265,7 +264,7 @@ class Interleaving(GroupedPlacement):
                         pairs.extend((job,) for job in jobs)
             for incoming in pairs:
                 to_beat = 0.0 if best is None else best.gain
-                best = self._consolidation.merge(incoming, target, to_beat) or best
+                best = self._consolidation.merge(incoming, target, now_s, to_beat) or best
         return best
 
     def _thin_rows(self, most_members: int) -> list[int]:

@@ -7,7 +7,7 @@ from slackwater.policy.placement.cycle_plan import adopt_cycle
 from slackwater.policy.placement.groups import Choice, GroupBook, bits
 
 
-def carry_out(book: GroupBook, merger: Merger) -> list[JobId]:
+def carry_out(book: GroupBook, merger: Merger, now_s: float) -> list[JobId]:
     """Move whoever the layout moves, and take up its cycle; the jobs that change nodes.
 
     A layout names nodes that are not there yet by free bits; `real` says which bit each of them got.
@@ -22,6 +22,7 @@ def carry_out(book: GroupBook, merger: Merger) -> list[JobId]:
         named = [1 << slot for slot in bits(wanted)]
         kept = sum(real[bit] for bit in named if bit in real)
         missing = [bit for bit in named if bit not in real]
+        member.moved_s = now_s
         member.budget_s -= restart_s(book.fleet, member.spec.profile)
         reason = f"sharing {book.groups[row].group} saves ${merger.gain:.0f}"
         strategy = sharing_strategy(kept, len(missing))
