@@ -57,12 +57,16 @@ ADAM = AdamParams(learning_rate=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, grad_cli
 class GrpoStep:
     """Engine and trainer of one model; `run()` makes one step."""
 
-    def __init__(self, shape: StepShape, seed: int) -> None:
-        self._shape = shape
+    def __init__(self, shape: StepShape, seed: int, adam: AdamParams = ADAM) -> None:
+        self._shape, self._adam = shape, adam
         self._trainer = Trainer.create(NET, seed=seed)
         net = load_net(NET, seed=seed).requires_grad_(False)
         self._engine = Engine(net, EngineConfig(kv_bytes=64 << 20))
         self._steps = 0
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The trained weights as they are now."""
+        return {name: tensor.clone() for name, tensor in self._trainer.weights().items()}
 
     def run(self) -> float:
         """Sample, score and learn; returns the mean reward."""
@@ -77,7 +81,7 @@ class GrpoStep:
             for row in range(len(tokens))
         ]
         self._trainer.forward_backward(data, "ppo", {})
-        self._trainer.optim_step(ADAM)
+        self._trainer.optim_step(self._adam)
         return float(rewards.mean())
 
     def _sample(self) -> tuple[np.ndarray, Floats, list[tuple[int, ...]]]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from slackwater.bench.options import BenchOptions
 from slackwater.bench.weights.hostile_bytes import Tally, mutate
+from slackwater.bench.weights.rl_versions import rl_versions
 from slackwater.weights.delta.apply import apply
 from slackwater.weights.delta.checksum import checksum
 from slackwater.weights.delta.encode import encode
@@ -54,6 +55,8 @@ def run(options: BenchOptions) -> dict[str, object]:
     if options.quick:  # speed is of memory, not of caches
         old = bf16_weights(1 << 24, rng)
     figures |= _speed(old, changed(old, 0.01, "scattered", rng), 9 if options.quick else 25)
+    options.progress("versions of a real run", 0.48)
+    figures |= rl_versions(4 if options.quick else 12, options.seed)
     options.progress("hostile bytes", 0.5)
     figures |= _hostile(options)
     return figures
