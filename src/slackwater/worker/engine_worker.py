@@ -21,6 +21,7 @@ from slackwater.wire import messages
 from slackwater.wire.frames import FrameKind, encode_frame
 from slackwater.wire.tokens import TokenColumns, encode_tokens
 from slackwater.worker.connection import Connection
+from slackwater.worker.fast_lane import with_fast_lane
 from slackwater.worker.files import node_files
 from slackwater.worker.process import base_parser, dial, pin, run_worker, secret
 from slackwater.worker.puller import VersionPuller
@@ -254,7 +255,7 @@ def main() -> None:
     hello = messages.Hello(secret(), options.worker, "engine", facts)
     with dial(options.connect, hello) as connection:
         connection.report_gauges(lambda: _heartbeat_gauges(engine))
-        store = files.weights()
+        store = with_fast_lane(files.weights(), options.worker, secret())
         EngineWorker(connection, engine, store, options.least_step_ms / 1e3).run()
 
 

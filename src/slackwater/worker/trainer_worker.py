@@ -10,6 +10,7 @@ from slackwater.model.errors import NotFoundError, SlackwaterError, UnavailableE
 from slackwater.nets.lora import LoraSpec
 from slackwater.training.datum import AdamParams, Datum
 from slackwater.training.trainer import Trainer
+from slackwater.weights.port import WeightStore
 from slackwater.wire import messages
 from slackwater.wire.batches import (
     Array,
@@ -19,6 +20,7 @@ from slackwater.wire.batches import (
     encode_result,
 )
 from slackwater.worker.connection import Connection
+from slackwater.worker.fast_lane import with_fast_lane
 from slackwater.worker.files import NodeFiles, node_files
 from slackwater.worker.process import base_parser, dial, pin, run_worker, secret
 from slackwater.worker.published import lora_meta
@@ -30,11 +32,16 @@ class TrainerWorker:
     """Models by id, each a `Trainer` on one device, computing in one dtype."""
 
     def __init__(
-        self, connection: Connection, files: NodeFiles, device: str, dtype: str = "float32"
+        self,
+        connection: Connection,
+        files: NodeFiles,
+        device: str,
+        dtype: str = "float32",
+        store: WeightStore | None = None,
     ) -> None:
         self._connection = connection
         self._files = files
-        self._store = files.weights()
+        self._store = store or files.weights()
         self._device, self._dtype = device, dtype
         self._trainers: dict[str, Trainer] = {}
 
@@ -161,7 +168,8 @@ def main() -> None:
     hello = messages.Hello(secret(), options.worker, "trainer")
     with dial(options.connect, hello) as connection:
         files = node_files(options.files, secret(), pin())
-        TrainerWorker(connection, files, options.device, options.dtype).run()
+        store = with_fast_lane(files.weights(), options.worker, secret())
+        TrainerWorker(connection, files, options.device, options.dtype, store).run()
 
 
 if __name__ == "__main__":

@@ -3,13 +3,14 @@
 import logging
 import queue
 import threading
+from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from slackwater.model.errors import SlackwaterError
+from slackwater.model.errors import NotFoundError, SlackwaterError
 from slackwater.policy.weights.retention import RetentionByNeed, Shelf
 from slackwater.policy.weights.way import Delta
 from slackwater.tensors.header import TensorHeader
@@ -27,6 +28,8 @@ _DTYPES = {
     "I16": torch.int16, "F16": torch.float16, "BF16": torch.bfloat16,
     "I32": torch.int32, "F32": torch.float32, "I64": torch.int64, "F64": torch.float64,
 }  # fmt: skip
+_BASES = 4  # models whose last version is kept to find out what changed
+_CHAIN = 16  # versions whose deltas stay on the relay
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
@@ -58,7 +61,8 @@ class RelayWeightStore:
     """Publishes to a relay and pulls through an agent of its own.
 
     `publish` returns when the tensors are copied; encoding and sending go on beside the caller, in order. A pull
-    waits up to `pull_within_s` for its version to become visible and to come.
+    waits up to `pull_within_s` for its version to become visible and to come. What it sent earlier goes from the relay as newer
+    versions take its place.
     """
 
     def __init__(
@@ -80,7 +84,8 @@ class RelayWeightStore:
             relay, secret, member, node=node, site=site, max_bytes=max_bytes, host=host
         )
         self._receiver = Receiver(self._agent)
-        self._last: HostVersion | None = None
+        self._last: OrderedDict[tuple[TensorEntry, ...], HostVersion] = OrderedDict()
+        self._sent: list[Manifest] = []
         self._to_send: queue.Queue[HostVersion | None] = queue.Queue(maxsize=1)
         self._failure: SlackwaterError | None = None
         self._sender = threading.Thread(target=self._send, name="weight sender", daemon=True)
@@ -114,6 +119,14 @@ class RelayWeightStore:
     def manifest(self, version: str) -> TensorHeader:
         """The version's shapes, checksums and `meta`, once it is visible."""
         return _header(self._agent.manifest(version, self._within_s))
+
+    def shows(self, version: str, wait_s: float) -> bool:
+        """Whether the version is visible, or becomes so in a while."""
+        try:
+            self._agent.manifest(version, wait_s)
+        except NotFoundError:
+            return False
+        return True
 
     def versions(self) -> tuple[str, ...]:
         """Every visible version, oldest first."""
@@ -156,13 +169,30 @@ class RelayWeightStore:
         while (new := self._to_send.get()) is not None:
             try:
                 with RelayClient(self._relay, self._secret) as client:
-                    publish(client, new, self._last, self._bucket_bytes)
-                self._last = new
+                    base = self._last.pop(new.tensors, None)
+                    self._sent.append(publish(client, new, base, self._bucket_bytes))
+                    self._make_room(client)
+                self._last[new.tensors] = new
+                while len(self._last) > _BASES:
+                    self._last.popitem(last=False)
             except SlackwaterError as error:
                 logger.warning("version not published version=%s: %s", new.version, error)
                 self._failure = error
             finally:
                 self._to_send.task_done()
+
+    def _make_room(self, client: RelayClient) -> None:
+        """Of what this store sent: wholes but the newest of each model go, and in time the deltas too."""
+        newest = {manifest.tensors: manifest.version for manifest in self._sent}
+        kept: list[Manifest] = []
+        for place, manifest in enumerate(self._sent):
+            old = place < len(self._sent) - _CHAIN
+            for base in manifest.sizes:
+                if old or (base == "" and newest[manifest.tensors] != manifest.version):
+                    client.drop(Cargo(manifest.version, base))
+            if not old:
+                kept.append(manifest)
+        self._sent = kept
 
 
 def _header(manifest: Manifest) -> TensorHeader:
