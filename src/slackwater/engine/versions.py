@@ -9,7 +9,7 @@ from slackwater.engine.config import EngineConfig
 from slackwater.engine.executor import Executor
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
 from slackwater.nets.causal_lm import CausalLM
-from slackwater.nets.loading import empty_net, net_tensors
+from slackwater.nets.loading import empty_like, net_tensors
 from slackwater.nets.lora import LoraAdapter, LoraSpec
 
 
@@ -159,6 +159,6 @@ class VersionStore:
         if full >= self._config.max_full_versions:
             raise RefusedError(f"max_full_versions: {full} are held; drop a version first")
         base = self._base
-        net = empty_net(base.config, base.dtype, base.device)
+        net = empty_like(base)
         self._executor.prepare(net)
         return net

@@ -58,10 +58,22 @@ def save_net(net: CausalLM, directory: Path) -> None:
 
 def empty_net(config: NetConfig, dtype: torch.dtype, device: torch.device) -> CausalLM:
     """A model with memory for its weights, and nothing in it yet."""
+    net = _unset(config, dtype, device)
+    net.rotary.reserve(config.max_positions, device, dtype)
+    return net
+
+
+def empty_like(net: CausalLM) -> CausalLM:
+    """Another of the same shape on the same device; the two share the table of rotary positions."""
+    other = _unset(net.config, net.dtype, net.device)
+    other.rotary = net.rotary
+    return other
+
+
+def _unset(config: NetConfig, dtype: torch.dtype, device: torch.device) -> CausalLM:
     with torch.device("meta"):
         net = CausalLM(config)
     _materialise(net, dtype, device)
-    net.rotary.reserve(config.max_positions, device, dtype)
     return net
 
 

@@ -8,10 +8,10 @@ import os
 import struct
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from slackwater.tensors.header import TensorHeader, metadata_of, read_header, unusable
+from slackwater.tensors.sums import joined
 
 # What transformers and peft look for in a file that they load.
 FOR_TRANSFORMERS = {"format": "pt"}
@@ -34,8 +35,7 @@ _KINDS = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_STAGING = 16 << 20
-Item = TypeVar("Item")
+_PIECE = 16 << 20
 
 
 def write_tensors(
@@ -71,7 +71,7 @@ def read_tensors(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], Te
         tensors = load_file(path, device="cpu")
     except (SafetensorError, OSError, ValueError) as error:
         raise unusable(path, str(error)) from error
-    for name, found in zip(tensors, _in_lanes(checksum, tensors.values()), strict=True):
+    for name, found in _summed(tensors, lambda name, start, piece: checksum(piece)).items():
         if found != header.crc32[name]:
             raise unusable(path, f"the bytes of {name} are not as written")
     return {name: tensor.to(device) for name, tensor in tensors.items()}, header
@@ -98,28 +98,25 @@ def _write(
     try:
         os.ftruncate(descriptor, 8 + room + stop)
 
-        def put(name: str) -> int:
-            return _put(descriptor, 8 + room + starts[name], tensors[name].detach())
+        def put(name: str, start: int, piece: Tensor) -> int:
+            return _put(descriptor, 8 + room + starts[name] + start, piece)
 
-        sums = dict(zip(order, _in_lanes(put, order), strict=True))
+        sums = _summed(tensors, put)
         _pwrite(descriptor, struct.pack("<Q", room) + header(sums).ljust(room), 0)
     finally:
         os.close(descriptor)
 
 
-def _put(descriptor: int, place: int, tensor: Tensor) -> int:
-    """Write a tensor's bytes at a place of a file; their CRC-32. From a device they come through a small pinned buffer."""
-    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
-    total = 0
-    staging = None if flat.device.type == "cpu" else torch.empty(_STAGING, dtype=torch.uint8, pin_memory=True)  # fmt: skip
-    for chunk in torch.split(flat, _STAGING):
-        if staging is not None:
-            chunk = staging[: len(chunk)].copy_(chunk)
-        data = chunk.numpy().data
-        total = zlib.crc32(data, total)
-        _pwrite(descriptor, data, place)
-        place += len(data)
-    return total
+def _put(descriptor: int, place: int, piece: Tensor) -> int:
+    """Write bytes at a place of a file; their CRC-32. From a device they come through a pinned buffer."""
+    if piece.device.type != "cpu":
+        staging = torch.empty(
+            _PIECE, dtype=torch.uint8, pin_memory=True
+        )  # from a pool that keeps them
+        piece = staging[: len(piece)].copy_(piece)
+    data = piece.numpy().data
+    _pwrite(descriptor, data, place)
+    return zlib.crc32(data)
 
 
 def _pwrite(descriptor: int, data: bytes | memoryview, place: int) -> None:
@@ -129,21 +126,39 @@ def _pwrite(descriptor: int, data: bytes | memoryview, place: int) -> None:
         view, place = view[written:], place + written
 
 
-def _in_lanes(work: Callable[[Item], int], items: Iterable[Item]) -> list[int]:
-    """One result per item, in order. Beside a GPU in several threads: summing and copying leave Python's lock alone."""
+def _summed(
+    tensors: Mapping[str, Tensor], work: Callable[[str, int, Tensor], int]
+) -> dict[str, int]:
+    """Do `work(name, where it begins, bytes)` on pieces of every tensor; the CRC-32 of each, from those that `work` gives.
+
+    Beside a GPU the pieces go in several threads: summing and copying leave Python's lock alone.
+    """
+    pieces = [
+        (name, number * _PIECE, piece)
+        for name, tensor in tensors.items()
+        for number, piece in enumerate(torch.split(_bytes_of(tensor), _PIECE))
+    ]
     lanes = torch.get_num_threads()
     if torch.cuda.is_available():
         lanes = max(lanes, min(8, os.cpu_count() or 1))
     if lanes == 1:
-        return [work(item) for item in items]
-    with ThreadPoolExecutor(lanes, "checksums") as pool:
-        return list(pool.map(work, items))
+        found = [work(*piece) for piece in pieces]
+    else:
+        with ThreadPoolExecutor(lanes, "checksums") as pool:
+            found = list(pool.map(lambda piece: work(*piece), pieces))
+    sums = dict.fromkeys(tensors, 0)
+    for (name, start, piece), crc32 in zip(pieces, found, strict=True):
+        sums[name] = joined(sums[name], crc32, len(piece)) if start else crc32
+    return sums
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def checksum(tensor: Tensor) -> int:
     """CRC-32 of the bytes of a tensor that is on the host."""
-    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
-    return zlib.crc32(flat.numpy().data)
+    return zlib.crc32(_bytes_of(tensor).numpy().data)
 
 
 def flush(path: Path) -> None:

@@ -1,6 +1,7 @@
 """The weight port over a folder."""
 
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
+from slackwater.tensors import checked_file
 from slackwater.tensors.checked_file import read_tensors, write_tensors
+from slackwater.tensors.sums import joined
 from slackwater.weights.directory import DirectoryWeightStore
 
 TENSORS = {
@@ -120,3 +123,26 @@ def test_files_have_the_same_bytes_every_time_and_open_in_safetensors(tmp_path: 
             assert torch.equal(file.get_tensor(name), tensor)
     found, header = read_tensors(tmp_path / "one")
     assert header.meta == {"step": 1} and found.keys() == tensors.keys()
+
+
+@given(st.binary(max_size=300), st.binary(max_size=300))
+def test_the_sums_of_two_halves_join_to_the_sum_of_the_whole(first: bytes, second: bytes) -> None:
+    assert joined(crc32(first), crc32(second), len(second)) == crc32(first + second)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_long_tensors_go_in_pieces_and_one_changed_byte_is_seen(
+    tmp_path: Path, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checked_file, "_PIECE", 64)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    tensors = {"long": torch.randn(1001), "short": torch.ones(3), "none": torch.empty(0)}
+    write_tensors(tmp_path / "file", tensors, {})
+    found, header = read_tensors(tmp_path / "file")
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    assert header.crc32 == {name: checked_file.checksum(t) for name, t in tensors.items()}
+    damaged = bytearray((tmp_path / "file").read_bytes())
+    damaged[-500] ^= 1
+    (tmp_path / "file").write_bytes(damaged)
+    with pytest.raises(ConfigError, match="the bytes of long are not as written"):
+        read_tensors(tmp_path / "file")
