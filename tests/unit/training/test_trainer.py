@@ -200,7 +200,7 @@ def test_bad_data_is_refused_by_name_before_any_state_changes(
 @pytest.mark.parametrize(
     ("loss_fn", "config", "message"),
     [
-        ("gspo", {}, "loss_fn: 'gspo' is not implemented"),
+        ("nonesuch", {}, "loss_fn: 'nonesuch' is not implemented"),
         ("ppo", {"clip_low": 0.1}, "loss_fn_config.clip_low: 0.1 is not of ppo"),
         ("ppo", {"clip_low_threshold": 2.0}, "clip_low_threshold: 2.0 must be"),
         ("ppo", {"clip_high_threshold": float("nan")}, "must be a finite number"),
