@@ -345,7 +345,7 @@ def test_the_planner_runs_with_no_more_than_its_own_requirements(tmp_path: Path)
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
@@ -383,7 +383,7 @@ def test_an_interrupted_run_leaves_nothing_under_the_final_names(
         assert time.monotonic() < deadline, "the run never began to record"
         time.sleep(0.05)
     running.send_signal(kind)
-    out, error = running.communicate(timeout=60)
+    out, error = running.communicate(timeout=240)
     assert running.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[kind]
     assert out == ""
     assert "Traceback" not in error
