@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 # One line per bench: its name, and its module under slackwater.bench (a subject, then a noun).
 BENCHES: dict[str, str] = {
     "fleet": "fleet.nodes",
+    "jobs": "fleet.jobs",
+    "fleet_faults": "fleet.faults",
     "routing": "rollout.routing",
     "elastic": "rollout.elastic",
     "spot": "rollout.spot",

@@ -10,6 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from slackwater.control.record import Divergence
+    from slackwater.sim.cluster.scenario import ClusterScenario
 
 app = typer.Typer(
     add_completion=False,
@@ -48,6 +49,9 @@ def run(
     record: Annotated[
         Path | None, typer.Option(metavar="FILE", help="write every event and command, to replay")
     ] = None,
+    joint: Annotated[
+        bool, typer.Option("--joint", help="turn by turn: engines, versions and permits together")
+    ] = False,
 ) -> None:
     """Run one scenario under its policy."""
     from slackwater.cli import scenario_source as source
@@ -63,6 +67,9 @@ def run(
     check_place(trace, "--trace")
     if dry_run:
         print(source.resolved_text(written, as_json))
+        return
+    if joint:
+        _run_jointly(scenario, as_json)
         return
     from slackwater.sim.cluster.simulate import simulate
 
@@ -209,6 +216,21 @@ def results(
         muxes = mux_results(progress)
     write_atomically(out, results_page(benches, muxes).encode(), "FILE")
     print(f"wrote {out}")
+
+
+def _run_jointly(scenario: "ClusterScenario", as_json: bool) -> None:
+    import dataclasses
+
+    from slackwater.cli.progress import progress_bar
+    from slackwater.sim.joint.simulate import simulate_jointly
+
+    with progress_bar(scenario.name) as progress:
+        report = dataclasses.asdict(simulate_jointly(scenario, progress=progress))
+    if as_json:
+        print(json.dumps(report))
+        return
+    for name, value in report.items():
+        print(f"{name:>16}  {value:,.1f}" if isinstance(value, float) else f"{name:>16}  {value}")
 
 
 def _replayed(record: Path) -> "tuple[int, Divergence | None]":

@@ -1,4 +1,4 @@
-"""`slackwater storm`: random faults over the rollout manager, from a seed that can be run again."""
+"""`slackwater storm`: random faults over the controllers, from a seed that can be run again."""
 
 from typing import Annotated
 
@@ -11,6 +11,9 @@ app = typer.Typer(add_completion=False)
 def storm(
     seed: Annotated[int, typer.Option(help="the storm's seed")] = 0,
     hours: Annotated[float, typer.Option(help="simulated hours", min=0.01)] = 5.0,
+    joint: Annotated[
+        bool, typer.Option("--joint", help="phases, turns and versions of a whole fleet")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
     """Run one storm; exit 1 with the broken invariant if there is one."""
@@ -18,10 +21,11 @@ def storm(
     import json
 
     from slackwater.model.errors import RefusedError
+    from slackwater.sim.joint.weather import joint_weather
     from slackwater.sim.rollout.storm import weather
 
     try:
-        report = dataclasses.asdict(weather(seed, hours))
+        report = dataclasses.asdict((joint_weather if joint else weather)(seed, hours))
     except AssertionError as error:
         raise RefusedError(f"seed {seed}: an invariant did not hold: {error}") from error
     if as_json:

@@ -47,11 +47,15 @@ class Brain:
     """See the module. The parts may be looked at, never told anything but through here."""
 
     def __init__(
-        self, settings: RolloutSettings | None = None, *, profiles_jobs: bool = False
+        self,
+        settings: RolloutSettings | None = None,
+        *,
+        profiles_jobs: bool = False,
+        shared_devices: bool = True,
     ) -> None:
         self.rollout = RolloutManager(settings)
         self.weights = WeightDirector()
-        self.steps = StepBook()
+        self.steps = StepBook(shared=shared_devices)
         self.jobs = JobBook(profiles=profiles_jobs)
 
     def handle(self, event: BrainEvent) -> Sequence[BrainCommand]:

@@ -3,7 +3,8 @@
 Local engines and trainers share devices, so only one kind works at a time. A base model's step begins with the first turn
 that comes while no trainer works, and ends with an optim_step. How long local engines roll out is the rollout manager's decision
 (`SeedingChanged`); here is who holds the devices, and who waits for them. Without local engines nothing is shared, every
-request for devices is granted at once, and no step is told of.
+request for devices is granted at once, and no step is told of. All base models share one set of devices, as in a service with
+a few trainers, unless each has devices of its own (`shared` off), as where every job is placed on nodes of its own.
 """
 
 from collections.abc import Sequence
@@ -43,12 +44,13 @@ class Step:
 class StepBook:
     """See the module. `check_integrity()` holds after every event."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shared: bool = True) -> None:
+        self._shared = shared
         self._engines: dict[InstanceId, InstanceSpec] = {}
         self._at_work: set[InstanceId] = set()
         self._steps: dict[str, Step] = {}
         self._busy: dict[WorkerId, str | None] = {}
-        self._wanting: set[WorkerId] = set()
+        self._wanting: dict[WorkerId, str | None] = {}
         self._asking: dict[WorkerId, str | None] = {}
 
     def handle(self, event: on.StepEvent) -> Sequence[do.StepCommand]:
@@ -65,9 +67,9 @@ class StepBook:
                 step.expected_turns, step.announced = max(turns, 1), True
             case on.LiveTurnsChanged():
                 self._turns_changed(event, out)
-            case on.DevicesWanted(_, trainer):
-                self._wanting.add(trainer)
-                self._end_waits(now_s)
+            case on.DevicesWanted(_, trainer, base_model):
+                self._wanting[trainer] = base_model
+                self._end_waits(base_model, now_s)
             case on.DevicesUnwanted(_, trainer):
                 self._forget(trainer)
                 self._look_at_all(now_s, out)
@@ -104,6 +106,20 @@ class StepBook:
         """Trainers that hold the devices, and for which base model."""
         return dict(self._busy)
 
+    def _one_place(self, one: str | None, other: str | None) -> bool:
+        """Whether two base models share devices; a trainer that names none could be anywhere."""
+        return self._shared or one is None or other is None or one == other
+
+    def _holds_or_wants(self, base_model: str) -> bool:
+        claims = (*self._busy.values(), *self._wanting.values())
+        return any(self._one_place(base_model, other) for other in claims)
+
+    def _busy_at(self, base_model: str) -> bool:
+        return any(self._one_place(base_model, other) for other in self._busy.values())
+
+    def _seeding_at(self, base_model: str | None) -> list[str]:
+        return [name for name in self._seeding() if self._one_place(base_model, name)]
+
     # ---- local engines ----
     def _engine_up(self, spec: InstanceSpec, now_s: float, out: Out) -> None:
         self._engines[spec.instance] = spec
@@ -122,7 +138,7 @@ class StepBook:
         out.append(do.StartEngine(spec, again))
 
     def _seed(self, base_model: str, step: Step, now_s: float, out: Out, *, again: bool) -> None:
-        assert not self._busy, f"{self._busy} hold the devices that local engines get"
+        assert not self._busy_at(base_model), f"{self._busy} hold what local engines get"
         step.seeding = True
         self._end_wait(step, now_s)
         for name, spec in self._engines.items():
@@ -137,9 +153,7 @@ class StepBook:
         step.seeding = False
         # Those that are still being started have not joined the manager: they need not be let go.
         self._at_work -= {n for n in self._at_work if self._engines[n].base_model == base_model}
-        if not self._seeding():
-            assert not self._at_work, f"{self._at_work} work on devices that the trainers get"
-            self._grant_all(now_s, out)
+        self._grant_all(now_s, out)
         # Only after the trainers have heard of it do they wait: they may have work.
         out.append(do.SetStepTimer(base_model, now_s))
 
@@ -160,31 +174,30 @@ class StepBook:
 
     # ---- trainers ----
     def _forget(self, trainer: WorkerId) -> None:
-        self._wanting.discard(trainer)
+        self._wanting.pop(trainer, None)
         self._asking.pop(trainer, None)
 
     def _asked(self, trainer: WorkerId, base_model: str | None, now_s: float, out: Out) -> None:
-        self._wanting.add(trainer)
-        self._asking[trainer] = base_model
-        seeding = self._seeding()
-        if not seeding:
-            self._grant_all(now_s, out)
-        for name in seeding:
-            out.append(TrainerWanted(now_s, name))
+        self._wanting[trainer] = self._asking[trainer] = base_model
+        self._grant_all(now_s, out)
+        if trainer in self._asking:
+            out.extend(TrainerWanted(now_s, name) for name in self._seeding_at(base_model))
 
     def _grant_all(self, now_s: float, out: Out) -> None:
-        """No local engine works: whoever has asked gets the devices; trainers have devices of their own among each other."""
-        for trainer, base_model in self._asking.items():
-            self._wanting.discard(trainer)
+        """Whoever has asked for devices on which no local engine works gets them; trainers do not share among each other."""
+        for trainer, base_model in list(self._asking.items()):
+            if self._seeding_at(base_model):
+                continue
+            del self._asking[trainer]
+            del self._wanting[trainer]
             self._busy[trainer] = base_model
+            self._end_waits(base_model, now_s)
             out.append(do.GrantDevices(trainer))
-        if self._asking:
-            self._asking.clear()
-            self._end_waits(now_s)
 
-    def _end_waits(self, now_s: float) -> None:
-        for step in self._steps.values():
-            self._end_wait(step, now_s)
+    def _end_waits(self, base_model: str | None, now_s: float) -> None:
+        for name, step in self._steps.items():
+            if self._one_place(base_model, name):
+                self._end_wait(step, now_s)
 
     def _returned(self, event: on.DevicesReturned, out: Out) -> None:
         base_model = self._busy.pop(event.trainer, None)
@@ -207,7 +220,7 @@ class StepBook:
     def _look(self, base_model: str, now_s: float, out: Out) -> None:
         """Turns are live and trainers idle: a step begins, or the trainer waits in the one that runs."""
         step = self._step(base_model)
-        if not step.live_turns or step.seeding or self._busy or self._wanting:
+        if not step.live_turns or step.seeding or self._holds_or_wants(base_model):
             return
         if not any(spec.base_model == base_model for spec in self._engines.values()):
             return
@@ -224,8 +237,7 @@ class StepBook:
     def _trainer_waits(self, base_model: str, now_s: float, out: Out) -> None:
         """Say that the trainer waits, now and as long as it does."""
         step = self._step(base_model)
-        idle = step.running and not step.seeding and not self._busy and not self._wanting
-        if not idle or not step.live_turns:
+        if not step.running or step.seeding or not step.live_turns:
             return
         if step.waits_since_s is None:
             step.waits_since_s = now_s
@@ -260,11 +272,11 @@ class StepBook:
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
         assert self._at_work <= self._engines.keys(), "an engine that is gone is at work"
-        assert not (self._at_work and self._busy), f"{self._at_work} and {self._busy} share devices"
-        assert self._asking.keys() <= self._wanting, "asks without wanting"
-        seeding = self._seeding()
-        assert not (seeding and self._busy), f"{seeding} seed on devices that {self._busy} hold"
-        assert seeding or not self._asking, f"{self._asking} wait for devices that nobody holds"
+        assert self._asking.keys() <= self._wanting.keys(), "asks without wanting"
+        for base_model in self._seeding():
+            assert not self._busy_at(base_model), f"{base_model} seeds where {self._busy} train"
+        for trainer, of in self._asking.items():
+            assert self._seeding_at(of), f"{trainer} waits for devices that nobody holds"
         for name in self._at_work:
             assert self._step(self._engines[name].base_model).seeding, f"{name} works unasked"
         for base_model, step in self._steps.items():

@@ -51,10 +51,14 @@ class LiveTurnsChanged:
 
 @dataclass(frozen=True, slots=True)
 class DevicesWanted:
-    """The trainer has work: `DevicesAsked` or `DevicesUnwanted` follows. Until then no local engine starts."""
+    """The trainer has work: `DevicesAsked` or `DevicesUnwanted` follows. Until then no local engine starts.
+
+    `base_model` says whose devices; it may be left out where all base models share the same.
+    """
 
     now_s: float
     trainer: WorkerId
+    base_model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""One simulated fleet under all controllers: phases, turns and versions in one event queue."""

@@ -1,0 +1,162 @@
+"""A fleet in virtual time under the co-scheduler and the brain: phases, turns and versions in one event queue.
+
+A job's rollout permit lets its engines join on the nodes it covers; its turns are then the rollout manager's, and its versions the
+weight director's. Its train permit lets its trainer ask the step book for the devices. Long-tail migration drains some of the engines, and
+the next job's come to the freed nodes while the rest of the turns go on. After every event the invariants of all controllers are checked, and
+those between them: no engine works, and no trainer trains, on a node that no permit gives its job.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from slackwater.control.brain import Brain, BrainEvent
+from slackwater.control.coschedule import events as of_phase
+from slackwater.control.coschedule.commands import Command
+from slackwater.control.coschedule.scheduler import CoScheduler
+from slackwater.control.jobs.events import JobSubmitted
+from slackwater.control.rollout.settings import RolloutSettings
+from slackwater.model.ids import InstanceId, JobId, NodeId, TenantId, TurnId
+from slackwater.model.job import JobSpec
+from slackwater.model.placement import Phase
+from slackwater.sim.core.queue import EventQueue
+from slackwater.sim.joint.brain_body import BrainBody
+from slackwater.sim.joint.job_run import JobRun, TurnPlan
+from slackwater.sim.joint.phase_body import PhaseBody
+from slackwater.sim.rollout.storm_instance import StormInstance
+
+TENANT = TenantId("fleet")
+# Turns wait for permits of other jobs too, so their own deadlines are far away.
+SETTINGS = RolloutSettings(
+    lease_s=120.0, stall_s=1e6, turn_timeout_s=1e7, watch_every_s=30.0, barren_losses=1000
+)
+
+
+class JointFleet:
+    """Holds the queue and both controllers; `BrainBody` and `PhaseBody` carry out what they say."""
+
+    def __init__(
+        self,
+        scheduler: CoScheduler,
+        specs: Sequence[JobSpec],
+        *,
+        seed: int = 0,
+        plan: TurnPlan | None = None,
+        check: bool = True,
+    ) -> None:
+        self.seed = seed
+        self.rng = np.random.default_rng(seed)
+        self.queue: EventQueue[Callable[[], None]] = EventQueue()
+        self.brain = Brain(SETTINGS, shared_devices=False)
+        self.scheduler = scheduler
+        self.plan = plan or TurnPlan()
+        self.runs = {spec.job: JobRun(spec, number) for number, spec in enumerate(specs)}
+        self.instances: dict[InstanceId, StormInstance] = {}
+        self.node_of: dict[InstanceId, NodeId] = {}
+        self.permits: dict[int, tuple[JobId, Phase, tuple[NodeId, ...]]] = {}
+        self.silent_until_s: dict[NodeId, float] = {}
+        self.rented: set[NodeId] = set()
+        self.events = 0
+        self.unsettled = len(self.runs)
+        self._check = check
+        self._inbox: list[tuple[bool, BrainEvent | of_phase.Event]] = []
+        self._handling = False
+        self.turns = BrainBody(self)
+        self.phases = PhaseBody(self)
+        for spec in specs:
+            self.queue.push(spec.arrival_s, partial(self.arrives, self.runs[spec.job]))
+
+    @property
+    def now_s(self) -> float:
+        return self.queue.now_s
+
+    def after(self, seconds: float, happen: Callable[[], None]) -> None:
+        self.queue.push(self.now_s + max(seconds, 0.0), happen)
+
+    def run(self, until_s: float = float("inf"), stop: Callable[[], bool] = lambda: False) -> None:
+        """Until every job has settled, `stop()`, or the time is over."""
+        while self.unsettled and self.now_s < until_s and not stop():
+            assert len(self.queue), f"jobs wait for ever: {self.stuck()}"
+            self.queue.pop()()
+
+    def stuck(self) -> list[str]:
+        """Jobs that are not over, in words."""
+        return [
+            f"{run.job} ({run.phase}, {len(run.open_turns)} turns)"
+            for run in self.runs.values()
+            if not run.over
+        ][:5]
+
+    def arrives(self, run: JobRun) -> None:
+        """A job's owner submits it."""
+        self.tell(JobSubmitted(self.now_s, run.job, TENANT, run.spec.profile))
+
+    def tell(self, event: BrainEvent) -> None:
+        """For the brain."""
+        self._inbox.append((True, event))
+        self._handle()
+
+    def tell_all(self, events: Sequence[BrainEvent]) -> None:
+        """For the brain, as one thing that happened."""
+        self._inbox += [(True, event) for event in events]
+        self._handle()
+
+    def tell_phase(self, event: of_phase.Event) -> None:
+        """For the co-scheduler."""
+        self._inbox.append((False, event))
+        self._handle()
+
+    def _handle(self) -> None:
+        """One after the other, whatever follows from each; the invariants in between."""
+        if self._handling:
+            return
+        self._handling = True
+        while self._inbox:
+            self._take(*self._inbox.pop(0))
+        self._handling = False
+
+    def _take(self, of_brain: bool, event: BrainEvent | of_phase.Event) -> None:
+        self.events += 1
+        try:
+            if of_brain:
+                for command in self.brain.handle(event):  # type: ignore[arg-type]
+                    self.turns.obey(command)
+            else:
+                commands: Sequence[Command] = self.scheduler.handle(event)  # type: ignore[arg-type]
+                for phase_command in commands:
+                    self.phases.obey(phase_command)
+            if self._check:
+                self.brain.check_integrity()
+                self.scheduler.check_integrity()
+                if not self._inbox:  # all that follows from one thing has happened
+                    self.check_integrity()
+        except Exception as error:  # a controller that raises has broken its word too
+            at = f"event {self.events}, {type(event).__name__}, {self.now_s:.1f} s"
+            raise AssertionError(f"{error or type(error).__name__} ({at})") from error
+
+    def silent(self, node: NodeId) -> float:
+        """For how much longer nothing is heard of a node."""
+        return max(self.silent_until_s.get(node, 0.0) - self.now_s, 0.0)
+
+    def tokens_of(self, turn: TurnId) -> int:
+        return self.turns.hidden[turn]
+
+    def check_integrity(self) -> None:
+        """The invariants between the controllers; each one's own are checked after every event."""
+        allowed = {
+            (job, node) for job, phase, nodes in self.permits.values() for node in nodes
+            if phase is Phase.ROLLOUT
+        }  # fmt: skip
+        for record in self.brain.rollout.books.instances:
+            job, node = record.spec.job, self.node_of[record.spec.instance]
+            assert job is not None
+            if record.attempts:
+                assert (job, node) in allowed, f"{job} runs turns on {node} without a permit"
+        for trainer, job_name in self.brain.steps.holders().items():
+            run = self.runs[JobId(str(job_name))]
+            held = run.permit is not None and self.permits[run.permit][1] is Phase.TRAIN
+            assert held, f"{trainer} trains without a permit"
+        for run in self.runs.values():
+            live = {t for t in run.open_turns if t in self.brain.rollout.books.turns}
+            assert live == run.open_turns, f"{run.job}: turns were lost"

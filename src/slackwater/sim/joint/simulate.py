@@ -1,0 +1,70 @@
+"""One scenario of the planner, turn by turn: `simulate_jointly(scenario)`.
+
+The jobs, the fleet and the policy are the scenario's. What the planner takes as a phase's length comes here from turns on engines: as many
+frames fit into a worst-case rollout as a turn may have tokens, so a rollout is over when its longest response is.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from slackwater.model.job_life import JobStage
+from slackwater.sim.cluster.scenario import ClusterScenario
+from slackwater.sim.cluster.simulate import new_controller, scenario_jobs
+from slackwater.sim.joint.fleet import JointFleet
+from slackwater.sim.joint.job_run import TurnPlan
+
+
+@dataclass(frozen=True, slots=True)
+class JointRunReport:
+    """What a joint run came to. `engine_s` and `trainer_s` are the jobs' accounts, summed up."""
+
+    scenario: str
+    policy: str
+    seed: int
+    events: int
+    end_s: float
+    jobs: int
+    finished_jobs: int
+    refused_jobs: int
+    iterations: int
+    turns: int
+    moved_turns: int
+    tail_migrations: int
+    pulls: int
+    repeated_pulls: int
+    engine_s: float
+    trainer_s: float
+    turns_waited_s: float
+
+
+def simulate_jointly(
+    scenario: ClusterScenario,
+    *,
+    plan: TurnPlan | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> JointRunReport:
+    """Run a scenario to its end under the co-scheduler and the brain together."""
+    specs = scenario_jobs(scenario)
+    fleet = JointFleet(new_controller(scenario), specs, seed=scenario.seed, plan=plan, check=False)
+    while fleet.unsettled:
+        goal = fleet.events + 2000
+        fleet.run(stop=lambda limit=goal: fleet.events >= limit)  # type: ignore[misc]
+        if progress is not None:
+            progress(1 - fleet.unsettled / len(specs))
+    fleet.brain.check_integrity()
+    fleet.check_integrity()
+    entries = fleet.brain.jobs.entries()
+    accounts = [entry.account for entry in entries]
+    return JointRunReport(
+        *(scenario.name, scenario.policy.name, scenario.seed, fleet.events, fleet.now_s),
+        len(specs),
+        sum(entry.stage is JobStage.FINISHED for entry in entries),
+        sum(entry.stage is JobStage.REFUSED for entry in entries),
+        *(fleet.phases.iterations, fleet.turns.completed),
+        fleet.brain.rollout.books.counters.moved,
+        *(fleet.phases.tail_migrations, fleet.turns.pulls),
+        int(fleet.brain.weights.gauges()["repeated_pulls"]),
+        sum(account.engine_s for account in accounts),
+        sum(account.trainer_s for account in accounts),
+        sum(account.turns_waited_s for account in accounts),
+    )
