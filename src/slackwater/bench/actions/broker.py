@@ -35,6 +35,7 @@ def run(options: BenchOptions) -> dict[str, float]:
     figures |= _fixed_degrees(options)
     figures |= _services(options)
     figures |= _search(options)
+    figures |= _loaded(options)
     options.progress("done", 1.0)
     return figures
 
@@ -124,6 +125,26 @@ def _fixed_degrees(options: BenchOptions) -> dict[str, float]:
             figures[key] = fixed.mean_trajectory_s / ours.mean_trajectory_s
             rewards = fixed.mean_s(REWARD) / ours.mean_s(REWARD)
             figures[f"fixed_{degree}_over_ours_{size}_rewards"] = rewards
+    return figures
+
+
+def _loaded(options: BenchOptions) -> dict[str, float]:
+    """Suites twice as long that scale less well (90 % of their work), batch 1,280: the cores are nearly all busy."""
+    options.progress("loaded", 0.97)
+    workload = replace(CodingWorkload(), parallel_share=0.9, reward_mean_s=120.0)
+    cluster = CpuCluster(cores=32) if options.quick else CpuCluster()
+    batch = workload.draw(160 if options.quick else 1280, options.seed)
+    ours = CpuRun(cluster, workload, BrokerSettings()).run(batch)
+    peers = {
+        "algorithm_1": ElasticScheduling(),
+        "fixed_4": FixedDegree(4),
+        "fixed_16": FixedDegree(16),
+    }
+    figures: dict[str, float] = {}
+    for name, policy in peers.items():
+        times = CpuRun(cluster, workload, BrokerSettings(policy)).run(batch)
+        ratio = times.mean_trajectory_s / ours.mean_trajectory_s
+        figures[f"{name}_over_ours_1280_loaded"] = ratio
     return figures
 
 
