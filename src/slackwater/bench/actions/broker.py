@@ -8,7 +8,7 @@ import numpy as np
 from slackwater.bench.options import BenchOptions
 from slackwater.control.actions.settings import BrokerSettings
 from slackwater.policy.actions.elastic import ElasticScheduling
-from slackwater.policy.actions.scheduling import FixedDegree
+from slackwater.policy.actions.scheduling import FixedDegree, Scheduling
 from slackwater.sim.actions.cpu_run import CpuCluster, CpuRun
 from slackwater.sim.actions.gpu_run import (
     BrokerRun,
@@ -135,7 +135,7 @@ def _loaded(options: BenchOptions) -> dict[str, float]:
     cluster = CpuCluster(cores=32) if options.quick else CpuCluster()
     batch = workload.draw(160 if options.quick else 1280, options.seed)
     ours = CpuRun(cluster, workload, BrokerSettings()).run(batch)
-    peers = {
+    peers: dict[str, Scheduling] = {
         "algorithm_1": ElasticScheduling(),
         "fixed_4": FixedDegree(4),
         "fixed_16": FixedDegree(16),
