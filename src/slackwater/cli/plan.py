@@ -44,7 +44,7 @@ def plan(
     from slackwater.model.config import plain
     from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
     from slackwater.sim.inputs.job_entry import read_jobs
-    from slackwater.sim.inputs.scenario_file import check_fits, read_fleet
+    from slackwater.sim.inputs.scenario_file import read_fleet
     from slackwater.sim.planning.figures import plan_figures
     from slackwater.sim.planning.sharing_plan import plan_sharing
 
@@ -54,8 +54,6 @@ def plan(
     fmt = plot_format(plot)
     check_place(trace, "--trace")
     pools = fleet_of_pools(entry.pools())
-    for spec in specs:
-        check_fits(spec, pools, jobs.name)
     if dry_run:
         _print_input({"fleet": plain(entry), "jobs": plain(specs)}, as_json)
         return

@@ -195,10 +195,6 @@ def test_a_bad_command_line_ends_with_one_line(
         ("job,rollout_s,train_s,slo,size\na,1,2,1,7\n", ["line 2", "size", "unknown column"]),
         ("job,rollout_s,train_s,slo\na,1,2,1\na,1,2,1\n", ["job", "'a'", "twice"]),
         ("job,rollout_s,train_s,slo\n", ["--jobs", "at least one job"]),
-        (
-            "job,rollout_s,train_s,slo,rollout_nodes\na,1,2,1,99\n",
-            ["'a' fits nowhere", "99 rollout nodes", "max_nodes"],
-        ),
     ],
 )
 def test_bad_rows_of_jobs_are_named_by_line(
@@ -208,6 +204,33 @@ def test_bad_rows_of_jobs_are_named_by_line(
     message = refused(call("plan", "--fleet", "fleet.toml", "--jobs", "jobs.csv"))
     for word in words:
         assert word in message
+
+
+def test_a_job_that_fits_nowhere_is_turned_away_alone(call: Call, tmp_path: Path) -> None:
+    head = "job,rollout_s,train_s,slo,rollout_nodes\n"
+    (tmp_path / "jobs.csv").write_text(f"{head}a,100,50,1.5,1\nb,100,50,1.5,99\n")
+    planned = call("plan", "--fleet", "fleet.toml", "--jobs", "jobs.csv", "--json")
+    assert planned.status == 0, planned.error
+    found = json.loads(planned.out)
+    assert found["placed"] == 1
+    (away,) = found["refusals"]
+    assert (away["job"], away["for_good"]) == ("b", True)
+    assert "99 rollout nodes" in away["reason"]
+    (tmp_path / "jobs.csv").write_text(f"{head}b,100,50,1.5,99\n")
+    alone = call("plan", "--fleet", "fleet.toml", "--jobs", "jobs.csv")
+    assert alone.status == 1
+    assert "b: fits nowhere" in alone.error
+
+
+def test_a_job_of_a_billion_seconds_beside_one_of_a_second_is_planned(
+    call: Call, tmp_path: Path
+) -> None:
+    """It would take 24 billion iterations to see both in step; the work is bounded instead."""
+    rows = "job,rollout_s,train_s,slo\nlong,6e8,4e8,2\nshort,0.6,0.4,2\n"
+    (tmp_path / "jobs.csv").write_text(rows)
+    planned = call("plan", "--fleet", "fleet.toml", "--jobs", "jobs.csv", "--json")
+    assert planned.status == 0, planned.error
+    assert json.loads(planned.out)["placed"] == 2
 
 
 def test_a_dry_run_prints_all_settings_as_a_file_that_gives_the_same_run(

@@ -3,6 +3,9 @@
 Placement is online, so the order in which jobs come matters; a planner may choose it. A few orders are given to fresh
 co-schedulers; of those that turn away fewest, each is run in virtual time at worst-case lengths, and the one that does most work for a
 dollar is kept. Plans are for the long run: jobs count as having many iterations before them.
+
+The work is bounded: with many jobs fewer orders are tried, and no more iterations are run than show how jobs share.
+A job that fits nowhere is turned away alone.
 """
 
 import dataclasses
@@ -30,6 +33,8 @@ from slackwater.sim.cluster.simulate import new_controller, simulate
 Progress = Callable[[float], None]
 
 _CYCLES = 24
+_MOST_ITERATIONS = 40_000  # of all jobs together, in one run of a plan
+_MANY_JOBS = 150  # from here on two orders are tried, and one from twice as many on
 # Jobs come this far apart, so that a run of the plan takes them in the plan's order.
 _APART_S = 1e-6
 
@@ -108,7 +113,8 @@ class MeasuredPlan:
 
 def plan_sharing(scenario: ClusterScenario, progress: Progress | None = None) -> MeasuredPlan:
     """The best plan for the scenario's jobs, as if all came at once."""
-    plans = candidate_plans(scenario)
+    progress = progress or (lambda share: None)
+    plans = candidate_plans(scenario, lambda share: progress(share / 2))
     if not plans[0].placed:
         reasons = "; ".join(f"{away.job}: {away.reason}" for away in plans[0].turned_away)
         raise RefusedError(f"no job can be placed: {reasons}")
@@ -116,14 +122,19 @@ def plan_sharing(scenario: ClusterScenario, progress: Progress | None = None) ->
     for number, plan in enumerate(plans):
         report = simulate(dataclasses.replace(scenario, jobs=plan.placed), spans=True)
         measured.append(MeasuredPlan(plan, report))
-        if progress is not None:
-            progress((number + 1) / len(plans))
+        progress(0.5 + (number + 1) / len(plans) / 2)
     return max(measured, key=lambda one: one.work_per_dollar())
 
 
-def candidate_plans(scenario: ClusterScenario) -> list[SharingPlan]:
+def candidate_plans(
+    scenario: ClusterScenario, progress: Progress = lambda share: None
+) -> list[SharingPlan]:
     """Plans that differ and turn away as few as any, the cheapest first."""
-    plans = [_plan(scenario, name) for name in _ORDERS]
+    orders = _orders(len(scenario.jobs))
+    plans: list[SharingPlan] = []
+    for name in orders:
+        done = len(plans)
+        plans.append(_plan(scenario, name, _part(progress, done, len(orders))))
     fewest = min(len(plan.turned_away) for plan in plans)
     kept: dict[tuple[frozenset[frozenset[JobId]], float], SharingPlan] = {}
     for plan in sorted(plans, key=lambda plan: plan.price_per_h):
@@ -135,14 +146,36 @@ def candidate_plans(scenario: ClusterScenario) -> list[SharingPlan]:
     return list(kept.values())
 
 
-def _plan(scenario: ClusterScenario, order: str) -> SharingPlan:
-    jobs = _as_a_backlog(sorted(scenario.jobs, key=_ORDERS[order]))
+def _part(progress: Progress, done: int, of: int) -> Progress:
+    """Progress within one of several equal parts."""
+    return lambda share: progress((done + share) / of)
+
+
+def _orders(jobs: int) -> list[str]:
+    """Those that are tried: fewer of them for many jobs, the one that wins most often first."""
+    names = sorted(_ORDERS, key=lambda name: name != "longest iteration first")
+    if jobs >= 2 * _MANY_JOBS:
+        return names[:1]
+    return names[:2] if jobs >= _MANY_JOBS else list(_ORDERS)
+
+
+def _plan(scenario: ClusterScenario, order: str, progress: Progress) -> SharingPlan:
     fleet = Fleet(scenario.pool(Role.ROLLOUT), scenario.pool(Role.TRAIN))
+    never = {
+        spec.job: TurnedAway(spec.job, f"fits nowhere: it {why}", for_good=True)
+        for spec in scenario.jobs
+        if (why := fleet.why_never(spec.profile)) is not None
+    }
+    fitting = [spec for spec in scenario.jobs if spec.job not in never]
+    if not fitting:
+        return SharingPlan(order, scenario.jobs, {}, tuple(never.values()), 0.0, 0.0)
+    jobs = _as_a_backlog(sorted(fitting, key=_ORDERS[order]))
     controller = new_controller(scenario)
     starts: dict[JobId, StartJob] = {}
-    away: dict[JobId, TurnedAway] = {}
+    away: dict[JobId, TurnedAway] = dict(never)
     rented: set[NodeId] = set()
-    for spec in jobs:
+    for number, spec in enumerate(jobs):
+        progress(number / len(jobs))
         for command in controller.handle(JobArrived(spec.arrival_s, spec)):
             match command:
                 case StartJob(job=job):
@@ -160,7 +193,7 @@ def _plan(scenario: ClusterScenario, order: str) -> SharingPlan:
     rollout = sum(node.startswith("rollout") for node in rented)
     return SharingPlan(
         order,
-        jobs,
+        (*jobs, *(spec for spec in scenario.jobs if spec.job in never)),
         starts,
         tuple(away.values()),
         fleet.price_per_h(rollout, len(rented) - rollout),
@@ -173,13 +206,17 @@ def _plan(scenario: ClusterScenario, order: str) -> SharingPlan:
 
 
 def _as_a_backlog(jobs: Sequence[JobSpec]) -> tuple[JobSpec, ...]:
-    """All come now, in this order, with iterations enough for some cycles of the longest: they run side by side throughout."""
+    """All come now, in this order, with iterations enough for some cycles of the longest: they run side by side throughout.
+
+    Beside one that takes a billion times as long, a job makes as many iterations as there is room for, and leaves early.
+    """
+    most = max(_CYCLES, _MOST_ITERATIONS // len(jobs))
     longest_s = max(spec.profile.solo_s * spec.slo for spec in jobs)
     return tuple(
         dataclasses.replace(
             spec,
             arrival_s=number * _APART_S,
-            iterations=max(1, round(_CYCLES * longest_s / spec.profile.solo_s)),
+            iterations=min(max(1, round(_CYCLES * longest_s / spec.profile.solo_s)), most),
         )
         for number, spec in enumerate(jobs)
     )
