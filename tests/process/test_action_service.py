@@ -1,14 +1,19 @@
 """Actions over HTTP: their outcomes, their environments, and what becomes of them when parts of the service die."""
 
+import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+
+from slackwater.rl.actions import ActionClient, ActionResult
 
 from .action_service import ActionServiceProcess
 from .conftest import free_port
@@ -109,6 +114,37 @@ def test_output_is_streamed_while_the_action_runs(service: ActionServiceProcess)
     listener.join(30)
     assert heard[1] == {"stream": "stdout", "data": "second\n"}
     assert heard[-1]["outcome"] == "done"
+
+
+def test_the_client_waits_out_a_full_queue(service: ActionServiceProcess) -> None:
+    async def all_of_them() -> list[ActionResult]:
+        async with ActionClient(service.url, service.key, job="crowd") as client:
+            async with client.environment(files={"n": "7"}) as place:
+                kept = await place.run("cat", "n")
+            runs = [client.run("echo", str(number)) for number in range(16)]
+            return [kept, *await asyncio.gather(*runs)]
+
+    kept, *others = asyncio.run(all_of_them())
+    assert kept.stdout == "7"
+    assert [result.stdout for result in others] == [f"{number}\n" for number in range(16)]
+
+
+def test_the_command_line_prints_what_the_action_prints_and_exits_as_it_does(
+    service: ActionServiceProcess,
+) -> None:
+    command = [sys.executable, "-m", "slackwater", "action"]
+    state = ["--state", str(service.state)]
+    script = "echo out; echo err >&2; exit 3"
+    ran = subprocess.run(
+        [*command, "run", *state, "--", "sh", "-c", script],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (ran.returncode, ran.stdout, ran.stderr) == (3, "out\n", "err\n")
+    top = subprocess.run(
+        [*command, "top", "--json", *state],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert json.loads(top.stdout)["ended"][-1]["command"].startswith("sh -c echo out")
 
 
 def test_a_permit_waits_for_its_turn(service: ActionServiceProcess) -> None:

@@ -99,3 +99,38 @@ def test_an_error_of_the_service_reaches_the_caller() -> None:
     rollout = Rollout(Failing(0), GuessNumber(), Bytes(), SamplingSettings(), seed=0)
     with pytest.raises(ConnectionError, match="gone"):
         rollout.groups(PromptOrder(20, 0).uses(0, 2), size=2)
+
+
+class Slow:
+    """GuessNumber, whose replies come later and from another thread."""
+
+    prompts = 2000
+
+    def __init__(self, seed: int) -> None:
+        self._order = random.Random(seed)
+
+    def episode(self, prompt: int) -> Any:
+        inner, delays = GuessNumber().episode(prompt), self._order
+
+        class Later:
+            first_observation = inner.first_observation
+
+            def answer(self, text: str) -> Future[Any]:
+                future: Future[Any] = Future()
+                reply = inner.answer(text)
+                threading.Timer(delays.random() * 0.01, future.set_result, [reply]).start()
+                return future
+
+        return Later()
+
+    def demonstration(self, prompt: int) -> tuple[tuple[str, str], ...]:
+        return GuessNumber().demonstration(prompt)
+
+
+def test_replies_that_come_later_lead_to_the_same_trajectories() -> None:
+    uses = PromptOrder(20, 0).uses(0, 5)
+    at_once = Rollout(ShuffledSampler(0), GuessNumber(), Bytes(), SamplingSettings(), seed=0)
+    later = Rollout(ShuffledSampler(1), Slow(2), Bytes(), SamplingSettings(), seed=0)
+    for one, other in zip(at_once.groups(uses, 4), later.groups(uses, 4), strict=True):
+        assert one.rewards == other.rewards
+        assert [t.tokens for t in one.trajectories] == [t.tokens for t in other.trajectories]

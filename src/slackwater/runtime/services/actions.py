@@ -18,7 +18,7 @@ import msgspec
 from slackwater.control.actions import events as on
 from slackwater.control.actions.broker import ActionBroker
 from slackwater.model.action import Limit, OutcomeKind
-from slackwater.model.errors import NotFoundError, RefusedError
+from slackwater.model.errors import NotFoundError, RefusedError, UnavailableError
 from slackwater.model.ids import ActionId, EnvironmentId, JobId, NodeId, TenantId
 from slackwater.runtime.bodies.actions import ActionsBody, now_s
 from slackwater.runtime.net.background import Background
@@ -77,6 +77,7 @@ class ActionService:
         self._last: deque[tuple[ActionId, log.ActionRequest, log.ActionResult]] = deque(maxlen=200)
         self._ending: list[tuple[ActionId, log.ActionResult]] = []
         self._writing = False
+        self._arriving = 0
         self._closed = False
         self._stopping = asyncio.Event()
         body.belongs_to(self)
@@ -120,17 +121,32 @@ class ActionService:
         """Take an action; the same one again is the same. A full queue: UnavailableError."""
         name = request.spec.action
         if name not in self._live:
-            self._broker.check_room(request.spec.job)
+            self._check_room(request.spec.job)
         environment = request.spec.environment
         if environment is not None:
             self._place(tenant, environment)
-        known = await self._store.call(lambda c: log.add_action(c, tenant, request, time.time()))
+        self._arriving += 1
+        try:
+            add = partial(log.add_action, tenant=tenant, request=request, now_s=time.time())
+            known = await self._store.call(add)
+        finally:
+            self._arriving -= 1
         if known is None:
             self._live[name] = _Live(tenant, request, now_s())
             self._body.feed(on.ActionSubmitted(now_s(), request.spec))
         elif known.tenant != tenant:
             raise _not_yours(name)
         return name
+
+    def _check_room(self, job: JobId) -> None:
+        """Those that are being written to the log will stand in the queue too."""
+        self._broker.check_room(job)
+        books = self._broker.books
+        if books.waiting + self._arriving >= books.settings.max_waiting:
+            raise UnavailableError(
+                f"the queue is full: {books.waiting} actions are waiting and {self._arriving} "
+                "are coming; try again later"
+            )
 
     async def result(
         self, tenant: TenantId, name: ActionId, hold_s: float

@@ -1,1 +1,1 @@
-"""Actions over HTTP: submit, await, cancel, stream; environments; tools for agents."""
+"""Actions over HTTP: submit, await, cancel, stream; environments; limits."""

@@ -1,7 +1,7 @@
 """Request bodies of the action API, and what they mean to the broker."""
 
 import secrets
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
@@ -17,6 +17,7 @@ from slackwater.wire.sandbox import ActionLimits
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_:-][A-Za-z0-9_.:-]{0,99}$")]
 Positive = Annotated[Finite, Field(gt=0, le=7 * 86_400)]
 Cores = Annotated[int, Field(ge=1, le=4096)]
+Units = Annotated[int, Field(ge=1, le=1 << 53)]
 _DEFAULT_WALL_S = 600.0
 _MIB = 1 << 20
 
@@ -45,7 +46,7 @@ class ActionBody(Body):
     cores: Cores | Annotated[list[Cores], Field(min_length=1, max_length=64)] = 1
     parallel_share: Annotated[Finite, Field(ge=0, le=1)] = 1.0
     single_core_s: Positive | None = None
-    uses: dict[Name, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    uses: dict[Name, Units] = Field(default_factory=dict)
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
     deadline_s: Positive | None = None
     limit_s: Positive | None = None
@@ -144,15 +145,6 @@ class DoneBody(Body):
 class LimitBody(Body):
     """A resource that no worker brings: at most so many at once, at most so many in any window, or both."""
 
-    concurrency: Annotated[int, Field(ge=1)] | None = None
-    quota: Annotated[int, Field(ge=1)] | None = None
+    concurrency: Units | None = None
+    quota: Units | None = None
     window_s: Positive = 1.0
-
-
-class ToolCallBody(Body):
-    """An OpenAI tool call: `arguments` is JSON text, as the model wrote it."""
-
-    environment: str
-    name: Literal["run_command", "write_file", "read_file"]
-    arguments: str
-    id: str | None = None
