@@ -4,7 +4,6 @@ One class covers Llama, Qwen2 and Qwen3; they differ only in biases and in the p
 """
 
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -31,46 +30,6 @@ class Pass:
         return out if self.adapters is None else self.adapters.add_to(out, x, name, self.ops)
 
 
-class _FusedLinear(nn.Module):
-    """Several linear layers of one input; after `fuse()` they are slices of one weight."""
-
-    fused_names: tuple[str, ...] = ()
-
-    def __init__(self, prefix: str) -> None:
-        super().__init__()
-        self.fused_weight: Tensor | None = None
-        self.fused_bias: Tensor | None = None
-        self._full_names = tuple(f"{prefix}{name}" for name in self.fused_names)
-        self._edges: list[tuple[int, int]] = []
-
-    def fuse(self) -> None:
-        """Lay the weights side by side: one product instead of several. For inference only."""
-        layers = [getattr(self, name) for name in self.fused_names]
-        with torch.no_grad():
-            self.fused_weight = torch.cat([layer.weight for layer in layers])
-            bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
-            self.fused_bias = bias
-            stops = accumulate(layer.weight.shape[0] for layer in layers)
-            self._edges = list(pairwise([0, *stops]))
-            for layer, (row, stop) in zip(layers, self._edges, strict=True):
-                layer.weight = nn.Parameter(self.fused_weight[row:stop], requires_grad=False)
-                if bias is not None:
-                    layer.bias = nn.Parameter(bias[row:stop], requires_grad=False)
-
-    def apart(self, x: Tensor, run: Pass) -> tuple[Tensor, ...]:
-        """Every layer's output for `x`."""
-        if self.fused_weight is None:
-            layers = (getattr(self, name) for name in self.fused_names)
-            pairs = zip(layers, self._full_names, strict=True)
-            return tuple(run.linear(x, layer, name) for layer, name in pairs)
-        out = run.ops.linear(x, self.fused_weight, self.fused_bias)
-        parts = tuple([out[:, start:stop] for start, stop in self._edges])
-        if run.adapters is None:
-            return parts
-        named = zip(parts, self._full_names, strict=True)
-        return tuple(run.adapters.add_to(part, x, name, run.ops) for part, name in named)
-
-
 class RmsNorm(nn.Module):
     """Only the weight; the arithmetic is `NetOps`'."""
 
@@ -79,14 +38,12 @@ class RmsNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
 
 
-class SelfAttention(_FusedLinear):
+class SelfAttention(nn.Module):
     """Queries, keys and values, the attention passed in, and the way back."""
 
-    fused_names = ("q_proj", "k_proj", "v_proj")
-
     def __init__(self, config: NetConfig, layer: int) -> None:
-        super().__init__(f"model.layers.{layer}.self_attn.")
-        self._layer, self._o_name = layer, f"model.layers.{layer}.self_attn.o_proj"
+        super().__init__()
+        self._layer, self._name = layer, f"model.layers.{layer}.self_attn."
         self._head_dim, self._eps = config.head_dim, config.norm_eps
         heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.q_proj = nn.Linear(config.hidden_size, heads, bias=config.qkv_bias)
@@ -100,27 +57,29 @@ class SelfAttention(_FusedLinear):
         q_norm = None if self.q_norm is None else self.q_norm.weight
         k_norm = None if self.k_norm is None else self.k_norm.weight
         norms = HeadNorms(self._head_dim, q_norm, k_norm, self._eps)
-        q, k, v = run.ops.rotate(self.apart(x, run), run.rotation, norms)
+        q = run.linear(x, self.q_proj, f"{self._name}q_proj")
+        k = run.linear(x, self.k_proj, f"{self._name}k_proj")
+        v = run.linear(x, self.v_proj, f"{self._name}v_proj")
+        q, k, v = run.ops.rotate((q, k, v), run.rotation, norms)
         seen = run.attention(self._layer, q, k, v).reshape(x.shape[0], -1)
-        return run.linear(seen, self.o_proj, self._o_name)
+        return run.linear(seen, self.o_proj, f"{self._name}o_proj")
 
 
-class Mlp(_FusedLinear):
+class Mlp(nn.Module):
     """Gate and up, multiplied, then down."""
 
-    fused_names = ("gate_proj", "up_proj")
-
     def __init__(self, config: NetConfig, layer: int) -> None:
-        super().__init__(f"model.layers.{layer}.mlp.")
-        self._down_name = f"model.layers.{layer}.mlp.down_proj"
+        super().__init__()
+        self._name = f"model.layers.{layer}.mlp."
         size, ffn, bias = config.hidden_size, config.ffn_size, config.mlp_bias
         self.gate_proj = nn.Linear(size, ffn, bias=bias)
         self.up_proj = nn.Linear(size, ffn, bias=bias)
         self.down_proj = nn.Linear(ffn, size, bias=bias)
 
     def forward(self, x: Tensor, run: Pass) -> Tensor:
-        gate, up = self.apart(x, run)
-        return run.linear(run.ops.silu_mul(gate, up), self.down_proj, self._down_name)
+        gate = run.linear(x, self.gate_proj, f"{self._name}gate_proj")
+        up = run.linear(x, self.up_proj, f"{self._name}up_proj")
+        return run.linear(run.ops.silu_mul(gate, up), self.down_proj, f"{self._name}down_proj")
 
 
 class Layer(nn.Module):
@@ -183,12 +142,6 @@ class CausalLM(nn.Module):
     def unembedding(self) -> Tensor:
         """The weight that turns hidden states into logits."""
         return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-
-    def fuse(self) -> None:
-        """Put q/k/v and gate/up side by side, in place. For inference; names and values stay."""
-        for module in self.modules():
-            if isinstance(module, _FusedLinear):
-                module.fuse()
 
     def hidden(
         self,

@@ -83,17 +83,3 @@ def _turned(heads: Tensor, rotation: Rotation) -> Tensor:
     first, second = heads.chunk(2, dim=-1)
     cos, sin = rotation.cos.unsqueeze(1), rotation.sin.unsqueeze(1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-
-
-def side_by_side(parts: tuple[Tensor, ...]) -> Tensor | None:
-    """The one `[N, width]` tensor that `parts` are column slices of, without a copy, or None."""
-    first = parts[0]
-    width = first.stride(0)
-    if first.stride(-1) != 1 or width != sum(part.shape[1] for part in parts):
-        return None
-    address = first.data_ptr()
-    for part in parts:
-        if part.data_ptr() != address or part.stride() != first.stride():
-            return None
-        address += part.shape[1] * part.element_size()
-    return first.as_strided((first.shape[0], width), (width, 1))

@@ -42,15 +42,12 @@ def logits(net: CausalLM, adapters: RowAdapters | None, **rows: Any) -> torch.Te
     return net.logits(hidden, adapters=adapters)
 
 
-@pytest.mark.parametrize("fuse", [False, True])
 @pytest.mark.parametrize(
     "spec", [LoraSpec(4), LoraSpec(2, attn=False), LoraSpec(3, mlp=False, unembed=False)]
 )
-def test_an_adapter_is_the_merged_weights(spec: LoraSpec, fuse: bool) -> None:
+def test_an_adapter_is_the_merged_weights(spec: LoraSpec) -> None:
     net = load_net(CONFIG, seed=1)
     adapter = trained(spec, 5)
-    if fuse:
-        net.fuse()
     found = logits(net, RowAdapters.everywhere(adapter, 20))
     torch.testing.assert_close(found, logits(merged(adapter), None), rtol=1e-4, atol=1e-4)
 
@@ -58,7 +55,6 @@ def test_an_adapter_is_the_merged_weights(spec: LoraSpec, fuse: bool) -> None:
 @torch.no_grad()
 def test_each_span_of_rows_goes_through_its_own_adapter() -> None:
     net = load_net(CONFIG, seed=1)
-    net.fuse()
     first, second = trained(LoraSpec(4), 5), trained(LoraSpec(8), 6)
     both = logits(net, RowAdapters([(0, 12, first), (12, 20, second)]))
     torch.testing.assert_close(both[:12], logits(merged(first), None)[:12], rtol=1e-4, atol=1e-4)
