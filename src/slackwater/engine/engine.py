@@ -11,6 +11,7 @@ from slackwater.engine.block_pool import BlockPool, root
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.executor import Executor
 from slackwater.engine.guide import Guide, Guides
+from slackwater.engine.named_tokens import check_named_tokens
 from slackwater.engine.pages import PageArena
 from slackwater.engine.request import (
     Failed,
@@ -27,7 +28,6 @@ from slackwater.engine.slots import SlotTable
 from slackwater.engine.stopping import Decode, completes_stop_string
 from slackwater.engine.versions import Room, VersionStore
 from slackwater.model.errors import ConfigError
-from slackwater.model.sampling import Sampling
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.lora import LoraSpec
 
@@ -266,35 +266,11 @@ class Engine:
         if request.params.stop_strings and self._decode is None:
             strings = request.params.stop_strings
             raise ConfigError.of("stop_strings", strings, "need a tokenizer; give token ids")
-        self._check_tokens(request.params)
-        self._check_targets(request)
+        check_named_tokens(request, self._vocab_size)
         for name in ("topk_logprobs", "topk_prompt_logprobs"):
             if getattr(request, name) > self._vocab_size:
                 fix = f"must be at most {self._vocab_size}"
                 raise ConfigError.of(name, getattr(request, name), fix)
-
-    def _check_targets(self, request: GenerationRequest) -> None:
-        """A row of known tokens for every position of the prompt after the first, or no rows."""
-        rows = request.params.target_prompt_tokens
-        if rows and len(rows) != len(request.prompt) - 1:
-            fix = f"must have {len(request.prompt) - 1} rows for this prompt"
-            raise ConfigError.of("target_prompt_tokens", f"{len(rows)} rows", fix)
-        for row in rows:
-            bad = [token for token in row if not -1 <= token < self._vocab_size]
-            if bad:
-                fix = f"must be below {self._vocab_size}, or -1"
-                raise ConfigError.of("target_prompt_tokens: token", bad[0], fix)
-
-    def _check_tokens(self, params: Sampling) -> None:
-        """Tokens that a request names must be there."""
-        biased = [token for token, _ in params.logit_bias]
-        for name, tokens in (
-            ("logit_bias", biased),
-            ("allowed_token_ids", params.allowed_token_ids),
-        ):
-            bad = [token for token in tokens if not 0 <= token < self._vocab_size]
-            if bad:
-                raise ConfigError.of(f"{name}: token", bad[0], f"must be below {self._vocab_size}")
 
     def _guide(self, request: GenerationRequest, ends: frozenset[int]) -> Guide | None:
         grammar = request.params.grammar

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from slackwater.grammar.compiled import check
 from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.model.sampling import Grammar
+from slackwater.serve.openai.tool_calls import CallStream, read_calls
 from slackwater.serve.openai.tools import (
-    CallStream,
     Function,
     Tool,
     ToolChoice,
     ToolPlan,
-    read_calls,
     told_by_message,
     with_read_arguments,
 )

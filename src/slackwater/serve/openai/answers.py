@@ -11,7 +11,8 @@ from slackwater.serve.openai.bodies import ChatBody, CompletionBody, GenerationB
 from slackwater.serve.openai.generation import Piece, Whole
 from slackwater.serve.openai.spelling import Spelling
 from slackwater.serve.openai.text import TextCodec, TextStream
-from slackwater.serve.openai.tools import CallStream, ToolPlan, read_calls
+from slackwater.serve.openai.tool_calls import CallStream, read_calls
+from slackwater.serve.openai.tools import ToolPlan
 
 Top = Sequence[tuple[int, float]]
 
