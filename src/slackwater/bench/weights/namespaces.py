@@ -2,10 +2,13 @@
 
 import os
 import shutil
+import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import FrameType
 
 from slackwater.model.errors import RefusedError
 
@@ -37,6 +40,9 @@ def slow_site(receivers: int, rate_mbit: int) -> Iterator[Site]:
     tag = f"sw{os.getpid()}"
     hub = f"{tag}hub"
     with ExitStack() as stack:
+        if threading.current_thread() is threading.main_thread():
+            before = signal.signal(signal.SIGTERM, _leave)  # so that all of it goes away then too
+            stack.callback(signal.signal, signal.SIGTERM, before)
 
         def namespace(name: str) -> None:
             _run("ip", "netns", "add", name)
@@ -83,6 +89,11 @@ def slow_site(receivers: int, rate_mbit: int) -> Iterator[Site]:
             namespace(name)
         hosts = [attach(name, number) for number, name in enumerate(names)]
         yield Site(names[0], hosts[0], tuple(zip(names[1:], hosts[1:], strict=True)))
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    del frame
+    raise SystemExit(128 + number)
 
 
 def _run(*command: str) -> None:

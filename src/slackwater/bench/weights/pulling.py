@@ -78,7 +78,10 @@ def _measured(
     seed: int,
 ) -> dict[str, object]:
     torch.manual_seed(seed)
-    number, rested, pulling, took = 0, [], [], []
+    number = 0
+    rested: list[tuple[float, float]] = []
+    pulling: list[tuple[float, float]] = []
+    took: list[float] = []
     for pull in range(pulls + 1):
         for tensor in tensors.values():
             mask = torch.rand(tensor.shape) < 0.01
@@ -88,12 +91,12 @@ def _measured(
         sender.flush()
         began_s = time.perf_counter()
         puller.ask(name)
-        during: list[float] = []
+        during: list[tuple[float, float]] = []
         while not puller.settle():
             number = _keep_busy(engine, number)
             during.append(_step_s(engine))
         took.append(time.perf_counter() - began_s)
-        after: list[float] = []
+        after: list[tuple[float, float]] = []
         while len(after) < max(len(during), 8):
             number = _keep_busy(engine, number)
             after.append(_step_s(engine))
@@ -101,18 +104,24 @@ def _measured(
             pulling += during
             rested += after
             engine.drop_version(f"v{pull - 1}")
+    (rested_s, rested_cpu_s), (pulling_s, pulling_cpu_s) = (
+        (statistics.fmean(wall), statistics.fmean(cpu))
+        for wall, cpu in (zip(*rested, strict=True), zip(*pulling, strict=True))
+    )
     return {
         "decode_steps_during_pulls": len(pulling),
-        "decode_while_pulling": statistics.fmean(rested) / statistics.fmean(pulling),
-        "decode_while_pulling_median": statistics.median(rested) / statistics.median(pulling),
+        "decode_while_pulling": rested_s / pulling_s,
+        "decode_cpu_while_pulling": rested_cpu_s / pulling_cpu_s,
+        "decode_processor_share": rested_cpu_s / rested_s,
         "pull_beside_decode_s": statistics.median(took[1:]),
     }
 
 
-def _step_s(engine: Engine) -> float:
-    began_s = time.perf_counter()
+def _step_s(engine: Engine) -> tuple[float, float]:
+    """How long a step took, and how long this thread had a processor in it."""
+    began_s, began_cpu_s = time.perf_counter(), time.thread_time()
     engine.step()
-    return time.perf_counter() - began_s
+    return time.perf_counter() - began_s, time.thread_time() - began_cpu_s
 
 
 def _keep_busy(engine: Engine, number: int) -> int:

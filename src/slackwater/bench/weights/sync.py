@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from slackwater.bench.options import BenchOptions
-from slackwater.bench.weights.namespaces import may_make_namespaces, slow_site
+from slackwater.bench.weights.namespaces import Site, may_make_namespaces, slow_site
 from slackwater.bench.weights.pulling import decode_while_pulling
 from slackwater.bench.weights.sequences import Outcome, run_sequence
 from slackwater.model.errors import UnavailableError
@@ -108,9 +108,9 @@ def _loopback(size: int, seed: int, rounds: int) -> dict[str, object]:
 def _slow_link(size: int, options: BenchOptions) -> dict[str, object]:
     with slow_site(_RECEIVERS, _RATE_MBIT) as site:
         options.progress("flat", 0.1)
-        flat = _pulled(site, size, options.seed, flat=True)
+        flat = pulled(site, size, options.seed, flat=True)
         options.progress("one copy", 0.5)
-        tree = _pulled(site, size, options.seed, flat=False)
+        tree = pulled(site, size, options.seed, flat=False)
     one_copy_s, delta_s = tree["whole_s"], tree["delta_s"]
     return {
         "flat_s": flat["whole_s"],
@@ -126,7 +126,7 @@ def _slow_link(size: int, options: BenchOptions) -> dict[str, object]:
     }
 
 
-def _pulled(site: Any, size: int, seed: int, *, flat: bool) -> dict[str, Any]:
+def pulled(site: Site, size: int, seed: int, *, flat: bool) -> dict[str, Any]:
     """All receivers pull the whole at once; then, unless flat, the next version."""
     secret = secrets.token_hex(16)
     with ExitStack() as stack:
