@@ -8,6 +8,7 @@ from slackwater.bench.weights.namespaces import may_make_namespaces, slow_site
 from slackwater.bench.weights.sync import pulled
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not may_make_namespaces(), reason="this user may make no network namespaces")
 def test_one_copy_crosses_a_slow_link_and_nothing_of_the_network_is_left() -> None:
     with slow_site(2, 200) as site:
