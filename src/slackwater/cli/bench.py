@@ -27,6 +27,7 @@ BENCHES: dict[str, str] = {
     "coserving": "serving.coserving",
     "serving_tick": "serving.tick",
     "pages": "serving.pages",
+    "coserving_bursts": "serving.bursts",
     "grpo": "training.grpo",
     "cluster": "coscheduling.cluster",
     "drain": "coscheduling.drain",

@@ -79,6 +79,15 @@ def up(
         typer.Option(help="NAME=DIRECTORY of a base model; repeat for more. Default: a tiny one."),
     ] = None,
     engines: Annotated[int, typer.Option(help="Engine processes per model.")] = 1,
+    serve: Annotated[
+        str | None, typer.Option(help="NAME=DIRECTORY of a model to serve with a promise (--slo).")
+    ] = None,
+    slo: Annotated[
+        str, typer.Option(help="The promise, seconds at p99: ttft=0.5,tpot=0.15.")
+    ] = "ttft=0.5,tpot=0.15",
+    lend: Annotated[
+        bool, typer.Option("--lend", help="The served model's devices roll out for the others.")
+    ] = False,
     instances: Annotated[
         Path | None, typer.Option(help="TOML list of further instances, also vLLM servers.")
     ] = None,
@@ -158,6 +167,7 @@ def up(
         table |= plain(read_instance_list(instances))
     if fleet is not None:
         table["fleet"] = plain(read_fleet_file(fleet))
+    table |= _serving_tables(table, serve, slo, lend)
     own_state = str(ctx.get_parameter_source("state")).endswith("COMMANDLINE")
     folder = StateDirectory(state if own_state else Path(table.get("state", state)))
     if background:
@@ -179,6 +189,24 @@ def up(
         return _run(settings, folder)
     finally:
         folder.unlock()
+
+
+def _serving_tables(
+    table: dict[str, Any], serve: str | None, slo: str, lend: bool
+) -> dict[str, Any]:
+    """What `--serve`, `--slo` and `--lend` say, as tables of a configuration file."""
+    from slackwater.model.serving import ServingSlo
+
+    if serve is None:
+        if lend:
+            raise ConfigError.of("--lend", True, "needs a served model: --serve NAME=DIRECTORY")
+        return {}
+    served = parse_models([serve])
+    promise = plain(ServingSlo.parse(slo))
+    return {
+        "models": {**table.get("models", {}), **plain(served)},
+        "serving": {"model": next(iter(served)), "slo": promise, "lend": lend},
+    }
 
 
 def _default_models(folder: Any) -> dict[str, Path]:

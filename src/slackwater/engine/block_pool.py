@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.engine.pages import PageArena
+from slackwater.model.errors import RefusedError
 
 Digest = bytes
 SCRATCH = 0  # block 0 is never given out: rows that only pad a batch write there
@@ -44,7 +45,9 @@ class BlockPool:
         self._untouched = SCRATCH + 1
         self._in_use = 0
         if not arena.hold(0, block_bytes):
-            raise AssertionError("an arena has room for its scratch block")
+            raise RefusedError(
+                "KV memory: the pool has no page left for another model; raise kv_bytes"
+            )
 
     @property
     def blocks_in_use(self) -> int:

@@ -11,14 +11,16 @@ import sqlalchemy as sa
 from slackwater.control.actions.broker import ActionBroker
 from slackwater.control.actions.settings import BrokerSettings
 from slackwater.control.brain import Brain
+from slackwater.control.lending.lender import Lender
 from slackwater.control.operations.controller import OperationsController
 from slackwater.control.record import RecordedController
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.errors import ConfigError, NotFoundError
-from slackwater.model.ids import InstanceId, NodeId, RequestId, SessionId, TenantId, WorkerId
+from slackwater.model.ids import InstanceId, JobId, NodeId, RequestId, SessionId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OpKind
 from slackwater.model.session import TrainedModel
 from slackwater.runtime.bodies.actions import ActionsBody
+from slackwater.runtime.bodies.lending import LendingBody
 from slackwater.runtime.bodies.operations import OperationsBody, OperationsParts
 from slackwater.runtime.bodies.rehearsal import rehearse
 from slackwater.runtime.bodies.rollout import RolloutBody
@@ -53,6 +55,7 @@ from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.runtime.store.versions import VersionShelf
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame, FrameKind
+from slackwater.wire.lending import LendTo
 
 logger = logging.getLogger(__name__)
 
@@ -97,9 +100,18 @@ class ControlPlane:
         self.rollout = RolloutBody(
             self.hub,
             self._vital("brain", self.brain),
-            lambda worker: self.instances.release(worker),
+            self._release,
             lambda version: self.background.spawn(asyncio.to_thread(shelf.drop, version)),
         )
+        served = settings.serving
+        if served is not None:
+            others = [base for base in self.bases if base.name != served.model]
+            self.rollout.lending = LendingBody(
+                self.hub,
+                self._vital("lending", Lender()),
+                {JobId(base.name): LendTo(base.name, base.version, base.uri) for base in others},
+                self.rollout.live_of,
+            )
         self.instances = InstanceService(
             Premises(self.fleet.spawn, plans.engine_arguments, state.logs),
             self.brain,
@@ -148,6 +160,13 @@ class ControlPlane:
         """Recorded if anybody asked, and missed if it raises."""
         return VitalController(self._recording.of(name, controller), self.failed.set)
 
+    def _release(self, worker: WorkerId) -> None:
+        """The manager lets an instance go: a process ends, a loan's connection does."""
+        if self.rollout.lending is not None and self.rollout.lending.is_loan(worker):
+            self.hub.hang_up(worker)
+        else:
+            self.instances.release(worker)
+
     async def start(self) -> None:
         """Open the store, take over what it has, and start the workers."""
         await self.store.open()
@@ -180,6 +199,8 @@ class ControlPlane:
         self.fair_work.close()
         self.training.close()
         self.rollout.close()
+        if self.rollout.lending is not None:
+            self.rollout.lending.close()
         self._is_stopping = True
         self.actions.close()
         self._action_body.close()
@@ -261,7 +282,7 @@ class ControlPlane:
         if self.instances.starting(model):
             return None
         place = [base.name for base in self.bases].index(model)
-        kinds = (f"engine-{place}-", f"local-{place}-")
+        kinds = (f"engine-{place}-", f"local-{place}-", f"serving-{place}-")
         names = [name for name in self.fleet.supervisor.names() if any(k in name for k in kinds)]
         return self._broken(names, f"model {model}: no engine starts", tenant)
 
@@ -295,6 +316,7 @@ class ControlPlane:
             "sampling_sessions": len(self.sampling.sessions()),
             **self.actions.gauges(),
             **self.brain.gauges(),
+            **({} if self.rollout.lending is None else self.rollout.lending.gauges()),
         }
 
     def worker_gauges(self) -> dict[WorkerId, dict[str, float]]:

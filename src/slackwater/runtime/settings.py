@@ -8,6 +8,7 @@ from typing import Any
 from slackwater.control.operations.controller import OperationsConfig
 from slackwater.control.rollout.settings import RolloutSettings, rollout_settings
 from slackwater.model.errors import ConfigError
+from slackwater.model.serving import ServingSlo
 from slackwater.runtime.launch.fleet_file import FleetFile, one_node
 from slackwater.runtime.launch.instance_list import InstanceList, ListedInstance
 
@@ -15,6 +16,16 @@ SILENT_AFTER_S = 20.0  # a worker that is not heard for so long is gone
 TRAIN_DTYPES = ("float32", "bfloat16")
 
 SANDBOX_BACKENDS = ("auto", "process", "bubblewrap")
+
+
+@dataclass(frozen=True, slots=True)
+class ServingSettings:
+    """A model that is served with a promise; with `lend` its devices roll out for the others in between."""
+
+    model: str
+    slo: ServingSlo
+    lend: bool = False
+    mode: str = "ours"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +66,7 @@ class ServiceSettings:
     ephemeral_versions_kept: int = 4
     fleet: FleetFile | None = None
     rollout: Mapping[str, Any] = field(default_factory=dict)
+    serving: ServingSettings | None = None
     operations: OperationsConfig = field(default_factory=OperationsConfig)
 
     def __post_init__(self) -> None:
@@ -62,6 +74,9 @@ class ServiceSettings:
             if getattr(self, name) < 0:
                 flag = f"--{name.replace('_', '-')}"
                 raise ConfigError.of(flag, getattr(self, name), "must be at least 0")
+        if self.serving is not None and self.serving.model not in self.models:
+            fix = f"must be one of the models: {', '.join(self.models)}"
+            raise ConfigError.of("--serve", self.serving.model, fix)
         self._check_sandboxes()
         InstanceList(self.instances)
         _ = self.rollout_settings  # a wrong table is refused at once

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from slackwater.model.sampling import Sampling
-from slackwater.wire import agent
+from slackwater.wire import agent, lending
 from slackwater.wire.frames import FrameError, FrameKind, encode_frame
 from slackwater.wire.message import Message as Message
 from slackwater.wire.sandbox import FromSandbox, SandboxFacts, ToSandbox
@@ -39,7 +39,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
 
     `max_versions` counts whole sets of weights, `max_adapters` adapters (0: they count as whole sets).
     `kind` is one of `model.instance.InstanceKind`. Without `exact_continuation` it cannot go on at a
-    position of a turn's random stream.
+    position of a turn's random stream. One that `lends` serves, and takes `lending.LendTo`.
     """
 
     base_model: str
@@ -50,6 +50,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
     kind: Literal["local", "dedicated", "spot", "borrowed"] = "dedicated"
     exact_continuation: bool = True
     max_adapters: int = 0
+    lends: bool = False
 
 
 class Welcome(Message, frozen=True):
@@ -285,6 +286,8 @@ ToWorker: TypeAlias = (
     | agent.StartWorker
     | agent.SignalWorker
     | ToSandbox
+    | lending.LendTo
+    | lending.TakeBack
 )
 FromWorker: TypeAlias = (
     Hello
@@ -301,6 +304,8 @@ FromWorker: TypeAlias = (
     | agent.WorkerNotStarted
     | agent.WorkerEnded
     | FromSandbox
+    | lending.LoanOver
+    | lending.BudgetReport
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -48,7 +48,7 @@ class EngineWorker:
     ) -> None:
         self._connection = connection
         self._engine = engine
-        self._puller = VersionPuller(engine, store)
+        self.puller = VersionPuller(engine, store)
         self._requests: dict[int, GenerationRequest] = {}
         self._made: dict[int, int] = {}
         self._least_step_s = least_step_s
@@ -57,39 +57,49 @@ class EngineWorker:
         """Until told to stop."""
         while True:
             waiting_s = 0 if self._engine.busy else None
-            for message in self._connection.receive(waiting_s, self._puller):
+            for message in self._connection.receive(waiting_s, self.puller):
                 if isinstance(message, messages.Stop):
                     return
-                self._do(message)
-            for settled in self._puller.settle():
-                self._connection.send(messages.encode(settled))
+                self.do(message)
+            self.settle()
             if self._engine.busy:
                 began_s = time.perf_counter()
                 output = self._engine.step()
                 if self._least_step_s:
                     time.sleep(max(began_s + self._least_step_s - time.perf_counter(), 0.0))
-                self._tell(output)
+                self.tell(output)
 
-    def _do(self, message: messages.ToWorker) -> None:
+    def settle(self) -> None:
+        """Say what became of versions that were asked for."""
+        for settled in self.puller.settle():
+            self._connection.send(messages.encode(settled))
+
+    def do(self, message: messages.ToWorker) -> None:
         match message:
             case messages.Generate():
                 self._generate(message)
             case messages.Abort(request):
-                self._engine.abort(request)
+                self._abort(request)
                 self._requests.pop(request, None)
                 self._made.pop(request, None)
             case messages.PullVersion(version):
-                if (ready := self._puller.ask(version)) is not None:
+                if (ready := self.puller.ask(version)) is not None:
                     self._connection.send(messages.encode(ready))
             case messages.DropVersion(version):
                 self._drop(version)
             case _:
                 logger.warning("not for an engine: %s", type(message).__name__)
 
+    def _add(self, request: GenerationRequest) -> None:
+        self._engine.add(request)
+
+    def _abort(self, request: int) -> None:
+        self._engine.abort(request)
+
     def _generate(self, message: messages.Generate) -> None:
         try:
             request = _request(message)
-            self._engine.add(request)
+            self._add(request)
         except SlackwaterError as error:
             at_fault = isinstance(error, ConfigError)
             refused = messages.GenerateRefused(message.request, str(error), at_fault)
@@ -100,14 +110,14 @@ class EngineWorker:
 
     def _drop(self, version: str) -> None:
         """Free a version; the base stays, since adapters stand on it."""
-        if version == self._engine.config.base_version or self._puller.drop_later(version):
+        if version == self._engine.config.base_version or self.puller.drop_later(version):
             return
         try:
             self._engine.drop_version(version)
         except SlackwaterError as error:
             logger.warning("version not dropped: %s", error)
 
-    def _tell(self, output: StepOutput) -> None:
+    def tell(self, output: StepOutput) -> None:
         """What a step made, in one write: prompt scores, alternatives, the tokens, then the endings."""
         frames = [messages.encode(_prompt_scores(scores)) for scores in output.prompt_scores]
         ids = output.request_ids.tolist()
@@ -172,7 +182,7 @@ def _top(output: StepOutput, request: int) -> list[tuple[int, float]]:
     return list(zip(top.tokens[0].tolist(), top.logprobs[0].tolist(), strict=True))
 
 
-def _decoder(model: Path) -> Callable[[Sequence[int]], str] | None:
+def text_decoder(model: Path) -> Callable[[Sequence[int]], str] | None:
     """Token ids to text, for stop strings; None if the model brings no tokenizer."""
     file = model / "tokenizer.json"
     if not file.is_file():
@@ -188,13 +198,13 @@ def _decoder(model: Path) -> Callable[[Sequence[int]], str] | None:
     return decode
 
 
-def _guides(model: Path, shape: NetConfig) -> GrammarGuides | None:
+def grammar_guides(model: Path, shape: NetConfig) -> GrammarGuides | None:
     """For answers of a given form; None if the model brings no tokenizer."""
     file = model / "tokenizer.json"
     return GrammarGuides(file, shape.vocab_size, shape.eos_token_ids) if file.is_file() else None
 
 
-def _heartbeat_gauges(engine: Engine) -> dict[str, float]:
+def heartbeat_gauges(engine: Engine) -> dict[str, float]:
     gauges = engine.gauges()
     block_tokens = engine.capacity_tokens / max(gauges["kv_blocks_total"], 1.0)
     return gauges | {
@@ -219,7 +229,7 @@ def new_engine(
         max_adapters=_MAX_ADAPTERS + _VERSIONS_IN_PASSING,
         base_version=base_version,
     )
-    return Engine(net, config, _decoder(model), guides=_guides(model, net.config))
+    return Engine(net, config, text_decoder(model), guides=grammar_guides(model, net.config))
 
 
 def main() -> None:
@@ -254,7 +264,7 @@ def main() -> None:
     )
     hello = messages.Hello(secret(), options.worker, "engine", facts)
     with dial(options.connect, hello) as connection:
-        connection.report_gauges(lambda: _heartbeat_gauges(engine))
+        connection.report_gauges(lambda: heartbeat_gauges(engine))
         store = with_fast_lane(files.weights(), options.worker, secret())
         EngineWorker(connection, engine, store, options.least_step_ms / 1e3).run()
 

@@ -94,6 +94,14 @@ def test_nodes_of_which_nothing_was_heard_do_not_lend() -> None:
     assert stage.tell(on.CapacityWanted(1.0, ONE, 1)) == []
 
 
+def test_a_loan_that_failed_is_not_tried_again_at_once() -> None:
+    stage = Stage(nodes=1)
+    stage.tell(on.CapacityWanted(1.0, ONE, 1))
+    assert stage.tell(on.LoanFailed(2.0, NodeId("n0"), "the models do not fit")) == []
+    assert stage.tell(on.TimerFired(20.0, "lender-review")) == []
+    assert stage.tell(on.TimerFired(33.0, "lender-review")) == [do.LendNode(NodeId("n0"), ONE)]
+
+
 def test_a_rule_that_takes_back_before_it_lends_is_refused() -> None:
     with pytest.raises(ConfigError, match="most_kv, back_kv"):
         LenderRule(most_kv=0.9, back_kv=0.5)
@@ -132,7 +140,7 @@ def _random_event(rng: np.random.Generator, now_s: float, leaving: set[NodeId]) 
     number = int(rng.integers(8))
     node, service = NodeId(f"n{number}"), (CHAT, CODE)[number % 2]
     job = (ONE, TWO)[int(rng.integers(2))]
-    kind = int(rng.choice(9, p=[0.04, 0.02, 0.14, 0.4, 0.04, 0.12, 0.06, 0.14, 0.04]))
+    kind = int(rng.choice(10, p=[0.04, 0.02, 0.14, 0.4, 0.04, 0.12, 0.06, 0.1, 0.04, 0.04]))
     match kind:
         case 0:
             return on.ServiceOpened(now_s, service, int(rng.integers(4)))
@@ -153,5 +161,8 @@ def _random_event(rng: np.random.Generator, now_s: float, leaving: set[NodeId]) 
         case 7:
             leaving.discard(node)
             return on.NodeCleared(now_s, node)
+        case 8:
+            leaving.discard(node)
+            return on.LoanFailed(now_s, node, "it did not fit")
         case _:
             return on.TimerFired(now_s, "lender-review")

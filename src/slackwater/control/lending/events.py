@@ -76,6 +76,15 @@ class NodeCleared:
 
 
 @dataclass(frozen=True, slots=True)
+class LoanFailed:
+    """The rollout could not come up on the node, or left it by itself; nothing of it is left."""
+
+    now_s: float
+    node: NodeId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class TimerFired:
     """A timer set by `SetTimer` is due."""
 
@@ -92,6 +101,7 @@ LendingEvent = (
     | CapacityWanted
     | CapacityReturned
     | NodeCleared
+    | LoanFailed
     | TimerFired
 )
 

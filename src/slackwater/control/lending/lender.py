@@ -78,9 +78,8 @@ class Lender:
             case on.CapacityReturned(_, job):
                 self._want(job, 0)
                 self._wanted.pop(job, None)
-            case on.NodeCleared(_, node):
-                if node in self._nodes:
-                    self._nodes[node].leaving = None
+            case on.NodeCleared() | on.LoanFailed():
+                self._over(event)
             case on.TimerFired():
                 self._watching = False
         self._lend(now_s)
@@ -127,6 +126,15 @@ class Lender:
                 why = f"its service uses {event.kv_share:.0%} of the memory, {event.busy_share:.0%} of the time"
                 node.rests_until_s = event.now_s + rule.rest_s
                 self._take(event.node, why)
+
+    def _over(self, event: on.NodeCleared | on.LoanFailed) -> None:
+        node = self._nodes.get(event.node)
+        if node is None:
+            return
+        node.leaving = None
+        if isinstance(event, on.LoanFailed):
+            node.lent_to = None
+            node.rests_until_s = event.now_s + self._settings.rule.rest_s
 
     def _want(self, job: JobId, nodes: int) -> None:
         self._wanted[job] = max(nodes, 0)

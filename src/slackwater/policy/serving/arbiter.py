@@ -54,6 +54,16 @@ class Arbiter:
         )
         self._serving_peak = 0
 
+    @property
+    def rollout_cost(self) -> StepCost:
+        """Of the rollout that has the device; set when another one comes."""
+        return self._state.rollout_cost
+
+    @rollout_cost.setter
+    def rollout_cost(self, cost: StepCost) -> None:
+        self._state.rollout_cost, self._state.rollout_factor = cost, 1.0
+        self._rollout_ratio = Correction()
+
     # ---- compute ----
     def next_step(self, now_s: float, serving: ServingState, rollout: RolloutState) -> NextStep:
         """Decide. The caller runs it, and says how long it took."""
@@ -66,6 +76,9 @@ class Arbiter:
         if serving.busy:
             state.served_last = True
             return Turn.SERVE
+        if rollout.busy:
+            self._rollout_ratio.relax()
+            state.rollout_factor = self._rollout_ratio.upper
         return Turn.REST
 
     def arrived(self, now_s: float, prompt_tokens: int) -> None:

@@ -140,6 +140,11 @@ class Correction:
         self.spread += self._weight * (abs(ratio - self.mean) - self.spread)
         self.mean += self._weight * (ratio - self.mean)
 
+    def relax(self) -> None:
+        """Nothing ran because of what was seen: believe it a little less, or nothing would ever be seen again."""
+        self.mean += 0.02 * (1.0 - self.mean)
+        self.spread *= 0.98
+
     @property
     def upper(self) -> float:
         """What a careful prediction is multiplied with."""

@@ -23,12 +23,14 @@ from slackwater.control.weights import events as of_weight
 from slackwater.model.ids import InstanceId, JobId, TenantId, TurnId, WorkerId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.model.turn import AttemptId, FinishReason, TurnSpec
+from slackwater.runtime.bodies.lending import LendingBody
 from slackwater.runtime.bodies.timers import Timers
 from slackwater.runtime.bodies.trainer_devices import TrainerDevices
 from slackwater.runtime.bodies.trajectory_index import TrajectoryIndex
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame, FrameKind
+from slackwater.wire.lending import BudgetReport, LoanOver
 from slackwater.wire.tokens import TokenColumns, decode_tokens
 
 logger = logging.getLogger(__name__)
@@ -69,6 +71,7 @@ class RolloutBody:
         self.devices = TrainerDevices(self.feed)
         self.gauges: dict[WorkerId, dict[str, float]] = {}
         self._topk: dict[WorkerId, list[list[tuple[int, float]]]] = {}
+        self.lending: LendingBody | None = None
 
     # ---- for the service ----
     def submit(self, spec: TurnSpec, listener: TurnListener) -> None:
@@ -124,12 +127,18 @@ class RolloutBody:
         """How many turns are under way."""
         return len(self._listeners)
 
+    def live_of(self, base_model: str) -> int:
+        """How many of a base model's are."""
+        return sum(spec.base_model == base_model for spec in self._specs.values())
+
     def close(self) -> None:
         self._timers.cancel_all()
         self._step_timers.cancel_all()
 
     # ---- for the hub ----
     def engine_joined(self, worker: WorkerId, facts: messages.EngineFacts) -> None:
+        if self.lending is not None:
+            self.lending.joined(worker, facts)
         spec = InstanceSpec(
             instance=InstanceId(worker),
             kind=InstanceKind(facts.kind),
@@ -147,6 +156,8 @@ class RolloutBody:
     def engine_lost(self, worker: WorkerId, reason: str) -> None:
         self._topk.pop(worker, None)
         self.gauges.pop(worker, None)
+        if self.lending is not None:
+            self.lending.lost(worker)
         self.feed(on.InstanceLost(_now_s(), InstanceId(worker), reason))
 
     def engine_said(self, worker: WorkerId, frame: Frame) -> None:
@@ -171,11 +182,26 @@ class RolloutBody:
                 self.feed(of_weight.InstanceReady(now_s, instance, version))
             case messages.VersionFailed(version, error):
                 self.feed(of_weight.PullFailed(now_s, instance, version, error))
+            case messages.Heartbeat() | BudgetReport() | LoanOver() as said:
+                self._said_of_itself(now_s, worker, said)
+            case other:
+                logger.warning("not from an engine message=%s", type(other).__name__)
+
+    def _said_of_itself(
+        self, now_s: float, worker: WorkerId, said: messages.Heartbeat | BudgetReport | LoanOver
+    ) -> None:
+        instance = InstanceId(worker)
+        match said:
             case messages.Heartbeat(gauges):
                 self.gauges[worker] = gauges
                 self.feed(_heartbeat(now_s, instance, gauges))
-            case other:
-                logger.warning("not from an engine message=%s", type(other).__name__)
+                if self.lending is not None:
+                    self.lending.heartbeat(worker, gauges)
+            case BudgetReport(max_running, kv_tokens):
+                self.feed(on.BudgetChanged(now_s, instance, max_running, kv_tokens))
+            case LoanOver(error):
+                if self.lending is not None:
+                    self.lending.over(worker, error)
 
     def _tokens(self, now_s: float, worker: WorkerId, columns: TokenColumns) -> on.TokensArrived:
         """Columns stay columns all the way into the manager's books."""
@@ -291,6 +317,7 @@ def _heartbeat(
         produced_tokens=int(gauges.get("produced_tokens", 0)),
         kv_used_tokens=int(gauges.get("kv_used_tokens", 0)),
         prefilled_tokens=int(gauges.get("prefilled_tokens", 0)),
+        stalled=gauges.get("stalled", 0.0) > 0,
     )
 
 

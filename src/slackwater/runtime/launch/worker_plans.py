@@ -12,6 +12,7 @@ from slackwater.runtime.store.base_models import BaseModels
 
 ENGINE = "slackwater.worker.engine_worker"
 TRAINER = "slackwater.worker.trainer_worker"
+COSERVING = "slackwater.worker.coserving_worker"
 
 
 class WorkerPlans:
@@ -31,6 +32,15 @@ class WorkerPlans:
         ]
         for place, base in enumerate(self._bases):
             arguments = self.engine_arguments(base.name)
+            served = self._settings.serving
+            if served is not None and base.name == served.model:
+                plans += [
+                    WorkerPlan(
+                        f"{prefix}serving-{place}-{number}", COSERVING, self.serving_arguments()
+                    )
+                    for number in range(max(pool.engines, 1))
+                ]
+                continue
             plans += [
                 WorkerPlan(f"{prefix}engine-{place}-{number}", ENGINE, arguments)
                 for number in range(pool.engines)
@@ -48,6 +58,14 @@ class WorkerPlans:
         named = ("--model", base.uri, "--base", base.name, "--base-version", base.version)
         room = ("--kv-mb", str(settings.kv_mb), "--max-running", str(settings.max_running))
         return (*self._common(), *named, *room)
+
+    def serving_arguments(self) -> tuple[str, ...]:
+        """Of a worker that serves with a promise, and may lend."""
+        served = self._settings.serving
+        assert served is not None
+        slo = f"ttft={served.slo.ttft_s:g},tpot={served.slo.tpot_s:g},share={served.slo.share:g}"
+        lends = ("--lend",) if served.lend else ()
+        return (*self.engine_arguments(served.model), "--slo", slo, "--mode", served.mode, *lends)
 
     def _common(self) -> tuple[str, ...]:
         return ("--threads", str(self._settings.threads), "--device", self._settings.device)

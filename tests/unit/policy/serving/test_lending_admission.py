@@ -175,6 +175,16 @@ def test_a_correction_follows_a_device_that_became_slower() -> None:
     assert 1.3 <= correction.upper < 1.4
 
 
+def test_a_rollout_that_once_took_very_long_is_tried_again_when_the_service_is_idle() -> None:
+    arbiter = Arbiter(mode_of("ours"), SLO, COST, COST, capacity=1000)
+    for _ in range(20):
+        arbiter.rolled_out(StepWork(8, 8000.0), 2.0)
+    waiting = RolloutState(prompt_tokens=3000)
+    steps = [arbiter.next_step(10.0, ServingState(), waiting) for _ in range(500)]
+    assert steps[0] is Turn.REST
+    assert isinstance(steps[-1], Grant)
+
+
 @given(st.lists(st.tuples(st.floats(0, 0.3), st.floats(0.001, 0.2)), min_size=1, max_size=200))
 def test_the_coming_work_is_a_quantile_of_what_came_within_the_window(
     gaps: list[tuple[float, float]],

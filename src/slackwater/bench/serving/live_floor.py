@@ -1,0 +1,123 @@
+"""A control plane without its HTTP face over real processes: a served model whose worker lends, and a rollout's own engine."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from slackwater.bench.rollout.direct_worker import offer_models, spawn_directly
+from slackwater.bench.rollout.floor import RolloutFloor
+from slackwater.bench.rollout.live_fleet import BASE, BASE_VERSION
+from slackwater.control.lending.lender import Lender, LenderSettings
+from slackwater.control.rollout.settings import RolloutSettings
+from slackwater.model.errors import UnavailableError
+from slackwater.model.ids import JobId, WorkerId
+from slackwater.policy.serving.lender_choice import LenderRule
+from slackwater.runtime.bodies.lending import LendingBody
+from slackwater.runtime.launch.port import WorkerPlan
+from slackwater.wire.lending import LendTo
+
+CHAT = "chat"
+CHAT_VERSION = "base:chat"
+
+
+@dataclass(frozen=True, slots=True)
+class ServingPlan:
+    """Models, memory and the promise. A slow machine is no reason not to lend: the promise is loose."""
+
+    chat: Path
+    policy: Path
+    work: Path
+    kv_mb: int = 2
+    page_kb: int = 8
+    slo: str = "ttft=5,tpot=1"
+    mode: str = "ours"
+    lend: bool = True
+
+    def chat_worker(self) -> WorkerPlan:
+        arguments: tuple[str, ...] = ("--model", f"slackwater:models/{CHAT}", "--base", CHAT)
+        arguments += ("--base-version", CHAT_VERSION, "--kv-mb", str(self.kv_mb))
+        arguments += ("--page-kb", str(self.page_kb), "--slo", self.slo, "--mode", self.mode)
+        arguments += ("--max-running", "16", *(("--lend",) if self.lend else ()))
+        return WorkerPlan("serving", "slackwater.worker.coserving_worker", arguments)
+
+    def policy_worker(self) -> WorkerPlan:
+        arguments: tuple[str, ...] = ("--model", f"slackwater:models/{BASE}", "--base", BASE)
+        arguments += ("--base-version", BASE_VERSION, "--kind", "dedicated")
+        arguments += ("--max-running", "4", "--kv-mb", "32")
+        return WorkerPlan("engine", "slackwater.worker.engine_worker", arguments)
+
+
+class ServingFloor:
+    """Starts and kills both kinds of worker by name; each start has a name of its own."""
+
+    def __init__(self, plan: ServingPlan) -> None:
+        self.plan = plan
+        self.floor = RolloutFloor(
+            RolloutSettings(borrowed_stall_s=4.0, barren_losses=100, watch_every_s=0.2)
+        )
+        rule = LenderRule(most_kv=0.9, most_busy=0.99, back_kv=0.98, back_busy=1.0, rest_s=0.5)
+        self.lender = Lender(LenderSettings(rule, window_s=2.0, review_every_s=0.3))
+        offers = {JobId(BASE): LendTo(BASE, BASE_VERSION, f"slackwater:models/{BASE}")}
+        self.lending = LendingBody(self.floor.hub, self.lender, offers, self.floor.rollout.live_of)
+        self.floor.rollout.lending = self.lending
+        self._processes: dict[WorkerId, asyncio.subprocess.Process] = {}
+        self._starts = 0
+
+    async def __aenter__(self) -> "ServingFloor":
+        offer_models(self.plan.work, {BASE: self.plan.policy, CHAT: self.plan.chat})
+        await self.floor.__aenter__()
+        self.floor.rollout.published(BASE_VERSION, BASE)
+        self.floor.rollout.published(CHAT_VERSION, CHAT)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.lending.close()
+        for worker in list(self._processes):
+            self.kill(worker)
+        for process in self._processes.values():
+            await process.wait()
+        await self.floor.__aexit__(kind, error, trace)
+
+    async def start(self, plan: WorkerPlan) -> WorkerId:
+        """One more worker; it joins when it is up."""
+        self._starts += 1
+        worker = WorkerId(f"{plan.name}.{self._starts}")
+        floor = self.floor
+        self._processes[worker] = await spawn_directly(
+            plan, worker, floor.connect, floor.secret, self.plan.work
+        )
+        return worker
+
+    def kill(self, worker: WorkerId) -> None:
+        process = self._processes[worker]
+        if process.returncode is None:
+            process.kill()
+
+    async def until_joined(self, worker: WorkerId) -> None:
+        """Wait for it; UnavailableError if its process ended instead."""
+        while worker not in self.floor.hub.workers():
+            if self._processes[worker].returncode is not None:
+                raise UnavailableError(f"{worker} ended with {self._processes[worker].returncode}")
+            await asyncio.sleep(0.02)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something that workers will say."""
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.02)
+
+    def borrowed(self) -> list[WorkerId]:
+        """Instances that rollouts have on serving workers."""
+        return [worker for worker in self.floor.hub.workers() if self.lending.is_loan(worker)]
+
+    def gauges_of(self, worker: WorkerId) -> dict[str, float]:
+        """What it said of itself last."""
+        return self.floor.rollout.gauges.get(worker, {})

@@ -1,0 +1,30 @@
+"""Messages about a serving worker that lends its device."""
+
+from slackwater.wire.message import Message
+
+
+class LendTo(Message, frozen=True):
+    """Bring this model up beside the service's, and join with it as a borrowed instance."""
+
+    base: str
+    base_version: str
+    model: str
+
+
+class TakeBack(Message, frozen=True):
+    """The rollout leaves at once; answered by `LoanOver`."""
+
+    reason: str
+
+
+class LoanOver(Message, frozen=True):
+    """Nothing of the rollout is left on the device. With an `error` it never was, or left by itself."""
+
+    error: str = ""
+
+
+class BudgetReport(Message, frozen=True):
+    """A borrowed instance may hold another amount from now on."""
+
+    max_running: int
+    kv_tokens: int

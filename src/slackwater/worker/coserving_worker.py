@@ -1,0 +1,295 @@
+"""The co-serving process: a service's engine, and beside it a rollout's while the device is lent.
+
+To the control plane it is one or two instances like any other: the service's connection is there always, the rollout's
+comes with a loan and goes with it.
+"""
+
+import argparse
+import logging
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from slackwater.engine.config import EngineConfig
+from slackwater.engine.coserving.executor import CoservingExecutor, CoservingStep
+from slackwater.engine.coserving.step_profile import measure_step_cost
+from slackwater.engine.engine import Engine
+from slackwater.engine.pages import PagePool
+from slackwater.engine.request import GenerationRequest
+from slackwater.model.errors import SlackwaterError
+from slackwater.model.serving import ServingSlo
+from slackwater.nets.causal_lm import CausalLM
+from slackwater.nets.loading import load_net
+from slackwater.policy.serving.arbiter import Arbiter
+from slackwater.policy.serving.modes import MODES, mode_of
+from slackwater.policy.serving.step_cost import StepCost
+from slackwater.weights.port import WeightStore
+from slackwater.wire import lending, messages
+from slackwater.worker.connection import Connection, DisconnectedError, HasFileno
+from slackwater.worker.engine_worker import (
+    EngineWorker,
+    grammar_guides,
+    heartbeat_gauges,
+    text_decoder,
+)
+from slackwater.worker.files import NodeFiles, node_files
+from slackwater.worker.loan import Activation, Loan, SharedDevice
+from slackwater.worker.process import address_of, base_parser, dial, pin, run_worker, secret
+from slackwater.worker.slo_counts import SloCounts
+
+logger = logging.getLogger(__name__)
+
+_REST_S = 0.002  # between two looks when somebody has work and nobody may run
+_ACTIVATION_LOOK_S = 0.02
+_FEASIBLE_PROMPT = 64  # tokens that a service must be able to answer in time even alone
+
+
+class ServiceDesk(EngineWorker):
+    """The service's requests go through the executor, which times them."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        engine: Engine,
+        store: WeightStore,
+        executor: CoservingExecutor,
+    ) -> None:
+        super().__init__(connection, engine, store)
+        self._executor = executor
+
+    def _add(self, request: GenerationRequest) -> None:
+        self._executor.serve(request)
+
+    def _abort(self, request: int) -> None:
+        self._executor.abort_served(request)
+
+
+class CoservingWorker:
+    """One loop over both connections and the executor."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        desk: ServiceDesk,
+        device: SharedDevice,
+        counts: SloCounts,
+    ) -> None:
+        self._connection, self._desk, self._device = connection, desk, device
+        self._executor, self._counts = device.executor, counts
+        self.loan: Loan | None = None
+        self._coming: Activation | None = None
+
+    def run(self) -> None:
+        """Until told to stop."""
+        executor = self._executor
+        rested = False
+        while True:
+            for message in self._connection.receive(self._patience_s(rested), *self._wakers()):
+                if isinstance(message, messages.Stop):
+                    self._end_loan("")
+                    return
+                self._do(message)
+            self._desk.settle()
+            if self._coming is not None and self._device.may_join(self._coming):
+                self._join(self._coming)
+            if self.loan is not None and not self.loan.attend():
+                self._end_loan("the control plane let the instance go")
+            rested = False
+            if executor.busy:
+                rested = self._tell(executor.step())
+
+    def _do(self, message: messages.ToWorker) -> None:
+        match message:
+            case lending.LendTo():
+                self._lend(message)
+            case lending.TakeBack():
+                self._end_loan("", answer=True)
+            case _:
+                self._desk.do(message)
+
+    def _patience_s(self, rested: bool) -> float | None:
+        """How long to wait for a message."""
+        if self._executor.busy:
+            return _REST_S if rested else 0.0
+        return None if self._coming is None else _ACTIVATION_LOOK_S
+
+    def _wakers(self) -> tuple[HasFileno, ...]:
+        loan = () if self.loan is None else self.loan.wakers
+        return (self._desk.puller, *loan)
+
+    def _lend(self, message: lending.LendTo) -> None:
+        if self.loan is None and self._coming is None:
+            self._coming = self._device.activate(message)
+
+    def _join(self, activation: Activation) -> None:
+        """The rollout is up; what goes wrong is said, and the service goes on."""
+        self._coming = None
+        try:
+            self.loan = self._device.lend(activation)
+        except (SlackwaterError, OSError) as error:
+            logger.warning("not lent: %s", error)
+            self._connection.send(messages.encode(lending.LoanOver(str(error))))
+
+    def _end_loan(self, error: str, *, answer: bool = False) -> None:
+        loan, self.loan = self.loan, None
+        self._coming = None
+        if loan is not None:
+            loan.end(self._executor.take_back())
+        if error or answer:
+            self._connection.send(messages.encode(lending.LoanOver(error)))
+
+    def _tell(self, step: CoservingStep) -> bool:
+        """Pass a step's results on; whether nothing could run."""
+        for ended in step.ended:
+            self._counts.count(ended)
+        if step.served is not None:
+            self._desk.tell(step.served)
+        if self.loan is not None:
+            try:
+                self.loan.tell(step)
+            except DisconnectedError:
+                self._end_loan("the control plane let the instance go")
+        return step.served is None and step.rolled_out is None
+
+    def gauges(self) -> dict[str, float]:
+        """Of the service, for the heartbeat's thread."""
+        executor = self._executor
+        return {
+            **heartbeat_gauges(executor.service),
+            **self._counts.gauges(),
+            "lent": float(self.loan is not None),
+            "kv_share": min(executor.serving_pages / executor.arbiter.budget.capacity, 1.0),
+            "needed_s": executor.needed_s,
+            "budget_cuts": float(executor.cuts),
+        }
+
+
+def feasible(cost: StepCost, slo: ServingSlo, step_tokens: int) -> str | None:
+    """Why the service cannot keep its promise even alone, if it cannot."""
+    step_s = cost.decode.at(1)
+    prompt_s = cost.prompt_s(_FEASIBLE_PROMPT, 0, step_tokens)
+    if step_s > slo.tpot_s:
+        return (
+            f"slo: tpot {slo.tpot_s:g} s is less than one decode step takes here ({step_s:.3g} s)"
+        )
+    if prompt_s > slo.ttft_s:
+        return (
+            f"slo: ttft {slo.ttft_s:g} s is less than a prompt of {_FEASIBLE_PROMPT} tokens takes"
+            f" here ({prompt_s:.3g} s)"
+        )
+    return None
+
+
+def _pool(device: str, kv_mb: int, page_kb: int) -> tuple[PagePool, int]:
+    if device.startswith("cuda"):
+        from slackwater.engine.cuda.pages import CudaPagePool
+
+        page_bytes = 16 << 20  # mapping a page costs the same for all sizes
+        return CudaPagePool(kv_mb << 20, page_bytes, torch.device(device)), page_bytes
+    from slackwater.engine.pages import HostPagePool
+
+    return HostPagePool(kv_mb << 20, page_kb << 10), page_kb << 10
+
+
+def engine_on(
+    pool: PagePool, net: CausalLM, config: EngineConfig, model: Path, device: str
+) -> Engine:
+    """An engine whose cache lies on a shared pool."""
+    from slackwater.engine.executor import Executor
+
+    executor: Executor
+    if device.startswith("cuda"):
+        from slackwater.engine.cuda.executor import CudaExecutor
+
+        executor = CudaExecutor(net, config, pool)
+    else:
+        from slackwater.engine.cpu.executor import CpuExecutor
+
+        executor = CpuExecutor(net.config, config, pool)
+    guides = grammar_guides(model, net.config)
+    return Engine(net, config, text_decoder(model), executor=executor, guides=guides)
+
+
+def _options() -> argparse.Namespace:
+    parser = base_parser("A co-serving worker; `slackwater up --serve` starts it.")
+    parser.add_argument("--model", required=True, help="URI of the served model")
+    parser.add_argument("--base", required=True, help="name of the served model")
+    parser.add_argument("--base-version", required=True, help="weight version of that model")
+    parser.add_argument("--max-running", type=int, default=64)
+    parser.add_argument("--kv-mb", type=int, default=512, help="KV memory of both models together")
+    parser.add_argument("--page-kb", type=int, default=2048, help="a page of it, on a CPU")
+    parser.add_argument("--slo", required=True, help="such as ttft=0.5,tpot=0.15")
+    parser.add_argument("--mode", default="ours", choices=sorted(MODES))
+    parser.add_argument("--lend", action="store_true", help="take rollouts in when told to")
+    options: argparse.Namespace = parser.parse_args()
+    return options
+
+
+def build(options: argparse.Namespace, files: NodeFiles) -> tuple[SharedDevice, str | None]:
+    """The service's engine on its pool, profiled; and why it must not lend, if it must not."""
+    slo = ServingSlo.parse(options.slo)
+    on_gpu = options.device.startswith("cuda")
+    pool, page_bytes = _pool(options.device, options.kv_mb, options.page_kb)
+    config = EngineConfig(
+        kv_bytes=options.kv_mb << 20,
+        page_bytes=page_bytes,
+        max_running=options.max_running,
+        max_step_tokens=2048 if on_gpu else 256,
+        max_full_versions=8,
+        base_version=options.base_version,
+    )
+    model = files.model(options.model)
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    net = load_net(model, dtype=dtype, device=options.device)
+    engine = engine_on(pool, net, config, model, options.device)
+    cost = measure_step_cost(engine, net.config.vocab_size)
+    why = feasible(cost, slo, config.max_step_tokens)
+    arbiter = Arbiter(
+        mode_of(options.mode),
+        slo,
+        cost,
+        cost,
+        capacity=pool.capacity,
+        step_tokens=config.max_step_tokens,
+    )
+    executor = CoservingExecutor(engine, arbiter, time.perf_counter)
+
+    def rollout_engine(weights: CausalLM, folder: Path, base_version: str) -> Engine:
+        own = replace(config, base_version=base_version)
+        return engine_on(pool, weights, own, folder, options.device)
+
+    address = address_of(options.connect)
+    device = SharedDevice(executor, files, rollout_engine, options.worker, address, options.device)
+    return device, why
+
+
+def main() -> None:
+    options = _options()
+    torch.set_num_threads(options.threads)
+    files = node_files(options.files, secret(), pin())
+    device, why = build(options, files)
+    engine, slo = device.executor.service, device.executor.arbiter.slo
+    if why is not None:
+        logger.error("%s; it serves, and lends nothing", why)
+    facts = messages.EngineFacts(
+        base_model=options.base,
+        max_running=options.max_running,
+        max_context_tokens=engine.max_context,
+        kv_tokens=engine.capacity_tokens,
+        max_versions=4,
+        lends=options.lend and why is None,
+    )
+    hello = messages.Hello(secret(), options.worker, "engine", facts)
+    with dial(options.connect, hello) as connection:
+        if options.lend and why is not None:
+            connection.send(messages.encode(lending.LoanOver(why)))
+        desk = ServiceDesk(connection, engine, files.weights(), device.executor)
+        worker = CoservingWorker(connection, desk, device, SloCounts(slo))
+        connection.report_gauges(worker.gauges)
+        worker.run()
+
+
+if __name__ == "__main__":
+    run_worker(main)

@@ -1,0 +1,226 @@
+"""A rollout's stay on a serving device: its engine, and its own connection to the control plane."""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from slackwater.engine.coserving.executor import CoservingExecutor, CoservingStep
+from slackwater.engine.coserving.staged_weights import StagedWeights
+from slackwater.engine.coserving.step_profile import measure_step_cost
+from slackwater.engine.engine import Engine
+from slackwater.engine.request import GenerationRequest
+from slackwater.model.errors import RefusedError
+from slackwater.nets.causal_lm import CausalLM
+from slackwater.nets.loading import load_net
+from slackwater.policy.serving.step_cost import StepCost
+from slackwater.weights.port import WeightStore
+from slackwater.wire import lending, messages
+from slackwater.worker.connection import Connection, DisconnectedError, HasFileno
+from slackwater.worker.engine_worker import EngineWorker, heartbeat_gauges
+from slackwater.worker.files import NodeFiles
+from slackwater.worker.process import pin, secret
+
+logger = logging.getLogger(__name__)
+
+_MAX_VERSIONS = 4
+
+
+class RolloutDesk(EngineWorker):
+    """The rollout's turns go through the executor."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        engine: Engine,
+        store: WeightStore,
+        executor: CoservingExecutor,
+    ) -> None:
+        super().__init__(connection, engine, store)
+        self._executor = executor
+
+    def _add(self, request: GenerationRequest) -> None:
+        self._executor.roll_out(request)
+
+    def give_back(self, requests: Sequence[int], error: str) -> None:
+        """Whole requests that had to go: they go on elsewhere with the tokens that were streamed."""
+        frames = []
+        for request in requests:
+            if self._requests.pop(request, None) is not None:
+                self._made.pop(request)
+                frames.append(messages.encode(messages.GenerateRefused(request, error, False)))
+        if frames:
+            self._connection.send(*frames)
+
+
+class Loan:
+    """From joining to leaving."""
+
+    def __init__(
+        self, connection: Connection, desk: RolloutDesk, executor: CoservingExecutor
+    ) -> None:
+        self._connection, self._desk, self._executor = connection, desk, executor
+        self._cuts = executor.cuts
+
+    @property
+    def wakers(self) -> tuple[HasFileno, ...]:
+        """What may have something for the loop."""
+        return (self._connection, self._desk.puller)
+
+    def attend(self) -> bool:
+        """Do what the control plane said; False if it has let the instance go."""
+        try:
+            for message in self._connection.receive(0.0):
+                if isinstance(message, messages.Stop):
+                    return False
+                self._desk.do(message)
+            self._desk.settle()
+        except DisconnectedError:
+            return False
+        return True
+
+    def tell(self, step: CoservingStep) -> None:
+        """The rollout's tokens; and after a cut, what had to go and what is left."""
+        if step.rolled_out is not None:
+            self._desk.tell(step.rolled_out)
+        if step.given_back:
+            self._desk.give_back(step.given_back, "the service needs the memory")
+        if self._executor.cuts != self._cuts:
+            self._cuts = self._executor.cuts
+            self._connection.send(messages.encode(self._budget()))
+
+    def end(self, given_back: Sequence[int]) -> None:
+        """Say what is left undone, and leave."""
+        try:
+            self._desk.give_back(given_back, "the service took the device back")
+        except DisconnectedError as error:
+            logger.info("the loan's connection is gone: %s", error)
+        self._desk.puller.close()
+        self._connection.__exit__(None, None, None)
+
+    def _budget(self) -> lending.BudgetReport:
+        rollout = self._executor.rollout
+        tokens = 0 if rollout is None else lent_tokens(self._executor, rollout)
+        running = 0 if rollout is None or not tokens else rollout.config.max_running
+        return lending.BudgetReport(running, tokens)
+
+    def gauges(self) -> dict[str, float]:
+        """Of the rollout, for the heartbeat's thread."""
+        rollout = self._executor.rollout
+        if rollout is None:
+            return {}
+        return {**heartbeat_gauges(rollout), "stalled": float(self._executor.stalled)}
+
+
+def lent_tokens(executor: CoservingExecutor, rollout: Engine) -> int:
+    """How many tokens of the rollout's the budget holds."""
+    blocks = executor.arbiter.lent * executor.service.config.page_bytes // rollout.block_bytes
+    total = rollout.gauges()["kv_blocks_total"]
+    return int(max(blocks - 1, 0) * rollout.capacity_tokens / max(total, 1.0))
+
+
+class Activation:
+    """A rollout's weights on their way to the device, in a thread: the service goes on meanwhile."""
+
+    def __init__(self, wanted: lending.LendTo, load: Callable[[lending.LendTo], CausalLM]) -> None:
+        self.wanted = wanted
+        self._load = load
+        self._net: CausalLM | None = None
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._work, name="activation", daemon=True)
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def result(self) -> CausalLM:
+        """The model; raises what went wrong."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        assert self._net is not None
+        return self._net
+
+    def _work(self) -> None:
+        try:
+            self._net = self._load(self.wanted)
+        except Exception as error:  # noqa: BLE001  (the thread's edge: the loop decides what it means)
+            self._error = error
+
+
+@dataclass(slots=True)
+class SharedDevice:
+    """What loans need of their worker. Weights are staged on the host by the first loan, steps measured once."""
+
+    executor: CoservingExecutor
+    files: NodeFiles
+    new_rollout: Callable[[CausalLM, Path, str], Engine]
+    worker: str
+    address: tuple[str, int]
+    device: str
+    loans: int = 0
+    staged: dict[str, StagedWeights] = field(default_factory=dict)
+    costs: dict[str, StepCost] = field(default_factory=dict)
+
+    def activate(self, wanted: lending.LendTo) -> Activation:
+        """Begin to bring a rollout's weights to the device."""
+        return Activation(wanted, self._weights)
+
+    def may_join(self, activation: Activation) -> bool:
+        """Its weights are there, and its steps are known or can be measured without anybody waiting."""
+        known = activation.wanted.model in self.costs
+        return activation.done and (known or not self.executor.service.busy)
+
+    def lend(self, activation: Activation) -> Loan:
+        """Join with the rollout. Raises if it does not fit or finds no room."""
+        executor, wanted = self.executor, activation.wanted
+        net = activation.result()
+        rollout = self.new_rollout(net, self.files.model(wanted.model), wanted.base_version)
+        if wanted.model not in self.costs:
+            self.costs[wanted.model] = measure_step_cost(rollout, net.config.vocab_size)
+        executor.arbiter.rollout_cost = self.costs[wanted.model]
+        executor.lend(rollout)
+        try:
+            return self._joined(wanted, rollout)
+        except BaseException:
+            executor.take_back()
+            raise
+
+    def _joined(self, wanted: lending.LendTo, rollout: Engine) -> Loan:
+        executor = self.executor
+        tokens = lent_tokens(executor, rollout)
+        if tokens < 2:
+            raise RefusedError("the service leaves no KV memory to lend; raise --kv-mb")
+        self.loans += 1
+        facts = messages.EngineFacts(
+            base_model=wanted.base,
+            max_running=rollout.config.max_running,
+            max_context_tokens=min(rollout.max_context, tokens),
+            kv_tokens=tokens,
+            max_versions=_MAX_VERSIONS,
+            kind="borrowed",
+        )
+        hello = messages.Hello(secret(), f"{self.worker}~{self.loans}", "engine", facts)
+        connection = Connection(self.address, hello, pin=pin(), orphaned=_only_the_loan)
+        desk = RolloutDesk(connection, rollout, self.files.weights(), executor)
+        loan = Loan(connection, desk, executor)
+        connection.report_gauges(loan.gauges)
+        connection.__enter__()
+        return loan
+
+    def _weights(self, wanted: lending.LendTo) -> CausalLM:
+        """In the activation's thread: from the host's memory, where they are put when first wanted."""
+        if wanted.model not in self.staged:
+            self.staged.clear()  # one rollout model at a time: host memory is bounded
+            dtype = torch.bfloat16 if self.device.startswith("cuda") else torch.float32
+            net = load_net(self.files.model(wanted.model), dtype=dtype)
+            self.staged[wanted.model] = StagedWeights.of(net, self.device)
+        return self.staged[wanted.model].on_device()
+
+
+def _only_the_loan() -> None:
+    """The service's own connection decides whether the process goes on."""

@@ -1,0 +1,82 @@
+"""A service whose worker lends, live: real processes, bursts, pressure and kills."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from slackwater.bench.options import BenchOptions
+from slackwater.bench.rollout.multi_turn import MultiTurn
+from slackwater.bench.serving.bursts import Bursts, alone_and_together
+from slackwater.bench.serving.live_floor import ServingFloor, ServingPlan
+from slackwater.zoo.tiny import make_model
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    make_model("tiny", folder / "chat", seed=0)
+    make_model("small", folder / "policy", seed=1)
+    return folder
+
+
+@pytest.mark.timeout(280)
+def test_answers_and_rollouts_are_the_same_to_the_bit_with_and_without_lending(
+    models: Path, tmp_path: Path
+) -> None:
+    plan = ServingPlan(models / "chat", models / "policy", tmp_path)
+    games = MultiTurn(3, trajectories=8, turns=3, max_tokens=60)
+    figures = asyncio.run(alone_and_together(plan, Bursts(3, 8, most=10), games, 4, BenchOptions()))
+    assert figures["kills"] == 2
+    assert figures["lent_tokens"] > 0, "the rollouts had the device"
+    assert figures["different_answers"] == 0
+    assert figures["different_answer_logprobs"] == 0
+    assert figures["different_rollouts"] == 0
+    assert figures["different_rollout_logprobs"] == 0
+    assert figures["leaked"] == 0
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("slo", "said"), [("ttft=5,tpot=0.0000001", "tpot"), ("ttft=0.0000001,tpot=5", "ttft")]
+)
+def test_a_promise_that_cannot_be_kept_even_alone_is_said_and_the_service_serves_without_lending(
+    models: Path, tmp_path: Path, slo: str, said: str
+) -> None:
+    plan = ServingPlan(models / "chat", models / "policy", tmp_path, slo=slo)
+    asyncio.run(_serves_without_lending(plan, said))
+
+
+@pytest.mark.timeout(120)
+def test_a_rollout_model_that_does_not_fit_is_refused_by_name_and_the_service_goes_on(
+    models: Path, tmp_path: Path
+) -> None:
+    plan = ServingPlan(models / "chat", models / "policy", tmp_path, kv_mb=1, page_kb=1024)
+    asyncio.run(_refused(plan))
+
+
+async def _serves_without_lending(plan: ServingPlan, said: str) -> None:
+    async with asyncio.timeout(100), ServingFloor(plan) as floor:
+        chat = await floor.start(plan.chat_worker())
+        await floor.until_joined(chat)
+        await floor.until(lambda: chat in floor.lending.refusals)
+        assert f"slo: {said}" in floor.lending.refusals[chat]
+        answers = await Bursts(1, 2, most=3).run(floor)
+        assert len(answers) > 0
+        assert floor.lender.gauges()["serving_nodes"] == 0
+
+
+async def _refused(plan: ServingPlan) -> None:
+    async with asyncio.timeout(100), ServingFloor(plan) as floor:
+        chat = await floor.start(plan.chat_worker())
+        await floor.until_joined(chat)
+        games = MultiTurn(1, trajectories=1, turns=1, max_tokens=8)
+        rolling = asyncio.create_task(games.run(floor.floor.generate))
+        await floor.until(lambda: chat in floor.lending.refusals)
+        assert "memory" in floor.lending.refusals[chat]
+        assert len(await Bursts(1, 2, most=3).run(floor)) > 0
+        policy = await floor.start(plan.policy_worker())
+        await floor.until_joined(policy)
+        assert len(await rolling) == 1, "the turn went on where there was room"
