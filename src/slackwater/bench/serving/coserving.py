@@ -73,10 +73,10 @@ class _Outcome:
 def run(options: BenchOptions) -> dict[str, float]:
     """Figures by trace and mode; `added` are requests that met the promise without lending and do not with it."""
     files = {name: options.data_file(path) for name, path in TRACES.items()}
-    seconds = 60.0 if options.quick else 200.0
+    seconds = 60.0 if options.quick else 120.0
     base = _Case("", files["conv"], "none", 1.0, seconds, 96, 1, seed=options.seed)
     if not options.quick:
-        base = replace(base, games=192, stages=2)
+        base = replace(base, games=128, stages=2)
     names = ("conv", "code") if options.quick else tuple(files)
     modes = ("dual", "ours") if options.quick else (*(m for m in MODES if m != "none"), _AUTOSCALE)
     with ProcessPoolExecutor(2) as pool:
