@@ -15,7 +15,7 @@ from slackwater.bench.options import BenchOptions
 from slackwater.bench.rollout.multi_turn import MultiTurn, Outputs, compare
 from slackwater.bench.serving.live_floor import CHAT, CHAT_VERSION, ServingFloor, ServingPlan
 from slackwater.control.rollout.commands import CompleteTurn
-from slackwater.model.ids import TrajectoryId, TurnId, WorkerId
+from slackwater.model.ids import JobId, TrajectoryId, TurnId, WorkerId
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import TurnSpec
 
