@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "training": "model nets tensors",
     "weights": "model policy wire tensors",
     "sandbox": "model wire",
-    "worker": "model wire nets tensors weights engine training zoo sandbox grammar",
+    "worker": "model policy wire nets tensors weights engine training zoo sandbox grammar",
     "rl": "model",
 }
 FREE = {"cli", "bench"}
