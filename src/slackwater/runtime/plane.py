@@ -39,6 +39,7 @@ from slackwater.runtime.services.finishing import Finishing, sampling_session_of
 from slackwater.runtime.services.housekeeping import Household, Housekeeping
 from slackwater.runtime.services.instances import InstanceService, Premises
 from slackwater.runtime.services.jobs import Jobs
+from slackwater.runtime.services.meters import Meters
 from slackwater.runtime.services.sampling import KIND as SAMPLE
 from slackwater.runtime.services.sampling import SamplingService
 from slackwater.runtime.services.sessions import Sessions
@@ -78,7 +79,8 @@ class ControlPlane:
         self.tenants = Tenants.open(state, settings.tenants)
         self.failed = asyncio.Event()
         self.store = Store(settings.database_url or state.database_url, self.failed.set)
-        self.board = FutureBoard()
+        self.meters = Meters()
+        self.board = FutureBoard(self.meters.settled)
         self.background = Background(lambda error: self.failed.set())
         secret = state.fleet_secret()
         file = settings.whole_fleet
@@ -102,6 +104,7 @@ class ControlPlane:
             self._vital("brain", self.brain),
             self._release,
             lambda version: self.background.spawn(asyncio.to_thread(shelf.drop, version)),
+            meters=self.meters,
         )
         served = settings.serving
         if served is not None:

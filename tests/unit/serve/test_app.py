@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from slackwater.model.session import LoraShape
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.settings import ServiceSettings
 from slackwater.runtime.store.checkpoints import Checkpoint, put_checkpoint
+from slackwater.runtime.store.future_board import Outcome
 from slackwater.runtime.store.operation_log import Submission, add_operation
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.serve.app import create_app
@@ -278,5 +280,36 @@ def test_any_number_of_results_can_be_acknowledged_at_once(tmp_path: Path) -> No
         )
         assert many.status_code == 422
         assert "retrieved_request_ids" in many.json()["error"]
+
+    with_plane(tmp_path, work)
+
+
+def test_metrics_name_tenants_to_the_operator_alone(tmp_path: Path) -> None:
+    async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        plane.board.expect(RequestId("op-1"), TenantId("other"))
+        plane.board.settle(RequestId("op-1"), Outcome("optim_step", b"{}"))
+        mine = await client.get("http://test/metrics")
+        counted = (
+            'slackwater_request_seconds_count{kind="optim_step",outcome="done",tenant="other"}'
+        )
+        assert f"{counted} 1.0" in mine.text
+        for key in ("", plane.tenants.key_of("other")):
+            others = await client.get("http://test/metrics", headers={"x-api-key": key})
+            assert others.status_code == 200
+            assert "slackwater_engines" in others.text
+            assert "tenant=" not in others.text
+
+    with_plane(tmp_path, work)
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are(tmp_path: Path) -> None:
+    shown = (Path(__file__).parents[3] / "docs" / "grafana.json").read_text()
+    asked = set(re.findall(r"slackwater_[a-z_]+", " ".join(re.findall(r'"expr": (.*)', shown))))
+
+    async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        text = (await client.get("http://test/metrics")).text
+        families = set(re.findall(r"# TYPE (\S+) ", text))
+        for name in asked:
+            assert name.removesuffix("_bucket") in families, name
 
     with_plane(tmp_path, work)

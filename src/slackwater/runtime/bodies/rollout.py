@@ -28,6 +28,7 @@ from slackwater.runtime.bodies.timers import Timers
 from slackwater.runtime.bodies.trainer_devices import TrainerDevices
 from slackwater.runtime.bodies.trajectory_index import TrajectoryIndex
 from slackwater.runtime.net.hub import WorkerHub
+from slackwater.runtime.services.meters import Meters
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame, FrameKind
 from slackwater.wire.lending import BudgetReport, LoanOver
@@ -56,7 +57,11 @@ class RolloutBody:
         brain: Controller[BrainEvent, BrainCommand],
         release: Callable[[WorkerId], None],
         delete: Callable[[str], None] = lambda version: None,
+        meters: Meters | None = None,
     ) -> None:
+        self._meters = meters or Meters()
+        self._since_s: dict[TurnId, float] = {}
+        self._streaming: set[TurnId] = set()
         self._hub = hub
         self._brain = brain
         self._release = release
@@ -81,13 +86,19 @@ class RolloutBody:
             spec = dataclasses.replace(spec, trajectory=known)
         self._listeners[spec.turn] = listener
         self._specs[spec.turn] = spec
+        self._since_s[spec.turn] = _now_s()
         self.feed(on.TurnSubmitted(_now_s(), spec))
 
     def cancel(self, turn: TurnId) -> None:
         """The client does not want it any more; its listener hears nothing more."""
         if self._listeners.pop(turn, None) is not None:
-            del self._specs[turn]
+            self._measure(self._specs.pop(turn), 0, "cancelled")
             self.feed(on.TurnCancelled(_now_s(), turn))
+
+    def _measure(self, spec: TurnSpec, tokens: int, outcome: str) -> None:
+        self._streaming.discard(spec.turn)
+        took_s = _now_s() - self._since_s.pop(spec.turn)
+        self._meters.turn_ended(spec, took_s, tokens, outcome)
 
     def name_owners(self, tenants: Sequence[str]) -> None:
         """Whose turns may come."""
@@ -271,6 +282,10 @@ class RolloutBody:
     def _tell(self, command: do.AppendTokens | do.CompleteTurn | do.FailTurn) -> None:
         if isinstance(command, do.AppendTokens):
             if (listener := self._listeners.get(command.turn)) is not None:
+                if command.turn not in self._streaming:
+                    self._streaming.add(command.turn)
+                    waited_s = _now_s() - self._since_s[command.turn]
+                    self._meters.first_token(self._specs[command.turn], waited_s)
                 listener.appended(command)
             return
         listener = self._listeners.pop(command.turn, None)
@@ -278,6 +293,8 @@ class RolloutBody:
             return
         spec = self._specs.pop(command.turn)
         tokens = command.tokens if isinstance(command, do.CompleteTurn) else ()
+        completed = isinstance(command, do.CompleteTurn)
+        self._measure(spec, len(tokens), "completed" if completed else "failed")
         if isinstance(command, do.CompleteTurn):
             self._trajectories.ended(spec.version, spec.prompt, tokens, spec.trajectory)
             listener.completed(command)

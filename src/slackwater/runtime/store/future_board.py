@@ -6,8 +6,9 @@ outcome can be read again until it is acknowledged or expires.
 
 import asyncio
 import contextlib
+import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from slackwater.model.ids import RequestId, TenantId
@@ -29,7 +30,12 @@ class Outcome:
 class FutureBoard:
     """Requests under way and the outcomes that came last, in memory; the store has all of them."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, settled: Callable[[TenantId, str, float, bool], None] = lambda *told: None
+    ) -> None:
+        """`settled` is told of every outcome: whose, of what kind, after how long, and whether it failed."""
+        self._settled = settled
+        self._since_s: dict[RequestId, float] = {}
         self._waiting: dict[RequestId, asyncio.Event] = {}
         self._recent: OrderedDict[RequestId, Outcome] = OrderedDict()
         self._recent_bytes = 0
@@ -40,9 +46,14 @@ class FutureBoard:
         """The request is under way."""
         self._waiting.setdefault(request, asyncio.Event())
         self._tenants[request] = tenant
+        self._since_s.setdefault(request, time.monotonic())
 
     def settle(self, request: RequestId, outcome: Outcome) -> None:
         """The outcome is durable: wake everybody."""
+        since_s, tenant = self._since_s.pop(request, None), self._tenants.get(request)
+        if since_s is not None and tenant is not None:
+            took_s, failed = time.monotonic() - since_s, outcome.error is not None
+            self._settled(tenant, str(outcome.kind), took_s, failed)
         self._recent[request] = outcome
         self._recent_bytes += _size_bytes(outcome)
         while self._recent_bytes > _REMEMBERED_BYTES and len(self._recent) > 1:

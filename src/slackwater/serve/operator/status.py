@@ -4,14 +4,14 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from slackwater.model.ids import TenantId
 from slackwater.runtime.plane import ControlPlane
-from slackwater.serve.http.auth import tenant_reader
+from slackwater.serve.http.auth import find_tenant, tenant_reader
 
 
 class PlaneCollector:
@@ -58,8 +58,13 @@ def operator_routes(plane: ControlPlane) -> APIRouter:
         return {"status": "ok"}
 
     @router.get("/metrics")
-    async def metrics() -> Response:
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+    async def metrics(request: Request) -> Response:
+        """For Prometheus. With the operator's key (`authorization`) also who did what, by tenant and model."""
+        tenant = find_tenant(plane.tenants, request.headers)
+        shown = generate_latest(registry)
+        if tenant is not None and plane.is_operator(tenant):
+            shown += generate_latest(plane.meters.registry)
+        return Response(shown, media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/slackwater/status")
     async def status(tenant: caller) -> dict[str, Any]:
