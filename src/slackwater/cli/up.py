@@ -225,6 +225,8 @@ def _default_models(folder: Any) -> dict[str, Path]:
 
 
 def _run(settings: Any, folder: Any) -> int:
+    # The event loop and the store's thread hand over to each other several times for every request.
+    sys.setswitchinterval(0.001)
     try:
         import uvloop
     except ImportError:
