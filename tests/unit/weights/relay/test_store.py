@@ -16,6 +16,7 @@ from slackwater.weights.relay.server import RelayServer
 from slackwater.weights.relay.shelf import Shelf
 from slackwater.weights.relay.store import RelayWeightStore
 from slackwater.weights.relay.tracker import Tracker
+from slackwater.worker.fast_lane import RELAY_VARIABLE, with_fast_lane
 
 
 @pytest.fixture(name="server")
@@ -124,6 +125,23 @@ def test_beside_a_durable_store_the_relay_carries_and_the_store_decides(
         receiver.pull("v9")
     assert sender.versions() == ("v1", "v2")
     assert sender.retain({"v2"}) == ("v1",)
+
+
+def test_a_worker_uses_the_relay_that_its_environment_names_if_it_answers(
+    server: RelayServer, stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    durable = DirectoryWeightStore(tmp_path)
+    assert with_fast_lane(durable, "worker", SECRET.decode()) is durable
+    host, port = server.address
+    monkeypatch.setenv(RELAY_VARIABLE, f"{host}:{port}")
+    lane = with_fast_lane(durable, "worker", SECRET.decode())
+    assert isinstance(lane, FastLane)
+    stack.callback(lane.close)
+    lane.publish("v1", durable_tensors(1), {})
+    lane.flush()
+    assert [manifest.version for manifest in server.shelf.manifests()] == ["v1"]
+    server.close()
+    assert with_fast_lane(durable, "other", SECRET.decode()) is durable
 
 
 def test_without_its_relay_a_durable_store_goes_on_alone(
