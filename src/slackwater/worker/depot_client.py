@@ -8,8 +8,9 @@ import urllib.parse
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 from slackwater.model.errors import ConfigError, NotFoundError, UnavailableError
 from slackwater.model.uri import Uri
@@ -97,7 +98,7 @@ class DepotClient:
     def _put(self, uri: Uri, files: Mapping[str, Path], *, folder: bool) -> None:
         upload = uuid.uuid4().hex
         for name, file in files.items():
-            self._patiently(lambda n=name, f=file: self._send(upload, n, f))  # type: ignore[misc]
+            self._patiently(partial(self._send, upload, name, file))
         query = urllib.parse.urlencode({"upload": upload, "folder": int(folder)})
 
         def commit() -> None:
@@ -114,13 +115,17 @@ class DepotClient:
                 answer.read()
 
     def _answer(
-        self, method: str, path: str, headers: Mapping[str, str] | None = None, body: object = None
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str] | None = None,
+        body: IO[bytes] | None = None,
     ) -> http.client.HTTPResponse:
         if self._pin is None:
             connection = http.client.HTTPConnection(self._host, self._port, timeout=_TIMEOUT_S)
         else:
             connection = _PinnedConnection(self._host, self._port, self._pin)
-        connection.request(method, path, body, {**self._headers, **(headers or {})})  # type: ignore[arg-type]
+        connection.request(method, path, body, {**self._headers, **(headers or {})})
         answer = connection.getresponse()
         if answer.status >= 400:
             said = answer.read(4096).decode(errors="replace").strip()

@@ -13,7 +13,7 @@ import numpy as np
 from slackwater.model.ids import JobId
 from slackwater.model.job import JobProfile
 from slackwater.model.node import Role
-from slackwater.policy.columns import ROUNDS, WORK_ROWS, Floats, Ints
+from slackwater.policy.columns import MAX_MEMBERS, ROUNDS, WORK_ROWS, Floats, Ints
 from slackwater.policy.placement.cycle_fitting import MAX_ROUNDS, busiest_s, drain_cost
 from slackwater.policy.placement.cycle_plan import FittedCycle
 from slackwater.policy.placement.fleet import Fleet
@@ -117,19 +117,10 @@ class Consolidation:
                 candidate.here,
             )
         current: Ints = np.array([candidate.pins for candidate in candidates], np.int64)
-        limits: Floats = np.array(
-            [
-                book.ledger.free(Role.ROLLOUT),
-                fleet.rollout.node_type.host_memory_gb,
-                fleet.train.node_type.host_memory_gb,
-                book.ledger.worth_per_h(Role.ROLLOUT),
-                book.ledger.worth_per_h(Role.TRAIN),
-                to_beat,
-            ]
-        )
+        room = book.room(MAX_MEMBERS, to_beat)
         mask = 0 if row is None else int(book.table.node_mask[row])
         pins = np.zeros(len(candidates), np.int64)
-        cost = best_layout(jobs, current, mask, train_nodes, limits, pins)
+        cost = best_layout(jobs, current, mask, train_nodes, room, pins)
         if not np.isfinite(cost):
             return None
         work, delay_s = np.zeros((WORK_ROWS, len(candidates))), np.zeros(len(candidates))
@@ -175,7 +166,8 @@ class Consolidation:
         return Merger(row, jobs, layout, gain) if gain > max(to_beat, least) else None
 
     def _rests(self, job: JobId, now_s: float) -> bool:
-        return now_s - self._book.members[job].moved_s < LEAST_GAP_S
+        """Moved lately. Several mergers of one look may move the same job: it restarts once."""
+        return 0.0 < now_s - self._book.members[job].moved_s < LEAST_GAP_S
 
     def _moved(self, jobs: Sequence[JobId], layout: Layout, row: int) -> list[JobId]:
         """The jobs that change nodes."""

@@ -18,6 +18,7 @@ from slackwater.policy.ordering.round_robin_cycle import (
     longest_solo_s,
     round_robin_period_s,
 )
+from slackwater.policy.placement.arrival import ArrivingJob, Room
 
 
 @compiled
@@ -85,22 +86,22 @@ def _cheapest_pinning(
     tightest_s: float,
     node_mask: int,
     node_gb: Floats,
-    job: Floats,
-    limits: Floats,
+    job: ArrivingJob,
+    room: Room,
     new_max: int,
 ) -> tuple[int, int, float]:
     """Pinning of the last member with the fewest new nodes: (kept nodes or -1, new nodes, meta-iteration)."""
     present = count_bits(node_mask)
-    wanted = int(job[6])
+    wanted = job.rollout_nodes
     for new in range(max(wanted - present, 0), min(wanted, new_max) + 1):
-        if present + new > limits[4]:
+        if present + new > room.most_rollout_nodes:
             break
         existing = wanted - new
         best_kept, best_s = -1, np.inf
         choice = (1 << existing) - 1
         while not choice >> present:
             kept = spread_bits(choice, node_mask)
-            if memory_allows(kept, node_gb, job[4], limits[2]):
+            if memory_allows(kept, node_gb, job.rollout_gb, room.rollout_node_gb):
                 pins[members - 1] = kept | free_slots(node_mask, new)
                 if load_s(work, pins, members) <= tightest_s + TOLERANCE_S:
                     period = round_robin_period_s(work, pins, members)
@@ -124,32 +125,32 @@ def scan_groups(
     node_gb: Floats,
     work: Floats,
     pins: Ints,
-    job: Floats,
-    limits: Floats,
+    job: ArrivingJob,
+    room: Room,
 ) -> tuple[int, int, int, float]:
-    """Row, kept pins, new rollout nodes and slack of the best place; row -1 if none is valid.
-
-    `job`: rollout s, train s on one node, sync s, bound s, rollout GB, train GB, rollout nodes wanted.
-    `limits`: largest group, free rollout nodes, rollout node GB, train node GB, most rollout nodes a group may have.
-    """
-    best_row, best_pins, best_new, best_slack = -1, 0, int(limits[1]), -np.inf
+    """Row, kept pins, new rollout nodes and slack of the best place; row -1 if none is valid."""
+    best_row, best_pins, best_new, best_slack = -1, 0, room.free_rollout_nodes, -np.inf
     trial, pinned = np.zeros((work.shape[1], MAX_MEMBERS + 1)), np.zeros(MAX_MEMBERS + 1, np.int64)
     for row in range(rows):
         count = members[row]
-        if count == 0 or count >= limits[0] or train_gb[row] + job[5] > limits[3] + 1e-9:
+        if (
+            count == 0
+            or count >= room.most_members
+            or train_gb[row] + job.train_gb > room.train_node_gb + 1e-9
+        ):
             continue
         longest = longest_solo_s(work[row], count)
         if load_s(work[row], pins[row], count) >= longest:
             continue
         trial[:, :count] = work[row, :, :count]
         pinned[:count] = pins[row, :count]
-        trial[ROLL_S, count], trial[SYNC_S, count] = job[0], job[2]
-        trial[TRAIN_S, count], trial[BOUND_S, count] = job[1] / train_nodes[row], job[3]
+        trial[ROLL_S, count], trial[SYNC_S, count] = job.rollout_s, job.sync_s
+        trial[TRAIN_S, count], trial[BOUND_S, count] = job.train_s / train_nodes[row], job.bound_s
         tightest = trial[BOUND_S, : count + 1].min()
         if longest_solo_s(trial, count + 1) > tightest + TOLERANCE_S:
             continue
         kept, new, period = _cheapest_pinning(
-            trial, pinned, count + 1, tightest, node_mask[row], node_gb[row], job, limits, best_new
+            trial, pinned, count + 1, tightest, node_mask[row], node_gb[row], job, room, best_new
         )
         slack = (tightest - period) / tightest
         if kept >= 0 and (best_row < 0 or new < best_new or slack > best_slack + 1e-12):

@@ -23,6 +23,7 @@ from slackwater.policy.columns import (
     WORK_ROWS,
     Floats,
 )
+from slackwater.policy.placement.arrival import Room
 from slackwater.policy.placement.cycle_fitting import busiest_s
 from slackwater.policy.placement.fleet import Fleet
 from slackwater.policy.placement.group_table import GroupTable
@@ -95,6 +96,20 @@ class GroupBook:
     def rollout_s(self, profile: JobProfile, train_nodes: int, local: bool) -> float:
         """Rollout time on its own kind of node, or on the train nodes."""
         return self.fleet.local_rollout_s(profile, train_nodes) if local else profile.rollout_s
+
+    def room(self, most_members: int, to_beat: float) -> Room:
+        """What compiled scans must know of the fleet."""
+        rollout, train = self.fleet.rollout.node_type, self.fleet.train.node_type
+        return Room(
+            most_members=most_members,
+            free_rollout_nodes=self.ledger.free(Role.ROLLOUT),
+            rollout_node_gb=float(rollout.host_memory_gb),
+            train_node_gb=float(train.host_memory_gb),
+            most_rollout_nodes=MAX_ROLLOUT_NODES,
+            rollout_price=float(self.ledger.worth_per_h(Role.ROLLOUT)),
+            train_price=float(self.ledger.worth_per_h(Role.TRAIN)),
+            to_beat=float(to_beat),
+        )
 
     def admit(self, spec: JobSpec, choice: Choice, budget_s: float) -> Member:
         """Put a job where a policy chose; rents what is missing."""

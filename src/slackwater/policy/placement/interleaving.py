@@ -15,7 +15,8 @@ from slackwater.model.ids import JobId
 from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.node import Role
 from slackwater.model.placement import Placement, Refusal, Strategy
-from slackwater.policy.columns import MAX_MEMBERS, MAX_ROLLOUT_NODES
+from slackwater.policy.columns import MAX_MEMBERS
+from slackwater.policy.placement.arrival import ArrivingJob
 from slackwater.policy.placement.consolidation import Consolidation, Merger, newcomer
 from slackwater.policy.placement.cycle_plan import adopt_cycle, fit_group, kept_period_s
 from slackwater.policy.placement.draining import DrainBound, alone_s, drain_bound, longest_first
@@ -126,7 +127,7 @@ class Interleaving(GroupedPlacement):
         self, profile: JobProfile, left: int, budget_s: float, to_beat: float
     ) -> tuple[Choice | None, float]:
         """The group that it joins at the least added cost, if that is below `to_beat`."""
-        table, fleet, ledger = self.book.table, self.fleet, self.book.ledger
+        table, fleet = self.book.table, self.fleet
         row, pins, new_nodes, cost = scan_cycles(
             table.rows,
             table.members,
@@ -137,32 +138,20 @@ class Interleaving(GroupedPlacement):
             table.work,
             table.pins,
             table.cycle_s,
-            np.array(
-                [
-                    profile.rollout_s,
-                    fleet.local_rollout_s(profile, 1),
-                    profile.train_s_on(1),
-                    profile.sync_s,
-                    budget_s,
-                    left,
-                    profile.rollout_state_gb,
-                    profile.train_state_gb,
-                    profile.rollout_nodes,
-                    left * profile.solo_s / 3600,
-                ]
+            ArrivingJob(
+                rollout_s=float(profile.rollout_s),
+                local_rollout_s=fleet.local_rollout_s(profile, 1),
+                train_s=float(profile.train_s_on(1)),
+                sync_s=float(profile.sync_s),
+                bound_s=budget_s / max(left, 1),
+                budget_s=float(budget_s),
+                left=float(left),
+                rollout_gb=float(profile.rollout_state_gb),
+                train_gb=float(profile.train_state_gb),
+                rollout_nodes=profile.rollout_nodes,
+                life_h=left * profile.solo_s / 3600,
             ),
-            np.array(
-                [
-                    self.max_group_size,
-                    ledger.free(Role.ROLLOUT),
-                    fleet.rollout.node_type.host_memory_gb,
-                    fleet.train.node_type.host_memory_gb,
-                    MAX_ROLLOUT_NODES,
-                    ledger.worth_per_h(Role.ROLLOUT),
-                    ledger.worth_per_h(Role.TRAIN),
-                    to_beat,
-                ]
-            ),
+            self.book.room(self.max_group_size, to_beat),
         )
         if row < 0:
             return None, np.inf

@@ -13,6 +13,7 @@ from slackwater.policy.columns import (
     Ints,
 )
 from slackwater.policy.compiled import compiled
+from slackwater.policy.placement.arrival import ArrivingJob, Room
 from slackwater.policy.placement.cycle_fitting import (
     MAX_ROUNDS,
     drain_cost,
@@ -61,8 +62,8 @@ def _pinned_cost(
     train_nodes: int,
     wanted: int,
     new: int,
-    job: Floats,
-    limits: Floats,
+    job: ArrivingJob,
+    room: Room,
     starts: Floats,
 ) -> tuple[int, float]:
     """Cheapest pinning of the last member on `wanted - new` nodes of the group and `new` added ones: kept nodes or -1, cost."""
@@ -73,12 +74,19 @@ def _pinned_cost(
     choice = (1 << existing) - 1
     while not choice >> present:
         kept = spread_bits(choice, node_mask)
-        if memory_allows(kept, node_gb, job[6], limits[2]):
+        if memory_allows(kept, node_gb, job.rollout_gb, room.rollout_node_gb):
             pins[members - 1] = kept | free_slots(node_mask, new)
             cycle = fit_cycle(trial, pins, members, starts)
             if cycle > 0.0:
                 cost = drain_cost(
-                    trial, pins, members, cycle, no_delay, train_nodes, limits[5], limits[6]
+                    trial,
+                    pins,
+                    members,
+                    cycle,
+                    no_delay,
+                    train_nodes,
+                    room.rollout_price,
+                    room.train_price,
                 )
                 if cost < best_cost:
                     best_kept, best_cost = kept, cost
@@ -94,21 +102,28 @@ def _local_cost(
     pins: Ints,
     members: int,
     train_nodes: int,
-    job: Floats,
-    limits: Floats,
+    job: ArrivingJob,
+    room: Room,
     starts: Floats,
 ) -> float:
     """Cost with the last member's rollouts on the train nodes; infinite if that does not fit."""
     last = members - 1
     pins[last] = 0
-    trial[ROLL_S, last], trial[SYNC_S, last] = job[1] / train_nodes, 0.0
+    trial[ROLL_S, last], trial[SYNC_S, last] = job.local_rollout_s / train_nodes, 0.0
     cost = np.inf
     cycle = fit_cycle(trial, pins, members, starts)
     if cycle > 0.0:
         cost = drain_cost(
-            trial, pins, members, cycle, np.zeros(members), train_nodes, limits[5], limits[6]
+            trial,
+            pins,
+            members,
+            cycle,
+            np.zeros(members),
+            train_nodes,
+            room.rollout_price,
+            room.train_price,
         )
-    trial[ROLL_S, last], trial[SYNC_S, last] = job[0], job[3]
+    trial[ROLL_S, last], trial[SYNC_S, last] = job.rollout_s, job.sync_s
     return cost
 
 
@@ -124,24 +139,27 @@ def _best_in_group(
     stay_cost: float,
     before_cost: float,
     to_beat: float,
-    job: Floats,
-    limits: Floats,
+    job: ArrivingJob,
+    room: Room,
     starts: Floats,
 ) -> tuple[int, int, float]:
     """Kept pins or -1, new nodes, and added cost of the best way into one group."""
     best_kept, best_new, best_cost = -1, 0, to_beat
-    wanted = int(job[8])
+    wanted = job.rollout_nodes
     present = count_bits(node_mask)
-    if stay_cost < best_cost and train_gb + job[6] + job[7] <= limits[3] + 1e-9:
-        cost = _local_cost(trial, pins, members, train_nodes, job, limits, starts) - before_cost
+    if (
+        stay_cost < best_cost
+        and train_gb + job.rollout_gb + job.train_gb <= room.train_node_gb + 1e-9
+    ):
+        cost = _local_cost(trial, pins, members, train_nodes, job, room, starts) - before_cost
         if cost < best_cost:
             best_kept, best_new, best_cost = 0, 0, cost
-    for new in range(max(wanted - present, 0), min(wanted, int(limits[1])) + 1):
-        least = stay_cost + new * limits[5] * job[9]
-        if least >= best_cost or present + new > limits[4]:
+    for new in range(max(wanted - present, 0), min(wanted, room.free_rollout_nodes) + 1):
+        least = stay_cost + new * room.rollout_price * job.life_h
+        if least >= best_cost or present + new > room.most_rollout_nodes:
             break
         kept, cost = _pinned_cost(
-            trial, pins, members, node_mask, node_gb, train_nodes, wanted, new, job, limits, starts
+            trial, pins, members, node_mask, node_gb, train_nodes, wanted, new, job, room, starts
         )
         if kept >= 0 and cost - before_cost < best_cost - 1e-9:
             best_kept, best_new, best_cost = kept, new, cost - before_cost
@@ -157,20 +175,24 @@ def _stay_costs(
     work: Floats,
     pins: Ints,
     cycle_s: Floats,
-    job: Floats,
-    limits: Floats,
+    job: ArrivingJob,
+    room: Room,
 ) -> Floats:
     """What a group's train nodes cost at least from its own end to the job's; infinite where the job cannot go."""
     costs = np.full(rows, np.inf)
     for row in range(rows):
         count, nodes = members[row], train_nodes[row]
-        if count == 0 or count >= limits[0] or train_gb[row] + job[7] > limits[3] + 1e-9:
+        if (
+            count == 0
+            or count >= room.most_members
+            or train_gb[row] + job.train_gb > room.train_node_gb + 1e-9
+        ):
             continue
-        more = job[2] / nodes * job[5] / job[4]
+        more = job.train_s / nodes * job.left / job.budget_s
         if train_share(work[row], pins[row], count) + more > 1.0 + 1e-9:
             continue
-        beyond_h = job[9] - longest_life_s(work[row], count, cycle_s[row]) / 3600.0
-        costs[row] = max(beyond_h, 0.0) * nodes * limits[6]
+        beyond_h = job.life_h - longest_life_s(work[row], count, cycle_s[row]) / 3600.0
+        costs[row] = max(beyond_h, 0.0) * nodes * room.train_price
     return costs
 
 
@@ -185,37 +207,38 @@ def scan_cycles(
     work: Floats,
     pins: Ints,
     cycle_s: Floats,
-    job: Floats,
-    limits: Floats,
+    job: ArrivingJob,
+    room: Room,
 ) -> tuple[int, int, int, float]:
-    """Row, kept pins, new rollout nodes and added cost of the cheapest place; row -1 if none costs less than `limits[7]`.
-
-    `job`: rollout s, the same on one train node, train s on one node, sync s, budget s, iterations left, rollout GB, train GB,
-    rollout nodes wanted, expected life in h.
-    `limits`: largest group, free rollout nodes, rollout node GB, train node GB, most rollout nodes a group may have,
-    price of a rollout node, price of a train node, cost to beat.
-    """
-    best_row, best_pins, best_new, best_cost = -1, 0, 0, limits[7]
+    """Row, kept pins, new rollout nodes and added cost of the cheapest place; row -1 if none costs less than `room.to_beat`."""
+    best_row, best_pins, best_new, best_cost = -1, 0, 0, room.to_beat
     trial = np.zeros((work.shape[1], MAX_MEMBERS + 1))
     pinned = np.zeros(MAX_MEMBERS + 1, np.int64)
     starts = np.zeros((MAX_MEMBERS + 1, 2, MAX_ROUNDS))
     no_delay = np.zeros(MAX_MEMBERS + 1)
-    stay = _stay_costs(rows, members, train_nodes, train_gb, work, pins, cycle_s, job, limits)
+    stay = _stay_costs(rows, members, train_nodes, train_gb, work, pins, cycle_s, job, room)
     for row in np.argsort(stay, kind="mergesort")[:_MOST_TRIED]:
         if stay[row] >= best_cost:
             break
         count, nodes = members[row], train_nodes[row]
         trial[:, :count] = work[row, :, :count]
         pinned[:count] = pins[row, :count]
-        trial[ROLL_S, count], trial[TRAIN_S, count] = job[0], job[2] / nodes
-        trial[SYNC_S, count], trial[BUDGET_S, count] = job[3], job[4]
-        trial[LEFT, count] = job[5]
+        trial[ROLL_S, count], trial[TRAIN_S, count] = job.rollout_s, job.train_s / nodes
+        trial[SYNC_S, count], trial[BUDGET_S, count] = job.sync_s, job.budget_s
+        trial[LEFT, count] = job.left
         before = drain_cost(
-            trial, pinned, count, cycle_s[row], no_delay, nodes, limits[5], limits[6]
+            trial,
+            pinned,
+            count,
+            cycle_s[row],
+            no_delay,
+            nodes,
+            room.rollout_price,
+            room.train_price,
         )
         kept, new, cost = _best_in_group(
             trial, pinned, count + 1, node_mask[row], node_gb[row], train_gb[row], nodes,
-            stay[row], before, best_cost, job, limits, starts,
+            stay[row], before, best_cost, job, room, starts,
         )  # fmt: skip
         if kept >= 0:
             best_row, best_pins, best_new, best_cost = row, kept, new, cost

@@ -17,6 +17,7 @@ from slackwater.policy.columns import (
     Ints,
 )
 from slackwater.policy.compiled import compiled
+from slackwater.policy.placement.arrival import Room
 from slackwater.policy.placement.cycle_fitting import MAX_ROUNDS, drain_cost, fit_cycle
 from slackwater.policy.placement.group_scan import count_bits, free_slots
 
@@ -131,7 +132,7 @@ def _fill(
 
 @compiled
 def _least_cost(
-    work: Floats, pins: Ints, count: int, delay_s: Floats, train_nodes: int, limits: Floats
+    work: Floats, pins: Ints, count: int, delay_s: Floats, train_nodes: int, room: Room
 ) -> float:
     """Cost if no job ever waited for another: no cycle makes the layout cheaper."""
     longest = 0.0
@@ -140,7 +141,7 @@ def _least_cost(
         every |= pins[j]
         alone = work[ROLL_S, j] + work[TRAIN_S, j] + work[SYNC_S, j]
         longest = max(longest, alone * work[LEFT, j] + delay_s[j])
-    cost = longest * train_nodes * limits[4]
+    cost = longest * train_nodes * room.train_price
     node = 0
     while every >> node:
         life = 0.0
@@ -148,7 +149,7 @@ def _least_cost(
             if (pins[j] >> node) & 1:
                 alone = work[ROLL_S, j] + work[TRAIN_S, j] + work[SYNC_S, j]
                 life = max(life, alone * work[LEFT, j] + delay_s[j])
-        cost += life * limits[3]
+        cost += life * room.rollout_price
         node += 1
     return float(cost / 3600.0)
 
@@ -170,30 +171,34 @@ def fit_layout(
 
 @compiled
 def best_layout(
-    jobs: Floats, current: Ints, node_mask: int, train_nodes: int, limits: Floats, best_pins: Ints
+    jobs: Floats, current: Ints, node_mask: int, train_nodes: int, room: Room, best_pins: Ints
 ) -> float:
-    """Cost until the jobs are done under the cheapest layout, its pins in `best_pins`; infinite if none costs less than `limits[5]`.
-
-    `limits`: free rollout nodes, rollout node GB, train node GB, price of a rollout node, of a train node, cost to beat.
-    """
+    """Cost until the jobs are done under the cheapest layout, its pins in `best_pins`; infinite if none costs less than `room.to_beat`."""
     count = jobs.shape[1]
     block, pins = np.zeros(count, np.int64), np.zeros(count, np.int64)
     work, delay_s = np.zeros((ROUNDS + 1, count)), np.zeros(count)
     starts = np.zeros((count, 2, MAX_ROUNDS))
-    best = limits[5]
+    best = room.to_beat
     found = False
     more = True
     while more:
-        if _memory_allows(jobs, block, count, limits[1], limits[2]):
+        if _memory_allows(jobs, block, count, room.rollout_node_gb, room.train_node_gb):
             added = pin_blocks(jobs, current, block, count, node_mask, pins)
             _fill(jobs, current, pins, count, work, delay_s)
-            least = _least_cost(work, pins, count, delay_s, train_nodes, limits)
+            least = _least_cost(work, pins, count, delay_s, train_nodes, room)
             cycle = 0.0
-            if added <= limits[0] and least < best:
+            if added <= room.free_rollout_nodes and least < best:
                 cycle = fit_layout(jobs, current, pins, work, delay_s, starts)
             if cycle > 0.0:
                 cost = drain_cost(
-                    work, pins, count, cycle, delay_s, train_nodes, limits[3], limits[4]
+                    work,
+                    pins,
+                    count,
+                    cycle,
+                    delay_s,
+                    train_nodes,
+                    room.rollout_price,
+                    room.train_price,
                 )
                 if cost < best - 1e-9:
                     best, found = cost, True

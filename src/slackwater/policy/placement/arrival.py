@@ -1,0 +1,35 @@
+"""What compiled scans are told of one arriving job and of the room there is for it, by name."""
+
+from typing import NamedTuple
+
+
+class ArrivingJob(NamedTuple):
+    """Lengths are worst cases. `train_s` and `local_rollout_s` (rollouts on train nodes) are those on one train node.
+
+    `bound_s` bounds one iteration; in `budget_s` the job must make the iterations that are `left`, which take `life_h` alone.
+    """
+
+    rollout_s: float
+    local_rollout_s: float
+    train_s: float
+    sync_s: float
+    bound_s: float
+    budget_s: float
+    left: float
+    rollout_gb: float
+    train_gb: float
+    rollout_nodes: int
+    life_h: float
+
+
+class Room(NamedTuple):
+    """How large a group may be, what is free, what a node holds and costs, and the cost that a place must beat."""
+
+    most_members: int
+    free_rollout_nodes: int
+    rollout_node_gb: float
+    train_node_gb: float
+    most_rollout_nodes: int
+    rollout_price: float
+    train_price: float
+    to_beat: float
