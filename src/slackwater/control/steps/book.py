@@ -18,6 +18,7 @@ from slackwater.model.ids import InstanceId, WorkerId
 from slackwater.model.instance import InstanceSpec
 
 NAG_S = 5.0
+RESTART_S = 1.0
 
 Out = list[do.StepCommand]
 
@@ -60,8 +61,11 @@ class StepBook:
         match event:
             case on.LocalEngineUp(_, spec):
                 self._engine_up(spec, now_s, out)
-            case on.LocalEngineDown(_, instance) | on.EngineRested(_, instance):
-                self._engine_stops(instance, gone=isinstance(event, on.LocalEngineDown))
+            case on.LocalEngineDown(_, instance):
+                self._at_work.discard(instance)
+                self._engines.pop(instance, None)
+            case on.EngineRested(_, instance):
+                self._rests(instance, now_s, out)
             case on.StepExpected(_, base_model, turns):
                 step = self._step(base_model)
                 step.expected_turns, step.announced = max(turns, 1), True
@@ -84,7 +88,7 @@ class StepBook:
             case on.SeedingChanged(_, base_model, seeds):
                 self._seeding_changed(base_model, seeds, now_s, out)
             case on.StepTimerFired(_, name):
-                self._look(name, now_s, out)
+                self._timer(name, now_s, out)
             case _:
                 assert_never(event)
         return out
@@ -128,10 +132,22 @@ class StepBook:
             self._start(spec, out, again=True)
         self._look(spec.base_model, now_s, out)
 
-    def _engine_stops(self, instance: InstanceId, *, gone: bool) -> None:
+    def _rests(self, instance: InstanceId, now_s: float, out: Out) -> None:
+        """The manager let it go. If that was not the end of seeding, it gave it up: it is started again."""
         self._at_work.discard(instance)
-        if gone:
-            self._engines.pop(instance, None)
+        base_model = self._engines[instance].base_model if instance in self._engines else ""
+        if self._step(base_model).seeding:
+            out.append(do.SetStepTimer(base_model, now_s + RESTART_S))
+
+    def _timer(self, base_model: str, now_s: float, out: Out) -> None:
+        if self._step(base_model).seeding:
+            self._start_resting(base_model, out)
+        self._look(base_model, now_s, out)
+
+    def _start_resting(self, base_model: str, out: Out) -> None:
+        for name, spec in self._engines.items():
+            if spec.base_model == base_model and name not in self._at_work:
+                self._start(spec, out, again=True)
 
     def _start(self, spec: InstanceSpec, out: Out, *, again: bool) -> None:
         self._at_work.add(spec.instance)

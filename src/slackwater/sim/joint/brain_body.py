@@ -200,19 +200,18 @@ class BrainBody:
         place.versions.discard(version)
 
     def _released(self, instance: InstanceId, reason: str) -> None:
-        """It ends; if it was given up as silent while its phase goes on, another comes when its node is heard."""
-        del reason
+        """It ends; one that was given up, not drained, is replaced when its node is heard, as long as its phase goes on."""
         fleet = self._fleet
         fleet.instances.pop(instance, None)
         run = next((run for run in fleet.runs.values() if instance in run.engines), None)
         if run is None:
             return
         node = run.engines.pop(instance)
-        if run.open_turns and not run.shrunk:
+        if run.open_turns and reason != "drained":
             fleet.after(fleet.silent(node) + 1.0, partial(self._again, run, node, run.permit))
 
     def _again(self, run: JobRun, node: NodeId, permit: int | None) -> None:
-        if permit is not None and run.permit == permit and run.open_turns and not run.shrunk:
+        if permit is not None and run.permit == permit and run.open_turns:
             self._fleet.phases.bring_engine(run, node)
 
     def _beat(self, instance: StormInstance) -> None:

@@ -88,6 +88,14 @@ def test_an_engine_that_is_let_go_while_it_starts_does_not_work() -> None:
     assert not stage.book.works(InstanceId("a"))
 
 
+def test_an_engine_that_the_manager_gave_up_while_its_step_seeds_is_started_again() -> None:
+    stage = Stage()
+    stage.tell(on.LocalEngineUp, engine("a"))
+    stage.tell(on.LiveTurnsChanged, BASE, True)
+    assert stage.kinds(on.EngineRested, InstanceId("a")) == ["SetStepTimer"]
+    assert stage.tell(on.StepTimerFired, BASE) == [do.StartEngine(engine("a"), True)]
+
+
 def test_a_lost_trainer_neither_waits_nor_holds() -> None:
     stage = Stage()
     stage.tell(on.DevicesWanted, TRAINER)
