@@ -74,17 +74,12 @@ class StepBook:
             case on.DevicesWanted(_, trainer, base_model):
                 self._wanting[trainer] = base_model
                 self._end_waits(base_model, now_s)
-            case on.DevicesUnwanted(_, trainer):
-                self._forget(trainer)
-                self._look_at_all(now_s, out)
+            case on.DevicesUnwanted(_, trainer) | on.TrainerGone(_, trainer):
+                self._gives_up(trainer, isinstance(event, on.TrainerGone), now_s, out)
             case on.DevicesAsked(_, trainer, base_model):
                 self._asked(trainer, base_model, now_s, out)
             case on.DevicesReturned():
                 self._returned(event, out)
-            case on.TrainerGone(_, trainer):
-                self._forget(trainer)
-                self._busy.pop(trainer, None)
-                self._look_at_all(now_s, out)
             case on.SeedingChanged(_, base_model, seeds):
                 self._seeding_changed(base_model, seeds, now_s, out)
             case on.StepTimerFired(_, name):
@@ -189,9 +184,13 @@ class StepBook:
             step.last_response_s = event.now_s
 
     # ---- trainers ----
-    def _forget(self, trainer: WorkerId) -> None:
+    def _gives_up(self, trainer: WorkerId, gone: bool, now_s: float, out: Out) -> None:
+        """It wants nothing more; one that is gone holds nothing either."""
         self._wanting.pop(trainer, None)
         self._asking.pop(trainer, None)
+        if gone:
+            self._busy.pop(trainer, None)
+        self._look_at_all(now_s, out)
 
     def _asked(self, trainer: WorkerId, base_model: str | None, now_s: float, out: Out) -> None:
         self._wanting[trainer] = self._asking[trainer] = base_model
