@@ -33,7 +33,7 @@ from slackwater.sim.cluster.simulate import new_controller, simulate
 Progress = Callable[[float], None]
 
 _CYCLES = 24
-_MOST_ITERATIONS = 40_000  # of all jobs together, in one run of a plan
+_MOST_ITERATIONS = 20_000  # of all jobs together, in one run of a plan
 _MANY_JOBS = 150  # from here on two orders are tried, and one from twice as many on
 # Jobs come this far apart, so that a run of the plan takes them in the plan's order.
 _APART_S = 1e-6
