@@ -27,6 +27,8 @@ class _Minute:
     seen: deque[tuple[float, float, float]] = field(default_factory=deque)
 
     def add(self, now_s: float, requests: float, met: float) -> None:
+        if not self.seen:
+            self.seen.append((now_s, 0.0, 0.0))  # its worker has just come up
         self.seen.append((now_s, requests, met))
         while self.seen[0][0] < now_s - _MINUTE_S:
             self.seen.popleft()
