@@ -35,8 +35,9 @@ CLUSTER = Section(
     "A tenant's two weeks (WEAVE 6.4)",
     "`production`: 200 jobs in 14 days, 3B-32B, token limits of 4k-32k (mean 12.1k), mean 27.9 h, SLO ~ U(1, 2), long-tailed lengths",
     (
-        Row("ours_over_group", "cost of ours over group", "", at_most=0.95),
-        Row("ours_over_horizon", "cost of ours over horizon", "", at_most=0.95),
+        Row("ours_over_group", "cost of ours over group (static)", "", at_most=0.95),
+        Row("ours_over_regrouping", "cost of ours over hourly regrouping"),
+        Row("ours_over_horizon", "cost of ours over horizon (worst cases)", "", at_most=0.95),
         Row("ours.slo_attainment", "ours: SLO kept", "", at_least=1.0),
         Row("group.slo_attainment", "group: SLO kept", "1.0", at_least=1.0),
         Row("horizon.slo_attainment", "horizon: SLO kept"),
@@ -50,6 +51,8 @@ CLUSTER = Section(
         ),
         Row("ours.iterations_in_bound", "ours: iterations within the bound"),
         Row("group.iterations_in_bound", "group: iterations within the bound"),
+        Row("ours.mean_slowdown", "ours: mean slowdown against the lengths drawn"),
+        Row("group.mean_slowdown", "group: mean slowdown against the lengths drawn"),
         Row("group.cost_vs_solo", "group: times below solo-disaggregated", "1.84"),
         Row("group.cost_vs_colocated", "group: times below co-located", "1.38"),
         Row("ours.cost_vs_solo", "ours: times below solo-disaggregated"),
@@ -65,13 +68,18 @@ CLUSTER = Section(
         Row("ours.train_bubble_share", "ours: train node time idle"),
     ),
     note=(
-        "An SLO is a bound on a job's whole time against its declared worst case alone (WEAVE 4.2), and that is what admission guarantees. "
+        "SLO kept here is a bound on a job's life: its whole time against its declared worst case alone, which is what admission under ours "
+        "guarantees. WEAVE's own SLO (4.2) bounds each iteration, and group keeps that too; the rows of iterations within the bound say how far each policy does. "
         "The rows against the lengths drawn are stricter than any policy promises, since real responses are much shorter than the token limit; ours lets a job "
         "keep the time that its short responses win.\n\n"
         "Group placement does not reach the paper's 1.84 and 1.38 here. The paper's trace is not public; what it publishes fixes sizes, token limits, "
         "durations and SLOs, but not how many jobs are multi-turn or run at once. Half of the jobs here are multi-turn, whose "
         "worst-case rollouts nearly fill their own rollout nodes, so fewer are packed and more add nodes or open groups than in the paper (see the "
-        "shares); and since admission reckons with worst cases, the bubbles that long-tailed lengths leave on train nodes stay."
+        "shares); and since admission reckons with worst cases, the bubbles that long-tailed lengths leave on train nodes stay.\n\n"
+        "`group` is static grouping: a placed job is never moved. Ours moves jobs, so hourly regrouping is the fairer peer. An outside audit over "
+        "other seeds found ours at 0.95 to 0.99 of hourly regrouping's cost on two-week traces, at 1.06 on single-turn jobs and at 1.05 with 600 jobs.\n\n"
+        "`horizon` fits declared worst cases here, where PlexRL fits profiled, commensurate periods. Patched to do that, the same audit found "
+        "ours at 0.88 to 0.90 of its cost."
     ),
 )
 
@@ -129,7 +137,8 @@ OPTIMUM = Section(
     ),
     note=(
         "Two sets of instances: all jobs of one length, which is the placement problem itself, and jobs of 4 to 12 h, which leave at different times. Random and "
-        "most-idle placement go over capacity, so they look cheap and keep few SLOs; cost per job that kept its SLO is the fair figure for them."
+        "most-idle placement go over capacity, so they look cheap and keep few SLOs; cost per job that kept its SLO is the fair figure for them. "
+        "The optimum is over static groupings: it may not move jobs and ours may, so ours can be below 1."
     ),
 )
 
@@ -174,7 +183,8 @@ DRAIN = Section(
         "one is 400 jobs in 80 h, decided more by the amount of work. Figures are sums over several backlogs (seeds 0, 1, 2, ...), since one alone hangs on a few long jobs. "
         "Both pools are `owned`: what counts there is time, not rent (see docs/placement.md). Before ours had rules for that it missed the bar (0.581 against 0.499 over "
         "seeds 0 to 3); the rules were built on seeds 100 to 111 (long ones: 100 to 103), and these backlogs were run once they stood. Ours can still end later than spread and backfill: "
-        "a shared pace is a percent or two behind running alone, and the longest job may come when no nodes are free."
+        "a shared pace is a percent or two behind running alone, and the longest job may come when no nodes are free. "
+        "The bars are about when all is done; the mean completion time of a job under ours is 1.20x that of spread and backfill (an outside audit)."
     ),
 )
 

@@ -11,9 +11,10 @@ from slackwater.timeline.spans import CostStep, Rental, Span, Timeline
 class JobRow:
     """One job's run. Times are None for what did not happen.
 
-    `queued_s` runs from arrival to placement, `start_delay_s` from there to its first permit. `elapsed_s`, from placement to
-    completion (or to the run's end), is what the SLO bounds by `bound_s = slo * (first load + iterations * declared solo_s)`;
-    `solo_realised_s` is what the same drawn lengths would have taken alone. Time lost between a crash and the return is not counted.
+    `queued_s` runs from arrival to placement, `start_delay_s` (its first load is in it) from there to its first permit. `elapsed_s`, from
+    the first permit to the last iteration's end (or to the run's end), is what the SLO bounds by `bound_s = slo * iterations * declared
+    solo_s`. Moves are in it. A crash sets it back to the start of the broken iteration, and it stands still until the next permit.
+    `solo_realised_s` is what the same drawn lengths would have taken alone.
     """
 
     job: JobId
