@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: clients compatibility recipes run test test-vllm lint bench clean setup fresh-kernels
+.PHONY: clients compatibility recipes run test test-vllm test-ray lint bench clean setup fresh-kernels
 
 run: $(STAMP)
 	$(BIN)/slackwater train copy-digits --up --fresh --run runs/copy-digits --models runs/models
@@ -18,6 +18,10 @@ test-vllm: $(STAMP)  # the vLLM adapter against a real server: $$SLACKWATER_VLLM
 
 check: lint  # what to run before a commit: lint, types, and the unit suite on all cores
 	$(BIN)/python -m pytest -q -n auto tests/unit
+
+test-ray: $(STAMP)  # the fleet on a real Ray cluster of three nodes on this machine
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[ray]'
+	SLACKWATER_RAY=1 $(BIN)/python -m pytest -q tests/process/test_fleet_ray.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

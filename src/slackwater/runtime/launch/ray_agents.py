@@ -106,12 +106,25 @@ class RayAgents:
 
     def _place(self, node_id: str, join: JoinAddress) -> tuple[Any, Any]:
         import ray
-        from ray.util.placement_group import placement_group
+        from ray.util.placement_group import (
+            placement_group,
+            placement_group_table,
+            remove_placement_group,
+        )
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         bundle = {"CPU": self._cluster.cores}
-        group = placement_group([bundle], _soft_target_node_id=node_id, lifetime="detached")
-        ray.get(group.ready(), timeout=_PLACED_WITHIN_S)
+        group = placement_group(
+            [bundle], strategy="STRICT_PACK", _soft_target_node_id=node_id, lifetime="detached"
+        )
+        try:
+            ray.get(group.ready(), timeout=_PLACED_WITHIN_S)
+            placed = set(placement_group_table(group)["bundles_to_node_id"].values())
+            if placed != {node_id}:
+                raise UnavailableError(f"node {node_id[:8]} has no room for an agent")
+        except Exception:
+            remove_placement_group(group)
+            raise
         node = NodeId(f"ray-{node_id[:8]}")
         folder = f"{self._cluster.directory}/{node}"
         plan = AgentPlan(node, f"{join.depot}={folder}/files", f"{folder}/logs", self._pool)
