@@ -56,7 +56,7 @@ def agent(
     environment.pop("SLACKWATER_JOIN", None)
     if told["pin"]:
         environment["SLACKWATER_HUB_PIN"] = told["pin"]
-    arguments = [sys.executable, "-m", "slackwater.worker.agent", "--redial"]
+    arguments = [sys.executable, "-m", "slackwater.worker.agent", "--redial", "--by-hand"]
     arguments += ["--connect", told["hub"], "--node", name, "--logs", str(own / "logs")]
     arguments += ["--files", f"{told['depot']}={own / 'files'}"]
     if pool is not None:

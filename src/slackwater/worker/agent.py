@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from slackwater.worker.process import address_of, pin, run_worker, secret
 
 logger = logging.getLogger(__name__)
 
+_BY_HAND = "--by-hand"
 _LEAVE_S = 5.0
 _TAIL_BYTES = 16 << 10
 _LONGEST_PAUSE_S = 10.0
@@ -166,6 +166,7 @@ def main() -> None:
     parser.add_argument("--files", required=True, help="folder:DIRECTORY, or URL=CACHE of a depot")
     parser.add_argument("--logs", required=True, help="folder for the workers' output")
     parser.add_argument("--redial", action="store_true", help="try again when the plane has gone")
+    parser.add_argument(_BY_HAND, action="store_true", help="outlive whoever started it")
     options = parser.parse_args()
     pause_s = 0.5
     while True:
@@ -181,10 +182,5 @@ def main() -> None:
             time.sleep(pause_s)
 
 
-def _leave(number: int, frame: object) -> None:
-    raise SystemExit(0)
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _leave)
-    run_worker(main)
+    run_worker(main, by_hand=_BY_HAND in sys.argv)

@@ -57,10 +57,11 @@ def dial(connect: str, hello: messages.Hello) -> Connection:
     return Connection(address_of(connect), hello, pin=pin())
 
 
-def run_worker(main: Callable[[], None], *, cleans_up: bool = False) -> None:
+def run_worker(main: Callable[[], None], *, cleans_up: bool = False, by_hand: bool = False) -> None:
     """Run a worker's main to a clean exit: 0 when told to stop, 3 when the control plane has gone.
 
-    One that `cleans_up` is asked to leave when its parent dies, the others are killed.
+    One that `cleans_up` is asked to leave when its parent dies, the others are killed. One that a person started
+    (`by_hand`) outlives the shell, and leaves on Ctrl-C.
     """
     logging.basicConfig(
         level=logging.INFO,
@@ -68,8 +69,10 @@ def run_worker(main: Callable[[], None], *, cleans_up: bool = False) -> None:
         stream=sys.stderr,
     )
     signal.signal(signal.SIGTERM, _leave)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the control plane, which stops us
-    _die_with_parent(signal.SIGTERM if cleans_up else signal.SIGKILL)
+    # Ctrl-C goes to the control plane, which stops us, unless we are all that was started.
+    signal.signal(signal.SIGINT, _leave if by_hand else signal.SIG_IGN)
+    if not by_hand:
+        _die_with_parent(signal.SIGTERM if cleans_up else signal.SIGKILL)
     try:
         main()
     except DisconnectedError as error:

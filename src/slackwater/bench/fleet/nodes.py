@@ -62,6 +62,12 @@ class FleetNodeProcess:
         if number is signal.SIGKILL and self._process is not None:
             self._process.wait(30)
 
+    def end(self) -> None:
+        """As Ctrl-C would."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+            self._process.wait(30)
+
 
 def run(options: BenchOptions) -> dict[str, object]:
     """Figures of one undisturbed run on one machine and one disturbed run on the fleet."""
@@ -100,6 +106,8 @@ def run(options: BenchOptions) -> dict[str, object]:
             disturbance.finish()
             fleet_s = time.monotonic() - began_s
             back = _here(url, key)
+            for node in nodes:
+                node.end()
         left = sum(len(pids_of(host)) for host in net.hosts)
     return {
         "turns": turns,

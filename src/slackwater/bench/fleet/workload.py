@@ -64,9 +64,14 @@ def generate(
 def train(url: str, key: str, answers: Answers, steps: int, at_step: Callable[[int], None]) -> None:
     """A policy-gradient run through the public SDK: sample, reward small bytes, take a step."""
     import tinker
+
+    with tinker.ServiceClient(base_url=url, api_key=key) as client:
+        _train(client, answers, steps, at_step)
+
+
+def _train(client: Any, answers: Answers, steps: int, at_step: Callable[[int], None]) -> None:
     from tinker import types
 
-    client = tinker.ServiceClient(base_url=url, api_key=key)
     trainer = client.create_lora_training_client(base_model="tiny", rank=4)
     for step in range(steps):
         at_step(step)
