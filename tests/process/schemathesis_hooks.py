@@ -3,6 +3,7 @@
 import json
 import os
 import random
+from typing import Any
 
 import schemathesis
 
@@ -24,7 +25,7 @@ def put_real_values(fields: object) -> None:
 
 @schemathesis.hook
 def before_call(
-    context: schemathesis.HookContext, case: schemathesis.Case, kwargs: dict[str, object]
+    context: schemathesis.HookContext, case: schemathesis.Case[Any], kwargs: dict[str, object]
 ) -> None:
     if not case.path.endswith("/finish"):  # the real session has to last
         put_real_values(case.body)

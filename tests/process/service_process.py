@@ -80,7 +80,7 @@ class ServiceProcess:
         return httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=60)
 
     def key_of(self, tenant: str) -> str:
-        keys = json.loads((self.state / "keys.json").read_text())
+        keys: dict[str, str] = json.loads((self.state / "keys.json").read_text())
         return next(key for key, name in keys.items() if name == tenant)
 
     def status(self) -> dict[str, dict[str, int]]:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -134,11 +135,14 @@ def test_random_kills_leave_every_action_with_exactly_one_outcome(
                         continue
                 time.sleep(0.02)
 
+    def asked_for(most: int) -> bool:
+        return len(asked) >= most
+
     submitting = threading.Thread(target=submit)
     submitting.start()
     try:
         for number, blow in enumerate(("sandbox", "service", "sandbox"), start=1):
-            wait_for("some actions", lambda most=15 * number: len(asked) >= most)
+            wait_for("some actions", partial(asked_for, 15 * number))
             if blow == "service":
                 service.kill()
                 service.start()

@@ -28,7 +28,8 @@ trainers = 1
 
 def nodes(service: ServiceProcess) -> dict[str, dict[str, Any]]:
     """Nodes that are here with both workers joined."""
-    joined = {worker for names in service.status()["workers"].values() for worker in names}
+    workers: dict[str, list[str]] = service.get("/slackwater/status").json()["workers"]
+    joined = {worker for names in workers.values() for worker in names}
     rows = service.get("/slackwater/nodes").json()["nodes"]
     return {row["node"]: row for row in rows if len(joined & set(row["workers"])) == 2}
 

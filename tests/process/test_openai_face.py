@@ -37,12 +37,22 @@ def client(service: ServiceProcess) -> openai.OpenAI:
 
 
 def complete(client: openai.OpenAI, **wishes: Any) -> Any:
-    settings = {"model": "tiny", "prompt": "hello", "max_tokens": 8, "seed": 1} | wishes
+    settings: dict[str, Any] = {
+        "model": "tiny",
+        "prompt": "hello",
+        "max_tokens": 8,
+        "seed": 1,
+    } | wishes
     return client.completions.create(**settings)
 
 
 def ask(client: openai.OpenAI, **wishes: Any) -> Any:
-    settings = {"model": "tiny", "messages": CHAT, "max_tokens": 200, "seed": 1} | wishes
+    settings: dict[str, Any] = {
+        "model": "tiny",
+        "messages": CHAT,
+        "max_tokens": 200,
+        "seed": 1,
+    } | wishes
     return client.chat.completions.create(**settings)
 
 

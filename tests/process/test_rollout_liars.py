@@ -9,7 +9,7 @@ import pytest
 
 from slackwater.bench.rollout.live_fleet import BASE, BASE_VERSION, JOB, FleetPlan, LiveFleet
 from slackwater.control.rollout.settings import RolloutSettings
-from slackwater.model.ids import InstanceId, TrajectoryId, TurnId
+from slackwater.model.ids import InstanceId, TrajectoryId, TurnId, WorkerId
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import TurnSpec
 from slackwater.zoo.tiny import make_model
@@ -113,7 +113,7 @@ def test_turns_survive_every_kind_of_lying_instance(
                     await process.wait()
             after = await fleet.generate(turns("after", 8))
             assert [list(result.tokens) for result in after] == wanted
-            assert fleet.floor.hub.workers() == (honest,)
+            assert fleet.floor.hub.workers() == (WorkerId(honest),)
             assert_all_reported(fleet, caplog.text)
 
     asyncio.run(scenario())

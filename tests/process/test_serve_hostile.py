@@ -221,7 +221,12 @@ def test_no_request_that_the_document_allows_or_forbids_is_a_server_error(
         "/api/v1/create_sampling_session",
         {"session_id": session, "sampling_session_seq_id": 78, "base_model": "tiny"},
     ).json()["sampling_session_id"]
-    real = {"model": "tiny", "name": "tiny", "base_model": "tiny", "session_id": session}
+    real: dict[str, str | None] = {
+        "model": "tiny",
+        "name": "tiny",
+        "base_model": "tiny",
+        "session_id": session,
+    }
     real |= {"model_id": client.model_id, "run_id": client.model_id, "sampler_id": sampler}
     real |= {"sampling_session_id": sampler, "model_path": None}
     report = tmp_path / "report.json"

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -161,7 +162,7 @@ def test_calls_made_while_the_database_restarts_are_done_when_it_is_back(cluster
         await asyncio.wait_for(asyncio.gather(*calls), 30)
         for number in range(3):
             joined = SamplingSessionId(f"ss-{number}")
-            assert await store.call(lambda c, s=joined: sample_log.join_session(c, s)) == 1
+            assert await store.call(partial(sample_log.join_session, sampling_session=joined)) == 1
         await store.close()
 
     asyncio.run(scenario())

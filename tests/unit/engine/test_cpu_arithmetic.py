@@ -161,8 +161,8 @@ def test_paged_attention_is_attention(heads: int, kv_heads: int, size: int, norm
     for length in lengths:
         span = slice(start, start + length)
         wide = (x[span].repeat_interleave(heads // kv_heads, 1) for x in (k, v))
-        inputs = (x.transpose(0, 1)[None] for x in (q[span], *wide))
-        expected = functional.scaled_dot_product_attention(*inputs, is_causal=True)
+        queries, keys, values = (x.transpose(0, 1)[None] for x in (q[span], *wide))
+        expected = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
         np.testing.assert_allclose(found[span], expected[0].transpose(0, 1), rtol=1e-4, atol=1e-5)
         start += length
 

@@ -1,11 +1,13 @@
 """The engine on a GPU. Skipped where there is none."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from slackwater.engine.request import GenerationRequest
 from slackwater.model.sampling import Sampling
 from slackwater.nets.attention import PackedCausalAttention
 from slackwater.nets.causal_lm import CausalLM
@@ -31,7 +33,12 @@ CONFIG = NetConfig(
     init_std=0.08,
     tied=False,
 )
-SETTINGS = {"kv_bytes": 512 << 20, "max_running": 32, "max_step_tokens": 1000, "max_context": 4000}
+SETTINGS: dict[str, Any] = {
+    "kv_bytes": 512 << 20,
+    "max_running": 32,
+    "max_step_tokens": 1000,
+    "max_context": 4000,
+}
 
 
 @pytest.fixture(scope="module")
@@ -54,16 +61,14 @@ def prompt(seed: int, length: int) -> tuple[int, ...]:
     return tuple(np.random.default_rng(seed).integers(0, 5000, length).tolist())
 
 
-def requests(count: int, **params: object) -> list[object]:
-    from slackwater.engine.request import GenerationRequest
-
+def requests(count: int, **params: Any) -> list[GenerationRequest]:
     lengths = (1, 5, 63, 64, 65, 130, 511, 512, 513, 1500, 2900)
     settings = {"max_tokens": 70} | params
     return [
         GenerationRequest(
             i,
             prompt(i, lengths[i % len(lengths)]),
-            Sampling(seed=i, **settings),  # type: ignore[arg-type]
+            Sampling(seed=i, **settings),
             "base",
             prompt_logprobs=i % 3 == 0,
         )
@@ -78,24 +83,24 @@ def test_logprobs_are_those_of_a_plain_forward(net: CausalLM, temperature: float
     from slackwater.engine.config import EngineConfig
     from slackwater.engine.engine import Engine
 
-    engine = Engine(net, EngineConfig(**SETTINGS))  # type: ignore[arg-type]
+    engine = Engine(net, EngineConfig(**SETTINGS))
     wanted = requests(22, temperature=temperature)
-    found = run(engine, *wanted)  # type: ignore[arg-type]
+    found = run(engine, *wanted)
     for request in wanted:
-        ids = [*request.prompt, *found.tokens[request.request_id]]  # type: ignore[attr-defined]
-        first = len(request.prompt)  # type: ignore[attr-defined]
+        ids = [*request.prompt, *found.tokens[request.request_id]]
+        first = len(request.prompt)
         reference = plain_logprobs(net, ids)
         rows = reference[first - 1 : -1]
         picked = torch.tensor(ids[first:], device="cuda")
         expected = rows.gather(1, picked[:, None])[:, 0].cpu().numpy()
-        given = np.array(found.logprobs[request.request_id])  # type: ignore[attr-defined]
+        given = np.array(found.logprobs[request.request_id])
         assert np.abs(given - expected).mean() < 0.03
         assert np.abs(given - expected).max() < 0.25
         if temperature == 0:
             slack = rows.max(-1).values - rows.gather(1, picked[:, None])[:, 0]
             assert slack.max() < 0.25, "a greedy token is the likeliest but for rounding"
-        if request.prompt_logprobs and first > 1:  # type: ignore[attr-defined]
-            scores = found.scores[request.request_id].logprobs[1:]  # type: ignore[attr-defined]
+        if request.prompt_logprobs and first > 1:
+            scores = found.scores[request.request_id].logprobs[1:]
             told = torch.tensor(ids[1:first], device="cuda")
             wanted_scores = reference[: first - 1].gather(1, told[:, None])[:, 0].cpu().numpy()
             assert np.abs(scores - wanted_scores).mean() < 0.03
@@ -109,16 +114,16 @@ def test_invariant_mode_gives_the_same_bits_alone_in_a_crowd_and_continued(net: 
     from slackwater.engine.config import EngineConfig
     from slackwater.engine.engine import Engine
 
-    engine = Engine(net, EngineConfig(**SETTINGS, batch_invariant=True))  # type: ignore[arg-type]
-    wanted = [replace(request, prompt_logprobs=False) for request in requests(22)]  # type: ignore[type-var]
-    crowd = run(engine, *wanted)  # type: ignore[arg-type]
+    engine = Engine(net, EngineConfig(**SETTINGS, batch_invariant=True))
+    wanted = [replace(request, prompt_logprobs=False) for request in requests(22)]
+    crowd = run(engine, *wanted)
     for request in wanted[:11]:
-        number = request.request_id  # type: ignore[attr-defined]
-        alone = run(engine, request)  # type: ignore[arg-type]
+        number = request.request_id
+        alone = run(engine, request)
         assert alone.tokens[number] == crowd.tokens[number]
         assert alone.logprobs[number] == crowd.logprobs[number]
-        moved = replace(request, generated=tuple(crowd.tokens[number][:31]))  # type: ignore[type-var]
-        assert run(engine, moved).tokens[number] == crowd.tokens[number][31:]  # type: ignore[arg-type]
+        moved = replace(request, generated=tuple(crowd.tokens[number][:31]))
+        assert run(engine, moved).tokens[number] == crowd.tokens[number][31:]
 
 
 def test_top_k_and_top_p_keep_to_their_tokens(net: CausalLM) -> None:
@@ -127,11 +132,11 @@ def test_top_k_and_top_p_keep_to_their_tokens(net: CausalLM) -> None:
     from slackwater.engine.config import EngineConfig
     from slackwater.engine.engine import Engine
 
-    engine = Engine(net, EngineConfig(**SETTINGS))  # type: ignore[arg-type]
-    only = run(engine, *requests(8, top_k=1, max_tokens=8))  # type: ignore[arg-type]
-    greedy = run(engine, *requests(8, temperature=0.0, max_tokens=8))  # type: ignore[arg-type]
+    engine = Engine(net, EngineConfig(**SETTINGS))
+    only = run(engine, *requests(8, top_k=1, max_tokens=8))
+    greedy = run(engine, *requests(8, temperature=0.0, max_tokens=8))
     assert only.tokens == greedy.tokens
-    few = run(engine, *requests(8, top_p=0.0001, max_tokens=8))  # type: ignore[arg-type]
+    few = run(engine, *requests(8, top_p=0.0001, max_tokens=8))
     assert few.tokens == greedy.tokens
 
 
@@ -140,9 +145,8 @@ def test_adapters_and_full_versions_give_their_own_outputs(net: CausalLM) -> Non
 
     from slackwater.engine.config import EngineConfig
     from slackwater.engine.engine import Engine
-    from slackwater.engine.request import GenerationRequest
 
-    engine = Engine(net, EngineConfig(**SETTINGS))  # type: ignore[arg-type]
+    engine = Engine(net, EngineConfig(**SETTINGS))
     spec = LoraSpec(8)
     adapter = LoraAdapter.create(spec, CONFIG, dtype=torch.bfloat16, device="cuda")
     for name, tensor in adapter.tensors.items():

@@ -68,7 +68,7 @@ def engine(tokenizer: Path) -> Engine:
     return new_engine(tokenizer)
 
 
-def new_engine(tokenizer: Path, **config: int) -> Engine:
+def new_engine(tokenizer: Path, **config: Any) -> Engine:
     torch.set_num_threads(1)
     room = {"kv_bytes": 1 << 23, "page_bytes": 4096, "max_running": 16}
     guides = GrammarGuides(tokenizer, VOCAB, [END])
@@ -224,7 +224,8 @@ def test_penalties_are_those_of_their_formulas(engine: Engine) -> None:
     wish = Sampling(
         40, temperature=0, presence_penalty=0.7, frequency_penalty=0.4, repetition_penalty=1.3
     )
-    known, expected = list(PROMPT), []
+    known = list(PROMPT)
+    expected: list[int] = []
     for _ in range(40):
         row = plain_logits(net, known)
         seen = torch.tensor(sorted(set(known)))

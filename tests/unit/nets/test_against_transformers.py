@@ -31,11 +31,11 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 CONFIGS = {
-    "llama": LlamaConfig(**SHAPE, tie_word_embeddings=True),
-    "llama with biases": LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True),
-    "llama 3 rope": LlamaConfig(**SHAPE, rope_parameters=LLAMA3_ROPE),
-    "qwen2": Qwen2Config(**SHAPE, tie_word_embeddings=False),
-    "qwen3": Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True),
+    "llama": LlamaConfig(**SHAPE | {"tie_word_embeddings": True}),
+    "llama with biases": LlamaConfig(**SHAPE | {"attention_bias": True, "mlp_bias": True}),
+    "llama 3 rope": LlamaConfig(**SHAPE | {"rope_parameters": LLAMA3_ROPE}),
+    "qwen2": Qwen2Config(**SHAPE | {"tie_word_embeddings": False}),
+    "qwen3": Qwen3Config(**SHAPE | {"head_dim": 16, "tie_word_embeddings": True}),
 }
 
 

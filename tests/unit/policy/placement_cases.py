@@ -19,11 +19,24 @@ def fleet(rollout: int = 200, train: int = 200) -> Fleet:
     return Fleet(Pool(Role.ROLLOUT, H20, rollout), Pool(Role.TRAIN, H800, train))
 
 
-def job(name: str, rollout_s: float, train_s: float, slo: float = 1.5, **profile: float) -> JobSpec:
-    nodes = {
-        key: int(profile.pop(key)) for key in ("rollout_nodes", "train_nodes") if key in profile
-    }
-    return JobSpec(JobId(name), 0.0, 300, slo, JobProfile(rollout_s, train_s, **profile, **nodes))
+def job(
+    name: str,
+    rollout_s: float,
+    train_s: float,
+    slo: float = 1.5,
+    *,
+    rollout_nodes: int = 1,
+    train_nodes: int = 1,
+    train_state_gb: float = 240.0,
+) -> JobSpec:
+    profile = JobProfile(
+        rollout_s,
+        train_s,
+        rollout_nodes=rollout_nodes,
+        train_nodes=train_nodes,
+        train_state_gb=train_state_gb,
+    )
+    return JobSpec(JobId(name), 0.0, 300, slo, profile)
 
 
 def drawn_jobs(seed: int, count: int) -> list[JobSpec]:

@@ -36,7 +36,8 @@ def test_the_period_is_what_execution_settles_at(
 ) -> None:
     work, pins = arrays(jobs)
     period_s = round_robin_period_s(work, pins, len(jobs))
-    ends = run_in_turn(*([job[i] for job in jobs] for i in range(4)), cycles=241)
+    roll_s, train_s, sync_s = ([job[i] for job in jobs] for i in range(3))
+    ends = run_in_turn(roll_s, train_s, sync_s, [job[3] for job in jobs], cycles=241)
     for times in ends:
         # The regime may repeat only every few cycles: 120 has all small ones as divisors.
         assert (times[240] - times[120]) / 120 == pytest.approx(period_s, rel=1e-6, abs=1e-4)

@@ -34,9 +34,10 @@ def test_groups_in_turn_keep_every_bound(seed: int) -> None:
         count = len(group.jobs)
         shared += count > 1
         work, pins = policy.book.table.work[row], policy.book.table.pins[row]
-        columns = [work[r, :count].tolist() for r in (ROLL_S, TRAIN_S, SYNC_S)]
+        roll_s, train_s, sync_s = (work[r, :count].tolist() for r in (ROLL_S, TRAIN_S, SYNC_S))
+        pinned = pins[:count].tolist()
         for share in (lambda: 1.0, lambda: float(draw.uniform(0.3, 1.0))):
-            ends = run_in_turn(*columns, pins[:count].tolist(), cycles=200, share=share)
+            ends = run_in_turn(roll_s, train_s, sync_s, pinned, cycles=200, share=share)
             for name, times in zip(group.jobs, ends, strict=True):
                 spec = policy.book.members[name].spec
                 assert times[-1] <= spec.slo * 200 * spec.profile.solo_s + spec.profile.solo_s

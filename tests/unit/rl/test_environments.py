@@ -5,22 +5,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slackwater.model.errors import ConfigError
-from slackwater.rl.environments import (
-    AnyEnvironment,
-    Arithmetic,
-    CopyDigits,
-    FrozenLake,
-    GuessNumber,
-)
+from slackwater.rl.environments import Arithmetic, CopyDigits, FrozenLake, GuessNumber
 
-ALL: list[AnyEnvironment] = [Arithmetic(max_operand=99), CopyDigits(), FrozenLake(), GuessNumber()]
+AnswersAtOnce = Arithmetic | CopyDigits | FrozenLake | GuessNumber
+ALL: list[AnswersAtOnce] = [Arithmetic(max_operand=99), CopyDigits(), FrozenLake(), GuessNumber()]
 
 
 @pytest.mark.parametrize("environment", ALL, ids=lambda e: e.kind)
 @given(prompt=st.integers(0, 300), answers=st.lists(st.text(max_size=4), min_size=20, max_size=20))
 @settings(max_examples=25, deadline=None)
 def test_any_answers_end_an_episode_with_a_bounded_reward_and_replays_agree(
-    environment: AnyEnvironment, prompt: int, answers: list[str]
+    environment: AnswersAtOnce, prompt: int, answers: list[str]
 ) -> None:
     told = []
     for _ in range(2):
@@ -39,7 +34,7 @@ def test_any_answers_end_an_episode_with_a_bounded_reward_and_replays_agree(
 
 
 @pytest.mark.parametrize("environment", ALL, ids=lambda e: e.kind)
-def test_a_demonstration_is_an_episode_to_its_end(environment: AnyEnvironment) -> None:
+def test_a_demonstration_is_an_episode_to_its_end(environment: AnswersAtOnce) -> None:
     for prompt in range(5):
         turns, episode = environment.demonstration(prompt), environment.episode(prompt)
         assert turns[0][0] == episode.first_observation

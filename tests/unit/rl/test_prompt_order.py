@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slackwater.rl.prompt_order import PromptOrder
+from slackwater.rl.prompt_order import PromptOrder, PromptUse
 
 
 @given(st.integers(1, 40), st.integers(0, 5), st.lists(st.integers(1, 17), max_size=20))
@@ -11,7 +11,8 @@ def test_any_cut_into_steps_uses_the_same_prompts_in_the_same_order(
     prompts: int, seed: int, steps: list[int]
 ) -> None:
     order = PromptOrder(prompts, seed)
-    in_steps, used = [], 0
+    in_steps: list[PromptUse] = []
+    used = 0
     for count in steps:
         in_steps.extend(order.uses(used, count))
         used += count

@@ -46,7 +46,7 @@ class ShuffledSampler:
 
 
 class Bytes:
-    stop = (END,)
+    stop: tuple[int, ...] = (END,)
 
     def first(self, observation: str) -> list[int]:
         return list(observation.encode())

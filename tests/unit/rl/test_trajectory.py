@@ -24,7 +24,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> transformers.PreTrain
         "chat_template": CHAT_TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return transformers.AutoTokenizer.from_pretrained(folder)
+    found = transformers.AutoTokenizer.from_pretrained(folder)
+    assert isinstance(found, transformers.PreTrainedTokenizerFast)
+    return found
 
 
 def test_a_datum_predicts_each_next_token_and_pushes_the_sampled_ones_only() -> None:

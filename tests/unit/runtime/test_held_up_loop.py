@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 from slackwater.model.ids import WorkerId
 from slackwater.runtime.bodies.timers import Timers
@@ -21,7 +22,7 @@ class Heard:
     def worker_joined(self, hello: messages.Hello) -> None:
         """Nothing to keep."""
 
-    def worker_said(self, worker: WorkerId, frames: list[Frame]) -> None:
+    def worker_said(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
         self.frames += len(frames)
 
     def worker_lost(self, worker: WorkerId, reason: str) -> None:

@@ -169,10 +169,12 @@ class Heard:
 HELLO = messages.encode(messages.Hello("secret", "w", "trainer"))
 
 
-async def talk(data: bytes, then: bytes = b"", **limits: float) -> tuple[Heard, bytes]:
+async def talk(
+    data: bytes, then: bytes = b"", *, hello_timeout_s: float = 10.0
+) -> tuple[Heard, bytes]:
     """Send bytes to a hub, `then` more after its answer, and hang up."""
     heard = Heard()
-    hub = WorkerHub(heard, "secret", **limits)
+    hub = WorkerHub(heard, "secret", hello_timeout_s=hello_timeout_s)
     await hub.start()
     reader, writer = await asyncio.open_connection(*hub.address)
     writer.write(data)

@@ -4,11 +4,13 @@ import os
 
 from sandbox_stage import a_stage, bubblewrap_missing
 
+from slackwater.sandbox.choice import BackendName
+
 
 def test_a_closed_umask_of_the_worker_does_not_close_the_sandbox() -> None:
     before = os.umask(0o077)
     try:
-        backend = "process" if bubblewrap_missing() else "bubblewrap"
+        backend: BackendName = "process" if bubblewrap_missing() else "bubblewrap"
         with a_stage(backend) as stage:
             stage.supervisor.open("e", files={"folder/file": b"here"})
             ran = stage.sh("cat folder/file; python3 -c 'print(1)'; umask")

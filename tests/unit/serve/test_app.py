@@ -169,8 +169,20 @@ def test_checkpoints_past_their_time_go_with_their_files(tmp_path: Path) -> None
         folder = plane.state.checkpoint(ModelId(model), "old", 3)
         folder.mkdir(parents=True)
         held = Checkpoint(
-            *(f"tinker://{model}/weights/old", TenantId("mine"), ModelId(model), "weights", "old"),
-            *("tiny", LoraShape(4), plane.state.uri(folder), "l", 1, 1.0, 2.0, False, None),
+            f"tinker://{model}/weights/old",
+            TenantId("mine"),
+            ModelId(model),
+            kind="weights",
+            name="old",
+            base_model="tiny",
+            lora=LoraShape(4),
+            held_as=plane.state.uri(folder),
+            lineage="l",
+            size_bytes=1,
+            created_s=1.0,
+            expires_s=2.0,
+            public=False,
+            user_metadata=None,
         )
         await plane.store.call(lambda c: put_checkpoint(c, held))
         running = asyncio.create_task(plane.housekeeping.run())

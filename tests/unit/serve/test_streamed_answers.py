@@ -14,7 +14,7 @@ from slackwater.model.ids import TurnId
 from slackwater.model.turn import FinishReason
 from slackwater.runtime.bodies.rollout import TurnResult, TurnTokens
 from slackwater.serve.openai.answers import Answers, ChatAnswers, CompletionAnswers
-from slackwater.serve.openai.bodies import ChatBody, CompletionBody
+from slackwater.serve.openai.bodies import ChatBody, ChatMessage, CompletionBody
 from slackwater.serve.openai.generation import Piece, Whole
 from slackwater.serve.openai.text import TextCodec
 from slackwater.zoo.tiny import byte_tokenizer
@@ -91,7 +91,7 @@ def test_offsets_are_places_in_the_text_and_bytes_spell_it(
     places = [place for place, letter in enumerate(text) for _ in letter.encode()]
     assert said["text_offset"] == places
     chat = ChatBody(
-        model="m", messages=[{"role": "user", "content": "x"}], logprobs=True, top_logprobs=2
+        model="m", messages=[ChatMessage(role="user", content="x")], logprobs=True, top_logprobs=2
     )
     choices = streamed(ChatAnswers(chat, codec, [PROMPT]), result, cuts)
     content = [

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from slackwater.grammar.compiled import check
 from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.model.sampling import Grammar
-from slackwater.serve.openai.tool_calls import CallStream, read_calls
+from slackwater.serve.openai.tool_calls import CallStream, ToolCall, read_calls
 from slackwater.serve.openai.tools import (
     Function,
     Tool,
@@ -98,7 +98,8 @@ def test_a_stream_gives_the_same_calls_wherever_it_is_cut(
     text: str, cuts: list[int], form: str
 ) -> None:
     stream = CallStream(plan(form))
-    content, calls, edges = "", [], [0, *sorted(cuts), len(text)]
+    content, edges = "", [0, *sorted(cuts), len(text)]
+    calls: list[ToolCall] = []
     for start, stop in pairwise(edges):
         shown, found = stream.feed(text[start:stop])
         content, calls = content + shown, calls + found
@@ -111,7 +112,7 @@ def test_a_stream_gives_the_same_calls_wherever_it_is_cut(
 
 
 def test_a_template_that_knows_no_tools_is_told_in_words() -> None:
-    history = [
+    history: list[dict[str, Any]] = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "weather?"},
         {

@@ -35,7 +35,10 @@ def normed_and_turned(ops: NetOps, given: list[Tensor]) -> tuple[Tensor, ...]:
 
 CASES: dict[str, tuple[Case, list[tuple[int, ...]]]] = {
     "norm": (lambda ops, t: (ops.rms_norm(t[0], t[1], 1e-5),), [(5, 24), (24,)]),
-    "add and norm": (lambda ops, t: ops.add_rms_norm(*t, 1e-5), [(5, 24), (5, 24), (24,)]),
+    "add and norm": (
+        lambda ops, t: ops.add_rms_norm(t[0], t[1], t[2], 1e-5),
+        [(5, 24), (5, 24), (24,)],
+    ),
     "turn": (turned, [(7, 32), (7, 16), (7, 16)]),
     "norm and turn": (normed_and_turned, [(7, 32), (7, 16), (7, 16), (8,), (8,)]),
     "gate": (lambda ops, t: (ops.silu_mul(t[0], t[1]),), [(5, 40), (5, 40)]),

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from trainer_builders import NET, trainer
 
 from slackwater.training import shared_attention
@@ -38,7 +39,7 @@ def grouped_data() -> list[Datum]:
         for length in lengths:
             rest = rng.integers(0, NET.vocab_size, length - prompt_length)
             tokens = np.concatenate([prompt, rest])
-            inputs = {
+            inputs: dict[str, NDArray[np.generic]] = {
                 "target_tokens": rng.integers(0, NET.vocab_size, length),
                 "logprobs": (-4 + rng.normal(size=length)).astype(np.float32),
                 "advantages": rng.normal(size=length).astype(np.float32),

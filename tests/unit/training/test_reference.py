@@ -16,7 +16,7 @@ from slackwater.training.trainer import Trainer
 
 def reference_model(subject: Trainer) -> torch.nn.Module:
     config = transformers.Qwen3Config(**NET.to_hf())
-    model = transformers.Qwen3ForCausalLM(config).float().eval()
+    model: torch.nn.Module = transformers.Qwen3ForCausalLM(config).float().eval()
     model.load_state_dict(dict(subject.weights()), strict=False)
     return model
 

@@ -87,8 +87,20 @@ class Trained:
         self.exported = root / "exported"
         self.exported.mkdir()
         held = Checkpoint(
-            *("tinker://m/external_weights/x", TenantId("t"), ModelId("m"), EXTERNAL, "x", "tiny"),
-            *(LoraShape(lora.rank if lora else 0), "v1", "", 0, 0.0, None, False, None),
+            "tinker://m/external_weights/x",
+            TenantId("t"),
+            ModelId("m"),
+            kind=EXTERNAL,
+            name="x",
+            base_model="tiny",
+            lora=LoraShape(lora.rank if lora else 0),
+            held_as="v1",
+            lineage="",
+            size_bytes=0,
+            created_s=0.0,
+            expires_s=None,
+            public=False,
+            user_metadata=None,
         )
         for name, content in weight_files(held, BaseModel.read("tiny", self.base), store).items():
             data = content if isinstance(content, bytes) else content.read_bytes()

@@ -1,7 +1,7 @@
 """Small builders for co-scheduler tests."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from slackwater.control.coschedule.commands import Command, GrantPermit, StartJob
 from slackwater.control.coschedule.config import CoScheduleConfig
@@ -18,6 +18,8 @@ from slackwater.model.node import H20, H800, Pool, Role
 from slackwater.model.placement import Phase
 from slackwater.policy.placement.catalogue import make_policy
 from slackwater.policy.placement.fleet import Fleet
+
+Kind = TypeVar("Kind")
 
 
 def fleet(rollout: int = 8, train: int = 8, *, owned: bool = False) -> Fleet:
@@ -93,5 +95,5 @@ class Stage:
         return now_s + 2 * work_s
 
 
-def of(kind: type, commands: Iterable[Command]) -> list[Command]:
+def of(kind: type[Kind], commands: Iterable[Command]) -> list[Kind]:
     return [command for command in commands if isinstance(command, kind)]

@@ -3,12 +3,13 @@
 import numpy as np
 from scheduler_stage import fleet, job
 
+from slackwater.model.ids import JobId
 from slackwater.model.job import JobSpec
 from slackwater.model.placement import Placement
 from slackwater.policy.placement.regrouping import Regrouping
 
 
-def placed(policy: Regrouping, *specs: JobSpec) -> dict[str, Placement]:
+def placed(policy: Regrouping, *specs: JobSpec) -> dict[JobId, Placement]:
     found = {}
     for spec in specs:
         placement = policy.place(spec, spec.arrival_s)

@@ -217,7 +217,7 @@ def test_a_jobs_clock_starts_with_its_first_permit_and_a_wait_counts() -> None:
     assert stage.scheduler.job(JobId("a")).elapsed_s(300) == 290
 
 
-def late_iteration(elapsed_s: float) -> list[str]:
+def late_iteration(elapsed_s: float) -> list[JobId]:
     """Two jobs share nodes; the first one's first iteration ends after `elapsed_s`. Answers who is moved."""
     stage = Stage("group", guard=True)
     stage.arrive(job("a", slo=2.0, iterations=20))

@@ -20,8 +20,7 @@ class Stage:
         self.book.check_integrity()
         return commands
 
-    @property
-    def stage(self) -> JobStage:
+    def reached(self) -> JobStage:
         entry = self.book.find(JOB)
         assert entry is not None
         return entry.stage
@@ -32,15 +31,15 @@ def test_a_job_is_submitted_placed_running_and_finished() -> None:
     assert stage.tell(on.JobSubmitted(0.0, JOB, TENANT)) == [do.PlaceJob(JOB, None, 0, 0)]
     stage.tell(on.JobAnswered(0.0, JOB, "placed", "there is room"))
     stage.tell(on.JobWorked(1.0, JOB))
-    assert stage.stage is JobStage.RUNNING
+    assert stage.reached() is JobStage.RUNNING
     stage.tell(on.JobEnded(2.0, JOB, "finished"))
-    assert stage.stage is JobStage.FINISHED
+    assert stage.reached() is JobStage.FINISHED
 
 
 def test_a_job_without_a_profile_is_profiled_alone_before_it_is_placed() -> None:
     stage = Stage(profiles=True)
     assert stage.tell(on.JobSubmitted(0.0, JOB, TENANT)) == [do.ProfileJob(JOB)]
-    assert stage.stage is JobStage.PROFILING
+    assert stage.reached() is JobStage.PROFILING
     assert stage.tell(on.JobProfiled(9.0, JOB, PROFILE)) == [do.PlaceJob(JOB, PROFILE, 0, 0)]
 
 
@@ -51,7 +50,7 @@ def test_a_held_job_is_told_why_and_placed_later() -> None:
     entry = stage.book.find(JOB)
     assert entry is not None and (entry.stage, entry.reason) == ("held", "no room on 3 nodes")
     stage.tell(on.JobAnswered(9.0, JOB, "placed", "a job left"))
-    assert stage.stage is JobStage.PLACED
+    assert stage.reached() is JobStage.PLACED
 
 
 def test_a_crash_makes_it_a_new_arrival_at_its_last_complete_iteration() -> None:

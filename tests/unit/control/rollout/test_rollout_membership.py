@@ -45,12 +45,12 @@ def test_an_instance_joins_pulls_the_newest_version_and_is_ready_in_mid_step() -
     driver.submit("t", version="v7")
     pull = only(PullWeights, driver.happen(InstanceJoined(0.0, instance_spec("a"))))
     assert (pull.instance, pull.version) == ("a", "v7")
-    record = driver.manager.books.instances.records[A]
-    assert record.state is InstanceState.JOINING
+    records = driver.manager.books.instances.records
+    assert records[A].state is InstanceState.JOINING
     assert driver.brain.weights.pulling(A) == {"v7"}
     (sent,) = dispatches(driver.happen(InstanceReady(1.0, A, "v7")))
     assert (sent.turn, sent.version) == ("t", "v7")
-    assert record.state is InstanceState.READY
+    assert records[A].state is InstanceState.READY
 
 
 def test_a_version_nobody_holds_is_pulled_on_demand_by_one_instance_at_a_time() -> None:

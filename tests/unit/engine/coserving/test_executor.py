@@ -164,8 +164,8 @@ def test_a_service_that_needs_the_memory_gets_it_and_no_token_of_the_rollout_is_
         device.step()
     assert device.served == alone(SERVICE, requests(SERVICE, 8, 3))
     assert device.moves > 0
-    for request in device.executor.take_back():
-        device.give_back(request)
+    for number in device.executor.take_back():
+        device.give_back(number)
     assert device.executor.rollout is None
     elsewhere = engine(ROLLOUT, HostPagePool(2000 * PAGE, PAGE))
     for request in device.waiting.values():

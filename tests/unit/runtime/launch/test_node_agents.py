@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -44,7 +44,7 @@ class Plane:
         assert hello.node is not None
         self.nodes.joined(hello.node, 0.0)
 
-    def worker_said(self, worker: WorkerId, frames: list[Frame]) -> None:
+    def worker_said(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
         for frame in frames:
             self.nodes.said(NODE, messages.decode_from_worker(frame.body))
 

@@ -156,7 +156,7 @@ def test_one_copy_crosses_the_slow_link_and_neighbours_pass_it_on(stage: Stage) 
     receivers = [Receiver(agent) for agent in agents]
     found: list[bool] = []
     threads = [
-        threading.Thread(target=lambda r=r: found.append(same(r.pull("v1", DEADLINE_S), new)))  # type: ignore[misc]
+        threading.Thread(target=lambda r=r: found.append(same(r.pull("v1", DEADLINE_S), new)))
         for r in receivers
     ]
     for thread in threads:
