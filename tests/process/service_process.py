@@ -42,8 +42,11 @@ def sdk_clients_closed() -> Iterator[None]:
         patch.setattr(tinker.ServiceClient, "__init__", remembered)
         yield
     for client in made:
-        with contextlib.suppress(RuntimeError):  # it is closed already
-            client.holder.close()
+        # `client.holder` would open a session where there is none, with a service that may be gone.
+        for holder in (client._session_holder, client._rest_holder):
+            if holder is not None:
+                with contextlib.suppress(RuntimeError):  # it is closed already
+                    holder.close()
 
 
 class ServiceProcess:

@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slackwater.grammar.compiled import check
@@ -89,6 +89,7 @@ TEXTS = st.sampled_from(
 )
 
 
+@settings(max_examples=300)
 @given(
     text=TEXTS,
     cuts=st.lists(st.integers(0, 120), max_size=6),

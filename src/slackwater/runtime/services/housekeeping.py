@@ -113,11 +113,16 @@ class Housekeeping:
             await asyncio.to_thread(remove_folder, self._house.state.path(checkpoint.held_as))
 
     async def drop_unlisted_states(self, model: TrainedModel) -> None:
-        """Folders of a model's saves that no checkpoint names: they were overwritten."""
+        """Folders of a model's saves that no checkpoint names: they were overwritten.
+
+        Hazard: the order. A save that begins after the first line is not looked at, one that runs is named by the second, and one that
+        ended before is named by the third.
+        """
+        folders = await asyncio.to_thread(self._house.state.checkpoints_of, model.model)
+        under_way = self._house.operations.states_under_way()
         listed = sa.select(checkpoints.c.held_as).where(checkpoints.c.kind == STATE)
         named = await self._house.store.call(lambda c: set(c.execute(listed).scalars()))
-        under_way = self._house.operations.states_under_way()
-        for folder in await asyncio.to_thread(self._house.state.checkpoints_of, model.model):
+        for folder in folders:
             if self._house.state.uri(folder) not in named | under_way:
                 await asyncio.to_thread(remove_folder, folder)
 

@@ -66,6 +66,7 @@ class CallStream:
         self._plan = plan
         self._held = ""
         self._calling = False
+        self._is_text = False
         self.count = 0
 
     def feed(self, text: str, *, final: bool = False) -> tuple[str, list[ToolCall]]:
@@ -104,11 +105,16 @@ class CallStream:
         return "" if self.count and not said.strip() else said
 
     def _feed_llama(self, final: bool) -> tuple[str, list[ToolCall]]:
+        """The whole answer is a call, or none of it is: once something was said, the rest is text too."""
+        if self._is_text:
+            said, self._held = self._held, ""
+            return said, []
         looks = self._held.lstrip()
         maybe = not looks or looks.startswith("{") or _PYTHON_TAG.startswith(looks[:13])
         if maybe and not final:
             return "", []
-        said, calls = read_calls(self._held, self._plan)
+        said, calls = read_calls(self._held, self._plan) if maybe else (self._held, [])
+        self._is_text = not calls
         self.count += len(calls)
         self._held = ""
         return said, calls

@@ -213,7 +213,8 @@ class Storm:
             case AbortOn(instance, attempt):
                 self._deliver(instance, lambda: self._forget(instance, attempt))
             case PullWeights(instance, version):
-                self.after(self.wait_s(4.0), lambda: self._pulled(instance, version))
+                place = self.instances.get(instance)
+                self.after(self.wait_s(4.0), lambda: self._pulled(place, version))
             case SetTimer(name, at_s):
                 self._timers[name] = at_s
                 self.queue.push(max(at_s, self.now_s), lambda: self._fire(name, at_s))
@@ -265,9 +266,11 @@ class Storm:
         if instance in self.instances:
             self.instances[instance].requests.pop(attempt, None)
 
-    def _pulled(self, instance: InstanceId, version: str) -> None:
-        if instance not in self.instances:
+    def _pulled(self, place: StormInstance | None, version: str) -> None:
+        """Nothing is heard of a pull by an instance that has gone meanwhile, also where another has its name."""
+        if place is None or not self.lives(place):
             return
+        instance = place.instance
         if self.raging and self.chance(0.05):
             self.happen(PullFailed(self.now_s, instance, version, "link down"))
             return

@@ -1,6 +1,8 @@
-"""A worker that does nothing until it is ended, whatever it is told."""
+"""A worker that does nothing until it is ended, whatever it is told; like every worker it ends with its agent."""
 
 import signal
 
+from slackwater.worker.process import run_worker
+
 if __name__ == "__main__":
-    signal.pause()
+    run_worker(signal.pause)
