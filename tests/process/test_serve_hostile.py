@@ -65,8 +65,8 @@ def test_nan_advantages_fail_their_step_and_nothing_after_it(sdk: tinker.Service
 
 def test_a_loss_or_a_token_that_does_not_exist_is_named(sdk: tinker.ServiceClient) -> None:
     client = sdk.create_lora_training_client(base_model="tiny", rank=2)
-    with pytest.raises(tinker.RequestFailedError, match="dro"):
-        client.forward_backward([policy_example(1.0)], "dro").result()
+    with pytest.raises(tinker.RequestFailedError, match="stable_reinforce"):
+        client.forward_backward([policy_example(1.0)], "stable_reinforce").result()
     far = types.Datum(
         model_input=types.ModelInput.from_ints([1, 99_999]),
         loss_fn_inputs={
