@@ -125,7 +125,9 @@ def assert_all_reported(fleet: LiveFleet, log: str) -> None:
         assert any(said in line for line in lines), (mode, lines)
     lost = {str(worker): reason for worker, reason in fleet.floor.lost}
     for mode, said in DISCONNECTED.items():
-        assert said in lost[mode], (mode, lost[mode])
+        # A peer that leaves with our words unread resets the connection, and the reset may overtake its last bytes.
+        overtaken = mode == "truncated" and ("reset" in lost[mode] or "pipe" in lost[mode])
+        assert said in lost[mode] or overtaken, (mode, lost[mode])
     assert "the secret is wrong" in log
     assert "must be a hello" in log
     assert "is connected already" in log
