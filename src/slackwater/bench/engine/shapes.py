@@ -21,6 +21,20 @@ QWEN3_8B = NetConfig(
     tied=False,
     qk_norm=True,
 )
+LLAMA_8B = NetConfig(
+    family="llama",
+    vocab_size=128256,
+    hidden_size=4096,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    ffn_size=14336,
+    max_positions=32768,
+    rope_theta=5e5,
+    tied=False,
+    qk_norm=False,
+)
 QWEN3_1_7B = NetConfig(
     family="qwen3",
     vocab_size=151936,

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from slackwater.bench.engine.shapes import QWEN3_8B
+from slackwater.bench.engine.shapes import LLAMA_8B, QWEN3_8B
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.coserving.executor import CoservingExecutor
 from slackwater.engine.coserving.staged_weights import StagedWeights
@@ -29,6 +29,7 @@ from slackwater.engine.pages import PageArena
 from slackwater.engine.request import GenerationRequest
 from slackwater.model.sampling import Sampling
 from slackwater.model.serving import ServingSlo
+from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net
 from slackwater.policy.serving.arbiter import Arbiter
@@ -36,20 +37,6 @@ from slackwater.policy.serving.modes import mode_of
 from slackwater.policy.serving.step_cost import StepCost
 from slackwater.sim.serving.serving_trace import Arrival, read_serving_trace, scaled
 
-LLAMA_8B = NetConfig(
-    family="llama",
-    vocab_size=128256,
-    hidden_size=4096,
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    ffn_size=14336,
-    max_positions=32768,
-    rope_theta=5e5,
-    tied=False,
-    qk_norm=False,
-)
 SLO = ServingSlo(0.5, 0.15)
 _PAGE = 16 << 20  # of the pool: what a page costs to map is the same for all sizes
 _KV_BYTES = 48 << 30
@@ -147,7 +134,7 @@ class Machine:
         device = torch.device("cuda")
         self.pool = CudaPagePool(_KV_BYTES, _PAGE, device)
         net = load_net(QWEN3_8B, dtype=torch.bfloat16, device="cuda")
-        self.service = self._engine(net, QWEN3_8B)
+        self.service = self._engine(net)
         rollout_net = load_net(LLAMA_8B, dtype=torch.bfloat16, device="cuda", seed=1)
         self.staged = StagedWeights.of(rollout_net, device)
         del rollout_net
@@ -157,10 +144,9 @@ class Machine:
         self.service_cost = self._profiled(self.service, QWEN3_8B, "service", _ROWS)
         self.rollout_cost = self._profiled(self.rollout, LLAMA_8B, "rollout", _ROWS[:-2])
 
-    def _engine(self, net: object, config: NetConfig) -> Engine:
-        del config
-        executor = CudaExecutor(net, _CONFIG, self.pool)  # type: ignore[arg-type]
-        return Engine(net, _CONFIG, executor=executor)  # type: ignore[arg-type]
+    def _engine(self, net: CausalLM) -> Engine:
+        executor = CudaExecutor(net, _CONFIG, self.pool)
+        return Engine(net, _CONFIG, executor=executor)
 
     def _activated(self) -> Engine:
         """Measure: activate, put away, activate again."""
@@ -175,7 +161,7 @@ class Machine:
                 free_idle, _ = torch.cuda.mem_get_info()
                 self.figures["idle_runtime_gb"] = (free_before - free_idle) / 1e9
             begin = time.perf_counter()
-            engine = self._engine(self.staged.on_device(), LLAMA_8B)
+            engine = self._engine(self.staged.on_device())
             torch.cuda.synchronize()
             seconds.append(time.perf_counter() - begin)
         self.figures["activation_first_s"], self.figures["activation_s"] = seconds
