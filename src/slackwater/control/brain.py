@@ -1,8 +1,8 @@
-"""The brain of one fleet: rollout manager, weight director, step book and job book, passing each other's messages on at once.
+"""The brain of one fleet: rollout manager, weight director, step book, job book and driver book, passing each other's messages on at once.
 
     commands = brain.handle(event)
 
-To its body it is one controller: an event for any of the four goes in, what they say to each other stays inside, in order, and
+To its body it is one controller: an event for any of them goes in, what they say to each other stays inside, in order, and
 what is left is for the body. Live and simulated bodies drive the same brain, and one record replays it whole.
 """
 
@@ -10,9 +10,12 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TypeAlias, assert_never
 
+from slackwater.control.jobs import commands as job_do
+from slackwater.control.jobs import driver_events as of_driver
 from slackwater.control.jobs import events as of_job
 from slackwater.control.jobs.book import JobBook
-from slackwater.control.jobs.commands import JobCommand
+from slackwater.control.jobs.driver_commands import DriverCommand
+from slackwater.control.jobs.drivers import DriverBook
 from slackwater.control.rollout import commands as rollout_do
 from slackwater.control.rollout import events as of_rollout
 from slackwater.control.rollout.manager import RolloutManager
@@ -25,10 +28,18 @@ from slackwater.control.weights import events as of_weight
 from slackwater.control.weights.director import WeightDirector
 
 BrainEvent: TypeAlias = (
-    of_rollout.RolloutEvent | of_weight.WeightEvent | of_step.StepEvent | of_job.JobEvent
+    of_rollout.RolloutEvent
+    | of_weight.WeightEvent
+    | of_step.StepEvent
+    | of_job.JobEvent
+    | of_driver.DriverEvent
 )
 BrainCommand: TypeAlias = (
-    rollout_do.RolloutCommand | weight_do.WeightCommand | step_do.StepCommand | JobCommand
+    rollout_do.RolloutCommand
+    | weight_do.WeightCommand
+    | step_do.StepCommand
+    | job_do.JobCommand
+    | DriverCommand
 )
 
 EVENT_TYPES: dict[str, type] = {
@@ -36,11 +47,13 @@ EVENT_TYPES: dict[str, type] = {
     **of_weight.EVENT_TYPES,
     **of_step.EVENT_TYPES,
     **of_job.EVENT_TYPES,
+    **of_driver.EVENT_TYPES,
 }
 
 _OF_WEIGHTS = frozenset(of_weight.EVENT_TYPES.values())
 _OF_STEPS = frozenset(of_step.EVENT_TYPES.values())
 _OF_JOBS = frozenset(of_job.EVENT_TYPES.values())
+_OF_DRIVERS = frozenset(of_driver.EVENT_TYPES.values())
 
 
 class Brain:
@@ -57,6 +70,7 @@ class Brain:
         self.weights = WeightDirector()
         self.steps = StepBook(shared=shared_devices)
         self.jobs = JobBook(profiles=profiles_jobs)
+        self.drivers = DriverBook()
 
     def handle(self, event: BrainEvent) -> Sequence[BrainCommand]:
         """Take one event; return what the body must do, in order."""
@@ -84,7 +98,11 @@ class Brain:
         if kind in _OF_STEPS:
             return self.steps.handle(event)  # type: ignore[arg-type]
         if kind in _OF_JOBS:
+            if isinstance(event, of_job.IterationDone):
+                inbox.append(of_driver.DriverProgressed(event.now_s, event.job))
             return self.jobs.handle(event)  # type: ignore[arg-type]
+        if kind in _OF_DRIVERS:
+            return self.drivers.handle(event)  # type: ignore[arg-type]
         match event:
             case of_rollout.InstanceJoined(now_s, spec):
                 local = self.steps.is_local(spec.instance)
@@ -144,6 +162,12 @@ class Brain:
                     | of_rollout.StepEnded()
                 ):
                     inbox.append(command)
+                case job_do.DriverMayRun(job):
+                    inbox.append(of_driver.DriverDue(now_s, job))
+                case job_do.DriverMustEnd(job, stage, reason):
+                    inbox.append(of_driver.DriverUndue(now_s, job, stage, reason))
+                case of_job.JobSubmitted() | of_job.JobCrashed() | of_job.JobEnded():
+                    inbox.append(command)
                 case _:
                     out.append(command)
 
@@ -153,6 +177,7 @@ class Brain:
         self.weights.check_integrity()
         self.steps.check_integrity()
         self.jobs.check_integrity()
+        self.drivers.check_integrity()
         for record in self.rollout.books.instances:
             instance = record.spec.instance
             usable = self.weights.usable(instance)

@@ -3,7 +3,8 @@
     submitted -> profiling -> placed | held | refused -> running -> finished | failed | stopped
 
 A job whose profile is known skips profiling. A crash or a lost node makes it a new arrival at its last complete iteration.
-Messages that come late (of a job that is over, or not known) change nothing but the account.
+Messages that come late (of a job that is over, or not known) change nothing but the account. A job that was submitted with a driver
+runs and ends with it (`drivers.py`); one of a key, which has neither driver nor session, ends when it has been idle for long.
 """
 
 from collections.abc import Sequence
@@ -14,11 +15,12 @@ from slackwater.control.jobs import commands as do
 from slackwater.control.jobs import events as on
 from slackwater.model.ids import JobId, TenantId
 from slackwater.model.job import JobProfile
-from slackwater.model.job_life import JobAccount, JobStage
+from slackwater.model.job_life import JobAccount, JobStage, JobTerms
 
 Out = list[do.JobCommand]
 
 _REMEMBERED = 10_000  # jobs that are over; the oldest are forgotten
+IDLE_AFTER_S = 600.0
 
 
 @dataclass(slots=True)
@@ -34,13 +36,22 @@ class JobEntry:
     iterations_done: int = 0
     crashes: int = 0
     account: JobAccount = field(default_factory=JobAccount)
+    terms: JobTerms | None = None
+    worked_s: float = 0.0
+    open_turns: int = 0
+
+    @property
+    def driven(self) -> bool:
+        """Whether it was submitted with a driver."""
+        return self.terms is not None
 
 
 class JobBook:
     """See the module. `profiles` off: jobs without a profile are placed at once, to share what there is."""
 
-    def __init__(self, *, profiles: bool = False) -> None:
+    def __init__(self, *, profiles: bool = False, idle_after_s: float = IDLE_AFTER_S) -> None:
         self._profiles = profiles
+        self._idle_after_s = idle_after_s
         self._jobs: dict[JobId, JobEntry] = {}
 
     def handle(self, event: on.JobEvent) -> Sequence[do.JobCommand]:
@@ -49,10 +60,10 @@ class JobBook:
         match event:
             case on.JobSubmitted():
                 self._submitted(event, out)
-            case on.JobAdopted(now_s, job, tenant, account):
-                if job not in self._jobs:
-                    stopped = JobStage.STOPPED
-                    self._jobs[job] = JobEntry(job, tenant, now_s, stopped, account=account)
+            case on.JobAdopted():
+                self._adopted(event)
+            case on.IdleSought():
+                self._end_idle(event)
             case on.JobWorked():
                 self._worked(event)
             case on.JobTrained():
@@ -77,16 +88,20 @@ class JobBook:
             case on.JobAnswered(_, _, answer, reason):
                 if entry.stage in (JobStage.SUBMITTED, JobStage.HELD, JobStage.PLACED):
                     entry.stage, entry.reason = JobStage(answer), reason
+                    self._tell_driver(entry, out)
             case on.IterationDone():
                 if entry.stage in (JobStage.RUNNING, JobStage.PLACED):
                     entry.iterations_done += 1
             case on.JobCrashed(_, _, reason):
-                if entry.stage is not JobStage.PROFILING:
-                    entry.crashes += 1
-                    entry.reason = reason
+                entry.crashes += 1
+                if entry.stage is JobStage.PROFILING:
+                    self._profile(entry, out)
+                else:
                     self._arrive(entry, out)
+                entry.reason = reason
             case on.JobEnded(_, _, outcome, reason):
                 entry.stage, entry.reason = JobStage(outcome), reason
+                self._tell_driver(entry, out)
                 self._forget_some()
             case _:
                 assert_never(event)
@@ -104,18 +119,53 @@ class JobBook:
         entry = self._jobs.get(event.job)
         if entry is not None and not entry.stage.over:
             return  # another session of the same run
+        if entry is not None and entry.driven and event.terms is None:
+            return  # a straggler of a driver that has ended
         if entry is None:
             entry = self._jobs[event.job] = JobEntry(event.job, event.tenant, event.now_s)
         entry.profile = event.profile or entry.profile
+        entry.terms = event.terms
+        entry.worked_s = event.now_s
         if entry.profile is None and self._profiles:
-            entry.stage, entry.reason = JobStage.PROFILING, "its cycle is not known yet"
-            out.append(do.ProfileJob(event.job))
+            self._profile(entry, out)
         else:
             self._arrive(entry, out)
 
+    def _adopted(self, event: on.JobAdopted) -> None:
+        if event.job in self._jobs:
+            return
+        entry = JobEntry(event.job, event.tenant, event.now_s, event.stage, event.reason)
+        entry.account, entry.terms = event.account, event.terms
+        entry.iterations_done, entry.crashes = event.iterations_done, event.crashes
+        self._jobs[event.job] = entry
+
+    def _profile(self, entry: JobEntry, out: Out) -> None:
+        entry.stage, entry.reason = JobStage.PROFILING, "its cycle is not known yet"
+        out.append(do.ProfileJob(entry.job, entry.terms))
+        self._tell_driver(entry, out)
+
     def _arrive(self, entry: JobEntry, out: Out) -> None:
-        entry.stage = JobStage.SUBMITTED
-        out.append(do.PlaceJob(entry.job, entry.profile, entry.iterations_done, entry.crashes))
+        entry.stage, entry.reason = JobStage.SUBMITTED, ""
+        made = (entry.profile, entry.iterations_done, entry.crashes)
+        out.append(do.PlaceJob(entry.job, *made, entry.terms))
+
+    def _tell_driver(self, entry: JobEntry, out: Out) -> None:
+        if not entry.driven:
+            return
+        if entry.stage in (JobStage.PLACED, JobStage.PROFILING):
+            out.append(do.DriverMayRun(entry.job))
+        elif entry.stage.over:
+            out.append(do.DriverMustEnd(entry.job, entry.stage, entry.reason))
+
+    def _end_idle(self, event: on.IdleSought) -> None:
+        """Nobody says that a key's job has ended, so silence does."""
+        for entry in self._jobs.values():
+            if entry.stage.over or entry.driven or entry.open_turns:
+                continue
+            idle_s = event.now_s - entry.worked_s
+            if entry.job not in event.attended and idle_s >= self._idle_after_s:
+                reason = f"nothing came of it for {idle_s:.0f} s"
+                entry.stage, entry.reason = JobStage.STOPPED, reason
 
     # ---- accounts ----
     def _worked(self, event: on.JobWorked) -> None:
@@ -124,6 +174,8 @@ class JobBook:
             return
         if entry.stage is JobStage.PLACED:
             entry.stage = JobStage.RUNNING
+        entry.worked_s = event.now_s
+        entry.open_turns = max(entry.open_turns + (-event.turns if event.turns else 1), 0)
         if not event.turns:
             return
         had = entry.account
@@ -143,6 +195,7 @@ class JobBook:
             return
         if entry.stage is JobStage.PLACED:
             entry.stage = JobStage.RUNNING
+        entry.worked_s = event.now_s
         had = entry.account
         entry.account = replace(
             had,

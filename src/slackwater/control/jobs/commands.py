@@ -1,9 +1,10 @@
-"""What the job book asks for."""
+"""What the job book asks for. The last two are for the driver book, and stay inside the brain."""
 
 from dataclasses import dataclass
 
 from slackwater.model.ids import JobId
 from slackwater.model.job import JobProfile
+from slackwater.model.job_life import JobStage, JobTerms
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,6 +12,7 @@ class ProfileJob:
     """Run the job alone for a cycle or two, and say `JobProfiled`."""
 
     job: JobId
+    terms: JobTerms | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,23 @@ class PlaceJob:
     profile: JobProfile | None
     iterations_done: int
     crashes: int
+    terms: JobTerms | None = None
 
 
-JobCommand = ProfileJob | PlaceJob
+@dataclass(frozen=True, slots=True)
+class DriverMayRun:
+    """The job has a place, or is being profiled: its driver is to run, if it does not."""
+
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class DriverMustEnd:
+    """The job is over: so is its driver."""
+
+    job: JobId
+    stage: JobStage
+    reason: str
+
+
+JobCommand = ProfileJob | PlaceJob | DriverMayRun | DriverMustEnd

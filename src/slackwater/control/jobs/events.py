@@ -5,17 +5,21 @@ from typing import Literal
 
 from slackwater.model.ids import JobId, TenantId
 from slackwater.model.job import JobProfile
-from slackwater.model.job_life import JobAccount
+from slackwater.model.job_life import JobAccount, JobStage, JobTerms
 
 
 @dataclass(frozen=True, slots=True)
 class JobSubmitted:
-    """An owner's run begins, or goes on. Without a profile it is profiled alone first, unless `unprofiled` ones may share at once."""
+    """An owner's run begins, or goes on. Without a profile it is profiled alone first, unless `unprofiled` ones may share at once.
+
+    One with `terms` was submitted with a driver process, which lives and ends with the job.
+    """
 
     now_s: float
     job: JobId
     tenant: TenantId
     profile: JobProfile | None = None
+    terms: JobTerms | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +94,25 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class JobAdopted:
-    """A job from the durable store, with its account so far."""
+    """A job from the durable store: how it ended, if it has, and its account so far."""
 
     now_s: float
     job: JobId
     tenant: TenantId
     account: JobAccount
+    stage: JobStage = JobStage.STOPPED
+    reason: str = ""
+    iterations_done: int = 0
+    crashes: int = 0
+    terms: JobTerms | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class IdleSought:
+    """Jobs that belong to nobody in particular end once they have been idle for a while; those in `attended` have a client."""
+
+    now_s: float
+    attended: frozenset[JobId] = frozenset()
 
 
 JobEvent = (
@@ -108,6 +125,7 @@ JobEvent = (
     | JobCrashed
     | JobEnded
     | JobAdopted
+    | IdleSought
 )
 
 EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in JobEvent.__args__}

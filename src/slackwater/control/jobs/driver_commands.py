@@ -1,0 +1,47 @@
+"""What the driver book asks for. `KeepDriver` comes before `StartDriver`, and is durable before it is carried out."""
+
+from dataclasses import dataclass
+
+from slackwater.control.jobs.events import JobCrashed, JobEnded, JobSubmitted
+from slackwater.model.ids import JobId
+from slackwater.model.job_life import JobStage
+
+
+@dataclass(frozen=True, slots=True)
+class KeepDriver:
+    """Write down how many attempts were made, how many failed in a row, and how it ended if it has."""
+
+    job: JobId
+    attempt: int
+    crashes: int
+    over: JobStage | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartDriver:
+    """Start the process of that attempt, and say `DriverEnded` when it has ended."""
+
+    job: JobId
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndDriver:
+    """Ask its process to leave, then make it; `DriverEnded` follows."""
+
+    job: JobId
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetDriverTimer:
+    """Say `DriverTimerFired` then."""
+
+    name: str
+    at_s: float
+
+
+DriverCommand = (
+    KeepDriver | StartDriver | EndDriver | SetDriverTimer | JobSubmitted | JobCrashed | JobEnded
+)

@@ -1,0 +1,240 @@
+"""The driver book: one process at a time for every submitted job, from its first start to its last end.
+
+    waiting -> running -> over
+       ^          |  \\-> leaving -> over
+       \\-- crash -/
+
+A driver waits until its job has a place. One that ends with status 0 has finished its job. One that crashes makes it a new arrival
+(`JobCrashed`), and is started again after a growing pause; after `most_crashes` in a row, without a complete iteration between them,
+its job has failed. One that nobody saw end, since the control plane was gone too, is started again and not blamed.
+What it says to the job book are events of that: `JobSubmitted`, `JobCrashed`, `JobEnded`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal, assert_never
+
+from slackwater.control.jobs import driver_commands as do
+from slackwater.control.jobs import driver_events as on
+from slackwater.control.jobs.events import JobCrashed, JobEnded, JobSubmitted
+from slackwater.control.operations.restarts import RestartPolicy
+from slackwater.model.ids import JobId, TenantId
+from slackwater.model.job import JobProfile
+from slackwater.model.job_life import JobStage, JobTerms
+
+Out = list[do.DriverCommand]
+
+MOST_CRASHES = 5
+PAUSES = RestartPolicy(first_s=0.5, longest_s=60.0)
+
+
+class DriverStage(StrEnum):
+    """See the module."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    LEAVING = "leaving"
+    OVER = "over"
+
+
+@dataclass(slots=True)
+class Driver:
+    """One job's. `attempt` counts its processes, `crashes` those in a row that failed; before `earliest_s` none is started."""
+
+    job: JobId
+    tenant: TenantId
+    terms: JobTerms
+    profile: JobProfile | None
+    stage: DriverStage = DriverStage.WAITING
+    attempt: int = 0
+    crashes: int = 0
+    earliest_s: float = 0.0
+    due: bool = False
+    over: JobStage | None = None
+    reason: str = ""
+
+    def submitted(self, now_s: float) -> JobSubmitted:
+        return JobSubmitted(now_s, self.job, self.tenant, self.profile, self.terms)
+
+
+class DriverBook:
+    """See the module."""
+
+    def __init__(self, most_crashes: int = MOST_CRASHES, pauses: RestartPolicy = PAUSES) -> None:
+        self._most_crashes = most_crashes
+        self._pauses = pauses
+        self._drivers: dict[JobId, Driver] = {}
+
+    def handle(self, event: on.DriverEvent) -> Sequence[do.DriverCommand]:
+        """Take one event; return what is to be done, in order."""
+        out: Out = []
+        if isinstance(event, on.DriverSubmitted):
+            self._submitted(event, out)
+        elif isinstance(event, on.DriverAdopted):
+            self._adopted(event, out)
+        else:
+            name = event.name if isinstance(event, on.DriverTimerFired) else event.job
+            driver = self._drivers.get(JobId(name))
+            if driver is not None:
+                self._goes_on(driver, event, out)
+        return out
+
+    # ---- questions ----
+    def find(self, job: JobId) -> Driver | None:
+        """The caller must not change it."""
+        return self._drivers.get(job)
+
+    # ---- life ----
+    def _submitted(self, event: on.DriverSubmitted, out: Out) -> None:
+        known = self._drivers.get(event.job)
+        if known is not None and known.stage is not DriverStage.OVER:
+            return
+        driver = Driver(event.job, event.tenant, event.terms, event.profile)
+        if known is not None:
+            driver.attempt = known.attempt  # an attempt's number is used once
+        self._drivers[event.job] = driver
+        out.append(driver.submitted(event.now_s))
+
+    def _adopted(self, event: on.DriverAdopted, out: Out) -> None:
+        if event.job in self._drivers:
+            return
+        driver = Driver(event.job, event.tenant, event.terms, event.profile)
+        driver.attempt, driver.crashes, driver.over = event.attempt, event.crashes, event.over
+        self._drivers[event.job] = driver
+        if event.over is not None:
+            driver.stage = DriverStage.LEAVING if event.lives else DriverStage.OVER
+            if event.lives:
+                out.append(do.EndDriver(event.job, event.attempt))
+            return
+        if event.lives:
+            driver.stage = DriverStage.RUNNING
+        out.append(driver.submitted(event.now_s))
+
+    def _goes_on(
+        self,
+        driver: Driver,
+        event: on.DriverDue
+        | on.DriverUndue
+        | on.DriverEnded
+        | on.DriverProgressed
+        | on.DriverTimerFired
+        | on.StopAsked
+        | on.ResumeAsked,
+        out: Out,
+    ) -> None:
+        match event:
+            case on.DriverDue(now_s):
+                driver.due = driver.stage is DriverStage.WAITING
+                self._start(driver, now_s, out)
+            case on.DriverTimerFired(now_s):
+                self._start(driver, now_s, out)
+            case on.DriverUndue(_, _, stage, reason):
+                self._end(driver, stage, reason, out)
+            case on.DriverEnded():
+                if event.attempt == driver.attempt:
+                    self._ended(driver, event, out)
+            case on.DriverProgressed():
+                driver.crashes = 0
+            case on.StopAsked(now_s):
+                self._stop(driver, now_s, out)
+            case on.ResumeAsked(now_s):
+                if driver.stage is DriverStage.OVER:
+                    driver.stage, driver.over, driver.reason = DriverStage.WAITING, None, ""
+                    driver.crashes, driver.earliest_s, driver.due = 0, 0.0, False
+                    self._keep(driver, out)
+                    out.append(driver.submitted(now_s))
+            case _:
+                assert_never(event)
+
+    def _start(self, driver: Driver, now_s: float, out: Out) -> None:
+        if driver.stage is not DriverStage.WAITING or not driver.due:
+            return
+        if now_s < driver.earliest_s:
+            out.append(do.SetDriverTimer(driver.job, driver.earliest_s))
+            return
+        driver.stage, driver.due = DriverStage.RUNNING, False
+        driver.attempt += 1
+        self._keep(driver, out)
+        out.append(do.StartDriver(driver.job, driver.attempt))
+
+    def _stop(self, driver: Driver, now_s: float, out: Out) -> None:
+        reason = "its owner stopped it"
+        match driver.stage:
+            case DriverStage.WAITING:
+                self._end(driver, JobStage.STOPPED, reason, out)
+                out.append(JobEnded(now_s, driver.job, "stopped", reason))
+            case DriverStage.RUNNING:
+                self._end(driver, JobStage.STOPPED, reason, out)
+            case DriverStage.LEAVING | DriverStage.OVER:
+                pass
+
+    def _end(self, driver: Driver, stage: JobStage, reason: str, out: Out) -> None:
+        """Nothing more is to be started for it; it is over once its process is gone."""
+        if driver.stage in (DriverStage.LEAVING, DriverStage.OVER):
+            return
+        driver.over, driver.reason = stage, reason
+        if driver.stage is DriverStage.RUNNING:
+            driver.stage = DriverStage.LEAVING
+            self._keep(driver, out)
+            out.append(do.EndDriver(driver.job, driver.attempt))
+        else:
+            driver.stage = DriverStage.OVER
+            self._keep(driver, out)
+
+    def _ended(self, driver: Driver, event: on.DriverEnded, out: Out) -> None:
+        if driver.stage is DriverStage.LEAVING:
+            driver.stage = DriverStage.OVER
+            if driver.over is JobStage.STOPPED:
+                out.append(JobEnded(event.now_s, driver.job, "stopped", driver.reason))
+            return
+        if driver.stage is not DriverStage.RUNNING:
+            return
+        if event.status == 0:
+            self._over(driver, event.now_s, "finished", "", out)
+            return
+        why = _reason(event)
+        if event.status is not None:
+            driver.crashes += 1
+            driver.earliest_s = event.now_s + self._pauses.delay_s(driver.crashes)
+        if event.hopeless or driver.crashes >= self._most_crashes:
+            often = "" if event.hopeless else f" {driver.crashes} times in a row"
+            self._over(driver, event.now_s, "failed", f"its driver ended{often}: {why}", out)
+            return
+        driver.stage, driver.due, driver.reason = DriverStage.WAITING, False, why
+        self._keep(driver, out)
+        out.append(JobCrashed(event.now_s, driver.job, f"its driver ended: {why}"))
+
+    def _over(
+        self,
+        driver: Driver,
+        now_s: float,
+        outcome: Literal["finished", "failed"],
+        reason: str,
+        out: Out,
+    ) -> None:
+        driver.stage, driver.over, driver.reason = DriverStage.OVER, JobStage(outcome), reason
+        self._keep(driver, out)
+        out.append(JobEnded(now_s, driver.job, outcome, reason))
+
+    @staticmethod
+    def _keep(driver: Driver, out: Out) -> None:
+        said = (driver.attempt, driver.crashes, driver.over, driver.reason)
+        out.append(do.KeepDriver(driver.job, *said))
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if an invariant does not hold."""
+        for job, driver in self._drivers.items():
+            assert driver.job == job
+            ends = driver.stage in (DriverStage.LEAVING, DriverStage.OVER)
+            assert ends == (driver.over is not None), f"{job} is {driver.stage}, {driver.over}"
+            assert driver.over is None or driver.over.over
+            assert driver.crashes <= self._most_crashes
+            assert not (driver.due and driver.stage is DriverStage.RUNNING)
+
+
+def _reason(event: on.DriverEnded) -> str:
+    if event.status is None:
+        return "nobody saw how"
+    how = f"status {event.status}" if event.status >= 0 else f"signal {-event.status}"
+    return f"{how}: {event.said}" if event.said else how
