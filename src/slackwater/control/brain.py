@@ -22,7 +22,8 @@ from slackwater.control.rollout.manager import RolloutManager
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.control.steps import commands as step_do
 from slackwater.control.steps import events as of_step
-from slackwater.control.steps.book import StepBook
+from slackwater.control.steps.book import STEP, StepBook
+from slackwater.control.timer import TimerFired
 from slackwater.control.weights import commands as weight_do
 from slackwater.control.weights import events as of_weight
 from slackwater.control.weights.director import WeightDirector
@@ -51,7 +52,7 @@ EVENT_TYPES: dict[str, type] = {
 }
 
 _OF_WEIGHTS = frozenset(of_weight.EVENT_TYPES.values())
-_OF_STEPS = frozenset(of_step.EVENT_TYPES.values())
+_OF_STEPS = frozenset(of_step.EVENT_TYPES.values()) - {TimerFired}
 _OF_JOBS = frozenset(of_job.EVENT_TYPES.values())
 _OF_DRIVERS = frozenset(of_driver.EVENT_TYPES.values())
 
@@ -104,6 +105,8 @@ class Brain:
         if kind in _OF_DRIVERS:
             return self.drivers.handle(event)  # type: ignore[arg-type]
         match event:
+            case TimerFired(_, name) if name.startswith(STEP):
+                return self.steps.handle(event)
             case of_rollout.InstanceJoined(now_s, spec):
                 local = self.steps.is_local(spec.instance)
                 if local and not self.steps.works(spec.instance):

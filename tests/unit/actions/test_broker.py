@@ -9,6 +9,7 @@ from slackwater.control.actions import commands as do
 from slackwater.control.actions import events as on
 from slackwater.control.actions.broker import ActionBroker
 from slackwater.control.actions.settings import BrokerSettings
+from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.action import (
     ActionSpec,
     Degree,
@@ -201,9 +202,9 @@ def test_an_action_that_cannot_be_killed_is_given_up_but_its_cores_are_not() -> 
     desk.worker(2)
     desk.tell(on.ActionSubmitted(0.0, cores("a", 2, deadline_s=1.0)))
     desk.tell(on.ActionSubmitted(0.0, cores("b", 1)))
-    desk.tell(on.TimerFired(1.0, "actions"))
+    desk.tell(TimerFired(1.0, "actions"))
     assert "a" not in desk.outcomes
-    desk.tell(on.TimerFired(6.0, "actions"))
+    desk.tell(TimerFired(6.0, "actions"))
     assert desk.outcomes["a"].kind is OutcomeKind.TIMED_OUT
     assert "b" not in desk.started
     desk.finish("a", 60.0)
@@ -213,8 +214,8 @@ def test_an_action_that_cannot_be_killed_is_given_up_but_its_cores_are_not() -> 
 def test_a_waiting_action_past_its_deadline_times_out() -> None:
     desk = Desk()
     desk.tell(on.ActionSubmitted(0.0, cores("a", deadline_s=2.0)))
-    assert desk.said[-1] == do.SetTimer("actions", 2.0)
-    desk.tell(on.TimerFired(2.0, "actions"))
+    assert desk.said[-1] == SetTimer("actions", 2.0)
+    desk.tell(TimerFired(2.0, "actions"))
     assert desk.outcomes["a"].kind is OutcomeKind.TIMED_OUT
 
 
@@ -271,10 +272,10 @@ def test_a_quota_is_waited_for_and_never_exceeded() -> None:
         desk.tell(on.ActionSubmitted(float(i), web(f"a{i}")))
     assert list(desk.started) == ["a0", "a1"]
     timer = desk.said[-1]
-    assert isinstance(timer, do.SetTimer) and timer.at_s == pytest.approx(10.0)
+    assert isinstance(timer, SetTimer) and timer.at_s == pytest.approx(10.0)
     desk.finish("a0", 3.0)
     assert "a2" not in desk.started
-    desk.tell(on.TimerFired(timer.at_s, "actions"))
+    desk.tell(TimerFired(timer.at_s, "actions"))
     assert "a2" in desk.started
 
 
@@ -374,5 +375,5 @@ def test_after_a_restart_every_action_of_the_log_still_ends_once() -> None:
     assert [c.environment for c in desk.said_of(do.CloseEnvironment)] == ["stranger"]
     desk.finish("waited", 102.0)
     assert desk.outcomes["waited"].queued_s == pytest.approx(10.0)
-    desk.tell(on.TimerFired(160.0, "actions"))
+    desk.tell(TimerFired(160.0, "actions"))
     assert desk.outcomes["no more"].kind is OutcomeKind.LOST

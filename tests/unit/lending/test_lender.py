@@ -9,6 +9,7 @@ from slackwater.control.lending import commands as do
 from slackwater.control.lending import events as on
 from slackwater.control.lending.lender import Lender, LenderSettings
 from slackwater.control.record import RecordedController, replay
+from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import JobId, NodeId, ServiceName
 from slackwater.policy.serving.lender_choice import LenderRule
@@ -31,7 +32,7 @@ class Stage:
     def tell(self, event: on.LendingEvent) -> Sequence[do.LendingCommand]:
         commands = self.lender.handle(event)
         self.lender.check_integrity()
-        return [command for command in commands if not isinstance(command, do.SetTimer)]
+        return [command for command in commands if not isinstance(command, SetTimer)]
 
     def report(
         self, number: int, kv_share: float, busy_share: float = 0.2
@@ -98,8 +99,8 @@ def test_a_loan_that_failed_is_not_tried_again_at_once() -> None:
     stage = Stage(nodes=1)
     stage.tell(on.CapacityWanted(1.0, ONE, 1))
     assert stage.tell(on.LoanFailed(2.0, NodeId("n0"), "the models do not fit")) == []
-    assert stage.tell(on.TimerFired(20.0, "lender-review")) == []
-    assert stage.tell(on.TimerFired(33.0, "lender-review")) == [do.LendNode(NodeId("n0"), ONE)]
+    assert stage.tell(TimerFired(20.0, "lender-review")) == []
+    assert stage.tell(TimerFired(33.0, "lender-review")) == [do.LendNode(NodeId("n0"), ONE)]
 
 
 def test_a_rule_that_takes_back_before_it_lends_is_refused() -> None:
@@ -165,4 +166,4 @@ def _random_event(rng: np.random.Generator, now_s: float, leaving: set[NodeId]) 
             leaving.discard(node)
             return on.LoanFailed(now_s, node, "it did not fit")
         case _:
-            return on.TimerFired(now_s, "lender-review")
+            return TimerFired(now_s, "lender-review")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from slackwater.control.rollout.events import TimerFired
 from slackwater.control.rollout.manager import RolloutManager
+from slackwater.control.timer import TimerFired
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
 from slackwater.model.ids import ModelId, RequestId, SamplingSessionId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OpKind, OpStatus

@@ -8,6 +8,7 @@ from slackwater.control.actions.lanes import CoreLane, GpuLane, Lane
 from slackwater.control.actions.limits import LimitBook
 from slackwater.control.actions.live import Attempt, Counters, LiveAction, LiveEnvironment
 from slackwater.control.actions.settings import BrokerSettings
+from slackwater.control.timer import SetTimer
 from slackwater.model.action import Outcome, OutcomeKind
 from slackwater.model.ids import ActionId, EnvironmentId, JobId, NodeId, ResourceName
 from slackwater.policy.actions.durations import DurationBook
@@ -91,7 +92,7 @@ class Books:
             self._set_for_s = None
         if self._alarms and (self._set_for_s is None or self._alarms[0][0] < self._set_for_s):
             self._set_for_s = self._alarms[0][0]
-            self.out.append(do.SetTimer(CLOCK, self._set_for_s))
+            self.out.append(SetTimer(CLOCK, self._set_for_s))
 
     # ---- changes ----
     def count_waiting(self, action: LiveAction, change: int) -> None:

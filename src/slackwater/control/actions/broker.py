@@ -16,6 +16,7 @@ from slackwater.control.actions.live import Attempt, EnvironmentState, LiveActio
 from slackwater.control.actions.places import Places
 from slackwater.control.actions.settings import BrokerSettings
 from slackwater.control.actions.starting import Starter
+from slackwater.control.timer import TimerFired
 from slackwater.model.action import ActionSpec, Limit, OutcomeKind
 from slackwater.model.amounts import CORES, GPUS, MEMORY_MIB, Need
 from slackwater.model.errors import UnavailableError
@@ -53,13 +54,13 @@ class ActionBroker:
                 books.gpus.pool.services[service.service] = service
                 books.touch(books.gpus.name)
                 self._places.refuse_impossible()
-            case on.TimerFired():
+            case TimerFired():
                 for what in books.due(event.now_s):
                     self._alarm(*what.split(":", 1))
             case _:
                 self._place_event(event)
         self._start_all()
-        books.set_timer(fired=isinstance(event, on.TimerFired))
+        books.set_timer(fired=isinstance(event, TimerFired))
         return books.out
 
     def _place_event(self, event: on.Event) -> None:

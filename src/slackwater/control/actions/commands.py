@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from slackwater.control.timer import SetTimer
 from slackwater.model.action import ActionSpec, EnvironmentSpec, Grant, Outcome
 from slackwater.model.ids import ActionId, EnvironmentId, NodeId, ServiceName
 
@@ -77,14 +78,6 @@ class RestoreService:
     node: NodeId
     gpus: tuple[int, ...]
     service: ServiceName
-
-
-@dataclass(frozen=True, slots=True)
-class SetTimer:
-    """Come back with `TimerFired(name)` at `at_s`; a later one of the same name replaces it."""
-
-    name: str
-    at_s: float
 
 
 Command: TypeAlias = (

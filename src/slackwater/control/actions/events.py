@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from slackwater.control.timer import TimerFired
 from slackwater.model.action import (
     ActionSpec,
     EnvironmentSpec,
@@ -131,12 +132,6 @@ class ServiceDeclared:
 
     now_s: float
     service: GpuService
-
-
-@dataclass(frozen=True, slots=True)
-class TimerFired:
-    now_s: float
-    name: str
 
 
 Event: TypeAlias = (

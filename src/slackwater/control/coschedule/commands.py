@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from slackwater.control.timer import SetTimer
 from slackwater.model.ids import GroupId, JobId, NodeId
 from slackwater.model.placement import Phase, Strategy
 
@@ -82,14 +83,6 @@ class ShrinkRollout:
 
     permit: int
     job: JobId
-
-
-@dataclass(frozen=True, slots=True)
-class SetTimer:
-    """Send `TimerFired` with this token at `at_s`."""
-
-    at_s: float
-    token: str
 
 
 Command = (

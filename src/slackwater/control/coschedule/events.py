@@ -6,6 +6,7 @@ no longer held came late or twice, and is ignored.
 
 from dataclasses import dataclass
 
+from slackwater.control.timer import TimerFired
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.job import JobSpec
 from slackwater.model.placement import Phase
@@ -75,14 +76,6 @@ class NodeLost:
 
     now_s: float
     node: NodeId
-
-
-@dataclass(frozen=True, slots=True)
-class TimerFired:
-    """A timer that the co-scheduler asked for."""
-
-    now_s: float
-    token: str
 
 
 Event = (

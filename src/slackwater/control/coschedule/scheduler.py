@@ -14,7 +14,6 @@ from slackwater.control.coschedule.commands import (
     RefuseJob,
     RentNodes,
     ReturnNodes,
-    SetTimer,
     ShrinkRollout,
     StartJob,
     StopJob,
@@ -29,18 +28,18 @@ from slackwater.control.coschedule.events import (
     PhaseFinished,
     PhaseRequested,
     TailReached,
-    TimerFired,
 )
 from slackwater.control.coschedule.groups import Groups
 from slackwater.control.coschedule.job_state import JobState, JobStatus
 from slackwater.control.coschedule.permits import Permits
+from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.job import JobSpec
 from slackwater.model.placement import Phase, Placement, Refusal
 from slackwater.policy.placement.fleet import Fleet
 from slackwater.policy.placement.interface import PlacementPolicy, Standing
 
-_REBALANCE = "rebalance"
+_REBALANCE = "coschedule:rebalance"
 
 
 class CoScheduler:
@@ -342,7 +341,7 @@ class CoScheduler:
 
     def _on_timer(self, event: TimerFired) -> list[Command]:
         due_s = self._rebalance_at_s
-        if event.token != _REBALANCE or due_s is None or event.now_s < due_s:
+        if event.name != _REBALANCE or due_s is None or event.now_s < due_s:
             return []
         self._rebalance_at_s = None
         self._observe(event.now_s)
@@ -353,7 +352,7 @@ class CoScheduler:
 
     def _set_timer(self, now_s: float) -> SetTimer:
         self._rebalance_at_s = now_s + self._config.rebalance_every_s
-        return SetTimer(self._rebalance_at_s, _REBALANCE)
+        return SetTimer(_REBALANCE, self._rebalance_at_s)
 
     def _observe(self, now_s: float) -> None:
         config = self._config

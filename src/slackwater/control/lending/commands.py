@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from slackwater.control.timer import SetTimer
 from slackwater.model.ids import JobId, NodeId
 
 
@@ -20,14 +21,6 @@ class TakeBack:
     node: NodeId
     job: JobId
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class SetTimer:
-    """Send `TimerFired(name)` at `at_s`; replaces the timer of that name."""
-
-    name: str
-    at_s: float
 
 
 LendingCommand = LendNode | TakeBack | SetTimer

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from slackwater.control.timer import TimerFired
 from slackwater.model.ids import JobId, NodeId, ServiceName
 
 
@@ -82,14 +83,6 @@ class LoanFailed:
     now_s: float
     node: NodeId
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class TimerFired:
-    """A timer set by `SetTimer` is due."""
-
-    now_s: float
-    name: str
 
 
 LendingEvent = (

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from slackwater.control.lending import commands as do
 from slackwater.control.lending import events as on
+from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import JobId, NodeId, ServiceName
 from slackwater.policy.serving.lender_choice import LendableNode, LenderRule
 
@@ -80,7 +81,7 @@ class Lender:
                 self._wanted.pop(job, None)
             case on.NodeCleared() | on.LoanFailed():
                 self._over(event)
-            case on.TimerFired():
+            case TimerFired():
                 self._watching = False
         self._lend(now_s)
         self._watch(now_s)
@@ -196,4 +197,4 @@ class Lender:
         short = any(self._held_by(job) < count for job, count in self._wanted.items())
         if short and self._nodes and not self._watching:
             self._watching = True
-            self._out.append(do.SetTimer(REVIEW, now_s + self._settings.review_every_s))
+            self._out.append(SetTimer(REVIEW, now_s + self._settings.review_every_s))

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from slackwater.control.timer import SetTimer
 from slackwater.model.ids import ModelId, RequestId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation
 
@@ -77,14 +78,6 @@ class FailOp:
     request: RequestId
     error: str
     owner: FaultOwner
-
-
-@dataclass(frozen=True, slots=True)
-class SetTimer:
-    """Come back with `TimerFired(name)` at `at_s`; a later one of the same name replaces it."""
-
-    name: str
-    at_s: float
 
 
 Command: TypeAlias = (

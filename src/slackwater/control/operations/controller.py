@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from slackwater.control.operations import commands as do
 from slackwater.control.operations import events as on
 from slackwater.control.operations.model_line import ModelLine, Residency
+from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.errors import ConfigError, UnavailableError
 from slackwater.model.ids import ModelId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OpKind
@@ -81,7 +82,7 @@ class OperationsController:
                 flight = self._land(event.worker, event.ticket)
                 if flight is not None:
                     flight.failed(event)
-            case on.TimerFired(_, name):
+            case TimerFired(_, name):
                 self._timer(name)
         self._dispatch()
         self._watch_gaps(event.now_s)
@@ -129,7 +130,7 @@ class OperationsController:
             if line.has_gap() and line.watched_seq != line.next_seq:
                 line.watched_seq = line.next_seq
                 at_s = now_s + self._config.give_up_gap_after_s
-                self._out.append(do.SetTimer(f"gap:{line.next_seq}:{line.model}", at_s))
+                self._out.append(SetTimer(f"gap:{line.next_seq}:{line.model}", at_s))
 
     def _timer(self, name: str) -> None:
         kind, seq, model = name.split(":", 2)

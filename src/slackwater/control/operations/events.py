@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from slackwater.control.timer import TimerFired
 from slackwater.model.ids import NOBODY, ModelId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OperationRecord
 
@@ -78,12 +79,6 @@ class TicketFailed:
     error: str
     owner: FaultOwner
     state_lost: bool
-
-
-@dataclass(frozen=True, slots=True)
-class TimerFired:
-    now_s: float
-    name: str
 
 
 Event: TypeAlias = (

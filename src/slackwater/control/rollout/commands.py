@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from slackwater.control.timer import SetTimer
 from slackwater.model.ids import InstanceId, JobId, TurnId
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import AttemptId, FinishReason
@@ -108,14 +109,6 @@ class FailTurn:
 
     turn: TurnId
     error: str
-
-
-@dataclass(frozen=True, slots=True)
-class SetTimer:
-    """Send `TimerFired(name)` at `at_s`; replaces the timer of that name."""
-
-    name: str
-    at_s: float
 
 
 @dataclass(frozen=True, slots=True)

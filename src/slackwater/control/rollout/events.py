@@ -7,6 +7,7 @@ per turn that finished in it, before it reads the next.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from slackwater.control.timer import TimerFired
 from slackwater.model.ids import InstanceId, TenantId, TurnId
 from slackwater.model.instance import InstanceSpec
 from slackwater.model.turn import AttemptId, FinishReason, TurnSpec
@@ -168,14 +169,6 @@ class BudgetChanged:
     instance: InstanceId
     max_running: int
     kv_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class TimerFired:
-    """A timer set by `SetTimer` is due."""
-
-    now_s: float
-    name: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from slackwater.control.rollout.books import Books, Out
-from slackwater.control.rollout.commands import RolloutCommand, SetTimer
+from slackwater.control.rollout.commands import RolloutCommand
 from slackwater.control.rollout.events import (
     BudgetChanged,
     DrainAsked,
@@ -26,7 +26,6 @@ from slackwater.control.rollout.events import (
     RolloutEvent,
     StepBegan,
     StepEnded,
-    TimerFired,
     TokensArrived,
     TrainerWaits,
     TrainerWanted,
@@ -44,6 +43,7 @@ from slackwater.control.rollout.ownership import Ownership
 from slackwater.control.rollout.rebalancer import Rebalancer
 from slackwater.control.rollout.seeding import SEEDING, Seeding
 from slackwater.control.rollout.settings import RolloutSettings
+from slackwater.control.timer import SetTimer, TimerFired
 
 WATCH = "rollout-watch"
 

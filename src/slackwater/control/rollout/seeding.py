@@ -6,15 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.control.rollout.books import Books, Out
-from slackwater.control.rollout.commands import (
-    EndSeeding,
-    LimitInstances,
-    ResumeSeeding,
-    SetTimer,
-)
+from slackwater.control.rollout.commands import EndSeeding, LimitInstances, ResumeSeeding
 from slackwater.control.rollout.events import StepBegan, StepEnded, TrainerWaits, TrainerWanted
 from slackwater.control.rollout.instances import InstanceRecord
 from slackwater.control.rollout.membership import Membership
+from slackwater.control.timer import SetTimer
 from slackwater.policy.rollout.forecast import Forecast, Remaining
 from slackwater.policy.rollout.seeding import SeedingState, SeedingView, StepTimes
 

@@ -14,11 +14,13 @@ from typing import assert_never
 from slackwater.control.rollout.events import StepBegan, StepEnded, TrainerWaits, TrainerWanted
 from slackwater.control.steps import commands as do
 from slackwater.control.steps import events as on
+from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import InstanceId, WorkerId
 from slackwater.model.instance import InstanceSpec
 
 NAG_S = 5.0
 RESTART_S = 1.0
+STEP = "step:"  # of the names of its timers; a base model follows
 
 Out = list[do.StepCommand]
 
@@ -82,8 +84,8 @@ class StepBook:
                 self._returned(event, out)
             case on.SeedingChanged(_, base_model, seeds):
                 self._seeding_changed(base_model, seeds, now_s, out)
-            case on.StepTimerFired(_, name):
-                self._timer(name, now_s, out)
+            case TimerFired(_, name):
+                self._timer(name.removeprefix(STEP), now_s, out)
             case _:
                 assert_never(event)
         return out
@@ -132,7 +134,7 @@ class StepBook:
         self._at_work.discard(instance)
         base_model = self._engines[instance].base_model if instance in self._engines else ""
         if self._step(base_model).seeding:
-            out.append(do.SetStepTimer(base_model, now_s + RESTART_S))
+            out.append(SetTimer(STEP + base_model, now_s + RESTART_S))
 
     def _timer(self, base_model: str, now_s: float, out: Out) -> None:
         if self._step(base_model).seeding:
@@ -166,7 +168,7 @@ class StepBook:
         self._at_work -= {n for n in self._at_work if self._engines[n].base_model == base_model}
         self._grant_all(now_s, out)
         # Only after the trainers have heard of it do they wait: they may have work.
-        out.append(do.SetStepTimer(base_model, now_s))
+        out.append(SetTimer(STEP + base_model, now_s))
 
     def _seeding(self) -> list[str]:
         return [base_model for base_model, step in self._steps.items() if step.seeding]
@@ -256,7 +258,7 @@ class StepBook:
             return
         if step.waits_since_s is None:
             step.waits_since_s = now_s
-        out.append(do.SetStepTimer(base_model, now_s + NAG_S))
+        out.append(SetTimer(STEP + base_model, now_s + NAG_S))
         out.append(TrainerWaits(now_s, base_model, self._trained(step), step.train_s))
 
     @staticmethod

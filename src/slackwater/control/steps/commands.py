@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from slackwater.control.rollout.events import StepBegan, StepEnded, TrainerWaits, TrainerWanted
+from slackwater.control.timer import SetTimer
 from slackwater.model.ids import InstanceId, WorkerId
 from slackwater.model.instance import InstanceSpec
 
@@ -30,20 +31,12 @@ class GrantDevices:
     trainer: WorkerId
 
 
-@dataclass(frozen=True, slots=True)
-class SetStepTimer:
-    """Send `StepTimerFired(name)` at `at_s`; replaces the timer of that name."""
-
-    name: str
-    at_s: float
-
-
 # What the rollout manager hears of steps are its own events.
 StepCommand = (
     StartEngine
     | RestEngine
     | GrantDevices
-    | SetStepTimer
+    | SetTimer
     | StepBegan
     | TrainerWanted
     | TrainerWaits

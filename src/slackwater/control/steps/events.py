@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from slackwater.control.timer import TimerFired
 from slackwater.model.ids import InstanceId, WorkerId
 from slackwater.model.instance import InstanceSpec
 
@@ -106,14 +107,6 @@ class SeedingChanged:
     seeds: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StepTimerFired:
-    """A timer of the book is due."""
-
-    now_s: float
-    name: str
-
-
 StepEvent = (
     LocalEngineUp
     | LocalEngineDown
@@ -126,7 +119,7 @@ StepEvent = (
     | DevicesReturned
     | TrainerGone
     | SeedingChanged
-    | StepTimerFired
+    | TimerFired
 )
 
 EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in StepEvent.__args__}

@@ -15,6 +15,7 @@ from typing import Protocol
 from slackwater.control.actions import commands as do
 from slackwater.control.actions import events as on
 from slackwater.control.controller import Controller
+from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.action import EnvironmentSpec, OutcomeKind, WorkerCapacity
 from slackwater.model.ids import ActionId, EnvironmentId, JobId, NodeId, WorkerId
 from slackwater.runtime.bodies.timers import Timers
@@ -79,7 +80,7 @@ class ActionsBody:
         self._broker = broker
         self._spawn = spawn
         self._owner: ActionOwner | None = None
-        self._timers = Timers(lambda name: self.feed(on.TimerFired(now_s(), name)))
+        self._timers = Timers(lambda name: self.feed(TimerFired(now_s(), name)))
         self._attempts: dict[int, _Attempt] = {}
         self._latest: dict[ActionId, int] = {}
         self._workers: dict[NodeId, WorkerId] = {}
@@ -191,7 +192,7 @@ class ActionsBody:
                 self._post(node, sandbox.CloseEnvironment(environment))
             case do.EndEnvironment(environment, reason):
                 self._mine.environment_ended(environment, reason)
-            case do.SetTimer(name, at_s):
+            case SetTimer(name, at_s):
                 self._timers.set(name, at_s)
             case do.EvictService() | do.RestoreService():
                 logger.error("no sandbox worker holds GPU services command=%s", command)

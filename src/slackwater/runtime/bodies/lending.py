@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from slackwater.control.controller import Controller
 from slackwater.control.lending import commands as do
 from slackwater.control.lending import events as on
+from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import JobId, NodeId, ServiceName, WorkerId
 from slackwater.runtime.bodies.timers import Timers
 from slackwater.runtime.net.hub import WorkerHub
@@ -52,7 +53,7 @@ class LendingBody:
         live_turns: Callable[[str], int],
     ) -> None:
         self._hub, self._lender, self._offers, self._live = hub, lender, offers, live_turns
-        self._timers = Timers(lambda name: self._feed(on.TimerFired(_now_s(), name)))
+        self._timers = Timers(lambda name: self._feed(TimerFired(_now_s(), name)))
         self._minutes: dict[WorkerId, _Minute] = {}
         self._needed_s: dict[WorkerId, tuple[float, float]] = {}
         self._nodes: set[WorkerId] = set()
@@ -147,7 +148,7 @@ class LendingBody:
                     self._hub.send(WorkerId(node), self._offers[job])
                 case do.TakeBack(node, _, reason):
                     self._hub.send(WorkerId(node), lending.TakeBack(reason))
-                case do.SetTimer(name, at_s):
+                case SetTimer(name, at_s):
                     self._timers.set(name, at_s)
 
 

@@ -21,6 +21,7 @@ from slackwater.control.controller import Controller
 from slackwater.control.operations import commands as do
 from slackwater.control.operations import events as on
 from slackwater.control.operations.controller import OperationsController
+from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.errors import (
     ConfigError,
     NotFoundError,
@@ -256,7 +257,7 @@ class OperationsBody:
 
     # ---- commands ----
     def _timer(self, name: str) -> None:
-        self._feed(on.TimerFired(_now_s(), name))
+        self._feed(TimerFired(_now_s(), name))
 
     def _feed(self, event: on.Event, result: bytes = b"") -> None:
         self._apply(self._seen_by.handle(event), result)
@@ -286,7 +287,7 @@ class OperationsBody:
                     spawn(self._complete(request, result))
                 case do.FailOp(request, error, owner):
                     spawn(self._fail(request, error, owner))
-                case do.SetTimer(name, at_s):
+                case SetTimer(name, at_s):
                     self._timers.set(name, at_s)
 
     async def _run(self, command: do.RunOp) -> None:

@@ -17,7 +17,8 @@ from slackwater.control.jobs.events import JobAnswered
 from slackwater.control.rollout import commands as do
 from slackwater.control.rollout import events as on
 from slackwater.control.steps import commands as step_do
-from slackwater.control.steps.events import LocalEngineUp, StepTimerFired
+from slackwater.control.steps.events import LocalEngineUp
+from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.control.weights import commands as weight_do
 from slackwater.control.weights import events as of_weight
 from slackwater.model.ids import InstanceId, JobId, TenantId, TurnId, WorkerId
@@ -66,8 +67,7 @@ class RolloutBody:
         self._brain = brain
         self._release = release
         self._delete = delete
-        self._timers = Timers(lambda name: self.feed(on.TimerFired(_now_s(), name)))
-        self._step_timers = Timers(lambda name: self.feed(StepTimerFired(_now_s(), name)))
+        self._timers = Timers(lambda name: self.feed(TimerFired(_now_s(), name)))
         self._inbox: deque[BrainEvent] = deque()
         self._feeding = False
         self._listeners: dict[TurnId, TurnListener] = {}
@@ -144,7 +144,6 @@ class RolloutBody:
 
     def close(self) -> None:
         self._timers.cancel_all()
-        self._step_timers.cancel_all()
 
     # ---- for the hub ----
     def engine_joined(self, worker: WorkerId, facts: messages.EngineFacts) -> None:
@@ -243,7 +242,7 @@ class RolloutBody:
         match command:
             case do.AppendTokens() | do.CompleteTurn() | do.FailTurn():
                 self._tell(command)
-            case do.SetTimer(name, at_s):
+            case SetTimer(name, at_s):
                 self._timers.set(name, at_s)
             case do.Dispatch() | do.AbortOn() | weight_do.PullWeights() | weight_do.DropVersion():
                 self._hub.send(WorkerId(command.instance), _message(command))
@@ -269,8 +268,6 @@ class RolloutBody:
                 logger.info("engine rests instance=%s reason=%s", instance, reason)
             case step_do.GrantDevices(trainer):
                 self.devices.granted(trainer)
-            case step_do.SetStepTimer(name, at_s):
-                self._step_timers.set(name, at_s)
             case weight_do.DeleteVersion(version):
                 self._delete(version)
             case job_do.PlaceJob(job):

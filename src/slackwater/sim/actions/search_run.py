@@ -9,6 +9,7 @@ import numpy as np
 from slackwater.control.actions import commands as do
 from slackwater.control.actions import events as on
 from slackwater.control.actions.broker import ActionBroker
+from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.action import ActionSpec, Limit, OutcomeKind
 from slackwater.model.amounts import Amounts, Need
 from slackwater.model.ids import ActionId, JobId, ResourceName
@@ -76,7 +77,7 @@ def with_broker(workload: SearchWorkload, calls: Sequence[tuple[float, float]]) 
         queue.push(at_s, on.ActionSubmitted(at_s, spec))
     while len(queue):
         event = queue.pop()
-        if isinstance(event, on.TimerFired) and timers.get(event.name) != event.now_s:
+        if isinstance(event, TimerFired) and timers.get(event.name) != event.now_s:
             continue
         for command in broker.handle(event):
             match command:
@@ -88,9 +89,9 @@ def with_broker(workload: SearchWorkload, calls: Sequence[tuple[float, float]]) 
                     queue.push(done_s, on.ActionFinished(done_s, spec.action, attempt, done, ran_s))
                 case do.EndAction(action, _):
                     times.add(int(action), KIND, queue.now_s - calls[int(action)][0])
-                case do.SetTimer(name, at_s):
+                case SetTimer(name, at_s):
                     timers[name] = at_s
-                    queue.push(max(at_s, queue.now_s), on.TimerFired(max(at_s, queue.now_s), name))
+                    queue.push(max(at_s, queue.now_s), TimerFired(max(at_s, queue.now_s), name))
         if broker.books.waiting and waiting_since_s is None:
             waiting_since_s = queue.now_s
         if not broker.books.waiting and waiting_since_s is not None:

@@ -14,6 +14,7 @@ from slackwater.control.actions import commands as do
 from slackwater.control.actions import events as on
 from slackwater.control.actions.broker import ActionBroker
 from slackwater.control.actions.settings import BrokerSettings
+from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.action import (
     ActionSpec,
     Degree,
@@ -161,7 +162,7 @@ class Storm:
                 self.workers.evict(command)
             case do.RestoreService():
                 self.workers.restore(command)
-            case do.SetTimer(name, at_s):
+            case SetTimer(name, at_s):
                 self._timers[name] = at_s
                 broker = self.broker
                 wait_s = max(at_s - self.queue.now_s, 0.0)
@@ -170,7 +171,7 @@ class Storm:
     def _fire(self, broker: ActionBroker, name: str, at_s: float) -> None:
         if broker is self.broker and self._timers.get(name) == at_s:
             del self._timers[name]
-            self.happen(on.TimerFired(self.queue.now_s, name))
+            self.happen(TimerFired(self.queue.now_s, name))
 
     def _end(self, action: ActionId, outcome: Outcome) -> None:
         assert action not in self.outcomes, f"{action} ended twice"

@@ -13,7 +13,6 @@ from slackwater.control.coschedule.commands import (
     RefuseJob,
     RentNodes,
     ReturnNodes,
-    SetTimer,
     ShrinkRollout,
     StartJob,
     StopJob,
@@ -27,8 +26,8 @@ from slackwater.control.coschedule.events import (
     PhaseFinished,
     PhaseRequested,
     TailReached,
-    TimerFired,
 )
+from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.job import JobSpec
 from slackwater.model.node import Role
@@ -151,7 +150,7 @@ class SimulatedCluster:
             case ShrinkRollout():
                 self._shrink(self._runs[command.permit])
             case SetTimer():
-                self._at(command.at_s, self._fire, command.token)
+                self._at(command.at_s, self._fire, command.name)
             case HoldJob():
                 self.bodies[command.job].account.reason = command.reason
             case RefuseJob():
@@ -159,8 +158,8 @@ class SimulatedCluster:
                 self.refusals.append((command.job, command.reason))
                 self._unsettled -= 1
 
-    def _fire(self, token: str) -> None:
-        self._tell(TimerFired(self.now_s, token))
+    def _fire(self, name: str) -> None:
+        self._tell(TimerFired(self.now_s, name))
 
     # A job's life.
 

@@ -9,7 +9,8 @@ from slackwater.control.jobs.commands import PlaceJob
 from slackwater.control.rollout import commands as do
 from slackwater.control.rollout import events as on
 from slackwater.control.steps import commands as step_do
-from slackwater.control.steps.events import StepExpected, StepTimerFired
+from slackwater.control.steps.events import StepExpected
+from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.control.weights import commands as weight_do
 from slackwater.control.weights.events import InstanceReady
 from slackwater.model.ids import InstanceId, NodeId, TrajectoryId, TurnId
@@ -46,8 +47,9 @@ class BrainBody:
                 self._reach(command.instance, partial(self._receive, command))
             case do.AbortOn(instance, attempt):
                 self._reach(instance, partial(self._forget, instance, attempt))
-            case do.SetTimer(name, at_s):
-                self._set(name, at_s, on.TimerFired, name)
+            case SetTimer(name, at_s):
+                self._timers[name] = at_s
+                fleet.queue.push(max(at_s, fleet.now_s), partial(self._fire, name, at_s))
             case do.CompleteTurn():
                 self._complete(command)
             case do.FailTurn(turn, error):
@@ -76,20 +78,13 @@ class BrainBody:
                 self._fleet.instances.pop(instance, None)
             case step_do.GrantDevices(trainer):
                 self._fleet.phases.devices_granted(trainer)
-            case step_do.SetStepTimer(name, at_s):
-                self._set(f"step {name}", at_s, StepTimerFired, name)
             case _:
                 pass  # for people, or about what is not simulated
 
-    def _set(self, key: str, at_s: float, kind: type, name: str) -> None:
-        self._timers[key] = at_s
-        at_s = max(at_s, self._fleet.now_s)
-        self._fleet.queue.push(at_s, partial(self._fire, key, self._timers[key], kind, name))
-
-    def _fire(self, key: str, at_s: float, kind: type, name: str) -> None:
-        if self._timers.get(key) == at_s:
-            del self._timers[key]
-            self._fleet.tell(kind(self._fleet.now_s, name))
+    def _fire(self, name: str, at_s: float) -> None:
+        if self._timers.get(name) == at_s:
+            del self._timers[name]
+            self._fleet.tell(TimerFired(self._fleet.now_s, name))
 
     # ---- turns ----
     def submit(self, run: JobRun) -> None:

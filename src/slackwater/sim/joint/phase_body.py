@@ -11,6 +11,7 @@ from slackwater.control.coschedule import events as on
 from slackwater.control.jobs import events as of_job
 from slackwater.control.rollout import events as of_rollout
 from slackwater.control.steps import events as of_step
+from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.control.weights.events import WeightsPublished, WeightsRetired
 from slackwater.model.ids import InstanceId, NodeId, WorkerId
 from slackwater.model.instance import InstanceKind, InstanceSpec
@@ -53,8 +54,8 @@ class PhaseBody:
                 fleet.tell(of_job.JobAnswered(fleet.now_s, job, "refused", reason))
                 fleet.runs[job].over = True
                 fleet.unsettled -= 1
-            case do.SetTimer(at_s, token):
-                fleet.queue.push(max(at_s, fleet.now_s), partial(self._fire, token))
+            case SetTimer(name, at_s):
+                fleet.queue.push(max(at_s, fleet.now_s), partial(self._fire, name))
             case do.RentNodes(nodes):
                 fleet.rented.update(nodes)
             case do.ReturnNodes(nodes):
@@ -62,8 +63,8 @@ class PhaseBody:
             case _:
                 assert_never(command)
 
-    def _fire(self, token: str) -> None:
-        self._fleet.tell_phase(on.TimerFired(self._fleet.now_s, token))
+    def _fire(self, name: str) -> None:
+        self._fleet.tell_phase(TimerFired(self._fleet.now_s, name))
 
     # ---- a job's life ----
     def _start(self, command: do.StartJob) -> None:

@@ -11,7 +11,9 @@ import numpy as np
 
 from slackwater.control.coschedule import events as of_phase
 from slackwater.control.rollout import events as of_rollout
-from slackwater.control.steps.events import DevicesReturned, StepTimerFired
+from slackwater.control.steps.book import STEP
+from slackwater.control.steps.events import DevicesReturned
+from slackwater.control.timer import TimerFired
 from slackwater.control.weights.events import InstanceReady
 from slackwater.model.ids import InstanceId, JobId, WorkerId
 from slackwater.model.job import JobProfile, JobSpec
@@ -174,7 +176,7 @@ class JointWeather:
             case 3:
                 fleet.tell(DevicesReturned(now_s, WorkerId(f"{run.job}/nobody"), 1.0, True, 9))
             case 4:
-                fleet.tell(StepTimerFired(now_s, run.job))
+                fleet.tell(TimerFired(now_s, STEP + run.job))
             case 5:
                 fleet.tell_phase(of_phase.PhaseRequested(now_s, run.job, run.epoch, *_other(run)))
             case _:

@@ -10,25 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from slackwater.control.brain import Brain, BrainCommand, BrainEvent
-from slackwater.control.rollout.commands import (
-    AbortOn,
-    Dispatch,
-    ReleaseInstance,
-    ReportFault,
-    SetTimer,
-)
+from slackwater.control.rollout.commands import AbortOn, Dispatch, ReleaseInstance, ReportFault
 from slackwater.control.rollout.events import (
     BudgetChanged,
     InstanceHeartbeat,
     InstanceJoined,
     InstanceLost,
-    TimerFired,
     TokensArrived,
     TurnEnded,
     TurnRefused,
 )
-from slackwater.control.steps.commands import RestEngine, SetStepTimer
-from slackwater.control.steps.events import StepTimerFired
+from slackwater.control.steps.commands import RestEngine
+from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.control.weights.commands import PullWeights
 from slackwater.control.weights.events import InstanceReady
 from slackwater.model.ids import InstanceId, JobId, TrajectoryId, TurnId
@@ -249,9 +242,6 @@ class SimulatedBody:
             case SetTimer(name, at_s):
                 self._timers[name] = at_s
                 self.at(at_s, lambda: self._fire(name, at_s))
-            case SetStepTimer(name, at_s):
-                self._timers[f"step {name}"] = at_s
-                self.at(at_s, lambda: self._fire_step(name, at_s))
             case ReleaseInstance(instance, _):
                 self.places.pop(instance, None)
                 self.on_release(instance)
@@ -310,12 +300,6 @@ class SimulatedBody:
             del self._timers[name]
             self.stream_all()
             self.tell(TimerFired(self.now_s, name))
-
-    def _fire_step(self, name: str, at_s: float) -> None:
-        if self._timers.get(f"step {name}") == at_s:
-            del self._timers[f"step {name}"]
-            self.stream_all()
-            self.tell(StepTimerFired(self.now_s, name))
 
     def _beat(self, place: _Place) -> None:
         if self.places.get(place.spec.instance) is not place:

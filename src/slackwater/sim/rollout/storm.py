@@ -18,16 +18,14 @@ from slackwater.control.rollout.commands import (
     Dispatch,
     FailTurn,
     ReleaseInstance,
-    SetTimer,
 )
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.control.steps.commands import (
     GrantDevices,
     RestEngine,
-    SetStepTimer,
     StartEngine,
 )
-from slackwater.control.steps.events import StepTimerFired
+from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.control.weights.commands import DeleteVersion, DropVersion, PullWeights
 from slackwater.control.weights.events import InstanceReady, PullFailed, WeightsPublished
 from slackwater.model.ids import InstanceId
@@ -222,9 +220,6 @@ class Storm:
                 self.clients.completed(command)
             case FailTurn():
                 self.clients.failed(command)
-            case SetStepTimer(name, at_s):
-                self._timers[f"step {name}"] = at_s
-                self.queue.push(max(at_s, self.now_s), lambda: self._fire_step(name, at_s))
             case ReleaseInstance(instance, _) | RestEngine(instance, _):
                 self.instances.pop(instance, None)
             case StartEngine() | GrantDevices():
@@ -286,15 +281,10 @@ class Storm:
         assert not used, f"{instance} drops {version}, which {used[0].command.turn} runs with"
         place.versions.discard(version)
 
-    def _fire_step(self, name: str, at_s: float) -> None:
-        if self._timers.get(f"step {name}") == at_s:
-            del self._timers[f"step {name}"]
-            self.happen(StepTimerFired(self.now_s, name))
-
     def _fire(self, name: str, at_s: float) -> None:
         if self._timers.get(name) == at_s:
             del self._timers[name]
-            self.happen(ev.TimerFired(self.now_s, name))
+            self.happen(TimerFired(self.now_s, name))
 
     def _beat(self, instance: StormInstance) -> None:
         if not self.lives(instance):

@@ -7,6 +7,7 @@ from functools import partial
 from slackwater.control.lending import commands as do
 from slackwater.control.lending import events as on
 from slackwater.control.lending.lender import Lender, LenderSettings
+from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import InstanceId, JobId, NodeId, ServiceName
 from slackwater.model.instance import InstanceKind
 from slackwater.model.serving import ServingRole, ServingSlo
@@ -154,12 +155,12 @@ class ServingCluster:
                     )
                 case do.TakeBack(node):
                     self._take_back(node)
-                case do.SetTimer(name, at_s):
+                case SetTimer(name, at_s):
                     fired = partial(self._fire, name)
                     self.body.at(at_s, fired)
 
     def _fire(self, name: str) -> None:
-        self._tell(on.TimerFired(self.body.now_s, name))
+        self._tell(TimerFired(self.body.now_s, name))
 
     def _lent_to(self, name: NodeId) -> JobId | None:
         return self.lender.lent().get(name)

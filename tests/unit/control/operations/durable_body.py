@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from slackwater.control.operations import commands as do
 from slackwater.control.operations import events as on
 from slackwater.control.operations.controller import OperationsConfig, OperationsController
+from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import ModelId, RequestId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OperationRecord, OpKind, OpStatus
 
@@ -136,7 +137,7 @@ class Body:
         """Let time pass up to the next timer."""
         name = min(self.timers, key=lambda name: self.timers[name])
         self.now_s = max(self.now_s, self.timers.pop(name))
-        self.feed(on.TimerFired(self.now_s, name))
+        self.feed(TimerFired(self.now_s, name))
 
     # ---- trainers ----
     def work(self, worker: WorkerId) -> None:
@@ -188,7 +189,7 @@ class Body:
                     self._end(request, None, OpStatus.FAILED)
                 case do.CommitSnapshot(model, seq):
                     self.saved[model] = (seq, self.drafts[model, seq])
-                case do.SetTimer(name, at_s):
+                case SetTimer(name, at_s):
                     self.timers[name] = at_s
                 case _:
                     self.inbox[command.worker].append(command)

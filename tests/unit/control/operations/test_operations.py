@@ -12,6 +12,7 @@ from slackwater.control.operations.controller import OperationsConfig, Operation
 from slackwater.control.operations.model_line import ModelLine
 from slackwater.control.operations.restarts import RestartPolicy
 from slackwater.control.operations.sessions import SessionBook
+from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.errors import ConfigError, UnavailableError
 from slackwater.model.ids import ModelId, RequestId, SessionId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OperationRecord, OpKind, OpStatus
@@ -33,7 +34,7 @@ class Line:
         self.controller = OperationsController(config)
         self.ran: list[str] = []
         self.failed: dict[str, str] = {}
-        self.timers: list[do.SetTimer] = []
+        self.timers: list[SetTimer] = []
         self.refuse: set[int] = set()
         self.feed(on.TrainerJoined(0.0, TRAINER))
         self.submit(0, OpKind.CREATE)
@@ -58,7 +59,7 @@ class Line:
                     self.feed(on.TicketDone(0.0, worker, ticket, 0.0))
                 case do.FailOp(request, error):
                     self.failed[request] = error
-                case do.SetTimer():
+                case SetTimer():
                     self.timers.append(command)
 
     def _run(self, worker: WorkerId, ticket: int, operation: Operation) -> None:
@@ -121,7 +122,7 @@ def test_a_number_that_never_comes_is_given_up_after_a_while_and_not_before() ->
     line.submit(3, STEP)
     assert line.ran == ["create_model 0"]
     assert line.timers[-1].at_s == 60.0
-    line.feed(on.TimerFired(60.0, line.timers[0].name))
+    line.feed(TimerFired(60.0, line.timers[0].name))
     assert line.ran[1:2] == ["forward_backward 2"]
     assert "forward_backward seq 1 never arrived" in line.failed["m-3"]
 
@@ -130,7 +131,7 @@ def test_a_number_that_comes_in_time_stops_the_clock() -> None:
     line = Line()
     line.submit(2, STEP)
     line.submit(1, FB)
-    line.feed(on.TimerFired(60.0, line.timers[0].name))
+    line.feed(TimerFired(60.0, line.timers[0].name))
     assert not line.failed
 
 
@@ -145,9 +146,9 @@ def test_a_number_lost_behind_one_that_runs_is_given_up_too() -> None:
     *_, second = controller.handle(on.TicketDone(4.0, TRAINER, first.ticket, 1.0))
     assert isinstance(second, do.RunOp)
     *_, timer = controller.handle(on.TicketDone(100.0, TRAINER, second.ticket, 1.0))
-    assert isinstance(timer, do.SetTimer)
+    assert isinstance(timer, SetTimer)
     assert timer.at_s == 160.0
-    (third,) = controller.handle(on.TimerFired(160.0, timer.name))
+    (third,) = controller.handle(TimerFired(160.0, timer.name))
     assert isinstance(third, do.RunOp)
     assert third.operation.seq == 3
 
@@ -155,7 +156,7 @@ def test_a_number_lost_behind_one_that_runs_is_given_up_too() -> None:
 def test_what_comes_behind_a_missing_number_does_not_put_off_its_clock() -> None:
     controller = OperationsController(OperationsConfig(give_up_gap_after_s=60.0))
     (timer,) = controller.handle(on.OpSubmitted(0.0, op(2, FB)))
-    assert isinstance(timer, do.SetTimer)
+    assert isinstance(timer, SetTimer)
     assert timer.at_s == 60.0
     assert controller.handle(on.OpSubmitted(50.0, op(3, FB))) == []
 
@@ -178,7 +179,7 @@ def test_a_gap_of_any_length_is_given_up_at_once(far: int) -> None:
     line = Line()
     line.submit(far, FB)
     line.submit(far + 1, STEP)
-    line.feed(on.TimerFired(60.0, line.timers[0].name))
+    line.feed(TimerFired(60.0, line.timers[0].name))
     assert line.ran[1:2] == [f"forward_backward {far}"]
     assert "forward_backward seq 1 never arrived" in line.failed[f"m-{far + 1}"]
 
@@ -190,8 +191,8 @@ def test_a_gap_of_any_length_is_given_up_at_once(far: int) -> None:
         OperationRecord(op(far * 2, FB), waiting),
     ]
     (timer,) = controller.handle(on.ModelAdopted(0.0, MODEL, None, tuple(records)))
-    assert isinstance(timer, do.SetTimer)
-    controller.handle(on.TimerFired(60.0, timer.name))
+    assert isinstance(timer, SetTimer)
+    controller.handle(TimerFired(60.0, timer.name))
     controller.check_integrity()
 
 

@@ -8,13 +8,13 @@ from slackwater.control.rollout.commands import Dispatch
 from slackwater.control.rollout.events import (
     InstanceJoined,
     RolloutEvent,
-    TimerFired,
     TokensArrived,
     TurnEnded,
     TurnSubmitted,
 )
 from slackwater.control.rollout.manager import WATCH
 from slackwater.control.rollout.settings import RolloutSettings
+from slackwater.control.timer import TimerFired
 from slackwater.control.weights.events import InstanceReady, WeightsPublished
 from slackwater.model.ids import InstanceId, JobId, TrajectoryId, TurnId
 from slackwater.model.instance import InstanceKind, InstanceSpec

@@ -15,17 +15,16 @@ from slackwater.control.rollout.commands import (
     LimitInstances,
     ReleaseInstance,
     ResumeSeeding,
-    SetTimer,
 )
 from slackwater.control.rollout.events import (
     InstanceLost,
     StepBegan,
     StepEnded,
-    TimerFired,
     TrainerWaits,
     TrainerWanted,
 )
 from slackwater.control.rollout.seeding import SEEDING
+from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import InstanceId, JobId
 from slackwater.model.instance import InstanceKind
 from slackwater.policy.rollout.balanced_finish import BalancedFinish

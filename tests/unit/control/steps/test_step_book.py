@@ -8,7 +8,8 @@ import pytest
 from slackwater.control.rollout.events import StepBegan, StepEnded, TrainerWaits, TrainerWanted
 from slackwater.control.steps import commands as do
 from slackwater.control.steps import events as on
-from slackwater.control.steps.book import StepBook
+from slackwater.control.steps.book import STEP, StepBook
+from slackwater.control.timer import TimerFired
 from slackwater.model.ids import InstanceId, WorkerId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 
@@ -69,7 +70,7 @@ def test_a_step_ends_with_an_optim_step_and_says_where_its_time_went() -> None:
     stage.tell(on.EngineRested, InstanceId("a"))
     stage.tell(on.SeedingChanged, BASE, False)
     stage.now_s = 1.0
-    assert stage.kinds(on.StepTimerFired, BASE) == ["SetStepTimer", "TrainerWaits"]
+    assert stage.kinds(TimerFired, STEP + BASE) == ["SetTimer", "TrainerWaits"]
     stage.now_s = 4.0
     stage.tell(on.LiveTurnsChanged, BASE, False, 40)
     stage.tell(on.DevicesWanted, TRAINER)
@@ -92,8 +93,8 @@ def test_an_engine_that_the_manager_gave_up_while_its_step_seeds_is_started_agai
     stage = Stage()
     stage.tell(on.LocalEngineUp, engine("a"))
     stage.tell(on.LiveTurnsChanged, BASE, True)
-    assert stage.kinds(on.EngineRested, InstanceId("a")) == ["SetStepTimer"]
-    assert stage.tell(on.StepTimerFired, BASE) == [do.StartEngine(engine("a"), True)]
+    assert stage.kinds(on.EngineRested, InstanceId("a")) == ["SetTimer"]
+    assert stage.tell(TimerFired, STEP + BASE) == [do.StartEngine(engine("a"), True)]
 
 
 def test_a_lost_trainer_neither_waits_nor_holds() -> None:
@@ -166,7 +167,7 @@ def test_whatever_happens_local_engines_and_trainers_never_work_at_once(  # noqa
                 del asked[name]
                 tell(on.TrainerGone, name)
             case "timer":
-                tell(on.StepTimerFired, base)
+                tell(TimerFired, STEP + base)
             case _:
                 pass
         if resumes and not busy and not asked and resumes[0] not in seeding:

@@ -1,0 +1,23 @@
+"""Timers: how a controller without a clock of its own asks to be woken.
+
+Every controller asks with the same `SetTimer` and hears the same `TimerFired`. Where several controllers share one body, the
+part of the name before the first ":" says whose timer it is.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """Send `TimerFired(name)` at `at_s`; a later timer of the same name replaces this one."""
+
+    name: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """A timer set by `SetTimer` is due."""
+
+    now_s: float
+    name: str
