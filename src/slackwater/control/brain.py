@@ -7,8 +7,8 @@ what is left is for the body. Live and simulated bodies drive the same brain, an
 """
 
 from collections import deque
-from collections.abc import Sequence
-from typing import TypeAlias, assert_never
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, assert_never
 
 from slackwater.control.jobs import commands as job_do
 from slackwater.control.jobs import driver_events as of_driver
@@ -51,11 +51,6 @@ EVENT_TYPES: dict[str, type] = {
     **of_driver.EVENT_TYPES,
 }
 
-_OF_WEIGHTS = frozenset(of_weight.EVENT_TYPES.values())
-_OF_STEPS = frozenset(of_step.EVENT_TYPES.values()) - {TimerFired}
-_OF_JOBS = frozenset(of_job.EVENT_TYPES.values())
-_OF_DRIVERS = frozenset(of_driver.EVENT_TYPES.values())
-
 
 class Brain:
     """See the module. The parts may be looked at, never told anything but through here."""
@@ -72,6 +67,14 @@ class Brain:
         self.steps = StepBook(shared=shared_devices)
         self.jobs = JobBook(profiles=profiles_jobs)
         self.drivers = DriverBook()
+        self._takers: dict[type, Callable[[Any], Sequence[BrainCommand]]] = {
+            **dict.fromkeys(of_rollout.EVENT_TYPES.values(), self.rollout.handle),
+            **dict.fromkeys(of_weight.EVENT_TYPES.values(), self.weights.handle),
+            **dict.fromkeys(of_step.EVENT_TYPES.values(), self.steps.handle),
+            **dict.fromkeys(of_job.EVENT_TYPES.values(), self.jobs.handle),
+            **dict.fromkeys(of_driver.EVENT_TYPES.values(), self.drivers.handle),
+            TimerFired: self._timer_fired,
+        }
 
     def handle(self, event: BrainEvent) -> Sequence[BrainCommand]:
         """Take one event; return what the body must do, in order."""
@@ -93,20 +96,9 @@ class Brain:
         return out
 
     def _told(self, event: BrainEvent, inbox: deque[BrainEvent]) -> Sequence[BrainCommand]:
-        kind = type(event)
-        if kind in _OF_WEIGHTS:
-            return self.weights.handle(event)  # type: ignore[arg-type]
-        if kind in _OF_STEPS:
-            return self.steps.handle(event)  # type: ignore[arg-type]
-        if kind in _OF_JOBS:
-            if isinstance(event, of_job.IterationDone):
-                inbox.append(of_driver.DriverProgressed(event.now_s, event.job))
-            return self.jobs.handle(event)  # type: ignore[arg-type]
-        if kind in _OF_DRIVERS:
-            return self.drivers.handle(event)  # type: ignore[arg-type]
         match event:
-            case TimerFired(_, name) if name.startswith(STEP):
-                return self.steps.handle(event)
+            case of_job.IterationDone(now_s, job):
+                inbox.append(of_driver.DriverProgressed(now_s, job))
             case of_rollout.InstanceJoined(now_s, spec):
                 local = self.steps.is_local(spec.instance)
                 if local and not self.steps.works(spec.instance):
@@ -121,7 +113,12 @@ class Brain:
                     inbox.append(of_step.LocalEngineDown(now_s, instance))
             case _:
                 pass
-        return self.rollout.handle(event)  # type: ignore[arg-type]
+        return self._takers[type(event)](event)
+
+    def _timer_fired(self, event: TimerFired) -> Sequence[BrainCommand]:
+        """The timer's name says whose it is."""
+        part = self.steps if event.name.startswith(STEP) else self.rollout
+        return part.handle(event)
 
     def _pass_on(
         self,
