@@ -44,6 +44,51 @@ class JobProfile:
 
 
 @dataclass(frozen=True, slots=True)
+class JobTerms:
+    """What the owner of a submitted job asks for: how many iterations, and how much slower than alone they may be.
+
+    `duty_ratio` is the largest share of its time that the job may wait for others (PlexRL 7.2); it bounds the slowdown as the SLO
+    does. Of two jobs that wait for a place, that of higher `priority` is tried first. Nodes and sizes are those that it needs
+    while it has no profile yet.
+    """
+
+    iterations: int
+    slo: float = 2.0
+    priority: int = 0
+    duty_ratio: float | None = None
+    rollout_nodes: int = 1
+    train_nodes: int = 1
+    rollout_state_gb: float = 0.0
+    train_state_gb: float = 0.0
+    model_billions: float = 0.001
+
+    def __post_init__(self) -> None:
+        for field in ("iterations", "rollout_nodes", "train_nodes", "model_billions"):
+            if getattr(self, field) <= 0:
+                raise ConfigError.of(f"job: {field}", getattr(self, field), "must be above 0")
+        if not 1 <= self.slo < float("inf"):
+            fix = "must be at least 1 (1.2 allows 20 % slowdown)"
+            raise ConfigError.of("job: slo", self.slo, fix)
+        if self.duty_ratio is not None and not 0 <= self.duty_ratio < 1:
+            fix = "must be at least 0 and below 1 (0.3 lets it wait 30 % of its time)"
+            raise ConfigError.of("job: duty_ratio", self.duty_ratio, fix)
+
+    @property
+    def bound(self) -> float:
+        """The largest slowdown that both bounds allow."""
+        if self.duty_ratio is None:
+            return self.slo
+        return min(self.slo, 1 / (1 - self.duty_ratio))
+
+    def profile(self, rollout_s: float, train_s: float, sync_s: float) -> JobProfile:
+        """A profile of measured lengths."""
+        return JobProfile(
+            *(rollout_s, train_s, sync_s, self.rollout_nodes, self.train_nodes),
+            *(self.rollout_state_gb, self.train_state_gb, self.model_billions),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class JobSpec:
     """One run: when it comes, how many iterations it makes, and the slowdown it tolerates."""
 
@@ -52,6 +97,7 @@ class JobSpec:
     iterations: int
     slo: float
     profile: JobProfile
+    priority: int = 0
 
     def __post_init__(self) -> None:
         if self.arrival_s < 0:

@@ -33,30 +33,6 @@ _OVER = frozenset({JobStage.REFUSED, JobStage.FINISHED, JobStage.FAILED, JobStag
 
 
 @dataclass(frozen=True, slots=True)
-class JobTerms:
-    """What the owner of a submitted job asks for.
-
-    `slo` is the largest slowdown over running alone; of two jobs the one of higher `priority` goes first; without `iterations` the
-    driver says when it is done. Beside others the job may wait for at most `duty_ratio` of its time (PlexRL 7.2).
-    """
-
-    slo: float = 2.0
-    priority: int = 0
-    iterations: int | None = None
-    duty_ratio: float | None = None
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.slo < float("inf"):
-            fix = "must be at least 1 (1.2 allows 20 % slowdown)"
-            raise ConfigError.of("slo", self.slo, fix)
-        if self.iterations is not None and self.iterations < 1:
-            raise ConfigError.of("iterations", self.iterations, "must be at least 1")
-        if self.duty_ratio is not None and not 0 < self.duty_ratio <= 1:
-            fix = "must be above 0 and at most 1: the share of its time that it may wait"
-            raise ConfigError.of("duty_ratio", self.duty_ratio, fix)
-
-
-@dataclass(frozen=True, slots=True)
 class JobAccount:
     """What a job has used: its share of engines' time, trainers' time, tokens, and its waiting for either."""
 

@@ -14,8 +14,8 @@ from typing import assert_never
 from slackwater.control.jobs import commands as do
 from slackwater.control.jobs import events as on
 from slackwater.model.ids import JobId, TenantId
-from slackwater.model.job import JobProfile
-from slackwater.model.job_life import JobAccount, JobStage, JobTerms
+from slackwater.model.job import JobProfile, JobTerms
+from slackwater.model.job_life import JobAccount, JobStage
 
 Out = list[do.JobCommand]
 
@@ -47,7 +47,7 @@ class JobEntry:
 
 
 class JobBook:
-    """See the module. `profiles` off: jobs without a profile are placed at once, to share what there is."""
+    """See the module. `profiles` off: jobs without a profile are placed at once, as those without terms always are."""
 
     def __init__(self, *, profiles: bool = False, idle_after_s: float = IDLE_AFTER_S) -> None:
         self._profiles = profiles
@@ -90,12 +90,12 @@ class JobBook:
                     entry.stage, entry.reason = JobStage(answer), reason
                     self._tell_driver(entry, out)
             case on.IterationDone():
-                if entry.stage in (JobStage.RUNNING, JobStage.PLACED):
+                if entry.stage in (JobStage.RUNNING, JobStage.PLACED, JobStage.PROFILING):
                     entry.iterations_done += 1
             case on.JobCrashed(_, _, reason):
                 entry.crashes += 1
-                if entry.stage is JobStage.PROFILING:
-                    self._profile(entry, out)
+                if entry.stage is JobStage.PROFILING and entry.terms is not None:
+                    self._profile(entry, entry.terms, out)
                 else:
                     self._arrive(entry, out)
                 entry.reason = reason
@@ -125,9 +125,10 @@ class JobBook:
             entry = self._jobs[event.job] = JobEntry(event.job, event.tenant, event.now_s)
         entry.profile = event.profile or entry.profile
         entry.terms = event.terms
+        entry.iterations_done = max(event.iterations_done, entry.iterations_done)
         entry.worked_s = event.now_s
-        if entry.profile is None and self._profiles:
-            self._profile(entry, out)
+        if entry.profile is None and self._profiles and entry.terms is not None:
+            self._profile(entry, entry.terms, out)
         else:
             self._arrive(entry, out)
 
@@ -139,9 +140,9 @@ class JobBook:
         entry.iterations_done, entry.crashes = event.iterations_done, event.crashes
         self._jobs[event.job] = entry
 
-    def _profile(self, entry: JobEntry, out: Out) -> None:
+    def _profile(self, entry: JobEntry, terms: JobTerms, out: Out) -> None:
         entry.stage, entry.reason = JobStage.PROFILING, "its cycle is not known yet"
-        out.append(do.ProfileJob(entry.job, entry.terms))
+        out.append(do.ProfileJob(entry.job, terms))
         self._tell_driver(entry, out)
 
     def _arrive(self, entry: JobEntry, out: Out) -> None:
@@ -218,6 +219,8 @@ class JobBook:
             assert account.failed_turns <= account.turns
             assert min(account.engine_s, account.trainer_s, account.turns_waited_s) >= -1e-6
             if self._profiles and entry.stage in (JobStage.PLACED, JobStage.RUNNING):
-                assert entry.profile is not None, f"{job} was placed without a profile"
+                assert entry.profile is not None or entry.terms is None, (
+                    f"{job} was placed without a profile"
+                )
             if entry.stage in (JobStage.HELD, JobStage.REFUSED):
                 assert entry.reason, f"{job} was not told why it does not run"

@@ -3,21 +3,21 @@
 from dataclasses import dataclass
 
 from slackwater.model.ids import JobId
-from slackwater.model.job import JobProfile
-from slackwater.model.job_life import JobStage, JobTerms
+from slackwater.model.job import JobProfile, JobTerms
+from slackwater.model.job_life import JobStage
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileJob:
-    """Run the job alone for a cycle or two, and say `JobProfiled`."""
+    """Find out what one cycle of the job takes, and say `JobProfiled`."""
 
     job: JobId
-    terms: JobTerms | None = None
+    terms: JobTerms
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceJob:
-    """Find nodes for the job, which has made so many iterations, and say `JobAnswered`."""
+    """Find nodes for the job, which has made so many iterations, and say `JobAnswered`. One without terms takes what there is."""
 
     job: JobId
     profile: JobProfile | None

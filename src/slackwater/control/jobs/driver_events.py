@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from slackwater.model.ids import JobId, TenantId
-from slackwater.model.job import JobProfile
-from slackwater.model.job_life import JobStage, JobTerms
+from slackwater.model.job import JobProfile, JobTerms
+from slackwater.model.job_life import JobStage
 
 
 @dataclass(frozen=True, slots=True)

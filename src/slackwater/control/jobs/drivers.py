@@ -20,8 +20,8 @@ from slackwater.control.jobs import driver_events as on
 from slackwater.control.jobs.events import JobCrashed, JobEnded, JobSubmitted
 from slackwater.control.operations.restarts import RestartPolicy
 from slackwater.model.ids import JobId, TenantId
-from slackwater.model.job import JobProfile
-from slackwater.model.job_life import JobStage, JobTerms
+from slackwater.model.job import JobProfile, JobTerms
+from slackwater.model.job_life import JobStage
 
 Out = list[do.DriverCommand]
 

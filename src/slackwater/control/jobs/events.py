@@ -4,15 +4,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from slackwater.model.ids import JobId, TenantId
-from slackwater.model.job import JobProfile
-from slackwater.model.job_life import JobAccount, JobStage, JobTerms
+from slackwater.model.job import JobProfile, JobTerms
+from slackwater.model.job_life import JobAccount, JobStage
 
 
 @dataclass(frozen=True, slots=True)
 class JobSubmitted:
-    """An owner's run begins, or goes on. Without a profile it is profiled alone first, unless `unprofiled` ones may share at once.
+    """An owner's run begins, or goes on at its last complete iteration. One with terms and without a profile is profiled first.
 
-    One with `terms` was submitted with a driver process, which lives and ends with the job.
+    One without terms (a session that nobody submitted) shares what there is.
     """
 
     now_s: float
@@ -20,6 +20,7 @@ class JobSubmitted:
     tenant: TenantId
     profile: JobProfile | None = None
     terms: JobTerms | None = None
+    iterations_done: int = 0
 
 
 @dataclass(frozen=True, slots=True)

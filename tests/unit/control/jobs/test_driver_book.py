@@ -13,9 +13,10 @@ from slackwater.control.jobs import driver_events as on
 from slackwater.control.jobs import events as of_job
 from slackwater.control.jobs.drivers import MOST_CRASHES
 from slackwater.model.ids import JobId, TenantId
-from slackwater.model.job_life import JobAccount, JobStage, JobTerms
+from slackwater.model.job import JobTerms
+from slackwater.model.job_life import JobAccount, JobStage
 
-TENANT, TERMS = TenantId("mine"), JobTerms(slo=1.5)
+TENANT, TERMS = TenantId("mine"), JobTerms(iterations=9, slo=1.5)
 JOB = JobId("mine/one")
 
 

@@ -4,11 +4,12 @@ from slackwater.control.jobs import commands as do
 from slackwater.control.jobs import events as on
 from slackwater.control.jobs.book import JobBook
 from slackwater.model.ids import JobId, TenantId
-from slackwater.model.job import JobProfile
+from slackwater.model.job import JobProfile, JobTerms
 from slackwater.model.job_life import JobStage
 
 JOB, TENANT = JobId("job"), TenantId("mine")
 PROFILE = JobProfile(100.0, 50.0)
+TERMS = JobTerms(10)
 
 
 class Stage:
@@ -16,9 +17,10 @@ class Stage:
         self.book = JobBook(profiles=profiles)
 
     def tell(self, event: on.JobEvent) -> list[do.JobCommand]:
+        """What is for others than the driver book."""
         commands = list(self.book.handle(event))
         self.book.check_integrity()
-        return commands
+        return [c for c in commands if not isinstance(c, do.DriverMayRun | do.DriverMustEnd)]
 
     def reached(self) -> JobStage:
         entry = self.book.find(JOB)
@@ -38,9 +40,9 @@ def test_a_job_is_submitted_placed_running_and_finished() -> None:
 
 def test_a_job_without_a_profile_is_profiled_alone_before_it_is_placed() -> None:
     stage = Stage(profiles=True)
-    assert stage.tell(on.JobSubmitted(0.0, JOB, TENANT)) == [do.ProfileJob(JOB)]
+    assert stage.tell(on.JobSubmitted(0.0, JOB, TENANT, None, TERMS)) == [do.ProfileJob(JOB, TERMS)]
     assert stage.reached() is JobStage.PROFILING
-    assert stage.tell(on.JobProfiled(9.0, JOB, PROFILE)) == [do.PlaceJob(JOB, PROFILE, 0, 0)]
+    assert stage.tell(on.JobProfiled(9.0, JOB, PROFILE)) == [do.PlaceJob(JOB, PROFILE, 0, 0, TERMS)]
 
 
 def test_a_held_job_is_told_why_and_placed_later() -> None:
