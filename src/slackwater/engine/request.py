@@ -10,7 +10,6 @@ from slackwater.model.errors import ConfigError
 from slackwater.model.sampling import Sampling
 
 StopReason = Literal["stop", "length"]
-SamplingParams = Sampling  # its name for those who know the engine alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 
 import numpy as np
 import numpy.typing as npt
 
 from slackwater.model.errors import ConfigError
-from slackwater.training.datum import AdamParams, Datum
+from slackwater.training.datum import Datum
 from slackwater.training.losses import Loss
 
 
@@ -70,17 +69,6 @@ def _check_tokens(where: str, tokens: npt.NDArray[np.generic], vocab_size: int) 
     if outside.any():
         value = int(ids[outside][0])
         raise ConfigError.of(where, value, f"must be a token from 0 to {vocab_size - 1}")
-
-
-def check_adam(adam: AdamParams) -> None:
-    """Finite and in range, field by field."""
-    for item in fields(adam):
-        value = getattr(adam, item.name)
-        if not math.isfinite(value) or value < 0:
-            raise ConfigError.of(f"adam_params.{item.name}", value, "must be finite and at least 0")
-    for name in ("beta1", "beta2"):
-        if getattr(adam, name) >= 1:
-            raise ConfigError.of(f"adam_params.{name}", getattr(adam, name), "must be below 1")
 
 
 def check_config(config: Mapping[str, float]) -> None:

@@ -29,15 +29,3 @@ class PassOutput:
 
     logprobs: tuple[npt.NDArray[np.float32], ...]
     metrics: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class AdamParams:
-    """One AdamW step; `grad_clip_norm` 0 clips nothing."""
-
-    learning_rate: float = 1e-4
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-12
-    weight_decay: float = 0.0
-    grad_clip_norm: float = 0.0

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from slackwater.model.adam import Adam
 from slackwater.model.errors import ConfigError
-from slackwater.training.datum import AdamParams
 
 
 class FlatParameters:
@@ -53,7 +53,7 @@ class FlatParameters:
         else:
             self.gradient.copy_(value)
 
-    def step(self, adam: AdamParams) -> float:
+    def step(self, adam: Adam) -> float:
         """One AdamW update with the accumulated gradient, clipped by its norm; returns the norm before."""
         norm = float(torch.linalg.vector_norm(self.gradient))
         if adam.grad_clip_norm and norm > adam.grad_clip_norm:

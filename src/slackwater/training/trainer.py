@@ -12,14 +12,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from slackwater.model.adam import Adam
 from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net, net_tensors
 from slackwater.nets.lora import LoraAdapter, LoraSpec
 from slackwater.training.base_sum import base_sum
-from slackwater.training.checks import check_adam, check_config, check_data
-from slackwater.training.datum import AdamParams, Datum, PassOutput
+from slackwater.training.checks import check_config, check_data
+from slackwater.training.datum import Datum, PassOutput
 from slackwater.training.losses import loss_named
 from slackwater.training.packed_pass import PackedPass
 from slackwater.training.parameters import FlatParameters
@@ -131,13 +132,12 @@ class Trainer:
         self._count(accumulated_passes=1, trained_tokens=sum(datum.num_tokens for datum in data))
         return output
 
-    def optim_step(self, adam: AdamParams) -> dict[str, float]:
+    def optim_step(self, adam: Adam) -> dict[str, float]:
         """Step with the accumulated gradient and clear it.
 
         With no pass accumulated since the last step nothing changes, the step count included: there is no
         gradient, which is not the same as a gradient of zero.
         """
-        check_adam(adam)
         passes = self._meta.accumulated_passes
         norm = 0.0
         if passes:

@@ -9,7 +9,9 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from slackwater.model.adam import Adam
 from slackwater.model.sampling import Sampling
+from slackwater.model.session import LoraShape
 from slackwater.wire import agent, lending
 from slackwater.wire.frames import FrameError, FrameKind, encode_frame
 from slackwater.wire.message import Message as Message
@@ -158,11 +160,8 @@ class CreateModel(Message, frozen=True):
     op: int
     model: str
     source: str
-    lora_rank: int
+    lora: LoraShape
     seed: int
-    train_attn: bool = True
-    train_mlp: bool = True
-    train_unembed: bool = True
 
 
 class RestoreModel(Message, frozen=True):
@@ -187,12 +186,7 @@ class StepOptimizer(Message, frozen=True):
 
     op: int
     model: str
-    learning_rate: float
-    beta1: float
-    beta2: float
-    eps: float
-    weight_decay: float
-    grad_clip_norm: float
+    adam: Adam
 
 
 class DiscardGradients(Message, frozen=True):

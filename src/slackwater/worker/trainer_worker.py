@@ -8,7 +8,7 @@ import torch
 
 from slackwater.model.errors import NotFoundError, SlackwaterError, UnavailableError
 from slackwater.nets.lora import LoraSpec
-from slackwater.training.datum import AdamParams, Datum
+from slackwater.training.datum import Datum
 from slackwater.training.trainer import Trainer
 from slackwater.weights.port import WeightStore
 from slackwater.wire import messages
@@ -94,8 +94,8 @@ class TrainerWorker:
         match message:
             case messages.RunPass(_, _, batch):
                 return _run_pass(trainer, batch)
-            case messages.StepOptimizer():
-                return encode_metrics(trainer.optim_step(_adam(message)))
+            case messages.StepOptimizer(_, _, adam):
+                return encode_metrics(trainer.optim_step(adam))
             case messages.DiscardGradients():
                 trainer.discard_gradient()
             case messages.SaveState(_, _, saved):
@@ -115,14 +115,14 @@ class TrainerWorker:
             return Trainer.load(folder, source=base, dtype=self._dtype, device=self._device)
 
     def _created(self, message: messages.CreateModel) -> Trainer:
-        lora = None
-        if message.lora_rank:
+        shape, lora = message.lora, None
+        if shape.rank:
             lora = LoraSpec(
-                message.lora_rank,
+                shape.rank,
                 seed=message.seed,
-                attn=message.train_attn,
-                mlp=message.train_mlp,
-                unembed=message.train_unembed,
+                attn=shape.train_attn,
+                mlp=shape.train_mlp,
+                unembed=shape.train_unembed,
             )
         return Trainer.create(
             self._files.model(message.source),
@@ -131,17 +131,6 @@ class TrainerWorker:
             dtype=self._dtype,
             device=self._device,
         )
-
-
-def _adam(message: messages.StepOptimizer) -> AdamParams:
-    return AdamParams(
-        learning_rate=message.learning_rate,
-        beta1=message.beta1,
-        beta2=message.beta2,
-        eps=message.eps,
-        weight_decay=message.weight_decay,
-        grad_clip_norm=message.grad_clip_norm,
-    )
 
 
 def _run_pass(trainer: Trainer, data: bytes) -> bytes:

@@ -11,7 +11,8 @@ import tiny_engine
 from torch import Tensor
 
 from slackwater.engine.engine import Engine
-from slackwater.engine.request import GenerationRequest, SamplingParams
+from slackwater.engine.request import GenerationRequest
+from slackwater.model.sampling import Sampling
 from slackwater.nets.loading import net_tensors
 from slackwater.nets.lora import LoraAdapter, LoraSpec
 from slackwater.weights.directory import DirectoryWeightStore
@@ -71,7 +72,7 @@ def outcome(
 
 
 def request(number: int, version: str) -> GenerationRequest:
-    params = SamplingParams(max_tokens=40, temperature=1.0, seed=number)
+    params = Sampling(max_tokens=40, temperature=1.0, seed=number)
     return GenerationRequest(number, tiny_engine.prompt(1, 6), params, version)
 
 

@@ -147,11 +147,11 @@ def test_a_loss_computed_by_the_caller_works_through_cross_entropy_weights() -> 
 
 
 def test_adamw_with_clipping_is_that_of_pytorch() -> None:
-    from slackwater.training.datum import AdamParams
+    from slackwater.model.adam import Adam
 
     subject, data = trainer(), batch()
     model = reference_model(subject)
-    params = AdamParams(1e-2, 0.8, 0.9, 1e-6, 0.1, grad_clip_norm=0.5)
+    params = Adam(1e-2, 0.8, 0.9, 1e-6, 0.1, grad_clip_norm=0.5)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=1e-2, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.1
     )

@@ -8,19 +8,20 @@ import pytest
 import torch
 from trainer_builders import NET, batch, datum, state_bytes, trainer
 
+from slackwater.model.adam import Adam
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
 from slackwater.nets.loading import load_net, save_net
 from slackwater.nets.lora import LoraSpec
 from slackwater.tensors.checked_file import write_tensors
 from slackwater.training import logprobs
 from slackwater.training.base_sum import base_sum
-from slackwater.training.datum import AdamParams, Datum
+from slackwater.training.datum import Datum
 from slackwater.training.packed_pass import MicroBatch
 from slackwater.training.state_file import read_state, read_state_meta
 from slackwater.training.trainer import Trainer
 
 LORA = LoraSpec(rank=4, seed=2)
-ADAM = AdamParams(learning_rate=1e-2, grad_clip_norm=1.0)
+ADAM = Adam(learning_rate=1e-2, grad_clip_norm=1.0)
 
 
 def with_input(item: Datum, name: str, value: np.ndarray) -> Datum:
@@ -217,9 +218,9 @@ def test_no_data_and_bad_steps_are_refused() -> None:
     with pytest.raises(ConfigError, match="at least one datum"):
         trainer().forward_backward([], "ppo", {})
     with pytest.raises(ConfigError, match="learning_rate: nan"):
-        trainer().optim_step(AdamParams(learning_rate=float("nan")))
+        trainer().optim_step(Adam(learning_rate=float("nan")))
     with pytest.raises(ConfigError, match=r"beta2: 1.0 must be below 1"):
-        trainer().optim_step(AdamParams(beta2=1.0))
+        trainer().optim_step(Adam(beta2=1.0))
 
 
 def test_a_pass_that_overflows_in_its_last_micro_batch_gives_its_gradient_back(
@@ -304,7 +305,7 @@ def test_a_bf16_net_computes_in_bf16_and_keeps_masters_and_moments_in_fp32(tmp_p
     }
     for seed in range(4):
         subject.forward_backward(batch(seed), "cross_entropy", {})
-        subject.optim_step(AdamParams(learning_rate=1e-6))  # too small for bf16 to show at once
+        subject.optim_step(Adam(learning_rate=1e-6))  # too small for bf16 to show at once
     assert all(tensor.dtype == torch.bfloat16 for tensor in subject.weights().values())
     subject.save(tmp_path)
     kept = read_state(tmp_path).tensors

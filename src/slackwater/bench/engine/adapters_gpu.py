@@ -17,7 +17,8 @@ from slackwater.bench.engine.shapes import SHAPES, read_bandwidth, roofline_s
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.cuda.executor import CudaExecutor
 from slackwater.engine.engine import Engine
-from slackwater.engine.request import GenerationRequest, SamplingParams
+from slackwater.engine.request import GenerationRequest
+from slackwater.model.sampling import Sampling
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net
 from slackwater.nets.lora import LoraSpec
@@ -44,7 +45,7 @@ def step_ms(engine: Engine, batch: int, versions: list[str], steps: int) -> floa
     rng = np.random.default_rng(batch)
     for number in range(batch):
         prompt = tuple(rng.integers(0, 150_000, _PROMPT_TOKENS).tolist())
-        params = SamplingParams(max_tokens=steps + _IGNORED_STEPS, seed=number, ignore_eos=True)
+        params = Sampling(max_tokens=steps + _IGNORED_STEPS, seed=number, ignore_eos=True)
         version = versions[number * len(versions) // batch]
         engine.add(GenerationRequest(number, prompt, params, version))
     took = []

@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from slackwater.engine.engine import Engine
-from slackwater.engine.request import GenerationRequest, SamplingParams
+from slackwater.engine.request import GenerationRequest
+from slackwater.model.sampling import Sampling
 from slackwater.nets.config import NetConfig
 from slackwater.nets.lora import LoraAdapter, LoraSpec
 from slackwater.training.datum import Datum
@@ -82,7 +83,7 @@ def _rollout_s(engine: Engine, work: StepWork, config: NetConfig, version: str) 
     began_s = time.perf_counter()
     for number in range(work.turns):
         prompt = tuple(prompts[number // work.samples])
-        params = SamplingParams(max_tokens=work.new_tokens, seed=number)
+        params = Sampling(max_tokens=work.new_tokens, seed=number)
         engine.add(GenerationRequest(number, prompt, params, version))
     while engine.busy:
         engine.step()

@@ -13,11 +13,12 @@ import torch
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.engine import Engine
 from slackwater.engine.request import GenerationRequest
+from slackwater.model.adam import Adam
 from slackwater.model.sampling import Sampling
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net
 from slackwater.rl.advantages import Floats, group_advantages, token_advantages
-from slackwater.training.datum import AdamParams, Datum
+from slackwater.training.datum import Datum
 from slackwater.training.trainer import Trainer
 
 FIRST_BYTE = 3  # after <pad>, <bos>, <eos>
@@ -51,13 +52,13 @@ NET = NetConfig(
     max_positions=512,
     tied=True,
 )
-ADAM = AdamParams(learning_rate=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, grad_clip_norm=1.0)
+ADAM = Adam(learning_rate=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, grad_clip_norm=1.0)
 
 
 class GrpoStep:
     """Engine and trainer of one model; `run()` makes one step."""
 
-    def __init__(self, shape: StepShape, seed: int, adam: AdamParams = ADAM) -> None:
+    def __init__(self, shape: StepShape, seed: int, adam: Adam = ADAM) -> None:
         self._shape, self._adam = shape, adam
         self._trainer = Trainer.create(NET, seed=seed)
         net = load_net(NET, seed=seed).requires_grad_(False)

@@ -16,7 +16,8 @@ import torch
 
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.engine import Engine
-from slackwater.engine.request import GenerationRequest, SamplingParams
+from slackwater.engine.request import GenerationRequest
+from slackwater.model.sampling import Sampling
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net, net_tensors
 from slackwater.weights.relay.__main__ import SECRET_VARIABLE
@@ -127,7 +128,7 @@ def _step_s(engine: Engine) -> tuple[float, float]:
 def _keep_busy(engine: Engine, number: int) -> int:
     """Always the same number of requests under way."""
     while engine.gauges()["running"] + engine.gauges()["waiting"] < _REQUESTS:
-        params = SamplingParams(max_tokens=400, temperature=1.0, seed=number)
+        params = Sampling(max_tokens=400, temperature=1.0, seed=number)
         engine.add(GenerationRequest(number, (1, 2, 3, number % 4000), params, "base"))
         number += 1
     return number

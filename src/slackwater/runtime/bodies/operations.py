@@ -336,31 +336,11 @@ class OperationsBody:
                 if model is None:
                     raise NotFoundError(f"model {op.model} has ended")
                 source = self._parts.bases.get(model.base_model).uri
-                shape = model.lora
-                return messages.CreateModel(
-                    ticket,
-                    op.model,
-                    source,
-                    shape.rank,
-                    model.seed,
-                    shape.train_attn,
-                    shape.train_mlp,
-                    shape.train_unembed,
-                )
+                return messages.CreateModel(ticket, op.model, source, model.lora, model.seed)
             case OpKind.FORWARD | OpKind.FORWARD_BACKWARD:
                 return messages.RunPass(ticket, op.model, payload)
             case OpKind.OPTIM_STEP:
-                adam = decode_optim(payload)
-                return messages.StepOptimizer(
-                    ticket,
-                    op.model,
-                    adam.learning_rate,
-                    adam.beta1,
-                    adam.beta2,
-                    adam.eps,
-                    adam.weight_decay,
-                    adam.grad_clip_norm,
-                )
+                return messages.StepOptimizer(ticket, op.model, decode_optim(payload))
             case OpKind.SAVE:
                 folder = self._parts.state.checkpoint(op.model, decode_save(payload).name, op.seq)
                 return messages.SaveState(ticket, op.model, self._parts.state.uri(folder))

@@ -5,20 +5,10 @@ Every row says which `FORMAT` its messages are in. 1 is version 0.1.0's; in 2 a 
 
 import msgspec
 
+from slackwater.model.adam import Adam
 from slackwater.model.uri import SCHEME
 
 FORMAT = 2
-
-
-class OptimPayload(msgspec.Struct, frozen=True):
-    """AdamW's settings of one optim_step."""
-
-    learning_rate: float
-    beta1: float
-    beta2: float
-    eps: float
-    weight_decay: float
-    grad_clip_norm: float
 
 
 class SavePayload(msgspec.Struct, frozen=True):
@@ -110,7 +100,7 @@ class SampleResult(msgspec.Struct, frozen=True):
 
 encoder = msgspec.msgpack.Encoder()
 encode = encoder.encode
-decode_optim = msgspec.msgpack.Decoder(OptimPayload).decode
+decode_optim = msgspec.msgpack.Decoder(Adam).decode
 decode_save = msgspec.msgpack.Decoder(SavePayload).decode
 decode_load = msgspec.msgpack.Decoder(LoadPayload).decode
 decode_publish = msgspec.msgpack.Decoder(PublishPayload).decode

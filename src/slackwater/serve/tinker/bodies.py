@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, AwareDatetime, BaseModel, ConfigDict, Field
 
+from slackwater.model.adam import Adam
+
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 Seq = Annotated[int, Field(ge=0, lt=2**31)]
@@ -81,6 +83,11 @@ class AdamBody(Body):
     eps: Annotated[Finite, Field(gt=0)] = 1e-12
     weight_decay: Annotated[Finite, Field(ge=0)] = 0.0
     grad_clip_norm: Finite = 0.0
+
+    def adam(self) -> Adam:
+        """As it is logged and carried out; clients write a negative norm for no clipping."""
+        values = self.model_dump()
+        return Adam(**{**values, "grad_clip_norm": max(self.grad_clip_norm, 0.0)})
 
 
 class OptimStepBody(Body):

@@ -16,7 +16,6 @@ from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.store import checkpoints as shelf
 from slackwater.runtime.store.op_payloads import (
     LoadPayload,
-    OptimPayload,
     PublishPayload,
     SavePayload,
     encode,
@@ -237,17 +236,7 @@ def training_routes(face: TrainingFace) -> APIRouter:
 
     @router.post("/optim_step")
     async def optim_step(body: bodies.OptimStepBody, tenant: caller) -> dict[str, str]:
-        adam = body.adam_params
-        payload = encode(
-            OptimPayload(
-                adam.learning_rate,
-                adam.beta1,
-                adam.beta2,
-                adam.eps,
-                adam.weight_decay,
-                max(adam.grad_clip_norm, 0.0),
-            )
-        )
+        payload = encode(body.adam_params.adam())
         model = face.model(tenant, body.model_id)
         submit = plane.training.submit
         return _future((model, await submit(model, body.seq_id, OpKind.OPTIM_STEP, payload)))
