@@ -69,6 +69,15 @@ def _write(file: Path, value: object) -> None:
         os.close(descriptor)
 
 
+def _read(file: str) -> str:
+    """These are read for every action; a `Path` would take several times as long."""
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        return os.read(descriptor, 1 << 16).decode()
+    finally:
+        os.close(descriptor)
+
+
 class CgroupFence:
     """One control group (in version 1: one for each controller), with a keeper in it; one action at a time."""
 
@@ -87,7 +96,13 @@ class CgroupFence:
             _write(cpuset / "cpuset.sched_load_balance", 0)
         self._all_cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
         self._turned: dict[Path, object] = {}
-        self._procs = [folder / "cgroup.procs" for folder in self._folders]
+        self._procs = [str(folder / "cgroup.procs") for folder in self._folders]
+        self._cpu_used = (
+            str(folders[knobs.cpu_controller] / knobs.cpu_used)
+            if knobs.cpu_controller in folders
+            else None
+        )
+        self._memory_kills = str(folders["memory"] / knobs.memory_kills)
         self._keeper: Keeper | None = None
 
     def own(self) -> set[int]:
@@ -123,8 +138,7 @@ class CgroupFence:
 
     def _kept(self) -> Keeper:
         if self._keeper is None:
-            files = [str(file) for file in self._procs]
-            self._keeper = Keeper(files, own_network=self._own_network)
+            self._keeper = Keeper(self._procs, own_network=self._own_network)
         return self._keeper
 
     def _drop_keeper(self) -> None:
@@ -136,7 +150,7 @@ class CgroupFence:
         found: set[int] = set()
         for file in self._procs:
             with contextlib.suppress(OSError):
-                found.update(int(line) for line in file.read_text().split())
+                found.update(int(line) for line in _read(file).split())
         return sorted(found - self.own())
 
     def kill_all(self) -> None:
@@ -151,8 +165,10 @@ class CgroupFence:
             inside = self._inside()
 
     def cpu_s(self) -> float:
-        with contextlib.suppress(OSError, KeyError, ValueError):
-            text = (self._at[self._knobs.cpu_controller] / self._knobs.cpu_used).read_text()
+        if self._cpu_used is None:
+            return 0.0
+        with contextlib.suppress(OSError, ValueError):
+            text = _read(self._cpu_used)
             return float(text.removeprefix("usage_usec ").split()[0]) * self._knobs.cpu_unit_s
         return 0.0
 
@@ -168,7 +184,7 @@ class CgroupFence:
 
     def memory_kills(self) -> int:
         with contextlib.suppress(OSError):
-            for line in (self._at["memory"] / self._knobs.memory_kills).read_text().splitlines():
+            for line in _read(self._memory_kills).splitlines():
                 name, _, count = line.partition(" ")
                 if name == "oom_kill":
                     return int(count)

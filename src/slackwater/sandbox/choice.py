@@ -12,7 +12,8 @@ from slackwater.sandbox.backends.bubblewrap import BubblewrapBackend, find_bubbl
 from slackwater.sandbox.backends.plain import PlainBackend
 from slackwater.sandbox.backends.port import Backend
 from slackwater.sandbox.cgroups import choose_fences
-from slackwater.sandbox.launch import barrier_of, can_have_namespaces
+from slackwater.sandbox.launch import can_have_namespaces
+from slackwater.sandbox.mounts import barrier_of
 from slackwater.sandbox.snapshots import Snapshots, choose_way
 from slackwater.sandbox.supervisor import Means
 from slackwater.sandbox.users import Users, users_here

@@ -18,7 +18,7 @@ import signal
 import socket
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -28,7 +28,6 @@ from slackwater.sandbox.launch import (
     Child,
     ChildEnds,
     Launch,
-    Uncovered,
     become,
     have_own_network,
     make_pipes,
@@ -37,6 +36,7 @@ from slackwater.sandbox.launch import (
 _LENGTH = struct.Struct("<I")
 _PID = struct.Struct("<i")
 _ANSWER_WITHIN_S = 20.0
+_MOST_DESCRIPTORS = 16
 _ANY_ORDERS = pickle.dumps(
     Launch(
         argv=["true"],
@@ -44,7 +44,7 @@ _ANY_ORDERS = pickle.dumps(
         folder=Path("/tmp/any"),
         cores=frozenset({0}),
         rlimits={resource.RLIMIT_CORE: 0},
-        shown=(Uncovered(Path("/any"), Path("/any/folder")),),
+        enter={linux.CLONE_NEWNS: 0},
     ),
     pickle.HIGHEST_PROTOCOL,
 )
@@ -62,6 +62,7 @@ class _Spare:
         try:
             body = pickle.dumps(launch, pickle.HIGHEST_PROTOCOL)
             ends = [others.stdin, others.stdout, others.stderr, others.said]
+            ends += launch.enter.values()
             socket.send_fds(self.orders, [_LENGTH.pack(len(body))], ends)
             self.orders.sendall(body)
         except OSError as error:
@@ -70,7 +71,7 @@ class _Spare:
         finally:
             others.close()
             self.orders.close()
-        return own.child(self.pid)
+        return own.child(self.pid, launch)
 
 
 class Keeper:
@@ -193,7 +194,7 @@ def _wait_for_orders(orders: socket.socket, outside: int | None) -> NoReturn:
             linux.unshare(linux.CLONE_NEWIPC)
         # Pages that the orders will touch are copied now, while nobody waits.
         pickle.loads(_ANY_ORDERS)
-        head, descriptors, _, _ = socket.recv_fds(orders, _LENGTH.size, 4)
+        head, descriptors, _, _ = socket.recv_fds(orders, _LENGTH.size, _MOST_DESCRIPTORS)
         if len(head) < _LENGTH.size or len(descriptors) < 4:
             os._exit(0)
         body = b""
@@ -205,7 +206,9 @@ def _wait_for_orders(orders: socket.socket, outside: int | None) -> NoReturn:
             body += piece
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)
-        become(pickle.loads(body), ChildEnds(*descriptors), outside=outside)
+        launch: Launch = pickle.loads(body)
+        held = dict(zip(launch.enter, descriptors[4:], strict=True))
+        become(replace(launch, enter=held), ChildEnds(*descriptors[:4]), outside=outside)
     finally:
         os._exit(1)
 

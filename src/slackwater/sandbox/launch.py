@@ -5,9 +5,12 @@ that a successful exec closes; so a started process is known to be confined, and
 The process that forks must have one thread only.
 """
 
+import contextlib
 import os
 import resource
+import select
 import signal
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,21 +19,17 @@ from typing import NoReturn
 from slackwater.model.errors import UnavailableError
 from slackwater.sandbox import linux
 
-
-@dataclass(frozen=True, slots=True)
-class Uncovered:
-    """A folder that another user can read but not reach: `barrier` is the folder above it that bars the way."""
-
-    barrier: Path
-    folder: Path
+_SECOND = struct.Struct("<7si")
+_SECOND_MARK = b"second\0"
+_SECOND_WITHIN_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """What to run and how to confine it.
 
-    The child takes `cores` and becomes `user` (root only). Root also gives it namespaces of its own: a network, and
-    mounts where `own_tmp` lies over the machine's temporary folders and `shown` folders can be reached.
+    The child takes `cores` and becomes `user` (root only). Root also gives it a network of its own, and lets it
+    enter namespaces that are held for it: their descriptors by kind (`linux.CLONE_NEWNS` and others).
     """
 
     argv: Sequence[str]
@@ -40,8 +39,7 @@ class Launch:
     cores: frozenset[int] = frozenset()
     rlimits: Mapping[int, int] = field(default_factory=dict)
     own_network: bool = False
-    own_tmp: Path | None = None
-    shown: Sequence[Uncovered] = ()
+    enter: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -95,11 +93,27 @@ class OwnEnds:
         for descriptor in (self.stdin, self.stdout, self.stderr, self.execed):
             os.close(descriptor)
 
-    def child(self, pid: int) -> Child:
+    def child(self, pid: int, launch: Launch) -> Child:
+        """The process that runs the program: `pid`, or one that it makes in a process namespace."""
+        if linux.CLONE_NEWPID in launch.enter:
+            try:
+                pid = self._pid_of_second()
+            except UnavailableError:
+                self.close()
+                raise
         return Child(pid, os.pidfd_open(pid), self.stdin, self.stdout, self.stderr, self.execed)
 
-
-SHARED_TMP = ("/tmp", "/var/tmp", "/dev/shm")
+    def _pid_of_second(self) -> int:
+        if not select.select([self.execed], [], [], _SECOND_WITHIN_S)[0]:
+            raise UnavailableError("a process that was started does not say what it started")
+        said = os.read(self.execed, _SECOND.size)
+        if len(said) == _SECOND.size and said.startswith(_SECOND_MARK):
+            return int(_SECOND.unpack(said)[1])
+        with contextlib.suppress(BlockingIOError):
+            said += os.read(self.execed, 4096)
+        raise UnavailableError(
+            said.decode(errors="replace") or "a process that was started has gone"
+        )
 
 
 def make_pipes() -> tuple[OwnEnds, ChildEnds]:
@@ -133,13 +147,15 @@ def start(launch: Launch) -> Child:
     if pid == 0:
         become(launch, others)
     others.close()
-    return own.child(pid)
+    return own.child(pid, launch)
 
 
 def become(launch: Launch, ends: ChildEnds, *, outside: int | None = None) -> NoReturn:
     """In a fresh child: confine it and run the program. If it has a network and IPC of its own already, `outside` is
     the machine's network."""
     try:
+        if linux.CLONE_NEWPID in launch.enter:
+            _go_on_inside(launch.enter[linux.CLONE_NEWPID], ends)
         os.setsid()
         os.umask(0o022)
         for target, source in enumerate((ends.stdin, ends.stdout, ends.stderr)):
@@ -147,8 +163,8 @@ def become(launch: Launch, ends: ChildEnds, *, outside: int | None = None) -> No
         if launch.own_network and outside is None:
             have_own_network()
         elif outside is not None and not launch.own_network:
-            linux.enter_network(outside)
-        if outside is None and _has_own_mounts(launch):
+            linux.enter(outside, linux.CLONE_NEWNET)
+        if outside is None and launch.enter:
             linux.unshare(linux.CLONE_NEWIPC)
         _confine(launch)
         for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGXFSZ):
@@ -161,6 +177,16 @@ def become(launch: Launch, ends: ChildEnds, *, outside: int | None = None) -> No
         os._exit(127)
 
 
+def _go_on_inside(processes: int, ends: ChildEnds) -> None:
+    """Only a process that is made after entering is in a process namespace: make it, say which, and go."""
+    linux.enter(processes, linux.CLONE_NEWPID)
+    pid = linux.fork_sibling()
+    if pid > 0:
+        os.write(ends.said, _SECOND.pack(_SECOND_MARK, pid))
+        os._exit(0)
+    linux.die_with_parent(signal.SIGKILL)
+
+
 def have_own_network() -> None:
     """No way out, but a loopback."""
     linux.unshare(linux.CLONE_NEWNET)
@@ -170,11 +196,12 @@ def have_own_network() -> None:
 def _confine(launch: Launch) -> None:
     if launch.cores:
         os.sched_setaffinity(0, launch.cores)
-    if _has_own_mounts(launch):
-        _have_own_mounts(launch)
+    for kind, descriptor in launch.enter.items():
+        if kind != linux.CLONE_NEWPID:
+            linux.enter(descriptor, kind)
     os.chdir(launch.folder)
-    for kind, most in launch.rlimits.items():
-        resource.setrlimit(kind, (most, most))
+    for limit, most in launch.rlimits.items():
+        resource.setrlimit(limit, (most, most))
     if launch.user is not None:
         os.setgroups([])
         os.setresgid(launch.user, launch.user, launch.user)
@@ -183,52 +210,9 @@ def _confine(launch: Launch) -> None:
     linux.die_with_parent(signal.SIGKILL)
 
 
-def _has_own_mounts(launch: Launch) -> bool:
-    return launch.own_tmp is not None or bool(launch.shown)
-
-
-def _have_own_mounts(launch: Launch) -> None:
-    """Folders go out of sight on the way, so they are opened first and mounted by descriptor.
-
-    What covers a folder that must be seen again is always fresh: in a folder of the action's own it could have
-    left a link for this to follow.
-    """
-    linux.unshare(linux.CLONE_NEWNS)
-    linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
-    needed = {
-        path: _opened(path) for path in (launch.folder, *(one.folder for one in launch.shown))
-    }
-    covered = {one.barrier for one in launch.shown}
-    for barrier in covered:
-        linux.mount("none", str(barrier), "tmpfs", linux.MS_NOSUID, "mode=755,size=64k")
-    if launch.own_tmp is not None:
-        tmp = _opened(launch.own_tmp)
-        for shared in SHARED_TMP:
-            if any(path.is_relative_to(shared) for path in needed):
-                linux.mount("none", shared, "tmpfs", linux.MS_NOSUID, "mode=1777,size=64m")
-                covered.add(Path(shared))
-            elif os.path.isdir(shared):  # noqa: PTH112
-                linux.mount(f"/proc/self/fd/{tmp}", shared, flags=linux.MS_BIND)
-    for path, descriptor in needed.items():
-        if any(path.is_relative_to(cover) for cover in covered):
-            path.mkdir(parents=True, exist_ok=True)
-            linux.mount(f"/proc/self/fd/{descriptor}", str(path), flags=linux.MS_BIND)
-
-
-def _opened(path: Path) -> int:
-    return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-
-
-def barrier_of(folder: Path) -> Path | None:
-    """The highest folder above that strangers may not pass through; None if they can reach it."""
-    for above in reversed(folder.resolve().parents):
-        if not above.stat().st_mode & 0o001:
-            return above
-    return None
-
-
 def said_instead(execed: int) -> str | None:
-    """Of a `Child.execed` that became readable: why the program does not run, or None if it does."""
+    """Of a `Child.execed` that became readable, or will since its process has ended: why the program does not run, or None if it does."""
+    select.select([execed], [], [], _SECOND_WITHIN_S)  # who made the process may not be quite gone
     said = os.read(execed, 4096)
     return said.decode(errors="replace") if said else None
 

@@ -7,7 +7,10 @@ import socket
 import struct
 
 CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
 CLONE_NEWIPC = 0x08000000
+CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 
 MS_NOSUID = 2
@@ -42,9 +45,9 @@ def unshare(flags: int) -> None:
     _checked(_libc.unshare(flags), "unshare")
 
 
-def enter_network(descriptor: int) -> None:
-    """Join the network that a descriptor of /proc/*/ns/net stands for."""
-    _checked(_libc.setns(descriptor, CLONE_NEWNET), "setns")
+def enter(descriptor: int, kind: int) -> None:
+    """Join the namespace that a descriptor of /proc/*/ns/* stands for."""
+    _checked(_libc.setns(descriptor, kind), "setns")
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:

@@ -23,7 +23,7 @@ from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, Sl
 from slackwater.sandbox import linux, process_tree
 from slackwater.sandbox.backends.port import Backend, Order
 from slackwater.sandbox.environment import Environment
-from slackwater.sandbox.fences import Fences
+from slackwater.sandbox.fences import Fence, Fences
 from slackwater.sandbox.launch import said_instead
 from slackwater.sandbox.reports import Began, End, Over, Printed, Report, Usage
 from slackwater.sandbox.running import Running
@@ -56,6 +56,7 @@ class Supervisor:
         self._running: dict[str, Running] = {}
         self._selector = selectors.DefaultSelector()
         self._reports: list[Report] = []
+        self._leaving: list[Fence] = []
         self._next_look_s = 0.0
         root.mkdir(parents=True, exist_ok=True)
         root.chmod(0o711)  # users of environments pass through, and see nothing
@@ -173,10 +174,10 @@ class Supervisor:
                 select.select([running.child.pidfd], [], [])  # it was killed, so it ends
                 self._finish(running)
         del self._environments[name]
-        self._means.backend.closed(environment)
         self._demolish(environment)
 
     def _demolish(self, environment: Environment) -> None:
+        self._means.backend.closed(environment)
         if environment.mounted or os.path.ismount(environment.view):
             with contextlib.suppress(OSError):
                 linux.unmount(str(environment.view))
@@ -199,6 +200,7 @@ class Supervisor:
             raise RefusedError(f"action: {order.action!r} is running already")
         if not order.command or not order.cores:
             raise ConfigError.of("action", order.action, "needs a command and at least one core")
+        self._tidy()
         fence = self._means.fences.take(environment.name, environment.user)
         try:
             rlimits = fence.rlimits(order.limits)
@@ -232,6 +234,7 @@ class Supervisor:
 
     def step(self, timeout_s: float | None) -> list[Report]:
         """What happened; waits up to `timeout_s` for the first."""
+        self._tidy()
         for key, _ in self._selector.select(self._patience_s(timeout_s)):
             if key.data is not None:
                 running, handle = key.data
@@ -251,9 +254,11 @@ class Supervisor:
             select.select([running.child.pidfd], [], [])
             self._finish(running)
         for environment in self._environments.values():
+            self._means.backend.closed(environment)
             if environment.mounted:
                 with contextlib.suppress(OSError):
                     linux.unmount(str(environment.view))
+        self._tidy()
         self._means.fences.close()
         self._selector.close()
         if self._means.users is not None:
@@ -336,8 +341,15 @@ class Supervisor:
                 self._unwatch(descriptor)
         self._reports.append(running.over())
         child.close()
-        self._means.fences.give_back(running.fence)
-        self._reap_orphans()
+        self._leaving.append(running.fence)
+
+    def _tidy(self) -> None:
+        """What nobody waits for, after a report: the fence is made ready for the next action."""
+        leaving, self._leaving = self._leaving, []
+        for fence in leaving:
+            self._means.fences.give_back(fence)
+        if leaving:
+            self._reap_orphans()
 
     def _reap_orphans(self) -> None:
         ours = {

@@ -1,4 +1,4 @@
-"""bubblewrap: namespaces of its own for every action, and a file system in which only the environment can be written.
+"""bubblewrap: namespaces of its own for every environment, and a file system in which only that can be written.
 
 The machine's programs and libraries are there to read, under their own names; the environment is at /sandbox.
 """
@@ -10,8 +10,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from slackwater.sandbox.backends.port import Guarantee, Order, hidden_pythons, variables
+from slackwater.sandbox.backends.port import Guarantee, Order, variables
 from slackwater.sandbox.environment import Environment
+from slackwater.sandbox.held import HeldSandbox
 from slackwater.sandbox.launch import Launch
 
 HOME = "/sandbox"
@@ -30,7 +31,6 @@ _ETC = (
     "nsswitch.conf",
 )
 _ETC_NETWORK = ("resolv.conf", "hosts", "services")
-_SHARED_MEMORY_BYTES = 256 << 20
 _GUARANTEES: frozenset[Guarantee] = frozenset(
     ("foreign files", "neighbours' files", "network", "signals", "leftovers")
 )
@@ -59,7 +59,9 @@ def find_bubblewrap(user: int | None) -> tuple[str | None, str]:
 
 
 class BubblewrapBackend:
-    """`program` is bwrap's path; with `has_namespaces` its network is made beforehand, else bwrap makes it; `shown` are further folders that actions may read, such as a toolchain."""
+    """`program` is bwrap's path; with `has_namespaces` (root) an environment's namespaces are made once and held, and
+    its network is its lane's; else every action has a bwrap of its own. `shown` are further folders that actions may
+    read, such as a toolchain."""
 
     name = "bubblewrap"
     guarantees = _GUARANTEES
@@ -67,31 +69,49 @@ class BubblewrapBackend:
     def __init__(
         self, program: str, has_namespaces: bool = False, shown: tuple[Path, ...] = ()
     ) -> None:
-        self._has_namespaces = has_namespaces
+        self._holds = has_namespaces
+        self._held: dict[tuple[str, bool], HeldSandbox] = {}
         pythons = (Path(sys.prefix), Path(sys.base_prefix))
-        self._hidden = hidden_pythons()
-        self._fixed = [program, "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
+        self._fixed = [program, "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
+        if not has_namespaces:
+            self._fixed.append("--unshare-user")
         self._fixed += ["--unshare-cgroup-try", "--die-with-parent", "--cap-drop", "ALL"]
         self._fixed += ["--hostname", "sandbox", *_readable((*shown, *pythons))]
         self._fixed += ["--proc", "/proc", "--dev", "/dev"]
-        self._fixed += ["--size", str(_SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm"]
 
     def opened(self, environment: Environment) -> None:
-        """Folders are all it needs."""
+        if self._holds:
+            self._hold(environment, network=False)
+
+    def _hold(self, environment: Environment, *, network: bool) -> HeldSandbox:
+        """One with a network also has the files that say where it leads."""
+        key = (environment.name, network)
+        if key not in self._held:
+            self._held[key] = HeldSandbox(self._argv(environment, network=network))
+        return self._held[key]
+
+    def _argv(self, environment: Environment, *, network: bool) -> list[str]:
+        argv = [*self._fixed]
+        if network:
+            argv += _bound_etc(_ETC_NETWORK)
+        view, tmp = str(environment.view), str(environment.tmp)
+        argv += ["--bind", view, HOME, "--bind", tmp, "/tmp", "--bind", tmp, "/dev/shm"]
+        return [*argv, "--symlink", "/tmp", "/var/tmp", "--remount-ro", "/dev", "--remount-ro", "/"]
 
     def launch(self, environment: Environment, order: Order, rlimits: Mapping[int, int]) -> Launch:
         limits = order.limits
-        argv = [*self._fixed]
-        if limits.network:
-            argv += _bound_etc(_ETC_NETWORK)
-        elif not self._has_namespaces:
-            argv.append("--unshare-net")
-        argv += ["--bind", str(environment.view), HOME, "--bind", str(environment.tmp), "/tmp"]
-        argv += ["--symlink", "/tmp", "/var/tmp", "--remount-ro", "/dev", "--remount-ro", "/"]
+        enter: Mapping[int, int] = {}
+        if self._holds:
+            argv, folder = order.argv, Path(HOME)
+            enter = self._hold(environment, network=limits.network).enter()
+        else:
+            argv = self._argv(environment, network=limits.network)
+            argv += [] if limits.network else ["--unshare-net"]
+            argv, folder = [*argv, "--chdir", HOME, "--", *order.argv], environment.view
         return Launch(
-            argv=[*argv, "--chdir", HOME, "--", *order.argv],
+            argv=argv,
             variables=variables(order, HOME, "/tmp"),
-            folder=environment.view,
+            folder=folder,
             user=environment.user,
             cores=order.cores,
             rlimits={
@@ -99,15 +119,18 @@ class BubblewrapBackend:
                 resource.RLIMIT_FSIZE: limits.disk_bytes,
                 resource.RLIMIT_CORE: 0,
             },
-            own_network=self._has_namespaces and not limits.network,
-            shown=self._hidden if self._has_namespaces else (),
+            own_network=self._holds and not limits.network,
+            enter=enter,
         )
 
     def ended(self, environment: Environment) -> None:
-        """The process namespace of an action ends with it."""
+        """Without root the process namespace of an action ends with it; else its fence ends what is left."""
 
     def closed(self, environment: Environment) -> None:
-        """Nothing but folders."""
+        for network in (False, True):
+            held = self._held.pop((environment.name, network), None)
+            if held is not None:
+                held.close()
 
 
 def _readable(more: tuple[Path, ...]) -> list[str]:

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 
 from slackwater.sandbox.backends.port import Guarantee, Order, hidden_pythons, variables
 from slackwater.sandbox.environment import Environment
+from slackwater.sandbox.held import HeldMounts
 from slackwater.sandbox.launch import Launch
+from slackwater.sandbox.mounts import Mounts
 
 _WITH_USERS: frozenset[Guarantee] = frozenset(("neighbours' files", "signals", "leftovers"))
 _WITH_NAMESPACES: frozenset[Guarantee] = frozenset(("foreign files", "network"))
@@ -24,11 +26,14 @@ class PlainBackend:
     def __init__(self, has_users: bool, has_namespaces: bool) -> None:
         self._has_namespaces = has_namespaces
         self._shown = hidden_pythons()
+        self._held: dict[str, HeldMounts] = {}
         promised = _WITH_USERS if has_users else frozenset[Guarantee]()
         self.guarantees = promised | (_WITH_NAMESPACES if has_namespaces else frozenset())
 
     def opened(self, environment: Environment) -> None:
-        """Folders are all it needs."""
+        if self._has_namespaces:
+            mounts = Mounts(environment.view, environment.tmp, self._shown)
+            self._held[environment.name] = HeldMounts(mounts)
 
     def launch(self, environment: Environment, order: Order, rlimits: Mapping[int, int]) -> Launch:
         confined = self._has_namespaces
@@ -46,12 +51,13 @@ class PlainBackend:
                 resource.RLIMIT_CORE: 0,
             },
             own_network=confined and not limits.network,
-            own_tmp=environment.tmp if confined else None,
-            shown=self._shown if confined else (),
+            enter=self._held[environment.name].enter() if confined else {},
         )
 
     def ended(self, environment: Environment) -> None:
         """The fence ends what is left."""
 
     def closed(self, environment: Environment) -> None:
-        """Nothing but folders."""
+        held = self._held.pop(environment.name, None)
+        if held is not None:
+            held.close()

@@ -9,8 +9,9 @@ from typing import Literal, Protocol
 
 from slackwater.sandbox.environment import Environment
 from slackwater.sandbox.fences import TOKEN
-from slackwater.sandbox.launch import Launch, Uncovered, barrier_of
+from slackwater.sandbox.launch import Launch
 from slackwater.sandbox.limits import Limits
+from slackwater.sandbox.mounts import Uncovered, barrier_of
 
 # What a backend keeps an action from: writing files that are not its own, reading other environments' files, the
 # network, other environments' processes, leaving processes behind.
@@ -53,7 +54,7 @@ class Backend(Protocol):
         ...
 
     def closed(self, environment: Environment) -> None:
-        """The environment goes."""
+        """Let go of what is held for the environment."""
         ...
 
 
