@@ -10,6 +10,7 @@ Every action has a name of its own, so that asking again after a lost connection
 
 import asyncio
 import contextlib
+import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-import httpx
+import aiohttp
 
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, UnavailableError
 
@@ -54,12 +55,9 @@ class ActionClient:
     ) -> None:
         self._job = job
         self._patience_s = patience_s
-        self._http = httpx.AsyncClient(
-            base_url=url,
-            headers={"x-api-key": key},
-            timeout=httpx.Timeout(_HOLD_S + 20, connect=10),
-            limits=httpx.Limits(max_connections=_MOST_CONNECTIONS),
-        )
+        self._url = url.rstrip("/")
+        self._key = key
+        self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "ActionClient":
         return self
@@ -70,7 +68,19 @@ class ActionClient:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._http.aclose()
+        if self._session is not None:
+            await self._session.close()
+
+    @property
+    def _http(self) -> aiohttp.ClientSession:
+        """Made on the loop that uses it."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                headers={"x-api-key": self._key},
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=_HOLD_S + 20),
+                connector=aiohttp.TCPConnector(limit=_MOST_CONNECTIONS),
+            )
+        return self._session
 
     async def run(
         self, *command: str, environment: str | None = None, **given: Any
@@ -85,14 +95,14 @@ class ActionClient:
             body["environment"] = environment
         try:
             answer = await self._ask("POST", "/slackwater/actions", body | given)
-            while answer.status_code == 202:
-                path = f"/slackwater/actions/{answer.json()['action']}"
+            while answer.status == 202:
+                path = f"/slackwater/actions/{answer.said['action']}"
                 answer = await self._ask("GET", f"{path}?wait_s={_HOLD_S:g}")
         except asyncio.CancelledError:
-            with contextlib.suppress(httpx.HTTPError):
-                await asyncio.shield(self._http.post(f"/slackwater/actions/{name}/cancel"))
+            with contextlib.suppress(aiohttp.ClientError):
+                await asyncio.shield(self._once("POST", f"/slackwater/actions/{name}/cancel", None))
             raise
-        return _result(answer.json())
+        return _result(answer.said)
 
     @contextlib.asynccontextmanager
     async def environment(self, **given: Any) -> "AsyncIterator[Place]":
@@ -107,7 +117,7 @@ class ActionClient:
         """An environment that stays until it is closed; its name."""
         body = {"environment": secrets.token_hex(12), "job": self._job, "wait_s": _HOLD_S} | given
         answer = await self._ask("POST", "/slackwater/environments", body)
-        return str(answer.json()["environment"])
+        return str(answer.said["environment"])
 
     async def close(self, environment: str) -> None:
         """Take it away; one that is gone already is no error."""
@@ -123,9 +133,9 @@ class ActionClient:
     async def permit(self, **uses: int) -> AsyncIterator[None]:
         """Hold so much of some limits while the block lasts: a call of an API with a quota goes inside."""
         body = {"action": secrets.token_hex(12), "job": self._job, "uses": uses}
-        asked = (await self._ask("POST", "/slackwater/actions", body)).json()["action"]
+        asked = (await self._ask("POST", "/slackwater/actions", body)).said["action"]
         path = f"/slackwater/actions/{asked}"
-        while not (await self._ask("POST", f"{path}/held?wait_s={_HOLD_S:g}", {})).json()["held"]:
+        while not (await self._ask("POST", f"{path}/held?wait_s={_HOLD_S:g}", {})).said["held"]:
             pass
         began_s = time.monotonic()
         try:
@@ -133,22 +143,38 @@ class ActionClient:
         finally:
             await self._ask("POST", f"{path}/done", {"ran_s": time.monotonic() - began_s})
 
-    async def _ask(self, method: str, path: str, body: object = None) -> httpx.Response:
+    async def _ask(self, method: str, path: str, body: object = None) -> "_Answer":
         """Ask until there is an answer that is not "later"."""
         deadline_s = time.monotonic() + self._patience_s
         pause_s = 0.05
         while True:
             try:
-                answer = await self._http.request(method, path, json=body)
-                if answer.status_code not in (429, 503):
+                answer = await self._once(method, path, body)
+                if answer.status not in (429, 503):
                     return _checked(answer)
-                said = answer.text
-            except httpx.TransportError as error:
-                said = f"{type(error).__name__}: {error}"
+                why = str(answer.said)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                why = f"{type(error).__name__}: {error}"
             if time.monotonic() + pause_s > deadline_s:
-                raise UnavailableError(f"{path}: no answer within {self._patience_s:g} s: {said}")
+                raise UnavailableError(f"{path}: no answer within {self._patience_s:g} s: {why}")
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 2.0)
+
+    async def _once(self, method: str, path: str, body: object) -> "_Answer":
+        async with self._http.request(method, self._url + path, json=body) as answer:
+            text = await answer.text()
+            try:
+                return _Answer(answer.status, json.loads(text))
+            except ValueError:
+                return _Answer(answer.status, text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What the service said: JSON if it was that, else text."""
+
+    status: int
+    said: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,16 +191,14 @@ class Place:
         await self.client.snapshot(self.name, name)
 
 
-def _checked(answer: httpx.Response) -> httpx.Response:
-    if answer.status_code < 400:
+def _checked(answer: _Answer) -> _Answer:
+    if answer.status < 400:
         return answer
-    try:
-        said = str(answer.json()["error"])
-    except (ValueError, KeyError, TypeError):
-        said = answer.text
-    if answer.status_code == 404:
+    found = answer.said.get("error") if isinstance(answer.said, dict) else None
+    said = str(answer.said if found is None else found)
+    if answer.status == 404:
         raise NotFoundError(said)
-    if answer.status_code == 422:
+    if answer.status == 422:
         raise ConfigError(said)
     raise RefusedError(said)
 

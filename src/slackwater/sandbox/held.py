@@ -70,6 +70,7 @@ class HeldMounts:
 def _make(mounts: Mounts, said: int) -> None:
     try:
         linux.die_with_parent(signal.SIGKILL)
+        os.umask(0o022)  # others pass through the folders that are made on the way
         mounts.make()
         os.write(said, b"+")
         signal.pause()

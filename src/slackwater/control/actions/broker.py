@@ -87,6 +87,19 @@ class ActionBroker:
         if why is not None:
             raise UnavailableError(why)
 
+    def could_start(self, spec: ActionSpec) -> bool:
+        """A guess at whether it would start at once: nobody waits, and the cores that it needs least are free."""
+        books, cores = self.books, spec.need(CORES)
+        if books.waiting or cores is None:
+            return False
+        lanes = list(books.nodes.values())
+        if spec.environment is not None:
+            place = books.environments.get(spec.environment)
+            if place is None or not place.ready or place.line or place.node is None:
+                return False
+            lanes = [books.nodes[place.node]]
+        return any(lane.free >= cores.amounts.least for lane in lanes)
+
     def _no_room(self, job: JobId) -> str | None:
         settings = self.books.settings
         if self.books.waiting >= settings.max_waiting:

@@ -88,6 +88,7 @@ class ActionsBody:
         self.gauges: dict[WorkerId, dict[str, float]] = {}
         self._outbox: list[_Posted] = []
         self._posting = False
+        self._marked: set[ActionId] = set()
         self._snapshots: dict[int, asyncio.Future[str | None]] = {}
         self._snapshot_number = 0
 
@@ -248,13 +249,26 @@ class ActionsBody:
         )
         self._mine.ended(command.action, result)
 
+    def is_marked(self, action: ActionId, marked: bool = True) -> None:
+        """It is in the log as started already."""
+        if marked:
+            self._marked.add(action)
+        else:
+            self._marked.discard(action)
+
     # ---- to workers ----
     def _post(
         self, node: NodeId, message: messages.Message, starts: ActionId | None = None
     ) -> None:
+        if starts in self._marked:
+            self._marked.remove(starts)
+            starts = None
         worker = self._workers.get(node)
         if worker is None:
             return  # the broker has heard, or will hear, that it is lost
+        if starts is None and not self._posting:
+            self._hub.send(worker, message)
+            return
         self._outbox.append(_Posted(worker, message, starts))
         if not self._posting:
             self._posting = True

@@ -125,18 +125,32 @@ class ActionService:
         environment = request.spec.environment
         if environment is not None:
             self._place(tenant, environment)
+        started = bool(request.command) and not self._arriving
+        started = started and self._broker.could_start(request.spec)
         self._arriving += 1
         try:
-            add = partial(log.add_action, tenant=tenant, request=request, now_s=time.time())
+            now, add = time.time(), log.add_action
+            add = partial(add, tenant=tenant, request=request, now_s=now, started=started)
             known = await self._store.call(add)
         finally:
             self._arriving -= 1
         if known is None:
-            self._live[name] = _Live(tenant, request, now_s())
-            self._body.feed(on.ActionSubmitted(now_s(), request.spec))
+            await self._begin(tenant, request, started=started)
         elif known.tenant != tenant:
             raise _not_yours(name)
         return name
+
+    async def _begin(self, tenant: TenantId, request: log.ActionRequest, *, started: bool) -> None:
+        """What is likely to start at once was written as started, which saves a second write; if it does not start
+        after all, that is taken back, before anything else is written of it."""
+        name = request.spec.action
+        live = self._live[name] = _Live(tenant, request, now_s())
+        if started:
+            self._body.is_marked(name)
+        self._body.feed(on.ActionSubmitted(now_s(), request.spec))
+        if started and live.attempt is None:
+            self._body.is_marked(name, False)
+            await self._store.call(partial(log.mark_waiting, name=name))
 
     def _check_room(self, job: JobId) -> None:
         """Those that are being written to the log will stand in the queue too."""

@@ -15,12 +15,15 @@ from slackwater.wire.sandbox import ActionLimits
 
 WAITING, STARTED, ENDED = "waiting", "started", "ended"
 
-# Written out, and once: these three run for every action, and to put a statement together takes longer than to run it.
+# Written out, and once: these run for every action, and to put a statement together takes longer than to run it.
 _ADD = sa.text(
     "INSERT INTO actions (action, tenant, payload, status, created_s) "
     "VALUES (:action, :tenant, :payload, :status, :created_s) ON CONFLICT (action) DO NOTHING"
 )
 _START = sa.text(f"UPDATE actions SET status = '{STARTED}' WHERE action = :name")
+_WAIT = sa.text(
+    f"UPDATE actions SET status = '{WAITING}' WHERE action = :name AND status = '{STARTED}'"
+)
 _END = sa.text(
     f"UPDATE actions SET status = '{ENDED}', result = :said, finished_s = :now_s "
     "WHERE action = :name"
@@ -79,11 +82,20 @@ def decode_result(payload: bytes) -> ActionResult:
 
 
 def add_action(
-    connection: Connection, tenant: TenantId, request: ActionRequest, now_s: float
+    connection: Connection,
+    tenant: TenantId,
+    request: ActionRequest,
+    now_s: float,
+    started: bool = False,
 ) -> Row[Any] | None:
     """None if it was added; the row that is there if it was asked for before. Another one by its name is refused."""
     name, payload = request.spec.action, encode(request)
-    row = {"action": name, "tenant": tenant, "payload": payload, "status": WAITING}
+    row = {
+        "action": name,
+        "tenant": tenant,
+        "payload": payload,
+        "status": STARTED if started else WAITING,
+    }
     if connection.execute(_ADD, row | {"created_s": now_s}).rowcount:
         return None
     known = connection.execute(sa.select(actions).where(actions.c.action == name)).one()
@@ -95,6 +107,11 @@ def add_action(
 def mark_started(connection: Connection, names: Sequence[ActionId]) -> None:
     """Before a worker hears of them."""
     connection.execute(_START, [{"name": name} for name in names])
+
+
+def mark_waiting(connection: Connection, name: ActionId) -> None:
+    """It was thought to start at once, and did not."""
+    connection.execute(_WAIT, {"name": name})
 
 
 def end_actions(
