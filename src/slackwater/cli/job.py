@@ -1,11 +1,14 @@
-"""`slackwater job`: the jobs of a running service, and what each has used."""
+"""`slackwater job`: submit jobs to a running service, see where they stand and what they print, stop and resume them."""
 
 import json
+import time
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
+from slackwater.cli.running_service import ask_service
 from slackwater.cli.up import DEFAULT_STATE
 from slackwater.model.errors import UnavailableError
 
@@ -16,55 +19,134 @@ app = typer.Typer(
     help="The jobs of a running service.",
 )
 
+State = Annotated[Path, typer.Option(help="The service's folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Name = Annotated[str, typer.Argument(help="the job's name")]
+Wait = Annotated[bool, typer.Option("--wait", help="Return when the job is over; 1 if it failed.")]
 
-@app.callback()
-def jobs() -> None:
-    """The jobs of a running service."""
+_OVER = ("finished", "failed", "stopped", "refused")
+_STOP_S = 30.0
+_LOOK_S = 0.3
+
+
+@app.command()
+def submit(
+    file: Annotated[Path, typer.Argument(help="TOML: name, model, a recipe or a command, an SLO")],
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Forget a job of that name that is over.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the file, print what it means, and stop.")
+    ] = False,
+    wait: Wait = False,
+    state: State = DEFAULT_STATE,
+    as_json: AsJson = False,
+) -> int:
+    """Have the service run a job: it starts the driver, restarts it, and keeps what it prints."""
+    from slackwater.cli.job_files import read_job_file
+
+    table = read_job_file(file)
+    if dry_run:
+        print(json.dumps(table, indent=2))
+        return 0
+    found = _ask(state, "POST", f"?replace={str(replace).lower()}", table)
+    if not as_json:
+        print(f"{found['name']}: {_where(found)}")
+    if wait:
+        found = _until_over(state, found["name"])
+        if not as_json:
+            print(f"{found['name']}: {_where(found)}")
+    if as_json:
+        print(json.dumps(found))
+    return 1 if found["stage"] in ("failed", "refused") else 0
 
 
 @app.command("list")
-def list_jobs(
-    state: Annotated[Path, typer.Option(help="The service's folder.")] = DEFAULT_STATE,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
+def list_jobs(state: State = DEFAULT_STATE, as_json: AsJson = False) -> None:
     """Every job, where it stands, and its account: device seconds, tokens, waiting."""
-    found = _ask(state)
+    found = _ask(state, "GET", "")
     if as_json:
         print(json.dumps(found))
         return
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
-    columns = ("job", "tenant", "stage", "device s", "tokens", "turns", "ops", "waited s")
-    table = Table(*columns, box=box.SIMPLE_HEAD)
-    for row in found["jobs"]:
-        waited_s = row["turns_waited_s"] + row["operations_waited_s"]
-        used = (f"{row['device_s']:.1f}", f"{row['tokens']:,}", f"{row['turns']:,}")
-        table.add_row(
-            *(row["job"], row["tenant"], row["stage"], *used),
-            *(f"{row['operations']:,}", f"{waited_s:.1f}"),
-        )
-    Console().print(table)
+    from slackwater.cli.job_tables import job_list
+
+    Console().print(job_list(found["jobs"]))
 
 
-def _ask(state: Path) -> dict[str, Any]:
-    import httpx
+@app.command()
+def show(name: Name, state: State = DEFAULT_STATE, as_json: AsJson = False) -> None:
+    """Everything that is known of a job."""
+    found = _ask(state, "GET", f"/{quote(name, safe='')}")
+    if as_json:
+        print(json.dumps(found))
+        return
+    from rich.console import Console
 
-    from slackwater.runtime.store.state_directory import StateDirectory
+    from slackwater.cli.job_tables import job_facts
 
-    folder = StateDirectory(state)
-    server = folder.read_server()
-    if not folder.is_locked() or server is None:
-        raise UnavailableError(
-            f"no service is running on {folder.root}; `slackwater up` starts one"
-        )
-    url = server["url"]
-    try:
-        headers = {"x-api-key": server["key"]}
-        answer = httpx.get(f"{url}/slackwater/jobs", headers=headers, timeout=10)
-        answer.raise_for_status()
-    except httpx.HTTPError as error:
-        raise UnavailableError(f"{url} does not answer: {error}") from None
-    said: dict[str, Any] = answer.json()
-    return said
+    Console().print(job_facts(found))
+
+
+@app.command()
+def logs(
+    name: Name,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the job is over, or Ctrl-C.")
+    ] = False,
+    last: Annotated[int, typer.Option("--bytes", help="How much of its end to begin with.")] = 8192,
+    state: State = DEFAULT_STATE,
+) -> None:
+    """What the job's drivers print, restarts included."""
+    place = -max(last, 1)
+    while True:
+        found = _ask(state, "GET", f"/{quote(name, safe='')}/logs?place={place}&most=65536")
+        print(found["text"], end="", flush=True)
+        place = found["place"]
+        if found["text"]:
+            continue
+        if not follow or found["over"]:
+            return
+        time.sleep(_LOOK_S)
+
+
+@app.command()
+def stop(name: Name, state: State = DEFAULT_STATE, as_json: AsJson = False) -> None:
+    """End the job's driver, gently and then not; what it has made stays, and `resume` goes on from there."""
+    found = _ask(state, "POST", f"/{quote(name, safe='')}/stop")
+    deadline_s = time.monotonic() + _STOP_S
+    while found["stage"] not in _OVER:
+        if time.monotonic() > deadline_s:
+            raise UnavailableError(f"{name} is still stopping; see `slackwater job show {name}`")
+        time.sleep(_LOOK_S)
+        found = _ask(state, "GET", f"/{quote(name, safe='')}")
+    print(json.dumps(found) if as_json else f"{name}: {_where(found)}")
+
+
+@app.command()
+def resume(
+    name: Name, wait: Wait = False, state: State = DEFAULT_STATE, as_json: AsJson = False
+) -> int:
+    """Go on with a job that is over, from its last complete iteration."""
+    found = _ask(state, "POST", f"/{quote(name, safe='')}/resume")
+    if wait:
+        found = _until_over(state, name)
+    print(json.dumps(found) if as_json else f"{name}: {_where(found)}")
+    return 1 if found["stage"] in ("failed", "refused") else 0
+
+
+def _until_over(state: Path, name: str) -> dict[str, Any]:
+    while (found := _ask(state, "GET", f"/{quote(name, safe='')}"))["stage"] not in _OVER:
+        time.sleep(_LOOK_S)
+    return found
+
+
+def _where(found: dict[str, Any]) -> str:
+    """Stage and reason in one line."""
+    reason = f" ({found['reason']})" if found["reason"] else ""
+    return f"{found['stage']}{reason}"
+
+
+def _ask(state: Path, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    return ask_service(state, method, f"/slackwater/jobs{path}", body)

@@ -249,7 +249,7 @@ async def _serve(settings: Any, folder: Any) -> int:
     url = f"http://{settings.host}:{listening.getsockname()[1]}"
     key = plane.tenants.key_of(settings.tenants[0])
     server = http_server(create_app(plane))
-    await plane.start()
+    await plane.start(_reached_at(settings.host, listening.getsockname()[1]))
     try:
         join = plane.join_address()
         told = {"hub": join.hub, "depot": join.depot, "secret": join.secret, "pin": join.pin}
@@ -263,6 +263,13 @@ async def _serve(settings: Any, folder: Any) -> int:
         return 1
     print("stopped", file=sys.stderr)
     return 130 if signalled == signal.SIGINT else 0
+
+
+def _reached_at(host: str, port: int) -> str:
+    """Where processes of this machine find the service."""
+    everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where others bind it to
+    near = everywhere.get(host, host)
+    return f"http://[{near}]:{port}" if ":" in near else f"http://{near}:{port}"
 
 
 def _log_to(file: Path) -> None:

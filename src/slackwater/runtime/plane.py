@@ -20,6 +20,7 @@ from slackwater.model.ids import InstanceId, JobId, NodeId, RequestId, SessionId
 from slackwater.model.operation import FaultOwner, Operation, OpKind
 from slackwater.model.session import TrainedModel
 from slackwater.runtime.bodies.actions import ActionsBody
+from slackwater.runtime.bodies.drivers import DriverParts, DriversBody
 from slackwater.runtime.bodies.lending import LendingBody
 from slackwater.runtime.bodies.operations import OperationsBody, OperationsParts
 from slackwater.runtime.bodies.rehearsal import rehearse
@@ -43,6 +44,7 @@ from slackwater.runtime.services.meters import Meters
 from slackwater.runtime.services.sampling import KIND as SAMPLE
 from slackwater.runtime.services.sampling import SamplingService
 from slackwater.runtime.services.sessions import Sessions
+from slackwater.runtime.services.submissions import Submissions
 from slackwater.runtime.services.tenants import Tenants
 from slackwater.runtime.services.turn_shares import TurnShares
 from slackwater.runtime.settings import SILENT_AFTER_S, ServiceSettings
@@ -125,6 +127,17 @@ class ControlPlane:
             *(self.store, self.sessions, self.brain.jobs, self.rollout.feed),
             settings.tenants[0],
         )
+        self.drivers = DriversBody(
+            DriverParts(
+                *(self.store, state.root / "jobs", self.rollout.feed, self.background.spawn),
+                *(self._key_of_job, self._end_sessions),
+            )
+        )
+        self.rollout.carry_out_of_drivers = self.drivers.carry_out
+        self.submissions = Submissions(
+            *(self.store, self.brain, self.rollout.feed, self.drivers),
+            lambda: [base.name for base in self.bases],
+        )
         names = self.tenants.names()
         self.shares = TurnShares(settings.max_live_turns, names)
         self.fair_work = FairWork(len(names))
@@ -163,6 +176,16 @@ class ControlPlane:
         """Recorded if anybody asked, and missed if it raises."""
         return VitalController(self._recording.of(name, controller), self.failed.set)
 
+    def _key_of_job(self, job: JobId) -> str:
+        tenant, _, name = job.partition("/")
+        return self.tenants.job_key(TenantId(tenant), name)
+
+    async def _end_sessions(self, job: JobId, why: str) -> None:
+        """What a driver that is gone had open."""
+        for session in self.sessions.living(job):
+            status = {"type": "cancelled", "detail": why}
+            await self.end_session(session, status, f"session {session} ended: {why}")
+
     def _release(self, worker: WorkerId) -> None:
         """The manager lets an instance go: a process ends, a loan's connection does."""
         if self.rollout.lending is not None and self.rollout.lending.is_loan(worker):
@@ -170,12 +193,12 @@ class ControlPlane:
         else:
             self.instances.release(worker)
 
-    async def start(self) -> None:
-        """Open the store, take over what it has, and start the workers."""
+    async def start(self, url: str | None = None) -> None:
+        """Open the store, take over what it has, and start the workers; at `url` drivers of jobs find the service."""
         await self.store.open()
         await self.hub.start()
         self.rollout.name_owners(self.tenants.names())
-        await self.jobs.adopt(asyncio.get_running_loop().time())
+        await self.jobs.adopt(asyncio.get_running_loop().time(), await self.submissions.read())
         for base in self.bases:
             self.rollout.published(base.version, base.name)
         await self._adopt_versions()
@@ -190,6 +213,8 @@ class ControlPlane:
         models = [base.name for base in self.bases]
         listed = self.settings.instances
         self.instances.keep({InstanceId(entry.name): entry.wish(models) for entry in listed})
+        if url is not None:
+            await self.submissions.go_on(url)
 
     def release_waiters(self) -> None:
         """Answer the long polls that are held, so that a stop need not cut them off."""
@@ -199,6 +224,7 @@ class ControlPlane:
 
     async def stop(self) -> None:
         """Leave everything durable; what was under way goes on after the next start."""
+        await self.drivers.close()
         self.fair_work.close()
         self.training.close()
         self.rollout.close()

@@ -83,7 +83,7 @@ def test_an_account_outlives_a_restart_and_is_in_the_metrics(tmp_path: Path) -> 
         plane.rollout.feed(JobTrained(0.0, JobId("mine/run"), 2.5, 0.5))
 
     async def after(plane: ControlPlane, client: httpx.AsyncClient) -> None:
-        await plane.jobs.adopt(0.0)
+        await plane.jobs.adopt(0.0, {})
         row = (await listed(client))["mine/run"]
         assert (row["trainer_s"], row["operations"]) == (2.5, 1)
         text = (await client.get("http://test/metrics")).text

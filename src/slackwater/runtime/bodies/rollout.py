@@ -13,6 +13,13 @@ import numpy as np
 from slackwater.control.brain import BrainCommand, BrainEvent
 from slackwater.control.controller import Controller
 from slackwater.control.jobs import commands as job_do
+from slackwater.control.jobs.driver_commands import (
+    DriverCommand,
+    EndDriver,
+    KeepDriver,
+    SetDriverTimer,
+    StartDriver,
+)
 from slackwater.control.jobs.events import JobAnswered
 from slackwater.control.rollout import commands as do
 from slackwater.control.rollout import events as on
@@ -77,6 +84,7 @@ class RolloutBody:
         self.gauges: dict[WorkerId, dict[str, float]] = {}
         self._topk: dict[WorkerId, list[list[tuple[int, float]]]] = {}
         self.lending: LendingBody | None = None
+        self.carry_out_of_drivers: Callable[[DriverCommand], None] | None = None
 
     # ---- for the service ----
     def submit(self, spec: TurnSpec, listener: TurnListener) -> None:
@@ -273,6 +281,9 @@ class RolloutBody:
             case job_do.PlaceJob(job):
                 # Every job shares the service's engines and trainers.
                 self.feed(JobAnswered(_now_s(), job, "placed", "shares what the service has"))
+            case KeepDriver() | StartDriver() | EndDriver() | SetDriverTimer():
+                if self.carry_out_of_drivers is not None:
+                    self.carry_out_of_drivers(command)
             case _:
                 logger.error("a command that nobody carries out: %s", type(command).__name__)
 

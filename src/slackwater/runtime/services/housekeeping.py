@@ -75,6 +75,7 @@ class Housekeeping:
                     session, {"type": "cancelled", "detail": "no heartbeat"}, reason
                 )
             await self._expire()
+            self._house.jobs.end_idle()
             await self._house.jobs.save()
             try:
                 async with asyncio.timeout(_EVERY_S):

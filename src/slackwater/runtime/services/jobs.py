@@ -1,16 +1,19 @@
 """Jobs, live: sessions and requests make them, the job book keeps their life and accounts, the store what they used."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from slackwater.control.brain import BrainEvent
 from slackwater.control.jobs.book import JobBook
-from slackwater.control.jobs.events import JobEnded, JobSubmitted
+from slackwater.control.jobs.events import IdleSought, JobAdopted, JobEnded, JobSubmitted
 from slackwater.model.ids import JobId, SessionId, TenantId
+from slackwater.model.job_life import JobAccount, JobStage
 from slackwater.runtime.services.sessions import Sessions
 from slackwater.runtime.store.database import Store
 from slackwater.runtime.store.job_accounts import save_accounts, saved_accounts, shown
+from slackwater.runtime.store.submitted_jobs import SubmittedJob
 
 
 class Jobs:
@@ -30,11 +33,19 @@ class Jobs:
         self._feed = feed
         self._operator = operator
 
-    async def adopt(self, now_s: float) -> None:
-        """Take over sessions, the accounts so far, and the jobs of sessions that live."""
+    async def adopt(self, now_s: float, submitted: Mapping[JobId, SubmittedJob]) -> None:
+        """Take over sessions, the accounts so far, what was submitted, and the jobs of sessions that live."""
         await self._sessions.adopt(now_s)
-        for adopted in await self._store.call(lambda c: saved_accounts(c, now_s)):
-            self._feed(adopted)
+        saved = await self._store.call(lambda c: saved_accounts(c, now_s))
+        adopted = {event.job: event for event in saved}
+        for job, held in submitted.items():
+            event = adopted.get(job) or JobAdopted(now_s, job, held.tenant, JobAccount())
+            stage = held.over or JobStage.STOPPED
+            reason = held.reason or "the service was gone"
+            terms = held.file.terms
+            adopted[job] = replace(event, stage=stage, reason=reason, terms=terms)
+        for event in adopted.values():
+            self._feed(event)
         for job, tenant in self._sessions.jobs().items():
             self.seen(job, tenant)
 
@@ -51,10 +62,17 @@ class Jobs:
             self._feed(JobSubmitted(_now_s(), job, tenant))
 
     def session_ended(self, session: SessionId, status: dict[str, Any], reason: str) -> None:
-        """The job ends with the last of its sessions."""
+        """The job ends with the last of its sessions, unless it has a driver: then with that."""
         job = self._sessions.job_of(session)
+        entry = self._book.find(job)
+        if entry is not None and entry.driven:
+            return
         if job not in self._sessions.jobs():
             self._feed(JobEnded(_now_s(), job, _outcome(status), reason))
+
+    def end_idle(self) -> None:
+        """Jobs of keys end when nothing has come of them for long."""
+        self._feed(IdleSought(_now_s(), frozenset(self._sessions.jobs())))
 
     def listed(self, tenant: TenantId) -> list[dict[str, Any]]:
         """The tenant's jobs, oldest first."""

@@ -74,6 +74,11 @@ class Sessions:
         living = [s for s in self._sessions.values() if self._book.lives(s.session)]
         return {session.job: session.tenant for session in living}
 
+    def living(self, job: JobId) -> list[SessionId]:
+        """A job's sessions that have not ended."""
+        own = [s.session for s in self._sessions.values() if s.job == job]
+        return [session for session in own if self._book.lives(session)]
+
     def lives(self, session: SessionId) -> bool:
         return self._book.lives(session)
 

@@ -1,5 +1,6 @@
 """Keys and the tenants that they stand for, in a file that only the owner can read."""
 
+import hmac
 import json
 import re
 import secrets
@@ -10,6 +11,7 @@ from slackwater.model.ids import TenantId
 from slackwater.runtime.store.state_directory import StateDirectory, write_whole
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_JOB_KEY = "tml-job:"
 
 
 class Tenants:
@@ -39,7 +41,33 @@ class Tenants:
         return cls(keys)
 
     def of_key(self, key: str) -> TenantId | None:
-        return self._keys.get(key)
+        found = self._keys.get(key)
+        if found is None and key.startswith(_JOB_KEY):
+            found, _ = self._of_job_key(key)
+        return found
+
+    def job_key(self, tenant: TenantId, name: str) -> str:
+        """A key of the tenant's for one job: whatever comes with it belongs to that job.
+
+        It is derived from the tenant's own, so nothing more has to be kept, and the other cannot be found from it.
+        """
+        secret = self.key_of(tenant).encode()
+        proof = hmac.new(secret, f"job {name}".encode(), "sha256").hexdigest()[:40]
+        return f"{_JOB_KEY}{tenant}:{name}:{proof}"
+
+    def job_of_key(self, key: str) -> str | None:
+        """The name of the job that the key is for; an ordinary key is for none."""
+        return self._of_job_key(key)[1] if key.startswith(_JOB_KEY) else None
+
+    def _of_job_key(self, key: str) -> tuple[TenantId | None, str | None]:
+        tenant, _, rest = key.removeprefix(_JOB_KEY).partition(":")
+        name = rest.partition(":")[0]
+        if tenant not in self._keys.values():
+            return None, None
+        expected = self.job_key(TenantId(tenant), name)
+        if not hmac.compare_digest(expected.encode(), key.encode()):
+            return None, None
+        return TenantId(tenant), name
 
     def key_of(self, tenant: str) -> str:
         """A key of the tenant."""

@@ -10,7 +10,7 @@ from sqlalchemy.engine import Connection
 from slackwater.control.jobs.book import JobEntry
 from slackwater.control.jobs.events import JobAdopted
 from slackwater.model.ids import JobId, TenantId
-from slackwater.model.job_life import JobAccount
+from slackwater.model.job_life import JobAccount, JobStage
 from slackwater.runtime.store.schema import facts
 
 _NAME = "job_accounts"
@@ -18,7 +18,18 @@ _NAME = "job_accounts"
 
 def save_accounts(connection: Connection, entries: list[JobEntry]) -> None:
     """All of them, in one row."""
-    held = [{"job": e.job, "tenant": e.tenant, "account": asdict(e.account)} for e in entries]
+    held = [
+        {
+            "job": e.job,
+            "tenant": e.tenant,
+            "account": asdict(e.account),
+            "over": e.stage.value if e.stage.over else None,
+            "reason": e.reason,
+            "iterations_done": e.iterations_done,
+            "crashes": e.crashes,
+        }
+        for e in entries
+    ]
     value = msgspec.json.encode(held).decode()
     changed = connection.execute(facts.update().where(facts.c.name == _NAME).values(value=value))
     if not changed.rowcount:
@@ -35,6 +46,10 @@ def saved_accounts(connection: Connection, now_s: float) -> list[JobAdopted]:
             JobId(row["job"]),
             TenantId(row["tenant"]),
             msgspec.convert(row["account"], JobAccount),
+            JobStage(row.get("over") or JobStage.STOPPED),
+            row.get("reason", ""),
+            row.get("iterations_done", 0),
+            row.get("crashes", 0),
         )
         for row in held
     ]
@@ -49,6 +64,8 @@ def shown(entry: JobEntry, now_s: float) -> dict[str, Any]:
         "stage": entry.stage.value,
         "reason": entry.reason,
         "age_s": round(now_s - entry.since_s, 1),
+        "iterations_done": entry.iterations_done,
+        "crashes": entry.crashes,
         "device_s": entry.account.device_s,
         **account,
     }

@@ -170,3 +170,17 @@ environments = Table(
     _format(),
     Index("environments_finished", "finished_s"),
 )
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("job", String, primary_key=True),
+    Column("tenant", String, nullable=False),
+    Column("submission", Text, nullable=False),  # JSON: the job file as it was submitted
+    Column("attempt", Integer, nullable=False),  # driver processes started so far
+    Column("crashes", Integer, nullable=False),  # of them in a row, at the end
+    Column("over", String),  # how it ended, once it has
+    Column("reason", Text, nullable=False),
+    Column("created_s", Float, nullable=False),
+    Column("ended_s", Float),
+)

@@ -146,6 +146,7 @@ async def serve_until_signalled(
     dying = asyncio.create_task(plane.failed.wait())
     waits: set[asyncio.Future[Any]] = {serving, dying, signalled}
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    await plane.drivers.close()  # while they can still say goodbye
     server.should_exit = True
     plane.release_waiters()
     dying.cancel()

@@ -19,7 +19,7 @@ from slackwater.runtime.bodies.rollout import TurnResult
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.services.fair_work import FairWork
 from slackwater.runtime.store.base_models import BaseModel
-from slackwater.serve.http.auth import JOB_HEADER, tenant_reader
+from slackwater.serve.http.auth import find_job, tenant_reader
 from slackwater.serve.http.errors import error_body
 from slackwater.serve.openai.answers import Answers, ChatAnswers, CompletionAnswers
 from slackwater.serve.openai.bodies import ChatBody, CompletionBody
@@ -180,7 +180,7 @@ def openai_routes(plane: ControlPlane, face: OpenAiFace) -> APIRouter:
     async def answer(
         tenant: TenantId, body: CompletionBody | ChatBody, request: Request
     ) -> Response:
-        job = job_of_key(tenant, request.headers.get(JOB_HEADER))
+        job = job_of_key(tenant, find_job(plane.tenants, request.headers))
         asked, answers = await face.prepare(tenant, body, job)
         plane.jobs.seen(job, tenant)
         generation = Generation(plane, tenant, asked, stream=bool(body.stream))

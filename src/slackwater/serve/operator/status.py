@@ -85,9 +85,4 @@ def operator_routes(plane: ControlPlane) -> APIRouter:
             "gauges": plane.gauges(),
         }
 
-    @router.get("/slackwater/jobs")
-    async def jobs(tenant: caller) -> dict[str, Any]:
-        """The caller's jobs and what they have used; the operator sees everybody's."""
-        return {"jobs": plane.jobs.listed(tenant)}
-
     return router

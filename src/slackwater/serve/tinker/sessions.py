@@ -10,7 +10,7 @@ from slackwater.model.errors import RefusedError
 from slackwater.model.ids import TenantId
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.store.checkpoints import Checkpoint
-from slackwater.serve.http.auth import JOB_HEADER, tenant_reader
+from slackwater.serve.http.auth import find_job, tenant_reader
 from slackwater.serve.http.errors import GoneError
 from slackwater.serve.tinker import bodies
 from slackwater.serve.tinker.rest import Limit, Offset, RestFace, Scope, moment, page_of
@@ -26,7 +26,8 @@ def session_life_routes(plane: ControlPlane) -> APIRouter:
     async def create_session(
         body: bodies.CreateSessionBody, tenant: caller, request: Request
     ) -> dict[str, str]:
-        job = request.headers.get(JOB_HEADER) or (body.user_metadata or {}).get(JOB_KEY)
+        named = find_job(plane.tenants, request.headers)
+        job = named or (body.user_metadata or {}).get(JOB_KEY)
         described = {
             "job": job,
             "tags": body.tags,

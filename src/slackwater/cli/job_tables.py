@@ -1,0 +1,89 @@
+"""Jobs as tables in a terminal."""
+
+import time
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+_STYLES = {
+    "running": "green",
+    "placed": "green",
+    "profiling": "yellow",
+    "held": "yellow",
+    "failed": "red",
+    "refused": "red",
+}
+
+
+def stage_text(stage: str) -> Text:
+    """A stage in its colour."""
+    return Text(stage, style=_STYLES.get(stage, ""))
+
+
+def iterations(row: dict[str, Any]) -> str:
+    """How far a job is, if anybody knows."""
+    done, of = row.get("iteration") or row.get("iterations_done") or 0, row.get("iterations")
+    return f"{done}/{of}" if of else (str(done) if done else "")
+
+
+def number(value: Any, digits: int) -> str:
+    """A figure, or nothing where there is none."""
+    return f"{value:.{digits}f}" if isinstance(value, int | float) else ""
+
+
+def job_list(rows: list[dict[str, Any]]) -> Table:
+    """One line a job."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("job", "stage", "iteration", "reward", "slo"):
+        table.add_column(name, no_wrap=name != "job", overflow="fold")
+    for name in ("device s", "tokens", "ops", "waited s"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        waited_s = row["turns_waited_s"] + row["operations_waited_s"]
+        table.add_row(
+            *(row["job"], stage_text(row["stage"]), iterations(row)),
+            *(number(row.get("reward"), 3), number(row.get("slo"), 2)),
+            *(f"{row['device_s']:.1f}", f"{row['tokens']:,}", f"{row['operations']:,}"),
+            f"{waited_s:.1f}",
+        )
+    return table
+
+
+_FACTS = (
+    *("job", "stage", "reason", "model", "recipe", "slo", "priority", "duty_ratio", "crashes"),
+    *("engine_s", "trainer_s", "tokens", "turns", "failed_turns", "operations"),
+    *("turns_waited_s", "operations_waited_s", "run", "env"),
+)
+
+
+def job_facts(found: dict[str, Any]) -> Table:
+    """One line a fact; what is not known is left out."""
+    table = Table(box=box.SIMPLE, show_header=False, padding=(0, 1, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name in _FACTS:
+        value = found.get(name)
+        if value not in (None, "", []):
+            table.add_row(name.replace("_", " "), _plain(value))
+    if made := iterations(found):
+        table.add_row("iterations", made)
+    if found.get("reward") is not None:
+        table.add_row("reward", number(found["reward"], 3))
+    if found.get("submitted_s"):
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found["submitted_s"]))
+        table.add_row("submitted", at)
+    driver = found.get("driver")
+    if driver is not None:
+        pid = f", pid {driver['pid']}" if driver["pid"] else ""
+        table.add_row("driver", f"{driver['stage']}, attempt {driver['attempt']}{pid}")
+    return table
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.2f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

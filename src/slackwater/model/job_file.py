@@ -1,0 +1,92 @@
+"""What a person submits: a recipe or a command, the model that it trains, and the terms on which it shares the fleet."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slackwater.model.errors import ConfigError
+from slackwater.model.job import JobProfile, JobTerms
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OURS = ("SLACKWATER_", "TINKER_")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFile:
+    """One job. Its driver is `recipe` with `options` (as `slackwater train RECIPE --set` takes them), or `command`.
+
+    `env` are variables of the driver, which runs in `workdir`. A known `profile` saves the cycles in which the job is profiled alone.
+    """
+
+    name: str
+    model: str
+    iterations: int
+    recipe: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+    slo: float = 2.0
+    priority: int = 0
+    duty_ratio: float | None = None
+    profile: JobProfile | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    workdir: str | None = None
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            fix = "must be 1-64 letters, digits, . _ -, and begin with a letter or digit"
+            raise ConfigError.of("name", self.name, fix)
+        if (self.recipe is None) == (not self.command):
+            given = "both" if self.command else "neither"
+            raise ConfigError.of("recipe, command", given, "give one of them")
+        if self.command and self.options:
+            raise ConfigError.of(
+                "options", dict(self.options), "are a recipe's; put them in command"
+            )
+        for name, value in self.env.items():
+            if not _VARIABLE.fullmatch(name) or name.startswith(_OURS):
+                fix = "must be the name of a variable that the service does not set itself"
+                raise ConfigError.of("env", name, fix)
+            if "\0" in value:
+                raise ConfigError(f"env.{name}: must not have a zero byte")
+        if any("\0" in word for word in self.command):
+            raise ConfigError.of("command", list(self.command), "must not have a zero byte")
+        _ = self.terms
+
+    @property
+    def terms(self) -> JobTerms:
+        """What the co-scheduler must know."""
+        own = {"slo": self.slo, "priority": self.priority, "duty_ratio": self.duty_ratio}
+        try:
+            if self.profile is None:
+                return JobTerms(self.iterations, **own)  # type: ignore[arg-type]  # of three types
+            known = self.profile
+            return JobTerms(
+                self.iterations,
+                **own,  # type: ignore[arg-type]  # of three types
+                rollout_nodes=known.rollout_nodes,
+                train_nodes=known.train_nodes,
+                rollout_state_gb=known.rollout_state_gb,
+                train_state_gb=known.train_state_gb,
+                model_billions=known.model_billions,
+            )
+        except ConfigError as error:
+            raise ConfigError(str(error).removeprefix("job: ")) from None
+
+    def assignments(self) -> list[str]:
+        """The recipe's settings as `--set` takes them: the options, and what this file says elsewhere."""
+        own = {"model": {"base": self.model}, "grpo": {"steps": self.iterations}}
+        return [*_flat(own), "grpo.checkpoint_every=1", *_flat(self.options)]
+
+
+def _flat(table: Mapping[str, Any], at: str = "") -> list[str]:
+    found: list[str] = []
+    for key, value in table.items():
+        path = f"{at}.{key}" if at else str(key)
+        if isinstance(value, Mapping):
+            found += _flat(value, path)
+        else:
+            found.append(f"{path}={json.dumps(value)}")
+    return found

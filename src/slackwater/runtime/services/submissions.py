@@ -1,0 +1,226 @@
+"""Submitted jobs for the HTTP face: taken in, shown, stopped, resumed, and what their drivers print."""
+
+import asyncio
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from slackwater.control.brain import Brain, BrainEvent
+from slackwater.control.jobs import driver_events as on
+from slackwater.control.jobs.drivers import DriverStage
+from slackwater.model.config import decode
+from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, UnavailableError
+from slackwater.model.ids import JobId, TenantId
+from slackwater.model.job_file import JobFile
+from slackwater.model.job_life import named_job
+from slackwater.runtime.bodies.drivers import DriversBody, driver_command
+from slackwater.runtime.store.database import Store
+from slackwater.runtime.store.job_accounts import shown
+from slackwater.runtime.store.submitted_jobs import SubmittedJob, add_job, submitted_jobs
+from slackwater.wire.driver_files import DriverFiles
+
+MOST_LOG_BYTES = 1 << 20
+_CURVES_BYTES = 16 << 10
+
+
+class Submissions:
+    """`models` names what the service has. A job is its tenant's; only the operator's may be submitted, since they run commands here."""
+
+    def __init__(
+        self,
+        store: Store,
+        brain: Brain,
+        feed: Callable[[BrainEvent], None],
+        body: DriversBody,
+        models: Callable[[], Iterable[str]],
+    ) -> None:
+        self._store = store
+        self._brain = brain
+        self._feed = feed
+        self._body = body
+        self._models = models
+        self._held: dict[JobId, SubmittedJob] = {}
+        self._one_at_a_time = asyncio.Lock()
+
+    # ---- from one start to the next ----
+    async def read(self) -> dict[JobId, SubmittedJob]:
+        """What the store has."""
+        self._held = {held.job: held for held in await self._store.call(submitted_jobs)}
+        return dict(self._held)
+
+    async def go_on(self, url: str) -> None:
+        """Take over the drivers of earlier starts; drivers find the service at `url`."""
+        self._body.url = url
+        await asyncio.gather(*(self._body.adopt(held) for held in self._held.values()))
+
+    # ---- what a person asks ----
+    async def submit(
+        self, tenant: TenantId, table: dict[str, Any], *, replace: bool
+    ) -> dict[str, Any]:
+        """Durable when this returns; what became of it is in `described`."""
+        file = decode(JobFile, table)
+        self._check(file)
+        async with self._one_at_a_time:
+            await self._take(tenant, named_job(tenant, file.name), file, replace)
+        return self.described(tenant, file.name)
+
+    async def _take(self, tenant: TenantId, job: JobId, file: JobFile, replace: bool) -> None:
+        entry, driver = self._brain.jobs.find(job), self._brain.drivers.find(job)
+        if driver is not None and (driver.stage is not DriverStage.OVER or not replace):
+            how = "runs" if driver.over is None else f"has {driver.over}"
+            if driver.stage is not DriverStage.OVER:
+                fix = "stop it, or give this one another name"
+            else:
+                fix = "resume it, replace it (--replace), or give this one another name"
+            raise RefusedError(f"name: {file.name!r} is a job that {how}; {fix}")
+        if driver is None and entry is not None and not entry.stage.over:
+            raise RefusedError(
+                f"name: {file.name!r} is the job of a session that is open; take another"
+            )
+        files = self._body.files(job)
+        if files.root.exists():
+            await asyncio.to_thread(_forget, files)
+        self._body.know(job, file)
+        held = await self._store.call(lambda c: add_job(c, job, tenant, file))
+        self._held[job] = held
+        self._feed(on.DriverSubmitted(_now_s(), job, tenant, file.terms, file.profile))
+
+    def stop(self, tenant: TenantId, name: str) -> dict[str, Any]:
+        """Ask its driver to leave; it has stopped when its stage says so."""
+        job = self._submitted(tenant, name)
+        self._feed(on.StopAsked(_now_s(), job))
+        return self.described(tenant, name)
+
+    def resume(self, tenant: TenantId, name: str) -> dict[str, Any]:
+        """A new arrival at its last complete iteration."""
+        job = self._submitted(tenant, name)
+        driver = self._brain.drivers.find(job)
+        if driver is None or driver.stage is not DriverStage.OVER:
+            raise RefusedError(f"job {name}: is not over; only a job that is can be resumed")
+        self._feed(on.ResumeAsked(_now_s(), job))
+        return self.described(tenant, name)
+
+    def described(self, tenant: TenantId, name: str) -> dict[str, Any]:
+        """Everything that is known of a job, submitted or not."""
+        job = self._find(tenant, name)
+        entry = self._brain.jobs.find(job)
+        assert entry is not None
+        row = shown(entry, _now_s())
+        held, driver = self._held.get(job), self._brain.drivers.find(job)
+        if held is None or driver is None:
+            return row
+        files = self._body.files(job)
+        keeper = files.keeper() if driver.stage in _HAS_PROCESS else None
+        command = driver_command(held.file, files.run)
+        return {
+            **row,
+            **_asked(held),
+            **_progress(files.run / "metrics.jsonl"),
+            "command": command,
+            "env": sorted(held.file.env),  # the values may be secrets
+            "profile": None if entry.profile is None else asdict(entry.profile),
+            "run": str(files.run),
+            "driver": {
+                "stage": driver.stage.value,
+                "attempt": driver.attempt,
+                "pid": None if keeper is None else keeper.driver,
+                "keeper_pid": None if keeper is None else keeper.keeper,
+                "crashes_in_a_row": driver.crashes,
+            },
+        }
+
+    def listed(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The same rows, those of submitted jobs with what was asked for and how far they are."""
+        return [row | self._more(JobId(row["job"])) for row in rows]
+
+    def _more(self, job: JobId) -> dict[str, Any]:
+        held = self._held.get(job)
+        if held is None:
+            return {}
+        return _asked(held) | _progress(self._body.files(job).run / "metrics.jsonl")
+
+    def log(self, tenant: TenantId, name: str, place: int, most: int) -> dict[str, Any]:
+        """What its drivers printed from a place on, and the place behind that; see `DriverFiles.read_log`."""
+        job = self._submitted(tenant, name)
+        place, said = self._body.files(job).read_log(place, min(most, MOST_LOG_BYTES))
+        entry = self._brain.jobs.find(job)
+        over = entry is None or entry.stage.over
+        return {"text": said.decode(errors="replace"), "place": place, "over": over}
+
+    def _check(self, file: JobFile) -> None:
+        if self._body.url is None:
+            raise UnavailableError("jobs cannot be submitted while the service starts or stops")
+        models = list(self._models())
+        if file.model not in models:
+            fix = f"is not served here; there are: {', '.join(models) or 'none'}"
+            raise ConfigError.of("model", file.model, fix)
+        if file.workdir is not None and not Path(file.workdir).is_dir():
+            raise ConfigError.of("workdir", file.workdir, "must be a directory that exists")
+
+    def _find(self, tenant: TenantId, name: str) -> JobId:
+        for job in (JobId(name), JobId(f"{tenant}/{name}")):
+            entry = self._brain.jobs.find(job)
+            if entry is not None and entry.tenant == tenant:
+                return job
+        raise NotFoundError(f"job: {name!r} is not a job of yours; `slackwater job list` has them")
+
+    def _submitted(self, tenant: TenantId, name: str) -> JobId:
+        job = self._find(tenant, name)
+        if job not in self._held:
+            raise RefusedError(
+                f"job: {name!r} has no driver here; it is its own client's to stop or resume"
+            )
+        return job
+
+
+_HAS_PROCESS = (DriverStage.RUNNING, DriverStage.LEAVING)
+
+
+def _asked(held: SubmittedJob) -> dict[str, Any]:
+    file = held.file
+    return {
+        "name": file.name,
+        "model": file.model,
+        "recipe": file.recipe,
+        "iterations": file.iterations,
+        "slo": file.slo,
+        "priority": file.priority,
+        "duty_ratio": file.duty_ratio,
+        "submitted_s": held.created_s,
+    }
+
+
+def _progress(curves: Path) -> dict[str, Any]:
+    """How far the driver says it is: the last whole line of `metrics.jsonl` in its run's folder."""
+    try:
+        with curves.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(file.tell() - _CURVES_BYTES, 0))
+            lines = file.read().splitlines()
+    except OSError:
+        return {}
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError):
+            row = json.loads(line)
+            if isinstance(row, dict) and isinstance(row.get("step"), int):
+                return {"iteration": row["step"] + 1, "reward": row.get("reward")}
+    return {}
+
+
+def _forget(files: DriverFiles) -> None:
+    """What an earlier job of the name left; the lock stays, it may be looked at."""
+    for path in files.root.iterdir():
+        if path.name == "lock":
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

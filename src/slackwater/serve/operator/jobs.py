@@ -1,0 +1,66 @@
+"""Jobs over HTTP: submitted, listed, shown, stopped, resumed, and what their drivers print."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+
+from slackwater.model.errors import RefusedError
+from slackwater.model.ids import TenantId
+from slackwater.runtime.plane import ControlPlane
+from slackwater.runtime.services.submissions import MOST_LOG_BYTES
+from slackwater.serve.http.auth import find_job_key, tenant_reader
+
+Place = Annotated[int, Query(ge=-(1 << 53), le=1 << 53)]
+Most = Annotated[int, Query(ge=1, le=MOST_LOG_BYTES)]
+
+
+def job_routes(plane: ControlPlane) -> APIRouter:
+    router = APIRouter(prefix="/slackwater/jobs", tags=["jobs"])
+    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
+
+    def operator(tenant: caller, request: Request) -> TenantId:
+        """A submitted job runs commands on the service's machine, so a driver's key does not do either."""
+        if not plane.is_operator(tenant):
+            who = plane.settings.tenants[0]
+            raise RefusedError(
+                f"key: of {tenant}; jobs are submitted by the operator, who is {who}"
+            )
+        if find_job_key(plane.tenants, request.headers) is not None:
+            raise RefusedError("key: of a job; jobs are submitted with the operator's own")
+        return tenant
+
+    owner = Annotated[TenantId, Depends(operator)]
+
+    @router.get("")
+    async def jobs(tenant: caller) -> dict[str, Any]:
+        """The caller's jobs and what they have used; the operator sees everybody's."""
+        return {"jobs": plane.submissions.listed(plane.jobs.listed(tenant))}
+
+    @router.post("", status_code=201)
+    async def submit(body: dict[str, Any], tenant: owner, replace: bool = False) -> dict[str, Any]:
+        """A job file as JSON. The job is durable when this is answered, and its driver starts when it has a place."""
+        return await plane.submissions.submit(tenant, body, replace=replace)
+
+    @router.get("/{name}")
+    async def job(name: str, tenant: caller) -> dict[str, Any]:
+        """Everything that is known of a job."""
+        return plane.submissions.described(tenant, name)
+
+    @router.get("/{name}/logs")
+    async def logs(
+        name: str, tenant: caller, place: Place = -65536, most: Most = 65536
+    ) -> dict[str, Any]:
+        """What its drivers printed from `place` on; a place below 0 counts from the end."""
+        return plane.submissions.log(tenant, name, place, most)
+
+    @router.post("/{name}/stop", status_code=202)
+    async def stop(name: str, tenant: owner) -> dict[str, Any]:
+        """Its driver leaves; what it has made stays."""
+        return plane.submissions.stop(tenant, name)
+
+    @router.post("/{name}/resume", status_code=202)
+    async def resume(name: str, tenant: owner) -> dict[str, Any]:
+        """It goes on from its last complete iteration, as a new arrival."""
+        return plane.submissions.resume(tenant, name)
+
+    return router

@@ -1,0 +1,188 @@
+"""The folder in which a driver's keeper and the control plane leave word for each other.
+
+| file | what |
+|---|---|
+| `lock` | locked as long as the keeper or the driver lives, whoever else has died |
+| `keeper.json` | which attempt runs, the processes' ids, the service's address that they were given |
+| `exit.json` | how the last attempt that was seen to end ended |
+| `log-START` | what drivers printed, in pieces; START is the place of the piece's first byte in the whole |
+
+Standard library only: the keeper must start in no time.
+"""
+
+import fcntl
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+PIECE_BYTES = 2 << 20
+PIECES_KEPT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Keeper:
+    """Who runs: `driver` is the leader of the driver's process group."""
+
+    attempt: int
+    keeper: int
+    driver: int
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How an attempt ended: a status, or a signal's number below 0."""
+
+    attempt: int
+    status: int
+
+
+class DriverFiles:
+    """See the module."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def run(self) -> Path:
+        """What the driver itself keeps: a recipe's checkpoints and curves."""
+        return self.root / "run"
+
+    def make(self) -> None:
+        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    # ---- who lives ----
+    def take_lock(self) -> int | None:
+        """A descriptor that holds the lock, or None while somebody else does."""
+        descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        return descriptor
+
+    def lives(self) -> bool:
+        """Whether a keeper or its driver does."""
+        if not (self.root / "lock").exists():
+            return False
+        descriptor = self.take_lock()
+        if descriptor is None:
+            return True
+        os.close(descriptor)
+        return False
+
+    def write_keeper(self, keeper: Keeper) -> None:
+        self._write("keeper.json", asdict(keeper))
+
+    def keeper(self) -> Keeper | None:
+        found = self._read("keeper.json")
+        return None if found is None else Keeper(**found)
+
+    def write_exit(self, ended: Exit) -> None:
+        self._write("exit.json", asdict(ended))
+
+    def exit(self) -> Exit | None:
+        found = self._read("exit.json")
+        return None if found is None else Exit(**found)
+
+    def forget_exit(self) -> None:
+        (self.root / "exit.json").unlink(missing_ok=True)
+
+    def _write(self, name: str, value: dict[str, Any]) -> None:
+        """Whole or not at all."""
+        partial = self.root / f".{name}.partial"
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(value, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self.root / name)
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        try:
+            found = json.loads((self.root / name).read_text())
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    # ---- what drivers print ----
+    def pieces(self) -> list[tuple[int, Path]]:
+        """The log's pieces that are kept, oldest first, with their places."""
+        found = []
+        for path in self.root.glob("log-*"):
+            start = path.name.removeprefix("log-")
+            if start.isdigit():
+                found.append((int(start), path))
+        return sorted(found)
+
+    def read_log(self, place: int, most: int) -> tuple[int, bytes]:
+        """At most so many bytes from `place` on, or from what is kept of the log; below 0 it counts from the end.
+
+        Returns the place behind them too.
+        """
+        pieces = self.pieces()
+        if not pieces:
+            return 0, b""
+        end = pieces[-1][0] + _size(pieces[-1][1])
+        if place < 0:
+            place += end
+        place = min(max(place, pieces[0][0]), end)
+        said = b""
+        for start, path in pieces:
+            size = _size(path)
+            if place < start or place >= start + size or len(said) >= most:
+                continue
+            with path.open("rb") as file:
+                file.seek(place - start)
+                more = file.read(most - len(said))
+            said += more
+            place += len(more)
+        return place, said
+
+    def last_lines(self, count: int = 3, most: int = 400) -> str:
+        """The end of the log in one line."""
+        _, said = self.read_log(-4096, 4096)
+        lines = [line.strip() for line in said.decode(errors="replace").splitlines()]
+        return " | ".join([line for line in lines if line][-count:])[-most:]
+
+
+class LogWriter:
+    """Appends to the last piece, and begins a new one when it is full; the oldest go."""
+
+    def __init__(self, files: DriverFiles) -> None:
+        self._files = files
+        pieces = files.pieces()
+        self._start, path = pieces[-1] if pieces else (0, self._path(0))
+        self._file = self._open(path)
+        self._size = _size(path)
+
+    def write(self, said: bytes) -> None:
+        self._file.write(said)
+        self._file.flush()
+        self._size += len(said)
+        if self._size >= PIECE_BYTES:
+            self._file.close()
+            self._start, self._size = self._start + self._size, 0
+            self._file = self._open(self._path(self._start))
+            for _, path in self._files.pieces()[:-PIECES_KEPT]:
+                path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _path(self, start: int) -> Path:
+        return self._files.root / f"log-{start:015d}"
+
+    @staticmethod
+    def _open(path: Path) -> Any:
+        return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
