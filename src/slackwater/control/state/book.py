@@ -1,0 +1,352 @@
+"""The book of one node's states: the only one that decides which tier each deployment's state is on (PlexRL 4.5.1).
+
+    events -> book.handle(event) -> commands
+
+A state moves one tier at a time. On the device it keeps its place on the host, so that it can always come back there, and
+its last image there stays whole until the next one is written: what a worker's death can lose is what was computed since. Waits are
+served in the order in which they came. Budgets hold at every moment, moves under way included.
+"""
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from slackwater.control.state import commands as do
+from slackwater.control.state import events as on
+from slackwater.control.state.record import Record, Wait
+from slackwater.model.residency import StateBudgets, Tier
+from slackwater.policy.state.admission import refusal
+from slackwater.policy.state.eviction import Candidate, may_give_way, victims
+
+Out = list[do.StateCommand]
+
+
+class StateBook:
+    """See the module. `check_integrity()` holds after every event."""
+
+    def __init__(self, budgets: StateBudgets) -> None:
+        self.budgets = budgets
+        self._records: dict[str, Record] = {}
+        self._waits: list[Wait] = []
+        self._hint: tuple[str, ...] = ()
+
+    def tier(self, deployment: str) -> Tier | None:
+        """Where the newest copy is; None if the deployment is not known."""
+        record = self._records.get(deployment)
+        return None if record is None else record.tier
+
+    def used(self, tier: Tier) -> int:
+        """Bytes in use or reserved on a tier."""
+        match tier:
+            case Tier.DEVICE:
+                return sum(r.device_bytes for r in self._records.values() if r.uses_device)
+            case Tier.HOST:
+                return sum(r.host_bytes for r in self._records.values() if r.uses_host)
+            case Tier.DISK:
+                return sum(r.host_bytes for r in self._records.values() if r.uses_disk)
+
+    def handle(self, event: on.StateEvent) -> Sequence[do.StateCommand]:
+        """Take one event; return what is to be done, in order."""
+        out: Out = []
+        match event:
+            case on.DeploymentRegistered():
+                self._register(event, out)
+            case on.ResidencyAsked(_, ticket, name, tier, lease):
+                self._wait(Wait(ticket, name, tier, True, lease), event.now_s, out)
+            case on.EvictionAsked(_, ticket, name, tier):
+                self._unhint(name)
+                self._wait(Wait(ticket, name, tier, False, False), event.now_s, out)
+            case on.LeaseReleased(now_s, name):
+                self._release(name, now_s)
+            case on.MoveDone(_, name, to):
+                self._moved(name, to, out)
+            case on.MoveFailed(_, name, to, reason):
+                self._failed(name, to, reason, out)
+            case on.NextHinted(_, names):
+                self._hint = names
+            case on.HolderGone(_, holder):
+                self._holder_gone(holder, out)
+            case on.ReadingBegan(_, name):
+                self._read(name, 1)
+            case on.ReadingEnded(_, name):
+                self._read(name, -1)
+            case on.DeploymentForgotten(_, name):
+                self._forget(name, out)
+            case _:
+                assert_never(event)
+        self._serve(event.now_s, out)
+        self._prefetch(out)
+        return out
+
+    def _register(self, event: on.DeploymentRegistered, out: Out) -> None:
+        known = self._records.get(event.deployment)
+        if known is not None:
+            again = (known.device_bytes, known.host_bytes) == (
+                event.device_bytes,
+                event.host_bytes,
+            )
+            if known.holder is not None or known.doomed or not again:
+                why = "is held by " + known.holder if known.holder else "has another size here"
+                out.append(do.Refuse(event.deployment, f"state of {event.deployment}: {why}"))
+                return
+            known.holder = event.holder
+            out.append(do.Admit(event.deployment, known.blank))
+            return
+        record = Record(
+            event.deployment, event.holder, event.device_bytes, event.host_bytes, event.warm
+        )
+        record.last_used_s = event.now_s
+        sizes = [(r.device_bytes, r.host_bytes, r.warm) for r in self._records.values()]
+        asked = (record.device_bytes, record.host_bytes, record.warm)
+        reason = refusal(self.budgets, sizes, asked) or self._no_room_now(record)
+        if reason:
+            out.append(do.Refuse(record.name, f"state of {record.name}: {reason}"))
+            return
+        self._records[record.name] = record
+        out.append(do.Admit(record.name, blank=True))
+
+    def _no_room_now(self, record: Record) -> str | None:
+        """A place is reserved for a warm one at once, and spilling others for it is not waited for."""
+        free = self.budgets.host_bytes - self.used(Tier.HOST)
+        if record.warm and record.host_bytes > free:
+            return f"needs {record.host_bytes} bytes of host memory now, {free} are free; evict another first"
+        return None
+
+    def _wait(self, wait: Wait, now_s: float, out: Out) -> None:
+        record = self._records.get(wait.deployment)
+        if record is None or record.doomed:
+            out.append(do.Answer(wait.ticket, f"state of {wait.deployment}: is not known here"))
+        elif wait.up and wait.tier is Tier.DEVICE and record.holder is None:
+            out.append(do.Answer(wait.ticket, f"state of {wait.deployment}: its worker has gone"))
+        else:
+            record.last_used_s = now_s
+            record.stuck = None
+            self._waits.append(wait)
+
+    def _unhint(self, name: str) -> None:
+        """It runs, or somebody wants it away: its hint is spent."""
+        at = self._hint.index(name) if name in self._hint else len(self._hint)
+        self._hint = self._hint[:at] + self._hint[at + 1 :]
+
+    def _release(self, name: str, now_s: float) -> None:
+        record = self._records.get(name)
+        if record is not None and record.leases:
+            record.leases -= 1
+            record.last_used_s = now_s
+
+    def _read(self, name: str, change: int) -> None:
+        record = self._records.get(name)
+        if record is not None:
+            record.readers = max(record.readers + change, 0)
+
+    def _moved(self, name: str, to: Tier, out: Out) -> None:
+        record = self._records.get(name)
+        if record is None or record.moving_to is not to:
+            return
+        down = record.tier > to
+        record.tier, record.moving_to, record.stuck = to, None, None
+        match to:
+            case Tier.DEVICE:
+                record.blank = False
+                if record.on_disk:  # it is about to differ
+                    record.on_disk = False
+                    out.append(do.Free(name, Tier.DISK))
+            case Tier.HOST:
+                record.on_host = not record.blank
+            case Tier.DISK:
+                record.on_disk = down and not record.blank
+                record.on_host = False
+                out.append(do.Free(name, Tier.HOST))
+        if record.doomed:
+            self._forget(name, out)
+        for other in self._records.values():  # room was made, or may have been
+            if down and other is not record:
+                other.stuck = None
+
+    def _failed(self, name: str, to: Tier, reason: str, out: Out) -> None:
+        record = self._records.get(name)
+        if record is None or record.moving_to is not to:
+            return
+        record.moving_to, record.stuck = None, reason
+        if record.doomed:
+            self._forget(name, out)
+            return
+        for wait in [w for w in self._waits if w.deployment == name]:
+            if (wait.up and to > record.tier) or (not wait.up and to < record.tier):
+                self._answer(wait, out, reason)
+
+    def _holder_gone(self, holder: str, out: Out) -> None:
+        for record in [r for r in self._records.values() if r.holder == holder]:
+            record.holder, record.leases = None, 0
+            touched = record.tier is Tier.DEVICE or record.moving_to is Tier.DEVICE
+            for wait in [w for w in self._waits if w.deployment == record.name]:
+                if wait.tier is Tier.DEVICE or touched:
+                    self._answer(wait, out, f"state of {record.name}: its worker has gone")
+            if not touched:
+                continue
+            was_newest = record.tier is Tier.DEVICE
+            record.moving_to = None
+            record.tier = Tier.HOST
+            if record.doomed:
+                self._forget(record.name, out)
+            elif not was_newest:
+                continue  # it was only on its way there
+            elif record.on_host:
+                out.append(do.FellBack(record.name))
+            else:
+                self._forget(record.name, out)
+                out.append(do.Lost(record.name))
+
+    def _forget(self, name: str, out: Out) -> None:
+        record = self._records.get(name)
+        if record is None:
+            return
+        for wait in [w for w in self._waits if w.deployment == name]:
+            self._answer(wait, out, f"state of {name}: was forgotten")
+        if record.moving_to is not None or record.readers:
+            record.doomed = True
+            return
+        del self._records[name]
+        if record.tier is Tier.DEVICE:
+            out.append(do.Free(name, Tier.DEVICE))
+        if record.tier >= Tier.HOST:
+            out.append(do.Free(name, Tier.HOST))
+        if record.on_disk:
+            out.append(do.Free(name, Tier.DISK))
+        for other in self._records.values():
+            other.stuck = None
+
+    def _answer(self, wait: Wait, out: Out, refused: str | None = None) -> None:
+        self._waits.remove(wait)
+        out.append(do.Answer(wait.ticket, refused))
+
+    def _serve(self, now_s: float, out: Out) -> None:
+        """Answer and advance the waits, the oldest first; one that waits for room keeps later ones from taking it."""
+        for doomed in [r for r in self._records.values() if r.doomed]:
+            if not doomed.readers:
+                self._forget(doomed.name, out)
+        full: set[Tier] = set()
+        for wait in list(self._waits):
+            record = self._records.get(wait.deployment)
+            if record is None or wait not in self._waits or record.moving_to is not None:
+                continue
+            if wait.up and record.tier >= wait.tier:
+                record.leases += wait.lease
+                record.last_used_s = now_s
+                if wait.lease:
+                    self._unhint(record.name)
+                self._answer(wait, out)
+            elif not wait.up and record.tier <= wait.tier:
+                self._answer(wait, out)
+            elif wait.up:
+                to = Tier(record.tier + 1)
+                if to in full or not self._rise(record, to, None, out):
+                    full.add(to)
+                    self._give_up_if_hopeless(wait, to, out)
+            elif record.idle:
+                self._sink(record, out)
+                if wait in self._waits and record.tier <= wait.tier:
+                    self._answer(wait, out)
+
+    def _give_up_if_hopeless(self, wait: Wait, to: Tier, out: Out) -> None:
+        """Others that cannot be moved away (a full disk) keep this one out: say so now, instead of waiting for ever."""
+        device = to is Tier.DEVICE
+        others = [r for r in self._records.values() if r.tier >= to and (device or not r.warm)]
+        above = [r for r in others if r.stuck]
+        busy = [r for r in others if not r.idle]
+        if above and not busy:
+            self._answer(wait, out, f"state of {wait.deployment}: no room: {above[0].stuck}")
+
+    def _rise(self, record: Record, to: Tier, next_use: int | None, out: Out) -> bool:
+        """Begin the move if there is room; else begin to make room. False where room must be waited for."""
+        need = record.device_bytes if to is Tier.DEVICE else record.host_bytes
+        if to is Tier.HOST and record.warm:
+            need = 0  # reserved
+        free = self._budget(to) - self.used(to)
+        if need <= free:
+            record.moving_to = to
+            out.append(do.Move(record.name, to, record.blank))
+            return True
+        freeing = sum(
+            self._size(r, to)
+            for r in self._records.values()
+            if r.tier >= to and r.moving_to is not None and r.moving_to < r.tier
+            if to is Tier.DEVICE or not r.warm
+        )
+        candidates = [
+            c for c in self._candidates(to) if next_use is None or may_give_way(c, next_use)
+        ]
+        for name in victims(candidates, need - free - freeing) or ():
+            self._sink(self._records[name], out)
+        if (
+            self._budget(to) - self.used(to) >= need
+        ):  # where the image below was still good, room is there at once
+            return self._rise(record, to, next_use, out)
+        return False
+
+    def _candidates(self, tier: Tier) -> list[Candidate]:
+        order = {name: number for number, name in reversed(list(enumerate(self._hint)))}
+        wanted = {wait.deployment for wait in self._waits if wait.up}
+        return [
+            Candidate(r.name, self._size(r, tier), r.last_used_s, order.get(r.name))
+            for r in self._records.values()
+            if r.tier >= tier and r.idle and r.name not in wanted and not r.stuck
+            if tier is Tier.DEVICE or not r.warm
+        ]
+
+    def _sink(self, record: Record, out: Out) -> None:
+        """One tier down. A host image that the disk has too is only dropped."""
+        to = Tier(record.tier - 1)
+        if to is Tier.DISK and (record.on_disk or record.blank):
+            record.tier, record.on_host = Tier.DISK, False
+            out.append(do.Free(record.name, Tier.HOST))
+            return
+        if to is Tier.DISK and self.used(Tier.DISK) + record.host_bytes > self.budgets.disk_bytes:
+            record.stuck = f"the disk tier has {self.budgets.disk_bytes} bytes, all in use"
+            for wait in [w for w in self._waits if w.deployment == record.name and not w.up]:
+                self._answer(wait, out, f"state of {record.name}: {record.stuck}")
+            return
+        record.moving_to = to
+        if to is Tier.HOST:
+            record.on_host = False  # being overwritten
+        out.append(do.Move(record.name, to, record.blank))
+
+    def _prefetch(self, out: Out) -> None:
+        """Bring up what the hint names, where nobody waits for the room and nothing needed sooner has to leave for it."""
+        waiting = {w.tier for w in self._waits if w.up} | {
+            Tier.HOST for w in self._waits if w.up and self._records[w.deployment].tier is Tier.DISK
+        }
+        leaving = {w.deployment for w in self._waits if not w.up}
+        for number, name in enumerate(self._hint):
+            record = None if name in leaving else self._records.get(name)
+            if record is None or not record.idle or record.holder is None or record.stuck:
+                continue
+            if record.tier is not Tier.DEVICE:
+                to = Tier(record.tier + 1)
+                if to in waiting or not self._rise(record, to, number, out):
+                    return
+
+    def _budget(self, tier: Tier) -> int:
+        return self.budgets.device_bytes if tier is Tier.DEVICE else self.budgets.host_bytes
+
+    @staticmethod
+    def _size(record: Record, tier: Tier) -> int:
+        return record.device_bytes if tier is Tier.DEVICE else record.host_bytes
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if an invariant does not hold."""
+        assert self.used(Tier.DEVICE) <= self.budgets.device_bytes
+        assert self.used(Tier.HOST) <= self.budgets.host_bytes
+        assert self.used(Tier.DISK) <= self.budgets.disk_bytes
+        assert len({wait.ticket for wait in self._waits}) == len(self._waits)
+        for wait in self._waits:
+            assert wait.deployment in self._records
+        for record in self._records.values():
+            assert record.leases >= 0 and record.readers >= 0
+            assert not record.leases or (record.tier is Tier.DEVICE and record.moving_to is None)
+            assert record.moving_to is None or abs(record.moving_to - record.tier) == 1
+            if record.doomed:
+                continue
+            if record.tier is Tier.HOST and record.moving_to is not Tier.DISK:
+                assert record.on_host or record.blank
+            if record.tier is Tier.DISK and not record.blank:
+                assert record.on_disk

@@ -1,0 +1,63 @@
+"""What the book of states asks of its body."""
+
+from dataclasses import dataclass
+
+from slackwater.model.residency import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """The deployment is known. `blank`: it has no content yet, and comes to the device as zeros."""
+
+    deployment: str
+    blank: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The deployment cannot be kept on this node; nothing was changed."""
+
+    deployment: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Copy the state to the neighbouring tier; say MoveDone or MoveFailed. `blank`: there is nothing to copy yet."""
+
+    deployment: str
+    to: Tier
+    blank: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """The copy on this tier is not needed any more."""
+
+    deployment: str
+    tier: Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was asked under the ticket has been done, or cannot be and why."""
+
+    ticket: int
+    refused: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FellBack:
+    """The holder died with the newest state; what was last offloaded is whole and is the state now."""
+
+    deployment: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The holder died, and nothing whole was ever offloaded: the deployment begins from its last checkpoint."""
+
+    deployment: str
+
+
+StateCommand = Admit | Refuse | Move | Free | Answer | FellBack | Lost

@@ -1,0 +1,80 @@
+"""Where a deployment's state may live, and what a piece of it is called."""
+
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+from slackwater.model.errors import ConfigError
+
+
+class Tier(IntEnum):
+    """From cold to active: a node's disk, its host memory, its device."""
+
+    DISK = 0
+    HOST = 1
+    DEVICE = 2
+
+
+class Role(Enum):
+    """What happens to a part when its deployment leaves the device.
+
+    KEPT is written back to the host. FROZEN never changes: its host copy is made once, and it is dropped, not written back. SCRATCH
+    is not stored at all, and is zero when the deployment returns (an empty gradient).
+    """
+
+    KEPT = "kept"
+    FROZEN = "frozen"
+    SCRATCH = "scratch"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StateKey:
+    """A tensor by what it is, not by which process held it: elements [start, stop) of a parameter, of one kind."""
+
+    job: str
+    model: str
+    parameter: str
+    kind: str
+    start: int
+    stop: int
+
+    def __str__(self) -> str:
+        whole = f"{self.job}/{self.model}/{self.kind}.{self.parameter}"
+        return f"{whole}[{self.start}:{self.stop}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One stored tensor: its key, its element type by PyTorch's name (`float32`), the bytes of an element, its role.
+
+    `shape` is that of the whole parameter; a slice is of its elements laid out flat.
+    """
+
+    key: StateKey
+    dtype: str
+    element_bytes: int
+    role: Role = Role.KEPT
+    shape: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.key.start < self.key.stop:
+            raise ConfigError.of("state part", str(self.key), "must have at least one element")
+        if self.element_bytes <= 0:
+            raise ConfigError.of("element_bytes", self.element_bytes, "must be positive")
+
+    @property
+    def bytes(self) -> int:
+        return (self.key.stop - self.key.start) * self.element_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StateBudgets:
+    """Bytes of each tier that a node gives to managed state."""
+
+    device_bytes: int
+    host_bytes: int
+    disk_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) < 0:
+                raise ConfigError.of(f"state: {name}", getattr(self, name), "must not be negative")

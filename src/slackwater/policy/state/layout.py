@@ -1,0 +1,129 @@
+"""The canonical form of a deployment's state: each part once, at a place of one image (PlexRL 4.5.2).
+
+Parts are known by key, so that data-parallel replicas, which bring the same keys, are stored once, and any slicing can be rebuilt
+from the slices that are stored.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from slackwater.model.errors import ConfigError
+from slackwater.model.residency import Part, Role, StateKey
+
+_RUN_ALIGNMENT = 64  # where the kind changes; inside a kind parts lie end to end, as one vector
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where each part begins in the image, in order, and the image's length."""
+
+    parts: tuple[Part, ...]
+    offsets: tuple[int, ...]
+    bytes: int
+
+    def place(self, key: StateKey) -> int:
+        """Where a key's bytes begin."""
+        for part, offset in zip(self.parts, self.offsets, strict=True):
+            if part.key == key:
+                return offset
+        raise KeyError(str(key))
+
+
+def laid_out(parts: Sequence[Part]) -> Layout:
+    """The parts in their order, each once; vectors of one kind and type stay whole."""
+    offsets: list[int] = []
+    chosen = list(unique(parts))
+    stop = 0
+    before: tuple[str, str, Role] | None = None
+    for part in chosen:
+        run = (part.key.kind, part.dtype, part.role)
+        if run != before:
+            stop = aligned(stop, _RUN_ALIGNMENT)
+        before = run
+        offsets.append(stop)
+        stop += part.bytes
+    return Layout(tuple(chosen), tuple(offsets), stop)
+
+
+def aligned(place: int, to: int) -> int:
+    """The next multiple of `to`."""
+    return -(-place // to) * to
+
+
+def unique(parts: Iterable[Part]) -> Iterable[Part]:
+    """Each key once; the same key with another type or role is refused."""
+    seen: dict[StateKey, Part] = {}
+    for part in parts:
+        known = seen.setdefault(part.key, part)
+        if known is part:
+            yield part
+        else:
+            check_same(known, part)
+
+
+def check_same(known: Part, part: Part) -> None:
+    """Replicas say the same of a tensor; whatever does not is another tensor under a wrong name."""
+    if (known.dtype, known.element_bytes, known.role) != (
+        part.dtype,
+        part.element_bytes,
+        part.role,
+    ):
+        raise ConfigError.of(
+            f"state part {part.key}",
+            f"{part.dtype} {part.role.value}",
+            f"must be {known.dtype} {known.role.value}, as its replica is",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """So many elements of a stored part, from one of its elements on, to an element of the wanted slice."""
+
+    stored: StateKey
+    from_element: int
+    to_element: int
+    elements: int
+
+
+def pieces_of(wanted: StateKey, stored: Iterable[StateKey]) -> list[Piece]:
+    """How a slice is put together from the slices that are stored, whatever layout they were stored under."""
+    candidates = sorted(
+        (key for key in stored if _same_tensor(key, wanted)), key=lambda key: key.start
+    )
+    pieces: list[Piece] = []
+    at = wanted.start
+    for key in candidates:
+        if key.start > at or at >= wanted.stop:
+            break
+        if key.stop <= at:
+            continue
+        stop = min(key.stop, wanted.stop)
+        pieces.append(Piece(key, at - key.start, at - wanted.start, stop - at))
+        at = stop
+    if at < wanted.stop:
+        raise ConfigError.of(
+            "state slice", str(wanted), f"is not stored whole: elements from {at} on are missing"
+        )
+    return pieces
+
+
+def _same_tensor(one: StateKey, other: StateKey) -> bool:
+    return (one.job, one.model, one.parameter, one.kind) == (
+        other.job,
+        other.model,
+        other.parameter,
+        other.kind,
+    )
+
+
+def merged_runs(places: Mapping[int, tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Copies `{to: (from, length)}` as few long ones: neighbours on both sides become one `(to, from, length)`."""
+    runs: list[tuple[int, int, int]] = []
+    for to in sorted(places):
+        source, length = places[to]
+        if runs and runs[-1][0] + runs[-1][2] == to and runs[-1][1] + runs[-1][2] == source:
+            first_to, first_source, first_length = runs[-1]
+            runs[-1] = (first_to, first_source, first_length + length)
+        else:
+            runs.append((to, source, length))
+    return runs

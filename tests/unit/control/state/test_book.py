@@ -1,0 +1,288 @@
+"""The book of a node's states: budgets, order, prefetch, deaths."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slackwater.control.state import commands as do
+from slackwater.control.state import events as on
+from slackwater.control.state.book import StateBook
+from slackwater.model.residency import StateBudgets, Tier
+
+
+class Node:
+    """A body whose moves end when the test says so."""
+
+    def __init__(self, device: int = 10, host: int = 30, disk: int = 100) -> None:
+        self.book = StateBook(StateBudgets(device, host, disk))
+        self.now_s = 0.0
+        self.moves: list[do.Move] = []
+        self.answers: dict[int, str | None] = {}
+        self.said: list[do.StateCommand] = []
+        self.tickets = 0
+
+    def tell(self, make: Callable[[float], on.StateEvent]) -> list[do.StateCommand]:
+        self.now_s += 1.0
+        out = list(self.book.handle(make(self.now_s)))
+        self.book.check_integrity()
+        for command in out:
+            if isinstance(command, do.Move):
+                self.moves.append(command)
+            elif isinstance(command, do.Answer):
+                self.answers[command.ticket] = command.refused
+        self.said += out
+        return out
+
+    def register(
+        self, name: str, size: int = 10, *, warm: bool = True, holder: str = "w"
+    ) -> do.StateCommand:
+        said = self.tell(lambda t: on.DeploymentRegistered(t, name, holder, size, size, warm))
+        return said[0]
+
+    def ask(self, name: str, tier: Tier = Tier.DEVICE, *, lease: bool = True) -> int:
+        self.tickets += 1
+        ticket = self.tickets
+        self.tell(lambda t: on.ResidencyAsked(t, ticket, name, tier, lease))
+        return ticket
+
+    def evict(self, name: str, tier: Tier = Tier.HOST) -> int:
+        self.tickets += 1
+        ticket = self.tickets
+        self.tell(lambda t: on.EvictionAsked(t, ticket, name, tier))
+        return ticket
+
+    def finish(self) -> None:
+        """End every move, and what it leads to."""
+        while self.moves:
+            move = self.moves.pop(0)
+            self.tell(lambda t, move=move: on.MoveDone(t, move.deployment, move.to))  # type: ignore[misc]
+
+    def run(self, name: str) -> None:
+        ticket = self.ask(name)
+        self.finish()
+        assert self.answers[ticket] is None
+
+    def release(self, name: str) -> None:
+        self.tell(lambda t: on.LeaseReleased(t, name))
+
+
+def test_a_state_that_fits_no_tier_is_refused_at_admission_with_the_numbers() -> None:
+    node = Node(device=10, host=15)
+    assert isinstance(node.register("a", 10), do.Admit)
+    refused = node.register("b", 10)
+    assert isinstance(refused, do.Refuse)
+    assert "10 bytes of host memory" in refused.reason and "5 of 15" in refused.reason
+    too_large = node.register("c", 11)
+    assert isinstance(too_large, do.Refuse) and "on the device" in too_large.reason
+
+
+def test_the_next_job_evicts_the_idle_one_and_waits_for_the_running_one() -> None:
+    node = Node()
+    node.register("a"), node.register("b")
+    node.run("a")
+    ticket = node.ask("b")
+    node.finish()
+    assert ticket not in node.answers  # a runs
+    node.release("a")
+    node.finish()
+    assert node.answers[ticket] is None
+    assert node.book.tier("a") is Tier.HOST and node.book.tier("b") is Tier.DEVICE
+
+
+def test_a_hint_brings_the_next_state_up_beside_the_running_one_where_it_fits() -> None:
+    node = Node(device=20)
+    for name in "abc":
+        node.register(name)
+    node.run("a")
+    node.tell(lambda t: on.NextHinted(t, ("b", "c")))
+    node.finish()
+    assert node.book.tier("b") is Tier.DEVICE
+    assert node.book.tier("c") is Tier.HOST  # no room, and a runs
+
+
+def test_a_hint_never_pushes_out_what_is_needed_sooner() -> None:
+    node = Node(device=10)
+    node.register("a"), node.register("b")
+    node.run("a")
+    node.release("a")
+    node.tell(lambda t: on.NextHinted(t, ("a", "b")))
+    node.finish()
+    assert node.book.tier("a") is Tier.DEVICE
+
+
+def test_what_was_offloaded_survives_its_worker_and_is_taken_over_by_another() -> None:
+    node = Node()
+    node.register("a")
+    node.run("a")
+    node.release("a")
+    node.evict("a")
+    node.finish()
+    assert node.tell(lambda t: on.HolderGone(t, "w")) == []
+    assert node.register("a", holder="w2") == do.Admit("a", blank=False)
+    node.run("a")
+
+
+def test_a_death_on_the_device_falls_back_to_the_last_image_and_without_one_is_a_loss() -> None:
+    node = Node(device=20)
+    node.register("a"), node.register("b")
+    node.run("a")
+    node.release("a")
+    node.evict("a")
+    node.finish()
+    node.run("a")
+    node.run("b")
+    said = node.tell(lambda t: on.HolderGone(t, "w"))
+    assert do.FellBack("a") in said and do.Lost("b") in said
+    assert node.book.tier("a") is Tier.HOST and node.book.tier("b") is None
+
+
+def test_a_death_in_the_middle_of_an_offload_does_not_pass_a_torn_image_for_a_state() -> None:
+    node = Node()
+    node.register("a")
+    node.run("a")
+    node.release("a")
+    node.evict("a")
+    assert do.Lost("a") in node.tell(lambda t: on.HolderGone(t, "w"))
+
+
+def test_a_full_disk_is_said_to_whoever_waits_and_nothing_is_lost() -> None:
+    node = Node(host=10)
+    node.register("a", warm=False), node.register("b", warm=False)
+    node.run("a")
+    node.release("a")
+    ticket = node.ask("b")
+    while node.moves:
+        move = node.moves.pop(0)
+        if move.to is Tier.DISK:
+            node.tell(lambda t: on.MoveFailed(t, "a", Tier.DISK, "no space left on disk"))
+        else:
+            node.tell(lambda t, move=move: on.MoveDone(t, move.deployment, move.to))  # type: ignore[misc]
+    assert "no space left" in str(node.answers[ticket])
+    assert node.book.tier("a") is Tier.HOST
+
+
+def test_a_state_is_not_overwritten_while_a_checkpoint_is_made_of_it() -> None:
+    node = Node()
+    node.register("a")
+    node.run("a")
+    node.tell(lambda t: on.ReadingBegan(t, "a"))
+    node.release("a")
+    ticket = node.evict("a")
+    assert node.moves == [] and ticket not in node.answers
+    node.tell(lambda t: on.ReadingEnded(t, "a"))
+    node.finish()
+    assert node.answers[ticket] is None
+
+
+def test_an_image_that_the_disk_still_has_is_not_written_again() -> None:
+    node = Node(host=20)
+    for name in "ab":
+        node.register(name, warm=False)
+    node.run("a")
+    node.release("a")
+    node.evict("a", Tier.DISK)
+    node.finish()
+    node.ask("a", Tier.HOST, lease=False)
+    node.finish()
+    node.evict("a", Tier.DISK)
+    assert node.moves == [] and node.book.tier("a") is Tier.DISK
+
+
+@given(st.integers(0, 2**32))
+def test_whatever_happens_budgets_hold_and_nobody_waits_for_ever(seed: int) -> None:
+    storm(random.Random(seed), 120)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_long_storms_of_deaths_full_disks_and_hints(seed: int) -> None:
+    storm(random.Random(seed), 1500)
+
+
+class Storm:
+    """Random events; moves that end, fail or are cut by a death; then calm, in which every wait must end."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self.draw = draw
+        self.node = Node(draw.choice([10, 20, 35]), draw.choice([20, 40]), draw.choice([0, 20, 60]))
+        self.names = "abcdef"
+        self.leased: list[str] = []
+        self.waiting: dict[int, str] = {}
+        self.reading: list[str] = []
+
+    def step(self) -> None:
+        acts = [self.register, self.ask, self.ask, self.ask, self.evict, self.release]
+        acts += [self.end_move, self.end_move, self.kill, self.hint, self.read, self.forget]
+        self.draw.choice(acts)(self.draw.choice(self.names))
+        for ticket in [t for t in self.waiting if t in self.node.answers]:
+            granted = self.waiting.pop(ticket)
+            if self.node.answers[ticket] is None:
+                self.leased.append(granted)
+
+    def register(self, name: str) -> None:
+        size, warm = self.draw.choice([3, 7, 10]), self.draw.random() < 0.5
+        self.node.register(name, size, warm=warm, holder=self.draw.choice("uvw"))
+
+    def ask(self, name: str) -> None:
+        tier = self.draw.choice([Tier.DEVICE, Tier.HOST])
+        ticket = self.node.ask(name, tier, lease=tier is Tier.DEVICE)
+        if tier is Tier.DEVICE:
+            self.waiting[ticket] = name
+
+    def evict(self, name: str) -> None:
+        self.node.evict(name, self.draw.choice([Tier.HOST, Tier.DISK]))
+
+    def release(self, name: str) -> None:
+        if self.leased:
+            held = self.leased.pop(self.draw.randrange(len(self.leased)))
+            self.node.release(held)
+
+    def end_move(self, name: str) -> None:
+        if not self.node.moves:
+            return
+        move = self.node.moves.pop(self.draw.randrange(len(self.node.moves)))
+        if self.draw.random() < 0.15:
+            self.node.tell(lambda t: on.MoveFailed(t, move.deployment, move.to, "broken"))
+        else:
+            self.node.tell(lambda t: on.MoveDone(t, move.deployment, move.to))
+
+    def kill(self, name: str) -> None:
+        holder = self.draw.choice("uvwxyz")
+        self.node.tell(lambda t: on.HolderGone(t, holder))
+
+    def hint(self, name: str) -> None:
+        names = tuple(self.draw.sample(self.names, 3))
+        self.node.tell(lambda t: on.NextHinted(t, names))
+
+    def read(self, name: str) -> None:
+        if self.draw.random() < 0.5 or not self.reading:
+            self.node.tell(lambda t: on.ReadingBegan(t, name))
+            self.reading.append(name)
+        else:
+            done = self.reading.pop()
+            self.node.tell(lambda t: on.ReadingEnded(t, done))
+
+    def forget(self, name: str) -> None:
+        if self.draw.random() < 0.2:
+            self.node.tell(lambda t: on.DeploymentForgotten(t, name))
+
+    def calm(self) -> None:
+        """Nothing fails any more, operations end, readers leave: then every wait is answered."""
+        for name in self.reading:
+            self.node.tell(lambda t, n=name: on.ReadingEnded(t, n))  # type: ignore[misc]
+        for _ in range(400):
+            for name in self.names:
+                self.node.release(name)
+            if not self.node.moves and len(self.node.answers) == self.node.tickets:
+                break
+            self.node.finish()
+        assert len(self.node.answers) == self.node.tickets
+
+
+def storm(draw: random.Random, events: int) -> None:
+    weather = Storm(draw)
+    for _ in range(events):
+        weather.step()
+    weather.calm()
