@@ -25,8 +25,9 @@ MAY_IMPORT = {
     "grammar": "model",
     "training": "model nets tensors",
     "weights": "model policy wire tensors",
+    "state": "model policy control wire tensors",
     "sandbox": "model wire",
-    "worker": "model policy wire nets tensors weights engine training zoo sandbox grammar",
+    "worker": "model policy wire nets tensors weights state engine training zoo sandbox grammar",
     "rl": "model",
 }
 FREE = {"cli", "bench"}

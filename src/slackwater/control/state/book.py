@@ -55,8 +55,6 @@ class StateBook:
             case on.EvictionAsked(_, ticket, name, tier):
                 self._unhint(name)
                 self._wait(Wait(ticket, name, tier, False, False), event.now_s, out)
-            case on.LeaseReleased(now_s, name):
-                self._release(name, now_s)
             case on.MoveDone(_, name, to):
                 self._moved(name, to, out)
             case on.MoveFailed(_, name, to, reason):
@@ -65,17 +63,36 @@ class StateBook:
                 self._hint = names
             case on.HolderGone(_, holder):
                 self._holder_gone(holder, out)
+            case on.DeploymentForgotten(_, name):
+                self._forget(name, out)
+            case _:
+                self._note(event)
+        self._serve(event.now_s, out)
+        self._prefetch(out)
+        return out
+
+    def _note(
+        self,
+        event: on.WaitGivenUp
+        | on.DeploymentFilled
+        | on.LeaseReleased
+        | on.ReadingBegan
+        | on.ReadingEnded,
+    ) -> None:
+        """Events that by themselves ask for nothing."""
+        match event:
+            case on.WaitGivenUp(_, ticket):
+                self._waits = [wait for wait in self._waits if wait.ticket != ticket]
+            case on.DeploymentFilled(_, name):
+                self._filled(name)
+            case on.LeaseReleased(now_s, name):
+                self._release(name, now_s)
             case on.ReadingBegan(_, name):
                 self._read(name, 1)
             case on.ReadingEnded(_, name):
                 self._read(name, -1)
-            case on.DeploymentForgotten(_, name):
-                self._forget(name, out)
             case _:
                 assert_never(event)
-        self._serve(event.now_s, out)
-        self._prefetch(out)
-        return out
 
     def _register(self, event: on.DeploymentRegistered, out: Out) -> None:
         known = self._records.get(event.deployment)
@@ -137,6 +154,11 @@ class StateBook:
         record = self._records.get(name)
         if record is not None:
             record.readers = max(record.readers + change, 0)
+
+    def _filled(self, name: str) -> None:
+        record = self._records.get(name)
+        if record is not None and record.tier is Tier.HOST:
+            record.blank, record.on_host = False, True
 
     def _moved(self, name: str, to: Tier, out: Out) -> None:
         record = self._records.get(name)

@@ -43,6 +43,22 @@ class EvictionAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitGivenUp:
+    """Whoever waited under the ticket does not any more."""
+
+    now_s: float
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentFilled:
+    """A state that another node sent is whole in this one's host memory."""
+
+    now_s: float
+    deployment: str
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseReleased:
     """An operation on the deployment has ended."""
 
@@ -113,6 +129,8 @@ StateEvent = (
     DeploymentRegistered
     | ResidencyAsked
     | EvictionAsked
+    | WaitGivenUp
+    | DeploymentFilled
     | LeaseReleased
     | MoveDone
     | MoveFailed

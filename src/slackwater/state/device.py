@@ -1,0 +1,204 @@
+"""A worker's part of the device tier: binds bodies to device memory, and moves their bytes when the manager says so.
+
+Loads and saves have a thread (and on CUDA a stream) each, so that one state leaves while another comes, beside the operation that runs.
+"""
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from slackwater.model.errors import SlackwaterError
+from slackwater.model.residency import Part, StateKey, Tier
+from slackwater.policy.state.layout import Layout
+from slackwater.state.blocks import BlockPool
+from slackwater.state.catalogue import Catalogue
+from slackwater.state.copies import Run, copies_for
+from slackwater.state.image import HostImage
+from slackwater.state.port import About, Ended, HolderMove, StatePort, Stretch
+
+
+class Body(Protocol):
+    """Whoever computes on a deployment's tensors."""
+
+    def bind(self, tensors: Mapping[StateKey, Tensor], about: About) -> None:
+        """The tensors are on the device (flat, each of its key's elements); `about` is what `unbind` said last."""
+        ...
+
+    def unbind(self) -> About:
+        """Let the tensors go: their memory is another's after this. What belongs to the state and is no tensor."""
+        ...
+
+
+@dataclass(slots=True)
+class _Tenant:
+    body: Body
+    layout: Layout
+    stretches: tuple[Stretch, ...]
+    block: Tensor | None = None
+    fence: object = None
+    sealed: bool = False
+    images: dict[str, HostImage] = field(default_factory=dict)
+
+
+class DeviceTier:
+    """One holder of the manager's book. `use` is how operations run; the rest is the manager's doing."""
+
+    def __init__(self, port: StatePort, name: str, budget: int, device: str = "cpu") -> None:
+        self.name = name
+        self._port = port
+        self._blocks = BlockPool(budget, device)
+        self._copies = copies_for(device)
+        self._tenants: dict[str, _Tenant] = {}
+        self._lock = threading.Lock()
+        self._orders: dict[
+            bool, queue.SimpleQueue[tuple[HolderMove, Callable[[Ended], None]] | None]
+        ] = {up: queue.SimpleQueue() for up in (True, False)}
+        self._threads = [
+            threading.Thread(target=self._run, args=(up,), daemon=True, name=f"state-{name}-{up}")
+            for up in (True, False)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def add(self, deployment: str, parts: Sequence[Part], body: Body, *, warm: bool = True) -> bool:
+        """Have a deployment managed. True: it has no content yet, and comes to the device as zeros."""
+        layout = Catalogue().entry_for(deployment, parts).on_device
+        with self._lock:
+            self._tenants[deployment] = tenant = _Tenant(body, layout, ())
+        try:
+            registered = self._port.register(deployment, self.name, parts, warm=warm)
+        except BaseException:
+            with self._lock:
+                del self._tenants[deployment]
+            raise
+        tenant.stretches = registered.stretches
+        tenant.sealed = not registered.blank
+        return registered.blank
+
+    @contextlib.contextmanager
+    def use(self, deployment: str, timeout_s: float = 600.0) -> Iterator[None]:
+        """The deployment is on the device, bound, and stays so inside."""
+        self._port.ensure(deployment, Tier.DEVICE, lease=True, timeout_s=timeout_s)
+        try:
+            yield
+            self._seal(deployment)
+        finally:
+            self._tenants[deployment].fence = self._copies.fence()
+            self._port.release(deployment)
+
+    def _seal(self, deployment: str) -> None:
+        """After the first use, which filled them: frozen parts get their copy on the host, the only one that is ever made."""
+        tenant = self._tenants[deployment]
+        if not tenant.sealed and tenant.block is not None:
+            frozen = [s for s in tenant.stretches if s.image == deployment and not s.writes]
+            self._copies.save(tenant.block, _runs(frozen, tenant.images), self._copies.fence())
+            self._port.seal(deployment)
+            tenant.sealed = True
+
+    def evict(self, deployment: str, tier: Tier = Tier.HOST) -> None:
+        self._port.evict(deployment, tier)
+
+    def forget(self, deployment: str) -> None:
+        self._port.forget(deployment)
+        with self._lock:
+            self._tenants.pop(deployment, None)
+
+    def close(self) -> None:
+        """End the threads; moves that were begun end first."""
+        for orders in self._orders.values():
+            orders.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def begin(self, move: HolderMove, ended: Callable[[Ended], None]) -> None:
+        self._orders[move.to is Tier.DEVICE].put((move, ended))
+
+    def free(self, deployment: str) -> None:
+        with self._lock:
+            tenant = self._tenants.pop(deployment, None)
+        if tenant is not None and tenant.block is not None:
+            tenant.body.unbind()
+            self._blocks.give(tenant.block)
+
+    def drop_image(self, image: str) -> None:
+        with self._lock:
+            tenants = list(self._tenants.values())
+        for tenant in tenants:
+            found = tenant.images.pop(image, None)
+            if found is not None:
+                self._copies.forget(found)
+
+    def _run(self, up: bool) -> None:
+        while (order := self._orders[up].get()) is not None:
+            move, ended = order
+            try:
+                about = self._load(move) if up else self._save(move)
+            except Exception as error:  # noqa: BLE001  (a move fails, not the worker: the state stays where it is)
+                said = (
+                    str(error)
+                    if isinstance(error, SlackwaterError)
+                    else f"{type(error).__name__}: {error}"
+                )
+                ended(Ended(failed=said))
+            else:
+                ended(Ended(about))
+
+    def _load(self, move: HolderMove) -> About | None:
+        tenant = self._tenants[move.deployment]
+        tenant.images |= move.images
+        with self._lock:
+            block = self._blocks.take(tenant.layout.bytes)
+        try:
+            own = move.deployment if move.blank else None  # an own image that has nothing yet
+            runs = [stretch for stretch in tenant.stretches if stretch.image != own]
+            self._copies.load(
+                block, _runs(runs, move.images), _gaps(block, runs, tenant.layout.bytes)
+            )
+            tenant.block = block
+            tenant.body.bind(_tensors(block, tenant.layout), move.about)
+        except BaseException:
+            tenant.block = None
+            with self._lock:
+                self._blocks.give(block)
+            raise
+        return None
+
+    def _save(self, move: HolderMove) -> About:
+        tenant = self._tenants[move.deployment]
+        assert tenant.block is not None
+        about = tenant.body.unbind()
+        runs = [stretch for stretch in tenant.stretches if stretch.writes]
+        self._copies.save(tenant.block, _runs(runs, move.images), tenant.fence)
+        with self._lock:
+            self._blocks.give(tenant.block)
+        tenant.block = None
+        return about
+
+
+def _runs(stretches: Sequence[Stretch], images: Mapping[str, HostImage]) -> list[Run]:
+    return [Run(images[s.image], s.on_device, s.on_host, s.bytes) for s in stretches]
+
+
+def _gaps(block: Tensor, runs: Sequence[Stretch], size: int) -> list[Tensor]:
+    """What is not loaded from anywhere comes as zeros."""
+    gaps, at = list[Tensor](), 0
+    for stretch in sorted(runs, key=lambda s: s.on_device):
+        gaps.append(block[at : stretch.on_device])
+        at = stretch.on_device + stretch.bytes
+    gaps.append(block[at:size])
+    return [gap for gap in gaps if len(gap)]
+
+
+def _tensors(block: Tensor, layout: Layout) -> dict[StateKey, Tensor]:
+    dtypes: dict[str, Any] = {}
+    found: dict[StateKey, Tensor] = {}
+    for part, start in zip(layout.parts, layout.offsets, strict=True):
+        dtype = dtypes.setdefault(part.dtype, getattr(torch, part.dtype))
+        found[part.key] = block[start : start + part.bytes].view(dtype)
+    return found

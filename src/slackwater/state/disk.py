@@ -1,0 +1,189 @@
+"""The disk tier: one checksummed file per image, by direct I/O where the filesystem allows it, written whole or not at all.
+
+A file is a page with the sizes, pages with the sums (both JSON), then the image's pages. Sums are per piece, so that reading and checking overlap.
+"""
+
+import errno
+import json
+import mmap
+import os
+import uuid
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
+from slackwater.policy.state.layout import aligned
+from slackwater.state.image import PAGE, Bytes
+
+_PIECE = 16 << 20
+_LONGEST_HEADER = 64 << 20
+_KIND = "slackwater state image 1"
+
+
+@dataclass(slots=True)
+class DiskTier:
+    """Images under one folder; `direct` is what the last file was read or written with."""
+
+    folder: Path
+    direct: bool = field(default=True, init=False)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for left in self.folder.glob("*.partial"):  # of a manager that was killed
+            left.unlink(missing_ok=True)
+
+    def path(self, name: str) -> Path:
+        return self.folder / f"{quote(name, safe='')}.state"
+
+    def write(self, name: str, pages: Bytes, about: dict[str, Any]) -> None:
+        """Make the image's file. A full disk is refused, and leaves what was there before."""
+        path = self.path(name)
+        partial = path.with_name(f"{path.stem}.{uuid.uuid4().hex}.partial")
+        try:
+            self._write(partial, pages, about)
+            partial.replace(path)
+            _sync(self.folder)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise RefusedError(
+                    f"disk tier: no room for the {len(pages)} bytes of {name} under {self.folder}: {error.strerror}; "
+                    "the state stays in host memory"
+                ) from error
+            raise
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def read(self, name: str, pages: Bytes) -> dict[str, Any]:
+        """Fill the pages from the image's file; what was said at its writing. Refused if a byte is not as written."""
+        path = self.path(name)
+        try:
+            descriptor, self.direct = _open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            raise NotFoundError(f"disk tier: holds no state of {name}") from None
+        try:
+            head = _header(descriptor, path)
+            if head["bytes"] != len(pages):
+                raise _unusable(path, f"it has {head['bytes']} bytes, not {len(pages)}")
+            pieces = _pieces(pages)
+            start = int(head["begins"])
+            with ThreadPoolExecutor(2, "state-disk") as pool:
+                sums = pool.map(
+                    lambda piece: _read_piece(descriptor, start + piece[0], piece[1], path), pieces
+                )
+                if list(sums) != head["sums"]:
+                    raise _unusable(path, "its bytes are not as written")
+            about: dict[str, Any] = head["about"]
+            return about
+        finally:
+            os.close(descriptor)
+
+    def drop(self, name: str) -> None:
+        self.path(name).unlink(missing_ok=True)
+
+    def _write(self, path: Path, pages: Bytes, about: dict[str, Any]) -> None:
+        descriptor, self.direct = _open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            pieces = _pieces(pages)
+            rough = json.dumps({"sums": [0xFFFFFFFF] * len(pieces), "about": about}).encode()
+            begins = PAGE + aligned(len(rough), PAGE)
+            os.posix_fallocate(descriptor, 0, begins + len(pages))  # a full disk says so here
+            with ThreadPoolExecutor(2, "state-disk") as pool:
+                sums = list(
+                    pool.map(
+                        lambda piece: _write_piece(descriptor, begins + piece[0], piece[1]), pieces
+                    )
+                )
+            said = json.dumps({"sums": sums, "about": about}).encode()
+            _write_piece(descriptor, PAGE, _padded(said, begins - PAGE))
+            head = {"kind": _KIND, "bytes": len(pages), "begins": begins}
+            _write_piece(descriptor, 0, _padded(json.dumps(head).encode(), PAGE))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _open(path: Path, flags: int) -> tuple[int, bool]:
+    direct = getattr(os, "O_DIRECT", 0)
+    if direct:
+        try:
+            return os.open(path, flags | direct, 0o600), True
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # tmpfs and others know no direct I/O
+                raise
+            if flags & os.O_EXCL:
+                path.unlink(missing_ok=True)
+    return os.open(path, flags, 0o600), False
+
+
+def _pieces(pages: Bytes) -> list[tuple[int, Bytes]]:
+    return [(start, pages[start : start + _PIECE]) for start in range(0, len(pages), _PIECE)]
+
+
+def _write_piece(descriptor: int, place: int, piece: Bytes) -> int:
+    view = piece.data
+    while view:
+        written = os.pwrite(descriptor, view, place)
+        view, place = view[written:], place + written
+    return zlib.crc32(piece.data)
+
+
+def _read_piece(descriptor: int, place: int, piece: Bytes, path: Path) -> int:
+    view = piece.data
+    while view:
+        got = os.preadv(descriptor, [view], place)
+        if not got:
+            raise _unusable(path, "it is cut short")
+        view, place = view[got:], place + got
+    return zlib.crc32(piece.data)
+
+
+def _padded(text: bytes, size: int) -> Bytes:
+    """In page-aligned memory, as direct I/O asks."""
+    if len(text) > size:
+        raise ValueError("the header is longer than its block")
+    block = mmap.mmap(-1, size)
+    block[: len(text)] = text
+    block[len(text) :] = b" " * (size - len(text))
+    return np.frombuffer(block, dtype=np.uint8)
+
+
+def _header(descriptor: int, path: Path) -> dict[str, Any]:
+    """What the first pages say: the sizes, then the sums and what the writer said."""
+    try:
+        head: dict[str, Any] = _json_at(descriptor, 0, PAGE)
+        if head["kind"] != _KIND:
+            raise _unusable(path, "it is no state image")
+        return head | _json_at(descriptor, PAGE, int(head["begins"]) - PAGE)
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise _unusable(path, "its header cannot be read") from error
+
+
+def _json_at(descriptor: int, place: int, size: int) -> dict[str, Any]:
+    if not 0 < size <= _LONGEST_HEADER:
+        raise ValueError("no length of a header")
+    block = _padded(b"", size)
+    os.preadv(descriptor, [block.data], place)
+    found = json.loads(block.tobytes())
+    if not isinstance(found, dict):
+        raise ValueError("no header")
+    return found
+
+
+def _unusable(path: Path, why: str) -> ConfigError:
+    return ConfigError.of("state image", str(path), f"cannot be used: {why}; restore a checkpoint")
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,58 @@
+"""A deployment's image in host memory: a memfd, so that it lives as long as the node's manager holds it, whoever else dies.
+
+Its descriptor is passed to the worker, which maps the same pages. Pages are made once, at the first mapping, and used again for every
+switch: touching fresh ones costs ten times the copy.
+"""
+
+import mmap
+import os
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slackwater.model.errors import RefusedError
+from slackwater.policy.state.layout import aligned
+
+PAGE = 4096
+Bytes = NDArray[np.uint8]
+
+
+class HostImage:
+    """So many bytes of shared memory, begun and sized in whole pages."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self.descriptor = descriptor
+        self.bytes = size
+        room = max(aligned(size, PAGE), PAGE)
+        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+        self._map = mmap.mmap(descriptor, room, flags=flags)
+        self.pages: Bytes = np.frombuffer(self._map, dtype=np.uint8)
+
+    @classmethod
+    def create(cls, name: str, size: int) -> "HostImage":
+        """A new image of zeros; refused where the machine has not the memory."""
+        descriptor = os.memfd_create(f"slackwater-state-{name}"[:200], os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(descriptor, 0, max(aligned(size, PAGE), PAGE))
+            return cls(descriptor, size)
+        except OSError as error:
+            os.close(descriptor)
+            raise RefusedError(
+                f"host memory: {size} bytes for the state of {name} cannot be had: {error}; lower the host budget"
+            ) from error
+
+    @property
+    def data(self) -> Bytes:
+        """The image without the rest of its last page."""
+        return self.pages[: self.bytes]
+
+    def close(self) -> None:
+        """Give the memory back, if nobody else has it mapped. Views of it must be gone or unused."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+            del self.pages
+            try:
+                self._map.close()
+            except BufferError:  # a view lives somewhere: the pages go with it
+                del self._map

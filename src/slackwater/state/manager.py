@@ -1,0 +1,331 @@
+"""The state manager of one node: the live body of the book of states (PlexRL 4.5, 5.3).
+
+It owns the host images and the disk tier. Workers' parts of the device are holders: told to load or save, they copy between their
+device memory and the images, which stay the manager's. Every public call may come from any thread.
+"""
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from slackwater.control.state import commands as do
+from slackwater.control.state import events as on
+from slackwater.control.state.book import StateBook
+from slackwater.model.errors import NotFoundError, RefusedError, SlackwaterError, UnavailableError
+from slackwater.model.residency import Part, StateBudgets, Tier
+from slackwater.state.catalogue import Catalogue
+from slackwater.state.disk import DiskTier
+from slackwater.state.image import HostImage
+from slackwater.state.materials import write_checkpoint
+from slackwater.state.port import About, Ended, Holder, HolderMove, Registered
+
+logger = logging.getLogger(__name__)
+
+
+class StateManager:
+    """See the module; a `StatePort` for workers of the same process."""
+
+    def __init__(self, budgets: StateBudgets, folder: Path) -> None:
+        self.book = StateBook(budgets)
+        self.disk = DiskTier(folder)
+        self.catalogue = Catalogue()
+        self._holders: dict[str, Holder] = {}
+        self._held_by: dict[str, str] = {}
+        self._images: dict[str, HostImage] = {}
+        self._abouts: dict[str, About] = {}
+        self._lock = threading.RLock()
+        self._answered = threading.Condition(self._lock)
+        self._answers: dict[int, str | None] = {}
+        self._tickets = itertools.count(1)
+        self._disk_work = ThreadPoolExecutor(1, "state-disk-moves")
+        self.moved_bytes: dict[tuple[Tier, Tier], int] = {}
+
+    def attach(self, name: str, holder: Holder) -> None:
+        """A worker is there, with its part of the device."""
+        with self._lock:
+            self._holders[name] = holder
+
+    def holder_gone(self, name: str) -> None:
+        """A worker has ended: what was on its device falls back to the last image."""
+        with self._lock:
+            self._holders.pop(name, None)
+            self._tell(on.HolderGone(time.monotonic(), name))
+
+    def register(
+        self, deployment: str, holder: str, parts: Sequence[Part], *, warm: bool = True
+    ) -> Registered:
+        """Keep a deployment's state, or take over one whose worker has gone; RefusedError with the numbers if it cannot be."""
+        with self._lock:
+            known = self.catalogue.entries.get(deployment)
+            entry = self.catalogue.entry_for(deployment, parts)
+            if known is not None and known.on_device != entry.on_device:
+                raise RefusedError(f"state of {deployment}: is known here with other tensors")
+            entry = known or entry
+            sizes = (entry.on_device.bytes, entry.stored.bytes)
+            event = on.DeploymentRegistered(time.monotonic(), deployment, holder, *sizes, warm)
+            said = self._tell(event)[0]
+            if isinstance(said, do.Refuse):
+                raise RefusedError(said.reason)
+            assert isinstance(said, do.Admit)
+            self._held_by[deployment] = holder
+            self.catalogue.add(deployment, entry)
+            return Registered(said.blank, self.catalogue.stretches(deployment), sizes[0])
+
+    def ensure(
+        self, deployment: str, tier: Tier, *, lease: bool = False, timeout_s: float = 600.0
+    ) -> None:
+        """Return when the state is at least on that tier; with `lease` it stays on the device until released."""
+        entry = self.catalogue.entries.get(deployment)
+        for other in entry.borrowed_from if entry else ():
+            self.ensure(other, Tier.HOST, timeout_s=timeout_s)
+        self._ask(
+            lambda ticket: on.ResidencyAsked(time.monotonic(), ticket, deployment, tier, lease),
+            timeout_s,
+            f"{deployment} on the {tier.name.lower()} tier",
+        )
+
+    def release(self, deployment: str) -> None:
+        with self._lock:
+            self._tell(on.LeaseReleased(time.monotonic(), deployment))
+
+    def seal(self, deployment: str) -> None:
+        with self._lock:
+            self.catalogue.sealed.add(deployment)
+
+    def evict(self, deployment: str, tier: Tier = Tier.HOST, *, timeout_s: float = 600.0) -> None:
+        """Return when the state is at most on that tier, whole; an operation that runs on it ends first."""
+        self._ask(
+            lambda ticket: on.EvictionAsked(time.monotonic(), ticket, deployment, tier),
+            timeout_s,
+            f"{deployment} off the tiers above {tier.name.lower()}",
+        )
+
+    def prefetch(self, deployments: Sequence[str]) -> None:
+        """The scheduler's hint: what runs next, in order. Returns at once."""
+        with self._lock:
+            self._tell(on.NextHinted(time.monotonic(), tuple(deployments)))
+
+    def materialize(self, deployment: str, path: str, kinds: Sequence[str] | None = None) -> None:
+        """Write a checkpoint (or with one of `kinds`, weights) from managed state, while other deployments run.
+
+        A state that is on the device is saved to the host first.
+        """
+        self.evict(deployment, Tier.HOST)
+        self.ensure(deployment, Tier.HOST)
+        with self._lock:
+            if deployment not in self._images:
+                raise NotFoundError(f"state of {deployment}: has no content yet")
+            self._tell(on.ReadingBegan(time.monotonic(), deployment))
+            images, about = dict(self._images), self._abouts.get(deployment, {})
+        try:
+            write_checkpoint(Path(path), self.catalogue, deployment, images, about, kinds)
+        finally:
+            with self._lock:
+                self._tell(on.ReadingEnded(time.monotonic(), deployment))
+
+    def forget(self, deployment: str) -> None:
+        """Nobody needs the state any more."""
+        with self._lock:
+            self.catalogue.check_unused(deployment)
+            self._tell(on.DeploymentForgotten(time.monotonic(), deployment))
+
+    def tiers(self) -> dict[str, Tier]:
+        """Where every deployment's newest state is."""
+        with self._lock:
+            found = {name: self.book.tier(name) for name in self.catalogue.entries}
+            return {name: tier for name, tier in found.items() if tier is not None}
+
+    def about(self, deployment: str) -> About:
+        """What was said of the state when it was last saved."""
+        with self._lock:
+            return self._abouts.get(deployment, {})
+
+    def image(self, deployment: str) -> HostImage:
+        """The host image; NotFoundError where it is not in host memory."""
+        with self._lock:
+            try:
+                return self._images[deployment]
+            except KeyError:
+                raise NotFoundError(f"state of {deployment}: is not in host memory") from None
+
+    def adopt(
+        self, deployment: str, parts: Sequence[Part], data: bytes | memoryview, about: About
+    ) -> None:
+        """Take over a state that came from another node, into host memory; its worker registers later."""
+        self.register(deployment, "", parts)
+        self.ensure(deployment, Tier.HOST)
+        with self._lock:
+            image = self._images[deployment]
+            image.data[:] = np.frombuffer(data, dtype=np.uint8)
+            self._abouts[deployment] = about
+            self.catalogue.sealed.add(deployment)
+            self._tell(on.DeploymentFilled(time.monotonic(), deployment))
+            self._tell(on.HolderGone(time.monotonic(), ""))
+
+    def close(self) -> None:
+        """Give all host memory back. Holders must have ended."""
+        self._disk_work.shutdown()
+        with self._lock:
+            for image in self._images.values():
+                image.close()
+            self._images.clear()
+
+    def _ask(self, make: Callable[[int], on.StateEvent], timeout_s: float, what: str) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        with self._lock:
+            ticket = next(self._tickets)
+            self._tell(make(ticket))
+            while ticket not in self._answers:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    self._tell(on.WaitGivenUp(time.monotonic(), ticket))
+                    self._answers.pop(ticket, None)
+                    raise UnavailableError(
+                        f"state: {what} was not to be had in {timeout_s:g} s; who runs there?"
+                    )
+                self._answered.wait(left_s)
+            refused = self._answers.pop(ticket)
+        if refused is not None:
+            raise RefusedError(refused)
+
+    def _tell(self, event: on.StateEvent) -> Sequence[do.StateCommand]:
+        """Hand an event to the book and do what it says. The lock is held."""
+        said = self.book.handle(event)
+        for command in said:
+            match command:
+                case do.Answer(ticket, refused):
+                    self._answers[ticket] = refused
+                    self._answered.notify_all()
+                case do.Move():
+                    self._move(command)
+                case do.Free(name, tier):
+                    self._free(name, tier)
+                case do.FellBack(name):
+                    logger.warning("state of %s: back to its last image on the host", name)
+                case do.Lost(name):
+                    logger.warning("state of %s: lost with its worker; nothing was offloaded", name)
+                    self._drop(name)
+                case do.Admit() | do.Refuse():
+                    pass
+        return said
+
+    def _move(self, move: do.Move) -> None:
+        name, to = move.deployment, move.to
+        device = to is Tier.DEVICE or (to is Tier.HOST and self.book.tier(name) is Tier.DEVICE)
+        if not device:
+            self._disk_work.submit(self._disk_move, move)
+            return
+        holder = self._holders.get(self._held_by.get(name, ""))
+        if holder is None:
+            self._later(on.MoveFailed(time.monotonic(), name, to, f"{name}: its worker has gone"))
+            return
+        wanted = {name, *self.catalogue.entries[name].borrowed_from}
+        images = {image: self._images[image] for image in wanted if image in self._images}
+        if images.keys() != wanted:
+            missing = ", ".join(sorted(wanted - images.keys()))
+            reason = f"{name}: {missing} is not in host memory"
+            self._later(on.MoveFailed(time.monotonic(), name, to, reason))
+            return
+        about = self._abouts.get(name, {})
+        held = self._held_by[name]
+        holder.begin(
+            HolderMove(name, to, move.blank, images, about),
+            lambda ended: self._device_move_ended(name, to, held, ended),
+        )
+
+    def _device_move_ended(self, name: str, to: Tier, holder: str, ended: Ended) -> None:
+        with self._lock:
+            if self._held_by.get(name) != holder or holder not in self._holders:
+                return  # of a worker that has gone since
+            now_s = time.monotonic()
+            if ended.failed is not None:
+                self._tell(on.MoveFailed(now_s, name, to, ended.failed))
+                return
+            if to is Tier.HOST:
+                self._abouts[name] = ended.about or {}
+            entry = self.catalogue.entries.get(name)
+            self._count(
+                Tier.HOST if to is Tier.DEVICE else Tier.DEVICE,
+                to,
+                entry.stored.bytes if entry else 0,
+            )
+            self._tell(on.MoveDone(now_s, name, to))
+
+    def _disk_move(self, move: do.Move) -> None:
+        """On the disk's own thread: the lock is not held while bytes move."""
+        name, to = move.deployment, move.to
+        try:
+            if to is Tier.HOST:
+                self._from_disk(name, move.blank)
+            else:
+                with self._lock:
+                    image, about = self._images[name], dict(self._abouts.get(name, {}))
+                self.disk.write(name, image.pages, about)
+        except Exception as error:  # noqa: BLE001  (a move fails, and whoever waits is told)
+            said = (
+                str(error)
+                if isinstance(error, SlackwaterError)
+                else f"{type(error).__name__}: {error}"
+            )
+            with self._lock:
+                self._tell(on.MoveFailed(time.monotonic(), name, to, said))
+            return
+        with self._lock:
+            if not move.blank:
+                self._count(Tier(1 - to), to, self.catalogue.entries[name].stored.bytes)
+            self._tell(on.MoveDone(time.monotonic(), name, to))
+
+    def _from_disk(self, name: str, blank: bool) -> None:
+        image = HostImage.create(name, self.catalogue.entries[name].stored.bytes)
+        try:
+            about = {} if blank else self.disk.read(name, image.pages)
+        except BaseException:
+            image.close()
+            raise
+        with self._lock:
+            self._images[name] = image
+            if not blank:
+                self._abouts[name] = about
+
+    def _later(self, event: on.StateEvent) -> None:
+        """Events that come from doing a command wait until the command's own event is done."""
+
+        def tell() -> None:
+            with self._lock:
+                self._tell(event)
+
+        self._disk_work.submit(tell)
+
+    def _free(self, name: str, tier: Tier) -> None:
+        holder = self._holders.get(self._held_by.get(name, ""))
+        match tier:
+            case Tier.DEVICE:
+                if holder is not None:
+                    holder.free(name)
+            case Tier.HOST:
+                for each in self._holders.values():
+                    each.drop_image(name)
+                image = self._images.pop(name, None)
+                if image is not None:
+                    image.close()
+            case Tier.DISK:
+                self.disk.drop(name)
+        if self.book.tier(name) is None:
+            self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        image = self._images.pop(name, None)
+        if image is not None:
+            image.close()
+        self.catalogue.remove(name)
+        self._held_by.pop(name, None)
+        self._abouts.pop(name, None)
+
+    def _count(self, origin: Tier, to: Tier, size: int) -> None:
+        self.moved_bytes[origin, to] = self.moved_bytes.get((origin, to), 0) + size

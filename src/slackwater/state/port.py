@@ -1,0 +1,98 @@
+"""What a worker asks of the node's state manager, in the same process or over a socket, and what it is asked in turn."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from slackwater.model.residency import Part, Tier
+from slackwater.state.image import HostImage
+
+About = Mapping[str, Any]  # counters and the like, that belong to a state and are no tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """So many bytes of a deployment's device image, and where they are in the host image called `image`.
+
+    `writes`: they go back there when the deployment leaves the device.
+    """
+
+    image: str
+    on_device: int
+    on_host: int
+    bytes: int
+    writes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A deployment that the manager keeps: whether it has no content yet, and where its bytes go."""
+
+    blank: bool
+    stretches: tuple[Stretch, ...]
+    device_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a move of a holder ended: `about` is what belongs to a saved state, `failed` why it could not be made."""
+
+    about: About | None = None
+    failed: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HolderMove:
+    """Load from the images or save to them, and say how it ended. `blank`: come to the device as zeros."""
+
+    deployment: str
+    to: Tier
+    blank: bool
+    images: Mapping[str, HostImage]
+    about: About
+
+
+class Holder(Protocol):
+    """A worker's part of the device."""
+
+    def begin(self, move: HolderMove, ended: Callable[[Ended], None]) -> None:
+        """Start a move and return; `ended` is called from any thread."""
+        ...
+
+    def free(self, deployment: str) -> None:
+        """The deployment was forgotten while on the device: its memory may go."""
+        ...
+
+    def drop_image(self, image: str) -> None:
+        """A host image is about to go: unmap it."""
+        ...
+
+
+class StatePort(Protocol):
+    """The manager as a worker sees it. Calls block: when they return, the state is there."""
+
+    def register(
+        self, deployment: str, holder: str, parts: Sequence[Part], *, warm: bool = True
+    ) -> Registered: ...
+
+    def ensure(
+        self, deployment: str, tier: Tier, *, lease: bool = False, timeout_s: float = 600.0
+    ) -> None: ...
+
+    def release(self, deployment: str) -> None: ...
+
+    def seal(self, deployment: str) -> None:
+        """Its frozen parts are on the host, and may be shared from now on."""
+        ...
+
+    def evict(
+        self, deployment: str, tier: Tier = Tier.HOST, *, timeout_s: float = 600.0
+    ) -> None: ...
+
+    def prefetch(self, deployments: Sequence[str]) -> None: ...
+
+    def materialize(
+        self, deployment: str, path: str, kinds: Sequence[str] | None = None
+    ) -> None: ...
+
+    def forget(self, deployment: str) -> None: ...

@@ -1,0 +1,69 @@
+"""Deployments for the tests: a body that holds its tensors, and checks what it gets back."""
+
+import zlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from slackwater.model.residency import Part, Role, StateKey
+from slackwater.state.port import About
+
+
+def part(
+    deployment: str,
+    parameter: str,
+    elements: int,
+    kind: str = "weight",
+    role: Role = Role.KEPT,
+    model: str = "m",
+    start: int = 0,
+    whole: int | None = None,
+) -> Part:
+    key = StateKey(deployment, model, parameter, kind, start, start + elements)
+    return Part(key, "float32", 4, role, (whole or elements,))
+
+
+class PlainBody:
+    """Remembers the sum of every stored tensor when it lets go, and finds it again when it is bound."""
+
+    def __init__(self, roles: Mapping[StateKey, Role]) -> None:
+        self.roles = dict(roles)
+        self.tensors: dict[StateKey, Tensor] = {}
+        self.sums: dict[StateKey, int] = {}
+        self.steps = 0
+        self.wrong: list[str] = []
+
+    @classmethod
+    def of(cls, parts: list[Part]) -> "PlainBody":
+        return cls({each.key: each.role for each in parts})
+
+    def bind(self, tensors: Mapping[StateKey, Tensor], about: About) -> None:
+        self.tensors = dict(tensors)
+        self.steps = int(about.get("steps", 0))
+        for key, tensor in tensors.items():
+            if self.roles[key] is Role.SCRATCH:
+                if tensor.any():
+                    self.wrong.append(f"{key} is not zero")
+            elif key in self.sums and summed(tensor) != self.sums[key]:
+                self.wrong.append(str(key))
+
+    def unbind(self) -> About:
+        self.sums = {
+            key: summed(tensor)
+            for key, tensor in self.tensors.items()
+            if self.roles[key] is not Role.SCRATCH
+        }
+        self.tensors = {}
+        return {"steps": self.steps}
+
+    def change(self, generator: torch.Generator) -> None:
+        """Compute something: all but the frozen parts differ afterwards."""
+        self.steps += 1
+        for key, tensor in self.tensors.items():
+            if self.roles[key] is not Role.FROZEN or self.steps == 1:
+                tensor.copy_(torch.rand(tensor.shape, generator=generator))
+
+
+def summed(tensor: Tensor) -> int:
+    return zlib.crc32(tensor.contiguous().view(torch.uint8).numpy().data)

@@ -1,0 +1,210 @@
+"""The state manager in one process: whatever moves are made, every byte is what it was."""
+
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from state_bodies import PlainBody, part
+
+from slackwater.model.errors import ConfigError, RefusedError, UnavailableError
+from slackwater.model.residency import Part, Role, StateBudgets, Tier
+from slackwater.state.device import DeviceTier
+from slackwater.state.disk import DiskTier
+from slackwater.state.image import HostImage
+from slackwater.state.manager import StateManager
+from slackwater.tensors.checked_file import read_tensors
+
+KB = 1024
+
+
+class Node:
+    """A manager and one holder, whose deployments are made by name."""
+
+    def __init__(self, folder: Path, budgets: StateBudgets) -> None:
+        self.manager = StateManager(budgets, folder)
+        self.device = DeviceTier(self.manager, "w", budgets.device_bytes)
+        self.manager.attach("w", self.device)
+        self.bodies: dict[str, PlainBody] = {}
+
+    def add(self, name: str, parts: list[Part], *, warm: bool = True) -> PlainBody:
+        body = PlainBody.of(parts)
+        self.device.add(name, parts, body, warm=warm)
+        self.bodies[name] = body
+        return body
+
+    def close(self) -> None:
+        self.device.close()
+        self.manager.close()
+
+
+def standard_parts(name: str, elements: int = 3 * KB) -> list[Part]:
+    return [
+        part(name, "a", elements),
+        part(name, "b", 77),
+        part(name, "a", elements, "moment1"),
+        part(name, "a", elements, "gradient", Role.SCRATCH),
+        part(name, "base", 5 * KB, "frozen", Role.FROZEN),
+    ]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    made = Node(tmp_path / "disk", StateBudgets(130 * KB, 160 * KB, 1 << 20))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_byte_differs_after_any_sequence_of_moves(tmp_path: Path, seed: int) -> None:
+    draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    node = Node(tmp_path, StateBudgets(130 * KB, 160 * KB, 1 << 20))
+    names = "abcd"
+    for name in names:
+        node.add(name, standard_parts(name, draw.choice([KB, 4 * KB])), warm=name == "a")
+    for _ in range(60):
+        name = draw.choice(names)
+        match draw.randrange(4):
+            case 0:
+                node.device.evict(name, draw.choice([Tier.HOST, Tier.DISK]))
+            case 1:
+                node.manager.prefetch(draw.sample(names, 2))
+            case _:
+                with node.device.use(name, timeout_s=30.0):
+                    node.bodies[name].change(generator)
+        with node.manager._lock:
+            node.manager.book.check_integrity()
+    for name in names:
+        with node.device.use(name, timeout_s=30.0):
+            pass
+    assert [body.wrong for body in node.bodies.values()] == [[]] * len(names)
+    assert all(node.bodies[name].steps > 0 for name in names)
+    node.close()
+
+
+def test_frozen_parts_are_stored_once_and_never_written_back(node: Node) -> None:
+    body = node.add("a", standard_parts("a"))
+    with node.device.use("a"):
+        body.change(torch.Generator().manual_seed(0))
+    node.device.evict("a")
+    image = node.manager.image("a")
+    frozen = next(
+        offset
+        for held, offset in zip(
+            *(lambda s: (s.parts, s.offsets))(node.manager.catalogue.entries["a"].stored),
+            strict=True,
+        )
+        if held.role is Role.FROZEN
+    )
+    image.data[frozen] ^= 1  # were it written back, this would go
+    with node.device.use("a"):
+        pass
+    node.device.evict("a")
+    assert len(body.wrong) == 1 and "frozen" in body.wrong[0]
+
+
+def test_replicas_of_one_state_are_stored_once(node: Node) -> None:
+    parts = [part("job", "w", 4 * KB)]
+    first, second = node.add("job@0", parts), node.add("job@1", parts)
+    entries = node.manager.catalogue.entries
+    assert entries["job@0"].stored.bytes == 16 * KB and entries["job@1"].stored.bytes == 0
+    generator = torch.Generator()
+    for body, name in ((first, "job@0"), (second, "job@1")):
+        with node.device.use(name):
+            body.change(generator.manual_seed(1))
+    for name in ("job@0", "job@1"):
+        node.device.evict(name)
+    with node.device.use("job@1"), node.device.use("job@0"):
+        assert first.wrong == second.wrong == []
+    with pytest.raises(RefusedError, match="shared by job@1"):
+        node.manager.forget("job@0")
+
+
+def test_a_checkpoint_is_put_together_from_slices_while_another_job_runs(
+    node: Node, tmp_path: Path
+) -> None:
+    halves = [
+        part("job", "w", 2 * KB, start=0, whole=4 * KB),
+        part("job", "w", 2 * KB, start=2 * KB, whole=4 * KB),
+    ]
+    bodies = [node.add(f"job@{rank}", [half]) for rank, half in enumerate(halves)]
+    other = node.add("other", [part("other", "w", KB)])
+    for rank, body in enumerate(bodies):
+        with node.device.use(f"job@{rank}"):
+            next(iter(body.tensors.values())).fill_(float(rank))
+            body.steps = 1
+        node.device.evict(f"job@{rank}")
+    with node.device.use("other"):
+        other.change(torch.Generator())
+        node.manager.materialize("job@0", str(tmp_path / "weights.safetensors"), ["weight"])
+    tensors, _ = read_tensors(tmp_path / "weights.safetensors")
+    expected = torch.cat([torch.zeros(2 * KB), torch.ones(2 * KB)])
+    assert torch.equal(tensors["w"], expected)
+
+
+def test_a_state_that_cannot_stay_warm_is_refused_with_the_numbers(node: Node) -> None:
+    node.add("a", [part("a", "w", 30 * KB)])
+    with pytest.raises(RefusedError, match="122880 bytes of host memory to stay warm"):
+        node.add("b", [part("b", "w", 30 * KB)])
+    node.add("c", [part("c", "w", 9 * KB)])  # what fits is still taken
+
+
+def test_a_full_disk_is_a_clear_error_and_loses_nothing(node: Node) -> None:
+    body = node.add("a", standard_parts("a"), warm=False)
+    with node.device.use("a"):
+        body.change(torch.Generator())
+    node.manager.disk.folder.rmdir()  # nothing can be written there now
+    with pytest.raises(RefusedError):
+        node.device.evict("a", Tier.DISK)
+    assert node.manager.tiers()["a"] is Tier.HOST
+    with node.device.use("a"):
+        assert body.wrong == []
+
+
+def test_waiting_for_a_device_that_stays_busy_ends_at_its_deadline(node: Node) -> None:
+    node.add("a", [part("a", "w", 18 * KB)]), node.add("b", [part("b", "w", 18 * KB)])
+    with (
+        node.device.use("a"),
+        pytest.raises(UnavailableError, match="b on the device tier"),
+        node.device.use("b", timeout_s=0.05),
+    ):
+        pass
+    with node.device.use("b", timeout_s=30.0):
+        pass
+
+
+def test_the_next_state_is_loaded_while_this_one_computes(tmp_path: Path) -> None:
+    node = Node(tmp_path, StateBudgets(64 * KB, 64 * KB, 0))
+    first = node.add("a", [part("a", "w", 4 * KB)])
+    second = node.add("b", [part("b", "w", 4 * KB)])
+    bound = threading.Event()
+    original = second.bind
+    second.bind = lambda tensors, about: (original(tensors, about), bound.set())[0]  # type: ignore[method-assign, func-returns-value]
+    with node.device.use("a"):
+        node.manager.prefetch(["b"])
+        assert bound.wait(30.0)
+        assert first.tensors and second.tensors
+    node.close()
+
+
+def test_what_is_not_as_written_on_disk_is_refused(tmp_path: Path) -> None:
+    disk = DiskTier(tmp_path)
+    image = HostImage.create("x", 100_000)
+    image.data[:] = 7
+    disk.write("x/y", image.pages, {"steps": 3})
+    again = HostImage.create("x", 100_000)
+    assert disk.read("x/y", again.pages) == {"steps": 3}
+    assert (again.data == 7).all()
+    path = disk.path("x/y")
+    spoiled = bytearray(path.read_bytes())
+    spoiled[-1] ^= 1
+    path.write_bytes(spoiled)
+    with pytest.raises(ConfigError, match="not as written"):
+        disk.read("x/y", again.pages)
+    path.write_bytes(spoiled[:5000])
+    with pytest.raises(ConfigError):
+        disk.read("x/y", again.pages)
+    image.close()
+    again.close()
