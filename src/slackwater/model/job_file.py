@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from slackwater.model.errors import ConfigError
@@ -14,30 +14,79 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OURS = ("SLACKWATER_", "TINKER_")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFile:
-    """One job. Its driver is `recipe` with `options` (as `slackwater train RECIPE --set` takes them), or `command`.
+@dataclass(frozen=True, slots=True)
+class KnownProfile:
+    """What one iteration takes alone, where the owner knows it; sizes are what one node keeps in host memory."""
 
-    `env` are variables of the driver, which runs in `workdir`. A known `profile` saves the cycles in which the job is profiled alone.
-    """
+    rollout_s: float
+    train_s: float
+    sync_s: float = 0.0
+    rollout_nodes: int = 1
+    train_nodes: int = 1
+    rollout_state_gb: float = 0.0
+    train_state_gb: float = 0.0
+    model_billions: float = 0.001
+
+    def __post_init__(self) -> None:
+        _ = self.made
+
+    @property
+    def made(self) -> JobProfile:
+        return JobProfile(**asdict(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnJob:
+    """A job whose driver its owner runs: only the terms are the service's to know."""
 
     name: str
-    model: str
     iterations: int
-    recipe: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    command: tuple[str, ...] = ()
     slo: float = 2.0
     priority: int = 0
     duty_ratio: float | None = None
-    profile: JobProfile | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    workdir: str | None = None
+    profile: KnownProfile | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             fix = "must be 1-64 letters, digits, . _ -, and begin with a letter or digit"
             raise ConfigError.of("name", self.name, fix)
+        _ = self.terms
+
+    @property
+    def terms(self) -> JobTerms:
+        """What the co-scheduler must know."""
+        asked = (self.iterations, self.slo, self.priority, self.duty_ratio)
+        try:
+            if self.profile is None:
+                return JobTerms(*asked)
+            known = asdict(self.profile)
+            for length in ("rollout_s", "train_s", "sync_s"):
+                del known[length]
+            return JobTerms(*asked, **known)
+        except ConfigError as error:
+            raise ConfigError(str(error).removeprefix("job: ")) from None
+
+    @property
+    def known_profile(self) -> JobProfile | None:
+        return None if self.profile is None else self.profile.made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFile(OwnJob):
+    """One job. Its driver is `recipe` with `options` (as `slackwater train RECIPE --set` takes them), or `command`.
+
+    `env` are variables of the driver, which runs in `workdir`. A known `profile` saves the cycles in which the job is profiled alone.
+    """
+
+    model: str
+    recipe: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    workdir: str | None = None
+
+    def __post_init__(self) -> None:
+        OwnJob.__post_init__(self)
         if (self.recipe is None) == (not self.command):
             given = "both" if self.command else "neither"
             raise ConfigError.of("recipe, command", given, "give one of them")
@@ -53,27 +102,6 @@ class JobFile:
                 raise ConfigError(f"env.{name}: must not have a zero byte")
         if any("\0" in word for word in self.command):
             raise ConfigError.of("command", list(self.command), "must not have a zero byte")
-        _ = self.terms
-
-    @property
-    def terms(self) -> JobTerms:
-        """What the co-scheduler must know."""
-        own = {"slo": self.slo, "priority": self.priority, "duty_ratio": self.duty_ratio}
-        try:
-            if self.profile is None:
-                return JobTerms(self.iterations, **own)  # type: ignore[arg-type]  # of three types
-            known = self.profile
-            return JobTerms(
-                self.iterations,
-                **own,  # type: ignore[arg-type]  # of three types
-                rollout_nodes=known.rollout_nodes,
-                train_nodes=known.train_nodes,
-                rollout_state_gb=known.rollout_state_gb,
-                train_state_gb=known.train_state_gb,
-                model_billions=known.model_billions,
-            )
-        except ConfigError as error:
-            raise ConfigError(str(error).removeprefix("job: ")) from None
 
     def assignments(self) -> list[str]:
         """The recipe's settings as `--set` takes them: the options, and what this file says elsewhere."""

@@ -25,7 +25,7 @@ IDLE_AFTER_S = 600.0
 
 @dataclass(slots=True)
 class JobEntry:
-    """One job. `iterations_done` are complete."""
+    """One job. `iterations_done` are complete; one that is `driven` was submitted with a driver."""
 
     job: JobId
     tenant: TenantId
@@ -37,13 +37,9 @@ class JobEntry:
     crashes: int = 0
     account: JobAccount = field(default_factory=JobAccount)
     terms: JobTerms | None = None
+    driven: bool = False
     worked_s: float = 0.0
     open_turns: int = 0
-
-    @property
-    def driven(self) -> bool:
-        """Whether it was submitted with a driver."""
-        return self.terms is not None
 
 
 class JobBook:
@@ -118,13 +114,16 @@ class JobBook:
     def _submitted(self, event: on.JobSubmitted, out: Out) -> None:
         entry = self._jobs.get(event.job)
         if entry is not None and not entry.stage.over:
+            if event.driven and not entry.driven:
+                entry.driven = True
+                self._tell_driver(entry, out)
             return  # another session of the same run
-        if entry is not None and entry.driven and event.terms is None:
+        if entry is not None and entry.driven and not event.driven:
             return  # a straggler of a driver that has ended
         if entry is None:
             entry = self._jobs[event.job] = JobEntry(event.job, event.tenant, event.now_s)
         entry.profile = event.profile or entry.profile
-        entry.terms = event.terms
+        entry.terms, entry.driven = event.terms, event.driven
         entry.iterations_done = max(event.iterations_done, entry.iterations_done)
         entry.worked_s = event.now_s
         if entry.profile is None and self._profiles and entry.terms is not None:
@@ -134,9 +133,11 @@ class JobBook:
 
     def _adopted(self, event: on.JobAdopted) -> None:
         if event.job in self._jobs:
+            if self._jobs[event.job].account == JobAccount():
+                self._jobs[event.job].account = event.account
             return
         entry = JobEntry(event.job, event.tenant, event.now_s, event.stage, event.reason)
-        entry.account, entry.terms = event.account, event.terms
+        entry.account, entry.terms, entry.driven = event.account, event.terms, event.driven
         entry.iterations_done, entry.crashes = event.iterations_done, event.crashes
         self._jobs[event.job] = entry
 
@@ -153,7 +154,7 @@ class JobBook:
     def _tell_driver(self, entry: JobEntry, out: Out) -> None:
         if not entry.driven:
             return
-        if entry.stage in (JobStage.PLACED, JobStage.PROFILING):
+        if entry.stage in (JobStage.PLACED, JobStage.PROFILING, JobStage.RUNNING):
             out.append(do.DriverMayRun(entry.job))
         elif entry.stage.over:
             out.append(do.DriverMustEnd(entry.job, entry.stage, entry.reason))

@@ -55,7 +55,8 @@ class Driver:
     reason: str = ""
 
     def submitted(self, now_s: float) -> JobSubmitted:
-        return JobSubmitted(now_s, self.job, self.tenant, self.profile, self.terms)
+        made = (self.job, self.tenant, self.profile, self.terms)
+        return JobSubmitted(now_s, *made, driven=True)
 
 
 class DriverBook:

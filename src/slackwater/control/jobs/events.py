@@ -12,7 +12,8 @@ from slackwater.model.job_life import JobAccount, JobStage
 class JobSubmitted:
     """An owner's run begins, or goes on at its last complete iteration. One with terms and without a profile is profiled first.
 
-    One without terms (a session that nobody submitted) shares what there is.
+    One without terms (a session that nobody submitted) shares what there is. One that is `driven` has a driver that the service
+    runs, and ends with that.
     """
 
     now_s: float
@@ -21,6 +22,7 @@ class JobSubmitted:
     profile: JobProfile | None = None
     terms: JobTerms | None = None
     iterations_done: int = 0
+    driven: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ class JobAdopted:
     iterations_done: int = 0
     crashes: int = 0
     terms: JobTerms | None = None
+    driven: bool = False
 
 
 @dataclass(frozen=True, slots=True)

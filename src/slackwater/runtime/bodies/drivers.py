@@ -83,7 +83,7 @@ class DriversBody:
             await self._parts.end_sessions(held.job, "its driver is gone")
         self._parts.feed(
             on.DriverAdopted(
-                *(_now_s(), held.job, held.tenant, held.file.terms, held.file.profile),
+                *(_now_s(), held.job, held.tenant, held.file.terms, held.file.known_profile),
                 *(held.attempt, held.crashes),
                 lives=lives or seen,
                 over=held.over,

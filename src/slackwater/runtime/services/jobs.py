@@ -43,7 +43,7 @@ class Jobs:
             stage = held.over or JobStage.STOPPED
             reason = held.reason or "the service was gone"
             terms = held.file.terms
-            adopted[job] = replace(event, stage=stage, reason=reason, terms=terms)
+            adopted[job] = replace(event, stage=stage, reason=reason, terms=terms, driven=True)
         for event in adopted.values():
             self._feed(event)
         for job, tenant in self._sessions.jobs().items():

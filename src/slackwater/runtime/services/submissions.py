@@ -12,10 +12,11 @@ from typing import Any
 from slackwater.control.brain import Brain, BrainEvent
 from slackwater.control.jobs import driver_events as on
 from slackwater.control.jobs.drivers import DriverStage
+from slackwater.control.jobs.events import JobSubmitted
 from slackwater.model.config import decode
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, UnavailableError
 from slackwater.model.ids import JobId, TenantId
-from slackwater.model.job_file import JobFile
+from slackwater.model.job_file import JobFile, OwnJob
 from slackwater.model.job_life import named_job
 from slackwater.runtime.bodies.drivers import DriversBody, driver_command
 from slackwater.runtime.store.database import Store
@@ -61,7 +62,12 @@ class Submissions:
     async def submit(
         self, tenant: TenantId, table: dict[str, Any], *, replace: bool
     ) -> dict[str, Any]:
-        """Durable when this returns; what became of it is in `described`."""
+        """Durable when this returns; what became of it is in `described`.
+
+        One without a driver is its owner's to run, and needs no more than a key of its own.
+        """
+        if "recipe" not in table and "command" not in table:
+            return self._take_own(tenant, decode(OwnJob, table))
         file = decode(JobFile, table)
         self._check(file)
         async with self._one_at_a_time:
@@ -87,7 +93,18 @@ class Submissions:
         self._body.know(job, file)
         held = await self._store.call(lambda c: add_job(c, job, tenant, file))
         self._held[job] = held
-        self._feed(on.DriverSubmitted(_now_s(), job, tenant, file.terms, file.profile))
+        self._feed(on.DriverSubmitted(_now_s(), job, tenant, file.terms, file.known_profile))
+
+    def _take_own(self, tenant: TenantId, own: OwnJob) -> dict[str, Any]:
+        """The same name again, while it is not over, is the same job."""
+        job = named_job(tenant, own.name)
+        entry = self._brain.jobs.find(job)
+        if entry is not None and not entry.stage.over and entry.terms is None:
+            raise RefusedError(
+                f"name: {own.name!r} runs already without terms; submit it before its first session"
+            )
+        self._feed(JobSubmitted(_now_s(), job, tenant, own.known_profile, own.terms))
+        return self.described(tenant, own.name)
 
     def stop(self, tenant: TenantId, name: str) -> dict[str, Any]:
         """Ask its driver to leave; it has stopped when its stage says so."""

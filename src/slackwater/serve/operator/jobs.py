@@ -37,8 +37,15 @@ def job_routes(plane: ControlPlane) -> APIRouter:
         return {"jobs": plane.submissions.listed(plane.jobs.listed(tenant))}
 
     @router.post("", status_code=201)
-    async def submit(body: dict[str, Any], tenant: owner, replace: bool = False) -> dict[str, Any]:
-        """A job file as JSON. The job is durable when this is answered, and its driver starts when it has a place."""
+    async def submit(
+        body: dict[str, Any], tenant: caller, request: Request, replace: bool = False
+    ) -> dict[str, Any]:
+        """A job file as JSON. The job is durable when this is answered, and its driver starts when it has a place.
+
+        Without a recipe or a command it is a job whose driver its owner runs; any tenant may submit one.
+        """
+        if "recipe" in body or "command" in body:
+            operator(tenant, request)
         return await plane.submissions.submit(tenant, body, replace=replace)
 
     @router.get("/{name}")

@@ -191,6 +191,15 @@ def test_sessions_that_outlive_a_driver_do_not_bring_its_job_back() -> None:
     assert body.stage() is JobStage.FINISHED
 
 
+def test_a_job_that_was_taken_over_before_its_driver_gets_it_then() -> None:
+    body = Body()
+    body.tell(of_job.JobSubmitted(0.0, JOB, TENANT, None, TERMS, 3))
+    body.tell(on.DriverAdopted(0.0, JOB, TENANT, TERMS, attempt=4))
+    assert body.running == {JOB: 5}
+    body.end(status=0)
+    assert body.stage() is JobStage.FINISHED
+
+
 def test_a_crash_while_it_is_profiled_profiles_it_again() -> None:
     body = Body(brain=Brain(profiles_jobs=True))
     commands = list(body.brain.handle(on.DriverSubmitted(0.0, JOB, TENANT, TERMS)))
