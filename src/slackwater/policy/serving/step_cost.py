@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -37,6 +37,7 @@ class Curve:
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
+    _asked: dict[int, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.rows) != len(self.seconds) or len(self.rows) < 2:
@@ -47,7 +48,13 @@ class Curve:
             raise ConfigError.of("step cost: seconds", self.seconds, "must be above 0")
 
     def at(self, rows: int) -> float:
-        """A step of so many rows."""
+        """A step of so many rows. Sizes come again and again, so what was found is kept."""
+        found = self._asked.get(rows)
+        if found is None:
+            found = self._asked[rows] = self._between(rows)
+        return found
+
+    def _between(self, rows: int) -> float:
         sizes, seconds = self.rows, self.seconds
         place = min(max(bisect_left(sizes, rows), 1), len(sizes) - 1)
         first, low, high = sizes[place - 1], seconds[place - 1], seconds[place]

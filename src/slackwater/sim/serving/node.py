@@ -17,6 +17,7 @@ from slackwater.sim.serving.rollout_share import RolloutShare
 from slackwater.sim.serving.service_share import ServedRequest, ServiceShare
 
 _IDLE = RolloutState()
+_DRAWN_AT_ONCE = 256
 
 
 @dataclass(slots=True)
@@ -50,6 +51,7 @@ class ServingNode:
         self._at = at
         self._rng = np.random.default_rng(seed)
         self._noise = device.noise
+        self._drawn: list[float] = []
         self.use = NodeUse()
         self._serving_cost = step_cost_of(device.serving)
         self._rollout_cost = step_cost_of(device.rollout)
@@ -190,7 +192,9 @@ class ServingNode:
         self._at(now_s + took_s, over)
 
     def _luck(self) -> float:
-        return self.slowdown * float(np.exp(self._rng.normal(0.0, self._noise)))
+        if not self._drawn:
+            self._drawn = np.exp(self._rng.normal(0.0, self._noise, _DRAWN_AT_ONCE))[::-1].tolist()
+        return self.slowdown * self._drawn.pop()
 
     # ---- memory ----
     def _serving_bytes(self) -> int:
@@ -209,13 +213,14 @@ class ServingNode:
     def _check_memory(self, now_s: float) -> None:
         """Serving use decides what rollouts keep; under pressure whole requests go, and are reported."""
         rollout = self.rollout
-        pressed = self.arbiter.uses(self._serving_bytes())
+        served = self._serving_bytes()
+        pressed = self.arbiter.uses(served)
         if rollout is None:
             return
         rollout.now_s = max(rollout.now_s, now_s)
         allowed = self._lent_tokens()
         if self.arbiter.mode.memory == "preemptive":
-            free = self.arbiter.budget.capacity - self._serving_bytes()
+            free = self.arbiter.budget.capacity - served
             allowed = min(allowed, int(max(free, 0) / self._rollout_bytes))
         if pressed:
             self.use.cuts += 1

@@ -74,6 +74,21 @@ def _cached(row: TracedRequest, seen: set[str]) -> int:
     return hit * _PREFIX_BLOCK
 
 
+def median_window(arrivals: Sequence[Arrival], seconds: float) -> tuple[float, list[Arrival]]:
+    """Of all whole windows of so long the one with the median number of requests: where it begins, and its own."""
+    count = max(int(arrivals[-1].at_s // seconds), 1)
+    places = np.minimum([arrival.at_s // seconds for arrival in arrivals], count - 1).astype(int)
+    sizes = np.bincount(places, minlength=count)
+    chosen = int(np.argsort(sizes, kind="stable")[(count - 1) // 2])
+    from_s = chosen * seconds
+    found = [
+        replace(arrival, at_s=arrival.at_s - from_s)
+        for arrival in arrivals
+        if from_s <= arrival.at_s < from_s + seconds
+    ]
+    return from_s, found
+
+
 def scaled(arrivals: Sequence[Arrival], times: float, seconds: float, seed: int) -> list[Arrival]:
     """`times` the load with the same bursts: copies shifted around the clock, the last one thinned."""
     if times <= 0:
