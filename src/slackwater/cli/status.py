@@ -10,6 +10,7 @@ from slackwater.cli.up import DEFAULT_STATE
 from slackwater.model.errors import UnavailableError
 
 app = typer.Typer(add_completion=False)
+_SHOWN_MINUTES = 5
 
 
 @app.command()
@@ -48,6 +49,24 @@ def _ask(server: dict[str, Any]) -> dict[str, Any]:
     return said
 
 
+def _serving_rows(serving: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """The promise, who has devices of the service, and the last minutes."""
+    if serving is None:
+        return []
+    slo = serving["slo"]
+    promise = f"TTFT {slo['ttft_s']:g} s, TPOT {slo['tpot_s']:g} s for {slo['share']:.0%}"
+    rows = [("serves", f"{serving['model']}   {promise}")]
+    rows += [("lent", f"{worker}   to {job}") for worker, job in serving["lent"].items()]
+    rows += [("not lent", f"{worker}   {why}") for worker, why in serving["not_lent"].items()]
+    for minute in serving["minutes"][-_SHOWN_MINUTES:]:
+        said = (
+            f"{minute['attainment']:.1%} of {minute['requests']:.0f} requests kept,"
+            f" p99 TTFT {minute['ttft_p99_s']:.3f} s, TPOT {minute['tpot_p99_s']:.3f} s"
+        )
+        rows.append((f"minute {minute['minute']:.0f}", said))
+    return rows
+
+
 def _print(found: dict[str, Any]) -> None:
     from rich import box
     from rich.console import Console
@@ -64,6 +83,8 @@ def _print(found: dict[str, Any]) -> None:
             table.add_row("worker", f"{name}   pid {found['pids'].get(name, '-')}")
     for name, error in found.get("failed", {}).items():
         table.add_row("failed", f"{name}   {error}")
+    for name, text in _serving_rows(found.get("serving")):
+        table.add_row(name, text)
     for name, value in found["gauges"].items():
         table.add_row(name.replace("_", " "), f"{value:,}")
     Console().print(table)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,12 +17,12 @@ from slackwater.control.operations.controller import OperationsController
 from slackwater.control.record import RecordedController
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.errors import ConfigError, NotFoundError
-from slackwater.model.ids import InstanceId, JobId, NodeId, RequestId, SessionId, TenantId, WorkerId
+from slackwater.model.ids import InstanceId, NodeId, RequestId, SessionId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OpKind
 from slackwater.model.session import TrainedModel
 from slackwater.runtime.bodies.actions import ActionsBody
 from slackwater.runtime.bodies.drivers import DriverParts, DriversBody
-from slackwater.runtime.bodies.lending import LendingBody
+from slackwater.runtime.bodies.lending import LendingBody, Offer
 from slackwater.runtime.bodies.operations import OperationsBody, OperationsParts
 from slackwater.runtime.bodies.rehearsal import rehearse
 from slackwater.runtime.bodies.rollout import RolloutBody
@@ -40,6 +41,7 @@ from slackwater.runtime.services.finishing import Finishing, sampling_session_of
 from slackwater.runtime.services.housekeeping import Household, Housekeeping
 from slackwater.runtime.services.instances import InstanceService, Premises
 from slackwater.runtime.services.jobs import Jobs
+from slackwater.runtime.services.kept_promise import KeptPromise
 from slackwater.runtime.services.meters import Meters
 from slackwater.runtime.services.sampling import KIND as SAMPLE
 from slackwater.runtime.services.sampling import SamplingService
@@ -58,7 +60,6 @@ from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.runtime.store.versions import VersionShelf
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame, FrameKind
-from slackwater.wire.lending import LendTo
 
 logger = logging.getLogger(__name__)
 
@@ -109,14 +110,16 @@ class ControlPlane:
             meters=self.meters,
         )
         served = settings.serving
+        self._served = served
         if served is not None:
             others = [base for base in self.bases if base.name != served.model]
             self.rollout.lending = LendingBody(
-                self.hub,
+                self.hub.send,
                 self._vital("lending", Lender()),
-                {JobId(base.name): LendTo(base.name, base.version, base.uri) for base in others},
-                self.rollout.live_of,
+                {base.name: Offer(base.version, base.uri) for base in others},
+                self.rollout.live_jobs,
             )
+            self.rollout.devices.lending = self.rollout.lending
         self.instances = InstanceService(
             Premises(self.fleet.spawn, plans.engine_arguments, state.logs),
             self.brain,
@@ -195,6 +198,9 @@ class ControlPlane:
 
     async def start(self, url: str | None = None) -> None:
         """Open the store, take over what it has, and start the workers; at `url` drivers of jobs find the service."""
+        if self._served is not None:
+            now_s = asyncio.get_running_loop().time()
+            self.rollout.promise = KeptPromise(self._served.model, self._served.slo, now_s)
         await self.store.open()
         await self.hub.start()
         self.rollout.name_owners(self.tenants.names())
@@ -345,7 +351,26 @@ class ControlPlane:
             "sampling_sessions": len(self.sampling.sessions()),
             **self.actions.gauges(),
             **self.brain.gauges(),
-            **({} if self.rollout.lending is None else self.rollout.lending.gauges()),
+            **self._serving_gauges(),
+        }
+
+    def _serving_gauges(self) -> dict[str, float]:
+        """What users of the served model got, what its workers saw of it, and what is lent."""
+        rollout, now_s = self.rollout, asyncio.get_running_loop().time()
+        kept = {} if rollout.promise is None else rollout.promise.gauges(now_s)
+        return kept | ({} if rollout.lending is None else rollout.lending.gauges())
+
+    def serving(self) -> dict[str, Any] | None:
+        """The promise of the served model and how it was kept, minute by minute; None if none is served."""
+        promise, lending = self.rollout.promise, self.rollout.lending
+        if promise is None:
+            return None
+        return {
+            "model": promise.model,
+            "slo": asdict(promise.slo),
+            "minutes": promise.minutes(),
+            "lent": {} if lending is None else lending.lent(),
+            "not_lent": {} if lending is None else dict(lending.refusals),
         }
 
     def worker_gauges(self) -> dict[WorkerId, dict[str, float]]:

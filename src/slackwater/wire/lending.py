@@ -4,8 +4,9 @@ from slackwater.wire.message import Message
 
 
 class LendTo(Message, frozen=True):
-    """Bring this model up beside the service's, and join with it as a borrowed instance."""
+    """Bring this model up beside the service's, and join with it as an instance that the job borrows."""
 
+    job: str
     base: str
     base_version: str
     model: str
@@ -15,6 +16,10 @@ class TakeBack(Message, frozen=True):
     """The rollout leaves at once; answered by `LoanOver`."""
 
     reason: str
+
+
+class StepBegan(Message, frozen=True):
+    """The borrowing job's next RL step begins: its KV budget is set anew, and answered by `BudgetReport`."""
 
 
 class LoanOver(Message, frozen=True):

@@ -41,7 +41,8 @@ class EngineFacts(msgspec.Struct, frozen=True):
 
     `max_versions` counts whole sets of weights, `max_adapters` adapters (0: they count as whole sets).
     `kind` is one of `model.instance.InstanceKind`. Without `exact_continuation` it cannot go on at a
-    position of a turn's random stream. One that `lends` serves, and takes `lending.LendTo`.
+    position of a turn's random stream. One that `lends` serves, and takes `lending.LendTo`; one that is
+    borrowed is its `job`'s alone.
     """
 
     base_model: str
@@ -53,6 +54,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
     exact_continuation: bool = True
     max_adapters: int = 0
     lends: bool = False
+    job: str | None = None
 
 
 class Welcome(Message, frozen=True):
@@ -282,6 +284,7 @@ ToWorker: TypeAlias = (
     | ToSandbox
     | lending.LendTo
     | lending.TakeBack
+    | lending.StepBegan
 )
 FromWorker: TypeAlias = (
     Hello

@@ -96,6 +96,8 @@ class CoservingWorker:
                 self._join(self._coming)
             if self.loan is not None and not self.loan.attend():
                 self._end_loan("the control plane let the instance go")
+            if self.loan is not None and self.loan.cold and not executor.service.busy:
+                self.loan.warm_one()
             rested = False
             if executor.busy:
                 rested = self._tell(executor.step())
@@ -104,6 +106,9 @@ class CoservingWorker:
         match message:
             case lending.LendTo():
                 self._lend(message)
+            case lending.StepBegan():
+                if self.loan is not None:
+                    self.loan.begin_step()
             case lending.TakeBack():
                 self._end_loan("", answer=True)
             case _:
@@ -113,6 +118,8 @@ class CoservingWorker:
         """How long to wait for a message."""
         if self._executor.busy:
             return _REST_S if rested else 0.0
+        if self.loan is not None and self.loan.cold:
+            return 0.0
         return None if self._coming is None else _ACTIVATION_LOOK_S
 
     def _wakers(self) -> tuple[HasFileno, ...]:

@@ -27,6 +27,8 @@ from slackwater.worker.process import pin, secret
 logger = logging.getLogger(__name__)
 
 _MAX_VERSIONS = 4
+_WARM_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+_WARM_CONTEXTS = (200, 400, 900, 1900, 3900, 7900, 15900, 31900)
 
 
 class RolloutDesk(EngineWorker):
@@ -60,10 +62,27 @@ class Loan:
     """From joining to leaving."""
 
     def __init__(
-        self, connection: Connection, desk: RolloutDesk, executor: CoservingExecutor
+        self,
+        connection: Connection,
+        desk: RolloutDesk,
+        executor: CoservingExecutor,
+        cold: list[tuple[int, int]],
     ) -> None:
         self._connection, self._desk, self._executor = connection, desk, executor
         self._cuts = executor.cuts
+        self._cold = cold
+
+    @property
+    def cold(self) -> bool:
+        """Whether decode steps are left that the device would have to prepare when they are first wanted."""
+        return bool(self._cold)
+
+    def warm_one(self) -> None:
+        """Prepare one of them; short, and yet too long for a service that has work."""
+        rollout = self._executor.rollout
+        rows, context = self._cold.pop()
+        if rollout is not None:
+            rollout.warm_decode([rows], [context])
 
     @property
     def wakers(self) -> tuple[HasFileno, ...]:
@@ -91,6 +110,11 @@ class Loan:
         if self._executor.cuts != self._cuts:
             self._cuts = self._executor.cuts
             self._connection.send(messages.encode(self._budget()))
+
+    def begin_step(self) -> None:
+        """The job's next RL step: what the service left unused lately is lent."""
+        self._executor.step_began()
+        self._connection.send(messages.encode(self._budget()))
 
     def end(self, given_back: Sequence[int]) -> None:
         """Say what is left undone, and leave."""
@@ -120,6 +144,14 @@ def lent_tokens(executor: CoservingExecutor, rollout: Engine) -> int:
     blocks = executor.arbiter.lent * executor.service.config.page_bytes // rollout.block_bytes
     total = rollout.gauges()["kv_blocks_total"]
     return int(max(blocks - 1, 0) * rollout.capacity_tokens / max(total, 1.0))
+
+
+def decode_shapes(rollout: Engine, lent: int) -> list[tuple[int, int]]:
+    """Decode steps that a GPU captures, as rows and context, those wanted first last."""
+    longest = min(rollout.max_context, lent)
+    rows = [count for count in _WARM_ROWS if count <= rollout.config.max_running]
+    contexts = [context for context in _WARM_CONTEXTS if context <= longest]
+    return [(count, context) for context in reversed(contexts) for count in reversed(rows)]
 
 
 class Activation:
@@ -203,11 +235,13 @@ class SharedDevice:
             kv_tokens=tokens,
             max_versions=_MAX_VERSIONS,
             kind="borrowed",
+            job=wanted.job,
         )
         hello = messages.Hello(secret(), f"{self.worker}~{self.loans}", "engine", facts)
         connection = Connection(self.address, hello, pin=pin(), orphaned=_only_the_loan)
         desk = RolloutDesk(connection, rollout, self.files.weights(), executor)
-        loan = Loan(connection, desk, executor)
+        cold = decode_shapes(rollout, tokens) if self.device.startswith("cuda") else []
+        loan = Loan(connection, desk, executor, cold)
         connection.report_gauges(loan.gauges)
         connection.__enter__()
         return loan

@@ -53,6 +53,15 @@ def test_the_emptiest_nodes_lend_first_and_one_job_each() -> None:
     ]
 
 
+def test_a_jobs_next_step_sets_the_budgets_of_its_own_nodes_anew() -> None:
+    stage = Stage()
+    stage.tell(on.CapacityWanted(1.0, ONE, 1))
+    stage.tell(on.CapacityWanted(1.0, TWO, 1))
+    assert stage.tell(on.StepBegan(2.0, TWO)) == [do.BeginStep(NodeId("n1"), TWO)]
+    stage.tell(on.CapacityReturned(3.0, TWO))
+    assert stage.tell(on.StepBegan(4.0, TWO)) == []
+
+
 def test_a_service_lends_no_more_nodes_than_it_allows() -> None:
     stage = Stage(most_nodes=1)
     assert len(stage.tell(on.CapacityWanted(1.0, ONE, 4))) == 1

@@ -12,11 +12,10 @@ from slackwater.bench.rollout.live_fleet import BASE, BASE_VERSION
 from slackwater.control.lending.lender import Lender, LenderSettings
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.errors import UnavailableError
-from slackwater.model.ids import JobId, WorkerId
+from slackwater.model.ids import WorkerId
 from slackwater.policy.serving.lender_choice import LenderRule
-from slackwater.runtime.bodies.lending import LendingBody
+from slackwater.runtime.bodies.lending import LendingBody, Offer
 from slackwater.runtime.launch.port import WorkerPlan
-from slackwater.wire.lending import LendTo
 
 CHAT = "chat"
 CHAT_VERSION = "base:chat"
@@ -59,8 +58,9 @@ class ServingFloor:
         )
         rule = LenderRule(most_kv=0.9, most_busy=0.99, back_kv=0.98, back_busy=1.0, rest_s=0.5)
         self.lender = Lender(LenderSettings(rule, window_s=2.0, review_every_s=0.3))
-        offers = {JobId(BASE): LendTo(BASE, BASE_VERSION, f"slackwater:models/{BASE}")}
-        self.lending = LendingBody(self.floor.hub, self.lender, offers, self.floor.rollout.live_of)
+        offers = {BASE: Offer(BASE_VERSION, f"slackwater:models/{BASE}")}
+        rollout = self.floor.rollout
+        self.lending = LendingBody(self.floor.hub.send, self.lender, offers, rollout.live_jobs)
         self.floor.rollout.lending = self.lending
         self._processes: dict[WorkerId, asyncio.subprocess.Process] = {}
         self._starts = 0

@@ -23,4 +23,12 @@ class TakeBack:
     reason: str
 
 
-LendingCommand = LendNode | TakeBack | SetTimer
+@dataclass(frozen=True, slots=True)
+class BeginStep:
+    """The job's next RL step begins: the node sets the rollout's KV budget anew."""
+
+    node: NodeId
+    job: JobId
+
+
+LendingCommand = LendNode | TakeBack | BeginStep | SetTimer

@@ -61,6 +61,14 @@ class CapacityWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class StepBegan:
+    """A job that rolls out already begins its next RL step, as one that trains meanwhile does."""
+
+    now_s: float
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
 class CapacityReturned:
     """The job trains, or has ended: it needs no borrowed nodes."""
 
@@ -92,6 +100,7 @@ LendingEvent = (
     | ServingNodeReported
     | ServingNodeLost
     | CapacityWanted
+    | StepBegan
     | CapacityReturned
     | NodeCleared
     | LoanFailed

@@ -76,6 +76,9 @@ class Lender:
                 self._nodes.pop(node, None)
             case on.CapacityWanted(_, job, nodes):
                 self._want(job, nodes)
+            case on.StepBegan(_, job):
+                lent = [name for name, node in self._nodes.items() if node.lent_to == job]
+                self._out += [do.BeginStep(name, job) for name in lent]
             case on.CapacityReturned(_, job):
                 self._want(job, 0)
                 self._wanted.pop(job, None)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 
 from slackwater.control.controller import Controller
@@ -12,13 +12,20 @@ from slackwater.control.lending import events as on
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import JobId, NodeId, ServiceName, WorkerId
 from slackwater.runtime.bodies.timers import Timers
-from slackwater.runtime.net.hub import WorkerHub
 from slackwater.wire import lending, messages
 
 logger = logging.getLogger(__name__)
 
 _QUIET_S = 2.0  # a job without a live turn for so long has ended its rollout
 _MINUTE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The weights of a base model: its first version, and the model's URI."""
+
+    base_version: str
+    model: str
 
 
 @dataclass(slots=True)
@@ -40,26 +47,28 @@ class _Minute:
 
 
 class LendingBody:
-    """One lender; serving workers are its nodes. `offers` says how a rollout's base model is brought up.
+    """One lender; serving workers are its nodes. `offers` says by base model which weights a borrower needs.
 
-    To the lender a borrower is a base model with live turns, whosever jobs they are: that is what is brought onto a device.
+    A job borrows from its first live turn on until it trains, or has had none for a while. Turns that come after its
+    optimizer has stepped are its next RL step's.
     """
 
     def __init__(
         self,
-        hub: WorkerHub,
+        send: Callable[[WorkerId, messages.Message], None],
         lender: Controller[on.LendingEvent, do.LendingCommand],
-        offers: Mapping[JobId, lending.LendTo],
-        live_turns: Callable[[str], int],
+        offers: Mapping[str, Offer],
+        live_jobs: Callable[[], Set[JobId]],
     ) -> None:
-        self._hub, self._lender, self._offers, self._live = hub, lender, offers, live_turns
+        self._send, self._lender, self._offers, self._live = send, lender, offers, live_jobs
         self._timers = Timers(lambda name: self._feed(TimerFired(_now_s(), name)))
         self._minutes: dict[WorkerId, _Minute] = {}
         self._needed_s: dict[WorkerId, tuple[float, float]] = {}
         self._nodes: set[WorkerId] = set()
         self._active_s: dict[JobId, float] = {}
-        self._wanted: set[JobId] = set()
-        self._lent: set[WorkerId] = set()
+        self._base_of: dict[JobId, str] = {}
+        self._stepped: set[JobId] = set()
+        self._lent: dict[WorkerId, JobId] = {}
         self.refusals: dict[WorkerId, str] = {}
 
     # ---- what workers say ----
@@ -71,18 +80,20 @@ class LendingBody:
         self._nodes.add(worker)
         self._feed(on.ServingNodeJoined(_now_s(), NodeId(worker), service))
         self._feed(on.ServiceOpened(_now_s(), service, len(self._nodes)))
+        for job in list(self._active_s):
+            self._feed(on.CapacityWanted(_now_s(), job, len(self._nodes)))
 
     def lost(self, worker: WorkerId) -> None:
         self._minutes.pop(worker, None)
         self._needed_s.pop(worker, None)
-        self._lent.discard(worker)
+        self._lent.pop(worker, None)
         if worker in self._nodes:
             self._nodes.discard(worker)
             self._feed(on.ServingNodeLost(_now_s(), NodeId(worker)))
 
     def over(self, worker: WorkerId, error: str) -> None:
         """A loan has ended, or could not begin."""
-        self._lent.discard(worker)
+        self._lent.pop(worker, None)
         node, now_s = NodeId(worker), _now_s()
         if not error:
             self._feed(on.NodeCleared(now_s, node))
@@ -112,42 +123,78 @@ class LendingBody:
         return "~" in worker
 
     def gauges(self) -> dict[str, float]:
-        """Attainment of the last minute over all serving workers, and what is lent."""
+        """Attainment of the last minute as serving workers saw it, from a request's arrival there; and what is lent."""
         if not self._minutes:
             return {}
         counts = [minute.requests_and_met() for minute in self._minutes.values()]
         requests, met = (sum(column) for column in zip(*counts, strict=True))
         return {
-            "serving_requests_last_minute": requests,
-            "serving_slo_attainment_last_minute": met / requests if requests else 1.0,
+            "serving_worker_requests_last_minute": requests,
+            "serving_worker_slo_attainment_last_minute": met / requests if requests else 1.0,
             "lent_devices": float(len(self._lent)),
+            "borrowing_jobs": float(len(set(self._lent.values()))),
         }
+
+    def lent(self) -> dict[WorkerId, JobId]:
+        """Which job has which serving worker's device."""
+        return dict(self._lent)
 
     def close(self) -> None:
         self._timers.cancel_all()
 
-    # ---- jobs and commands ----
+    # ---- what jobs do ----
+    def rolls_out(self, job: JobId, base_model: str) -> None:
+        """A job has one more live turn."""
+        if base_model not in self._offers:
+            return
+        now_s = _now_s()
+        known, self._base_of[job] = job in self._active_s, base_model
+        self._active_s[job] = now_s
+        if not known:
+            self._feed(on.CapacityWanted(now_s, job, max(len(self._nodes), 1)))
+        elif job in self._stepped:
+            self._feed(on.StepBegan(now_s, job))
+        self._stepped.discard(job)
+
+    def trains(self, job: JobId) -> None:
+        """A job has the trainers' devices: unless it rolls out meanwhile, its weights need be nowhere else."""
+        if job in self._active_s and job not in self._live():
+            self._return(job)
+
+    def stepped(self, job: JobId) -> None:
+        """A job's optimizer has stepped."""
+        if job in self._active_s:
+            self._stepped.add(job)
+
     def _look_at_jobs(self, now_s: float) -> None:
-        """A job with live turns rolls out; one that has had none for a while does not."""
-        for job in self._offers:
-            if self._live(job):
+        """A job without a live turn for a while does not roll out any more."""
+        live = self._live()
+        for job, active_s in list(self._active_s.items()):
+            if job in live:
                 self._active_s[job] = now_s
-            active = now_s - self._active_s.get(job, -_QUIET_S) < _QUIET_S
-            if active and job not in self._wanted:
-                self._wanted.add(job)
-                self._feed(on.CapacityWanted(now_s, job, len(self._nodes)))
-            elif not active and job in self._wanted:
-                self._wanted.discard(job)
-                self._feed(on.CapacityReturned(now_s, job))
+            elif now_s - active_s > _QUIET_S:
+                self._return(job)
+
+    def _return(self, job: JobId) -> None:
+        del self._active_s[job], self._base_of[job]
+        self._stepped.discard(job)
+        self._feed(on.CapacityReturned(_now_s(), job))
+
+    # ---- commands ----
 
     def _feed(self, event: on.LendingEvent) -> None:
         for command in self._lender.handle(event):
             match command:
                 case do.LendNode(node, job):
-                    self._lent.add(WorkerId(node))
-                    self._hub.send(WorkerId(node), self._offers[job])
+                    self._lent[WorkerId(node)] = job
+                    base = self._base_of[job]
+                    offer = self._offers[base]
+                    told = lending.LendTo(job, base, offer.base_version, offer.model)
+                    self._send(WorkerId(node), told)
+                case do.BeginStep(node):
+                    self._send(WorkerId(node), lending.StepBegan())
                 case do.TakeBack(node, _, reason):
-                    self._hub.send(WorkerId(node), lending.TakeBack(reason))
+                    self._send(WorkerId(node), lending.TakeBack(reason))
                 case SetTimer(name, at_s):
                     self._timers.set(name, at_s)
 

@@ -36,6 +36,7 @@ from slackwater.runtime.bodies.timers import Timers
 from slackwater.runtime.bodies.trainer_devices import TrainerDevices
 from slackwater.runtime.bodies.trajectory_index import TrajectoryIndex
 from slackwater.runtime.net.hub import WorkerHub
+from slackwater.runtime.services.kept_promise import KeptPromise
 from slackwater.runtime.services.meters import Meters
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame, FrameKind
@@ -85,22 +86,37 @@ class RolloutBody:
         self._topk: dict[WorkerId, list[list[tuple[int, float]]]] = {}
         self.lending: LendingBody | None = None
         self.carry_out_of_drivers: Callable[[DriverCommand], None] | None = None
+        self.promise: KeptPromise | None = None
 
     # ---- for the service ----
-    def submit(self, spec: TurnSpec, listener: TurnListener) -> None:
-        """Have a turn generated; it belongs to the trajectory that its prompt continues, if any."""
+    def submit(
+        self, spec: TurnSpec, listener: TurnListener, arrived_s: float | None = None
+    ) -> None:
+        """Have a turn generated; it belongs to the trajectory that its prompt continues, if any.
+
+        `arrived_s`: when its user's request came, if one waits for its first token.
+        """
         known = self._trajectories.continued_by(spec.version, spec.prompt)
         if known is not None:
             spec = dataclasses.replace(spec, trajectory=known)
+        since_s = _now_s() if arrived_s is None else arrived_s
+        promise, waits = self.promise, arrived_s is not None
+        if promise is not None and waits and spec.base_model == promise.model:
+            spec = dataclasses.replace(spec, stream=True)  # so that its first token is seen
+            promise.arrived(spec.turn, since_s)
         self._listeners[spec.turn] = listener
         self._specs[spec.turn] = spec
-        self._since_s[spec.turn] = _now_s()
+        self._since_s[spec.turn] = since_s
         self.feed(on.TurnSubmitted(_now_s(), spec))
+        if self.lending is not None:
+            self.lending.rolls_out(spec.job, spec.base_model)
 
     def cancel(self, turn: TurnId) -> None:
         """The client does not want it any more; its listener hears nothing more."""
         if self._listeners.pop(turn, None) is not None:
             self._measure(self._specs.pop(turn), 0, "cancelled")
+            if self.promise is not None:
+                self.promise.given_up(turn, _now_s())
             self.feed(on.TurnCancelled(_now_s(), turn))
 
     def _measure(self, spec: TurnSpec, tokens: int, outcome: str) -> None:
@@ -146,9 +162,9 @@ class RolloutBody:
         """How many turns are under way."""
         return len(self._listeners)
 
-    def live_of(self, base_model: str) -> int:
-        """How many of a base model's are."""
-        return sum(spec.base_model == base_model for spec in self._specs.values())
+    def live_jobs(self) -> set[JobId]:
+        """Whose."""
+        return {spec.job for spec in self._specs.values()}
 
     def close(self) -> None:
         self._timers.cancel_all()
@@ -167,6 +183,7 @@ class RolloutBody:
             exact_continuation=facts.exact_continuation,
             base_model=facts.base_model,
             max_adapters=facts.max_adapters,
+            job=None if facts.job is None else JobId(facts.job),
         )
         local = spec.kind is InstanceKind.LOCAL
         self.feed(LocalEngineUp(_now_s(), spec) if local else on.InstanceJoined(_now_s(), spec))
@@ -294,6 +311,8 @@ class RolloutBody:
                     self._streaming.add(command.turn)
                     waited_s = _now_s() - self._since_s[command.turn]
                     self._meters.first_token(self._specs[command.turn], waited_s)
+                    if self.promise is not None:
+                        self.promise.passed_on(command.turn, _now_s())
                 listener.appended(command)
             return
         listener = self._listeners.pop(command.turn, None)
@@ -303,6 +322,10 @@ class RolloutBody:
         tokens = command.tokens if isinstance(command, do.CompleteTurn) else ()
         completed = isinstance(command, do.CompleteTurn)
         self._measure(spec, len(tokens), "completed" if completed else "failed")
+        if self.promise is not None and completed:
+            self.promise.answered(spec.turn, _now_s(), len(tokens))
+        elif self.promise is not None:
+            self.promise.failed(spec.turn, _now_s())
         if isinstance(command, do.CompleteTurn):
             self._trajectories.ended(spec.version, spec.prompt, tokens, spec.trajectory)
             listener.completed(command)

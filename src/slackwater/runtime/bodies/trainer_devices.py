@@ -7,6 +7,7 @@ from slackwater.control.brain import BrainEvent
 from slackwater.control.jobs.events import JobTrained
 from slackwater.control.steps import events as on
 from slackwater.model.ids import JobId, WorkerId
+from slackwater.runtime.bodies.lending import LendingBody
 
 
 class TrainerDevices:
@@ -17,6 +18,7 @@ class TrainerDevices:
         self._wanted: set[WorkerId] = set()
         self._waiting: dict[WorkerId, asyncio.Future[bool]] = {}
         self._job: dict[WorkerId, tuple[JobId, float]] = {}
+        self.lending: LendingBody | None = None
 
     def want(self, trainer: WorkerId) -> None:
         """The trainer has work: `take` or `unwant` follows. Until then no local engine starts."""
@@ -47,6 +49,8 @@ class TrainerDevices:
         if got and job is not None:
             now_s = _now_s()
             self._job[trainer] = (job, 0.0 if since_s is None else now_s - since_s)
+            if self.lending is not None:
+                self.lending.trains(job)
         return got
 
     def granted(self, trainer: WorkerId) -> None:
@@ -59,6 +63,8 @@ class TrainerDevices:
         job, waited_s = self._job.pop(trainer, (None, 0.0))
         if job is not None:
             self._feed(JobTrained(_now_s(), job, elapsed_s, waited_s))
+            if ends_step and self.lending is not None:
+                self.lending.stepped(job)
         self._feed(on.DevicesReturned(_now_s(), trainer, elapsed_s, ends_step))
 
     def trainer_lost(self, trainer: WorkerId) -> None:

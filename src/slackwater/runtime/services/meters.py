@@ -25,12 +25,16 @@ class Meters:
             "slackwater_generated_tokens", "Tokens made.", labels, registry=registry
         )
         self._turn_s = Histogram(
-            *("slackwater_turn_seconds", "From a turn's submission to its end.", labels),
+            *("slackwater_turn_seconds", "From a request's arrival to a turn's end.", labels),
             buckets=_REQUEST_S,
             registry=registry,
         )
         self._first_s = Histogram(
-            *("slackwater_first_token_seconds", "To a streamed turn's first tokens.", labels),
+            *(
+                "slackwater_first_token_seconds",
+                "From a request's arrival to a streamed turn's first tokens.",
+                labels,
+            ),
             buckets=_REQUEST_S,
             registry=registry,
         )

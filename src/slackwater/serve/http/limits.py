@@ -22,7 +22,14 @@ _LARGE_BYTES = 64 << 10  # from here on a body is read at a bounded rate
 _SHARED_BYTES_PER_S = 64 << 20
 _ACTIVE_S = 2.0  # a tenant is active for so long after its last request came
 _BODIES_AT_ONCE = 4  # of the largest size, by one tenant
+_ARRIVED = "slackwater.arrived_s"
 _BINARY = ("application/x-protobuf", "application/octet-stream")
+
+
+def arrival_s(scope: Scope) -> float | None:
+    """When the head of a request was read, on the event loop's clock; its body and its turn came after."""
+    found: float | None = scope.get(_ARRIVED)
+    return found
 
 
 class _RefusedBodyError(Exception):
@@ -59,6 +66,7 @@ class BodyLimits:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope[_ARRIVED] = asyncio.get_running_loop().time()
         headers = Headers(scope=scope)
         tenant = self._tenant_of(headers)
         if tenant is not None:

@@ -21,6 +21,7 @@ from slackwater.runtime.services.fair_work import FairWork
 from slackwater.runtime.store.base_models import BaseModel
 from slackwater.serve.http.auth import find_job, tenant_reader
 from slackwater.serve.http.errors import error_body
+from slackwater.serve.http.limits import arrival_s
 from slackwater.serve.openai.answers import Answers, ChatAnswers, CompletionAnswers
 from slackwater.serve.openai.bodies import ChatBody, CompletionBody
 from slackwater.serve.openai.generation import Asked, Generation, Piece
@@ -183,7 +184,9 @@ def openai_routes(plane: ControlPlane, face: OpenAiFace) -> APIRouter:
         job = job_of_key(tenant, find_job(plane.tenants, request.headers))
         asked, answers = await face.prepare(tenant, body, job)
         plane.jobs.seen(job, tenant)
-        generation = Generation(plane, tenant, asked, stream=bool(body.stream))
+        generation = Generation(
+            plane, tenant, asked, stream=bool(body.stream), arrived_s=arrival_s(request.scope)
+        )
         try:
             await generation.begin()
             if not body.stream:

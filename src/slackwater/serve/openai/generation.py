@@ -47,8 +47,15 @@ class Generation:
     """All choices of one request: `begin`, read, `close`, which cancels what still runs."""
 
     def __init__(
-        self, plane: ControlPlane, tenant: TenantId, choices: Sequence[Asked], *, stream: bool
+        self,
+        plane: ControlPlane,
+        tenant: TenantId,
+        choices: Sequence[Asked],
+        *,
+        stream: bool,
+        arrived_s: float | None = None,
     ) -> None:
+        self._arrived_s = arrived_s
         self._plane = plane
         self._tenant = tenant
         self._name = f"gen-{secrets.token_hex(12)}"
@@ -76,7 +83,7 @@ class Generation:
                 stream=self._stream,
                 owner=self._tenant,
             )
-            self._plane.rollout.submit(spec, _Choice(place, self))
+            self._plane.rollout.submit(spec, _Choice(place, self), self._arrived_s)
             if place % _AT_ONCE == _AT_ONCE - 1:
                 await asyncio.sleep(0)
 

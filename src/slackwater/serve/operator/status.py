@@ -83,6 +83,7 @@ def operator_routes(plane: ControlPlane) -> APIRouter:
             "pids": plane.fleet.supervisor.pids(),
             "failed": {name: f"{one.deaths} times: {one.said}" for name, one in failed.items()},
             "gauges": plane.gauges(),
+            "serving": plane.serving(),
         }
 
     return router

@@ -155,6 +155,8 @@ class ServingCluster:
                     )
                 case do.TakeBack(node):
                     self._take_back(node)
+                case do.BeginStep(node):
+                    self._begin_step(node)
                 case SetTimer(name, at_s):
                     fired = partial(self._fire, name)
                     self.body.at(at_s, fired)
@@ -189,6 +191,11 @@ class ServingCluster:
             holds="v0",
             engine=rollout,
         )
+
+    def _begin_step(self, name: NodeId) -> None:
+        if name in self._borrowed:
+            given, kv_tokens = self.nodes[name].begin_step(self.body.now_s)
+            self.body.give_back(self._borrowed[name], given, kv_tokens, "its budget is smaller now")
 
     def _take_back(self, name: NodeId) -> None:
         instance = self._borrowed.pop(name, None)

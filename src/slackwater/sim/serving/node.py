@@ -108,6 +108,18 @@ class ServingNode:
         rollout.resize(rollout.max_running, self._lent_tokens())
         self.wake(now_s)
 
+    def begin_step(self, now_s: float) -> tuple[list[Request], int]:
+        """The job's next RL step: the budget is set anew. What is over it, and how many tokens it is."""
+        rollout = self.rollout
+        assert rollout is not None
+        self.arbiter.step_began(self._serving_bytes())
+        rollout.now_s = max(rollout.now_s, now_s)
+        rollout.resize(rollout.max_running, self._lent_tokens())
+        given = rollout.give_up(self._lent_tokens())
+        self.use.given_back += len(given)
+        self.wake(now_s)
+        return given, self._lent_tokens()
+
     def take_back(self) -> None:
         """The rollout is gone from here."""
         self.rollout = None

@@ -1,4 +1,4 @@
-"""Seeded storms: bursts, slow devices, services that stop lending, engines that die; invariants after every event."""
+"""Seeded storms: bursts, slow devices, services that stop lending, engines that die, RL steps that follow each other; invariants after every event."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from slackwater.model.instance import InstanceKind
 from slackwater.model.serving import ServingRole, ServingSlo
 from slackwater.policy.serving.lender_choice import LenderRule
 from slackwater.policy.serving.modes import mode_of
-from slackwater.sim.rollout.agent_run import AgentFleet
+from slackwater.sim.rollout.agent_run import ROLLOUT_JOB, AgentFleet
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, EngineCost
 from slackwater.sim.serving.cluster import ClusterPlan
 from slackwater.sim.serving.device_cost import SharedDevice
@@ -93,6 +93,9 @@ def _plant(run: CoservingRun, rng: np.random.Generator, seconds: float, engine: 
     def allow() -> None:
         cluster.hear(on.ServiceOpened(body.now_s, ServiceName("service"), 3))
 
+    def step() -> None:
+        cluster.hear(on.StepBegan(body.now_s, ROLLOUT_JOB))
+
     def slow() -> None:
         node = nodes[int(rng.integers(len(nodes)))]
         node.slowdown = 3.0
@@ -100,5 +103,5 @@ def _plant(run: CoservingRun, rng: np.random.Generator, seconds: float, engine: 
 
     count = int(rng.integers(3, 10))
     for at_s in rng.uniform(2.0, seconds, count).tolist():
-        body.at(at_s, (die, refuse, slow)[int(rng.integers(3))])
+        body.at(at_s, (die, refuse, slow, step)[int(rng.integers(4))])
     return count

@@ -1,0 +1,78 @@
+"""How a service's promise is counted for its users."""
+
+import pytest
+
+from slackwater.model.ids import TurnId
+from slackwater.model.serving import ServingSlo
+from slackwater.runtime.services.kept_promise import KeptPromise
+
+ONE, TWO = TurnId("one"), TurnId("two")
+
+
+@pytest.fixture
+def promise() -> KeptPromise:
+    return KeptPromise("chat", ServingSlo(ttft_s=0.5, tpot_s=0.1), since_s=100.0)
+
+
+def attainment(promise: KeptPromise, now_s: float) -> tuple[float, float]:
+    gauges = promise.gauges(now_s)
+    return gauges["serving_requests_last_minute"], gauges["serving_slo_attainment_last_minute"]
+
+
+def test_time_to_the_first_token_is_counted_from_the_requests_arrival(promise: KeptPromise) -> None:
+    promise.arrived(ONE, 100.0)
+    promise.passed_on(ONE, 100.4)
+    promise.passed_on(ONE, 100.45)
+    promise.answered(ONE, 100.9, tokens=11)
+    assert attainment(promise, 101.0) == (1, 1.0)
+    gauges = promise.gauges(101.0)
+    assert gauges["serving_ttft_p99_last_minute_s"] == pytest.approx(0.4)
+    assert gauges["serving_tpot_p99_last_minute_s"] == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("first_s", "end_s"), [(100.6, 100.7), (100.4, 102.4)], ids=["first token", "pace"]
+)
+def test_a_late_first_token_or_a_slow_pace_breaks_the_promise(
+    promise: KeptPromise, first_s: float, end_s: float
+) -> None:
+    promise.arrived(ONE, 100.0)
+    promise.passed_on(ONE, first_s)
+    promise.answered(ONE, end_s, tokens=11)
+    assert attainment(promise, 103.0) == (1, 0.0)
+
+
+def test_a_failed_request_breaks_the_promise_and_has_no_times(promise: KeptPromise) -> None:
+    promise.arrived(ONE, 100.0)
+    promise.failed(ONE, 100.1)
+    assert attainment(promise, 101.0) == (1, 0.0)
+    assert promise.gauges(101.0)["serving_ttft_p99_last_minute_s"] == 0.0
+
+
+def test_a_request_that_its_user_gives_up_counts_if_it_was_late_by_then(
+    promise: KeptPromise,
+) -> None:
+    promise.arrived(ONE, 100.0)
+    promise.given_up(ONE, 100.2)
+    assert attainment(promise, 101.0) == (0, 1.0)
+    promise.arrived(TWO, 101.0)
+    promise.given_up(TWO, 101.8)
+    assert attainment(promise, 102.0) == (1, 0.0)
+
+
+def test_turns_of_nobody_who_waits_are_not_counted(promise: KeptPromise) -> None:
+    promise.passed_on(ONE, 100.0)
+    promise.answered(ONE, 100.0, tokens=3)
+    promise.failed(TWO, 100.0)
+    assert attainment(promise, 101.0) == (0, 1.0)
+    assert promise.minutes() == []
+
+
+def test_the_last_minute_forgets_and_the_minutes_remember(promise: KeptPromise) -> None:
+    for at_s, took_s in ((100.0, 0.1), (130.0, 0.9), (170.0, 0.2)):
+        promise.arrived(ONE, at_s)
+        promise.answered(ONE, at_s + took_s, tokens=1)
+    assert attainment(promise, 195.0) == (1, 1.0)
+    first, second = promise.minutes()
+    assert (first["minute"], first["requests"], first["attainment"]) == (0, 2, 0.5)
+    assert (second["minute"], second["requests"], second["attainment"]) == (1, 1, 1.0)
