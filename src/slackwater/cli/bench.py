@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from slackwater.cli.up import DEFAULT_STATE
 from slackwater.model.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ BENCHES: dict[str, str] = {
     "serving_tick": "serving.tick",
     "pages": "serving.pages",
     "coserving_bursts": "serving.bursts",
+    "replay": "serving.replay",
     "grpo": "training.grpo",
     "cluster": "coscheduling.cluster",
     "drain": "coscheduling.drain",
@@ -58,16 +60,43 @@ def bench(
     quick: Annotated[bool, typer.Option(help="a smaller run with the same keys")] = False,
     seed: Annotated[int, typer.Option(help="seed of everything random")] = 0,
     data: Annotated[Path | None, typer.Option(help="folder of public traces, where needed")] = None,
+    trace: Annotated[Path | None, typer.Option(help="replay: the file of requests")] = None,
+    url: Annotated[
+        str | None, typer.Option(help="replay: OpenAI endpoint without /v1; default: the one here")
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="replay: its key")] = None,
+    model: Annotated[str | None, typer.Option(help="replay: default is its first model")] = None,
+    slo: Annotated[str, typer.Option(help="replay: the promise")] = "ttft=0.5,tpot=0.15",
+    speed: Annotated[float, typer.Option(help="replay: seconds of the trace in one second")] = 1.0,
+    duration: Annotated[float, typer.Option(help="replay: seconds that requests come")] = 60.0,
+    from_s: Annotated[
+        float, typer.Option("--from", help="replay: the trace's second to begin at")
+    ] = 0.0,
+    most_prompt: Annotated[int, typer.Option(help="replay: tokens; longer are cut")] = 8192,
+    most_output: Annotated[int, typer.Option(help="replay: tokens; longer are cut")] = 1024,
+    state: Annotated[Path, typer.Option(help="replay: folder of the service here")] = DEFAULT_STATE,
 ) -> None:
-    """Measure NAME and print its figures; `all` measures everything, an object a line."""
-    from slackwater.bench.options import BenchOptions
+    """Measure NAME and print its figures; `all` measures everything but replay, an object a line."""
+    from slackwater.bench.options import BenchOptions, ReplayOptions
+    from slackwater.cli.running_service import find_service
+    from slackwater.model.serving import ServingSlo
 
     if name not in (*BENCHES, "all"):
         raise ConfigError.of(
             "NAME", name, f"is no bench; write all, or one of: {', '.join(BENCHES)}"
         )
     options = BenchOptions(seed=seed, quick=quick, data=data)
-    for each in BENCHES if name == "all" else (name,):
+    if name == "replay":
+        if trace is None:
+            raise ConfigError.of("--trace", None, "is needed: a file of requests to replay")
+        found_url, found_key = find_service(url, key, state)
+        replay = ReplayOptions(
+            *(found_url, found_key, trace, ServingSlo.parse(slo), model, speed),
+            *(min(duration, 10.0) if quick else duration, from_s, most_prompt, most_output),
+        )
+        options = replace(options, replay=replay)
+    every = [each for each in BENCHES if each != "replay"]
+    for each in every if name == "all" else (name,):
         _show(each, _measure(each, options), as_json)
 
 
