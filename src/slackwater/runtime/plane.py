@@ -17,7 +17,7 @@ from slackwater.control.operations.controller import OperationsController
 from slackwater.control.record import RecordedController
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.errors import ConfigError, NotFoundError
-from slackwater.model.ids import InstanceId, NodeId, RequestId, SessionId, TenantId, WorkerId
+from slackwater.model.ids import InstanceId, JobId, NodeId, RequestId, SessionId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OpKind
 from slackwater.model.session import TrainedModel
 from slackwater.runtime.bodies.actions import ActionsBody

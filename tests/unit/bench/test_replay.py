@@ -1,5 +1,6 @@
 """Replaying a trace: which requests come when, and how their answers are judged."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,7 @@ def test_a_part_without_requests_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["speed", "duration_s", "most_prompt"])
 def test_a_replay_that_sends_nothing_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=name.removesuffix("_s").replace("_", "-")):
-        ReplayOptions("http://x", "k", Path("t"), ServingSlo(1, 1), **{name: 0})
+        replace(ReplayOptions("http://x", "k", Path("t"), ServingSlo(1, 1)), **{name: 0})
 
 
 def test_answers_are_judged_by_the_promise_and_by_the_minute_of_their_sending() -> None:
