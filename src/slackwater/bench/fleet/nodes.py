@@ -114,6 +114,7 @@ def run(options: BenchOptions) -> dict[str, object]:
         "steps": steps,
         "different": alone.different(fleet),
         "recovery_s": round(disturbance.recovery_s, 2),
+        "step_s": round(disturbance.step_s, 2),
         "nodes_back": back,
         "processes_left": left,
         "one_machine_s": round(alone_s, 1),
@@ -124,7 +125,8 @@ def run(options: BenchOptions) -> dict[str, object]:
 
 
 class Disturbance:
-    """Kills the first node, cuts the second off and heals it, freezes the third; one after another, beside the work."""
+    """Kills the node that has the model in training, cuts another off and heals it, freezes the third; one after another,
+    beside the work. `recovery_s` is from the kill to the end of the next training step, which takes `step_s` undisturbed."""
 
     def __init__(
         self,
@@ -140,11 +142,16 @@ class Disturbance:
         self._answers = answers
         self._thread = threading.Thread(target=self._disturb, daemon=True)
         self._error: BaseException | None = None
-        self.recovery_s = 0.0
+        self._began_s = 0.0
+        self.recovery_s = self.step_s = 0.0
 
     def at_step(self, step: int) -> None:
-        """Begins with the second step of the training run."""
+        """Begins with the third step of the training run; the second is what a step takes undisturbed."""
+        now_s = time.monotonic()
         if step == 1:
+            self._began_s = now_s
+        elif step == 2:
+            self.step_s = now_s - self._began_s
             self._thread.start()
 
     def finish(self) -> None:
@@ -156,8 +163,9 @@ class Disturbance:
 
     def _disturb(self) -> None:
         try:
-            killed, cut, frozen = self._nodes
-            self.recovery_s = self._until_something_ends(lambda: killed.signal_all(signal.SIGKILL))
+            killed = self._training_node()
+            cut, frozen = (node for node in self._nodes if node is not killed)
+            self.recovery_s = self._until_a_step_ends(lambda: killed.signal_all(signal.SIGKILL))
             _until(lambda: _here(self._url, self._key) < len(self._nodes), "the node's loss")
             killed.start()
             _until(lambda: _here(self._url, self._key) == len(self._nodes), "the killed node")
@@ -171,15 +179,19 @@ class Disturbance:
         except BaseException as error:  # noqa: BLE001  (told by finish)
             self._error = error
 
-    def _until_something_ends(self, disturb: Callable[[], None]) -> float:
-        """Seconds from the disturbance to the next turn or step that ends."""
-        before = (len(self._answers.turns), len(self._answers.losses))
+    def _training_node(self) -> FleetNodeProcess:
+        """The node whose trainer has the model."""
+        (trainer,) = _ask(self._url, self._key, "status")["trained_by"].values()
+        rows = _ask(self._url, self._key, "nodes")["nodes"]
+        (name,) = (row["node"] for row in rows if trainer in row["workers"])
+        return next(node for node in self._nodes if node.name == name)
+
+    def _until_a_step_ends(self, disturb: Callable[[], None]) -> float:
+        """Seconds from the disturbance to the end of the training step that it met."""
+        before = len(self._answers.losses)
         began_s = time.monotonic()
         disturb()
-        _until(
-            lambda: (len(self._answers.turns), len(self._answers.losses)) != before,
-            "work to go on",
-        )
+        _until(lambda: len(self._answers.losses) > before, "training to go on")
         return time.monotonic() - began_s
 
 
@@ -217,11 +229,16 @@ def _beside(work: Callable[[], None]) -> Iterator[None]:
 
 def _here(url: str, key: str) -> int:
     """Nodes of which at least one engine and the trainer run."""
-    answer = httpx.get(f"{url}/slackwater/nodes", headers={"x-api-key": key}, timeout=30)
-    rows: list[dict[str, Any]] = answer.json()["nodes"]
-    status = httpx.get(f"{url}/slackwater/status", headers={"x-api-key": key}, timeout=30).json()
+    rows: list[dict[str, Any]] = _ask(url, key, "nodes")["nodes"]
+    status = _ask(url, key, "status")
     joined = {*status["workers"]["engine"], *status["workers"]["trainer"]}
     return sum("host" in row and len(joined & set(row["workers"])) >= 3 for row in rows)
+
+
+def _ask(url: str, key: str, what: str) -> dict[str, Any]:
+    answer = httpx.get(f"{url}/slackwater/{what}", headers={"x-api-key": key}, timeout=30)
+    found: dict[str, Any] = answer.json()
+    return found
 
 
 def _until(ready: Callable[[], bool], what: str) -> None:

@@ -108,6 +108,11 @@ class OperationsController:
         """How many operations wait, by model."""
         return {model: len(line.waiting) for model, line in self._lines.items()}
 
+    def holders(self) -> dict[ModelId, WorkerId]:
+        """Which trainer has the state of which model."""
+        held = ((model, line.worker) for model, line in self._lines.items())
+        return {model: worker for model, worker in held if worker is not None}
+
     # ---- arrivals ----
     def _submitted(self, operation: Operation, owner: TenantId) -> None:
         line = self._lines.setdefault(operation.model, ModelLine(operation.model, owner))

@@ -140,6 +140,10 @@ class OperationsBody:
     def waiting(self) -> dict[ModelId, int]:
         return self._controller.waiting()
 
+    def holders(self) -> dict[ModelId, WorkerId]:
+        """Which trainer has the state of which model."""
+        return self._controller.holders()
+
     def versions_under_way(self) -> set[str]:
         """Weight versions that unfinished operations make: published, maybe, but not yet named."""
         return {

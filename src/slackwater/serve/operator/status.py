@@ -80,6 +80,7 @@ def operator_routes(plane: ControlPlane) -> APIRouter:
         return {
             "models": {base.name: str(base.directory) for base in plane.bases},
             "workers": plane.workers_by_role(),
+            "trained_by": plane.training.holders(),
             "pids": plane.fleet.supervisor.pids(),
             "failed": {name: f"{one.deaths} times: {one.said}" for name, one in failed.items()},
             "gauges": plane.gauges(),
