@@ -5,6 +5,7 @@ holds is free again only when its worker says that all of it is gone, or the wor
 """
 
 from collections.abc import Sequence
+from typing import assert_never
 
 from slackwater.control.actions import commands as do
 from slackwater.control.actions import events as on
@@ -63,7 +64,7 @@ class ActionBroker:
         books.set_timer(fired=isinstance(event, TimerFired))
         return books.out
 
-    def _place_event(self, event: on.Event) -> None:
+    def _place_event(self, event: on.PlaceEvent) -> None:
         match event:
             case on.EnvironmentAsked(now_s, spec):
                 self._places.asked(spec, now_s, EnvironmentState.WAITING)
@@ -79,6 +80,8 @@ class ActionBroker:
                 self._places.joined(event)
             case on.WorkerLost(_, node, reason):
                 self._places.lost(node, reason)
+            case _:
+                assert_never(event)
 
     # ---- questions the body may ask ----
     def check_room(self, job: JobId) -> None:

@@ -1,7 +1,7 @@
 """What can happen to actions, environments, workers, limits and services."""
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
 from slackwater.control.timer import TimerFired
 from slackwater.model.action import (
@@ -134,38 +134,25 @@ class ServiceDeclared:
     service: GpuService
 
 
-Event: TypeAlias = (
-    ActionSubmitted
-    | ActionAdopted
-    | ActionFinished
-    | ActionCancelled
-    | EnvironmentAsked
+PlaceEvent: TypeAlias = (
+    EnvironmentAsked
     | EnvironmentAdopted
     | EnvironmentOpened
     | EnvironmentLost
     | EnvironmentClosed
     | WorkerJoined
     | WorkerLost
+)
+
+Event: TypeAlias = (
+    ActionSubmitted
+    | ActionAdopted
+    | ActionFinished
+    | ActionCancelled
+    | PlaceEvent
     | LimitDeclared
     | ServiceDeclared
     | TimerFired
 )
-EVENT_TYPES: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (
-        ActionSubmitted,
-        ActionAdopted,
-        ActionFinished,
-        ActionCancelled,
-        EnvironmentAsked,
-        EnvironmentAdopted,
-        EnvironmentOpened,
-        EnvironmentLost,
-        EnvironmentClosed,
-        WorkerJoined,
-        WorkerLost,
-        LimitDeclared,
-        ServiceDeclared,
-        TimerFired,
-    )
-}
+
+EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in get_args(Event)}

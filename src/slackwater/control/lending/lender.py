@@ -10,6 +10,7 @@ not the lender's business: that is the arbiter's (`policy/serving/arbiter.py`).
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from slackwater.control.lending import commands as do
 from slackwater.control.lending import events as on
@@ -86,6 +87,8 @@ class Lender:
                 self._over(event)
             case TimerFired():
                 self._watching = False
+            case _:
+                assert_never(event)
         self._lend(now_s)
         self._watch(now_s)
         return self._out

@@ -8,6 +8,7 @@ replaying the log, and the operation that was running runs again.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
 from slackwater.control.operations import commands as do
 from slackwater.control.operations import events as on
@@ -84,6 +85,8 @@ class OperationsController:
                     flight.failed(event)
             case TimerFired(_, name):
                 self._timer(name)
+            case _:
+                assert_never(event)
         self._dispatch()
         self._watch_gaps(event.now_s)
         return self._out
