@@ -126,7 +126,8 @@ def run(options: BenchOptions) -> dict[str, object]:
 
 class Disturbance:
     """Kills the node that has the model in training, cuts another off and heals it, freezes the third; one after another,
-    beside the work. `recovery_s` is from the kill to the end of the next training step, which takes `step_s` undisturbed."""
+    beside the work. `recovery_s` is from the kill to the end of the first training step that began after the kill; a step takes `step_s`
+    undisturbed."""
 
     def __init__(
         self,
@@ -187,11 +188,11 @@ class Disturbance:
         return next(node for node in self._nodes if node.name == name)
 
     def _until_a_step_ends(self, disturb: Callable[[], None]) -> float:
-        """Seconds from the disturbance to the end of the training step that it met."""
+        """Seconds from the disturbance to the end of a training step that began after it."""
         before = len(self._answers.losses)
         began_s = time.monotonic()
         disturb()
-        _until(lambda: len(self._answers.losses) > before, "training to go on")
+        _until(lambda: len(self._answers.losses) > before + 1, "training to go on")
         return time.monotonic() - began_s
 
 
