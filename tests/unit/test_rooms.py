@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "sandbox": "model wire",
     "worker": "model policy wire nets tensors weights state engine training zoo sandbox grammar",
     "rl": "model",
+    "phases": "model state",
 }
 FREE = {"cli", "bench"}
 

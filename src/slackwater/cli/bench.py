@@ -48,6 +48,7 @@ BENCHES: dict[str, str] = {
     "tenants": "service.tenants",
     "schemas": "service.schemas",
     "actions": "actions.broker",
+    "switch": "state.switch",
 }
 
 app = typer.Typer(add_completion=False)

@@ -17,13 +17,18 @@ PAGE = 4096
 Bytes = NDArray[np.uint8]
 
 
+def pages_for(size: int) -> int:
+    """Bytes of the whole pages that hold so many."""
+    return max(aligned(size, PAGE), PAGE)
+
+
 class HostImage:
     """So many bytes of shared memory, begun and sized in whole pages."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self.descriptor = descriptor
         self.bytes = size
-        room = max(aligned(size, PAGE), PAGE)
+        room = pages_for(size)
         flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
         self._map = mmap.mmap(descriptor, room, flags=flags)
         self.pages: Bytes = np.frombuffer(self._map, dtype=np.uint8)
@@ -33,7 +38,7 @@ class HostImage:
         """A new image of zeros; refused where the machine has not the memory."""
         descriptor = os.memfd_create(f"slackwater-state-{name}"[:200], os.MFD_CLOEXEC)
         try:
-            os.posix_fallocate(descriptor, 0, max(aligned(size, PAGE), PAGE))
+            os.posix_fallocate(descriptor, 0, pages_for(size))
             return cls(descriptor, size)
         except OSError as error:
             os.close(descriptor)

@@ -21,7 +21,7 @@ from slackwater.model.errors import NotFoundError, RefusedError, SlackwaterError
 from slackwater.model.residency import Part, StateBudgets, Tier
 from slackwater.state.catalogue import Catalogue
 from slackwater.state.disk import DiskTier
-from slackwater.state.image import HostImage
+from slackwater.state.image import HostImage, pages_for
 from slackwater.state.materials import write_checkpoint
 from slackwater.state.port import About, Ended, Holder, HolderMove, Registered
 
@@ -38,6 +38,7 @@ class StateManager:
         self._holders: dict[str, Holder] = {}
         self._held_by: dict[str, str] = {}
         self._images: dict[str, HostImage] = {}
+        self._spare: list[HostImage] = []  # of states that left: their pages are made already
         self._abouts: dict[str, About] = {}
         self._lock = threading.RLock()
         self._answered = threading.Condition(self._lock)
@@ -172,9 +173,10 @@ class StateManager:
         """Give all host memory back. Holders must have ended."""
         self._disk_work.shutdown()
         with self._lock:
-            for image in self._images.values():
+            for image in (*self._images.values(), *self._spare):
                 image.close()
             self._images.clear()
+            self._spare.clear()
 
     def _ask(self, make: Callable[[int], on.StateEvent], timeout_s: float, what: str) -> None:
         deadline_s = time.monotonic() + timeout_s
@@ -281,13 +283,28 @@ class StateManager:
                 self._count(Tier(1 - to), to, self.catalogue.entries[name].stored.bytes)
             self._tell(on.MoveDone(time.monotonic(), name, to))
 
+    def _spare_of(self, size: int) -> HostImage | None:
+        """Pages of a state that left, if they are as many; those that would now pass the budget are given back."""
+        with self._lock:
+            fitting = next((i for i in self._spare if len(i.pages) == pages_for(size)), None)
+            if fitting is not None:
+                self._spare.remove(fitting)
+                fitting.bytes = size
+            room = self.book.budgets.host_bytes - self.book.used(Tier.HOST)
+            while self._spare and sum(len(image.pages) for image in self._spare) > room:
+                self._spare.pop(0).close()
+            return fitting
+
     def _from_disk(self, name: str, blank: bool) -> None:
-        image = HostImage.create(name, self.catalogue.entries[name].stored.bytes)
+        size = self.catalogue.entries[name].stored.bytes
+        image = self._spare_of(size) or HostImage.create(name, size)
         try:
             about = {} if blank else self.disk.read(name, image.pages)
         except BaseException:
             image.close()
             raise
+        if blank:
+            image.pages.fill(0)
         with self._lock:
             self._images[name] = image
             if not blank:
@@ -313,7 +330,7 @@ class StateManager:
                     each.drop_image(name)
                 image = self._images.pop(name, None)
                 if image is not None:
-                    image.close()
+                    self._spare.append(image)
             case Tier.DISK:
                 self.disk.drop(name)
         if self.book.tier(name) is None:

@@ -1,0 +1,191 @@
+"""The permits of one job over HTTP. The standard library only: this runs inside people's own programs."""
+
+import http.client
+import json
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import quote, urlsplit
+
+from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, UnavailableError
+
+_ANSWER_S = 30.0
+_POLL_S = 90.0  # the service answers a poll within half a minute
+_GONE_S = 120.0  # a control plane that restarts is back by then
+_ERRORS = {404: NotFoundError, 422: ConfigError, 409: RefusedError, 400: ConfigError}
+
+
+@dataclass(frozen=True, slots=True)
+class Permit:
+    """The right to run one phase on some nodes. `switch`: another job ran there last."""
+
+    number: int
+    phase: str
+    nodes: tuple[str, ...] = ()
+    switch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JobAsked:
+    """How a job asks to be taken."""
+
+    name: str
+    iterations: int
+    slo: float = 2.0
+    priority: int = 0
+    profile: dict[str, float] | None = None
+
+    def body(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {
+            "name": self.name,
+            "iterations": self.iterations,
+            "slo": self.slo,
+            "priority": self.priority,
+        }
+        return fields if self.profile is None else fields | {"profile": self.profile}
+
+
+class PermitPort(Protocol):
+    """What the decorators need of a service."""
+
+    def submit(self, asked: JobAsked) -> None: ...
+
+    def ask(self, job: str, phase: str, iteration: int) -> Permit: ...
+
+    def progress(
+        self, job: str, permit: Permit, finished: int, total: int, tokens: int
+    ) -> bool: ...
+
+    def give_back(self, job: str, permit: Permit, work_s: float) -> None: ...
+
+    def end(self, job: str, outcome: str, reason: str) -> None: ...
+
+
+class PermitClient:
+    """One connection per thread, kept open; a service that restarts is waited for."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError.of("SLACKWATER_URL", url, "must be like http://HOST:PORT")
+        self._url = url.rstrip("/")
+        self._parts = parts
+        self._headers = {"content-type": "application/json"} | ({"x-api-key": key} if key else {})
+        self._own = threading.local()
+        self._seen = False
+
+    def submit(self, asked: JobAsked) -> None:
+        """Have the job taken; RefusedError with the service's reason if it is not."""
+        said = self._call("POST", "/slackwater/jobs", asked.body())
+        if not said.get("admitted", True):
+            raise RefusedError(f"job {asked.name}: {said.get('reason', 'refused')}")
+
+    def ask(self, job: str, phase: str, iteration: int) -> Permit:
+        """Wait for the permit, however long; asking again is the same request."""
+        while True:
+            body = {"phase": phase, "iteration": iteration}
+            status, said = self._answer("POST", f"{_of(job)}/permits", body, _POLL_S)
+            if status == 200:
+                nodes = tuple(str(node) for node in said.get("nodes", ()))
+                return Permit(int(said["permit"]), phase, nodes, bool(said.get("switch", False)))
+
+    def progress(self, job: str, permit: Permit, finished: int, total: int, tokens: int) -> bool:
+        """Say how far the phase is, and that its holder lives. False: the permit was taken away."""
+        body = {"finished": finished, "total": total, "tokens": tokens}
+        said = self._call("POST", f"{_of(job)}/permits/{permit.number}/progress", body)
+        return said.get("state") != "taken"
+
+    def give_back(self, job: str, permit: Permit, work_s: float) -> None:
+        """The phase is over."""
+        body = {"work_s": max(work_s, 0.0)}
+        self._call("DELETE", f"{_of(job)}/permits/{permit.number}", body)
+
+    def end(self, job: str, outcome: str, reason: str) -> None:
+        """The job is over."""
+        self._call("DELETE", _of(job), {"outcome": outcome, "reason": reason}, patient=False)
+
+    def _call(
+        self, method: str, path: str, body: dict[str, Any], *, patient: bool = True
+    ) -> dict[str, Any]:
+        return self._answer(method, path, body, _ANSWER_S, patient=patient)[1]
+
+    def _answer(
+        self, method: str, path: str, body: dict[str, Any], wait_s: float, *, patient: bool = True
+    ) -> tuple[int, dict[str, Any]]:
+        deadline_s, pause_s = time.monotonic() + (_GONE_S if patient else 0.0), 0.1
+        while True:
+            try:
+                status, said = self._once(method, path, body, wait_s)
+                if status != 503:
+                    break
+                problem = str(said.get("detail", "not ready"))
+            except (OSError, http.client.HTTPException) as error:
+                self._close()
+                problem = f"{type(error).__name__}: {error}"
+            # A service that never answered is not waited for: the address is wrong, or it is not up.
+            if time.monotonic() > deadline_s or not self._seen:
+                raise UnavailableError(
+                    f"SLACKWATER_URL: {self._url} does not answer ({problem}); is `slackwater up` running there?"
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 2.0)
+        self._seen = True
+        if status >= 400:
+            detail = said.get("detail", said)
+            raise _ERRORS.get(status, RefusedError)(f"{method} {path}: {detail}")
+        return status, said
+
+    def _once(
+        self, method: str, path: str, body: dict[str, Any], wait_s: float
+    ) -> tuple[int, dict[str, Any]]:
+        connection: http.client.HTTPConnection | None = getattr(self._own, "connection", None)
+        if connection is None:
+            kind = (
+                http.client.HTTPSConnection
+                if self._parts.scheme == "https"
+                else http.client.HTTPConnection
+            )
+            connection = kind(self._parts.hostname or "", self._parts.port, timeout=wait_s)
+            self._own.connection = connection
+        connection.timeout = wait_s
+        if connection.sock is not None:
+            connection.sock.settimeout(wait_s)
+        text = json.dumps(body)
+        connection.request(method, self._parts.path.rstrip("/") + path, text, self._headers)
+        answer = connection.getresponse()
+        data = answer.read()
+        try:
+            said = json.loads(data) if data else {}
+        except ValueError:
+            said = {"detail": data[:200].decode(errors="replace")}
+        return answer.status, said if isinstance(said, dict) else {"detail": said}
+
+    def _close(self) -> None:
+        connection = getattr(self._own, "connection", None)
+        if connection is not None:
+            connection.close()
+            self._own.connection = None
+
+
+class NoService:
+    """SLACKWATER_OFFLINE=1: every phase may run at once."""
+
+    def submit(self, asked: JobAsked) -> None:
+        del asked
+
+    def ask(self, job: str, phase: str, iteration: int) -> Permit:
+        return Permit(0, phase)
+
+    def progress(self, job: str, permit: Permit, finished: int, total: int, tokens: int) -> bool:
+        return True
+
+    def give_back(self, job: str, permit: Permit, work_s: float) -> None:
+        del job
+
+    def end(self, job: str, outcome: str, reason: str) -> None:
+        del job
+
+
+def _of(job: str) -> str:
+    return f"/slackwater/jobs/{quote(job, safe='')}"

@@ -1,0 +1,217 @@
+"""`@slackwater.phase` and `@slackwater.runtime_hook`: wait for the permit, make the state resident, run, offload, give the permit back.
+
+Between phases the process sleeps with everything else it has: communicators, environments, compiled code. The decorators take plain
+functions, coroutines, generators and asynchronous generators; `with slackwater.phase("train"):` does the same to a block.
+"""
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import os
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, TypeVar
+
+from slackwater.model.errors import ConfigError, SlackwaterError
+from slackwater.phases.job import PHASES, Job, current_job, inside
+
+F = TypeVar("F", bound=Callable[..., Any])
+State = Callable[..., Iterable[Any]] | Iterable[Any] | None
+
+
+class phase:  # noqa: N801  (it is used as a decorator)
+    """One phase of the job's cycle, as a decorator or as a context.
+
+    `state`: what must be on the device while it runs (modules, optimizers, tensors), or a function of the call's arguments that gives
+    them; without it nothing is moved. `cores`: the processors that the calling thread is kept to. `iteration`: the step's number,
+    where calls are not one a step.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        state: State = None,
+        cores: Iterable[int] | None = None,
+        iteration: int | None = None,
+    ) -> None:
+        if name not in PHASES:
+            raise ConfigError.of("phase", name, f"must be one of {', '.join(PHASES)}")
+        self._name = name
+        self._state = state
+        self._cores = None if cores is None else frozenset(cores)
+        self._iteration = iteration
+        self._open: list[contextlib.ExitStack] = []
+
+    def __call__(self, function: F) -> F:
+        if inspect.isasyncgenfunction(function):
+            wrapped: Any = self._async_generator(function)
+        elif inspect.iscoroutinefunction(function):
+            wrapped = self._coroutine(function)
+        elif inspect.isgeneratorfunction(function):
+            wrapped = self._generator(function)
+        else:
+            wrapped = self._plain(function)
+        return functools.wraps(function)(wrapped)  # type: ignore[return-value]
+
+    def __enter__(self) -> Job:
+        job = current_job()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._run(job, (), {}))
+            self._open.append(stack.pop_all())
+        return job
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._open.pop().__exit__(kind, error, trace)
+
+    @contextlib.contextmanager
+    def _run(self, job: Job, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
+        """The permit outside, the processors and the state inside: what is not permitted moves nothing."""
+        held = job.enter(self._name, self._iteration)
+        inner, sleeper = held.depth > 1, None
+        try:
+            with _on_cores(self._cores):
+                if self._state is not None and not inner:
+                    from slackwater.phases.residency import sleeper_of  # tensors, only when needed
+
+                    made = self._state(*args, **kwargs) if callable(self._state) else self._state
+                    sleeper = sleeper_of(job, list(made))
+                    sleeper.wake()
+                yield
+        finally:
+            job.leave(held, None if sleeper is None else sleeper.sleep)
+
+    def _plain(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self._run(current_job(), args, kwargs):
+                return function(*args, **kwargs)
+
+        return call
+
+    def _generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+            with self._run(current_job(), args, kwargs):
+                return (yield from function(*args, **kwargs))
+
+        return call
+
+    def _coroutine(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            async with _in_thread(self, args, kwargs):
+                return await function(*args, **kwargs)
+
+        return call
+
+    def _async_generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        async def call(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+            async with _in_thread(self, args, kwargs):
+                async for item in function(*args, **kwargs):
+                    yield item
+
+        return call
+
+
+@contextlib.asynccontextmanager
+async def _in_thread(
+    made: phase, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> AsyncGenerator[None, None]:
+    """Enter and leave on one thread of its own: the loop goes on while the permit is waited for."""
+    loop, job = asyncio.get_running_loop(), current_job()
+    if inside.get() is not None and inside.get() is job.held:  # nothing to wait for
+        with made._run(job, args, kwargs):
+            yield
+        return
+    pool = ThreadPoolExecutor(1, "phase")
+    running = made._run(job, args, kwargs)
+    entering = loop.run_in_executor(pool, running.__enter__)
+    try:
+        await asyncio.shield(entering)
+    except asyncio.CancelledError:
+        # The permit may still come: it is given back as soon as it does.
+        pool.submit(_leave_if_entered, running)
+        pool.shutdown(wait=False)
+        raise
+    inside.set(job.held)
+    failed: BaseException | None = None
+    try:
+        yield
+    except BaseException as error:
+        failed = error
+        raise
+    finally:
+        inside.set(None)
+        leaving = loop.run_in_executor(pool, _leave_after, running, failed)
+        pool.shutdown(wait=False)
+        await asyncio.shield(leaving)
+
+
+def _leave_if_entered(running: Any) -> None:
+    """On the phase's own thread, after the entering that was given up has ended."""
+    with contextlib.suppress(SlackwaterError, StopIteration, RuntimeError):
+        running.__exit__(None, None, None)
+
+
+def _leave_after(running: Any, failed: BaseException | None) -> None:
+    """Leave the phase of a body that may have failed; the error goes on where it was raised."""
+    if failed is None:
+        running.__exit__(None, None, None)
+        return
+    with contextlib.suppress(type(failed)):
+        running.__exit__(type(failed), failed, failed.__traceback__)
+
+
+@contextlib.contextmanager
+def _on_cores(cores: frozenset[int] | None) -> Iterator[None]:
+    if cores is None or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def runtime_hook(function: F) -> F:
+    """Report what the function returns as the running phase's progress, and return it.
+
+    It may return the number of finished responses, a pair (finished, total), a triple (finished, total, tokens), or a mapping with those
+    names; None reports nothing.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        found = function(*args, **kwargs)
+        counts = _counts(function, found)
+        if counts is not None:
+            current_job().report(*counts)
+        return found
+
+    return call  # type: ignore[return-value]
+
+
+def _counts(function: Callable[..., Any], found: object) -> tuple[int, int, int] | None:
+    if found is None:
+        return None
+    if isinstance(found, Mapping):
+        values = [found.get(name, 0) for name in ("finished", "total", "tokens")]
+    elif isinstance(found, tuple) and len(found) <= 3:
+        values = [*found, 0, 0][:3]
+    else:
+        values = [found, 0, 0]
+    try:
+        finished, total, tokens = (max(int(value), 0) for value in values)
+    except (TypeError, ValueError):
+        name = getattr(function, "__name__", "runtime_hook")
+        raise ConfigError.of(
+            f"runtime_hook {name}", found, "must be finished, (finished, total) or (.., tokens)"
+        ) from None
+    return finished, total, tokens
