@@ -222,9 +222,10 @@ class ActionService:
         live = self._live.get(name)
         if live is None:
             result = await self._ended(tenant, name)
-            for stream, data in (("stdout", result.stdout), ("stderr", result.stderr)):
-                if data:
-                    yield stream, data  # type: ignore[misc]
+            if result.stdout:
+                yield "stdout", result.stdout
+            if result.stderr:
+                yield "stderr", result.stderr
             return
         live = self._mine(tenant, name)
         place = 0

@@ -7,6 +7,7 @@ trajectory. Pods on a node share its cores as the kernel's fair scheduler does: 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -92,7 +93,7 @@ class PodRun:
             self._scheduler_until_s = max(self._scheduler_until_s, now_s) + self._rules.schedule_s
             begins_s = max(self._scheduler_until_s, self._nodes[node].starting_until_s)
             self._nodes[node].starting_until_s = begins_s + self._rules.start_s
-            self._queue.push(begins_s + self._rules.start_s, lambda i=i: self._started(i))  # type: ignore[misc]
+            self._queue.push(begins_s + self._rules.start_s, partial(self._started, i))
 
     def _started(self, i: int) -> None:
         pod = self._pods[i]

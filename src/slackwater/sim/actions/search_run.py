@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -132,7 +133,7 @@ def without_broker(workload: SearchWorkload, calls: Sequence[tuple[float, float]
         times.add(i, KIND, queue.now_s - calls[i][0])
 
     for i, (at_s, _) in enumerate(calls):
-        queue.push(at_s, lambda i=i: call(i, 0))  # type: ignore[misc]
+        queue.push(at_s, partial(call, i, 0))
     while len(queue):
         queue.pop()()
     times.finished_s = queue.now_s

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -129,7 +130,7 @@ class StormWorkers:
         worker.environments.pop(command.environment, None)
         inside = [c for c in worker.running.values() if c.spec.environment == command.environment]
         for running in inside:
-            self._after(0.0, lambda each=running: self._finish(each, OutcomeKind.FAILED, 0.5))  # type: ignore[misc]
+            self._after(0.0, partial(self._finish, running, OutcomeKind.FAILED, 0.5))
 
     def evict(self, command: do.EvictService) -> None:
         worker = self.workers.get(command.node)
