@@ -48,7 +48,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
 	$(BIN)/python -m pip install -q -c constraints.txt torch
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[serve,rl,cookbook,dev]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[serve,rl,mcp,cookbook,dev]'
 	touch $@
 
 clean:

@@ -85,6 +85,30 @@ def _followed(client: Any, action: str, quiet: bool) -> dict[str, Any]:
 
 
 @app.command()
+def mcp(
+    job: Annotated[str, typer.Option(help="Whose it is.")] = "mcp",
+    memory_mib: Annotated[int, typer.Option(help="Memory of its environment.")] = 1024,
+    state: State = DEFAULT_STATE,
+    url: Url = None,
+    key: Key = None,
+) -> None:
+    """Give an agent a sandbox: the tools of one environment over the Model Context Protocol, on standard input and output."""
+    import asyncio
+
+    from slackwater.cli.running_service import find_service
+
+    try:
+        from slackwater.cli.action_mcp import serve
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("mcp"):
+            raise
+        raise UnavailableError(
+            "the mcp package is missing: pip install 'slackwater[mcp]'"
+        ) from None
+    asyncio.run(serve(*find_service(url, key, state), job, memory_mib))
+
+
+@app.command()
 def top(
     once: Annotated[bool, typer.Option("--once", help="Print once and stop.")] = False,
     as_json: AsJson = False,

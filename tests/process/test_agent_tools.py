@@ -1,0 +1,130 @@
+"""A sandbox's tools in the shapes that agents speak: OpenAI's tool calls and the Model Context Protocol, by their own clients."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import openai
+import pytest
+from mcp import Client, MCPError, StdioServerParameters, types
+
+from slackwater.rl.actions import ActionClient
+from slackwater.rl.tools import Tools
+
+from .action_service import ActionServiceProcess
+from .conftest import free_port
+
+pytestmark = pytest.mark.process
+
+T = TypeVar("T")
+WITHIN_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def service(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path
+) -> Iterator[ActionServiceProcess]:
+    state = tmp_path_factory.mktemp("tools") / "state"
+    service = ActionServiceProcess(
+        state,
+        free_port(),
+        "auto",
+        "--engines",
+        "1",
+        "--trainers",
+        "1",
+        "--model",
+        f"tiny={tiny_model}",
+    )
+    service.start()
+    yield service
+    service.remove()
+
+
+def with_tools(service: ActionServiceProcess, work: Callable[[Tools], Awaitable[T]]) -> T:
+    async def run() -> T:
+        async with (
+            ActionClient(service.url, service.key, job="agent") as actions,
+            actions.environment(memory_mib=64) as place,
+        ):
+            return await work(Tools(place))
+
+    return asyncio.run(asyncio.wait_for(run(), WITHIN_S))
+
+
+def test_what_a_model_calls_is_run_and_answered(service: ActionServiceProcess) -> None:
+    """The model is random: that it calls at all is the grammar's doing, what it asks for is noise."""
+    messages: list[Any] = [{"role": "user", "content": "hello"}]
+    named: Any = {"type": "function", "function": {"name": "shell"}}
+
+    async def converse(tools: Tools) -> dict[str, Any]:
+        client = openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key=service.key)
+        offered: Any = tools.definitions()[:1]  # a tiny model has room for one
+        ending = {str(ord(sign)): 6 for sign in '"}'}
+        asked = await client.chat.completions.create(
+            model="tiny", messages=messages, tools=offered, tool_choice=named, max_tokens=200,
+            seed=1, logit_bias=ending,
+        )  # fmt: skip
+        assert asked.choices[0].message.tool_calls is not None
+        call = asked.choices[0].message.tool_calls[0].model_dump()
+        heard = await tools.answer(call)
+        messages.extend([{"role": "assistant", "content": None, "tool_calls": [call]}, heard])
+        again = await client.chat.completions.create(
+            model="tiny", messages=messages, tools=offered, max_tokens=4, seed=1
+        )
+        assert again.choices[0].message is not None
+        await client.close()
+        return heard | {"asked_by": call["id"]}
+
+    heard = with_tools(service, converse)
+    assert heard["role"] == "tool"
+    assert heard["tool_call_id"] == heard["asked_by"]
+
+
+def test_calls_work_on_one_environment_and_bad_ones_are_told_what_is_wrong(
+    service: ActionServiceProcess,
+) -> None:
+    async def work(tools: Tools) -> list[tuple[bool, str]]:
+        return [
+            await tools.call("write_file", {"path": "a/b.txt", "content": "one\ntwo\n"}),
+            await tools.call("shell", '{"command": "wc -l < a/b.txt; exit 3"}'),
+            await tools.call("read_file", {"path": "a/b.txt"}),
+            await tools.call("read_file", {"path": "../../etc/passwd"}),
+            await tools.call("shell", "{"),
+            await tools.call("shell", {"command": 3}),
+            await tools.call("fly", {}),
+        ]
+
+    said = with_tools(service, work)
+    assert said[0] == (True, "wrote a/b.txt")
+    assert said[1] == (False, "2\n\n(exit status 3)")
+    assert said[2] == (True, "one\ntwo\n")
+    assert said[3] == (False, "error: path must be inside the home folder, such as src/main.py")
+    assert said[4][1].startswith("error: the arguments are no JSON")
+    assert said[5] == (False, "error: shell takes text without zero bytes")
+    assert said[6][1].startswith("error: there is no tool 'fly'; there are shell")
+
+
+def test_an_mcp_client_works_in_a_sandbox_of_its_own(service: ActionServiceProcess) -> None:
+    command = ["-m", "slackwater", "action", "mcp", "--url", service.url, "--key", service.key]
+    server = StdioServerParameters(command=sys.executable, args=command, env=dict(os.environ))
+
+    async def session() -> None:
+        async with Client(server) as client:
+            found = await client.list_tools()
+            assert [tool.name for tool in found.tools] == ["shell", "write_file", "read_file"]
+            wrote = await client.call_tool("write_file", {"path": "x.txt", "content": "kept"})
+            assert not wrote.is_error
+            ran = await client.call_tool("shell", {"command": "cat x.txt; false"})
+            (text,) = ran.content
+            assert isinstance(text, types.TextContent)
+            assert (ran.is_error, text.text) == (True, "kept\n(exit status 1)")
+            with pytest.raises(MCPError, match="there is no tool 'fly'"):
+                await client.call_tool("fly", {})
+            assert len(service.get("/slackwater/environments").json()["environments"]) == 1
+
+    asyncio.run(asyncio.wait_for(session(), WITHIN_S))
+    assert service.get("/slackwater/environments").json()["environments"] == []
