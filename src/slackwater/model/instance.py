@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from slackwater.model.errors import ConfigError
-from slackwater.model.ids import InstanceId, JobId
+from slackwater.model.ids import InstanceId, JobId, NodeId
 
 
 class InstanceKind(StrEnum):
@@ -36,7 +36,7 @@ class InstanceSpec:
     `max_running` is the concurrency cap (profiled for own engines, the SLO-safe room for borrowed ones).
     `base_model` is the one that it can serve, empty if it can serve any. `job` is set when it is lent to one job only.
     `max_versions` counts whole sets of weights, `max_adapters` adapters (0: they count as whole sets). Without `exact_continuation` (an engine that cannot go on
-    at a position of a random stream) a moved turn still keeps its tokens, but the rest may differ.
+    at a position of a random stream) a moved turn still keeps its tokens, but the rest may differ. `node` is where it runs, if that is known.
     """
 
     instance: InstanceId
@@ -49,6 +49,7 @@ class InstanceSpec:
     job: JobId | None = None
     base_model: str = ""
     max_adapters: int = 0
+    node: NodeId | None = None
 
     def __post_init__(self) -> None:
         for field in ("max_running", "max_context_tokens", "kv_tokens", "max_versions"):

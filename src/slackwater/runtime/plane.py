@@ -59,6 +59,7 @@ from slackwater.runtime.store.schema import operations, samples
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.runtime.store.versions import VersionShelf
 from slackwater.wire import messages
+from slackwater.wire.agent import CargoArrived, CargoBroke
 from slackwater.wire.frames import Frame, FrameKind
 
 logger = logging.getLogger(__name__)
@@ -259,6 +260,7 @@ class ControlPlane:
             if hello.node is None or agent_name(NodeId(hello.node.node)) != worker:
                 raise ConfigError.of("hello: worker", worker, "must be agent:NODE of its node")
             self.fleet.agent_joined(hello.node)
+            self.rollout.relays.joined(hello.node)
         self._roles[worker] = hello.role
         self.fleet.supervisor.joined(worker)
         logger.info("worker joined worker=%s role=%s", worker, hello.role)
@@ -278,7 +280,11 @@ class ControlPlane:
                 self._action_body.worker_said(worker, frame)
             elif frame.kind is FrameKind.CONTROL:
                 message = messages.decode_from_worker(frame.body)
-                if role == "agent":
+                if isinstance(message, CargoArrived | CargoBroke):
+                    self.rollout.relays.said(_node_of(worker), message)
+                elif isinstance(message, messages.VersionStocked):
+                    self.rollout.relays.stocked(message)
+                elif role == "agent":
                     self.fleet.agent_said(_node_of(worker), message)
                 else:
                     self.training.trainer_said(worker, message)
@@ -287,6 +293,7 @@ class ControlPlane:
         role = self._roles.pop(worker)
         logger.warning("worker lost worker=%s reason=%s", worker, reason)
         if role == "agent":
+            self.rollout.relays.lost(_node_of(worker))
             self.fleet.agent_lost(_node_of(worker))
             return
         if not (self._is_stopping and role == "sandbox"):  # which cleans up after itself

@@ -6,7 +6,10 @@ from slackwater.wire.message import Message
 
 
 class NodeFacts(msgspec.Struct, frozen=True):
-    """What an agent says of its node. `pool` is the pool of the fleet file that the node belongs to, if there is one."""
+    """What an agent says of its node. `pool` is the pool of the fleet file that the node belongs to, if there is one.
+
+    `relay` is HOST:PORT of its weight relay, `site` the name of the fast network that it is on.
+    """
 
     node: str
     pool: str | None = None
@@ -14,6 +17,40 @@ class NodeFacts(msgspec.Struct, frozen=True):
     memory_mb: int = 0
     host: str = ""
     pid: int = 0
+    relay: str = ""
+    site: str = ""
+
+
+class BringCargo(Message, frozen=True):
+    """Let the node's weight relay take a cargo from that of node `source`, which listens at HOST:PORT."""
+
+    version: str
+    base: str
+    source: str
+    address: str
+
+
+class DropCargo(Message, frozen=True):
+    """Let the node's weight relay forget a cargo."""
+
+    version: str
+    base: str
+
+
+class CargoArrived(Message, frozen=True):
+    """The node's weight relay has all of a cargo."""
+
+    version: str
+    base: str
+
+
+class CargoBroke(Message, frozen=True):
+    """The node's weight relay could not get a cargo from `source`."""
+
+    version: str
+    base: str
+    source: str
+    error: str
 
 
 class StartWorker(Message, frozen=True):

@@ -17,7 +17,7 @@ from slackwater.wire.frames import FrameError, FrameKind, encode_frame
 from slackwater.wire.message import Message as Message
 from slackwater.wire.sandbox import FromSandbox, SandboxFacts, ToSandbox
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 # ---- connection ----
@@ -42,7 +42,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
     `max_versions` counts whole sets of weights, `max_adapters` adapters (0: they count as whole sets).
     `kind` is one of `model.instance.InstanceKind`. Without `exact_continuation` it cannot go on at a
     position of a turn's random stream. One that `lends` serves, and takes `lending.LendTo`; one that is
-    borrowed is its `job`'s alone.
+    borrowed is its `job`'s alone. `node` is where it runs.
     """
 
     base_model: str
@@ -55,6 +55,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
     max_adapters: int = 0
     lends: bool = False
     job: str | None = None
+    node: str = ""
 
 
 class Welcome(Message, frozen=True):
@@ -98,9 +99,14 @@ class Abort(Message, frozen=True):
 
 
 class PullVersion(Message, frozen=True):
-    """Fetch a weight version from the weight store and make it readable."""
+    """Fetch a weight version and make it readable: by `way`, cargoes (version, base) of the node's relay, or from the store.
+
+    With `keep` a copy of what came by the way stays in host memory, for later deltas.
+    """
 
     version: str
+    way: tuple[tuple[str, str], ...] = ()
+    keep: bool = False
 
 
 class DropVersion(Message, frozen=True):
@@ -110,9 +116,10 @@ class DropVersion(Message, frozen=True):
 
 
 class VersionReady(Message, frozen=True):
-    """A version can be sampled from."""
+    """A version can be sampled from; `kept` if a copy lies in host memory."""
 
     version: str
+    kept: bool = False
 
 
 class VersionFailed(Message, frozen=True):
@@ -252,6 +259,21 @@ TRAINER_OPS = (
 )
 
 
+class OpAside(Message, frozen=True):
+    """The trainer has its copy of what it publishes and is free; `OpDone` or `OpFailed` follows when that is written."""
+
+    op: int
+    elapsed_s: float
+
+
+class VersionStocked(Message, frozen=True):
+    """A version's cargoes are on the relay of the trainer's node: their bytes by base, empty for the whole."""
+
+    version: str
+    node: str
+    sizes: dict[str, int]
+
+
 class OpDone(Message, frozen=True):
     """An operation succeeded; `result` is a `PassResult`, metrics, or empty."""
 
@@ -281,6 +303,8 @@ ToWorker: TypeAlias = (
     | TrainerOp
     | agent.StartWorker
     | agent.SignalWorker
+    | agent.BringCargo
+    | agent.DropCargo
     | ToSandbox
     | lending.LendTo
     | lending.TakeBack
@@ -295,8 +319,12 @@ FromWorker: TypeAlias = (
     | SampledTopK
     | Ended
     | GenerateRefused
+    | OpAside
+    | VersionStocked
     | OpDone
     | OpFailed
+    | agent.CargoArrived
+    | agent.CargoBroke
     | agent.WorkerStarted
     | agent.WorkerNotStarted
     | agent.WorkerEnded

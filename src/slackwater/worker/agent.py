@@ -16,9 +16,12 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
+from slackwater.model.cargo import Cargo
 from slackwater.model.errors import UnavailableError
+from slackwater.weights.relay.node_relay import Brought, NodeRelay
 from slackwater.wire import agent as says
 from slackwater.wire import messages
 from slackwater.worker.connection import Connection, DisconnectedError
@@ -30,13 +33,24 @@ _BY_HAND = "--by-hand"
 _LEAVE_S = 5.0
 _TAIL_BYTES = 16 << 10
 _LONGEST_PAUSE_S = 10.0
+_RELAY_SHARE = 0.25
 
 
 class NodeAgent:
     """The workers of one node while one connection lasts."""
 
-    def __init__(self, connection: Connection, connect: str, files: str, logs: Path) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        connect: str,
+        files: str,
+        logs: Path,
+        *,
+        node: str = "",
+        relay: NodeRelay | None = None,
+    ) -> None:
         self._connection = connection
+        self._node, self._relay = node, relay
         self._connect = connect
         self._files = files
         self._logs = logs
@@ -54,6 +68,13 @@ class NodeAgent:
                         self._start(message)
                     case says.SignalWorker(worker, number):
                         self._signal(worker, number)
+                    case says.BringCargo(version, base, source, address):
+                        if self._relay is not None:
+                            cargo = Cargo(version, base)
+                            self._relay.bring(cargo, source, address_of(address))
+                    case says.DropCargo(version, base):
+                        if self._relay is not None:
+                            self._relay.drop(Cargo(version, base))
                     case _:
                         logger.warning("not for an agent: %s", type(message).__name__)
 
@@ -74,6 +95,9 @@ class NodeAgent:
 
     def _start(self, order: says.StartWorker) -> None:
         arguments = ["--connect", self._connect, "--worker", order.worker, "--files", self._files]
+        if self._relay is not None:
+            host, port = self._relay.address
+            arguments += ["--node", self._node, "--relay", f"{host}:{port}"]
         # Threads that wait by spinning take the cores from each other: on a busy machine a pass took ten times the CPU time.
         environment = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ | {"OMP_NUM_THREADS": "1"}
         try:
@@ -133,7 +157,36 @@ def last_words(log: Path, after: int) -> str:
     return message.partition(" ")[2] if error else last
 
 
-def _facts(options: argparse.Namespace) -> says.NodeFacts:
+def _told(connection: Connection, brought: Brought) -> None:
+    """Say how bringing a cargo ended; nothing if the control plane has gone."""
+    cargo = brought.cargo
+    said: messages.Message = says.CargoArrived(cargo.version, cargo.base)
+    if brought.error:
+        said = says.CargoBroke(cargo.version, cargo.base, brought.source, brought.error)
+    with contextlib.suppress(DisconnectedError):
+        connection.send(messages.encode(said))
+
+
+def _relay(options: argparse.Namespace, hub: tuple[str, int]) -> NodeRelay | None:
+    """The node's weight relay; None if it may have no memory."""
+    max_bytes = int(options.weights_gb * (1 << 30))
+    if options.weights_gb < 0:
+        max_bytes = int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * _RELAY_SHARE)
+    if not max_bytes:
+        return None
+    return NodeRelay(secret().encode(), options.node, _own_host(hub), max_bytes)
+
+
+def _own_host(hub: tuple[str, int]) -> str:
+    """The address by which the control plane's network reaches this machine."""
+    family, kind, *_, address = socket.getaddrinfo(*hub, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        host: str = probe.getsockname()[0]
+        return host
+
+
+def _facts(options: argparse.Namespace, relay: tuple[str, int] | None) -> says.NodeFacts:
     pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return says.NodeFacts(
         node=options.node,
@@ -142,20 +195,31 @@ def _facts(options: argparse.Namespace) -> says.NodeFacts:
         memory_mb=pages * page_bytes >> 20,
         host=socket.gethostname(),
         pid=os.getpid(),
+        relay="" if relay is None else f"{relay[0]}:{relay[1]}",
+        site=options.site,
     )
 
 
 def serve_once(options: argparse.Namespace) -> None:
     """One connection, from the hello to its end."""
-    hello = messages.Hello(secret(), f"agent:{options.node}", "agent", node=_facts(options))
     hung_up = threading.Event()
     address = address_of(options.connect)
-    with Connection(address, hello, pin=pin(), orphaned=hung_up.set) as connection:
-        agent = NodeAgent(connection, options.connect, options.files, Path(options.logs))
-        try:
-            agent.run()
-        finally:
-            agent.end_workers()
+    relay = _relay(options, address)
+    try:
+        facts = _facts(options, None if relay is None else relay.address)
+        hello = messages.Hello(secret(), f"agent:{options.node}", "agent", node=facts)
+        with Connection(address, hello, pin=pin(), orphaned=hung_up.set) as connection:
+            if relay is not None:
+                relay.tell = partial(_told, connection)
+            told = (connection, options.connect, options.files, Path(options.logs))
+            agent = NodeAgent(*told, node=options.node, relay=relay)
+            try:
+                agent.run()
+            finally:
+                agent.end_workers()
+    finally:
+        if relay is not None:
+            relay.close()
 
 
 def main() -> None:
@@ -165,6 +229,13 @@ def main() -> None:
     parser.add_argument("--pool", help="the pool of the fleet file that the node belongs to")
     parser.add_argument("--files", required=True, help="folder:DIRECTORY, or URL=CACHE of a depot")
     parser.add_argument("--logs", required=True, help="folder for the workers' output")
+    parser.add_argument("--site", default="", help="name of the fast network that the node is on")
+    parser.add_argument(
+        "--weights-gb",
+        type=float,
+        default=-1.0,
+        help="most memory of the weight relay; 0: none; below 0: a quarter of the node's",
+    )
     parser.add_argument("--redial", action="store_true", help="try again when the plane has gone")
     parser.add_argument(_BY_HAND, action="store_true", help="outlive whoever started it")
     options = parser.parse_args()

@@ -25,7 +25,6 @@ from slackwater.nets.loading import load_net
 from slackwater.policy.serving.arbiter import Arbiter
 from slackwater.policy.serving.modes import MODES, mode_of
 from slackwater.policy.serving.step_cost import StepCost
-from slackwater.weights.port import WeightStore
 from slackwater.wire import lending, messages
 from slackwater.worker.connection import Connection, DisconnectedError, HasFileno
 from slackwater.worker.engine_worker import (
@@ -38,6 +37,7 @@ from slackwater.worker.files import NodeFiles, node_files
 from slackwater.worker.loan import Activation, Loan, SharedDevice
 from slackwater.worker.process import address_of, base_parser, dial, pin, run_worker, secret
 from slackwater.worker.slo_counts import SloCounts
+from slackwater.worker.weight_lane import WeightLane
 
 logger = logging.getLogger(__name__)
 
@@ -53,10 +53,10 @@ class ServiceDesk(EngineWorker):
         self,
         connection: Connection,
         engine: Engine,
-        store: WeightStore,
+        lane: WeightLane,
         executor: CoservingExecutor,
     ) -> None:
-        super().__init__(connection, engine, store)
+        super().__init__(connection, engine, lane)
         self._executor = executor
 
     def _add(self, request: GenerationRequest) -> None:
@@ -292,7 +292,7 @@ def main() -> None:
     with dial(options.connect, hello) as connection:
         if options.lend and why is not None:
             connection.send(messages.encode(lending.LoanOver(why)))
-        desk = ServiceDesk(connection, engine, files.weights(), device.executor)
+        desk = ServiceDesk(connection, engine, WeightLane(files.weights()), device.executor)
         worker = CoservingWorker(connection, desk, device, SloCounts(slo))
         connection.report_gauges(worker.gauges)
         worker.run()

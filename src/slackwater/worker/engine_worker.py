@@ -12,19 +12,19 @@ from slackwater.engine.config import EngineConfig
 from slackwater.engine.engine import Engine
 from slackwater.engine.request import GenerationRequest, PromptScores, StepOutput
 from slackwater.grammar.guides import GrammarGuides
+from slackwater.model.cargo import Cargo
 from slackwater.model.errors import ConfigError, SlackwaterError
 from slackwater.model.instance import InstanceKind
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net
-from slackwater.weights.port import WeightStore
 from slackwater.wire import messages
 from slackwater.wire.frames import FrameKind, encode_frame
 from slackwater.wire.tokens import TokenColumns, encode_tokens
 from slackwater.worker.connection import Connection
-from slackwater.worker.fast_lane import with_fast_lane
 from slackwater.worker.files import node_files
 from slackwater.worker.process import base_parser, dial, pin, run_worker, secret
 from slackwater.worker.puller import VersionPuller
+from slackwater.worker.weight_lane import WeightLane, weight_lane
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +43,12 @@ class EngineWorker:
         self,
         connection: Connection,
         engine: Engine,
-        store: WeightStore,
+        lane: WeightLane,
         least_step_s: float = 0.0,
     ) -> None:
         self._connection = connection
         self._engine = engine
-        self.puller = VersionPuller(engine, store)
+        self.puller = VersionPuller(engine, lane)
         self._requests: dict[int, GenerationRequest] = {}
         self._made: dict[int, int] = {}
         self._least_step_s = least_step_s
@@ -82,8 +82,9 @@ class EngineWorker:
                 self._abort(request)
                 self._requests.pop(request, None)
                 self._made.pop(request, None)
-            case messages.PullVersion(version):
-                if (ready := self.puller.ask(version)) is not None:
+            case messages.PullVersion(version, way, keep):
+                cargoes = [Cargo(*each) for each in way]
+                if (ready := self.puller.ask(version, cargoes, keep=keep)) is not None:
                     self._connection.send(messages.encode(ready))
             case messages.DropVersion(version):
                 self._drop(version)
@@ -261,12 +262,13 @@ def main() -> None:
         max_versions=_MAX_VERSIONS,
         max_adapters=_MAX_ADAPTERS,
         kind=options.kind,
+        node=options.node,
     )
     hello = messages.Hello(secret(), options.worker, "engine", facts)
     with dial(options.connect, hello) as connection:
         connection.report_gauges(lambda: heartbeat_gauges(engine))
-        store = with_fast_lane(files.weights(), options.worker, secret())
-        EngineWorker(connection, engine, store, options.least_step_ms / 1e3).run()
+        lane = weight_lane(files.weights(), options)
+        EngineWorker(connection, engine, lane, options.least_step_ms / 1e3).run()
 
 
 if __name__ == "__main__":

@@ -17,12 +17,12 @@ from slackwater.model.errors import RefusedError
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.loading import load_net
 from slackwater.policy.serving.step_cost import StepCost
-from slackwater.weights.port import WeightStore
 from slackwater.wire import lending, messages
 from slackwater.worker.connection import Connection, DisconnectedError, HasFileno
 from slackwater.worker.engine_worker import EngineWorker, heartbeat_gauges
 from slackwater.worker.files import NodeFiles
 from slackwater.worker.process import pin, secret
+from slackwater.worker.weight_lane import WeightLane
 
 logger = logging.getLogger(__name__)
 
@@ -38,10 +38,10 @@ class RolloutDesk(EngineWorker):
         self,
         connection: Connection,
         engine: Engine,
-        store: WeightStore,
+        lane: WeightLane,
         executor: CoservingExecutor,
     ) -> None:
-        super().__init__(connection, engine, store)
+        super().__init__(connection, engine, lane)
         self._executor = executor
 
     def _add(self, request: GenerationRequest) -> None:
@@ -239,7 +239,7 @@ class SharedDevice:
         )
         hello = messages.Hello(secret(), f"{self.worker}~{self.loans}", "engine", facts)
         connection = Connection(self.address, hello, pin=pin(), orphaned=_only_the_loan)
-        desk = RolloutDesk(connection, rollout, self.files.weights(), executor)
+        desk = RolloutDesk(connection, rollout, WeightLane(self.files.weights()), executor)
         cold = decode_shapes(rollout, tokens) if self.device.startswith("cuda") else []
         loan = Loan(connection, desk, executor, cold)
         connection.report_gauges(loan.gauges)

@@ -28,7 +28,14 @@ def base_parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--files", required=True, help="folder:DIRECTORY, or URL=CACHE of a depot")
     parser.add_argument("--threads", type=int, default=1, help="compute threads")
     parser.add_argument("--device", default="cpu")
+    add_relay(parser)
     return parser
+
+
+def add_relay(parser: argparse.ArgumentParser) -> None:
+    """What an agent says of its node to all its workers."""
+    parser.add_argument("--node", default="", help="the node that the worker runs on")
+    parser.add_argument("--relay", default="", metavar="HOST:PORT", help="its weight relay")
 
 
 def address_of(connect: str) -> tuple[str, int]:

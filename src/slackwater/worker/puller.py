@@ -3,23 +3,26 @@
 import queue
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from slackwater.engine.engine import Engine
 from slackwater.engine.versions import Room
+from slackwater.model.cargo import Cargo
 from slackwater.model.errors import SlackwaterError
 from slackwater.nets.lora import LoraSpec
-from slackwater.weights.port import WeightStore
 from slackwater.wire import messages
 from slackwater.worker.published import lora_of
+from slackwater.worker.weight_lane import WeightLane
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     version: str
+    way: tuple[Cargo, ...]
+    keep: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,7 @@ class _Arrived:
     version: str
     tensors: Mapping[str, Tensor]
     lora: LoraSpec | None
+    kept: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +42,14 @@ class _Filling:
     version: str
     tensors: Mapping[str, Tensor]
     room: Room
+    kept: bool
 
 
 @dataclass(frozen=True, slots=True)
 class _Filled:
     version: str
     room: Room
+    kept: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +60,14 @@ class _Failed:
 
 
 class VersionPuller:
-    """Takes versions from a store into an engine; every method is for the thread that steps the engine.
+    """Takes versions over a lane into an engine; every method is for the thread that steps the engine.
 
     `fileno()` becomes readable when `settle()` has something to do, so a loop may wait on it.
     """
 
-    def __init__(self, engine: Engine, store: WeightStore) -> None:
+    def __init__(self, engine: Engine, lane: WeightLane) -> None:
         self._engine = engine
-        self._store = store
+        self._lane = lane
         self._to_do: queue.SimpleQueue[_Wanted | _Filling | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[_Arrived | _Filled | _Failed] = queue.SimpleQueue()
         self._bell, self._button = socket.socketpair()
@@ -72,15 +78,17 @@ class VersionPuller:
     def fileno(self) -> int:
         return self._bell.fileno()
 
-    def ask(self, version: str) -> messages.VersionReady | None:
-        """Begin to pull a version; if it is held already, the answer is given at once."""
+    def ask(
+        self, version: str, way: Sequence[Cargo] = (), *, keep: bool = False
+    ) -> messages.VersionReady | None:
+        """Begin to pull a version by a way of the node's relay; if it is held already, the answer is given at once."""
         if version in self._pulling:
             self._pulling[version] = False
             return None
         if version in self._engine.versions():
             return messages.VersionReady(version)
         self._pulling[version] = False
-        self._to_do.put(_Wanted(version))
+        self._to_do.put(_Wanted(version, tuple(way), keep))
         return None
 
     def drop_later(self, version: str) -> bool:
@@ -96,23 +104,23 @@ class VersionPuller:
         while not self._done.empty():
             self._bell.recv(1)
             match self._done.get():
-                case _Arrived(version, tensors, None):
+                case _Arrived(version, tensors, None, kept):
                     try:
                         room = self._engine.begin_version()
                     except SlackwaterError as error:
                         said.append(self._failed(version, error))
                     else:
-                        self._to_do.put(_Filling(version, tensors, room))
-                case _Arrived(version, tensors, lora):
+                        self._to_do.put(_Filling(version, tensors, room, kept))
+                case _Arrived(version, tensors, lora, kept):
                     try:
                         self._engine.put_version(version, tensors, lora=lora)
                     except SlackwaterError as error:
                         said.append(self._failed(version, error))
                     else:
-                        said.append(self._ready(version))
-                case _Filled(version, room):
+                        said.append(self._ready(version, kept))
+                case _Filled(version, room, kept):
                     self._engine.finish_version(version, room)
-                    said.append(self._ready(version))
+                    said.append(self._ready(version, kept))
                 case _Failed(version, error, failed_room):
                     if failed_room is not None:
                         self._engine.give_up_version(failed_room)
@@ -128,10 +136,10 @@ class VersionPuller:
         self._bell.close()
         self._button.close()
 
-    def _ready(self, version: str) -> messages.VersionReady:
+    def _ready(self, version: str, kept: bool) -> messages.VersionReady:
         if self._pulling.pop(version):
             self._engine.drop_version(version)
-        return messages.VersionReady(version)
+        return messages.VersionReady(version, kept)
 
     def _failed(self, version: str, error: Exception) -> messages.VersionFailed:
         self._pulling.pop(version)
@@ -147,8 +155,8 @@ class VersionPuller:
         try:
             if isinstance(what, _Filling):
                 self._engine.fill_version(what.room, what.tensors)
-                return _Filled(what.version, what.room)
-            lora = lora_of(self._store.manifest(what.version).meta)
-            return _Arrived(what.version, self._store.pull(what.version), lora)
+                return _Filled(what.version, what.room, what.kept)
+            taken = self._lane.take(what.version, what.way, keep=what.keep)
+            return _Arrived(what.version, taken.tensors, lora_of(taken.meta), taken.kept)
         except Exception as error:  # noqa: BLE001  (the thread's edge: the loop decides what it means)
             return _Failed(what.version, error, room)

@@ -186,6 +186,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--connect", required=True, metavar="HOST:PORT", help="the control plane")
     parser.add_argument("--worker", required=True, help="this worker's name")
     parser.add_argument("--files", help="not needed: a sandbox gets no files of the service")
+    parser.add_argument("--relay", help="not needed either")
     parser.add_argument("--service", required=True, help="tells services of one machine apart")
     parser.add_argument(
         "--node", required=True, help="its name as a node, the same after a restart"

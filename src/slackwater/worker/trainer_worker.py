@@ -10,7 +10,7 @@ from slackwater.model.errors import NotFoundError, SlackwaterError, UnavailableE
 from slackwater.nets.lora import LoraSpec
 from slackwater.training.datum import Datum
 from slackwater.training.trainer import Trainer
-from slackwater.weights.port import WeightStore
+from slackwater.weights.relay.stocker import Stocker
 from slackwater.wire import messages
 from slackwater.wire.batches import (
     Array,
@@ -20,10 +20,10 @@ from slackwater.wire.batches import (
     encode_result,
 )
 from slackwater.worker.connection import Connection
-from slackwater.worker.fast_lane import with_fast_lane
 from slackwater.worker.files import NodeFiles, node_files
-from slackwater.worker.process import base_parser, dial, pin, run_worker, secret
+from slackwater.worker.process import address_of, base_parser, dial, pin, run_worker, secret
 from slackwater.worker.published import lora_meta
+from slackwater.worker.publishing import Publishing
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +37,18 @@ class TrainerWorker:
         files: NodeFiles,
         device: str,
         dtype: str = "float32",
-        store: WeightStore | None = None,
+        stocker: Stocker | None = None,
+        node: str = "",
     ) -> None:
         self._connection = connection
         self._files = files
-        self._store = store or files.weights()
+        self._publishing = Publishing(
+            files.weights(),
+            lambda message: connection.send(messages.encode(message)),
+            _unwritten,
+            stocker=stocker,
+            node=node,
+        )
         self._device, self._dtype = device, dtype
         self._trainers: dict[str, Trainer] = {}
 
@@ -67,6 +74,8 @@ class TrainerWorker:
             self._connection.send(messages.encode(self._failure(message, error)))
             return
         elapsed_s = time.perf_counter() - started_s
+        if isinstance(message, messages.PublishWeights):
+            return  # it says itself when it is written
         self._connection.send(messages.encode(messages.OpDone(message.op, elapsed_s, result)))
 
     def _failure(self, message: messages.TrainerOp, error: Exception) -> messages.OpFailed:
@@ -104,9 +113,11 @@ class TrainerWorker:
             case messages.LoadState(_, _, saved, optimizer):
                 with self._files.saved_state(saved) as folder:
                     trainer.load_into(folder, optimizer)
-            case messages.PublishWeights(_, _, version, durable):
+            case messages.PublishWeights(op, model, version, durable):
                 about = lora_meta(trainer.meta.lora)
-                self._store.publish(version, trainer.weights(), about, durable=durable)
+                self._publishing.begin(
+                    op, model, version, trainer.weights(), about, durable=durable
+                )
         return b""
 
     def _restored(self, saved: str, source: str) -> Trainer:
@@ -133,6 +144,14 @@ class TrainerWorker:
         )
 
 
+def _unwritten(op: int, error: Exception) -> messages.OpFailed:
+    """A version that could not be written; the model's state is as it was."""
+    if isinstance(error, SlackwaterError) and not isinstance(error, UnavailableError):
+        return messages.OpFailed(op, str(error), "user", state_lost=False)
+    logger.error("version not written: %s", error, exc_info=error)
+    return messages.OpFailed(op, f"{type(error).__name__}: {error}", "server", state_lost=False)
+
+
 def _run_pass(trainer: Trainer, data: bytes) -> bytes:
     batch = decode_batch(data)
     examples = [
@@ -157,8 +176,11 @@ def main() -> None:
     hello = messages.Hello(secret(), options.worker, "trainer")
     with dial(options.connect, hello) as connection:
         files = node_files(options.files, secret(), pin())
-        store = with_fast_lane(files.weights(), options.worker, secret())
-        TrainerWorker(connection, files, options.device, options.dtype, store).run()
+        stocker = None
+        if options.relay:
+            stocker = Stocker(address_of(options.relay), secret().encode())
+        how = (options.device, options.dtype, stocker, options.node)
+        TrainerWorker(connection, files, *how).run()
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.wire import messages
 from slackwater.worker.published import lora_meta
 from slackwater.worker.puller import VersionPuller
+from slackwater.worker.weight_lane import WeightLane
 
 DEADLINE_S = 60.0
 
@@ -51,7 +52,7 @@ def engine() -> Engine:
 
 @pytest.fixture
 def puller(engine: Engine, store: GatedStore) -> Iterator[VersionPuller]:
-    puller = VersionPuller(engine, store)
+    puller = VersionPuller(engine, WeightLane(store))
     yield puller
     store.gate.set()
     puller.close()

@@ -9,21 +9,27 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import torch
 
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.engine import Engine
 from slackwater.engine.request import GenerationRequest
+from slackwater.model.cargo import Cargo
 from slackwater.model.sampling import Sampling
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net, net_tensors
+from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.relay.__main__ import SECRET_VARIABLE
-from slackwater.weights.relay.store import RelayWeightStore
+from slackwater.weights.relay.host_copy import host_version
+from slackwater.weights.relay.stocker import Stocker
 from slackwater.worker.published import lora_meta
 from slackwater.worker.puller import VersionPuller
+from slackwater.worker.weight_lane import WeightLane
 
 _SECRET = "of this measurement"
 _REQUESTS = 8
@@ -46,19 +52,26 @@ def decode_while_pulling(pulls: int, seed: int) -> dict[str, object]:
     )
     with ExitStack() as stack:
         relay = _relay(stack)
-        sender = RelayWeightStore(relay, _SECRET.encode(), "sender", node="sender")
-        store = RelayWeightStore(relay, _SECRET.encode(), "engine", node="engine")
-        puller = VersionPuller(engine, store)
-        for each in (sender, store, puller):
+        stocker = Stocker(relay, _SECRET.encode())
+        lane = WeightLane(
+            DirectoryWeightStore(Path(stack.enter_context(tempfile.TemporaryDirectory()))),
+            relay,
+            secret=_SECRET.encode(),
+            worker="engine",
+            node="node",
+        )
+        puller = VersionPuller(engine, lane)
+        for each in (lane, puller):
             stack.callback(each.close)
-        return _measured(engine, sender, puller, tensors, pulls, seed)
+        return _measured(engine, stocker, puller, tensors, pulls, seed)
 
 
 def _relay(stack: ExitStack) -> tuple[str, int]:
-    """A relay in a process of its own; its address."""
+    """A node's relay in a process of its own; its address."""
+    options = ("--memory-gb", "2", "--node", "node", "--shared")
     process = stack.enter_context(
         subprocess.Popen(
-            [sys.executable, "-m", "slackwater.weights.relay", "--memory-gb", "2"],
+            [sys.executable, "-m", "slackwater.weights.relay", *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | {SECRET_VARIABLE: _SECRET},
@@ -72,7 +85,7 @@ def _relay(stack: ExitStack) -> tuple[str, int]:
 
 def _measured(
     engine: Engine,
-    sender: RelayWeightStore,
+    stocker: Stocker,
     puller: VersionPuller,
     tensors: dict[str, torch.Tensor],
     pulls: int,
@@ -88,10 +101,10 @@ def _measured(
             mask = torch.rand(tensor.shape) < 0.01
             tensor[mask] *= 1.01
         name = f"v{pull}"
-        sender.publish(name, tensors, lora_meta(None))
-        sender.flush()
+        manifest = stocker.stock("model", host_version(name, tensors, lora_meta(None)))
+        base = min((base for base in manifest.sizes), key=manifest.bytes_of)
         began_s = time.perf_counter()
-        puller.ask(name)
+        puller.ask(name, [Cargo(name, base)], keep=True)
         during: list[tuple[float, float]] = []
         while not puller.settle():
             number = _keep_busy(engine, number)

@@ -44,6 +44,16 @@ class _Flight:
     failed: Callable[[on.TicketFailed], None]
     runs_head: bool = False
     restores: bool = False
+    replayed: Operation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Aside:
+    """A publish that a trainer writes beside its next operations."""
+
+    worker: WorkerId
+    line: ModelLine
+    operation: Operation
 
 
 class OperationsController:
@@ -53,6 +63,7 @@ class OperationsController:
         self._config = config or OperationsConfig()
         self._lines: dict[ModelId, ModelLine] = {}
         self._flights: dict[WorkerId, _Flight | None] = {}
+        self._aside: dict[int, _Aside] = {}
         self._last_served: dict[ModelId, int] = {}
         self._last_owned: dict[TenantId, int] = {}
         self._tickets = 0
@@ -75,14 +86,10 @@ class OperationsController:
                 self._flights.setdefault(worker, None)
             case on.TrainerLost(_, worker, reason):
                 self._lost(worker, reason)
-            case on.TicketDone():
-                flight = self._land(event.worker, event.ticket)
-                if flight is not None:
-                    flight.done(event)
-            case on.TicketFailed():
-                flight = self._land(event.worker, event.ticket)
-                if flight is not None:
-                    flight.failed(event)
+            case on.TicketAside(_, worker, ticket):
+                self._set_aside(worker, ticket)
+            case on.TicketDone() | on.TicketFailed():
+                self._reported(event)
             case TimerFired(_, name):
                 self._timer(name)
             case _:
@@ -151,9 +158,11 @@ class OperationsController:
         if line is None:
             return
         self._last_served.pop(model, None)
-        for operation in sorted(line.waiting.values(), key=lambda operation: operation.seq):
+        over = {**line.aside, **line.waiting}
+        for _, operation in sorted(over.items()):
             self._fail(operation, reason, FaultOwner.USER)
         line.waiting.clear()
+        line.aside.clear()
         self._forget(line)
 
     def _forget(self, line: ModelLine) -> None:
@@ -168,6 +177,10 @@ class OperationsController:
         for line in self._lines.values():
             if line.worker == worker:
                 line.lose_state()
+        for ticket in [t for t, aside in self._aside.items() if aside.worker == worker]:
+            unwritten = self._aside.pop(ticket).line
+            if unwritten.model in self._lines:
+                self._restore_failed(unwritten, f"trainer lost: {reason}")
         if flight is None or flight.line.model not in self._lines:
             return
         line = flight.line
@@ -179,6 +192,60 @@ class OperationsController:
         if line.attempts >= self._config.max_attempts:
             why = f"the trainer was lost {line.attempts} times while running it: {reason}"
             self._fail(line.fail_head(why), why, FaultOwner.SERVER)
+
+    def _reported(self, event: on.TicketDone | on.TicketFailed) -> None:
+        """A trainer says how something ended: what it was doing, or what it wrote beside."""
+        flight = self._land(event.worker, event.ticket)
+        over = None if flight is not None else self._over_aside(event.worker, event.ticket)
+        match event:
+            case on.TicketDone() if flight is not None:
+                flight.done(event)
+            case on.TicketFailed() if flight is not None:
+                flight.failed(event)
+            case on.TicketDone() if over is not None:
+                self._out.append(do.CompleteOp(over.request, event.ticket))
+            case on.TicketFailed() if over is not None:
+                self._fail(over, event.error, event.owner)
+            case _:
+                pass  # about a trainer or a model that is gone
+
+    def _set_aside(self, worker: WorkerId, ticket: int) -> None:
+        """The trainer is free for what comes next; the publish is over when its writing is."""
+        flight = self._flights.get(worker)
+        if flight is None or flight.ticket != ticket or flight.line.model not in self._lines:
+            if flight is not None and flight.ticket == ticket:
+                self._flights[worker] = None
+            return
+        line = flight.line
+        if flight.runs_head:
+            head = line.head()
+            if head is None or head.kind is not OpKind.PUBLISH:
+                return  # only a publish leaves the state alone
+            operation: Operation | None = line.set_head_aside()
+            line.skip_refused()
+        else:
+            operation = flight.replayed
+            if operation is None or line.log[line.applied].operation is not operation:
+                self._flights[worker] = None  # written meanwhile, by the trainer that had it before
+                return
+            if operation.seq not in line.aside:
+                return
+            line.applied += 1
+        assert operation is not None
+        self._flights[worker] = None
+        self._aside[ticket] = _Aside(worker, line, operation)
+
+    def _over_aside(self, worker: WorkerId, ticket: int) -> Operation | None:
+        """The publish that a report is about, which is over now."""
+        aside = self._aside.get(ticket)
+        if aside is None or aside.worker != worker:
+            return None
+        del self._aside[ticket]
+        line = aside.line
+        if self._lines.get(line.model) is not line or aside.operation.seq not in line.aside:
+            return None
+        aside.line.finish_aside(aside.operation)
+        return aside.operation
 
     def _land(self, worker: WorkerId, ticket: int) -> _Flight | None:
         """The flight that a report is about; stale reports are about none."""
@@ -194,6 +261,10 @@ class OperationsController:
         if line.failed_restores < self._config.max_attempts:
             return
         line.failed_restores = 0
+        for unwritten in list(line.aside.values()):
+            error = f"version of seq {unwritten.seq} cannot be written: {why}"
+            self._fail(unwritten, error, FaultOwner.SERVER)
+            line.finish_aside(unwritten)
         while (operation := line.head()) is not None:
             error = f"model {line.model} cannot be brought back: {why}"
             self._fail(operation, error, FaultOwner.SERVER)
@@ -247,7 +318,8 @@ class OperationsController:
             self._replay(worker, ticket, line)
             return
         operation = line.head()
-        assert operation is not None
+        if operation is None or not line.has_work():
+            return  # all that it lacked was what is set aside
         if operation.kind is OpKind.OPTIM_STEP and line.poison is not None:
             why = f"{line.poison}; its gradients were dropped, the next optim_step will work again"
             self._fail(
@@ -268,12 +340,19 @@ class OperationsController:
     def _replay(self, worker: WorkerId, ticket: int, line: ModelLine) -> None:
         entry = line.log[line.applied]
 
-        def done(_: on.TicketDone) -> None:
+        def done(event: on.TicketDone) -> None:
+            if entry not in line.log:
+                return  # written meanwhile, by the trainer that had it before
             line.applied += 1
+            if entry.operation.seq in line.aside:  # written at last
+                line.finish_aside(entry.operation)
+                self._out.append(do.CompleteOp(entry.operation.request, event.ticket))
             if line.applied > line.furthest_applied:
                 line.furthest_applied, line.failed_restores = line.applied, 0
 
-        self._fly(worker, _Flight(ticket, line, done, self._replay_failed(line), restores=True))
+        failed = self._replay_failed(line)
+        replayed = entry.operation
+        self._fly(worker, _Flight(ticket, line, done, failed, restores=True, replayed=replayed))
         if entry.ran:
             self._out.append(do.RunOp(worker, ticket, entry.operation, replay=True))
         else:
@@ -312,7 +391,9 @@ class OperationsController:
         self._out.append(do.RunOp(worker, ticket, op, replay=False))
 
     def _snapshot_due(self, line: ModelLine) -> bool:
-        """Only right after an optim_step, when no gradients are pending."""
+        """Only right after an optim_step, when no gradients are pending; not while a replay must make a version again."""
+        if line.aside:
+            return False
         limit_s = max(
             self._config.save_log_after_s, line.snapshot_cost_s / self._config.snapshot_share
         )
@@ -361,6 +442,7 @@ class OperationsController:
             assert line.saved_seq is None or all(seq > line.saved_seq for seq in seqs)
             assert line.worker is None or line.worker in self._flights, "state on a lost trainer"
             assert line.worker is not None or line.applied == 0
+            assert line.aside.keys() <= set(seqs), "a publish that no replay would make again"
             if line.next_seq in line.refused:
                 raise AssertionError("a refused number blocks the line")
             if line.has_gap() and line.watched_seq != line.next_seq:

@@ -60,6 +60,15 @@ class TrainerLost:
 
 
 @dataclass(frozen=True, slots=True)
+class TicketAside:
+    """The trainer has its copy of what it publishes, and is free; `TicketDone` or `TicketFailed` says how the writing ended."""
+
+    now_s: float
+    worker: WorkerId
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
 class TicketDone:
     """A trainer did what a ticket told it."""
 
@@ -88,6 +97,7 @@ Event: TypeAlias = (
     | ModelClosed
     | TrainerJoined
     | TrainerLost
+    | TicketAside
     | TicketDone
     | TicketFailed
     | TimerFired
@@ -101,6 +111,7 @@ EVENT_TYPES: dict[str, type] = {
         ModelClosed,
         TrainerJoined,
         TrainerLost,
+        TicketAside,
         TicketDone,
         TicketFailed,
         TimerFired,

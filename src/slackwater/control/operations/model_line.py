@@ -52,6 +52,7 @@ class ModelLine:
     attempts: int = 0
     failed_restores: int = 0
     furthest_applied: int = 0  # of this log, by any trainer: progress resets `failed_restores`
+    aside: dict[int, Operation] = field(default_factory=dict)  # publishes that are being written
 
     def head(self) -> Operation | None:
         """The operation whose turn it is, if it is here."""
@@ -62,8 +63,14 @@ class ModelLine:
         return bool(self.waiting) and self.next_seq not in self.waiting
 
     def has_work(self) -> bool:
-        """Something could run if a trainer were free."""
-        return self.head() is not None
+        """Something could run if a trainer were free.
+
+        A load replaces the log, and so waits for what is set aside; that itself must be replayed where the trainer was lost.
+        """
+        head = self.head()
+        if self.aside and self.applied < len(self.log):
+            return True
+        return head is not None and not (head.kind is OpKind.LOAD and self.aside)
 
     def knows(self, seq: int) -> bool:
         """The number is used up, waiting or refused."""
@@ -94,6 +101,24 @@ class ModelLine:
         operation = self.waiting.pop(self.next_seq)
         self._over(operation, ran=True, why="")
         return operation
+
+    def set_head_aside(self) -> Operation:
+        """The trainer has its copy of what the head publishes and is free; until that is written a replay makes it again."""
+        operation = self.waiting.pop(self.next_seq)
+        self.next_seq = operation.seq + 1
+        self.attempts = 0
+        self.aside[operation.seq] = operation
+        self.log.append(LogEntry(operation, ran=True))
+        self.applied += 1
+        return operation
+
+    def finish_aside(self, operation: Operation) -> None:
+        """What was set aside is written, or given up: a replay needs it no more."""
+        del self.aside[operation.seq]
+        place = next(i for i, entry in enumerate(self.log) if entry.operation.seq == operation.seq)
+        del self.log[place]
+        self.applied -= place < self.applied
+        self.furthest_applied -= place < self.furthest_applied
 
     def fail_head(self, why: str) -> Operation:
         """The head is over and had no effect."""
@@ -139,9 +164,14 @@ class ModelLine:
         """Take over from the durable log; a hole between finished numbers is one that was given up."""
         self.saved_seq = saved_seq
         self.next_seq = 0 if saved_seq is None else saved_seq + 1
+        ran = [r.operation.seq for r in records if r.status is OpStatus.DONE]
         for record in sorted(records, key=lambda record: record.operation.seq):
             operation = record.operation
-            if record.status is OpStatus.WAITING:
+            if record.status is OpStatus.WAITING and operation.seq < max(ran, default=-1):
+                self._pass_over(operation.seq)  # later ones ran: it was set aside
+                self.waiting[operation.seq] = operation
+                self.set_head_aside()
+            elif record.status is OpStatus.WAITING:
                 self.waiting[operation.seq] = operation
             elif self.waiting:
                 self.refused[operation.seq] = (operation, "before the service was restarted")

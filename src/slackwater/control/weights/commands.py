@@ -2,15 +2,41 @@
 
 from dataclasses import dataclass
 
-from slackwater.model.ids import InstanceId
+from slackwater.model.cargo import Cargo
+from slackwater.model.ids import InstanceId, NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class PullWeights:
-    """Let the instance get the version; it answers `InstanceReady` or `PullFailed`."""
+    """Let the instance get the version; it answers `InstanceReady` or `PullFailed`.
+
+    `way` are the cargoes to take from its node's relay, in order: the first whole, or a delta on what the instance has
+    in host memory. Without a way the version comes from the store. With `keep` a copy stays in host memory for later deltas.
+    """
 
     instance: InstanceId
     version: str
+    way: tuple[Cargo, ...] = ()
+    keep: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BringCargo:
+    """Let the node's relay take a cargo from another node's; it answers `CargoArrived` or `CargoBroke`."""
+
+    node: NodeId
+    version: str
+    base: str
+    source: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class DropCargo:
+    """Let the node's relay forget a cargo, or give up waiting for it."""
+
+    node: NodeId
+    version: str
+    base: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,5 +79,12 @@ class BlameInstance:
 
 
 WeightCommand = (
-    PullWeights | DropVersion | DeleteVersion | OfferVersion | RecallVersion | BlameInstance
+    PullWeights
+    | BringCargo
+    | DropCargo
+    | DropVersion
+    | DeleteVersion
+    | OfferVersion
+    | RecallVersion
+    | BlameInstance
 )

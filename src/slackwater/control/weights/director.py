@@ -4,7 +4,8 @@
 
 An instance pulls what the turns of its jobs ask for, and nothing else; it is asked once. A version is taken from an instance in two
 steps, so that nothing is ever sampled from weights that are gone: it is recalled from the rollout manager, and dropped when that has
-said that nothing runs with it. A version leaves the store when nothing names it and nobody needs or pulls it.
+said that nothing runs with it. A version leaves the store when nothing names it and nobody needs or pulls it. By what way a version
+comes to an instance, and from which node to which, is in `routes.py`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,15 @@ from typing import assert_never
 
 from slackwater.control.weights import commands as do
 from slackwater.control.weights import events as on
-from slackwater.control.weights.shelf import Holder, VersionRecord, held_version, limit_of
+from slackwater.control.weights.routes import Routes, cargoes_of
+from slackwater.control.weights.shelf import (
+    Holder,
+    VersionRecord,
+    held_version,
+    limit_of,
+    with_copy,
+)
+from slackwater.model.cargo import Cargo
 from slackwater.model.ids import InstanceId, JobId
 from slackwater.policy.weights.holding import first_to_go, holders_wanted
 
@@ -24,7 +33,8 @@ Out = list[do.WeightCommand]
 class WeightDirector:
     """See the module. `check_integrity()` holds after every event."""
 
-    def __init__(self) -> None:
+    def __init__(self, routes: Routes | None = None) -> None:
+        self.routes = routes or Routes()
         self._versions: dict[str, VersionRecord] = {}
         self._newest: dict[tuple[JobId | None, str, str], str] = {}
         self._holders: dict[InstanceId, Holder] = {}
@@ -33,6 +43,7 @@ class WeightDirector:
         self._clock = 0
         self._pulls = self._repeated_pulls = self._drops = 0
         self._waits_for_evicted = 0
+        self._by_relay = self._by_delta = 0
 
     def handle(self, event: on.WeightEvent) -> Sequence[do.WeightCommand]:
         """Take one event; return what is to be done, in order."""
@@ -49,15 +60,37 @@ class WeightDirector:
                 self._welcome(holder, out)
             case on.HolderLeft(_, instance, rests):
                 self._left(instance, rests, out)
-            case on.InstanceReady(_, instance, version):
-                self._pulled(instance, version, out)
+            case on.InstanceReady():
+                self._pulled(event, out)
             case on.PullFailed():
                 self._pull_failed(event, out)
             case on.VersionFreed(_, instance, version):
                 self._freed(instance, version, out)
             case _:
-                assert_never(event)
+                self._of_relays(event, out)
         return out
+
+    def _of_relays(
+        self,
+        event: on.RelayJoined | on.RelayLeft | on.CargoesStocked | on.CargoArrived | on.CargoBroke,
+        out: Out,
+    ) -> None:
+        routes = self.routes
+        match event:
+            case on.RelayJoined(_, node, site):
+                routes.joined(node, site, out)
+            case on.RelayLeft(_, node):
+                routes.left(node, out)
+            case on.CargoesStocked(_, node, version, sizes):
+                routes.stocked(node, version, sizes, out)
+                if version in self._versions:
+                    routes.named(version)
+            case on.CargoArrived(_, node, version, base):
+                routes.arrived(node, Cargo(version, base), out)
+            case on.CargoBroke(_, node, version, base, source):
+                routes.broke(node, Cargo(version, base), source, out)
+            case _:
+                assert_never(event)
 
     # ---- versions ----
     def _published(self, event: on.WeightsPublished, out: Out) -> None:
@@ -69,6 +102,7 @@ class WeightDirector:
             )
             self._versions[event.version] = record
         record.retired = False
+        self.routes.named(event.version)
         self._clock += 1
         record.needed_at = self._clock
         key = (event.job, event.base_model, event.line)
@@ -83,6 +117,7 @@ class WeightDirector:
         if event.sampled:
             for holder in homes:
                 self._pull(holder, record, out)
+        self._tidy(record, out)
 
     def _retired(self, version: str, out: Out) -> None:
         record = self._versions.get(version)
@@ -101,7 +136,22 @@ class WeightDirector:
                 self._recall(holder, record.version, out)
         if not any(record.version in holder.all() for holder in self._holders.values()):
             self._forget(record)
+            self.routes.forget(record.version, out)
             out.append(do.DeleteVersion(record.version))
+
+    def _tidy(self, record: VersionRecord, out: Out) -> None:
+        """Let the relays drop what no instance needs of a model's versions."""
+        key = (record.job, record.base_model, record.line)
+        line = [r for r in self._versions.values() if (r.job, r.base_model, r.line) == key]
+        line.sort(key=lambda each: each.number)
+        holders = self._holders.values()
+        self.routes.tidy(
+            [each.version for each in line],
+            needed={each.version for each in line if each.turns},
+            held={copy for holder in holders for copy in holder.copies},
+            pulling={version for holder in holders for version in holder.pulling},
+            out=out,
+        )
 
     def _forget(self, record: VersionRecord) -> None:
         del self._versions[record.version]
@@ -196,7 +246,20 @@ class WeightDirector:
         self._pulls += 1
         self._repeated_pulls += version in holder.pulled_before
         holder.pulled_before.add(version)
-        out.append(do.PullWeights(holder.instance, version))
+        out.append(self._by_the_best_way(holder, record, out))
+
+    def _by_the_best_way(self, holder: Holder, record: VersionRecord, out: Out) -> do.PullWeights:
+        """Whole or by deltas on a copy that will be in the instance's host memory, whichever is smaller; else from the store."""
+        node, keep = holder.spec.node, not record.adapter
+        way = self.routes.way(record.version, holder.copies_then(), node)
+        if node is None or way is None or not cargoes_of(way):
+            return do.PullWeights(holder.instance, record.version)
+        self.routes.bring(node, way, out)
+        self._by_delta += bool(way.deltas)
+        self._by_relay += 1
+        if keep:
+            holder.coming[record.version] = "" if way.fetch_start else way.start
+        return do.PullWeights(holder.instance, record.version, cargoes_of(way), keep)
 
     def _alike(self, names: Iterable[str], adapter: bool) -> list[VersionRecord]:
         """Those of the names that take memory of the same kind; a base model's own weights take none."""
@@ -204,16 +267,23 @@ class WeightDirector:
         return [record for record in found if record.adapter == adapter and record.job is not None]
 
     # ---- what instances say ----
-    def _pulled(self, instance: InstanceId, version: str, out: Out) -> None:
+    def _pulled(self, event: on.InstanceReady, out: Out) -> None:
+        instance, version = event.instance, event.version
         holder = self._holders.get(instance)
         if holder is None or version not in holder.pulling:
             out.append(do.BlameInstance(instance, f"version {version} that was not asked for"))
             return
         holder.pulling.discard(version)
+        changed = holder.coming.pop(version, "")
+        if event.kept:
+            holder.copies = with_copy(holder.copies, version, changed)
+        elif changed:
+            holder.copies = [copy for copy in holder.copies if copy != changed]
         record = self._versions[version]
         holder.offered[version] = None
         out.append(do.OfferVersion(instance, version))
         self._trim(holder, record.adapter, version, out)
+        self._tidy(record, out)
         self._let_go_of(record, out)
 
     def _pull_failed(self, event: on.PullFailed, out: Out) -> None:
@@ -224,6 +294,8 @@ class WeightDirector:
         if holder is not None:
             holder.pulling.discard(event.version)
             holder.pulled_before.discard(event.version)
+            if changed := holder.coming.pop(event.version, ""):
+                holder.copies = [copy for copy in holder.copies if copy != changed]
             self._let_go_of(self._versions[event.version], out)
         what = f"pull of {event.version} failed: {event.error}"
         out.append(do.BlameInstance(event.instance, what))
@@ -315,6 +387,10 @@ class WeightDirector:
             "pulls": self._pulls,
             "repeated_pulls": self._repeated_pulls,
             "drops": self._drops,
+            "pulls_by_relay": self._by_relay,
+            "pulls_by_delta": self._by_delta,
+            "cargoes_brought": self.routes.brought,
+            "cargoes_over_slow_links": self.routes.crossed,
             "turns_that_waited_for_an_evicted_version": self._waits_for_evicted,
         }
 
@@ -326,8 +402,10 @@ class WeightDirector:
             held = any(name in holder.all() for holder in self._holders.values())
             assert held or record.turns or not record.retired, f"{name} should be gone"
         assert self._needed.keys() <= self._versions.keys(), "a version that turns need is gone"
+        self.routes.check_integrity()
         for instance, holder in self._holders.items():
             assert holder.instance == instance
+            assert holder.coming.keys() <= holder.pulling, f"{instance}: a copy that nobody pulls"
             offered = set(holder.offered)
             assert not offered & holder.recalled and not holder.pulling & (
                 offered | holder.recalled

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from slackwater.model.ids import InstanceId, JobId
+from slackwater.model.ids import InstanceId, JobId, NodeId
 from slackwater.model.instance import InstanceSpec
 
 
@@ -62,11 +62,61 @@ class HolderLeft:
 
 @dataclass(frozen=True, slots=True)
 class InstanceReady:
-    """The instance says that it now holds `version`."""
+    """The instance says that it now holds `version`; `kept` if a copy of it lies in host memory, for deltas to build on."""
 
     now_s: float
     instance: InstanceId
     version: str
+    kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RelayJoined:
+    """A node can relay weights; it has none of ours yet. `site` is the fast network that it is on."""
+
+    now_s: float
+    node: NodeId
+    site: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RelayLeft:
+    """The node's relay is gone, with what it held."""
+
+    now_s: float
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class CargoesStocked:
+    """A publisher put a version on its node's relay: the bytes of each cargo, by base (empty: the whole)."""
+
+    now_s: float
+    node: NodeId
+    version: str
+    sizes: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CargoArrived:
+    """The node's relay has all of a cargo."""
+
+    now_s: float
+    node: NodeId
+    version: str
+    base: str
+
+
+@dataclass(frozen=True, slots=True)
+class CargoBroke:
+    """The node's relay could not get a cargo from `source`; what has come stays."""
+
+    now_s: float
+    node: NodeId
+    version: str
+    base: str
+    source: NodeId
+    error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +147,11 @@ WeightEvent = (
     | InstanceReady
     | PullFailed
     | VersionFreed
+    | RelayJoined
+    | RelayLeft
+    | CargoesStocked
+    | CargoArrived
+    | CargoBroke
 )
 
 EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in WeightEvent.__args__}

@@ -6,6 +6,8 @@ from slackwater.model.ids import InstanceId, JobId
 from slackwater.model.instance import InstanceSpec
 from slackwater.policy.weights.holding import HeldVersion
 
+COPIES_KEPT = 2  # whole versions that an instance keeps in host memory, for deltas to build on
+
 
 @dataclass(slots=True)
 class VersionRecord:
@@ -33,6 +35,15 @@ class Holder:
     recalled: set[str] = field(default_factory=set)
     pulling: set[str] = field(default_factory=set)
     pulled_before: set[str] = field(default_factory=set)
+    copies: list[str] = field(default_factory=list)  # in host memory, the newest last
+    coming: dict[str, str] = field(default_factory=dict)  # pulled to be kept -> the copy it changes
+
+    def copies_then(self) -> list[str]:
+        """The copies in host memory once everything that is on its way has come."""
+        then = list(self.copies)
+        for version, changed in self.coming.items():
+            then = with_copy(then, version, changed)
+        return then
 
     @property
     def instance(self) -> InstanceId:
@@ -51,6 +62,12 @@ class Holder:
     def all(self) -> set[str]:
         """Whatever takes its memory."""
         return {*self.offered, *self.recalled, *self.pulling}
+
+
+def with_copy(copies: list[str], version: str, changed: str) -> list[str]:
+    """The copies after one more: it takes the place of the one that it was made from, or of the oldest."""
+    left = [copy for copy in copies if copy not in (changed, version)]
+    return [*left, version][-COPIES_KEPT:]
 
 
 def limit_of(spec: InstanceSpec, adapter: bool) -> int:

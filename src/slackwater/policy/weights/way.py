@@ -9,6 +9,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+_WORTH_BYTES = 1 << 20
+
+
+def worth_a_relay(size: int) -> bool:
+    """Whether a version of `size` bytes is worth a place on relays; below, asking costs as much as what there is to send."""
+    return size >= _WORTH_BYTES
+
 
 @dataclass(frozen=True, slots=True)
 class Delta:

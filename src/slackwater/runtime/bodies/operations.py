@@ -100,6 +100,7 @@ class OperationsBody:
         self._operations: dict[RequestId, Operation] = {}
         self._stepping: set[WorkerId] = set()
         self._accepted_s: dict[RequestId, float] = {}
+        self._aside: set[tuple[WorkerId, int]] = set()  # written beside what the trainer does
 
     # ---- for the service ----
     async def adopt(self) -> None:
@@ -240,11 +241,23 @@ class OperationsBody:
 
     def trainer_lost(self, worker: WorkerId, reason: str) -> None:
         self._stepping.discard(worker)
+        self._aside = {each for each in self._aside if each[0] != worker}
         self._feed(on.TrainerLost(_now_s(), worker, reason))
         self._parts.devices.trainer_lost(worker)
 
     def trainer_said(self, worker: WorkerId, message: messages.FromWorker) -> None:
         match message:
+            case messages.OpAside(op, elapsed_s):
+                self._aside.add((worker, op))
+                self._feed(on.TicketAside(_now_s(), worker, op))
+                self._parts.devices.done(worker, elapsed_s)
+            case messages.OpDone(op, elapsed_s, result) if (worker, op) in self._aside:
+                self._aside.discard((worker, op))
+                self._feed(on.TicketDone(_now_s(), worker, op, elapsed_s), result)
+            case messages.OpFailed(op, error, owner, lost) if (worker, op) in self._aside:
+                self._aside.discard((worker, op))
+                owned = FaultOwner(owner)
+                self._feed(on.TicketFailed(_now_s(), worker, op, error, owned, lost))
             case messages.OpDone(op, elapsed_s, result):
                 stepped = worker in self._stepping
                 self._stepping.discard(worker)

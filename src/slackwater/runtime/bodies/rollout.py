@@ -28,10 +28,11 @@ from slackwater.control.steps.events import LocalEngineUp
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.control.weights import commands as weight_do
 from slackwater.control.weights import events as of_weight
-from slackwater.model.ids import InstanceId, JobId, TenantId, TurnId, WorkerId
+from slackwater.model.ids import InstanceId, JobId, NodeId, TenantId, TurnId, WorkerId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.model.turn import AttemptId, FinishReason, TurnSpec
 from slackwater.runtime.bodies.lending import LendingBody
+from slackwater.runtime.bodies.relays import RelayBody
 from slackwater.runtime.bodies.timers import Timers
 from slackwater.runtime.bodies.trainer_devices import TrainerDevices
 from slackwater.runtime.bodies.trajectory_index import TrajectoryIndex
@@ -82,6 +83,7 @@ class RolloutBody:
         self._specs: dict[TurnId, TurnSpec] = {}
         self._trajectories = TrajectoryIndex()
         self.devices = TrainerDevices(self.feed)
+        self.relays = RelayBody(hub, self.feed)
         self.gauges: dict[WorkerId, dict[str, float]] = {}
         self._topk: dict[WorkerId, list[list[tuple[int, float]]]] = {}
         self.lending: LendingBody | None = None
@@ -184,6 +186,7 @@ class RolloutBody:
             base_model=facts.base_model,
             max_adapters=facts.max_adapters,
             job=None if facts.job is None else JobId(facts.job),
+            node=NodeId(facts.node) if facts.node else None,
         )
         local = spec.kind is InstanceKind.LOCAL
         self.feed(LocalEngineUp(_now_s(), spec) if local else on.InstanceJoined(_now_s(), spec))
@@ -213,8 +216,8 @@ class RolloutBody:
                 self.feed(on.PromptScored(now_s, instance, attempt, logprobs, topk, targets, drawn))
             case messages.SampledTopK(rows):
                 self._topk[worker] = rows
-            case messages.VersionReady(version):
-                self.feed(of_weight.InstanceReady(now_s, instance, version))
+            case messages.VersionReady(version, kept):
+                self.feed(of_weight.InstanceReady(now_s, instance, version, kept))
             case messages.VersionFailed(version, error):
                 self.feed(of_weight.PullFailed(now_s, instance, version, error))
             case messages.Heartbeat() | BudgetReport() | LoanOver() as said:
@@ -293,6 +296,8 @@ class RolloutBody:
                 logger.info("engine rests instance=%s reason=%s", instance, reason)
             case step_do.GrantDevices(trainer):
                 self.devices.granted(trainer)
+            case weight_do.BringCargo() | weight_do.DropCargo():
+                self.relays.carry_out(command)
             case weight_do.DeleteVersion(version):
                 self._delete(version)
             case job_do.PlaceJob(job):
@@ -348,8 +353,9 @@ def _message(
             )
         case do.AbortOn(_, attempt):
             return messages.Abort(attempt)
-        case weight_do.PullWeights(_, version):
-            return messages.PullVersion(version)
+        case weight_do.PullWeights(_, version, way, keep):
+            cargoes = tuple((cargo.version, cargo.base) for cargo in way)
+            return messages.PullVersion(version, cargoes, keep)
         case weight_do.DropVersion(_, version):
             return messages.DropVersion(version)
 

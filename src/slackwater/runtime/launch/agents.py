@@ -48,12 +48,14 @@ class AgentPlan:
     files: str
     logs: str
     pool: str | None = None
+    site: str = ""
 
     def arguments(self, join: JoinAddress) -> tuple[str, ...]:
         """Of the agent's process."""
         pool = () if self.pool is None else ("--pool", self.pool)
         named = ("--node", self.node, "--files", self.files, "--logs", self.logs)
-        return ("-m", "slackwater.worker.agent", "--connect", join.hub, *named, *pool)
+        site = ("--site", self.site) if self.site else ()
+        return ("-m", "slackwater.worker.agent", "--connect", join.hub, *named, *pool, *site)
 
 
 class AgentLauncher(Protocol):

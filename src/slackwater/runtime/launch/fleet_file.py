@@ -15,6 +15,7 @@ price_per_h = 4.0
 name = "a"
 pool = "mixed"
 directory = "/scratch/a"               # local launcher: the node's own files; without it the node shares our disk
+site = "east"                          # nodes of one site share a fast network: weights come to a site once
 """
 
 import re
@@ -58,11 +59,15 @@ class FleetPool:
 
 @dataclass(frozen=True, slots=True)
 class FleetNode:
-    """One node. Without a `directory` it shares the control plane's disk (local launcher only)."""
+    """One node. Without a `directory` it shares the control plane's disk (local launcher only).
+
+    Nodes of one `site` share a fast network; weights come to a site once, and go from node to node within it.
+    """
 
     name: str
     pool: str
     directory: str | None = None
+    site: str = ""
 
     def __post_init__(self) -> None:
         _check_name("name", self.name)

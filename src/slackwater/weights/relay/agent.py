@@ -1,37 +1,37 @@
 """A receiver's end: brings cargoes to its own shelf, from whom the relay says, and serves them to its neighbours."""
 
 import logging
-import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from slackwater.model.cargo import Cargo
 from slackwater.model.errors import (
     NotFoundError,
     RefusedError,
-    SlackwaterError,
     UnavailableError,
 )
 from slackwater.weights.relay import protocol as say
-from slackwater.weights.relay.bucket import Cargo, Manifest, tag_of
 from slackwater.weights.relay.client import Address, RelayClient
+from slackwater.weights.relay.fetch import Fetch
+from slackwater.weights.relay.fetch import Memory as Memory
+from slackwater.weights.relay.manifest import Manifest
 from slackwater.weights.relay.server import RelayServer
-from slackwater.weights.relay.shelf import Key, Shelf, Slot
+from slackwater.weights.relay.shelf import Shelf
 
 logger = logging.getLogger(__name__)
 
 _AGAIN_S = 0.05
 T = TypeVar("T")
-Memory = Sequence[tuple[memoryview, ...]]  # a bucket's pieces, by its number
 
 
 class Agent:
     """One member of a relay. Everything is taken once over whichever link the relay's policy says.
 
-    `streams` connections carry a cargo's buckets side by side; `timeout_s` is how long a peer may be silent.
+    `streams` connections carry a cargo's buckets side by side; `timeout_s` is how long a peer may be silent. One that does not
+    `serve` takes everything from the relay itself: an engine, from the relay of its node.
     """
 
     def __init__(
@@ -46,12 +46,15 @@ class Agent:
         host: str = "127.0.0.1",
         streams: int = 4,
         timeout_s: float = 30.0,
+        serve: bool = True,
     ) -> None:
         self.member = member
         self.shelf = Shelf(max_bytes)
         self._relay, self._secret, self._node, self._site = relay, secret, node, site
         self._streams, self._timeout_s = streams, timeout_s
-        self._server = RelayServer(self.shelf, secret, host=host, node=node, member=member)
+        self._server: RelayServer | None = None
+        if serve:
+            self._server = RelayServer(self.shelf, secret, host=host, node=node, member=member)
         self._control: RelayClient | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -60,7 +63,8 @@ class Agent:
     def close(self) -> None:
         """Leave, and stop serving; a pull under way ends with an error."""
         self._closed = True
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
         if self._control is not None:
             self._control.close()
         self.shelf.close_all()
@@ -71,9 +75,10 @@ class Agent:
             raise RefusedError(f"member {self.member!r} has left; make another to pull with")
         if self._control is None:
             client = RelayClient(self._relay, self._secret, self._timeout_s)
-            host, port = self._server.address
-            client.join(say.Join(self.member, host, port, self._node, self._site))
-            client.have(self.member, self.shelf.cargoes())
+            if self._server is not None:
+                host, port = self._server.address
+                client.join(say.Join(self.member, host, port, self._node, self._site))
+                client.have(self.member, self.shelf.cargoes())
             self._control = client
         return self._control
 
@@ -149,71 +154,18 @@ class Agent:
         memory: Memory | None,
     ) -> None:
         """Fill every bucket that is not complete, over several connections."""
-        waiting: queue.SimpleQueue[tuple[Key, int, int]] = queue.SimpleQueue()
-        sizes = manifest.sizes[cargo.base]
-        keys = [Key(cargo, number) for number in range(len(sizes))]
-        tags = [tag_of(sums) for sums in manifest.checksums]
-        filled = self.shelf.filled(keys)
-        missing = [
-            (key, size, tag)
-            for key, size, tag, have in zip(keys, sizes, tags, filled, strict=True)
-            if have < size or size == 0
-        ]
-        for each in missing:
-            waiting.put(each)
-        failures: list[SlackwaterError] = []
-
-        def work() -> None:
-            try:
-                with RelayClient(address, self._secret, self._timeout_s) as client:
-                    while not failures:
-                        with suppress(queue.Empty):
-                            self._take(client, source, memory, *waiting.get_nowait())
-                            continue
-                        return
-            except SlackwaterError as error:
-                failures.append(error)
-
-        count = min(self._streams, len(missing))
-        threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if failures:
-            raise failures[0]
-
-    def _take(
-        self,
-        client: RelayClient,
-        source: str,
-        memory: Memory | None,
-        key: Key,
-        size: int,
-        tag: int,
-    ) -> None:
-        views = None if memory is None else memory[key.number]
-        slot = self.shelf.begin(key, size, tag, views=views)
-        if slot is None:
-            return
-        start = slot.filled
+        fetch = Fetch(
+            *(self.shelf, address, self._secret),
+            member=source,
+            node=self._node,
+            streams=self._streams,
+            timeout_s=self._timeout_s,
+        )
         try:
-            client.get(
-                key,
-                slot.views,
-                offset=start,
-                node=self._node,
-                member=source,
-                arrived=partial(self.shelf.advance, slot),
-            )
+            fetch.run(cargo, manifest, memory)
         finally:
-            self._count(source, slot, start)
-            self.shelf.fail(slot)
-
-    def _count(self, source: str, slot: Slot, start: int) -> None:
-        with self._lock:
-            came = slot.filled - start
-            self.received_bytes[source] = self.received_bytes.get(source, 0) + came
+            came = self.received_bytes.get(source, 0) + fetch.received_bytes
+            self.received_bytes[source] = came
 
 
 def _source(member: str, cargo: Cargo, lost: str, client: RelayClient) -> say.From | None:

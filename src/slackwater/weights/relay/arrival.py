@@ -4,9 +4,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from slackwater.model.cargo import Cargo
 from slackwater.model.errors import NotFoundError, SlackwaterError, UnavailableError
 from slackwater.weights.relay.agent import Agent, Memory
-from slackwater.weights.relay.bucket import Cargo, Manifest
+from slackwater.weights.relay.manifest import Manifest
 from slackwater.weights.relay.shelf import Key
 
 _LOOK_S = 0.5

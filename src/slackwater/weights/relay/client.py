@@ -10,12 +10,14 @@ from types import TracebackType
 
 import msgspec
 
+from slackwater.model.cargo import Cargo
 from slackwater.model.errors import SlackwaterError, UnavailableError
 from slackwater.weights.relay import protocol as say
-from slackwater.weights.relay.bucket import Cargo, Manifest
+from slackwater.weights.relay.manifest import Manifest
 from slackwater.weights.relay.shelf import Key
 
 _PIECE = 1 << 20
+_COPY = 4 << 20
 Address = tuple[str, int]
 
 
@@ -114,13 +116,21 @@ class RelayClient:
             there, path = msgspec.convert(say.receive_reply(self._socket), tuple[int, str])
             if there != size:
                 raise UnavailableError(f"a bucket of {there} bytes came, not of {size}")
-            if path:
-                _copy_shared(Path(path), size, views)
+            if not path:
+                self._receive(views, offset, arrived)
+                return
+            try:
+                read = _copy_shared(Path(path), size, views)
+            finally:
+                say.send(self._socket, say.Read())
+                say.receive_reply(self._socket)
+            if read:
                 arrived(size)
                 return
-            self._receive(views, offset, arrived)
         except (OSError, msgspec.ValidationError) as error:
             raise _transient(error) from None
+        # This process may not open the other's memory: over the socket, then.
+        self.get(key, views, offset=offset, member=member, arrived=arrived)
 
     def _receive(
         self, views: Sequence[memoryview], offset: int, arrived: Callable[[int], None]
@@ -143,11 +153,13 @@ class RelayClient:
         return answer
 
 
-def _copy_shared(path: Path, size: int, views: Sequence[memoryview]) -> None:
-    """Copy a bucket that lies in this node's memory."""
-    if size == 0:
-        return
-    with path.open("rb") as file:
+def _copy_shared(path: Path, size: int, views: Sequence[memoryview]) -> bool:
+    """Copy a bucket that lies in this node's memory; False if this process may not open it."""
+    try:
+        file = path.open("rb")
+    except OSError:
+        return False
+    with file:
         if os.fstat(file.fileno()).st_size != size:
             raise UnavailableError(f"shared bucket {path.name} is not of {size} bytes")
         with (
@@ -156,8 +168,19 @@ def _copy_shared(path: Path, size: int, views: Sequence[memoryview]) -> None:
         ):
             at = 0
             for view in views:
-                view[:] = all_of_it[at : at + len(view)]
+                copy_beside(all_of_it[at : at + len(view)], view)
                 at += len(view)
+    return True
+
+
+def copy_beside(source: memoryview, target: memoryview) -> None:
+    """Copy memory without keeping this process's other threads from running."""
+    import numpy as np
+
+    here, there = np.frombuffer(source, np.uint8), np.frombuffer(target, np.uint8)
+    for at in range(0, len(here), _COPY):
+        np.copyto(there[at : at + _COPY], here[at : at + _COPY])
+    del here, there
 
 
 def _transient(error: Exception) -> SlackwaterError:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from slackwater.model.cargo import Cargo
 from slackwater.model.errors import (
     ConfigError,
     NotFoundError,
@@ -21,7 +22,7 @@ from slackwater.model.errors import (
     SlackwaterError,
     UnavailableError,
 )
-from slackwater.weights.relay.bucket import Cargo, Manifest
+from slackwater.weights.relay.manifest import Manifest
 from slackwater.weights.relay.shelf import Key
 
 MAX_MESSAGE_BYTES = 64 << 20
@@ -79,6 +80,10 @@ class Get(msgspec.Struct, frozen=True, tag=True):
     member: str = ""
 
 
+class Read(msgspec.Struct, frozen=True, tag=True):
+    """I have read the shared memory that you named, or could not."""
+
+
 class Drop(msgspec.Struct, frozen=True, tag=True):
     """Forget a cargo."""
 
@@ -110,7 +115,7 @@ class Have(msgspec.Struct, frozen=True, tag=True):
     cargoes: tuple[Cargo, ...]
 
 
-Request = Put | Filled | Seal | Versions | About | Get | Drop | Join | Source | Have
+Request = Put | Filled | Seal | Versions | About | Get | Read | Drop | Join | Source | Have
 
 
 class Line(msgspec.Struct, frozen=True, array_like=True):

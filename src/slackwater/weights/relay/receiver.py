@@ -55,12 +55,38 @@ class Receiver:
         while True:
             way = self._chosen(version, refusals)
             self.last_way = way
+            cargoes = [Cargo(way.start)] if way.fetch_start else []
+            cargoes += [Cargo(delta.version, delta.base) for delta in way.deltas]
             try:
-                found = self._follow(way, manifest, deadline_s, refusals)
+                found = self._follow(cargoes, manifest, deadline_s, refusals)
             except _UnusableError:
                 continue
             self._keep_newest(found, manifest)
             return found
+
+    def take(
+        self, version: str, way: Sequence[Cargo], *, keep: bool, within_s: float = 600.0
+    ) -> tuple[HostVersion, bool]:
+        """The version by a way that somebody else chose, and whether a copy is kept. A copy that it was made from is gone, whatever happens."""
+        deadline_s = time.monotonic() + within_s
+        base = way[0].base
+        if base and base not in self._held:
+            raise NotFoundError(f"version: {base!r}, which {version!r} changes, is not held here")
+        manifest = self._visible(version, deadline_s)
+        try:
+            found = self._follow(way, manifest, deadline_s, set())
+        except _UnusableError:
+            raise refused(f"a delta on the way to {version!r} is damaged") from None
+        finally:
+            self._held.pop(base, None)
+            for cargo in self._cargoes:
+                self._agent.shelf.drop(cargo)
+            self._cargoes.clear()
+        if keep:
+            self._held[version] = (found, manifest)
+            while len(self._held) > self._keep:
+                self._held.popitem(last=False)
+        return found, keep
 
     def _visible(self, version: str, deadline_s: float) -> Manifest:
         while True:
@@ -85,17 +111,20 @@ class Receiver:
         return way
 
     def _follow(
-        self, way: Way, manifest: Manifest, deadline_s: float, refusals: set[Cargo]
+        self,
+        cargoes: Sequence[Cargo],
+        manifest: Manifest,
+        deadline_s: float,
+        refusals: set[Cargo],
     ) -> HostVersion:
-        cargoes = [Cargo(way.start)] if way.fetch_start else []
-        cargoes += [Cargo(delta.version, delta.base) for delta in way.deltas]
         arrays: tuple[Bytes, ...] = ()
         sums: list[list[int]] = []
         at = manifest
-        if not way.fetch_start:
-            at = self._held[way.start][1]
+        start = cargoes[0].base if cargoes else manifest.version
+        if start:
+            at = self._held[start][1]
             sums = [list(each) for each in at.checksums]
-            arrays = self._to_change(way.start)
+            arrays = self._to_change(start)
         for cargo in cargoes:
             at = (
                 manifest

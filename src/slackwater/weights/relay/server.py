@@ -31,10 +31,13 @@ class RelayServer:
         node: str = "",
         member: str = "",
         max_connections: int = 256,
+        patience_s: float = 0.0,
     ) -> None:
+        """`patience_s`: how long somebody waits here for a cargo that nobody has said is coming."""
         self.shelf = shelf
         self._secret, self._tracker, self._node = secret, tracker, node
         self._member = member
+        self._patience_s = patience_s
         self._listener = socket.create_server((host, port), backlog=128)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._max = max_connections
@@ -104,6 +107,8 @@ class RelayServer:
                 self._get(connection, request)
             elif isinstance(request, say.Put):
                 self._put(connection, request)
+            elif isinstance(request, say.Read):
+                say.send(connection, say.Ok())
             else:
                 say.send(connection, say.Ok(self._done(request)))
         except SlackwaterError as error:
@@ -172,11 +177,14 @@ class RelayServer:
     def _get(self, connection: socket.socket, request: say.Get) -> None:
         if request.member != self._member:
             raise NotFoundError(f"member {request.member!r} is not here any more")
-        slot = self.shelf.open(request.key, _STALL_S)
+        slot = self.shelf.open(request.key, _STALL_S, self._patience_s)
         try:
-            if request.node and request.node == self._node and slot.path is not None:
+            if request.node and request.node == self._node and slot.path:
                 self.shelf.wait(slot, slot.size - 1, _STALL_S)
-                say.send(connection, say.Ok((slot.size, str(slot.path))))
+                say.send(connection, say.Ok((slot.size, slot.path)))
+                # Until the peer says `Read` the slot stays open: its descriptor's number must not pass to another.
+                say.receive_request(connection)
+                say.send(connection, say.Ok())
                 return
             say.send(connection, say.Ok((slot.size, "")))
             sent = request.offset

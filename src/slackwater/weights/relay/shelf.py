@@ -2,17 +2,16 @@
 
 import mmap
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 
+from slackwater.model.cargo import Cargo
 from slackwater.model.errors import NotFoundError, RefusedError, UnavailableError
-from slackwater.weights.relay.bucket import Cargo, Manifest, tag_of
+from slackwater.weights.relay.manifest import Manifest, tag_of
 
 
 class Key(msgspec.Struct, frozen=True, array_like=True):
@@ -24,13 +23,13 @@ class Key(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A bucket's memory, in pieces; `filled` bytes of it are there. `path` is where others on this node may map it."""
+    """A bucket's memory, in pieces; `filled` bytes of it are there. With a `descriptor` others on this node may map it."""
 
     key: Key
     size: int
     tag: int
     views: tuple[memoryview, ...]
-    path: Path | None
+    descriptor: int | None = None
     filled: int = 0
     failed: bool = False
     readers: int = 0
@@ -39,6 +38,11 @@ class Slot:
     @property
     def complete(self) -> bool:
         return self.filled == self.size
+
+    @property
+    def path(self) -> str:
+        """Where another process of this user opens the memory; empty if it is not shared."""
+        return "" if self.descriptor is None else f"/proc/{os.getpid()}/fd/{self.descriptor}"
 
     def pieces(self, start: int, stop: int) -> Iterator[memoryview]:
         """The memory from `start` to `stop`."""
@@ -52,7 +56,7 @@ class Slot:
 class Shelf:
     """Slots by key and manifests by version; at most `max_bytes` of buckets.
 
-    With `shared` the memory is of files in the node's memory, readable by this user's other processes.
+    With `shared` this user's other processes may map the memory; it is gone with this process, however that ends.
     """
 
     max_bytes: int
@@ -62,7 +66,6 @@ class Shelf:
     _expected: set[Cargo] = field(default_factory=set)
     _used: int = 0
     _changed: threading.Condition = field(default_factory=threading.Condition)
-    _folder: tempfile.TemporaryDirectory[str] | None = None
 
     # ---- writing ----
     def begin(
@@ -107,11 +110,11 @@ class Shelf:
                     raise UnavailableError(
                         f"relay memory: {self._used} of {self.max_bytes} bytes are held; retire versions or give it more"
                     )
-            path = None
+            descriptor = None
             if views is None or self.shared:
-                memory, path = self._allocate(size)
+                memory, descriptor = self._allocate(size)
                 views = (memory,)
-            slot = self._slots[key] = Slot(key, size, tag, views, path)
+            slot = self._slots[key] = Slot(key, size, tag, views, descriptor)
             self._used += size
             return slot
 
@@ -192,13 +195,19 @@ class Shelf:
                 self._expected.discard(cargo)
             self._changed.notify_all()
 
-    def open(self, key: Key, wait_s: float = 0.0) -> Slot:
-        """A bucket to read; `close` it afterwards. Its memory stays until then. Waits for it if it is expected."""
-        deadline_s = time.monotonic() + wait_s
+    def open(self, key: Key, wait_s: float = 0.0, unexpected_s: float = 0.0) -> Slot:
+        """A bucket to read; `close` it afterwards. Its memory stays until then.
+
+        Waits for it if it is expected, and `unexpected_s` for that.
+        """
+        began_s = time.monotonic()
+        deadline_s = began_s + wait_s
         with self._changed:
             while (slot := self._slots.get(key)) is None:
-                left_s = deadline_s - time.monotonic()
-                if key.cargo not in self._expected or left_s <= 0:
+                now_s = time.monotonic()
+                expected = key.cargo in self._expected
+                left_s = (deadline_s if expected else began_s + unexpected_s) - now_s
+                if left_s <= 0:
                     raise NotFoundError(f"bucket {key.number} of {key.cargo.version!r} is not here")
                 self._changed.wait(left_s)
             slot.readers += 1
@@ -253,9 +262,13 @@ class Shelf:
         return self._used
 
     def close_all(self) -> None:
-        """Give the shared files back."""
-        if self._folder is not None:
-            self._folder.cleanup()
+        """Give the memory back that nobody reads."""
+        with self._changed:
+            for key in list(self._slots):
+                slot = self._slots.pop(key)
+                slot.dropped = True
+                self._release(slot)
+            self._manifests.clear()
 
     def _unsealed(self, slot: Slot) -> bool:
         manifest = self._manifests.get(slot.key.cargo.version)
@@ -268,23 +281,26 @@ class Shelf:
         if slot.dropped and slot.readers == 0 and slot.size >= 0:
             self._used -= slot.size
             slot.size = -1
-            if slot.path is not None:
-                slot.path.unlink(missing_ok=True)
+            if slot.descriptor is not None:
+                os.close(slot.descriptor)
+                slot.descriptor = None
             self._changed.notify_all()
 
-    def _allocate(self, size: int) -> tuple[memoryview, Path | None]:
-        if not self.shared or size == 0:
-            return memoryview(bytearray(size)) if size < 4096 else _anonymous(size), None
-        if self._folder is None:
-            place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-            self._folder = tempfile.TemporaryDirectory(prefix="slackwater-weights-", dir=place)
-        descriptor, name = tempfile.mkstemp(dir=self._folder.name)
+    def _allocate(self, size: int) -> tuple[memoryview, int | None]:
+        if size < 4096:
+            return memoryview(bytearray(size)), None
+        if not self.shared or not hasattr(os, "memfd_create"):
+            return _anonymous(size), None
+        try:
+            descriptor = os.memfd_create("slackwater weights")
+        except OSError:  # too many are open: this bucket goes over sockets
+            return _anonymous(size), None
         try:
             os.posix_fallocate(descriptor, 0, size)
-            memory = mmap.mmap(descriptor, size)
-        finally:
+            return memoryview(mmap.mmap(descriptor, size)), descriptor
+        except OSError:
             os.close(descriptor)
-        return memoryview(memory), Path(name)
+            return _anonymous(size), None
 
 
 def _anonymous(size: int) -> memoryview:

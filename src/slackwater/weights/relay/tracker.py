@@ -3,8 +3,8 @@
 import threading
 from dataclasses import dataclass, field
 
+from slackwater.model.cargo import Cargo
 from slackwater.policy.weights.source import Holder, SourcePolicy, TreeSource
-from slackwater.weights.relay.bucket import Cargo
 from slackwater.weights.relay.protocol import From, Join
 
 

@@ -28,6 +28,7 @@ from slackwater.worker.vllm.api import VllmApi
 from slackwater.worker.vllm.instance import VllmInstance
 from slackwater.worker.vllm.process import free_port, serving, until_healthy
 from slackwater.worker.vllm.versions import VersionDirectories, require_own_head
+from slackwater.worker.weight_lane import weight_lane
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,8 @@ async def adapt(options: argparse.Namespace) -> None:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="slackwater-vllm-"))
         files = node_files(options.files, secret(), pin())
         model = files.model(options.model)
-        versions = VersionDirectories(files.weights(), model, options.base_version, Path(folder))
+        lane = weight_lane(files.weights(), options)
+        versions = VersionDirectories(lane, model, options.base_version, Path(folder))
         base = versions.directory(options.base_version)
         process, url = None, options.url
         if options.vllm is not None:
@@ -100,6 +102,7 @@ async def _facts(api: VllmApi, options: argparse.Namespace) -> messages.EngineFa
         max_versions=2,
         kind=options.kind,
         exact_continuation=False,
+        node=options.node,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from slackwater.model.cargo import Cargo
 from slackwater.model.errors import ConfigError, RefusedError, SlackwaterError, UnavailableError
 from slackwater.wire import messages
 from slackwater.worker.connection import Connection
@@ -57,8 +58,8 @@ class VllmInstance:
                 self._pump()
             case messages.Abort(request):
                 self._abort(request)
-            case messages.PullVersion(version):
-                task = asyncio.get_running_loop().create_task(self._pull(version))
+            case messages.PullVersion():
+                task = asyncio.get_running_loop().create_task(self._pull(message))
                 self._pulls.add(task)
                 task.add_done_callback(self._pulls.discard)
             case messages.DropVersion(version):
@@ -76,13 +77,14 @@ class VllmInstance:
         if task is not None:
             task.cancel()
 
-    async def _pull(self, version: str) -> None:
+    async def _pull(self, message: messages.PullVersion) -> None:
+        version, way = message.version, [Cargo(*each) for each in message.way]
         try:
-            await asyncio.to_thread(self._versions.pull, version)
+            kept = await asyncio.to_thread(self._versions.pull, version, way, keep=message.keep)
         except (SlackwaterError, OSError) as error:
             self._connection.send(messages.encode(messages.VersionFailed(version, str(error))))
             return
-        self._connection.send(messages.encode(messages.VersionReady(version)))
+        self._connection.send(messages.encode(messages.VersionReady(version, kept)))
 
     def _pump(self) -> None:
         """Start what may start: in order, and never two versions at once."""

@@ -7,18 +7,19 @@ without an error (0.32, CPU). So a tied model is always written, and must be ser
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
 
+from slackwater.model.cargo import Cargo
 from slackwater.model.errors import ConfigError, NotFoundError
 from slackwater.nets.loading import load_net, net_tensors
 from slackwater.nets.lora import LoraAdapter, LoraSpec
-from slackwater.weights.port import WeightStore
 from slackwater.worker.published import lora_of
+from slackwater.worker.weight_lane import WeightLane
 
 _TIED = "tie_word_embeddings"
 
@@ -41,8 +42,8 @@ def require_own_head(served: Path, model: Path) -> None:
 class VersionDirectories:
     """One directory per version under `folder`; the base's is the model itself unless that is tied."""
 
-    def __init__(self, store: WeightStore, model: Path, base_version: str, folder: Path) -> None:
-        self._store = store
+    def __init__(self, lane: WeightLane, model: Path, base_version: str, folder: Path) -> None:
+        self._lane = lane
         self._model = model
         self._folder = folder
         self._base_version = base_version
@@ -58,15 +59,19 @@ class VersionDirectories:
             raise NotFoundError(f"version: {version!r} was not pulled")
         return found
 
-    def pull(self, version: str) -> None:
-        """Make the version's directory; it is there whole or not at all."""
+    def pull(self, version: str, way: Sequence[Cargo] = (), *, keep: bool = False) -> bool:
+        """Make the version's directory, which is there whole or not at all; whether a copy is kept for later deltas.
+
+        Deltas change the copy in host memory; the server reloads from the directory.
+        """
         if version in self._held:
-            return
-        lora = lora_of(self._store.manifest(version).meta)
-        tensors: Mapping[str, Tensor] = self._store.pull(version)
+            return False
+        taken = self._lane.take(version, way, keep=keep)
+        lora, tensors = lora_of(taken.meta), taken.tensors
         self._held[version] = self._written(
             dict(tensors) if lora is None else self._merged(lora, tensors)
         )
+        return taken.kept
 
     def drop(self, version: str) -> None:
         """Forget a version that was pulled."""

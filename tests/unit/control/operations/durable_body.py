@@ -93,6 +93,7 @@ class Body:
     drafts: dict[tuple[ModelId, int], State] = field(default_factory=dict)
     trainers: dict[WorkerId, dict[ModelId, State]] = field(default_factory=dict)
     inbox: dict[WorkerId, list[do.Command]] = field(default_factory=dict)
+    writing: dict[WorkerId, list[tuple[int, str | None]]] = field(default_factory=dict)
     timers: dict[str, float] = field(default_factory=dict)
     results: dict[RequestId, str | None] = field(default_factory=dict)
     made: int = 0
@@ -122,11 +123,12 @@ class Body:
 
     def lose_trainer(self, worker: WorkerId) -> None:
         del self.trainers[worker], self.inbox[worker]
+        self.writing.pop(worker, None)
         self.feed(on.TrainerLost(self.now_s, worker, "killed"))
 
     def restart_service(self) -> None:
         """Everything in memory is gone; the log and the saved states are not."""
-        self.trainers, self.inbox, self.timers = {}, {}, {}
+        self.trainers, self.inbox, self.timers, self.writing = {}, {}, {}, {}
         self.controller = OperationsController(self.config)
         for model, records in self.log.items():
             saved_seq = self.saved[model][0] if model in self.saved else None
@@ -149,13 +151,24 @@ class Body:
             return
         assert isinstance(command, do.RunOp | do.RestoreState | do.DropGradients | do.TakeSnapshot)
         result = self._do(held, command)
-        if result is None:
-            failed = on.TicketFailed(
-                self.now_s, worker, command.ticket, "refused", FaultOwner.USER, False
-            )
-            self.feed(failed)
+        publishes = isinstance(command, do.RunOp) and command.operation.kind is OpKind.PUBLISH
+        if publishes and self.chance.random() < 0.7:
+            self.writing.setdefault(worker, []).append((command.ticket, result))
+            self.feed(on.TicketAside(self.now_s, worker, command.ticket))
         else:
-            self.feed(on.TicketDone(self.now_s, worker, command.ticket, 1.0), result)
+            self._report(worker, command.ticket, result)
+
+    def write(self, worker: WorkerId) -> None:
+        """One of the publishes that a trainer set aside is written, or could not be."""
+        place = self.chance.randrange(len(self.writing[worker]))
+        self._report(worker, *self.writing[worker].pop(place))
+
+    def _report(self, worker: WorkerId, ticket: int, result: str | None) -> None:
+        if result is None:
+            user = FaultOwner.USER
+            self.feed(on.TicketFailed(self.now_s, worker, ticket, "refused", user, False))
+        else:
+            self.feed(on.TicketDone(self.now_s, worker, ticket, 1.0), result)
 
     def _do(
         self,
@@ -167,7 +180,8 @@ class Body:
                 if operation.kind is OpKind.CREATE:
                     held[operation.model] = State()
                 if self._refused[operation.request]:
-                    assert not replay, "a refused operation was replayed"
+                    unwritten = operation.kind is OpKind.PUBLISH
+                    assert not replay or unwritten, "a refused operation was replayed"
                     return None
                 return run_operation(held[operation.model], operation)
             case do.RestoreState(_, _, model, seq):

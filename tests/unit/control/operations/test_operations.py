@@ -21,6 +21,7 @@ from .durable_body import Body, Script, expected_results
 
 MODEL, TRAINER = ModelId("m"), WorkerId("t")
 FB, STEP, SAVE = OpKind.FORWARD_BACKWARD, OpKind.OPTIM_STEP, OpKind.SAVE
+PUBLISH = OpKind.PUBLISH
 
 
 def op(seq: int, kind: OpKind, model: str = "m") -> Operation:
@@ -242,6 +243,54 @@ def test_snapshots_come_after_enough_work_and_only_after_an_optim_step() -> None
     ]
 
 
+def test_a_trainer_goes_on_while_what_it_published_is_written() -> None:
+    controller = OperationsController()
+    for event in (
+        on.TrainerJoined(0.0, TRAINER),
+        on.OpSubmitted(0.0, op(0, OpKind.CREATE)),
+        on.TicketDone(0.0, TRAINER, 1, 0.1),
+    ):
+        controller.handle(event)
+    (publish,) = controller.handle(on.OpSubmitted(0.0, op(1, PUBLISH)))
+    assert isinstance(publish, do.RunOp)
+    assert not controller.handle(on.OpSubmitted(0.0, op(2, FB)))
+    (passing,) = controller.handle(on.TicketAside(0.0, TRAINER, publish.ticket))
+    assert isinstance(passing, do.RunOp) and passing.operation.seq == 2
+    (written,) = controller.handle(on.TicketDone(0.0, TRAINER, publish.ticket, 1.0))
+    assert written == do.CompleteOp(op(1, PUBLISH).request, publish.ticket)
+    controller.check_integrity()
+
+
+def test_a_version_whose_trainer_dies_while_it_is_written_is_published_again_from_the_same_state() -> (
+    None
+):
+    controller = OperationsController()
+    for event in (
+        on.TrainerJoined(0.0, TRAINER),
+        on.OpSubmitted(0.0, op(0, OpKind.CREATE)),
+        on.TicketDone(0.0, TRAINER, 1, 0.1),
+        on.OpSubmitted(0.0, op(1, PUBLISH)),
+        on.TicketAside(0.0, TRAINER, 2),
+        on.OpSubmitted(0.0, op(2, FB)),
+        on.TicketDone(0.0, TRAINER, 3, 0.1),
+        on.TrainerLost(0.0, TRAINER, "killed"),
+    ):
+        controller.handle(event)
+    ran = []
+    commands = list(controller.handle(on.TrainerJoined(0.0, WorkerId("t2"))))
+    while commands:
+        (run,) = [each for each in commands if isinstance(each, do.RunOp)]
+        ran.append(run.operation.seq)
+        commands = list(controller.handle(on.TicketDone(0.0, WorkerId("t2"), run.ticket, 0.1)))
+        ended = [each for each in commands if isinstance(each, do.CompleteOp)]
+        assert len(ended) == (run.operation.seq == 1)
+        commands = [each for each in commands if isinstance(each, do.RunOp)]
+        if ran[-1] == 1:
+            break  # the rest of the log is replayed when something asks for the state
+    assert ran == [0, 1]
+    controller.check_integrity()
+
+
 def test_an_operation_that_keeps_killing_its_trainer_fails_in_the_end() -> None:
     controller = OperationsController(OperationsConfig(max_attempts=3))
     controller.handle(on.OpSubmitted(0.0, op(0, OpKind.CREATE)))
@@ -321,7 +370,7 @@ def test_closing_a_model_fails_what_waits_and_frees_the_trainer() -> None:
 def script_of(chance: random.Random, model: str) -> list[Script]:
     """A client's program: passes, steps, saves and loads, some of them wrong."""
     script = [Script(op(0, OpKind.CREATE, model))]
-    kinds = [FB, FB, FB, STEP, STEP, SAVE, OpKind.FORWARD, OpKind.LOAD]
+    kinds = [FB, FB, FB, STEP, STEP, SAVE, PUBLISH, PUBLISH, OpKind.FORWARD, OpKind.LOAD]
     for seq in range(1, chance.randint(5, 25)):
         kind = chance.choice(kinds)
         wrong = chance.random()
@@ -344,6 +393,7 @@ def arrivals_of(chance: random.Random, script: list[Script]) -> list[Script]:
 def choices(body: Body, arriving: list[Script], quiet: bool) -> list[str]:
     found = ["submit"] * 4 if arriving else []
     found += [f"work {worker}" for worker, box in body.inbox.items() if box] * 4
+    found += [f"write {worker}" for worker, left in body.writing.items() if left]
     if len(body.trainers) < 2:
         found += ["join"] * (4 if not body.trainers else 1)
     if not quiet:
@@ -372,6 +422,8 @@ def test_any_kills_at_any_moment_change_no_answer(seed: int) -> None:
                 body.submit(arriving.pop())
             case "work":
                 body.work(WorkerId(worker))
+            case "write":
+                body.write(WorkerId(worker))
             case "lose":
                 body.lose_trainer(WorkerId(worker))
             case "join":

@@ -1,0 +1,123 @@
+"""Filling a shelf from another relay: a cargo's buckets side by side over several connections, from where they broke off."""
+
+import queue
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+
+from slackwater.model.cargo import Cargo
+from slackwater.model.errors import SlackwaterError, UnavailableError
+from slackwater.weights.relay.client import Address, RelayClient
+from slackwater.weights.relay.manifest import Manifest, tag_of
+from slackwater.weights.relay.shelf import Key, Shelf, Slot
+
+Memory = Sequence[tuple[memoryview, ...]]  # a bucket's pieces, by its number
+
+
+class Fetch:
+    """Brings cargoes from one relay to a shelf. `cancel` ends what is under way, from any thread."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        address: Address,
+        secret: bytes,
+        *,
+        member: str = "",
+        node: str = "",
+        streams: int = 4,
+        timeout_s: float = 30.0,
+    ) -> None:
+        """`member` is who is meant at the address; `node` is where this shelf is; a peer may be silent for `timeout_s`."""
+        self._shelf, self._address, self._secret = shelf, address, secret
+        self._member, self._node = member, node
+        self._streams, self._timeout_s = streams, timeout_s
+        self._lock = threading.Lock()
+        self._clients: list[RelayClient] = []
+        self._cancelled = False
+        self.received_bytes = 0
+
+    def manifest(self, version: str) -> Manifest:
+        """The version's manifest, as the other relay has it."""
+        with RelayClient(self._address, self._secret, self._timeout_s) as client:
+            self._open(client)
+            return client.manifest(version)
+
+    def run(self, cargo: Cargo, manifest: Manifest, memory: Memory | None = None) -> None:
+        """Fill every bucket that is not complete; `memory` is the caller's, bucket by bucket, to receive into."""
+        waiting: queue.SimpleQueue[tuple[Key, int, int]] = queue.SimpleQueue()
+        sizes = manifest.sizes[cargo.base]
+        keys = [Key(cargo, number) for number in range(len(sizes))]
+        tags = [tag_of(sums) for sums in manifest.checksums]
+        filled = self._shelf.filled(keys)
+        missing = [
+            (key, size, tag)
+            for key, size, tag, have in zip(keys, sizes, tags, filled, strict=True)
+            if have < size or size == 0
+        ]
+        for each in missing:
+            waiting.put(each)
+        failures: list[SlackwaterError] = []
+
+        def work() -> None:
+            try:
+                with RelayClient(self._address, self._secret, self._timeout_s) as client:
+                    self._open(client)
+                    while not failures:
+                        with suppress(queue.Empty):
+                            self._take(client, memory, *waiting.get_nowait())
+                            continue
+                        return
+            except SlackwaterError as error:
+                failures.append(error)
+
+        count = min(self._streams, len(missing))
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(count - 1)]
+        for thread in threads:
+            thread.start()
+        if count:
+            work()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0]
+
+    def cancel(self) -> None:
+        """End every connection; what has come stays."""
+        with self._lock:
+            self._cancelled = True
+            clients = list(self._clients)
+        for client in clients:
+            client.close()
+
+    def _open(self, client: RelayClient) -> None:
+        with self._lock:
+            if self._cancelled:
+                raise UnavailableError("the pull was called off")
+            self._clients.append(client)
+
+    def _take(
+        self, client: RelayClient, memory: Memory | None, key: Key, size: int, tag: int
+    ) -> None:
+        views = None if memory is None else memory[key.number]
+        slot = self._shelf.begin(key, size, tag, views=views)
+        if slot is None:
+            return
+        start = slot.filled
+        try:
+            client.get(
+                key,
+                slot.views,
+                offset=start,
+                node=self._node,
+                member=self._member,
+                arrived=partial(self._shelf.advance, slot),
+            )
+        finally:
+            self._count(slot, start)
+            self._shelf.fail(slot)
+
+    def _count(self, slot: Slot, start: int) -> None:
+        with self._lock:
+            self.received_bytes += slot.filled - start

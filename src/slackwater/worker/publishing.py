@@ -1,0 +1,98 @@
+"""Publishing beside training: the trainer waits for its own copy alone; stocking the relay and writing go on in a thread."""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from slackwater.model.errors import SlackwaterError
+from slackwater.policy.weights.way import worth_a_relay
+from slackwater.weights.port import WeightStore
+from slackwater.weights.relay.host_copy import host_version, torch_tensors
+from slackwater.weights.relay.publisher import HostVersion
+from slackwater.weights.relay.stocker import Stocker
+from slackwater.wire import messages
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    op: int
+    line: str
+    copy: HostVersion
+    durable: bool
+
+
+class Publishing:
+    """Takes one version after the other. `tell` and `failed` are called from its thread, in the order of publishing.
+
+    One version may wait while another is written; who publishes a third waits, so memory stays bounded.
+    """
+
+    def __init__(
+        self,
+        store: WeightStore,
+        tell: Callable[[messages.Message], None],
+        failed: Callable[[int, Exception], messages.OpFailed],
+        *,
+        stocker: Stocker | None = None,
+        node: str = "",
+    ) -> None:
+        self._store, self._tell, self._failed = store, tell, failed
+        self._stocker, self._node = stocker, node
+        self._jobs: queue.Queue[_Job | None] = queue.Queue(maxsize=1)
+        self._thread = threading.Thread(target=self._work, name="publishing", daemon=True)
+        self._thread.start()
+
+    def begin(
+        self,
+        op: int,
+        line: str,
+        version: str,
+        tensors: Mapping[str, Tensor],
+        meta: Mapping[str, Any],
+        *,
+        durable: bool,
+    ) -> None:
+        """Copy the tensors, say `OpAside`, and return; `OpDone` or `OpFailed` is told when they are written."""
+        began_s = time.perf_counter()
+        job = _Job(op, line, host_version(version, tensors, meta), durable)
+        self._tell(messages.OpAside(op, time.perf_counter() - began_s))
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """After what is under way."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            began_s = time.perf_counter()
+            try:
+                self._stock(job)
+                tensors = torch_tensors(job.copy)
+                version, meta = job.copy.version, job.copy.meta
+                self._store.publish(version, tensors, meta, durable=job.durable)
+            except Exception as error:  # noqa: BLE001  (the thread's edge: one publish fails, not all)
+                self._tell(self._failed(job.op, error))
+            else:
+                self._tell(messages.OpDone(job.op, time.perf_counter() - began_s))
+
+    def _stock(self, job: _Job) -> None:
+        """Onto the relay of this node, where that pays; its failure costs speed alone."""
+        size = sum(entry.size for entry in job.copy.tensors)
+        if self._stocker is None or not worth_a_relay(size):
+            return
+        try:
+            manifest = self._stocker.stock(job.line, job.copy)
+        except SlackwaterError as error:
+            logger.warning("relay left out version=%s: %s", job.copy.version, error)
+            return
+        sizes = {base: manifest.bytes_of(base) for base in manifest.sizes}
+        self._tell(messages.VersionStocked(job.copy.version, self._node, sizes))

@@ -1,0 +1,96 @@
+"""How a worker comes to weight versions: over its node's relay by the way that the weight director says, or from the durable store.
+
+The durable store is the truth: whatever the relay cannot give is pulled from it.
+"""
+
+import argparse
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from slackwater.model.cargo import Cargo
+from slackwater.model.errors import SlackwaterError
+from slackwater.weights.port import WeightStore
+from slackwater.weights.relay.agent import Agent
+from slackwater.weights.relay.client import Address
+from slackwater.weights.relay.host_copy import torch_tensors
+from slackwater.weights.relay.receiver import Receiver
+from slackwater.worker.process import address_of, secret
+
+logger = logging.getLogger(__name__)
+
+_COPIES = 2  # as the weight director counts them (control/weights/shelf.py)
+_WITHIN_S = 120.0
+_MEMORY_BYTES = 1 << 40  # what a puller receives into is the version's own memory
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A version in host memory, not to be changed; `kept` if a copy stays for later deltas."""
+
+    tensors: Mapping[str, Tensor]
+    meta: Mapping[str, Any]
+    kept: bool = False
+
+
+class WeightLane:
+    """One worker's pulls, one at a time. Without a `relay` everything comes from the store."""
+
+    def __init__(
+        self,
+        durable: WeightStore,
+        relay: Address | None = None,
+        *,
+        secret: bytes = b"",
+        worker: str = "",
+        node: str = "",
+        within_s: float = _WITHIN_S,
+    ) -> None:
+        self._durable = durable
+        self._within_s = within_s
+        self._lock = threading.Lock()
+        self._agent: Agent | None = None
+        self._receiver: Receiver | None = None
+        if relay is not None:
+            self._agent = Agent(
+                *(relay, secret, worker),
+                node=node,
+                site="",
+                max_bytes=_MEMORY_BYTES,
+                serve=False,
+            )
+            self._receiver = Receiver(self._agent, keep=_COPIES)
+        self.pulled_over_relay = self.pulled_from_store = 0
+
+    def take(self, version: str, way: Sequence[Cargo] = (), *, keep: bool = False) -> Taken:
+        """The version, exactly as published."""
+        with self._lock:
+            if way and self._receiver is not None:
+                try:
+                    found, kept = self._receiver.take(
+                        version, way, keep=keep, within_s=self._within_s
+                    )
+                    self.pulled_over_relay += 1
+                    return Taken(torch_tensors(found), found.meta, kept)
+                except SlackwaterError as error:
+                    logger.warning("relay gave no version=%s: %s", version, error)
+            meta = self._durable.manifest(version).meta
+            tensors = self._durable.pull(version)
+            self.pulled_from_store += 1
+            return Taken(tensors, meta)
+
+    def close(self) -> None:
+        """End the connections to the relay."""
+        if self._agent is not None:
+            self._agent.close()
+
+
+def weight_lane(durable: WeightStore, options: argparse.Namespace) -> WeightLane:
+    """From a worker's options: over the relay of its node, if that has one."""
+    relay = address_of(options.relay) if options.relay else None
+    named = {"worker": options.worker, "node": options.node}
+    return WeightLane(durable, relay, secret=secret().encode(), **named)
