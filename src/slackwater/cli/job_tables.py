@@ -43,7 +43,7 @@ def job_list(rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         waited_s = row["turns_waited_s"] + row["operations_waited_s"]
         table.add_row(
-            *(row["job"], stage_text(row["stage"]), iterations(row)),
+            *(row.get("name") or row["job"], stage_text(row["stage"]), iterations(row)),
             *(number(row.get("reward"), 3), number(row.get("slo"), 2)),
             *(f"{row['device_s']:.1f}", f"{row['tokens']:,}", f"{row['operations']:,}"),
             f"{waited_s:.1f}",

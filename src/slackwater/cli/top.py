@@ -1,0 +1,98 @@
+"""`slackwater top`: how a running service's fleet is shared, live: permits, use, slowdowns, jobs and instances."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from slackwater.cli.running_service import find_service
+from slackwater.cli.up import DEFAULT_STATE
+from slackwater.model.errors import RefusedError, UnavailableError
+
+app = typer.Typer(add_completion=False)
+
+# What a frame is made of: its name, and where the service tells it.
+_PARTS = {
+    "status": "/slackwater/status",
+    "jobs": "/slackwater/jobs",
+    "instances": "/slackwater/instances",
+    "nodes": "/slackwater/nodes",
+}
+_SHARED = "/slackwater/coschedule"
+
+
+@app.command()
+def top(
+    state: Annotated[Path, typer.Option(help="The service's folder.")] = DEFAULT_STATE,
+    every_s: Annotated[float, typer.Option("--every", min=0.2, help="Seconds per frame.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and stop.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one frame as JSON.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Jobs that are over, too.")] = False,
+) -> int:
+    """Who holds which node, what is idle, how far each job is and how much slower than alone. Ctrl-C ends it."""
+    source = FrameSource(*find_service(None, None, state))
+    if as_json:
+        print(json.dumps(source.take()))
+        return 0
+    from rich.console import Console
+
+    from slackwater.cli.top_frame import draw
+
+    console = Console()
+    if once or not sys.stdout.isatty():
+        console.print(draw(source.take(), console.width, everything=everything))
+        return 0
+    from rich.live import Live
+
+    try:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                drawn = draw(source.take(), console.width, console.height, everything=everything)
+                live.update(drawn, refresh=True)
+                time.sleep(every_s)
+    except KeyboardInterrupt:
+        return 0
+
+
+class FrameSource:
+    """Asks the service, and remembers the frame before to tell rates from."""
+
+    def __init__(self, url: str, key: str) -> None:
+        import httpx
+
+        self._url = url
+        self._client = httpx.Client(base_url=url, headers={"x-api-key": key}, timeout=10)
+        self._before: tuple[float, float] | None = None
+
+    def take(self) -> dict[str, Any]:
+        """One frame, as plain data."""
+        frame: dict[str, Any] = {"url": self._url, "at_s": time.time()}
+        for name, path in _PARTS.items():
+            found = self._get(path)
+            frame[name] = found if name == "status" else found[name]
+        try:
+            frame["shared"] = self._get(_SHARED)
+        except RefusedError:
+            frame["shared"] = None  # this service has no co-scheduler
+        tokens, now_s = float(sum(row["tokens"] for row in frame["jobs"])), time.monotonic()
+        if self._before is not None and now_s > self._before[0]:
+            frame["tokens_per_s"] = max(tokens - self._before[1], 0) / (now_s - self._before[0])
+        self._before = (now_s, tokens)
+        return frame
+
+    def _get(self, path: str) -> dict[str, Any]:
+        import httpx
+
+        try:
+            answer = self._client.get(path)
+        except httpx.HTTPError as error:
+            raise UnavailableError(f"{self._url} does not answer: {error}") from None
+        if answer.status_code in (400, 404):
+            raise RefusedError(f"{self._url}{path}: {answer.text}")
+        if answer.is_error:
+            raise UnavailableError(f"{self._url}{path}: {answer.status_code}")
+        found: dict[str, Any] = answer.json()
+        return found

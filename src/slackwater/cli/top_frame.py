@@ -1,0 +1,179 @@
+"""One frame of `slackwater top`: plain data in, something that a terminal of a width can show out."""
+
+import time
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from slackwater.cli.job_tables import iterations, number, stage_text
+
+_OVER = ("finished", "failed", "stopped", "refused")
+_NARROW, _WIDE = 70, 100
+_BLOCKS = "▏▎▍▌▋▊▉█"
+
+
+def draw(
+    frame: dict[str, Any], width: int, height: int = 1000, *, everything: bool = False
+) -> RenderableType:
+    """What is most asked for comes first; what the terminal has no lines for is counted at the end."""
+    shared = frame["shared"]
+    jobs = _jobs(frame, everything)
+    parts: list[RenderableType] = [_head(frame)]
+    if shared is not None:
+        parts += [_pools(shared, width), _nodes(shared, width)]
+    else:
+        parts.append(_plain_nodes(frame["nodes"]))
+    used = sum(_lines(part) for part in parts)
+    instances = frame["instances"]
+    room = max(height - used - 6, 4)
+    shown = jobs[: max(room - min(len(instances), room // 3), 2)]
+    parts.append(_job_table(shown, width, shared is not None))
+    left = max(room - len(shown), 1)
+    parts.append(_instances(instances[:left], width))
+    hidden = (len(jobs) - len(shown), len(instances) - len(instances[:left]))
+    if any(hidden):
+        parts.append(Text(f"not shown: {hidden[0]} jobs, {hidden[1]} instances", style="dim"))
+    return Group(*parts)
+
+
+def _lines(part: RenderableType) -> int:
+    return part.row_count + 3 if isinstance(part, Table) else 1
+
+
+def _head(frame: dict[str, Any]) -> Text:
+    gauges = frame["status"]["gauges"]
+    waits = f"turns {gauges['rollout_live_turns']:.0f} live, {gauges['rollout_waiting_turns']:.0f} waiting"
+    ops = f"operations {gauges['waiting_operations']:.0f} waiting"
+    said = [time.strftime("%H:%M:%S", time.localtime(frame["at_s"])), frame["url"], waits, ops]
+    if "tokens_per_s" in frame:
+        said.append(f"{frame['tokens_per_s']:,.0f} tokens/s")
+    return Text(" · ".join(said), style="bold", overflow="ellipsis", no_wrap=True)
+
+
+def bar(share: float, width: int) -> str:
+    """A share of 1 as a bar of so many cells."""
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    whole, rest = divmod(eighths, 8)
+    return ("█" * whole + (_BLOCKS[rest - 1] if rest else "")).ljust(width, "·")
+
+
+def _table(*columns: str, right: tuple[str, ...] = ()) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in columns:
+        side = "right" if name in right else "left"
+        table.add_column(name, justify=side, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]  # a literal of rich's
+    return table
+
+
+def _pools(shared: dict[str, Any], width: int) -> Table:
+    permits = shared["permits"]
+    table = _table("pool", "nodes", "busy", "used", right=("nodes", "busy"))
+    cells = max(min(width - 40, 30), 8)
+    for name, pool in shared["pools"].items():
+        use = f"{bar(pool['utilisation'], cells)} {pool['utilisation']:4.0%}"
+        table.add_row(name, str(pool["nodes"]), str(pool["busy"]), use)
+    table.caption = (
+        f"{shared['placement']}, {shared['ordering']}: {permits['given']:,} permits, "
+        f"{permits['switches']:,} switches, p99 {permits['p99_ms']:.1f} ms"
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def _nodes(shared: dict[str, Any], width: int) -> Table:
+    columns = ["node", "held by", "phase", "for s", "used"]
+    if width >= _WIDE:
+        columns += ["host", "tail of"]
+    table = _table(*columns, right=("for s",))
+    for row in shared["nodes"]:
+        held = row["job"] is not None
+        job = Text(_short(row["job"])) if held else Text("idle", style="dim")
+        cells = [row["node"], job, row["phase"] or "", number(row["since_s"], 1)]
+        cells.append(f"{row['utilisation']:4.0%}")
+        if width >= _WIDE:
+            cells += [row["host"], _short(row["tail"] or "")]
+        table.add_row(*cells)
+    return table
+
+
+def _plain_nodes(nodes: list[dict[str, Any]]) -> Table:
+    """Of a service whose jobs share everything all the time."""
+    table = _table("node", "pool", "workers", right=("workers",))
+    for row in nodes:
+        table.add_row(str(row["node"]), str(row.get("pool", "")), str(len(row["workers"])))
+    return table
+
+
+def _jobs(frame: dict[str, Any], everything: bool) -> list[dict[str, Any]]:
+    """Rows of accounts, with what the co-scheduler knows of them; those that run first."""
+    shared = frame["shared"] or {"jobs": []}
+    more = {row["job"]: row for row in shared["jobs"]}
+    rows = [more.get(row["job"], {}) | row for row in frame["jobs"]]
+    living = [row for row in rows if everything or row["stage"] not in _OVER]
+    return sorted(living, key=lambda row: row["stage"] in _OVER)
+
+
+def _job_table(rows: list[dict[str, Any]], width: int, shared: bool) -> Table:
+    columns = ["job", "stage", "iter", "reward"]
+    if shared:
+        columns += ["slowdown"]
+    if width >= _NARROW:
+        columns += [*(["now"] if shared else []), "waited s"]
+    if width >= _WIDE:
+        columns += [*(["switches"] if shared else []), "device s", "tokens"]
+    table = _table(*columns, right=("waited s", "switches", "device s", "tokens"))
+    for row in rows:
+        cells: dict[str, Any] = {
+            "job": row.get("name") or _short(row["job"]),
+            "stage": stage_text(row["stage"]),
+            "iter": iterations(row),
+            "reward": number(row.get("reward"), 3),
+            "slowdown": _slowdown(row),
+            "now": _now(row),
+            "waited s": f"{row['turns_waited_s'] + row['operations_waited_s']:,.0f}",
+            "switches": str(row.get("switches", "")),
+            "device s": f"{row['device_s']:,.1f}",
+            "tokens": f"{row['tokens']:,}",
+        }
+        table.add_row(*(cells[name] for name in columns))
+    return table
+
+
+def _slowdown(row: dict[str, Any]) -> Text:
+    """Against the bound; red when it is past it."""
+    slow, bound = row.get("slowdown"), row.get("bound")
+    if slow is None:
+        return Text("" if bound is None else f"-/{bound:.2f}", style="dim")
+    return Text(f"{slow:.2f}/{bound:.2f}", style="red" if slow > bound else "green")
+
+
+def _now(row: dict[str, Any]) -> str:
+    if row.get("phase"):
+        return f"{row['phase']} {row['holds_s']:.1f} s"
+    return f"waits {row['waits_s']:.1f} s" if row.get("waits_s") is not None else ""
+
+
+def _instances(rows: list[dict[str, Any]], width: int) -> Table:
+    columns = ["instance", "kind", "state", "running"]
+    if width >= _NARROW:
+        columns += ["pending", "tok/s"]
+    if width >= _WIDE:
+        columns += ["model"]
+    table = _table(*columns, right=("running", "pending", "tok/s"))
+    for row in rows:
+        rate = row.get("tokens_per_s")
+        cells = {
+            **{name: str(row.get(name, "")) for name in (*columns, "model")},
+            "tok/s": "" if rate is None else f"{rate:,.0f}",
+        }
+        table.add_row(*(cells[name] for name in columns))
+    return table
+
+
+def _short(job: str) -> str:
+    """Without its tenant, which an operator mostly knows."""
+    tenant, slash, name = job.partition("/")
+    return name if slash else tenant[:12]
