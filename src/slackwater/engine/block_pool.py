@@ -46,7 +46,7 @@ class BlockPool:
         self._in_use = 0
         if not arena.hold(0, block_bytes):
             raise RefusedError(
-                "KV memory: the pool has no page left for another model; raise kv_bytes"
+                "KV memory: the pool has no page left for another model; raise --kv-mb"
             )
 
     @property

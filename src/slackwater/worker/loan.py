@@ -27,6 +27,7 @@ from slackwater.worker.weight_lane import WeightLane
 logger = logging.getLogger(__name__)
 
 _MAX_VERSIONS = 4
+_ROOM_TO_BEGIN = 1 / 16  # of the pool; what a rollout needs beyond it, it asks for
 _WARM_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 _WARM_CONTEXTS = (200, 400, 900, 1900, 3900, 7900, 15900, 31900)
 
@@ -211,9 +212,17 @@ class SharedDevice:
         """Join with the rollout. Raises if it does not fit or finds no room."""
         executor, wanted = self.executor, activation.wanted
         net = activation.result()
+        known = wanted.model in self.costs
+        executor.make_room(
+            _ROOM_TO_BEGIN if known else 1.0
+        )  # the first time its steps are measured
         rollout = self.new_rollout(net, self.files.model(wanted.model), wanted.base_version)
-        if wanted.model not in self.costs:
-            self.costs[wanted.model] = measure_step_cost(rollout, net.config.vocab_size)
+        if not known:
+            try:
+                self.costs[wanted.model] = measure_step_cost(rollout, net.config.vocab_size)
+            except BaseException:
+                rollout.close()
+                raise
         executor.arbiter.rollout_cost = self.costs[wanted.model]
         executor.lend(rollout)
         try:

@@ -68,6 +68,10 @@ class CoservingExecutor:
         return -(-self.service.in_use_bytes // self._page_bytes)
 
     # ---- the rollout ----
+    def make_room(self, share: float) -> None:
+        """Have that share of the pool's pages free, as far as the service only keeps prefixes in them."""
+        self.service.reclaim_pages(int(self.arbiter.budget.capacity * share))
+
     def lend(self, rollout: Engine) -> None:
         """A rollout's engine on the same pool may run from now on; its RL step begins."""
         if self.rollout is not None:

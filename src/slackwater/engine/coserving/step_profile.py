@@ -7,6 +7,7 @@ import numpy as np
 
 from slackwater.engine.engine import Engine
 from slackwater.engine.request import GenerationRequest
+from slackwater.model.errors import RefusedError
 from slackwater.model.sampling import Sampling
 from slackwater.policy.serving.step_cost import StepCost, StepWork, fit_step_cost, step_work
 
@@ -45,6 +46,13 @@ def _tokens(rng: np.random.Generator, vocab_size: int, count: int) -> tuple[int,
     return tuple(rng.integers(0, vocab_size, count).tolist())
 
 
+def _give_up(engine: Engine) -> None:
+    """The requests that measure find no memory, and nobody will give any back."""
+    while (youngest := engine.youngest()) is not None:
+        engine.abort(youngest)
+    raise RefusedError("KV memory: too little to measure the steps of the model; raise --kv-mb")
+
+
 def _run(
     engine: Engine,
     prompts: Sequence[tuple[int, ...]],
@@ -63,9 +71,11 @@ def _run(
         load = engine.load()
         before = engine.gauges()["tokens_computed"]
         began_s = time.perf_counter()
-        engine.step()
+        output = engine.step()
         took_s = time.perf_counter() - began_s
         rows = int(engine.gauges()["tokens_computed"] - before)
+        if not rows and not output.finished:
+            _give_up(engine)
         if load.prompts and len(prompts) == 1:
             computed = load.prompts[0].computed
             if (

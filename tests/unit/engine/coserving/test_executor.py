@@ -237,3 +237,72 @@ def test_costs_are_measured_on_the_engine_itself() -> None:
     assert cost.prompt.rows == (8, 64)
     assert cost.decode.rows[0] == 1
     assert not source.busy
+
+
+def test_a_service_whose_prefixes_fill_the_pool_makes_room_for_a_rollout() -> None:
+    device = Device(60)
+    for number, request in enumerate(requests(SERVICE, 30, 3)):
+        device.executor.serve(replace(request, request_id=number, params=Sampling(max_tokens=2)))
+        while device.executor.busy:
+            device.step()
+    assert device.service.unused_prefixes > 0
+    while device.pool.free_pages():
+        device.pool.take()
+    with pytest.raises(RefusedError, match="raise --kv-mb"):
+        device.lend()
+    device.executor.make_room(0.5)
+    device.lend()
+
+
+def test_a_model_whose_steps_cannot_be_measured_is_refused_and_leaves_nothing() -> None:
+    pool = HostPagePool(12 * PAGE, PAGE)
+    small = engine(SERVICE, pool)
+    small.arena.limit = 6
+    with pytest.raises(RefusedError, match="too little to measure"):
+        measure_step_cost(small, SERVICE.vocab_size)
+    assert not small.busy
+
+
+def test_a_rollout_that_never_stops_growing_is_held_to_its_budget_and_the_service_answers() -> None:
+    """Its turns have no end; after each cut the youngest goes, and what is left waits for memory."""
+    device = Device(90)
+    device.lend()
+    endless = Sampling(max_tokens=240, ignore_eos=True)
+    for request in requests(ROLLOUT, 8, 2):
+        device.roll_out(replace(request, prompt=request.prompt[:10], params=endless))
+    for number in range(3000):
+        if number % 300 == 0:
+            device.executor.serve(
+                replace(requests(SERVICE, 8, 3)[number // 300 % 8], request_id=number)
+            )
+        device.step()  # looks after each step whether the rollout is within its budget
+    while device.service.busy:
+        device.step()
+    answered = alone(
+        SERVICE,
+        [
+            replace(requests(SERVICE, 8, 3)[number // 300 % 8], request_id=number)
+            for number in range(0, 3000, 300)
+        ],
+    )
+    assert device.served == answered
+    assert device.executor.rollout is not None
+
+
+def test_a_pool_that_runs_dry_gives_the_service_the_rollouts_pages_down_to_the_last() -> None:
+    device = Device(40)
+    device.lend()
+    for request in requests(ROLLOUT, 8, 2):
+        device.roll_out(replace(request, params=Sampling(max_tokens=100, ignore_eos=True)))
+    for _ in range(40):
+        device.step()
+    wanted = [
+        replace(request, params=Sampling(max_tokens=60, ignore_eos=True))
+        for request in requests(SERVICE, 8, 3)
+    ]
+    for request in wanted:
+        device.executor.serve(request)
+    while device.service.busy:
+        device.step()
+    assert device.served == alone(SERVICE, wanted)
+    assert device.moves > 0
