@@ -6,11 +6,11 @@ paper has 1.84 and 1.38 for groups on a trace that is not public. `group` never 
 
 from dataclasses import replace
 
+from slackwater.bench.coscheduling.beside_cost import beside_cost
 from slackwater.bench.options import BenchOptions
 from slackwater.sim.cluster.report import RunReport
 from slackwater.sim.cluster.scenario import ClusterScenario, LengthConfig
 from slackwater.sim.cluster.simulate import simulate
-from slackwater.sim.cluster.summary import mean_slowdown
 from slackwater.sim.cluster.workload import ProductionWorkload
 
 POLICIES = ("solo", "colocated", "group", "regrouping", "horizon", "ours")
@@ -46,18 +46,13 @@ def figures(reports: dict[str, RunReport]) -> dict[str, float]:
     """Costs against the two baselines, attainment, and ours against both papers' policies."""
     found: dict[str, float] = {}
     for policy, report in reports.items():
-        found[f"{policy}.cost_per_h"] = report.cost_per_h
+        found.update(beside_cost(policy, report))
         found[f"{policy}.cost_vs_solo"] = reports["solo"].cost / report.cost
         found[f"{policy}.cost_vs_colocated"] = reports["colocated"].cost / report.cost
-        found[f"{policy}.slo_attainment"] = report.slo_attainment
-        found[f"{policy}.slo_attainment_realised"] = report.slo_attainment_realised
-        found[f"{policy}.mean_slowdown"] = mean_slowdown(report) or 0.0
-        found[f"{policy}.iterations_in_bound"] = report.iterations_in_bound_share
         found[f"{policy}.rollout_bubble_share"] = report.rollout.bubble_share
         found[f"{policy}.train_bubble_share"] = report.train.bubble_share
         found[f"{policy}.train_nodes_peak"] = report.train.peak_nodes
         found[f"{policy}.rollout_nodes_peak"] = report.rollout.peak_nodes
-        found[f"{policy}.moves"] = report.moves
         for strategy in ("pack", "scale", "isolate", "colocate"):
             admitted = report.admissions.get(strategy, 0)
             found[f"{policy}.admitted_{strategy}"] = admitted / len(report.jobs)

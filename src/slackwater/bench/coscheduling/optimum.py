@@ -20,10 +20,11 @@ from slackwater.model.node import Role
 from slackwater.policy.placement.fleet import Fleet
 from slackwater.policy.placement.optimum import OptimalPlacement
 from slackwater.sim.cluster.body import SimulatedCluster
+from slackwater.sim.cluster.report import JobRow
 from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
 from slackwater.sim.cluster.simulate import simulate
 
-POLICIES = ("ours", "group", "horizon", "random", "most_idle")
+POLICIES = ("ours", "group", "regrouping", "horizon", "random", "most_idle")
 GROUP_SIZE = 5
 _ALONE_H = {"": (8.0, 8.0), "lifetimes.": (4.0, 12.0)}
 _RANGES_S = (
@@ -43,6 +44,8 @@ _RANGES_S = (
 class _Outcome:
     cost: float
     kept: int
+    slowdown: float
+    iterations_in_bound: float
 
 
 def run(options: BenchOptions) -> dict[str, float]:
@@ -74,6 +77,9 @@ def _figures(cases: Sequence[Mapping[str, _Outcome]], count: int) -> dict[str, f
     for policy in (*POLICIES, "optimum"):
         attained = sum(case[policy].kept for case in cases) / (len(cases) * count)
         figures[f"{policy}.slo_attainment"] = attained
+        for beside in ("slowdown", "iterations_in_bound"):
+            mean = float(np.mean([getattr(case[policy], beside) for case in cases]))
+            figures[f"{policy}.{beside.replace('slowdown', 'mean_slowdown')}"] = mean
         if policy == "optimum":
             continue
         ratios = [case[policy].cost / case["optimum"].cost for case in cases]
@@ -99,9 +105,11 @@ def draw_jobs(
 
 
 def _run_policy(policy: str, jobs: Sequence[JobSpec], seed: int) -> _Outcome:
-    config = PolicyConfig(name=policy, options={"max_group_size": float(GROUP_SIZE)})
+    every_s = 3600.0 if policy == "regrouping" else 0.0
+    limits = {"max_group_size": float(GROUP_SIZE)}
+    config = PolicyConfig(name=policy, options=limits, regroup_every_s=every_s)
     report = simulate(ClusterScenario(jobs=tuple(jobs), policy=config, seed=seed))
-    return _Outcome(report.cost, sum(row.kept_slo for row in report.jobs))
+    return _outcome(report.cost, report.jobs)
 
 
 def _run_optimum(jobs: Sequence[JobSpec]) -> _Outcome:
@@ -112,4 +120,11 @@ def _run_optimum(jobs: Sequence[JobSpec]) -> _Outcome:
     cluster = SimulatedCluster(scenario, tuple(jobs), CoScheduler(policy, fleet, config))
     cluster.run(None)
     rows = [body.account.row(cluster.now_s) for body in cluster.bodies.values()]
-    return _Outcome(cluster.account.cost, sum(row.kept_slo for row in rows))
+    return _outcome(cluster.account.cost, rows)
+
+
+def _outcome(cost: float, rows: Sequence[JobRow]) -> _Outcome:
+    made = sum(row.iterations_done for row in rows)
+    within = sum(row.iterations_in_bound for row in rows)
+    slowdown = float(np.mean([row.slowdown_realised for row in rows]))
+    return _Outcome(cost, sum(row.kept_slo for row in rows), slowdown, within / made)
