@@ -38,10 +38,12 @@ from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.services.actions import ActionService
 from slackwater.runtime.services.fair_work import FairWork
 from slackwater.runtime.services.finishing import Finishing, sampling_session_of
+from slackwater.runtime.services.helper_processes import HelperProcesses
 from slackwater.runtime.services.housekeeping import Household, Housekeeping
 from slackwater.runtime.services.instances import InstanceService, Premises
 from slackwater.runtime.services.jobs import Jobs
 from slackwater.runtime.services.kept_promise import KeptPromise
+from slackwater.runtime.services.loop_shares import LoopShares
 from slackwater.runtime.services.meters import Meters
 from slackwater.runtime.services.sampling import KIND as SAMPLE
 from slackwater.runtime.services.sampling import SamplingService
@@ -145,8 +147,11 @@ class ControlPlane:
         names = self.tenants.names()
         self.shares = TurnShares(settings.max_live_turns, names)
         self.fair_work = FairWork(len(names))
+        self.loop_shares = LoopShares(len(names))
+        self.helpers = HelperProcesses("slackwater.serve.http.helper")
         self.sampling = SamplingService(
             *(self.store, self.board, self.background, self.rollout, self.shares),
+            (self.loop_shares, self.fair_work),
             self.sessions.job_of,
         )
         self.training = OperationsBody(
@@ -233,6 +238,7 @@ class ControlPlane:
         """Leave everything durable; what was under way goes on after the next start."""
         await self.drivers.close()
         self.fair_work.close()
+        self.helpers.close()
         self.training.close()
         self.rollout.close()
         if self.rollout.lending is not None:

@@ -47,6 +47,7 @@ def create_app(plane: ControlPlane) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
+    app.state.plane = plane
     training = TrainingFace(plane)
 
     async def rejected(request: Request, body: Any, reason: str) -> None:

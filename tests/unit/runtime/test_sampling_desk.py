@@ -15,6 +15,8 @@ from slackwater.model.session import SamplingSession
 from slackwater.runtime.bodies.rollout import RolloutBody
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.net.hub import WorkerHub
+from slackwater.runtime.services.fair_work import FairWork
+from slackwater.runtime.services.loop_shares import LoopShares
 from slackwater.runtime.services.sampling import SamplingService
 from slackwater.runtime.services.turn_shares import TurnShares
 from slackwater.runtime.store.database import Store
@@ -66,7 +68,9 @@ def with_desk(
         hub = WorkerHub(Nobody(), "secret")
         rollout = RolloutBody(hub, Brain(), lambda worker: None)
         shares = TurnShares(8, ["mine", "other"])
-        desk = SamplingService(store, board, background, rollout, shares, JobId)
+        desk = SamplingService(
+            store, board, background, rollout, shares, (LoopShares(1), FairWork(1)), JobId
+        )
         await desk.adopt()
         await work(desk, rollout, board)
         await background.drain(5.0)

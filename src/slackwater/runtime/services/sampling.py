@@ -29,6 +29,8 @@ from slackwater.model.session import SamplingSession
 from slackwater.model.turn import TurnSpec
 from slackwater.runtime.bodies.rollout import RolloutBody
 from slackwater.runtime.net.background import Background
+from slackwater.runtime.services.fair_work import FairWork
+from slackwater.runtime.services.loop_shares import LoopShares
 from slackwater.runtime.services.turn_shares import TurnShares
 from slackwater.runtime.store import sample_log as log
 from slackwater.runtime.store.database import Store
@@ -47,6 +49,8 @@ from slackwater.runtime.store.schema import sampling_sessions
 logger = logging.getLogger(__name__)
 
 KIND = "sample"
+_AT_ONCE = 4  # more turns are begun or stopped in slices
+_LONG_ANSWER_TOKENS = 2000
 
 
 class SamplingService:
@@ -59,8 +63,10 @@ class SamplingService:
         background: Background,
         rollout: RolloutBody,
         shares: TurnShares,
+        fair: tuple[LoopShares, FairWork],
         job_of: Callable[[SessionId], JobId],
     ) -> None:
+        self.loop_shares, self._fair_work = fair
         self._job_of = job_of
         self._store = store
         self._board = board
@@ -157,8 +163,33 @@ class SamplingService:
         )
         run.start(self._rollout)
 
+    def in_slices(
+        self, tenant: TenantId, items: Sequence[int], work: Callable[[int], object]
+    ) -> None:
+        """A few at once; more with others between."""
+        if len(items) <= _AT_ONCE:
+            for item in items:
+                work(item)
+        else:
+            self._background.spawn(self.loop_shares.each(tenant, items, work))
+
+    def whole(self, request: RequestId, answer: Callable[[], SampleResult]) -> None:
+        """Every turn of a request was generated; writing a long answer takes time."""
+        run = self._under_way.pop(request)
+        self._shares.give_back(run.session.tenant, run.turns)
+        self._background.spawn(self._finish_whole(request, run, answer))
+
+    async def _finish_whole(
+        self, request: RequestId, run: "_SampleRun", answer: Callable[[], SampleResult]
+    ) -> None:
+        if run.is_long():
+            written = await self._fair_work.run(run.session.tenant, lambda: encode(answer()))
+        else:
+            written = encode(answer())
+        await self._finish(request, Outcome(KIND, written), run.session.sampling_session)
+
     def over(self, request: RequestId, outcome: Outcome) -> None:
-        """Every turn of a request has ended."""
+        """A request has ended without an answer."""
         run = self._under_way.pop(request)
         self._shares.give_back(run.session.tenant, run.turns)
         self._background.spawn(self._finish(request, outcome, run.session.sampling_session))
@@ -200,9 +231,12 @@ class _SampleRun:
     def start(self, rollout: RolloutBody) -> None:
         self._rollout = rollout
         prompt = np.frombuffer(self._sample.prompt, "<i4").tolist()
-        for index in range(len(self._sample.seeds)):
+
+        def submit(index: int) -> None:
             if not self._over:
                 rollout.submit(self._spec(index, prompt), _SampleTurn(self, index))
+
+        self._service.in_slices(self.session.tenant, range(self.turns), submit)
 
     def _spec(self, index: int, prompt: list[int]) -> TurnSpec:
         sample, first = self._sample, index == 0
@@ -232,11 +266,18 @@ class _SampleRun:
         )
 
     def completed(self, index: int, result: CompleteTurn) -> None:
+        if self._over:
+            return  # cancelled, and this one was not reached yet
         self._results[index] = result
         if len(self._results) == len(self._sample.seeds):
             self._over = True
-            outcome = Outcome(KIND, encode(self._answer()))
-            self._service.over(self._request, outcome)
+            self._service.whole(self._request, self._answer)
+
+    def is_long(self) -> bool:
+        """Whether writing the answer takes long."""
+        scored = self._results[0].prompt_logprobs is not None
+        tokens = sum(len(result.tokens) for result in self._results.values())
+        return scored or self._sample.topk_logprobs > 0 or tokens > _LONG_ANSWER_TOKENS
 
     def _answer(self) -> SampleResult:
         ordered = [self._results[index] for index in range(len(self._sample.seeds))]
@@ -282,8 +323,11 @@ class _SampleRun:
     def cancel(self) -> None:
         self._over = True
         assert self._rollout is not None
-        for index in range(len(self._sample.seeds)):
-            self._rollout.cancel(self.turn_name(index))
+        rollout = self._rollout
+        left = [index for index in range(self.turns) if index not in self._results]
+        self._service.in_slices(
+            self.session.tenant, left, lambda index: rollout.cancel(self.turn_name(index))
+        )
 
 
 class _SampleTurn:

@@ -39,15 +39,18 @@ class BaseModel:
 
     def room_after(self, prompt: Sequence[int]) -> int:
         """How many tokens may follow a prompt; one that is empty, unreadable or too long is refused."""
-        if not prompt:
-            raise ConfigError.of("prompt", "[]", "must hold at least one token")
+        self.check_length(prompt)
         if max(prompt) >= self.vocab_size:
             raise ConfigError.of("prompt: token", max(prompt), f"must be below {self.vocab_size}")
-        room = self.max_context_tokens - len(prompt)
-        if room < 1:
+        return self.max_context_tokens - len(prompt)
+
+    def check_length(self, prompt: Sequence[int]) -> None:
+        """Refuse a prompt that is empty or leaves no room, before any time is spent on it."""
+        if not len(prompt):
+            raise ConfigError.of("prompt", "[]", "must hold at least one token")
+        if len(prompt) >= self.max_context_tokens:
             fix = f"must be below {self.max_context_tokens}"
             raise ConfigError.of("prompt", f"{len(prompt)} tokens", fix)
-        return room
 
     @classmethod
     def read(cls, name: str, directory: Path) -> "BaseModel":

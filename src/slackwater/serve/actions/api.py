@@ -20,6 +20,7 @@ from slackwater.serve.actions.bodies import (
     SnapshotBody,
 )
 from slackwater.serve.http.auth import tenant_reader
+from slackwater.serve.http.large_bodies import LargeBodyRoute
 
 Hold = Annotated[float, Query(ge=0, le=30)]
 LATER: dict[int | str, dict[str, Any]] = {202: {"description": "Not yet."}}
@@ -60,7 +61,7 @@ def shown(name: str, result: ActionResult) -> dict[str, Any]:
 
 
 def action_routes(plane: ControlPlane) -> APIRouter:
-    router = APIRouter(prefix="/slackwater/actions", tags=["actions"])
+    router = APIRouter(route_class=LargeBodyRoute, prefix="/slackwater/actions", tags=["actions"])
     caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
     actions = plane.actions
 
@@ -117,7 +118,7 @@ def action_routes(plane: ControlPlane) -> APIRouter:
 
 
 def permit_routes(plane: ControlPlane) -> APIRouter:
-    router = APIRouter(prefix="/slackwater/actions", tags=["actions"])
+    router = APIRouter(route_class=LargeBodyRoute, prefix="/slackwater/actions", tags=["actions"])
     caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
     actions = plane.actions
 
@@ -137,7 +138,9 @@ def permit_routes(plane: ControlPlane) -> APIRouter:
 
 
 def environment_routes(plane: ControlPlane) -> APIRouter:
-    router = APIRouter(prefix="/slackwater/environments", tags=["actions"])
+    router = APIRouter(
+        route_class=LargeBodyRoute, prefix="/slackwater/environments", tags=["actions"]
+    )
     caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
     actions = plane.actions
 
@@ -170,7 +173,7 @@ def environment_routes(plane: ControlPlane) -> APIRouter:
 
 
 def limit_routes(plane: ControlPlane) -> APIRouter:
-    router = APIRouter(prefix="/slackwater/limits", tags=["actions"])
+    router = APIRouter(route_class=LargeBodyRoute, prefix="/slackwater/limits", tags=["actions"])
     caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     @router.put("/{resource}")

@@ -1,6 +1,6 @@
 """Limits on what a client may send: how much, how slowly, and how much of everyone's time it may take.
 
-JSON is parsed on the event loop, where everybody waits for it; so JSON bodies have a limit of their own. While
+Small JSON bodies are parsed on the event loop, where everybody waits for it; large ones by helper processes (`large_bodies.py`). While
 several tenants are active, each one's requests are begun one at a time, with a pause as long as the beginning took
 (at most half of the loop's time is one tenant's), and large bodies are read at a bounded rate.
 """
@@ -15,9 +15,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from slackwater.model.ids import TenantId
 from slackwater.serve.http.errors import error_body
+from slackwater.serve.http.large_bodies import BODY, LARGE_JSON_BYTES, TENANT
 from slackwater.serve.http.surrogates import lone_surrogate
 
-_STRANGERS_BYTES = 64 << 10  # what may be sent without a key that is known
+_STRANGERS_BYTES = LARGE_JSON_BYTES  # what may be sent without a key that is known
+_JOINED_ELSEWHERE_BYTES = 1 << 20  # from here on `join` lets other threads go on
 _LARGE_BYTES = 64 << 10  # from here on a body is read at a bounded rate
 _SHARED_BYTES_PER_S = 64 << 20
 _ACTIVE_S = 2.0  # a tenant is active for so long after its last request came
@@ -78,7 +80,8 @@ class BodyLimits:
             except _RefusedBodyError as error:
                 await self._refuse(scope, send, error.status, str(error))
                 return
-            if body is not None and _is_json(headers) and (half := lone_surrogate(body)):
+            small = body is not None and len(body) <= LARGE_JSON_BYTES
+            if body is not None and small and _is_json(headers) and (half := lone_surrogate(body)):
                 status = 400 if scope["path"].startswith("/v1/") else 422
                 fix = "is half a character; send whole ones"
                 await self._refuse(scope, send, status, f"body: {half} {fix}")
@@ -118,7 +121,7 @@ class BodyLimits:
                     if held.size > limit:
                         raise _RefusedBodyError(413, f"body: must be at most {limit} bytes")
                     if not message.get("more_body", False):
-                        return b"".join(pieces)
+                        return await _joined(pieces, held.size)
                     if held.size > _LARGE_BYTES and self._shares_loop(tenant):
                         await asyncio.sleep(len(pieces[-1]) / _SHARED_BYTES_PER_S)
         except TimeoutError:
@@ -127,6 +130,7 @@ class BodyLimits:
     async def _pass_on(
         self, scope: Scope, body: "_Replay", send: Send, tenant: TenantId | None
     ) -> None:
+        scope = {**scope, TENANT: tenant, BODY: body}
         if tenant is None or not self._shares_loop(tenant):
             await self._app(scope, body, send)
             return
@@ -136,7 +140,7 @@ class BodyLimits:
         try:
             await self._app(scope, body, send)
         finally:
-            body.take()
+            body.tell()
 
     async def _refuse(self, scope: Scope, send: Send, status: int, message: str) -> None:
         body = json.dumps(error_body(scope["path"], status, message)).encode()
@@ -147,6 +151,14 @@ class BodyLimits:
         ]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+
+async def _joined(pieces: list[bytes], size: int) -> bytes:
+    if len(pieces) == 1:
+        return pieces[0]
+    if size < _JOINED_ELSEWHERE_BYTES:
+        return b"".join(pieces)
+    return await asyncio.to_thread(b"".join, pieces)
 
 
 def _is_json(headers: Headers) -> bool:
@@ -195,20 +207,23 @@ class _Replay:
     """Gives the body that was read, then whatever else comes: the client's leaving."""
 
     def __init__(self, body: bytes, receive: Receive) -> None:
-        self.size = len(body)
         self.taken: Callable[[], None] | None = None
         self._body: bytes | None = body
         self._receive = receive
 
-    def take(self) -> None:
+    def tell(self) -> None:
         """Whoever waits for the body to be taken is told, once."""
         if self.taken is not None:
             self.taken()
             self.taken = None
 
+    def take(self) -> bytes:
+        """The body, for good: who asks as the server does is then told of the client's leaving alone."""
+        body, self._body = self._body or b"", None
+        self.tell()
+        return body
+
     async def __call__(self) -> Message:
         if self._body is not None:
-            body, self._body = self._body, None
-            self.take()
-            return {"type": "http.request", "body": body, "more_body": False}
+            return {"type": "http.request", "body": self.take(), "more_body": False}
         return await self._receive()

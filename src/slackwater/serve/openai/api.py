@@ -3,7 +3,8 @@
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -22,14 +23,18 @@ from slackwater.runtime.store.base_models import BaseModel
 from slackwater.serve.http.auth import find_job, tenant_reader
 from slackwater.serve.http.errors import error_body
 from slackwater.serve.http.limits import arrival_s
+from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.openai.answers import Answers, ChatAnswers, CompletionAnswers
 from slackwater.serve.openai.bodies import ChatBody, CompletionBody
 from slackwater.serve.openai.generation import Asked, Generation, Piece
+from slackwater.serve.openai.json_text import sliced_json
 from slackwater.serve.openai.models import ModelNames
 from slackwater.serve.openai.prompts import Conversation
 from slackwater.serve.openai.text import TextCodec, check_length
 from slackwater.serve.openai.tools import ToolPlan
-from slackwater.serve.openai.wishes import sampling_of
+from slackwater.serve.openai.wishes import most_tokens, sampling_of
+
+_MANY_CHOICES = 16
 
 
 class OpenAiFace:
@@ -80,17 +85,25 @@ class OpenAiFace:
         if body.truncate_prompt_tokens is not None:
             prompts = [prompt[-body.truncate_prompt_tokens :] for prompt in prompts]
         seed = secrets.randbits(63) if body.seed is None else body.seed % 2**63
-        asked = []
-        for place in range(len(prompts) * body.n):
+        common = sampling_of(body, base, prompts[0], seed, grammar)
+        asked: list[Asked] = []
+
+        def ask(place: int) -> None:
             prompt = prompts[place // body.n]
-            sampling = sampling_of(body, base, prompt, sample_seed(seed, place), grammar)
+            if place and place % body.n == 0:
+                nonlocal common
+                common = replace(common, max_tokens=most_tokens(body, base, prompt))
+            sampling = replace(common, seed=sample_seed(seed, place))
             asked.append(Asked(prompt, sampling, base.name, version, job))
-            if place % 64 == 63:
-                await asyncio.sleep(0)  # others' requests go between
+
+        await self.plane.loop_shares.each(tenant, range(len(prompts) * body.n), ask)
         shown = [item.prompt for item in asked]
         if isinstance(body, ChatBody):
-            return asked, ChatAnswers(body, codec, shown, plan)
-        return asked, CompletionAnswers(body, codec, shown)
+            make: Callable[[], Answers] = partial(ChatAnswers, body, codec, shown, plan)
+        else:
+            make = partial(CompletionAnswers, body, codec, shown)
+        many = len(shown) > _MANY_CHOICES
+        return asked, await self.plane.fair_work.run(tenant, make) if many else make()
 
     async def _prompts(
         self, tenant: TenantId, body: CompletionBody, base: BaseModel, codec: TextCodec
@@ -103,11 +116,13 @@ class OpenAiFace:
         for prompt in given:
             if isinstance(prompt, str):
                 check_length(prompt, base.max_text_chars)
+            else:
+                base.check_length(prompt)
         special = body.add_special_tokens is not False
         return [
-            item
-            if isinstance(item, list)
-            else await self.encode(tenant, base, codec, item, special)
+            await self.encode(tenant, base, codec, item, special)
+            if isinstance(item, str)
+            else list(item)
             for item in given
         ]
 
@@ -150,7 +165,7 @@ async def _whole(
 
 
 def _json(answers: Answers, results: list[TurnResult]) -> bytes:
-    return json.dumps(answers.whole(results), allow_nan=False).encode()
+    return sliced_json(answers.whole(results))
 
 
 async def _stream(generation: Generation, answers: Answers) -> AsyncIterator[bytes]:
@@ -175,7 +190,7 @@ def _event(chunk: dict[str, Any]) -> bytes:
 
 
 def openai_routes(plane: ControlPlane, face: OpenAiFace) -> APIRouter:
-    router = APIRouter(prefix="/v1", tags=["openai"])
+    router = APIRouter(route_class=LargeBodyRoute, prefix="/v1", tags=["openai"])
     caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     async def answer(

@@ -211,7 +211,7 @@ class CompletionBody(GenerationBody):
         """One or more, as text or tokens."""
         if isinstance(self.prompt, str):
             return [self.prompt]
-        if self.prompt and isinstance(self.prompt[0], int):
+        if len(self.prompt) and isinstance(self.prompt[0], int):
             return [self.prompt]
         return list(cast(list[str | list[int]], self.prompt))
 

@@ -4,15 +4,20 @@ from importlib.metadata import version
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
+from fastapi.responses import Response
 from pydantic import Field
 
 from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.model.ids import TenantId
 from slackwater.runtime.plane import ControlPlane
+from slackwater.runtime.store.base_models import BaseModel
 from slackwater.serve.http.auth import tenant_reader
+from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.openai.api import OpenAiFace
 from slackwater.serve.openai.bodies import ChatMessage, Strict
+from slackwater.serve.openai.json_text import sliced_json
 from slackwater.serve.openai.prompts import Conversation
+from slackwater.serve.openai.text import TextCodec
 from slackwater.serve.openai.tools import Tool
 from slackwater.serve.tinker.bodies import Token
 
@@ -49,8 +54,18 @@ class DetokenizeBody(Strict):
     tokens: Annotated[list[Token], Field(max_length=1 << 20)]
 
 
+def _tokenized(base: BaseModel, codec: TextCodec, tokens: list[int], strings: bool) -> bytes:
+    found = {
+        "count": len(tokens),
+        "max_model_len": base.max_context_tokens,
+        "tokens": tokens,
+        "token_strs": [codec.token_text(token) for token in tokens] if strings else None,
+    }
+    return sliced_json(found)
+
+
 def extra_routes(plane: ControlPlane, face: OpenAiFace) -> APIRouter:
-    router = APIRouter(tags=["openai"])
+    router = APIRouter(route_class=LargeBodyRoute, tags=["openai"])
     caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     def only_model(given: str | None) -> str:
@@ -70,7 +85,7 @@ def extra_routes(plane: ControlPlane, face: OpenAiFace) -> APIRouter:
         return {"version": version("slackwater")}
 
     @router.post("/tokenize")
-    async def tokenize(body: TokenizeBody, tenant: caller) -> dict[str, Any]:
+    async def tokenize(body: TokenizeBody, tenant: caller) -> Response:
         base, _ = await face.names.weights(tenant, only_model(body.model))
         codec = await face.codec(base)
         if (body.prompt is None) == (body.messages is None):
@@ -87,29 +102,32 @@ def extra_routes(plane: ControlPlane, face: OpenAiFace) -> APIRouter:
                 body.continue_final_message,
             )
             tokens = await face.chat_tokens(tenant, base, codec, chat)
-        strings = [codec.token_text(token) for token in tokens] if body.return_token_strs else None
-        return {
-            "count": len(tokens),
-            "max_model_len": base.max_context_tokens,
-            "tokens": tokens,
-            "token_strs": strings,
-        }
+        strings = bool(body.return_token_strs)
+        written = await plane.fair_work.run(tenant, _tokenized, base, codec, tokens, strings)
+        return Response(written, media_type="application/json")
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeBody, tenant: caller) -> dict[str, str]:
         base, _ = await face.names.weights(tenant, only_model(body.model))
-        if body.tokens and max(body.tokens) >= base.vocab_size:
-            fix = f"must be below {base.vocab_size}"
-            raise ConfigError.of("tokens", max(body.tokens), fix)
+        if len(body.tokens) > 2 * base.max_context_tokens:
+            fix = f"must be at most {2 * base.max_context_tokens}"
+            raise ConfigError.of("tokens", f"{len(body.tokens)} of them", fix)
         codec = await face.codec(base)
-        return {"prompt": codec.decode(body.tokens, special=True)}
+
+        def decoded() -> str:
+            largest = max(body.tokens, default=0)
+            if largest >= base.vocab_size:
+                raise ConfigError.of("tokens", largest, f"must be below {base.vocab_size}")
+            return codec.decode(body.tokens, special=True)
+
+        return {"prompt": await plane.fair_work.run(tenant, decoded)}
 
     return router
 
 
 def refused_routes(plane: ControlPlane) -> APIRouter:
     """What clients of OpenAI's own service may ask for, each with what to do instead."""
-    router = APIRouter(prefix="/v1", tags=["openai"])
+    router = APIRouter(route_class=LargeBodyRoute, prefix="/v1", tags=["openai"])
     caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     def refuse(name: str, instead: str) -> None:

@@ -12,7 +12,7 @@ from slackwater.runtime.bodies.rollout import TurnResult, TurnTokens
 from slackwater.runtime.plane import ControlPlane
 from slackwater.serve.http.errors import FailedTurnError
 
-_AT_ONCE = 64
+_AT_ONCE = 4  # more are begun or stopped in slices
 _LOOK_EVERY_S = 2.0
 
 
@@ -71,21 +71,27 @@ class Generation:
         self._plane.shares.check(self._tenant, len(self._choices), "prompts x n")
         self._plane.shares.take(self._tenant, len(self._choices))
         self._running = set(range(len(self._choices)))
-        for place, asked in enumerate(self._choices):
-            spec = TurnSpec(
-                turn=self._turn(place),
-                trajectory=TrajectoryId(self._turn(place)),
-                job=asked.job,
-                base_model=asked.base_model,
-                prompt=asked.prompt,
-                sampling=asked.sampling,
-                version=asked.version,
-                stream=self._stream,
-                owner=self._tenant,
-            )
-            self._plane.rollout.submit(spec, _Choice(place, self), self._arrived_s)
-            if place % _AT_ONCE == _AT_ONCE - 1:
-                await asyncio.sleep(0)
+        if len(self._choices) <= _AT_ONCE:
+            for place in range(len(self._choices)):
+                self._submit(place)
+        else:
+            shares = self._plane.loop_shares
+            await shares.each(self._tenant, range(len(self._choices)), self._submit)
+
+    def _submit(self, place: int) -> None:
+        asked = self._choices[place]
+        spec = TurnSpec(
+            turn=self._turn(place),
+            trajectory=TrajectoryId(self._turn(place)),
+            job=asked.job,
+            base_model=asked.base_model,
+            prompt=asked.prompt,
+            sampling=asked.sampling,
+            version=asked.version,
+            stream=self._stream,
+            owner=self._tenant,
+        )
+        self._plane.rollout.submit(spec, _Choice(place, self), self._arrived_s)
 
     def _refuse_broken(self) -> None:
         """Say so if no engine of a model can be started, rather than wait for one."""
@@ -96,20 +102,17 @@ class Generation:
     def close(self) -> None:
         """Cancel what still runs; others get the event loop in between where that is much."""
         left = sorted(self._running, reverse=True)  # the last ones wait: they are cheap to stop
-        self._cancel(left[:_AT_ONCE])
         if len(left) > _AT_ONCE:
-            self._plane.background.spawn(self._cancel_rest(left[_AT_ONCE:]))
+            cancelling = self._plane.loop_shares.each(self._tenant, left, self._cancel)
+            self._plane.background.spawn(cancelling)
+            return
+        for place in left:
+            self._cancel(place)
 
-    async def _cancel_rest(self, left: Sequence[int]) -> None:
-        for start in range(0, len(left), _AT_ONCE):
-            await asyncio.sleep(0)
-            self._cancel(left[start : start + _AT_ONCE])
-
-    def _cancel(self, places: Sequence[int]) -> None:
-        for place in places:
-            if place in self._running:
-                self._plane.rollout.cancel(self._turn(place))
-                self._ended(place)
+    def _cancel(self, place: int) -> None:
+        if place in self._running:
+            self._plane.rollout.cancel(self._turn(place))
+            self._ended(place)
 
     def _ended(self, place: int) -> None:
         """Give the turn's share back, also when nobody ever listened."""

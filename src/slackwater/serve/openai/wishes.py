@@ -10,14 +10,12 @@ def sampling_of(
     body: GenerationBody, base: BaseModel, prompt: list[int], seed: int, grammar: Grammar | None
 ) -> Sampling:
     """How the tokens after this prompt are drawn."""
-    room = base.room_after(prompt)
-    wanted, topk, scores = _tokens_and_scores(body)
+    _, topk, scores = _tokens_and_scores(body)
     if body.ignore_eos and grammar is not None:
         raise ConfigError.of("ignore_eos", True, "cannot be had with a form of answer")
     stops = [] if body.ignore_eos else base.stop_token_ids
-    most = min(wanted or room, room)
     return Sampling(
-        max_tokens=most,
+        max_tokens=most_tokens(body, base, prompt),
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
         top_k=max(body.top_k or 0, 0),
@@ -36,6 +34,13 @@ def sampling_of(
         topk_prompt_logprobs=max(topk if scores else 0, body.prompt_logprobs or 0),
         topk_logprobs=topk,
     )
+
+
+def most_tokens(body: GenerationBody, base: BaseModel, prompt: list[int]) -> int:
+    """How many tokens may follow this prompt."""
+    room = base.room_after(prompt)
+    wanted, _, _ = _tokens_and_scores(body)
+    return min(wanted or room, room)
 
 
 def _below(base: BaseModel, name: str, biases: list[tuple[int, float]]) -> list[tuple[int, float]]:

@@ -25,6 +25,7 @@ from slackwater.runtime.store.schema import (
     sessions,
 )
 from slackwater.serve.http.auth import tenant_reader
+from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.tinker.downloads import Downloads
 from slackwater.serve.tinker.rest import RestFace, moment
 from slackwater.serve.tinker.weight_files import RECIPIENTS, encrypted, weight_files
@@ -89,7 +90,7 @@ def _timeline(connection: Connection, session: str) -> bytes:
 
 def record_routes(face: RestFace, downloads: Downloads) -> APIRouter:
     plane = face.plane
-    router = APIRouter(prefix="/api/v1", tags=["tinker: records"])
+    router = APIRouter(route_class=LargeBodyRoute, prefix="/api/v1", tags=["tinker: records"])
     caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     @router.get("/audit")

@@ -18,6 +18,7 @@ from slackwater.runtime.store import checkpoints as shelf
 from slackwater.runtime.store.checkpoints import Checkpoint
 from slackwater.runtime.store.schema import models, operations
 from slackwater.serve.http.auth import tenant_reader
+from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.tinker import bodies
 
 _TYPES = {shelf.STATE: "training", shelf.SAMPLER: "sampler", shelf.EXTERNAL: "external"}
@@ -158,7 +159,7 @@ def page_of(items: list[Any], limit: int, offset: int) -> tuple[list[Any], dict[
 
 def rest_routes(face: RestFace) -> APIRouter:
     plane = face.plane
-    router = APIRouter(prefix="/api/v1", tags=["tinker: what there is"])
+    router = APIRouter(route_class=LargeBodyRoute, prefix="/api/v1", tags=["tinker: what there is"])
     caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     @router.post("/weights_info")
@@ -208,7 +209,7 @@ def rest_routes(face: RestFace) -> APIRouter:
 
 def checkpoint_change_routes(face: RestFace) -> APIRouter:
     plane = face.plane
-    router = APIRouter(prefix="/api/v1", tags=["tinker: what there is"])
+    router = APIRouter(route_class=LargeBodyRoute, prefix="/api/v1", tags=["tinker: what there is"])
     caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     @router.delete("/training_runs/{run_id}/checkpoints/{kind}/{name}", status_code=204)

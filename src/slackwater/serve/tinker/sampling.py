@@ -24,6 +24,7 @@ from slackwater.runtime.store.future_board import Outcome
 from slackwater.runtime.store.op_payloads import SamplePayload, decode_sample_result
 from slackwater.serve.http.auth import tenant_reader
 from slackwater.serve.http.errors import FailedTurnError, GoneError
+from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.tinker import bodies
 from slackwater.serve.tinker import proto as tinker_proto
 from slackwater.serve.tinker.targets import target_tokens
@@ -101,8 +102,13 @@ class SamplingFace:
         base = self.plane.bases.get(session.base_model)
         if (why := self.plane.broken_engine(base.name, tenant)) is not None:
             raise FailedTurnError(why)
+        base.check_length(range(sum(len(chunk.tokens) for chunk in body.prompt.chunks)))
         seeds = _seeds(body, session, body.seq_id)
-        return await self.plane.sampling.submit(session, body.seq_id, _payload(body, base, seeds))
+        if body.target_prompt_logprobs is None:
+            payload = _payload(body, base, seeds)
+        else:
+            payload = await self.plane.fair_work.run(tenant, _payload, body, base, seeds)
+        return await self.plane.sampling.submit(session, body.seq_id, payload)
 
 
 def _seeds(body: bodies.SampleBody, session: SamplingSession, seq: int) -> list[int]:
@@ -179,7 +185,7 @@ def render(outcome: Outcome) -> Response:
 
 def sampling_routes(face: SamplingFace) -> APIRouter:
     plane = face.plane
-    router = APIRouter(prefix="/api/v1", tags=["tinker: sampling"])
+    router = APIRouter(route_class=LargeBodyRoute, prefix="/api/v1", tags=["tinker: sampling"])
     caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     @router.post("/create_sampling_session")
@@ -216,7 +222,7 @@ def sampling_routes(face: SamplingFace) -> APIRouter:
 
 
 def future_routes(plane: ControlPlane) -> APIRouter:
-    router = APIRouter(prefix="/api/v1", tags=["tinker: futures"])
+    router = APIRouter(route_class=LargeBodyRoute, prefix="/api/v1", tags=["tinker: futures"])
     caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     @router.post("/retrieve_future")

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Request
 from slackwater.model.ids import ModelId, TenantId
 from slackwater.runtime.plane import ControlPlane
 from slackwater.serve.http.auth import tenant_reader
+from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.tinker import bodies
 
 
@@ -20,7 +21,7 @@ def is_local(request: Request) -> bool:
 
 
 def service_routes(plane: ControlPlane) -> APIRouter:
-    router = APIRouter(prefix="/api/v1", tags=["tinker: service"])
+    router = APIRouter(route_class=LargeBodyRoute, prefix="/api/v1", tags=["tinker: service"])
     caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     @router.get("/healthz")

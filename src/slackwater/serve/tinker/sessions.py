@@ -12,6 +12,7 @@ from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.store.checkpoints import Checkpoint
 from slackwater.serve.http.auth import find_job, tenant_reader
 from slackwater.serve.http.errors import GoneError
+from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.tinker import bodies
 from slackwater.serve.tinker.rest import Limit, Offset, RestFace, Scope, moment, page_of
 
@@ -19,7 +20,7 @@ JOB_KEY = "slackwater_job"  # of a session's user_metadata
 
 
 def session_life_routes(plane: ControlPlane) -> APIRouter:
-    router = APIRouter(prefix="/api/v1", tags=["tinker: service"])
+    router = APIRouter(route_class=LargeBodyRoute, prefix="/api/v1", tags=["tinker: service"])
     caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     @router.post("/create_session")
@@ -65,7 +66,7 @@ def session_life_routes(plane: ControlPlane) -> APIRouter:
 
 def session_list_routes(face: RestFace) -> APIRouter:
     plane = face.plane
-    router = APIRouter(prefix="/api/v1", tags=["tinker: what there is"])
+    router = APIRouter(route_class=LargeBodyRoute, prefix="/api/v1", tags=["tinker: what there is"])
     caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     @router.get("/sessions")

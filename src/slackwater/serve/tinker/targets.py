@@ -17,6 +17,7 @@ def target_tokens(given: TensorBody, rows: int, base: BaseModel) -> TargetTokens
         fix = f"must be an int64 tensor of shape [{rows}, K] for this prompt"
         raise ConfigError.of(_NAME, f"{given.dtype} {shape}", fix)
     tokens = [int(token) for token in given.data]
+    edges, columns = list(given.sparse_crow_indices or ()), list(given.sparse_col_indices or ())
     bad = [token for token in tokens if not -1 <= token < base.vocab_size]
     if bad:
         raise ConfigError.of(f"{_NAME}: token", bad[0], f"must be below {base.vocab_size}, or -1")
@@ -25,7 +26,7 @@ def target_tokens(given: TensorBody, rows: int, base: BaseModel) -> TargetTokens
         if len(tokens) != rows * width:
             raise ConfigError.of(f"{_NAME}: data", len(tokens), f"must hold {rows * width} values")
         return TargetTokens([tokens[at * width : (at + 1) * width] for at in range(rows)], width)
-    return _sparse(tokens, rows, width, given.sparse_crow_indices, given.sparse_col_indices or [])
+    return _sparse(tokens, rows, width, edges, columns)
 
 
 def _sparse(

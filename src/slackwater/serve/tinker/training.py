@@ -1,6 +1,7 @@
 """Tinker API: models and the operations on them. Each route parses, asks the plane once, and answers."""
 
 import asyncio
+import pickle
 import secrets
 import time
 from typing import Annotated, Any
@@ -22,10 +23,11 @@ from slackwater.runtime.store.op_payloads import (
 )
 from slackwater.serve.http.auth import tenant_reader
 from slackwater.serve.http.errors import FailedTurnError, GoneError
+from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.tinker import bodies
 from slackwater.serve.tinker import proto as tinker_proto
+from slackwater.serve.tinker.pass_reader import PassHead, question, read_pass
 from slackwater.serve.tinker.weight_files import RECIPIENTS, check_recipients
-from slackwater.wire.batches import encode_batch
 
 _KIND_BY_PATH = {
     "/api/v1/optim_step": OpKind.OPTIM_STEP,
@@ -34,6 +36,7 @@ _KIND_BY_PATH = {
     "/api/v1/save_weights_for_sampler": OpKind.PUBLISH,
     "/api/v1/save_weights_external": OpKind.PUBLISH,
 }
+_LARGE_PASS_BYTES = 64 << 10
 _PROTO_BODY = {
     "requestBody": {
         "required": True,
@@ -77,18 +80,24 @@ class TrainingFace:
         self, tenant: TenantId, body: bytes, encoding: str
     ) -> tuple[TrainedModel, str]:
         """Take a forward or forward_backward; large ones take time, so they are read off the event loop."""
-        work, limit = self.plane.fair_work, self.plane.settings.max_body_bytes
-        message = await work.run(tenant, _parse_pass, body, encoding, limit)
-        model = self.model(tenant, message.model_id)
-        kind = OpKind.FORWARD if message.forward_only else OpKind.FORWARD_BACKWARD
-        if message.seq_id < 1:
-            raise ConfigError.of("seq_id", message.seq_id, "must be at least 1")
-        try:
-            payload = await work.run(tenant, lambda: encode_batch(tinker_proto.pass_batch(message)))
-        except SlackwaterError as error:
-            await self.reject(model, message.seq_id, kind, error)
-            raise
-        return model, await self.plane.training.submit(model, message.seq_id, kind, payload)
+        limit = self.plane.settings.max_body_bytes
+        read = self._read_elsewhere if len(body) > _LARGE_PASS_BYTES else read_pass
+        head, payload = await self.plane.fair_work.run(tenant, read, body, encoding, limit)
+        model = self.model(tenant, head.model_id)
+        kind = OpKind.FORWARD if head.forward_only else OpKind.FORWARD_BACKWARD
+        if head.seq_id < 1:
+            raise ConfigError.of("seq_id", head.seq_id, "must be at least 1")
+        if head.error is not None:
+            await self.reject(model, head.seq_id, kind, head.error)
+            raise head.error
+        return model, await self.plane.training.submit(model, head.seq_id, kind, payload)
+
+    def _read_elsewhere(self, body: bytes, encoding: str, limit: int) -> tuple[PassHead, bytes]:
+        answer, payload = self.plane.helpers.ask(question(body, encoding, limit))
+        head: PassHead | SlackwaterError = pickle.loads(answer)
+        if isinstance(head, SlackwaterError):
+            raise head
+        return head, payload
 
     async def submit_save(
         self, tenant: TenantId, body: bodies.SaveBody
@@ -211,10 +220,6 @@ class TrainingFace:
         return model, await self.plane.training.create(model, body.user_metadata)
 
 
-def _parse_pass(body: bytes, encoding: str, limit: int) -> Any:
-    return tinker_proto.parse_pass_request(tinker_proto.decompress(body, encoding, limit))
-
-
 def _future(submitted: tuple[TrainedModel, str]) -> dict[str, str]:
     model, request = submitted
     return {"request_id": request, "model_id": model.model}
@@ -222,7 +227,7 @@ def _future(submitted: tuple[TrainedModel, str]) -> dict[str, str]:
 
 def training_routes(face: TrainingFace) -> APIRouter:
     plane = face.plane
-    router = APIRouter(prefix="/api/v1", tags=["tinker: training"])
+    router = APIRouter(route_class=LargeBodyRoute, prefix="/api/v1", tags=["tinker: training"])
     caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     @router.post("/create_model")

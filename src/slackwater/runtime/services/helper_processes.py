@@ -1,0 +1,114 @@
+"""Work that holds Python's lock for long, done in processes of its own.
+
+Reading a large JSON text is one call that lets no other thread go on until it is over, so that a thread would not help the event loop. A
+helper is `python -m MODULE`: it reads two parts, each with its length, from its standard input, answers in the same way, and ends when its input
+does, which is when the service is gone, however it went. The second part is raw bytes, which nobody has to take apart. Helpers are started when they are first needed and give way to the service and its engines.
+"""
+
+import contextlib
+import os
+import queue
+import select
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import IO
+
+from slackwater.model.errors import UnavailableError
+
+Parts = tuple[bytes, bytes]
+
+_LENGTH = struct.Struct("<Q")
+_ANSWER_S = 60.0
+_NICE = 5
+
+
+class HelperProcesses:
+    """Ask from any thread: each question has a helper to itself. There are as many as were ever asked at once."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._idle: queue.LifoQueue[subprocess.Popen[bytes]] = queue.LifoQueue()
+        self._closed = False
+
+    def ask(self, question: Parts) -> Parts:
+        """The helper's answer. One that dies of a question loses that question alone."""
+        helper = self._helper()
+        try:
+            assert helper.stdin is not None
+            assert helper.stdout is not None
+            _write(helper.stdin, question)
+            answer = _answer_in_time(helper.stdout)
+        except (OSError, EOFError, TimeoutError):
+            _end(helper)
+            raise UnavailableError("the request could not be read just now; try again") from None
+        self._idle.put(helper)
+        if self._closed:
+            self.close()
+        return answer
+
+    def close(self) -> None:
+        self._closed = True
+        with contextlib.suppress(queue.Empty):
+            while True:
+                _end(self._idle.get_nowait())
+
+    def _helper(self) -> "subprocess.Popen[bytes]":
+        with contextlib.suppress(queue.Empty):
+            while True:
+                helper = self._idle.get_nowait()
+                if helper.poll() is None:
+                    return helper
+                _end(helper)
+        command = [sys.executable, "-m", self._module]
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+
+
+def _answer_in_time(stream: IO[bytes]) -> Parts:
+    # The stream's buffer is empty: an answer is read whole before the next question is sent.
+    if not select.select([stream], [], [], _ANSWER_S)[0]:
+        raise TimeoutError
+    return _read(stream)
+
+
+def _end(helper: "subprocess.Popen[bytes]") -> None:
+    helper.kill()
+    for stream in (helper.stdin, helper.stdout):
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.close()
+    helper.wait()
+
+
+def _write(stream: IO[bytes], parts: Parts) -> None:
+    for part in parts:
+        stream.write(_LENGTH.pack(len(part)))
+        stream.write(part)
+    stream.flush()
+
+
+def _read(stream: IO[bytes]) -> Parts:
+    """The next message whole; EOFError if there is none."""
+    return _read_part(stream), _read_part(stream)
+
+
+def _read_part(stream: IO[bytes]) -> bytes:
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        raise EOFError
+    (length,) = _LENGTH.unpack(head)
+    part = stream.read(length)
+    if len(part) < length:
+        raise EOFError
+    return part
+
+
+def serve_questions(answer: Callable[[Parts], Parts]) -> None:
+    """A helper's life."""
+    os.nice(_NICE)
+    with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
+        while True:
+            _write(sys.stdout.buffer, answer(_read(sys.stdin.buffer)))

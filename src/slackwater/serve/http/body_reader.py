@@ -1,0 +1,128 @@
+"""Large JSON bodies, read in a helper process, so that the event loop need not.
+
+A question names the type that a body must be; the answer is the checked body, or what is wrong with it. Token ids come
+back as arrays, which the service takes over at no cost; of everything else a body may hold so much that taking it over costs little.
+"""
+
+import contextlib
+import importlib
+import json
+import pickle
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from slackwater.serve.http.surrogates import lone_surrogate
+
+MAX_VALUES = 20_000
+_LONG = 64
+_MOST_ERRORS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A body that is what it must be."""
+
+    body: BaseModel
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """Errors as pydantic reports them, and the few plain fields by which an operation is known."""
+
+    errors: list[dict[str, Any]]
+    named: dict[str, Any]
+
+
+def answer(name: str, body: bytes) -> tuple[bytes, bytes]:
+    """A pickled `Read` or `Wrong` for a body that must be a `module:type`."""
+    module, _, kind = name.partition(":")
+    return pickle.dumps(read(getattr(importlib.import_module(module), kind), body)), b""
+
+
+def read(kind: type[BaseModel], body: bytes) -> Read | Wrong:
+    """One body, by the rules by which small ones are read."""
+    if (half := lone_surrogate(body)) is not None:
+        return _wrong("value_error", f"{half} is half a character; send whole ones")
+    try:
+        plain = json.loads(body)
+    except json.JSONDecodeError as error:
+        return _wrong("json_invalid", "JSON decode error", error.pos)
+    except (RecursionError, UnicodeDecodeError, ValueError) as error:
+        return _wrong("json_invalid", f"is no JSON that can be read: {error}")
+    fields = plain if isinstance(plain, dict) else {}
+    named = {key: fields[key] for key in ("model_id", "seq_id") if _is_plain(fields.get(key))}
+    if (values := _count(plain)) > MAX_VALUES:
+        message = f"{values} values beside token ids, must be at most {MAX_VALUES}"
+        return Wrong(_wrong("value_error", message).errors, named)
+    try:
+        checked = kind.model_validate(plain)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        return Wrong(
+            [{**each, "loc": ("body", *each["loc"])} for each in found[:_MOST_ERRORS]], named
+        )
+    _pack(checked)
+    return Read(checked)
+
+
+def _wrong(kind: str, message: str, *place: int) -> Wrong:
+    return Wrong([{"type": kind, "loc": ("body", *place), "msg": message}], {})
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, int) or (isinstance(value, str) and len(value) < 1000)
+
+
+def _count(value: Any) -> int:
+    """How many values there are, by what they cost: numbers in lists of numbers nothing, names in lists of names an eighth.
+
+    Counting stops when it is too many.
+    """
+    found, left = 0, [iter((value,))]
+    while left and found <= MAX_VALUES:
+        for each in left[-1]:
+            found += 1
+            if _are_all(each, str):
+                found += len(each) // 8
+                continue
+            inside = _inside(each)
+            if inside is not None:
+                left.append(inside)
+                break
+        else:
+            left.pop()
+    return found
+
+
+def _inside(value: Any) -> Iterator[Any] | None:
+    if isinstance(value, dict):
+        return iter(value.values())
+    if isinstance(value, list) and not _are_all(value, int):
+        return iter(value)
+    return None
+
+
+def _are_all(value: Any, kind: type) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(each) is kind for each in value)
+
+
+def _pack(body: BaseModel) -> None:
+    """Long lists of whole numbers as arrays, at any depth of models and lists."""
+    for name in type(body).model_fields:
+        body.__dict__[name] = _packed(getattr(body, name))
+
+
+def _packed(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        _pack(value)
+        return value
+    if _are_all(value, int) and len(value) > _LONG:
+        with contextlib.suppress(OverflowError):
+            return array("q", value)
+    if isinstance(value, list):
+        return [_packed(each) for each in value]
+    return value

@@ -1,0 +1,54 @@
+"""Routes whose large JSON bodies are read by helper processes; small ones are read where they come."""
+
+import pickle
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+
+from slackwater.model.ids import TenantId
+from slackwater.runtime.plane import ControlPlane
+from slackwater.serve.http.body_reader import Read, Wrong
+
+LARGE_JSON_BYTES = 16 << 10
+BODY = "slackwater.body"  # where a request's scope holds its body, which was read by then
+TENANT = "slackwater.tenant"
+
+
+class LargeBodyRoute(APIRoute):
+    """FastAPI takes a body that is checked already as it is. `app.state.plane` lends helpers and threads."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        usual = super().get_route_handler()
+        kind = getattr(getattr(self.body_field, "field_info", None), "annotation", None)
+        kind = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+        async def handle(request: Request) -> Response:
+            held = request.scope.get(BODY)
+            if held is not None:
+                # Else Starlette puts the pieces together again, which for a large body takes long.
+                request._body = held.take()
+                if kind is not None and len(request._body) > LARGE_JSON_BYTES:
+                    request._json = await _read(request, kind, request._body)
+            return await usual(request)
+
+        return handle
+
+
+async def _read(request: Request, kind: type[BaseModel], body: bytes) -> BaseModel:
+    plane: ControlPlane = request.app.state.plane
+    tenant: TenantId = request.scope[TENANT]
+
+    def ask() -> Read | Wrong:
+        head = f"body {kind.__module__}:{kind.__qualname__}".encode()
+        found: Read | Wrong = pickle.loads(plane.helpers.ask((head, body))[0])
+        return found
+
+    found = await plane.fair_work.run(tenant, ask)
+    if isinstance(found, Wrong):
+        raise RequestValidationError(found.errors, body=found.named)
+    return found.body
