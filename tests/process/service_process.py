@@ -1,5 +1,6 @@
 """A real service in a process of its own, for tests: started, killed, started again, stopped."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -28,25 +29,30 @@ def wait_for(what: str, ready: Callable[[], bool], limit_s: float = READY_S) -> 
 
 @contextlib.contextmanager
 def sdk_clients_closed() -> Iterator[None]:
-    """Close every SDK client that is made inside."""
-    import tinker
+    """Close every session that the SDK opens inside, whoever asked for it: each sends heartbeats from a thread."""
+    from tinker.lib.internal_client_holder import InternalClientHolder
 
-    made: list[tinker.ServiceClient] = []
-    begin = tinker.ServiceClient.__init__
+    made: list[InternalClientHolder] = []
+    begin = InternalClientHolder.__init__
 
-    def remembered(self: tinker.ServiceClient, *arguments: Any, **options: Any) -> None:
+    def remembered(self: InternalClientHolder, *arguments: Any, **options: Any) -> None:
+        made.append(self)  # also if it fails half-way
         begin(self, *arguments, **options)
-        made.append(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tinker.ServiceClient, "__init__", remembered)
+        patch.setattr(InternalClientHolder, "__init__", remembered)
         yield
-    for client in made:
-        # `client.holder` would open a session where there is none, with a service that may be gone.
-        for holder in (client._session_holder, client._rest_holder):
-            if holder is not None:
-                with contextlib.suppress(RuntimeError):  # it is closed already
-                    holder.close()
+    for holder in made:
+        with contextlib.suppress(RuntimeError):  # it is closed already
+            holder.close()
+
+
+def beating_sdk_sessions() -> "list[asyncio.Task[Any]]":
+    """Heartbeats of this process that are still sent."""
+    from tinker.lib.internal_client_holder import _internal_client_holder_thread_singleton
+
+    tasks = asyncio.all_tasks(_internal_client_holder_thread_singleton.get_loop())
+    return [task for task in tasks if "_session_heartbeat" in repr(task.get_coro())]
 
 
 class ServiceProcess:

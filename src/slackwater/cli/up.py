@@ -225,8 +225,6 @@ def _default_models(folder: Any) -> dict[str, Path]:
 
 
 def _run(settings: Any, folder: Any) -> int:
-    # The event loop and the store's thread hand over to each other several times for every request.
-    sys.setswitchinterval(0.001)
     try:
         import uvloop
     except ImportError:
@@ -236,8 +234,10 @@ def _run(settings: Any, folder: Any) -> int:
 
 
 async def _serve(settings: Any, folder: Any) -> int:
-    sys.setswitchinterval(0.001)  # threads that tokenise or decode give way to the event loop soon
+    # Threads that write or read give way to the event loop soon: it wants to go on some twenty times for one request.
+    sys.setswitchinterval(0.0002)
     from slackwater.runtime.plane import ControlPlane
+    from slackwater.runtime.services.garbage import collect_when_idle
     from slackwater.serve.app import create_app
     from slackwater.serve.http.server import bind, http_server, serve_until_signalled
     from slackwater.weights.catalog import VersionCatalog
@@ -255,7 +255,11 @@ async def _serve(settings: Any, folder: Any) -> int:
         told = {"hub": join.hub, "depot": join.depot, "secret": join.secret, "pin": join.pin}
         folder.write_server({"pid": os.getpid(), "url": url, "key": key, "join": told})
         _announce(plane, url, settings, folder)
+        collecting = collect_when_idle(lambda: plane.rollout.live() == 0)
+        beside = [asyncio.create_task(work) for work in (plane.loop_watch.run(), collecting)]
         signalled = await serve_until_signalled(server, listening, plane)
+        for task in beside:
+            task.cancel()
     finally:
         await plane.stop()
     if signalled is None:

@@ -1,5 +1,6 @@
 """The engine: add requests, step, take tokens. One step is plan, run, settle."""
 
+import time
 from collections.abc import Mapping
 from collections.abc import Sequence as ListLike
 
@@ -118,10 +119,12 @@ class Engine:
     def step(self, prompt_tokens: int | None = None) -> StepOutput:
         """One pass over all that can run; with at most `prompt_tokens` of prompts, if that is said."""
         early, self._done_on_arrival = self._done_on_arrival, []
-        plan = self._scheduler.plan(prompt_tokens)
+        began_s = time.monotonic()
+        plan = self._scheduler.plan(prompt_tokens, began_s)
         if plan is None:
             return StepOutput(finished=tuple(early))
         sampled = self._runner.run(plan)
+        self._scheduler.took(plan, time.monotonic() - began_s)
         self._scheduler.computed(plan)
         self._steps += 1
         self._tokens_computed += int(plan.counts.sum())

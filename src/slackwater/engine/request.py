@@ -16,7 +16,8 @@ StopReason = Literal["stop", "length"]
 class GenerationRequest:
     """One generation. `generated` are tokens already sampled elsewhere: they count in `max_tokens`,
 
-    are not given out again, and the next token is the one that would have followed there.
+    are not given out again, and the next token is the one that would have followed there. Where several owners have
+    requests, each gets its share of every step.
     """
 
     request_id: int
@@ -27,6 +28,7 @@ class GenerationRequest:
     prompt_logprobs: bool = False
     topk_prompt_logprobs: int = 0
     topk_logprobs: int = 0
+    owner: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.request_id < 2**32:

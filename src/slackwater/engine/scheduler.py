@@ -1,4 +1,4 @@
-"""Which rows run in the next step: decoding first, then prompts in chunks, by arrival.
+"""Which rows run in the next step: decoding first, then prompts in chunks, by arrival; owners get equal shares (`owner_shares.py`).
 
 When the cache is full the youngest request gives its blocks up and starts over later from its
 tokens; nothing of it is lost, and batch-invariant arithmetic brings back the same numbers.
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.engine.block_pool import BlockPool, Digest
+from slackwater.engine.owner_shares import OwnerShares, even_shares
 from slackwater.engine.sequence import Sequence
 from slackwater.engine.slots import SlotTable
 from slackwater.nets.causal_lm import CausalLM
@@ -68,6 +69,7 @@ class Scheduler:
         self._order: NDArray[np.int64] | None = None
         self._order_groups: tuple[WeightGroup, ...] | None = None
         self.preemptions = 0
+        self._owners = OwnerShares()
 
     @property
     def waiting(self) -> int:
@@ -124,10 +126,10 @@ class Scheduler:
         else:
             self._leave(sequence)
 
-    def plan(self, prompt_tokens: int | None = None) -> StepPlan | None:
+    def plan(self, prompt_tokens: int | None = None, now_s: float = 0.0) -> StepPlan | None:
         """Rows for the next step, blocks held for all of them; None when there is nothing to do.
 
-        `prompt_tokens` bounds how many tokens of prompts are among them.
+        `prompt_tokens` bounds how many tokens of prompts are among them. `now_s` tells which owners are about.
         """
         self._admit()
         while self._running:
@@ -136,6 +138,13 @@ class Scheduler:
             pending = table.length[order] - table.computed[order]
             counts = np.minimum(pending, 1)
             self._give_chunks(order, pending, counts, prompt_tokens)
+            if self._owners.several(now_s):
+                running = [self._running[slot] for slot in order.tolist()]
+                self._owners.share(
+                    [sequence.request.owner for sequence in running],
+                    [sequence.order for sequence in running],
+                    counts,
+                )
             short = self._hold_blocks(order, counts)
             if short is None:
                 chosen = counts > 0
@@ -154,6 +163,12 @@ class Scheduler:
         if self._order_groups is None:
             self._order_groups = self._cut(plan.slots)
         return self._order_groups
+
+    def took(self, plan: StepPlan, seconds: float) -> None:
+        """How long the step was under way."""
+        self._owners.computed(int(plan.counts.sum()), seconds)
+        if self._owners.shared:
+            self._owners.served([self._running[slot].order for slot in plan.slots.tolist()])
 
     def computed(self, plan: StepPlan) -> None:
         """The planned tokens are in the cache: count them, and name the blocks they filled."""
@@ -220,7 +235,7 @@ class Scheduler:
         counts: NDArray[np.int64],
         prompt_tokens: int | None,
     ) -> None:
-        """Share the step's tokens among the prompts, oldest first; decoding rows have theirs."""
+        """Share the step's tokens among the owners of prompts, for each the oldest first; decoding rows have theirs."""
         prompts = np.nonzero(pending > 1)[0]
         if not len(prompts):
             return
@@ -228,10 +243,16 @@ class Scheduler:
         left = max(self._max_step_tokens - int(counts.sum()), 1)
         if prompt_tokens is not None:
             left = min(left, prompt_tokens)
-        arrivals = [self._running[int(order[place])].order for place in prompts]
-        for place in prompts[np.argsort(arrivals)].tolist():
-            counts[place] = min(left, int(pending[place]))
-            left -= int(counts[place])
+        sequences = [self._running[int(order[place])] for place in prompts]
+        wants: dict[str, int] = {}
+        for sequence, place in zip(sequences, prompts.tolist(), strict=True):
+            owner = sequence.request.owner
+            wants[owner] = wants.get(owner, 0) + int(pending[place])
+        lefts = even_shares(wants, left)
+        for nth in np.argsort([sequence.order for sequence in sequences]).tolist():
+            place, owner = int(prompts[nth]), sequences[nth].request.owner
+            counts[place] = min(lefts[owner], int(pending[place]))
+            lefts[owner] -= int(counts[place])
 
     def _hold_blocks(self, order: NDArray[np.int64], counts: NDArray[np.int64]) -> int | None:
         """Make room for the counted tokens; the slot that found none, or None."""
@@ -291,6 +312,7 @@ class Scheduler:
         slot = self.slots.claim(sequence.request, sequence.stop_ids, scored=scored)
         sequence.slot = slot
         self._running[slot] = sequence
+        self._owners.entered(sequence.request.owner)
         self._order = None
         usable = (sequence.known_tokens - 1) // self.slots.block_tokens
         found = usable - len(fresh) if self._shares(sequence) else 0
@@ -327,5 +349,6 @@ class Scheduler:
         self.slots.release(slot)
         self._in_flight = {n: owner for n, owner in self._in_flight.items() if owner != slot}
         del self._running[slot]
+        self._owners.left(sequence.request.owner, sequence.order)
         sequence.slot = None
         self._order = None

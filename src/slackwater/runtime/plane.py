@@ -44,6 +44,7 @@ from slackwater.runtime.services.instances import InstanceService, Premises
 from slackwater.runtime.services.jobs import Jobs
 from slackwater.runtime.services.kept_promise import KeptPromise
 from slackwater.runtime.services.loop_shares import LoopShares
+from slackwater.runtime.services.loop_watch import LoopWatch
 from slackwater.runtime.services.meters import Meters
 from slackwater.runtime.services.sampling import KIND as SAMPLE
 from slackwater.runtime.services.sampling import SamplingService
@@ -148,6 +149,7 @@ class ControlPlane:
         self.shares = TurnShares(settings.max_live_turns, names)
         self.fair_work = FairWork(len(names))
         self.loop_shares = LoopShares(len(names))
+        self.loop_watch = LoopWatch()
         self.helpers = HelperProcesses("slackwater.serve.http.helper")
         self.sampling = SamplingService(
             *(self.store, self.board, self.background, self.rollout, self.shares),
@@ -237,8 +239,6 @@ class ControlPlane:
     async def stop(self) -> None:
         """Leave everything durable; what was under way goes on after the next start."""
         await self.drivers.close()
-        self.fair_work.close()
-        self.helpers.close()
         self.training.close()
         self.rollout.close()
         if self.rollout.lending is not None:
@@ -251,6 +251,8 @@ class ControlPlane:
         await self.instances.close()
         await self.fleet.close()
         await self.background.drain(5.0)
+        self.fair_work.close()
+        self.helpers.close()
         await self.jobs.save()
         await self.store.close()
         self._recording.close()
@@ -354,7 +356,10 @@ class ControlPlane:
         """For metrics and status."""
         waiting = self.training.waiting()
         roles = self.workers_by_role()
+        held_cpu_s, held_s = self.loop_watch.longest()
         return {
+            "loop_longest_cpu_s": held_cpu_s,
+            "loop_longest_lag_s": held_s,
             "engines": len(roles["engine"]),
             "trainers": len(roles["trainer"]),
             "nodes": len(self.fleet.nodes.names()),

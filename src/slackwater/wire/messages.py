@@ -90,6 +90,7 @@ class Generate(Message, frozen=True):
     generated: bytes
     sampling: Sampling
     score_prompt: bool = False
+    owner: str = ""
 
 
 class Abort(Message, frozen=True):

@@ -158,6 +158,7 @@ def _request(message: messages.Generate) -> GenerationRequest:
         prompt_logprobs=message.score_prompt,
         topk_prompt_logprobs=sampling.topk_prompt_logprobs if message.score_prompt else 0,
         topk_logprobs=sampling.topk_logprobs,
+        owner=message.owner,
     )
 
 

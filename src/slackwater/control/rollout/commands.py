@@ -24,6 +24,7 @@ class Dispatch:
     generated: Sequence[int]
     sampling: Sampling
     score_prompt: bool = False
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

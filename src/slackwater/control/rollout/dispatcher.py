@@ -212,5 +212,6 @@ class Dispatcher:
                 turn.tokens.tolist(),
                 turn.spec.sampling,
                 turn.wants_prompt_scores,
+                turn.spec.owner,
             )
         )

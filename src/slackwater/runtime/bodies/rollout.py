@@ -350,6 +350,7 @@ def _message(
                 np.asarray(command.generated, "<u4").tobytes(),
                 command.sampling,
                 command.score_prompt,
+                command.owner,
             )
         case do.AbortOn(_, attempt):
             return messages.Abort(attempt)

@@ -1,7 +1,7 @@
 """Many small things to be done on the event loop for one tenant: in slices, one of the tenant's requests at a time.
 
-A slice is short, and the tenant rests after it for as long as it took: at most half of the loop's time is one tenant's, however many requests
-it has under way. Where there is one tenant it only lets its own other requests go between.
+A slice is short, and the tenant rests after it for twice as long as it took: at most a third of the loop's time goes to one tenant's slices,
+however many requests it has under way. Where there is one tenant it only lets its own other requests go between.
 """
 
 import asyncio
@@ -14,7 +14,8 @@ from slackwater.model.ids import TenantId
 
 T = TypeVar("T")
 
-SLICE_S = 0.0005
+SLICE_S = 0.0003
+_REST = 2.0  # slices
 
 
 class LoopShares:
@@ -33,7 +34,7 @@ class LoopShares:
                 began_s = time.perf_counter()
                 more = self._slice(left, work, began_s + self._slice_s)
                 took_s = time.perf_counter() - began_s
-                await asyncio.sleep(took_s if self._several and more else 0)
+                await asyncio.sleep(_REST * took_s if self._several and more else 0)
 
     @staticmethod
     def _slice(left: Iterable[T], work: Callable[[T], object], until_s: float) -> bool:
