@@ -249,7 +249,7 @@ def test_no_request_that_the_document_allows_or_forbids_is_a_server_error(
         },
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=480,
     )
     assert attack.returncode == 0, attack.stdout[-5000:] + attack.stderr[-2000:]
     assert json.loads(report.read_text())["test_cases"]["generated"] > 1000

@@ -36,12 +36,13 @@ class ReplayOptions:
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """`progress(what, share)` moves the bar; `quick` asks for a smaller run with the same keys. `replay` is for the
-    bench of that name alone."""
+    """`progress(what, share)` moves the bar; `quick` asks for a smaller run with the same keys; `before` is the source
+    folder of an older version. `replay` is for the bench of that name alone."""
 
     seed: int = 0
     quick: bool = False
     data: Path | None = None
+    before: Path | None = None
     progress: Callable[[str, float], None] = _silent
     replay: ReplayOptions | None = None
 

@@ -47,6 +47,7 @@ BENCHES: dict[str, str] = {
     "sandbox": "actions.sandbox",
     "tenants": "service.tenants",
     "schemas": "service.schemas",
+    "streaming": "service.streaming",
     "actions": "actions.broker",
     "switch": "state.switch",
 }
@@ -61,6 +62,10 @@ def bench(
     quick: Annotated[bool, typer.Option(help="a smaller run with the same keys")] = False,
     seed: Annotated[int, typer.Option(help="seed of everything random")] = 0,
     data: Annotated[Path | None, typer.Option(help="folder of public traces, where needed")] = None,
+    before: Annotated[
+        Path | None,
+        typer.Option(help="source folder of an older version, for benches that compare"),
+    ] = None,
     trace: Annotated[Path | None, typer.Option(help="replay: the file of requests")] = None,
     url: Annotated[
         str | None, typer.Option(help="replay: OpenAI endpoint without /v1; default: the one here")
@@ -86,7 +91,7 @@ def bench(
         raise ConfigError.of(
             "NAME", name, f"is no bench; write all, or one of: {', '.join(BENCHES)}"
         )
-    options = BenchOptions(seed=seed, quick=quick, data=data)
+    options = BenchOptions(seed=seed, quick=quick, data=data, before=before)
     if name == "replay":
         if trace is None:
             raise ConfigError.of("--trace", None, "is needed: a file of requests to replay")

@@ -22,8 +22,8 @@ from slackwater.runtime.services.fair_work import FairWork
 from slackwater.runtime.store.base_models import BaseModel
 from slackwater.serve.http.auth import find_job, tenant_reader
 from slackwater.serve.http.errors import error_body
-from slackwater.serve.http.limits import arrival_s
 from slackwater.serve.http.large_bodies import LargeBodyRoute
+from slackwater.serve.http.limits import arrival_s
 from slackwater.serve.openai.answers import Answers, ChatAnswers, CompletionAnswers
 from slackwater.serve.openai.bodies import ChatBody, CompletionBody
 from slackwater.serve.openai.generation import Asked, Generation, Piece
