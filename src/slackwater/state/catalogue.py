@@ -76,7 +76,7 @@ class Catalogue:
         """Where the device image's bytes are on the host, in few long runs."""
         entry = self.entries[deployment]
         own = {part.key for part in entry.stored.parts}
-        places: dict[tuple[str, bool], dict[int, tuple[int, int]]] = {}
+        places: dict[tuple[str, bool, str], dict[int, tuple[int, int]]] = {}
         offsets: dict[str, dict[StateKey, int]] = {}
         for part, on_device in zip(entry.on_device.parts, entry.on_device.offsets, strict=True):
             if part.role is Role.SCRATCH:
@@ -87,13 +87,13 @@ class Catalogue:
                 found = zip(stored.parts, stored.offsets, strict=True)
                 offsets[owner] = {held.key: offset for held, offset in found}
             writes = owner == deployment and part.role is Role.KEPT
-            places.setdefault((owner, writes), {})[on_device] = (
+            places.setdefault((owner, writes, part.key.kind), {})[on_device] = (
                 offsets[owner][part.key],
                 part.bytes,
             )
         return tuple(
-            Stretch(owner, to, source, length, writes)
-            for (owner, writes), runs in places.items()
+            Stretch(owner, to, source, length, writes, kind)
+            for (owner, writes, kind), runs in places.items()
             for to, source, length in merged_runs(runs)
         )
 

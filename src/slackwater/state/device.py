@@ -156,7 +156,8 @@ class DeviceTier:
             block = self._blocks.take(tenant.layout.bytes)
         try:
             own = move.deployment if move.blank else None  # an own image that has nothing yet
-            runs = [stretch for stretch in tenant.stretches if stretch.image != own]
+            empty = move.about.get("empty_kinds", ())
+            runs = [s for s in tenant.stretches if s.image != own and s.kind not in empty]
             self._copies.load(
                 block, _runs(runs, move.images), _gaps(block, runs, tenant.layout.bytes)
             )
@@ -173,7 +174,8 @@ class DeviceTier:
         tenant = self._tenants[move.deployment]
         assert tenant.block is not None
         about = tenant.body.unbind()
-        runs = [stretch for stretch in tenant.stretches if stretch.writes]
+        empty = about.get("empty_kinds", ())
+        runs = [s for s in tenant.stretches if s.writes and s.kind not in empty]
         self._copies.save(tenant.block, _runs(runs, move.images), tenant.fence)
         with self._lock:
             self._blocks.give(tenant.block)

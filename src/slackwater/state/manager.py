@@ -40,6 +40,7 @@ class StateManager:
         self._images: dict[str, HostImage] = {}
         self._spare: list[HostImage] = []  # of states that left: their pages are made already
         self._abouts: dict[str, About] = {}
+        self._orphans: set[str] = set()  # forgotten, but others still share their frozen parts
         self._lock = threading.RLock()
         self._answered = threading.Condition(self._lock)
         self._answers: dict[int, str | None] = {}
@@ -135,6 +136,21 @@ class StateManager:
         with self._lock:
             self.catalogue.check_unused(deployment)
             self._tell(on.DeploymentForgotten(time.monotonic(), deployment))
+
+    def forget_when_unused(self, deployment: str) -> None:
+        """As `forget`, but what others share of it stays until they go too."""
+        with self._lock:
+            if any(deployment in e.borrowed_from for e in self.catalogue.entries.values()):
+                self._orphans.add(deployment)
+            else:
+                self.forget(deployment)
+
+    def forget_abandoned(self, prefix: str) -> None:
+        """Forget the deployments of that beginning whose workers have gone: somebody starts anew from a checkpoint."""
+        with self._lock:
+            for name in [n for n in self.catalogue.entries if n.startswith(prefix)]:
+                if self._held_by.get(name) not in self._holders:
+                    self.forget_when_unused(name)
 
     def tiers(self) -> dict[str, Tier]:
         """Where every deployment's newest state is."""
@@ -343,6 +359,9 @@ class StateManager:
         self.catalogue.remove(name)
         self._held_by.pop(name, None)
         self._abouts.pop(name, None)
+        self._orphans.discard(name)
+        for orphan in list(self._orphans):
+            self.forget_when_unused(orphan)
 
     def _count(self, origin: Tier, to: Tier, size: int) -> None:
         self.moved_bytes[origin, to] = self.moved_bytes.get((origin, to), 0) + size

@@ -7,7 +7,9 @@ from typing import Any, Protocol
 from slackwater.model.residency import Part, Tier
 from slackwater.state.image import HostImage
 
-About = Mapping[str, Any]  # counters and the like, that belong to a state and are no tensors
+# Counters and the like, that belong to a state and are no tensors. "meta" goes into checkpoints; "empty_kinds" are kinds that are
+# all zeros, and are neither copied nor stored until they are not.
+About = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,7 @@ class Stretch:
     on_host: int
     bytes: int
     writes: bool
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ class FlatParameters:
         self._live = torch.empty(size, dtype=first.dtype, device=first.device)
         self._live_gradient = torch.zeros_like(self._live)
         self._slices: dict[str, slice] = {}
+        self._shapes = {name: parameter.shape for name, parameter in self._parameters.items()}
         start = 0
         for name, parameter in self._parameters.items():
             part = slice(start, start + parameter.numel())
@@ -38,6 +39,38 @@ class FlatParameters:
         self.moment1 = torch.zeros_like(self.master)
         self.moment2 = torch.zeros_like(self.master)
         self.steps = 0
+
+    def vectors(self) -> dict[str, Tensor]:
+        """Every vector by its kind; those of the net's dtype stand apart only below fp32."""
+        found = {"weight": self.master, "moment1": self.moment1, "moment2": self.moment2}
+        found["gradient"] = self.gradient
+        if self.master is not self._live:
+            found |= {"live": self._live, "live_gradient": self._live_gradient}
+        return found
+
+    def rebind(self, vectors: Mapping[str, Tensor]) -> None:
+        """Stand on other memory that holds the same numbers; the net's parameters become views of it."""
+        fp32 = self.master is self._live
+        self.master, self.gradient = vectors["weight"], vectors["gradient"]
+        self.moment1, self.moment2 = vectors["moment1"], vectors["moment2"]
+        self._live = self.master if fp32 else vectors["live"]
+        self._live_gradient = self.gradient if fp32 else vectors["live_gradient"]
+        self._refresh()
+        for name, parameter in self._parameters.items():
+            part, shape = self._slices[name], self._shapes[name]
+            parameter.data = self._live[part].view(shape)
+            parameter.grad = self._live_gradient[part].view(shape)
+
+    def unbind(self) -> None:
+        """Hold no memory until `rebind`."""
+        for parameter in self._parameters.values():
+            parameter.grad = None
+            parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
+        fp32 = self.master is self._live
+        nothing = torch.empty(0, device=self.master.device)
+        self.master = self.gradient = self.moment1 = self.moment2 = nothing
+        self._live = nothing if fp32 else nothing.to(self._live.dtype)
+        self._live_gradient = self._live
 
     def collect(self) -> None:
         """Add what backward left in the net's dtype to the fp32 gradient."""
@@ -70,12 +103,14 @@ class FlatParameters:
         self._refresh()
         return norm
 
+    @property
+    def slices(self) -> Mapping[str, tuple[slice, torch.Size]]:
+        """Where each parameter lies in a vector, and its shape."""
+        return {name: (part, self._shapes[name]) for name, part in self._slices.items()}
+
     def named(self, vector: Tensor) -> dict[str, Tensor]:
         """A vector of this layout by parameter name, as views."""
-        return {
-            name: vector[part].view(self._parameters[name].shape)
-            for name, part in self._slices.items()
-        }
+        return {name: vector[part].view(self._shapes[name]) for name, part in self._slices.items()}
 
     def live(self) -> dict[str, Tensor]:
         """The net's own tensors, in its dtype, as views."""
@@ -83,7 +118,7 @@ class FlatParameters:
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
         """Refuse tensors that are not of this net: a missing, extra or differently shaped one is named."""
-        expected = {name: tuple(item.shape) for name, item in self._parameters.items()}
+        expected = {name: tuple(shape) for name, shape in self._shapes.items()}
         given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         for name in sorted(expected.keys() | given.keys()):
             if expected.get(name) != given.get(name):

@@ -100,6 +100,15 @@ class Trainer:
         return trainer
 
     @property
+    def flat(self) -> FlatParameters:
+        """The trainable part, with its moments."""
+        return self._flat
+
+    def frozen(self) -> Mapping[str, Tensor]:
+        """The net's own tensors where an adapter is trained over them; else nothing."""
+        return {} if self._adapter is None else dict(self._net.named_parameters())
+
+    @property
     def meta(self) -> TrainerMeta:
         """The net, its origin and the counters."""
         return self._meta

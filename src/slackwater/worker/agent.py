@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from slackwater.wire import agent as says
 from slackwater.wire import messages
 from slackwater.worker.connection import Connection, DisconnectedError
 from slackwater.worker.process import address_of, pin, run_worker, secret
+from slackwater.worker.state_service import state_service
 
 logger = logging.getLogger(__name__)
 
@@ -48,12 +50,14 @@ class NodeAgent:
         *,
         node: str = "",
         relay: NodeRelay | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._connection = connection
         self._node, self._relay = node, relay
         self._connect = connect
         self._files = files
         self._logs = logs
+        self._environment = dict(environment or {})
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._lock = threading.Lock()
 
@@ -100,6 +104,7 @@ class NodeAgent:
             arguments += ["--node", self._node, "--relay", f"{host}:{port}"]
         # Threads that wait by spinning take the cores from each other: on a busy machine a pass took ten times the CPU time.
         environment = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ | {"OMP_NUM_THREADS": "1"}
+        environment |= self._environment
         try:
             self._logs.mkdir(parents=True, exist_ok=True)
             path = self._logs / f"{order.log}.log"
@@ -200,7 +205,7 @@ def _facts(options: argparse.Namespace, relay: tuple[str, int] | None) -> says.N
     )
 
 
-def serve_once(options: argparse.Namespace) -> None:
+def serve_once(options: argparse.Namespace, environment: Mapping[str, str]) -> None:
     """One connection, from the hello to its end."""
     hung_up = threading.Event()
     address = address_of(options.connect)
@@ -212,7 +217,7 @@ def serve_once(options: argparse.Namespace) -> None:
             if relay is not None:
                 relay.tell = partial(_told, connection)
             told = (connection, options.connect, options.files, Path(options.logs))
-            agent = NodeAgent(*told, node=options.node, relay=relay)
+            agent = NodeAgent(*told, node=options.node, relay=relay, environment=environment)
             try:
                 agent.run()
             finally:
@@ -239,11 +244,18 @@ def main() -> None:
     parser.add_argument("--redial", action="store_true", help="try again when the plane has gone")
     parser.add_argument(_BY_HAND, action="store_true", help="outlive whoever started it")
     options = parser.parse_args()
+    # The states outlive the connection to the control plane, and every worker.
+    with state_service(Path(options.logs), secret()) as environment:
+        serve_until_told(options, environment)
+
+
+def serve_until_told(options: argparse.Namespace, environment: Mapping[str, str]) -> None:
+    """One connection after another, where `--redial` says so."""
     pause_s = 0.5
     while True:
         began_s = time.monotonic()
         try:
-            serve_once(options)
+            serve_once(options, environment)
             return
         except (DisconnectedError, UnavailableError) as error:
             if not options.redial or "refused this worker" in str(error):

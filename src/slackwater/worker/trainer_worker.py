@@ -1,5 +1,6 @@
 """The trainer process: takes one operation at a time for any of its models, and reports how it ended."""
 
+import contextlib
 import logging
 import time
 
@@ -24,6 +25,7 @@ from slackwater.worker.files import NodeFiles, node_files
 from slackwater.worker.process import address_of, base_parser, dial, pin, run_worker, secret
 from slackwater.worker.published import lora_meta
 from slackwater.worker.publishing import Publishing
+from slackwater.worker.resident_models import ResidentModels, resident_models
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +41,7 @@ class TrainerWorker:
         dtype: str = "float32",
         stocker: Stocker | None = None,
         node: str = "",
+        resident: ResidentModels | None = None,
     ) -> None:
         self._connection = connection
         self._files = files
@@ -51,6 +54,7 @@ class TrainerWorker:
         )
         self._device, self._dtype = device, dtype
         self._trainers: dict[str, Trainer] = {}
+        self._resident = resident
 
     def run(self) -> None:
         """Until told to stop."""
@@ -62,7 +66,7 @@ class TrainerWorker:
 
     def _do(self, message: messages.ToWorker) -> None:
         if isinstance(message, messages.DropModel):
-            self._trainers.pop(message.model, None)
+            self._drop(message.model)
             return
         if not isinstance(message, messages.TRAINER_OPS):
             logger.warning("not for a trainer: %s", type(message).__name__)
@@ -86,20 +90,40 @@ class TrainerWorker:
         said = f"{type(error).__name__}: {error}"
         if isinstance(error, OSError):
             return messages.OpFailed(message.op, said, "server", state_lost=False)
-        self._trainers.pop(message.model, None)
+        self._drop(message.model)
         return messages.OpFailed(message.op, said, "server", state_lost=True)
+
+    def _drop(self, model: str) -> None:
+        self._trainers.pop(model, None)
+        if self._resident is not None:
+            self._resident.drop(model)
+
+    def _take(self, model: str, trainer: Trainer) -> None:
+        """A refusal, for want of host memory, leaves the model uncreated."""
+        if self._resident is not None:
+            self._resident.drop(model)
+            self._resident.add(model, trainer)
+        self._trainers[model] = trainer
+
+    def _on_device(self, model: str) -> contextlib.AbstractContextManager[None]:
+        """Where the node has a state manager: the model's state is on the device, and another's has made room for it."""
+        return contextlib.nullcontext() if self._resident is None else self._resident.use(model)
 
     def _result(self, message: messages.TrainerOp) -> bytes:
         match message:
             case messages.CreateModel():
-                self._trainers[message.model] = self._created(message)
+                self._take(message.model, self._created(message))
                 return b""
             case messages.RestoreModel(_, model, saved, source):
-                self._trainers[model] = self._restored(saved, source)
+                self._take(model, self._restored(saved, source))
                 return b""
         trainer = self._trainers.get(message.model)
         if trainer is None:
             raise NotFoundError(f"model {message.model}: has no state here; was it ever created?")
+        with self._on_device(message.model):
+            return self._operated(trainer, message)
+
+    def _operated(self, trainer: Trainer, message: messages.TrainerOp) -> bytes:
         match message:
             case messages.RunPass(_, _, batch):
                 return _run_pass(trainer, batch)
@@ -179,7 +203,8 @@ def main() -> None:
         stocker = None
         if options.relay:
             stocker = Stocker(address_of(options.relay), secret().encode())
-        how = (options.device, options.dtype, stocker, options.node)
+        resident = resident_models(options.worker, secret(), options.device)
+        how = (options.device, options.dtype, stocker, options.node, resident)
         TrainerWorker(connection, files, *how).run()
 
 

@@ -1,0 +1,180 @@
+"""The state manager as a worker of the node sees it over its socket: the same calls, the same errors."""
+
+import contextlib
+import itertools
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+import msgspec
+
+from slackwater.model import errors
+from slackwater.model.errors import SlackwaterError, UnavailableError
+from slackwater.model.residency import Part, Tier
+from slackwater.state.frames import Frames
+from slackwater.state.image import HostImage
+from slackwater.state.port import Ended, Holder, HolderMove, Registered, Stretch
+from slackwater.wire import state as says
+
+SOCKET_VARIABLE = "SLACKWATER_STATE_SOCKET"
+_DECODER = msgspec.msgpack.Decoder(says.ToHolder)
+_ANSWER_S = 60.0
+
+
+class StateClient:
+    """A `StatePort`; orders of the manager go to the holder that is attached."""
+
+    def __init__(self, path: str, name: str, secret: str) -> None:
+        self.name = name
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(path)
+        except OSError as error:
+            connection.close()
+            raise UnavailableError(f"state manager: {path} does not answer: {error}") from error
+        self._frames = Frames(connection)
+        self._frames.send(says.HolderHello(name, secret))
+        self._holder: Holder | None = None
+        self._asks: dict[int, Future[says.StateAnswer]] = {}
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._gone = False
+        self._images: dict[str, HostImage] = {}
+        threading.Thread(target=self._listen, daemon=True, name="state-client").start()
+
+    def attach(self, holder: Holder) -> None:
+        """Whose device memory the manager's orders are about."""
+        self._holder = holder
+
+    def register(
+        self, deployment: str, holder: str, parts: Sequence[Part], *, warm: bool = True
+    ) -> Registered:
+        facts = [_facts(part) for part in parts]
+        said = self._ask(lambda ask: says.RegisterState(ask, deployment, facts, warm))
+        stretches = tuple(
+            Stretch(s.image, s.on_device, s.on_host, s.bytes, s.writes, s.kind)
+            for s in said.stretches
+        )
+        return Registered(said.blank, stretches, said.device_bytes)
+
+    def ensure(
+        self, deployment: str, tier: Tier, *, lease: bool = False, timeout_s: float = 600.0
+    ) -> None:
+        self._ask(
+            lambda ask: says.EnsureState(ask, deployment, int(tier), lease, timeout_s), timeout_s
+        )
+
+    def evict(self, deployment: str, tier: Tier = Tier.HOST, *, timeout_s: float = 600.0) -> None:
+        self._ask(lambda ask: says.EvictState(ask, deployment, int(tier), timeout_s), timeout_s)
+
+    def release(self, deployment: str) -> None:
+        self._ask(lambda ask: says.NoteState(ask, deployment, "release"))
+
+    def seal(self, deployment: str) -> None:
+        self._ask(lambda ask: says.NoteState(ask, deployment, "seal"))
+
+    def forget(self, deployment: str) -> None:
+        self._ask(lambda ask: says.NoteState(ask, deployment, "forget"))
+
+    def forget_when_unused(self, deployment: str) -> None:
+        self._ask(lambda ask: says.NoteState(ask, deployment, "forget_when_unused"))
+
+    def forget_abandoned(self, prefix: str) -> None:
+        self._ask(lambda ask: says.NoteState(ask, prefix, "forget_abandoned"))
+
+    def prefetch(self, deployments: Sequence[str]) -> None:
+        self._ask(lambda ask: says.HintStates(ask, list(deployments)))
+
+    def materialize(self, deployment: str, path: str, kinds: Sequence[str] | None = None) -> None:
+        wanted = None if kinds is None else list(kinds)
+        self._ask(lambda ask: says.MaterializeState(ask, deployment, path, wanted), 3600.0)
+
+    def close(self) -> None:
+        self._frames.close()
+
+    def _ask(
+        self, make: Callable[[int], says.FromHolder], timeout_s: float = 0.0
+    ) -> says.StateAnswer:
+        ask = next(self._numbers)
+        waiting: Future[says.StateAnswer] = Future()
+        with self._lock:
+            if self._gone:
+                raise UnavailableError("state manager: has gone")
+            self._asks[ask] = waiting
+        self._frames.send(make(ask))
+        try:
+            said = waiting.result(timeout_s + _ANSWER_S)
+        except TimeoutError:
+            raise UnavailableError("state manager: does not answer") from None
+        if said.error is not None:
+            found = getattr(errors, said.kind, UnavailableError)
+            kind = found if issubclass(found, SlackwaterError) else UnavailableError
+            raise kind(said.error)
+        return said
+
+    def _listen(self) -> None:
+        while (got := self._frames.receive(_DECODER)) is not None:
+            message, descriptors = got
+            match message:
+                case says.StateAnswer(ask):
+                    with self._lock:
+                        waiting = self._asks.pop(ask, None)
+                    if waiting is not None:
+                        waiting.set_result(message)
+                case says.StateMoveOrder():
+                    self._order(message, descriptors)
+                case says.FreeDevice(deployment):
+                    if self._holder is not None:
+                        self._holder.free(deployment)
+                case says.DropImage(image):
+                    self._drop(image)
+        with self._lock:
+            self._gone = True
+            left, self._asks = list(self._asks.values()), {}
+        for waiting in left:
+            waiting.set_exception(UnavailableError("state manager: has gone"))
+
+    def _order(self, order: says.StateMoveOrder, descriptors: list[int]) -> None:
+        coming = iter(descriptors)
+        for name, size, fresh in order.images:
+            if fresh:
+                self._images[name] = HostImage(os.dup(fd := next(coming)), size)
+                os.close(fd)
+        images = {name: self._images[name] for name, _, _ in order.images}
+        number = order.number
+
+        def ended(how: Ended) -> None:
+            about = None if how.about is None else dict(how.about)
+            with contextlib.suppress(UnavailableError):  # it has gone, and with it whoever waited
+                self._frames.send(says.StateMoveEnded(number, about, how.failed))
+
+        if self._holder is None:
+            ended(Ended(failed=f"{self.name} holds no device memory"))
+            return
+        move = HolderMove(order.deployment, Tier(order.to), order.blank, images, order.about)
+        self._holder.begin(move, ended)
+
+    def _drop(self, name: str) -> None:
+        if self._holder is not None:
+            self._holder.drop_image(name)
+        image = self._images.pop(name, None)
+        if image is not None:
+            image.close()
+
+
+def _facts(part: Part) -> says.PartFacts:
+    key = part.key
+    return says.PartFacts(
+        key.job,
+        key.model,
+        key.parameter,
+        key.kind,
+        key.start,
+        key.stop,
+        part.dtype,
+        part.element_bytes,
+        part.role.value,
+        list(part.shape),
+    )

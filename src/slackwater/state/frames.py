@@ -1,0 +1,69 @@
+"""Messages with file descriptors over a Unix socket: a length, the descriptors beside it, then the message."""
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+from typing import TypeVar
+
+import msgspec
+
+from slackwater.model.errors import UnavailableError
+
+_HEAD = struct.Struct("<I")
+_MOST_DESCRIPTORS = 64
+_LONGEST = 256 << 20
+
+M = TypeVar("M")
+
+
+class Frames:
+    """One end of a connection. Sending is safe from any thread; one thread receives."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._sending = threading.Lock()
+
+    def send(self, message: object, descriptors: list[int] | None = None) -> None:
+        """UnavailableError when the other end has gone."""
+        data = msgspec.msgpack.encode(message)
+        try:
+            with self._sending:
+                socket.send_fds(self._socket, [_HEAD.pack(len(data))], descriptors or [])
+                self._socket.sendall(data)
+        except OSError as error:
+            raise UnavailableError(f"state: the other end has gone: {error}") from error
+
+    def receive(self, decoder: "msgspec.msgpack.Decoder[M]") -> tuple[M, list[int]] | None:
+        """The next message and its descriptors; None at the end."""
+        try:
+            head, descriptors, _, _ = socket.recv_fds(self._socket, _HEAD.size, _MOST_DESCRIPTORS)
+            head += self._exactly(_HEAD.size - len(head)) if head else b""
+            if not head:
+                return None
+            (size,) = _HEAD.unpack(head)
+            if size > _LONGEST:
+                return None
+            return decoder.decode(self._exactly(size)), descriptors
+        except (OSError, EOFError, msgspec.MsgspecError):
+            return None
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _exactly(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            piece = self._socket.recv(min(size - len(data), 1 << 20))
+            if not piece:
+                raise EOFError
+            data += piece
+        return bytes(data)
+
+
+def close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -1,0 +1,184 @@
+"""The state manager for other processes: a Unix socket that workers of the node dial. A connection that ends is a holder that has gone."""
+
+import hmac
+import itertools
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from slackwater.model.errors import SlackwaterError
+from slackwater.model.residency import Part, Role, StateKey, Tier
+from slackwater.state.frames import Frames, close_all
+from slackwater.state.manager import StateManager
+from slackwater.state.port import Ended, HolderMove
+from slackwater.wire import state as says
+
+logger = logging.getLogger(__name__)
+_DECODER = msgspec.msgpack.Decoder(says.FromHolder)
+
+
+class RemoteHolder:
+    """A worker behind a connection. Each image's descriptor is sent once."""
+
+    def __init__(self, frames: Frames) -> None:
+        self._frames = frames
+        self._sent: dict[str, int] = {}
+        self._moves: dict[int, Callable[[Ended], None]] = {}
+        self._numbers = 0
+        self._lock = threading.Lock()
+
+    def begin(self, move: HolderMove, ended: Callable[[Ended], None]) -> None:
+        with self._lock:
+            self._numbers += 1
+            number = self._numbers
+            self._moves[number] = ended
+            images, descriptors = [], []
+            for name, image in move.images.items():
+                fresh = self._sent.get(name) != image.descriptor
+                images.append((name, image.bytes, fresh))
+                if fresh:
+                    self._sent[name] = image.descriptor
+                    descriptors.append(image.descriptor)
+            order = says.StateMoveOrder(
+                number, move.deployment, int(move.to), move.blank, images, dict(move.about)
+            )
+            self._tell(order, descriptors)
+
+    def free(self, deployment: str) -> None:
+        self._tell(says.FreeDevice(deployment))
+
+    def drop_image(self, image: str) -> None:
+        with self._lock:
+            if self._sent.pop(image, None) is not None:
+                self._tell(says.DropImage(image))
+
+    def ended(self, message: says.StateMoveEnded) -> None:
+        with self._lock:
+            ended = self._moves.pop(message.number, None)
+        if ended is not None:
+            ended(Ended(message.about, message.failed))
+
+    def _tell(self, message: says.ToHolder, descriptors: list[int] | None = None) -> None:
+        try:
+            self._frames.send(message, descriptors)
+        except SlackwaterError:
+            logger.info("a holder has gone")  # its connection's end is told to the manager
+
+
+class StateServer:
+    """Listens while it is open. Only processes that know the secret are heard."""
+
+    def __init__(self, manager: StateManager, path: Path, secret: str) -> None:
+        self.path = path
+        self._manager = manager
+        self._secret = secret
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)
+        try:
+            self._listener.bind(str(path))
+        finally:
+            os.umask(before)
+        self._listener.listen(16)
+        self._open: set[Frames] = set()
+        self._numbers = itertools.count(1)
+        threading.Thread(target=self._accept, daemon=True, name="state-server").start()
+
+    def close(self) -> None:
+        self._listener.close()
+        self.path.unlink(missing_ok=True)
+        for frames in list(self._open):
+            frames.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            frames = Frames(connection)
+            self._open.add(frames)
+            threading.Thread(target=self._serve, args=(frames,), daemon=True).start()
+
+    def _serve(self, frames: Frames) -> None:
+        holder: RemoteHolder | None = None
+        name = ""
+        try:
+            first = frames.receive(_DECODER)
+            if first is None or not isinstance(first[0], says.HolderHello):
+                return
+            if not hmac.compare_digest(first[0].secret, self._secret):
+                logger.warning("a process without the secret was refused")
+                return
+            # A worker that dials again is another holder: the end of its old connection is not its own.
+            name, holder = f"{first[0].holder}#{next(self._numbers)}", RemoteHolder(frames)
+            self._manager.attach(name, holder)
+            while (got := frames.receive(_DECODER)) is not None:
+                message, descriptors = got
+                close_all(descriptors)
+                if isinstance(message, says.StateMoveEnded):
+                    holder.ended(message)
+                elif not isinstance(message, says.HolderHello):
+                    # Waits take as long as they take, each on a thread of its own.
+                    threading.Thread(
+                        target=self._answer, args=(frames, name, message), daemon=True
+                    ).start()
+        finally:
+            self._open.discard(frames)
+            frames.close()
+            if holder is not None:
+                self._manager.holder_gone(name)
+
+    def _answer(self, frames: Frames, holder: str, message: says.FromHolder) -> None:
+        ask: int = getattr(message, "ask", 0)
+        try:
+            answer = self._do(ask, holder, message)
+        except SlackwaterError as error:
+            answer = says.StateAnswer(ask, str(error), type(error).__name__)
+        except Exception as error:
+            logger.exception("state manager")
+            answer = says.StateAnswer(ask, f"{type(error).__name__}: {error}", "UnavailableError")
+        try:
+            frames.send(answer)
+        except SlackwaterError:
+            logger.info("holder %s has gone", holder)
+
+    def _do(self, ask: int, holder: str, message: says.FromHolder) -> says.StateAnswer:
+        manager = self._manager
+        match message:
+            case says.RegisterState(_, deployment, parts, warm):
+                made = manager.register(deployment, holder, [_part(p) for p in parts], warm=warm)
+                stretches = tuple(
+                    says.StretchFacts(s.image, s.on_device, s.on_host, s.bytes, s.writes, s.kind)
+                    for s in made.stretches
+                )
+                return says.StateAnswer(
+                    ask, blank=made.blank, stretches=stretches, device_bytes=made.device_bytes
+                )
+            case says.EnsureState(_, deployment, tier, lease, timeout_s):
+                manager.ensure(deployment, Tier(tier), lease=lease, timeout_s=timeout_s)
+            case says.EvictState(_, deployment, tier, timeout_s):
+                manager.evict(deployment, Tier(tier), timeout_s=timeout_s)
+            case says.MaterializeState(_, deployment, path, kinds):
+                manager.materialize(deployment, path, kinds)
+            case says.HintStates(_, deployments):
+                manager.prefetch(deployments)
+            case says.NoteState(_, deployment, what):
+                notes = {
+                    "release": manager.release,
+                    "seal": manager.seal,
+                    "forget": manager.forget,
+                    "forget_when_unused": manager.forget_when_unused,
+                    "forget_abandoned": manager.forget_abandoned,
+                }
+                notes[what](deployment)
+        return says.StateAnswer(ask)
+
+
+def _part(facts: says.PartFacts) -> Part:
+    key = StateKey(facts.job, facts.model, facts.parameter, facts.kind, facts.start, facts.stop)
+    return Part(key, facts.dtype, facts.element_bytes, Role(facts.role), tuple(facts.shape))

@@ -1,0 +1,92 @@
+"""A trainer's state as a node's state manager keeps it: parts by key, bound to device memory and let go of.
+
+Kept are the fp32 masters, the moments and a gradient that is not empty. The weights in the net's own dtype are made from the masters; a frozen base is
+dropped, and comes back from the one copy that all adapters over it share.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slackwater.model.residency import Part, Role, StateKey
+from slackwater.training.trainer import Trainer
+
+_SCRATCH = ("live", "live_gradient")
+
+
+class ManagedState:
+    """The body of one deployment: binds the trainer's vectors and its frozen base."""
+
+    def __init__(self, trainer: Trainer, job: str, model: str) -> None:
+        self.trainer = trainer
+        self._job, self._model = job, model
+        self._first = True
+        self._kinds = list(trainer.flat.vectors())
+        self._frozen_shapes = {name: t.shape for name, t in trainer.frozen().items()}
+
+    def parts(self) -> list[Part]:
+        """In the vectors' own order, so that each kind is one run of memory."""
+        flat = self.trainer.flat
+        found = [
+            Part(
+                StateKey(self._job, self._model, name, kind, 0, part.stop - part.start),
+                _dtype(vector),
+                vector.element_size(),
+                Role.SCRATCH if kind in _SCRATCH else Role.KEPT,
+                tuple(shape),
+            )
+            for kind, vector in flat.vectors().items()
+            for name, (part, shape) in flat.slices.items()
+        ]
+        return found + [
+            Part(self._frozen_key(name), _dtype(t), t.element_size(), Role.FROZEN, tuple(t.shape))
+            for name, t in self.trainer.frozen().items()
+        ]
+
+    def bind(self, tensors: Mapping[StateKey, Tensor], about: Mapping[str, Any]) -> None:
+        """The first time the trainer brings its numbers along, later they are there already."""
+        flat, frozen = self.trainer.flat, self.trainer.frozen()
+        places: dict[str, Tensor] = {}
+        for kind in self._kinds:
+            run = [tensors[self._key(kind, name)] for name in flat.slices]
+            places[kind] = _joined(run)
+        with torch.no_grad():
+            if self._first and not about:
+                for kind, vector in flat.vectors().items():
+                    places[kind].copy_(vector)
+                for name, tensor in frozen.items():
+                    tensors[self._frozen_key(name)].copy_(tensor.detach().reshape(-1))
+            self._first = False
+            flat.rebind(places)
+            for name, tensor in frozen.items():
+                place = tensors[self._frozen_key(name)]
+                tensor.data = place.view(self._frozen_shapes[name])
+
+    def unbind(self) -> Mapping[str, Any]:
+        meta = self.trainer.meta
+        self.trainer.flat.unbind()
+        for tensor in self.trainer.frozen().values():
+            tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        empty = [] if meta.accumulated_passes else ["gradient"]
+        return {"meta": meta.to_json(), "empty_kinds": empty}
+
+    def _key(self, kind: str, name: str) -> StateKey:
+        part, _ = self.trainer.flat.slices[name]
+        return StateKey(self._job, self._model, name, kind, 0, part.stop - part.start)
+
+    def _frozen_key(self, name: str) -> StateKey:
+        size = self._frozen_shapes[name].numel()
+        base = f"base-{self.trainer.meta.base_sum}-{self.trainer.meta.dtype}"
+        return StateKey("", base, name, "frozen", 0, size)
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _joined(run: list[Tensor]) -> Tensor:
+    """Views that lie end to end, as the one vector that they are."""
+    size = sum(len(each) for each in run)
+    return run[0].as_strided((size,), (1,))

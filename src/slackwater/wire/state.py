@@ -1,0 +1,141 @@
+"""What a worker and its node's state manager say to each other. Images travel beside these messages, as file descriptors."""
+
+from typing import Any
+
+import msgspec
+
+from slackwater.wire.message import Message
+
+
+class PartFacts(msgspec.Struct, frozen=True, array_like=True):
+    """One part of a deployment: its key, its type, its role."""
+
+    job: str
+    model: str
+    parameter: str
+    kind: str
+    start: int
+    stop: int
+    dtype: str
+    element_bytes: int
+    role: str
+    shape: list[int]
+
+
+class StretchFacts(msgspec.Struct, frozen=True, array_like=True):
+    """Where a run of bytes is on the device and in a host image."""
+
+    image: str
+    on_device: int
+    on_host: int
+    bytes: int
+    writes: bool
+    kind: str
+
+
+class HolderHello(Message, frozen=True):
+    """The first message of a worker."""
+
+    holder: str
+    secret: str
+
+
+class RegisterState(Message, frozen=True):
+    ask: int
+    deployment: str
+    parts: list[PartFacts]
+    warm: bool
+
+
+class EnsureState(Message, frozen=True):
+    ask: int
+    deployment: str
+    tier: int
+    lease: bool
+    timeout_s: float
+
+
+class EvictState(Message, frozen=True):
+    ask: int
+    deployment: str
+    tier: int
+    timeout_s: float
+
+
+class MaterializeState(Message, frozen=True):
+    """Write a checkpoint, or weights, to a file of this node."""
+
+    ask: int
+    deployment: str
+    path: str
+    kinds: list[str] | None
+
+
+class NoteState(Message, frozen=True):
+    """`what`: release, seal, forget, forget_when_unused or forget_abandoned."""
+
+    ask: int
+    deployment: str
+    what: str
+
+
+class HintStates(Message, frozen=True):
+    """What runs next, in order."""
+
+    ask: int
+    deployments: list[str]
+
+
+class StateMoveEnded(Message, frozen=True):
+    """How a move that was ordered ended."""
+
+    number: int
+    about: dict[str, Any] | None
+    failed: str | None
+
+
+class StateAnswer(Message, frozen=True):
+    """To one ask: done, or the error and its kind."""
+
+    ask: int
+    error: str | None = None
+    kind: str = ""
+    blank: bool = False
+    stretches: tuple[StretchFacts, ...] = ()
+    device_bytes: int = 0
+
+
+class StateMoveOrder(Message, frozen=True):
+    """Load or save a deployment. `images` are names, sizes and whether the descriptor comes with this message, in order."""
+
+    number: int
+    deployment: str
+    to: int
+    blank: bool
+    images: list[tuple[str, int, bool]]
+    about: dict[str, Any]
+
+
+class FreeDevice(Message, frozen=True):
+    """The deployment was forgotten: its device memory may go."""
+
+    deployment: str
+
+
+class DropImage(Message, frozen=True):
+    """The host image goes: unmap it."""
+
+    image: str
+
+
+FromHolder = (
+    HolderHello
+    | RegisterState
+    | EnsureState
+    | EvictState
+    | MaterializeState
+    | NoteState
+    | HintStates
+    | StateMoveEnded
+)
+ToHolder = StateAnswer | StateMoveOrder | FreeDevice | DropImage

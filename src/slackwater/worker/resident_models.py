@@ -1,0 +1,69 @@
+"""A trainer worker's models under the node's state manager: each operation runs with its model on the device.
+
+Which models are there together is the manager's to say: the one that an operation needs comes, and the longest unused make room for it.
+"""
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator
+
+from slackwater.state.client import SOCKET_VARIABLE, StateClient
+from slackwater.state.device import DeviceTier
+from slackwater.training.managed_state import ManagedState
+from slackwater.training.trainer import Trainer
+
+_NO_LIMIT = 1 << 62  # the budget is the manager's
+
+
+class ResidentModels:
+    """Deployments by model. A model that is created again is another deployment: the one before is forgotten."""
+
+    def __init__(self, client: StateClient, device: str) -> None:
+        self._client = client
+        self._tier = DeviceTier(client, client.name, _NO_LIMIT, device)
+        client.attach(self._tier)
+        self._deployments: dict[str, str] = {}
+        self._numbers = itertools.count(1)
+
+    def add(self, model: str, trainer: Trainer) -> None:
+        """Have a model's state managed; RefusedError says what does not fit."""
+        self._client.forget_abandoned(f"{model}@")
+        deployment = f"{model}@{self._client.name}-{os.getpid()}.{next(self._numbers)}"
+        state = ManagedState(trainer, model, deployment)
+        self._tier.add(deployment, state.parts(), state, warm=not _spills())
+        self._deployments[model] = deployment
+        with self._tier.use(deployment):
+            pass  # its memory is the managed one from here on
+
+    @contextlib.contextmanager
+    def use(self, model: str) -> Iterator[None]:
+        """The model's state is on the device inside."""
+        with self._tier.use(self._deployments[model]):
+            yield
+
+    def hint(self, models: list[str]) -> None:
+        """What runs next, in order."""
+        known = [self._deployments[model] for model in models if model in self._deployments]
+        self._client.prefetch(known)
+
+    def drop(self, model: str) -> None:
+        deployment = self._deployments.pop(model, None)
+        if deployment is not None:
+            self._client.forget_when_unused(deployment)
+
+    def close(self) -> None:
+        self._client.close()
+        self._tier.close()
+
+
+def _spills() -> bool:
+    return bool(os.environ.get("SLACKWATER_STATE_DISK_MB"))
+
+
+def resident_models(worker: str, secret: str, device: str) -> ResidentModels | None:
+    """None where the node has no state manager."""
+    path = os.environ.get(SOCKET_VARIABLE)
+    if not path:
+        return None
+    return ResidentModels(StateClient(path, worker, secret), device)
