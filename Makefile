@@ -4,9 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: clients compatibility recipes run test test-vllm test-ray lint bench clean setup fresh-kernels
+.PHONY: clients compatibility recipes run run-one test test-vllm test-ray lint bench clean setup fresh-kernels
 
-run: $(STAMP)
+run: $(STAMP)  # two jobs share one small fleet while an engine comes and goes: some minutes
+	$(BIN)/slackwater demo examples/two_jobs --run runs/two-jobs --models runs/models
+
+run-one: $(STAMP)  # one job on a service of its own, to the end of its curve
 	$(BIN)/slackwater train copy-digits --up --fresh --run runs/copy-digits --models runs/models
 
 test: $(STAMP)

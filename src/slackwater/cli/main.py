@@ -26,6 +26,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "agent": ("slackwater.cli.agent", "Bring this machine into a fleet."),
     "node": ("slackwater.cli.node", "The fleet's machines: list them, or make a token to join."),
     "job": ("slackwater.cli.job", "Jobs: submit, list, show, logs, stop, resume."),
+    "demo": (
+        "slackwater.cli.demo",
+        "Let a folder of jobs share a small fleet, and say what it cost.",
+    ),
     "top": ("slackwater.cli.top", "Watch jobs share the fleet: permits, use, slowdowns."),
     "instance": ("slackwater.cli.instance", "Engines: list, add, drain, kill, replay a trace."),
     "action": ("slackwater.cli.action", "Run commands in sandboxes, and see what runs: run, top."),

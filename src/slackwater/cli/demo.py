@@ -1,0 +1,68 @@
+"""`slackwater demo`: the jobs of a folder share one small fleet, an instance comes and goes, and a table says what that cost each."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slackwater.cli.job_files import read_job_file
+from slackwater.model.errors import ConfigError
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Argument(help="a folder of job files")],
+    run: Annotated[
+        Path, typer.Option("--run", help="what it leaves goes here; what is there is forgotten")
+    ] = Path("runs/demo"),
+    models: Annotated[Path | None, typer.Option("--models", help="the folder of models")] = None,
+    alone: Annotated[
+        int, typer.Option(min=2, help="Iterations of each job alone, to compare with.")
+    ] = 6,
+    iterations: Annotated[
+        int | None, typer.Option(min=3, help="Of each job, instead of what its file says.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Start a service, run each job alone for a moment, then all together; show what sharing gave, and stop."""
+    from slackwater.cli.demo_run import DemoRun
+    from slackwater.cli.demo_table import demo_table
+    from slackwater.cli.own_service import own_service
+    from slackwater.cli.stopping import unwind_on_terminate
+    from slackwater.zoo.directory import is_model, models_directory
+    from slackwater.zoo.tiny import SIZES, make_model
+
+    files = [read_job_file(path) for path in sorted(folder.glob("*.toml"))]
+    if not files:
+        raise ConfigError.of("FOLDER", str(folder), "has no job files (*.toml)")
+    bases = {str(file["model"]) for file in files}
+    if len(bases) > 1 or not bases <= set(SIZES):
+        fix = f"must be one that `slackwater model make` makes, for all jobs: {', '.join(SIZES)}"
+        raise ConfigError.of("model", ", ".join(sorted(bases)), fix)
+    for file in files:
+        file["iterations"] = iterations or file["iterations"]
+    unwind_on_terminate()
+    base = bases.pop()
+    directory = models_directory(models) / base
+    if not is_model(directory):
+        make_model(base, directory)
+    if (run / "service" / "slackwater.db").exists():
+        shutil.rmtree(run)
+    run.mkdir(parents=True, exist_ok=True)
+    with own_service(run / "service", base, directory, *_SHARED) as (url, key):
+        result = DemoRun(url, key, run, quiet=as_json).of(files, alone)
+    (run / "result.json").write_text(json.dumps(result, indent=2))
+    if as_json:
+        print(json.dumps(result))
+    else:
+        from rich.console import Console
+
+        Console().print(demo_table(result))
+    return 1 if any(row["stage"] != "finished" for row in result["jobs"]) else 0
+
+
+_SHARED: tuple[str, ...] = ()

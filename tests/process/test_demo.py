@@ -1,0 +1,30 @@
+"""`make run` in small: two jobs share a fleet, an instance comes and goes, and a table says what it cost."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+JOBS = Path(__file__).parents[2] / "examples" / "two_jobs"
+
+
+def test_the_demo_runs_two_jobs_to_their_end_and_says_what_sharing_cost(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "slackwater", "demo", str(JOBS), "--json"]
+    command += ["--run", str(tmp_path / "run"), "--models", str(tiny_model.parent)]
+    command += ["--iterations", "3", "--alone", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert [row["job"] for row in found["jobs"]] == ["digits", "guess"]
+    for row in found["jobs"]:
+        assert row["stage"] == "finished" and row["slowdown"] > 0 and row["bound"] >= 1
+    assert found["instance"]["came"]
+    for pool in found["pools"].values():
+        assert 0 <= pool["used_together"]
+    assert json.loads((tmp_path / "run" / "result.json").read_text()) == found
