@@ -53,13 +53,14 @@ class Watched:
     def over(self) -> bool:
         return self.last.get("stage") in _OVER
 
-    def iteration_s(self, until_s: float = float("inf")) -> float:
-        """Seconds for one iteration, without the first, which starts everything."""
-        marks = sorted((n, at) for n, at in self.seen_s.items() if n >= 1 and at <= until_s)
-        if len(marks) < 2:
-            return float("nan")
-        (first, began_s), (last, ended_s) = marks[0], marks[-1]
-        return (ended_s - began_s) / (last - first)
+    def iteration_s(self, until_s: float | None = None) -> float:
+        """Seconds for one iteration, without the first, which starts everything; of all of them, if few were done by then."""
+        marks = sorted((n, at) for n, at in self.seen_s.items() if n >= 1)
+        early = [mark for mark in marks if until_s is None or mark[1] <= until_s]
+        (first, began_s), *_, (last, ended_s) = early if len(early) >= 2 else (*marks, *marks)
+        if last == first:
+            first, began_s = 0, self.seen_s[0]
+        return max(ended_s - began_s, _LOOK_S) / (last - first)
 
 
 class DemoRun:
