@@ -2,6 +2,7 @@
 
 import pytest
 
+from slackwater.control.rollout.gates import Gates
 from slackwater.control.weights.director import WeightDirector
 from slackwater.model.ids import JobId
 from slackwater.model.job import JobProfile, JobSpec
@@ -82,6 +83,7 @@ def test_engines_that_go_on_when_their_jobs_permit_is_gone_are_caught(
     monkeypatch.setattr(BrainBody, "give_up", lambda self, turn: None)
     victim = next(run for run in fleet.runs.values() if run.open_turns)
     victim.open_turns.clear()  # so that nothing is cancelled either
+    monkeypatch.setattr(Gates, "set", lambda self, job, gate: None)  # nor gated
     with pytest.raises(AssertionError, match="without a permit"):
         fleet.phases.crash(victim, "killed")
 

@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "wire": "model",
     "timeline": "model",
     "sim": "model policy control timeline",
-    "runtime": "model policy control wire",
+    "runtime": "model policy control wire timeline",
     "serve": "model wire runtime grammar",
     "nets": "model",
     "tensors": "model",

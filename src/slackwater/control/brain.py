@@ -1,4 +1,4 @@
-"""The brain of one fleet: rollout manager, weight director, step book, job book and driver book, passing each other's messages on at once.
+"""The brain of one fleet: rollout manager, weight director, step book, job book, driver book and phase keeper, passing each other's messages on at once.
 
     commands = brain.handle(event)
 
@@ -10,6 +10,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, assert_never
 
+from slackwater.control.coschedule import commands as phase_do
+from slackwater.control.coschedule import events as of_schedule
+from slackwater.control.coschedule import phase_events as of_phase
+from slackwater.control.coschedule.phase_commands import PhaseCommand
+from slackwater.control.coschedule.phases import COSCHEDULE, PhaseKeeper, PhaseLimits, Said
+from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.control.jobs import commands as job_do
 from slackwater.control.jobs import driver_events as of_driver
 from slackwater.control.jobs import events as of_job
@@ -18,6 +24,7 @@ from slackwater.control.jobs.driver_commands import DriverCommand
 from slackwater.control.jobs.drivers import DriverBook
 from slackwater.control.rollout import commands as rollout_do
 from slackwater.control.rollout import events as of_rollout
+from slackwater.control.rollout.instances import InstanceRecord
 from slackwater.control.rollout.manager import RolloutManager
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.control.steps import commands as step_do
@@ -27,6 +34,7 @@ from slackwater.control.timer import TimerFired
 from slackwater.control.weights import commands as weight_do
 from slackwater.control.weights import events as of_weight
 from slackwater.control.weights.director import WeightDirector
+from slackwater.model.ids import InstanceId, JobId, NodeId
 
 BrainEvent: TypeAlias = (
     of_rollout.RolloutEvent
@@ -34,6 +42,8 @@ BrainEvent: TypeAlias = (
     | of_step.StepEvent
     | of_job.JobEvent
     | of_driver.DriverEvent
+    | of_schedule.Event
+    | of_phase.PhaseEvent
 )
 BrainCommand: TypeAlias = (
     rollout_do.RolloutCommand
@@ -41,6 +51,8 @@ BrainCommand: TypeAlias = (
     | step_do.StepCommand
     | job_do.JobCommand
     | DriverCommand
+    | phase_do.Command
+    | PhaseCommand
 )
 
 EVENT_TYPES: dict[str, type] = {
@@ -49,6 +61,8 @@ EVENT_TYPES: dict[str, type] = {
     **of_step.EVENT_TYPES,
     **of_job.EVENT_TYPES,
     **of_driver.EVENT_TYPES,
+    **of_schedule.EVENT_TYPES,
+    **of_phase.EVENT_TYPES,
 }
 
 
@@ -61,18 +75,26 @@ class Brain:
         *,
         profiles_jobs: bool = False,
         shared_devices: bool = True,
+        coscheduler: CoScheduler | None = None,
+        limits: PhaseLimits | None = None,
     ) -> None:
+        """With a `coscheduler` jobs that have terms share nodes phase by phase, within `limits`."""
         self.rollout = RolloutManager(settings)
         self.weights = WeightDirector()
         self.steps = StepBook(shared=shared_devices)
-        self.jobs = JobBook(profiles=profiles_jobs)
+        self.jobs = JobBook(profiles=profiles_jobs or coscheduler is not None)
         self.drivers = DriverBook()
-        self._takers: dict[type, Callable[[Any], Sequence[BrainCommand]]] = {
+        self.phases: PhaseKeeper | None = None
+        if coscheduler is not None:
+            self.phases = PhaseKeeper(coscheduler, self._engines_on, limits)
+        self._takers: dict[type, Callable[[Any], Sequence[BrainCommand | Said]]] = {
             **dict.fromkeys(of_rollout.EVENT_TYPES.values(), self.rollout.handle),
             **dict.fromkeys(of_weight.EVENT_TYPES.values(), self.weights.handle),
             **dict.fromkeys(of_step.EVENT_TYPES.values(), self.steps.handle),
             **dict.fromkeys(of_job.EVENT_TYPES.values(), self.jobs.handle),
             **dict.fromkeys(of_driver.EVENT_TYPES.values(), self.drivers.handle),
+            **dict.fromkeys(of_schedule.EVENT_TYPES.values(), self._phases_told),
+            **dict.fromkeys(of_phase.EVENT_TYPES.values(), self._phases_told),
             TimerFired: self._timer_fired,
         }
 
@@ -95,7 +117,7 @@ class Brain:
             self._pass_on(self._told(inbox.popleft(), inbox), now_s, inbox, out)
         return out
 
-    def _told(self, event: BrainEvent, inbox: deque[BrainEvent]) -> Sequence[BrainCommand]:
+    def _told(self, event: BrainEvent, inbox: deque[BrainEvent]) -> Sequence[BrainCommand | Said]:
         match event:
             case of_job.IterationDone(now_s, job):
                 inbox.append(of_driver.DriverProgressed(now_s, job))
@@ -113,22 +135,31 @@ class Brain:
                     inbox.append(of_step.LocalEngineDown(now_s, instance))
             case _:
                 pass
-        return self._takers[type(event)](event)
+        commands = self._takers[type(event)](event)
+        return commands if self.phases is None else [*commands, *_after(self.phases, event)]
 
-    def _timer_fired(self, event: TimerFired) -> Sequence[BrainCommand]:
+    def _phases_told(self, event: Any) -> Sequence[Said]:
+        """Without a co-scheduler nobody takes phases."""
+        return () if self.phases is None else self.phases.handle(event)
+
+    def _timer_fired(self, event: TimerFired) -> Sequence[BrainCommand | Said]:
         """The timer's name says whose it is."""
+        if event.name.startswith(COSCHEDULE):
+            return self._phases_told(event)
         part = self.steps if event.name.startswith(STEP) else self.rollout
         return part.handle(event)
 
     def _pass_on(
         self,
-        commands: Sequence[BrainCommand],
+        commands: Sequence[BrainCommand | Said],
         now_s: float,
         inbox: deque[BrainEvent],
         out: list[BrainCommand],
     ) -> None:
         """What one part says to another becomes its event; the rest is for the body."""
         for command in commands:
+            if self._phases_take(command, now_s, inbox, out):
+                continue
             match command:
                 case (
                     rollout_do.NeedVersion()
@@ -156,7 +187,14 @@ class Brain:
                 ):
                     inbox.append(_told_of_weights(command, now_s))
                 case (
-                    of_rollout.StepBegan()
+                    of_rollout.JobGated()
+                    | of_job.JobAnswered()
+                    | of_job.JobProfiled()
+                    | of_job.IterationDone()
+                    | of_job.JobSubmitted()
+                    | of_job.JobCrashed()
+                    | of_job.JobEnded()
+                    | of_rollout.StepBegan()
                     | of_rollout.TrainerWanted()
                     | of_rollout.TrainerWaits()
                     | of_rollout.StepEnded()
@@ -166,10 +204,21 @@ class Brain:
                     inbox.append(of_driver.DriverDue(now_s, job))
                 case job_do.DriverMustEnd(job, stage, reason):
                     inbox.append(of_driver.DriverUndue(now_s, job, stage, reason))
-                case of_job.JobSubmitted() | of_job.JobCrashed() | of_job.JobEnded():
-                    inbox.append(command)
                 case _:
                     out.append(command)
+
+    def _phases_take(
+        self,
+        command: BrainCommand | Said,
+        now_s: float,
+        inbox: deque[BrainEvent],
+        out: list[BrainCommand],
+    ) -> bool:
+        """Let the phase keeper hear it first; whether it was for that one alone."""
+        if self.phases is None:
+            return False
+        self._pass_on(_heard_by(self.phases, command, now_s), now_s, inbox, out)
+        return _is_its_own(command)
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant of one part, or one between two, does not hold."""
@@ -178,6 +227,8 @@ class Brain:
         self.steps.check_integrity()
         self.jobs.check_integrity()
         self.drivers.check_integrity()
+        if self.phases is not None:
+            self.phases.check_integrity()
         for record in self.rollout.books.instances:
             instance = record.spec.instance
             usable = self.weights.usable(instance)
@@ -187,12 +238,59 @@ class Brain:
         for version, turns in self.rollout.books.demand.counts().items():
             assert self.weights.knows(version), f"{turns} turns ask for {version}, which is gone"
 
+    def _engines_on(self, nodes: Sequence[NodeId], job: JobId) -> list[InstanceId]:
+        """Instances of nodes, those with most of a job's turns first."""
+        found = [
+            record
+            for record in self.rollout.books.instances
+            if record.spec.place in nodes and record.spec.job in (None, job)
+        ]
+
+        def rank(record: InstanceRecord) -> tuple[int, InstanceId]:
+            mine = sum(turn.spec.job == job for turn in record.attempts.values())
+            return -mine, record.spec.instance
+
+        return [record.spec.instance for record in sorted(found, key=rank)]
+
     def gauges(self) -> dict[str, float]:
         """For metrics."""
         return {
             **{f"rollout_{name}": value for name, value in self.rollout.gauges().items()},
             **{f"weights_{name}": value for name, value in self.weights.gauges().items()},
         }
+
+
+def _after(phases: PhaseKeeper, event: BrainEvent) -> Sequence[Said]:
+    """What the phase keeper says to what happened to a job or an instance."""
+    match event:
+        case of_job.JobEnded(now_s, job):
+            return phases.ended(job, now_s)
+        case of_rollout.InstanceLost(now_s, instance):
+            return phases.instance_lost(instance, now_s)
+        case _:
+            return ()
+
+
+def _heard_by(
+    phases: PhaseKeeper, command: BrainCommand | Said, now_s: float
+) -> Sequence[BrainCommand | Said]:
+    """What the phase keeper says to what another part said."""
+    match command:
+        case rollout_do.TurnOpened(job, _, sequence) if phases.find(job) is not None:
+            return phases.turn_opened(job, sequence, now_s)
+        case rollout_do.TurnClosed(job=job, sequence=sequence) if phases.find(job) is not None:
+            return phases.turn_closed(job, sequence, now_s)
+        case job_do.PlaceJob() if command.terms is not None:
+            return phases.place(command, now_s)
+        case job_do.ProfileJob():
+            return phases.profile(command, now_s)
+        case _:
+            return ()
+
+
+def _is_its_own(command: BrainCommand | Said) -> bool:
+    """Whether the phase keeper alone takes it."""
+    return isinstance(command, job_do.PlaceJob | job_do.ProfileJob) and command.terms is not None
 
 
 def _meant(

@@ -36,7 +36,8 @@ class InstanceSpec:
     `max_running` is the concurrency cap (profiled for own engines, the SLO-safe room for borrowed ones).
     `base_model` is the one that it can serve, empty if it can serve any. `job` is set when it is lent to one job only.
     `max_versions` counts whole sets of weights, `max_adapters` adapters (0: they count as whole sets). Without `exact_continuation` (an engine that cannot go on
-    at a position of a random stream) a moved turn still keeps its tokens, but the rest may differ. `node` is where it runs, if that is known.
+    at a position of a random stream) a moved turn still keeps its tokens, but the rest may differ. `node` is where it runs, if that is known,
+    `place` what the co-scheduler calls that node.
     """
 
     instance: InstanceId
@@ -50,6 +51,7 @@ class InstanceSpec:
     base_model: str = ""
     max_adapters: int = 0
     node: NodeId | None = None
+    place: NodeId | None = None
 
     def __post_init__(self) -> None:
         for field in ("max_running", "max_context_tokens", "kv_tokens", "max_versions"):

@@ -20,6 +20,11 @@ class OpKind(StrEnum):
     PUBLISH = "save_weights_for_sampler"
 
     @property
+    def needs_permit(self) -> bool:
+        """Whether it is part of a train phase."""
+        return self in (OpKind.FORWARD, OpKind.FORWARD_BACKWARD, OpKind.OPTIM_STEP)
+
+    @property
     def changes_state(self) -> bool:
         """Whether bringing a model back must run it again."""
         return self in (

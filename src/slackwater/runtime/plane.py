@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -12,6 +13,7 @@ import sqlalchemy as sa
 from slackwater.control.actions.broker import ActionBroker
 from slackwater.control.actions.settings import BrokerSettings
 from slackwater.control.brain import Brain
+from slackwater.control.coschedule.events import NodeLost
 from slackwater.control.lending.lender import Lender
 from slackwater.control.operations.controller import OperationsController
 from slackwater.control.record import RecordedController
@@ -24,6 +26,7 @@ from slackwater.runtime.bodies.actions import ActionsBody
 from slackwater.runtime.bodies.drivers import DriverParts, DriversBody
 from slackwater.runtime.bodies.lending import LendingBody, Offer
 from slackwater.runtime.bodies.operations import OperationsBody, OperationsParts
+from slackwater.runtime.bodies.phases import PhaseHands, PhasesBody
 from slackwater.runtime.bodies.rehearsal import rehearse
 from slackwater.runtime.bodies.rollout import RolloutBody
 from slackwater.runtime.bodies.vital_controller import VitalController
@@ -46,6 +49,7 @@ from slackwater.runtime.services.kept_promise import KeptPromise
 from slackwater.runtime.services.loop_shares import LoopShares
 from slackwater.runtime.services.loop_watch import LoopWatch
 from slackwater.runtime.services.meters import Meters
+from slackwater.runtime.services.phases import PhaseService, coscheduled_places, places_of
 from slackwater.runtime.services.sampling import KIND as SAMPLE
 from slackwater.runtime.services.sampling import SamplingService
 from slackwater.runtime.services.sessions import Sessions
@@ -104,7 +108,16 @@ class ControlPlane:
         self.fleet = Fleet(file, state, self.hub, depot, plans.of, secret)
         self.sessions = Sessions(self.store, settings.session_silent_after_s)
         self._recording = _Recording(settings.record)
-        self.brain = Brain(settings.rollout_settings)
+        shared = settings.coschedule
+        rollout_nodes, train_nodes = settings.coscheduled_nodes
+        self.brain = Brain(
+            settings.rollout_settings,
+            coscheduler=None
+            if shared is None
+            else shared.new_coscheduler(len(rollout_nodes), len(train_nodes)),
+            limits=None if shared is None else shared.limits,
+        )
+        self._places = coscheduled_places(rollout_nodes, train_nodes)
         operations_controller = OperationsController(settings.operations)
         self.rollout = RolloutBody(
             self.hub,
@@ -113,6 +126,12 @@ class ControlPlane:
             lambda version: self.background.spawn(asyncio.to_thread(shelf.drop, version)),
             meters=self.meters,
         )
+        self.phases: PhaseService | None = None
+        if shared is not None:
+            self.phases = PhaseService(
+                *(shared, self.brain, self.rollout.feed, places_of(self._places))
+            )
+            self.rollout.place_of = partial(self._coscheduled_node, "rollout")
         served = settings.serving
         self._served = served
         if served is not None:
@@ -160,6 +179,8 @@ class ControlPlane:
             OperationsParts(
                 *(self.store, self.board, self.hub, state, self.bases, self.background),
                 *(self.rollout.devices, self.sessions.job_of),
+                None if shared is None else self.rollout.feed,
+                partial(self._coscheduled_node, "train"),
             ),
             operations_controller,
             self._vital("operations", operations_controller),
@@ -212,6 +233,9 @@ class ControlPlane:
         await self.store.open()
         await self.hub.start()
         self.rollout.name_owners(self.tenants.names())
+        if self.phases is not None:
+            self._begin_phases(self.phases)
+            await self.phases.adopt(self.store)
         await self.jobs.adopt(asyncio.get_running_loop().time(), await self.submissions.read())
         for base in self.bases:
             self.rollout.published(base.version, base.name)
@@ -230,17 +254,42 @@ class ControlPlane:
         if url is not None:
             await self.submissions.go_on(url)
 
+    def _begin_phases(self, phases: PhaseService) -> None:
+        """From now on permits are given; the event loop runs."""
+        hands = PhaseHands(
+            self.rollout.feed,
+            self.training.gate,
+            self._end_refused,
+            lambda: phases.save_soon(self.store, self.background),
+        )
+        phases.body = self.rollout.phases = PhasesBody(tuple(places_of(self._places)), hands)
+
+    def _coscheduled_node(self, pool: str, worker: WorkerId) -> NodeId | None:
+        """The co-scheduler's name of the node that a worker is on, as one of a pool."""
+        node = self.fleet.nodes.node_of(worker)
+        return None if node is None else self._places.get((pool, node))
+
+    def _end_refused(self, job: JobId, reason: str) -> None:
+        """A job that can never run is told so, whatever it has waiting."""
+        for session in self.sessions.living(job):
+            status = {"reason": {"type": "errored"}}
+            self.background.spawn(self.end_session(session, status, f"refused: {reason}"))
+
     def release_waiters(self) -> None:
         """Answer the long polls that are held, so that a stop need not cut them off."""
         self.board.close()
         self.sampling.finished.close()
         self.actions.close()
+        if self.rollout.phases is not None:
+            self.rollout.phases.close()
 
     async def stop(self) -> None:
         """Leave everything durable; what was under way goes on after the next start."""
         await self.drivers.close()
         self.training.close()
         self.rollout.close()
+        if self.rollout.phases is not None:
+            self.rollout.phases.close()
         if self.rollout.lending is not None:
             self.rollout.lending.close()
         self._is_stopping = True
@@ -303,6 +352,10 @@ class ControlPlane:
         if role == "agent":
             self.rollout.relays.lost(_node_of(worker))
             self.fleet.agent_lost(_node_of(worker))
+            if self.phases is not None:
+                for pool in ("rollout", "train"):
+                    if (node := self._places.get((pool, _node_of(worker)))) is not None:
+                        self.rollout.feed(NodeLost(asyncio.get_running_loop().time(), node))
             return
         if not (self._is_stopping and role == "sandbox"):  # which cleans up after itself
             self.fleet.supervisor.kill(worker)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slackwater.control.coschedule.settings import CoscheduleSettings
 from slackwater.control.operations.controller import OperationsConfig
 from slackwater.control.rollout.settings import RolloutSettings, rollout_settings
 from slackwater.model.errors import ConfigError
@@ -67,6 +68,7 @@ class ServiceSettings:
     fleet: FleetFile | None = None
     rollout: Mapping[str, Any] = field(default_factory=dict)
     serving: ServingSettings | None = None
+    coschedule: CoscheduleSettings | None = None
     operations: OperationsConfig = field(default_factory=OperationsConfig)
 
     def __post_init__(self) -> None:
@@ -78,6 +80,7 @@ class ServiceSettings:
             fix = f"must be one of the models: {', '.join(self.models)}"
             raise ConfigError.of("--serve", self.serving.model, fix)
         self._check_sandboxes()
+        self._check_coscheduling()
         InstanceList(self.instances)
         _ = self.rollout_settings  # a wrong table is refused at once
         no_engines = self.engines + self.local_engines == 0 and not self.instances
@@ -102,6 +105,28 @@ class ServiceSettings:
             raise ConfigError.of("hold_s", self.hold_s, "must be above 0 and at most 30")
         if not 0 <= self.port < 65536:
             raise ConfigError.of("--port", self.port, "must be a port number")
+
+    def _check_coscheduling(self) -> None:
+        """Permits are for nodes that are known from the start."""
+        if self.coschedule is None:
+            return
+        rollout, train = self.coscheduled_nodes
+        if self.local_engines or any(pool.local_engines for pool in self.whole_fleet.pools):
+            fix = "must be 0 with [coschedule]: a rollout on train nodes is a placement there"
+            raise ConfigError.of("local_engines", self.local_engines, fix)
+        if not rollout or not train:
+            what = f"{len(rollout)} rollout nodes and {len(train)} train nodes"
+            fix = "must be at least one of each: list nodes with engines and nodes with trainers"
+            raise ConfigError.of("coschedule: fleet", what, fix)
+
+    @property
+    def coscheduled_nodes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The fleet's nodes that roll out, and those that train; one with engines and trainers is both."""
+        file = self.whole_fleet
+        pools = {pool.name: pool for pool in file.pools}
+        rollout = tuple(node.name for node in file.nodes if pools[node.pool].engines)
+        train = tuple(node.name for node in file.nodes if pools[node.pool].trainers)
+        return rollout, train
 
     def _check_sandboxes(self) -> None:
         if self.sandboxes < 0:

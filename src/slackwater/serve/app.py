@@ -19,6 +19,7 @@ from slackwater.serve.http.errors import ERROR_RESPONSES, add_error_handlers
 from slackwater.serve.http.limits import BodyLimits
 from slackwater.serve.openai.api import OpenAiFace, openai_routes
 from slackwater.serve.openai.extras import extra_routes, refused_routes
+from slackwater.serve.operator.coschedule import coschedule_routes
 from slackwater.serve.operator.instances import instance_routes
 from slackwater.serve.operator.jobs import job_routes
 from slackwater.serve.operator.nodes import node_routes
@@ -73,6 +74,7 @@ def create_app(plane: ControlPlane) -> FastAPI:
     app.include_router(service_routes(plane))
     app.include_router(operator_routes(plane))
     app.include_router(job_routes(plane))
+    app.include_router(coschedule_routes(plane))
     app.include_router(instance_routes(plane))
     app.include_router(node_routes(plane))
     app.include_router(tokenizer_routes(plane))

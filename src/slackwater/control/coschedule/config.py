@@ -17,6 +17,23 @@ _ORDERINGS: dict[str, type] = {
     "fcfs": FirstComeFirstServed,
 }
 
+# The order of phases that belongs to a placement; the others keep round robin.
+_BELONGS: dict[str, OrderingName] = {
+    "ours": "plan",
+    "horizon": "hrrs",
+    "pack": "hrrs",
+    "spread": "hrrs",
+    "spread_backfill": "hrrs",
+    "gavel": "fcfs",
+    "random": "fcfs",
+    "most_idle": "fcfs",
+}
+
+
+def ordering_for(placement: str) -> OrderingName:
+    """The order of phases that belongs to a placement policy."""
+    return _BELONGS.get(placement, "round_robin")
+
 
 @dataclass(frozen=True, slots=True)
 class CoScheduleConfig:

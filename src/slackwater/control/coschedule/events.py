@@ -23,6 +23,16 @@ class JobArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class ProfilingAsked:
+    """A job whose cycle is not known is to run as a guest, on so many nodes, until `JobArrived` brings its profile."""
+
+    now_s: float
+    job: JobId
+    rollout_nodes: int
+    train_nodes: int
+
+
+@dataclass(frozen=True, slots=True)
 class PhaseRequested:
     """A job's state is loaded and its next phase waits for a permit."""
 
@@ -31,6 +41,15 @@ class PhaseRequested:
     epoch: int
     phase: Phase
     iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobRests:
+    """A placed job has asked for nothing since its last phase: others need not wait for its turn."""
+
+    now_s: float
+    job: JobId
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +81,7 @@ class JobFinished:
 
 
 @dataclass(frozen=True, slots=True)
-class JobCrashed:
+class JobDied:
     """A job's processes died. It may come back with `JobArrived`."""
 
     now_s: float
@@ -80,11 +99,13 @@ class NodeLost:
 
 Event = (
     JobArrived
+    | ProfilingAsked
     | PhaseRequested
+    | JobRests
     | TailReached
     | PhaseFinished
     | JobFinished
-    | JobCrashed
+    | JobDied
     | NodeLost
     | TimerFired
 )
@@ -93,11 +114,13 @@ EVENT_TYPES: dict[str, type] = {
     kind.__name__: kind
     for kind in (
         JobArrived,
+        ProfilingAsked,
         PhaseRequested,
+        JobRests,
         TailReached,
         PhaseFinished,
         JobFinished,
-        JobCrashed,
+        JobDied,
         NodeLost,
         TimerFired,
     )

@@ -84,7 +84,13 @@ class Groups:
                     continue
             del group.pending[job]
             group.ordering.adopt(members, group.plan)
-            self.request(state, Phase.ROLLOUT, now_s)
+            self.request(state, state.next_phase, now_s)
+
+    def rest(self, state: JobState) -> None:
+        """A member has nothing to do for a while: nobody waits for its turn. With its next request it takes part again."""
+        assert state.placement is not None and state.joined
+        self._groups[state.placement.group].ordering.leave(state.spec.job)
+        state.joined = False
 
     def leave(self, state: JobState) -> None:
         """A job finished, crashed or moves on; its permit is back already."""
@@ -119,6 +125,18 @@ class Groups:
         service_s = state.phase_s(phase, self._fleet)
         request = Waiting(state.spec.job, phase, nodes, now_s, service_s, setup_s)
         self._groups[placement.group].waiting[state.spec.job] = request
+
+    def waiting(self) -> list[Waiting]:
+        """All requests that wait."""
+        return [request for group in self._groups.values() for request in group.waiting.values()]
+
+    def is_wanted(self, node: NodeId) -> bool:
+        """Whether a request waits for the node."""
+        return any(
+            node in request.nodes
+            for group in self._users.get(node, ())
+            for request in self._groups[group].waiting.values()
+        )
 
     def is_waiting(self, state: JobState) -> bool:
         """Whether it has asked for a permit and not got it."""

@@ -107,7 +107,7 @@ class JobState:
     ) -> JobProfile | None:
         """A profile with room for what was seen lately, if that is more than placement goes by (or, `both_ways`, much less)."""
         profile = self.profile
-        if Phase.TRAIN not in self.recent:
+        if Phase.TRAIN not in self.recent or Phase.ROLLOUT not in self.recent:
             return None
         rollout_s, train_s = self.recent[Phase.ROLLOUT], self.recent[Phase.TRAIN]
         over = max(rollout_s / profile.rollout_s, train_s / profile.train_s)

@@ -57,6 +57,29 @@ class Permits:
                 return False
         return True
 
+    def is_idle(self, node: NodeId) -> bool:
+        """Whether nothing runs there, not even a tail."""
+        return node not in self._holder and node not in self._tail
+
+    def holder_of(self, node: NodeId) -> JobId | None:
+        """Whose phase runs there."""
+        number = self._holder.get(node, self._tail.get(node))
+        return None if number is None else self._permits[number].job
+
+    def number_after(self, number: int) -> None:
+        """New permits have higher numbers than this."""
+        self._given = max(self._given, number)
+
+    @property
+    def given(self) -> int:
+        """The last number."""
+        return self._given
+
+    def tails_on(self, nodes: Iterable[NodeId]) -> list["Permit"]:
+        """Shrunk permits whose rollouts still have devices of these nodes."""
+        numbers = {self._tail[node] for node in nodes if node in self._tail}
+        return [self._permits[number] for number in sorted(numbers)]
+
     def grant(self, request: Waiting, epoch: int, now_s: float) -> GrantPermit:
         """Give the permit; the caller has asked `is_free`."""
         assert self.is_free(request), f"nodes of {request.job} are taken"
@@ -99,7 +122,7 @@ class Permits:
     def forget(self, nodes: Iterable[NodeId]) -> None:
         """These nodes were given back: nothing is resident there any more."""
         for node in nodes:
-            assert node not in self._holder and node not in self._tail, f"{node} is in use"
+            assert self.is_idle(node), f"{node} is in use"
             self._resident.pop(node, None)
 
     def held(self) -> Iterable[Permit]:

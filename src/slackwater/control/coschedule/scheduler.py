@@ -22,24 +22,29 @@ from slackwater.control.coschedule.config import CoScheduleConfig
 from slackwater.control.coschedule.events import (
     Event,
     JobArrived,
-    JobCrashed,
+    JobDied,
     JobFinished,
+    JobRests,
     NodeLost,
     PhaseFinished,
     PhaseRequested,
+    ProfilingAsked,
     TailReached,
 )
 from slackwater.control.coschedule.groups import Groups
+from slackwater.control.coschedule.guests import Guests
 from slackwater.control.coschedule.job_state import JobState, JobStatus
 from slackwater.control.coschedule.permits import Permits
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.job import JobSpec
 from slackwater.model.placement import Phase, Placement, Refusal
+from slackwater.policy.ordering.priority import Waiting
 from slackwater.policy.placement.fleet import Fleet
 from slackwater.policy.placement.interface import PlacementPolicy, Standing
 
 _REBALANCE = "coschedule:rebalance"
+_OVER = (JobStatus.FINISHED, JobStatus.REFUSED)
 
 
 class CoScheduler:
@@ -53,6 +58,7 @@ class CoScheduler:
         self._config = config or CoScheduleConfig()
         self._permits = Permits()
         self._groups = Groups(self._config, fleet, self._permits)
+        self._guests = Guests(fleet, self._permits)
         self._jobs: dict[JobId, JobState] = {}
         self._placed: dict[JobId, JobState] = {}
         self._held: dict[JobId, JobState] = {}
@@ -60,22 +66,54 @@ class CoScheduler:
         self._rebalance_at_s: float | None = None
         self._handlers: dict[type, Callable[[Any], list[Command]]] = {
             JobArrived: self._on_arrived,
+            ProfilingAsked: self._on_profiling,
             PhaseRequested: self._on_requested,
             PhaseFinished: self._on_finished_phase,
             TailReached: self._on_tail,
+            JobRests: self._on_rests,
             JobFinished: self._on_finished_job,
-            JobCrashed: self._on_crashed,
+            JobDied: self._on_crashed,
             NodeLost: self._on_node_lost,
             TimerFired: self._on_timer,
         }
 
     def handle(self, event: Event) -> Sequence[Command]:
         """Take one event, return what the body must do about it, in order."""
-        return self._handlers[type(event)](event)
+        commands = self._handlers[type(event)](event)
+        commands.extend(self._guests.grant(self._is_wanted, event.now_s))
+        return commands
+
+    def _is_wanted(self, node: NodeId) -> bool:
+        """Whether a member of a group waits for the node."""
+        return self._groups.is_wanted(node)
 
     def job(self, job: JobId) -> JobState:
         """What is known of a job; the body must not change it."""
         return self._jobs[job]
+
+    def find(self, job: JobId) -> JobState | None:
+        """What is known of a job, if anything is; the body must not change it."""
+        return self._jobs.get(job)
+
+    def next_phase(self, job: JobId) -> Phase | None:
+        """The phase that a placed job or a guest may ask for; None of any other."""
+        if job in self._guests:
+            return self._guests.next_phase(job)
+        state = self._placed.get(job)
+        return None if state is None else state.next_phase
+
+    def is_guest(self, job: JobId) -> bool:
+        """Whether it is being profiled."""
+        return job in self._guests
+
+    @property
+    def permits(self) -> Permits:
+        """To look at."""
+        return self._permits
+
+    def waiting(self) -> list[Waiting]:
+        """Phases of placed jobs that wait for their turn."""
+        return self._groups.waiting()
 
     def hourly_cost(self) -> float:
         """Of the nodes that are rented now."""
@@ -87,14 +125,34 @@ class CoScheduler:
         state = self._jobs.get(event.spec.job)
         if state is None:
             state = self._jobs[event.spec.job] = JobState(event.spec)
+        elif state.status in _OVER and event.spec.arrival_s > state.spec.arrival_s:
+            state = self._jobs[event.spec.job] = JobState(event.spec, crashes=event.crashes)
         elif state.status is not JobStatus.AWAY or event.crashes != state.crashes:
             return []
+        self._guests.leave(event.spec.job)
         state.iterations_done = event.iterations_done
         state.next_phase = Phase.ROLLOUT
         commands = self._admit(state, event.now_s)
         if self._config.rebalance_every_s and self._rebalance_at_s is None:
             commands.append(self._set_timer(event.now_s))
         return commands
+
+    def _on_profiling(self, event: ProfilingAsked) -> list[Command]:
+        if event.job in self._guests or event.job in self._placed:
+            return []
+        why = self._guests.why_never(event.rollout_nodes, event.train_nodes)
+        if why is not None:
+            return [RefuseJob(event.job, why)]
+        self._guests.enter(event.job, event.rollout_nodes, event.train_nodes)
+        return []
+
+    def _guest_leaves(self, job: JobId, now_s: float) -> list[Command]:
+        permit = self._permits.held_by(job)
+        self._guests.leave(job)
+        if permit is None:
+            return []
+        self._permits.take_back(permit)
+        return self._grant(permit.nodes, now_s)
 
     def _admit(self, state: JobState, now_s: float, *, observe: bool = True) -> list[Command]:
         job = state.spec.job
@@ -118,13 +176,22 @@ class CoScheduler:
         return commands
 
     def _on_finished_job(self, event: JobFinished) -> list[Command]:
+        if event.job in self._guests:
+            return self._guest_leaves(event.job, event.now_s)
+        held = self._held.get(event.job)
+        if held is not None and event.epoch == held.epoch:
+            del self._held[event.job]
+            held.status = JobStatus.FINISHED
+            return []
         state = self._current(event.job, event.epoch)
         if state is None:
             return []
         state.status = JobStatus.FINISHED
         return self._depart([state], event.now_s)
 
-    def _on_crashed(self, event: JobCrashed) -> list[Command]:
+    def _on_crashed(self, event: JobDied) -> list[Command]:
+        if event.job in self._guests:
+            return self._guest_leaves(event.job, event.now_s)
         state = self._current(event.job, event.epoch)
         if state is None:
             return []
@@ -169,7 +236,8 @@ class CoScheduler:
     def _admit_held(self, now_s: float) -> list[Command]:
         commands: list[Command] = []
         refused = False
-        for job in self._policy.admission_order(self._waiting()):
+        order = self._policy.admission_order(self._waiting())
+        for job in sorted(order, key=lambda job: -self._held[job].spec.priority):
             state = self._held[job]
             # After a refusal all stand as they did.
             commands.extend(self._admit(state, now_s, observe=not refused))
@@ -245,7 +313,7 @@ class CoScheduler:
         self._rented = rented
         commands: list[Command] = []
         if gone:
-            self._permits.forget(gone)
+            self._permits.forget(n for n in gone if self._permits.holder_of(n) not in self._guests)
             commands.append(ReturnNodes(tuple(sorted(gone))))
         if come:
             commands.append(RentNodes(tuple(sorted(come))))
@@ -254,11 +322,17 @@ class CoScheduler:
     # Phases.
 
     def _on_requested(self, event: PhaseRequested) -> list[Command]:
+        if event.job in self._guests:
+            if self._permits.held_by(event.job) is None:
+                self._guests.request(event.job, event.phase, event.now_s)
+            return []
         state = self._current(event.job, event.epoch)
         if state is None or event.phase is not state.next_phase:
             return []
         if event.iteration != state.iterations_done or self._permits.held_by(event.job) is not None:
             return []
+        if state.iterations_left == 0:  # it makes one more than it said
+            state.spec = replace(state.spec, iterations=state.spec.iterations + 1)
         if self._groups.is_waiting(state) or self._groups.is_pending(state):
             return []
         assert state.placement is not None
@@ -274,9 +348,14 @@ class CoScheduler:
         permit = self._permits.find(event.permit)
         if permit is None or permit.job != event.job:
             return []
+        if event.job in self._guests:
+            self._permits.take_back(permit)
+            self._guests.finished(event.job, permit.phase)
+            return self._grant(permit.nodes, event.now_s)
         state = self._placed[event.job]
         self._permits.take_back(permit)
-        state.observe(permit.phase, event.work_s)
+        if event.work_s > 0:  # one that was skipped tells nothing
+            state.observe(permit.phase, event.work_s)
         state.free_s = event.now_s
         if permit.phase is Phase.ROLLOUT:
             state.next_phase = Phase.TRAIN
@@ -286,6 +365,18 @@ class CoScheduler:
         state.free_s += state.sync_s
         state.iteration_began_s = state.elapsed_s(event.now_s)
         return self._after_iteration(state, event.now_s) + self._grant(permit.nodes, event.now_s)
+
+    def _on_rests(self, event: JobRests) -> list[Command]:
+        state = self._current(event.job, event.epoch)
+        if state is None or not state.joined or self._permits.held_by(event.job) is not None:
+            return []
+        if self._groups.is_waiting(state):
+            return []
+        assert state.placement is not None
+        self._groups.rest(state)
+        commands: list[Command] = []
+        self._groups.grant(state.placement.group, event.now_s, commands)
+        return commands
 
     def _on_tail(self, event: TailReached) -> list[Command]:
         permit = self._permits.find(event.permit)
@@ -392,7 +483,8 @@ class CoScheduler:
         self._groups.check_integrity()
         assert self._rented == frozenset(self._policy.rented()), "rent is out of step"
         for permit in self._permits.held():
-            assert permit.job in self._placed, f"{permit.job} holds a permit but is not placed"
+            at_home = permit.job in self._placed or permit.job in self._guests
+            assert at_home, f"{permit.job} holds a permit but is not placed"
         for job, state in self._jobs.items():
             assert (state.status is JobStatus.PLACED) == (job in self._placed)
             assert (state.status is JobStatus.HELD) == (job in self._held)

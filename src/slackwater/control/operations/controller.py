@@ -15,7 +15,7 @@ from slackwater.control.operations import events as on
 from slackwater.control.operations.model_line import ModelLine, Residency
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.errors import ConfigError, UnavailableError
-from slackwater.model.ids import ModelId, TenantId, WorkerId
+from slackwater.model.ids import JobId, ModelId, NodeId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OpKind
 
 
@@ -66,6 +66,8 @@ class OperationsController:
         self._aside: dict[int, _Aside] = {}
         self._last_served: dict[ModelId, int] = {}
         self._last_owned: dict[TenantId, int] = {}
+        self._nodes: dict[WorkerId, NodeId | None] = {}
+        self._gates: dict[JobId, tuple[NodeId, ...]] = {}
         self._tickets = 0
         self._out: list[do.Command] = []
 
@@ -82,8 +84,11 @@ class OperationsController:
                 self._rejected(operation, reason)
             case on.ModelClosed(_, model, reason):
                 self._close(model, reason)
-            case on.TrainerJoined(_, worker):
+            case on.TrainerJoined(_, worker, node):
                 self._flights.setdefault(worker, None)
+                self._nodes[worker] = node
+            case on.OpsGated(_, job, nodes):
+                self._gate(job, nodes)
             case on.TrainerLost(_, worker, reason):
                 self._lost(worker, reason)
             case on.TicketAside(_, worker, ticket):
@@ -174,6 +179,7 @@ class OperationsController:
     # ---- trainers ----
     def _lost(self, worker: WorkerId, reason: str) -> None:
         flight = self._flights.pop(worker, None)
+        self._nodes.pop(worker, None)
         for line in self._lines.values():
             if line.worker == worker:
                 line.lose_state()
@@ -281,17 +287,40 @@ class OperationsController:
             while self._flights[worker] is None and (line := self._pick(worker)) is not None:
                 self._next(worker, line)
 
+    def _gate(self, job: JobId, nodes: tuple[NodeId, ...] | None) -> None:
+        """A state that waits on a trainer of another node is brought to the new ones from the log."""
+        if nodes is None:
+            self._gates.pop(job, None)
+            return
+        self._gates[job] = nodes
+        busy = {id(flight.line) for flight in self._flights.values() if flight is not None}
+        for line in self._lines.values():
+            head = line.head()
+            waits = nodes and head is not None and head.job == job and id(line) not in busy
+            if waits and line.worker is not None and not self._may(line, line.worker):
+                self._forget(line)
+
+    def _may(self, line: ModelLine, worker: WorkerId) -> bool:
+        """Whether the head may run there: passes and steps of a gated job need its permit."""
+        head = line.head()
+        if not self._gates or head is None or not head.kind.needs_permit:
+            return True
+        nodes = self._gates.get(head.job)
+        return nodes is None or self._nodes.get(worker) in nodes
+
     def _pick(self, worker: WorkerId) -> ModelLine | None:
         loads = dict.fromkeys(self._flights, 0)
         for line in self._lines.values():
             if line.worker is not None:
                 loads[line.worker] += 1
-        least = min(loads.values())
         able = [
             line
             for line in self._lines.values()
             if line.has_work()
-            and (line.worker == worker or (line.worker is None and loads[worker] == least))
+            and self._may(line, worker)
+            and (
+                line.worker == worker or (line.worker is None and self._least(line, worker, loads))
+            )
         ]
         return min(
             able,
@@ -302,6 +331,10 @@ class OperationsController:
             ),
             default=None,
         )
+
+    def _least(self, line: ModelLine, worker: WorkerId, loads: dict[WorkerId, int]) -> bool:
+        """Whether no trainer that may have the model has fewer."""
+        return loads[worker] == min(load for one, load in loads.items() if self._may(line, one))
 
     def _next(self, worker: WorkerId, line: ModelLine) -> None:
         """Bring the state there, bring it up to date, or run the head."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from slackwater.control.timer import TimerFired
-from slackwater.model.ids import NOBODY, ModelId, TenantId, WorkerId
+from slackwater.model.ids import NOBODY, JobId, ModelId, NodeId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OperationRecord
 
 
@@ -50,6 +50,16 @@ class ModelClosed:
 class TrainerJoined:
     now_s: float
     worker: WorkerId
+    node: NodeId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpsGated:
+    """Operations of the job that need a train permit run on trainers of these nodes; None: on any."""
+
+    now_s: float
+    job: JobId
+    nodes: tuple[NodeId, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +106,7 @@ Event: TypeAlias = (
     | OpRejected
     | ModelClosed
     | TrainerJoined
+    | OpsGated
     | TrainerLost
     | TicketAside
     | TicketDone
@@ -110,6 +121,7 @@ EVENT_TYPES: dict[str, type] = {
         OpRejected,
         ModelClosed,
         TrainerJoined,
+        OpsGated,
         TrainerLost,
         TicketAside,
         TicketDone,

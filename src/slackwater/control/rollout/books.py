@@ -74,7 +74,7 @@ class Books:
 
     def open(self, turn: LiveTurn, out: Out) -> None:
         """A turn begins to live."""
-        out.append(TurnOpened(turn.spec.job, turn.spec.base_model))
+        out.append(TurnOpened(turn.spec.job, turn.spec.base_model, turn.sequence))
         self.demand.opened(turn, out)
         self.turns[turn.spec.turn] = turn
         self.counters.submitted += 1
@@ -130,7 +130,7 @@ class Books:
         out.append(
             TurnClosed(
                 *(spec.job, spec.base_model, len(spec.prompt), len(turn.tokens)),
-                *(turn.device_s, turn.waited_s(now_s), completed),
+                *(turn.device_s, turn.waited_s(now_s), completed, turn.sequence),
             )
         )
         self.demand.closed(turn, out)

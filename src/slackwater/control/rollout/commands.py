@@ -56,10 +56,11 @@ class FreeVersion:
 
 @dataclass(frozen=True, slots=True)
 class TurnOpened:
-    """To the step book: one more turn of the base model is live."""
+    """To the step book: one more turn of the base model is live, the manager's number `sequence`."""
 
     job: JobId
     base_model: str
+    sequence: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class TurnClosed:
     device_s: float
     waited_s: float
     completed: bool
+    sequence: int = 0
 
 
 @dataclass(frozen=True, slots=True)

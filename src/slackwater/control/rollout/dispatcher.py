@@ -9,7 +9,7 @@ from slackwater.control.rollout.waiting_line import NeedKey, WaitingLine, need_k
 from slackwater.model.ids import TenantId
 from slackwater.model.turn import AttemptId
 from slackwater.policy.rollout.instance_load import InstanceLoad
-from slackwater.policy.rollout.routing import Destination, TurnNeed
+from slackwater.policy.rollout.routing import WAIT, Destination, TurnNeed
 
 
 class Dispatcher:
@@ -30,6 +30,9 @@ class Dispatcher:
     ) -> bool:
         """Send the turn where the policy says, or let it wait; whether it was sent."""
         need = self._need(turn)
+        if not self._instances.gates.takes(turn):
+            self._wait(turn, need, WAIT, now_s, first)
+            return False
         key = need_key(turn)
         placement = self._settings.routing.place(need, self._offered(turn, self._able(turn, key)))
         if placement.instance is not None:
@@ -100,10 +103,10 @@ class Dispatcher:
         patient = waited_s < self._settings.patience_s
         return last if self._settings.routing.warm_first and patient else first
 
-    @staticmethod
-    def _can_run(turn: LiveTurn, record: InstanceRecord) -> bool:
+    def _can_run(self, turn: LiveTurn, record: InstanceRecord) -> bool:
         return (
             record.serves(turn.spec.job, turn.spec.base_model)
+            and self._instances.gates.allows(turn, record.spec)
             and (record.spec.exact_continuation or not turn.must_continue)
             and record.version_for(turn) is not None
             and turn.context_tokens < record.spec.max_context_tokens

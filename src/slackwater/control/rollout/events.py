@@ -7,8 +7,9 @@ per turn that finished in it, before it reads the next.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from slackwater.control.rollout.gates import TurnGate
 from slackwater.control.timer import TimerFired
-from slackwater.model.ids import InstanceId, TenantId, TurnId
+from slackwater.model.ids import InstanceId, JobId, TenantId, TurnId
 from slackwater.model.instance import InstanceSpec
 from slackwater.model.turn import AttemptId, FinishReason, TurnSpec
 
@@ -220,6 +221,15 @@ class OwnersNamed:
     owners: tuple[TenantId, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class JobGated:
+    """From now on the job's turns run where the gate admits them; without a gate, anywhere."""
+
+    now_s: float
+    job: JobId
+    gate: TurnGate | None
+
+
 RolloutEvent = (
     TurnSubmitted
     | TurnCancelled
@@ -242,6 +252,7 @@ RolloutEvent = (
     | StepEnded
     | TrainerWanted
     | OwnersNamed
+    | JobGated
 )
 
 EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in RolloutEvent.__args__}

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from slackwater.control.rollout.gates import Gates
 from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.control.rollout.steady_frame import SteadyFrame
 from slackwater.control.rollout.waiting_line import NeedKey
@@ -114,6 +115,7 @@ class Instances:
 
     def __init__(self) -> None:
         self.records: dict[InstanceId, InstanceRecord] = {}
+        self.gates = Gates()
         self._eligible: dict[NeedKey, list[InstanceLoad]] = {}
         self.recalling: set[InstanceId] = set()
         self.shortest_context = 0
@@ -152,6 +154,7 @@ class Instances:
                     for record in self
                     if record.load.accepting
                     and record.serves(job, base_model)
+                    and self.gates.admits(job, record.spec)
                     and not wanted.isdisjoint(record.versions)
                 ),
                 key=lambda load: load.instance,

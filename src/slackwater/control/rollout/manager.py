@@ -21,6 +21,7 @@ from slackwater.control.rollout.events import (
     InstanceJoined,
     InstanceLost,
     InstanceNotice,
+    JobGated,
     OwnersNamed,
     PromptScored,
     RolloutEvent,
@@ -80,6 +81,7 @@ class RolloutManager:
             TrainerWaits: self._seeding.trainer_waits,
             StepEnded: self._seeding.ended,
             OwnersNamed: self._named,
+            JobGated: self._gated,
         }
 
     def handle(self, event: RolloutEvent) -> Sequence[RolloutCommand]:
@@ -114,6 +116,24 @@ class RolloutManager:
     def _named(self, event: OwnersNamed, out: Out) -> None:
         del out
         self.books.dispatcher.owners |= set(event.owners)
+
+    def _gated(self, event: JobGated, out: Out) -> None:
+        """Turns that run where they may no more stop and wait; those that waited run where they may."""
+        books, dispatcher = self.books, self.books.dispatcher
+        gates = books.instances.gates
+        gates.set(event.job, event.gate)
+        books.instances.changed()
+        mine = [turn for turn in books.turns.values() if turn.spec.job == event.job]
+        for turn in mine:
+            if turn.instance is None:
+                dispatcher.line.remove(turn)
+                turn.waits_s, turn.waiting_since_s = turn.waited_s(event.now_s), None
+                dispatcher.place(turn, event.now_s, out)
+            elif not gates.admits(event.job, books.instances.records[turn.instance].spec):
+                dispatcher.recall(turn, out)
+                books.resume(turn, event.now_s, out)
+        for record in list(books.instances):
+            dispatcher.fill(record, event.now_s, out)
 
     def _offered(self, event: VersionOffered, out: Out) -> None:
         self._membership.offered(event, out)

@@ -234,7 +234,8 @@ class Membership:
             else:
                 self.release_if_empty(record, "drained", out)
         for turn in self._books.dispatcher.line.heads():
-            self._books.demand.waits(turn, out)
+            if self._books.instances.gates.takes(turn):
+                self._books.demand.waits(turn, out)
 
     def _stall(self, record: InstanceRecord, why: str, now_s: float, out: Out) -> None:
         """Give it nothing until it is heard to go on, and move what it has."""

@@ -63,7 +63,7 @@ class PlannedOrder:
         self._cycles = {}
         if not members:
             return
-        plan = plan or round_robin_plan(members)
+        plan = _of_members(plan or round_robin_plan(members), self._nodes)
         unplanned = self._nodes.keys() - {slot.job for slot in plan.slots}
         assert not unplanned, f"the plan leaves out {sorted(unplanned)}"
         alignment = align(plan, members)
@@ -75,7 +75,7 @@ class PlannedOrder:
     def joining_loss_s(
         self, members: Sequence[LoadedJob], plan: GroupPlan | None
     ) -> tuple[float, float]:
-        plan = plan or round_robin_plan(members)
+        plan = _of_members(plan or round_robin_plan(members), {m.job for m in members})
         return align(plan, members).worst_loss_s, plan.period_s
 
     def leave(self, job: JobId) -> None:
@@ -108,6 +108,12 @@ class PlannedOrder:
 
     def jobs(self) -> Container[JobId]:
         return self._nodes
+
+
+def _of_members(plan: GroupPlan, members: Container[JobId]) -> GroupPlan:
+    """Without the turns of those who take no part now: nobody waits for them."""
+    slots = tuple(slot for slot in plan.slots if slot.job in members)
+    return plan if len(slots) == len(plan.slots) else GroupPlan(plan.period_s, slots)
 
 
 class RoundRobinOrder(PlannedOrder):

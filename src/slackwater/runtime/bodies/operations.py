@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from slackwater.control.controller import Controller
+from slackwater.control.coschedule.phase_events import OpOver, OpQueued, PhaseEvent
 from slackwater.control.operations import commands as do
 from slackwater.control.operations import events as on
 from slackwater.control.operations.controller import OperationsController
@@ -29,7 +30,7 @@ from slackwater.model.errors import (
     SlackwaterError,
     UnavailableError,
 )
-from slackwater.model.ids import JobId, ModelId, RequestId, SessionId, TenantId, WorkerId
+from slackwater.model.ids import JobId, ModelId, NodeId, RequestId, SessionId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OpKind
 from slackwater.model.session import TrainedModel
 from slackwater.runtime.bodies.timers import Timers
@@ -69,6 +70,8 @@ class OperationsParts:
     background: Background
     devices: TrainerDevices
     job_of: Callable[[SessionId], JobId]
+    feed: Callable[[PhaseEvent], None] | None = None  # where phases are kept
+    node_of: Callable[[WorkerId], NodeId | None] = lambda worker: None
 
 
 class OperationsBody:
@@ -126,6 +129,7 @@ class OperationsBody:
                 if record.status == "waiting":
                     self._operations[record.operation.request] = record.operation
                     self._parts.board.expect(record.operation.request, model.tenant)
+                    self._queued(record.operation)
             self._feed(replace(event, now_s=_now_s(), records=records))
 
     def model(self, tenant: TenantId, model: ModelId) -> TrainedModel:
@@ -234,10 +238,27 @@ class OperationsBody:
         self._operations[operation.request] = operation
         self._parts.board.expect(operation.request, tenant)
         self._feed(on.OpSubmitted(_now_s(), operation, tenant))
+        self._queued(operation)
+
+    def _queued(self, operation: Operation) -> None:
+        """The co-scheduler infers phases from operations."""
+        if self._parts.feed is not None:
+            name = (operation.job, operation.request, operation.kind)
+            self._parts.feed(OpQueued(_now_s(), *name))
+
+    def _over(self, request: RequestId, *, done: bool) -> None:
+        operation = self._operations.get(request)
+        if self._parts.feed is not None and operation is not None:
+            name = (operation.job, request, operation.kind)
+            self._parts.feed(OpOver(_now_s(), *name, done))
+
+    def gate(self, job: JobId, nodes: tuple[NodeId, ...] | None) -> None:
+        """Where the job's operations may run, as its permit says."""
+        self._feed(on.OpsGated(_now_s(), job, nodes))
 
     # ---- for the hub ----
     def trainer_joined(self, worker: WorkerId) -> None:
-        self._feed(on.TrainerJoined(_now_s(), worker))
+        self._feed(on.TrainerJoined(_now_s(), worker, self._parts.node_of(worker)))
 
     def trainer_lost(self, worker: WorkerId, reason: str) -> None:
         self._stepping.discard(worker)
@@ -302,8 +323,10 @@ class OperationsBody:
                     self._parts.hub.send(worker, messages.DropModel(model))
                 case do.CompleteOp(request, _):
                     spawn(self._complete(request, result))
+                    self._over(request, done=True)
                 case do.FailOp(request, error, owner):
                     spawn(self._fail(request, error, owner))
+                    self._over(request, done=False)
                 case SetTimer(name, at_s):
                     self._timers.set(name, at_s)
 

@@ -32,6 +32,7 @@ from slackwater.model.ids import InstanceId, JobId, NodeId, TenantId, TurnId, Wo
 from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.model.turn import AttemptId, FinishReason, TurnSpec
 from slackwater.runtime.bodies.lending import LendingBody
+from slackwater.runtime.bodies.phases import PhasesBody
 from slackwater.runtime.bodies.relays import RelayBody
 from slackwater.runtime.bodies.timers import Timers
 from slackwater.runtime.bodies.trainer_devices import TrainerDevices
@@ -89,6 +90,8 @@ class RolloutBody:
         self.lending: LendingBody | None = None
         self.carry_out_of_drivers: Callable[[DriverCommand], None] | None = None
         self.promise: KeptPromise | None = None
+        self.phases: PhasesBody | None = None
+        self.place_of: Callable[[WorkerId], NodeId | None] = lambda worker: None
 
     # ---- for the service ----
     def submit(
@@ -187,6 +190,7 @@ class RolloutBody:
             max_adapters=facts.max_adapters,
             job=None if facts.job is None else JobId(facts.job),
             node=NodeId(facts.node) if facts.node else None,
+            place=self.place_of(worker),
         )
         local = spec.kind is InstanceKind.LOCAL
         self.feed(LocalEngineUp(_now_s(), spec) if local else on.InstanceJoined(_now_s(), spec))
@@ -261,6 +265,8 @@ class RolloutBody:
         self._feeding = True
         try:
             while self._inbox:
+                if self.phases is not None:
+                    self.phases.event_came()
                 for command in self._brain.handle(self._inbox.popleft()):
                     self._apply(command)
         finally:
@@ -307,7 +313,8 @@ class RolloutBody:
                 if self.carry_out_of_drivers is not None:
                     self.carry_out_of_drivers(command)
             case _:
-                logger.error("a command that nobody carries out: %s", type(command).__name__)
+                if self.phases is None or not self.phases.obey(command):
+                    logger.error("a command that nobody carries out: %s", type(command).__name__)
 
     def _tell(self, command: do.AppendTokens | do.CompleteTurn | do.FailTurn) -> None:
         if isinstance(command, do.AppendTokens):

@@ -72,6 +72,10 @@ class Nodes:
     def names(self) -> tuple[NodeId, ...]:
         return tuple(sorted(self._nodes))
 
+    def node_of(self, worker: WorkerId) -> NodeId | None:
+        """Where a worker runs."""
+        return next((name for name, n in self._nodes.items() if worker in n.processes), None)
+
     def joined(self, facts: says.NodeFacts, now_s: float) -> NodeId:
         """An agent has dialled in."""
         node = NodeId(facts.node)

@@ -20,7 +20,7 @@ from slackwater.control.coschedule.commands import (
 from slackwater.control.coschedule.events import (
     Event,
     JobArrived,
-    JobCrashed,
+    JobDied,
     JobFinished,
     NodeLost,
     PhaseFinished,
@@ -317,7 +317,7 @@ class SimulatedCluster:
             body = alive[int(self._faults.integers(len(alive)))]
             epoch = body.epoch
             self._die(body)
-            self._tell(JobCrashed(self.now_s, body.spec.job, epoch))
+            self._tell(JobDied(self.now_s, body.spec.job, epoch))
 
     def _lose_some_node(self) -> None:
         self._next_fault(self._lose_some_node, self._scenario.faults.node_losses_per_h)

@@ -8,7 +8,7 @@ import msgspec
 
 from slackwater.control.controller import Controller
 from slackwater.control.coschedule.commands import Command
-from slackwater.control.coschedule.config import CoScheduleConfig, OrderingName
+from slackwater.control.coschedule.config import CoScheduleConfig, OrderingName, ordering_for
 from slackwater.control.coschedule.events import EVENT_TYPES, Event
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.control.record import Divergence, RecordedController, replay
@@ -23,17 +23,6 @@ from slackwater.sim.cluster.generate import generate_jobs
 from slackwater.sim.cluster.report import RunReport
 from slackwater.sim.cluster.scenario import ClusterScenario
 
-# The order of phases that belongs to a policy; the others keep round robin.
-_ORDERINGS: dict[str, OrderingName] = {
-    "ours": "plan",
-    "horizon": "hrrs",
-    "pack": "hrrs",
-    "spread": "hrrs",
-    "spread_backfill": "hrrs",
-    "gavel": "fcfs",
-    "random": "fcfs",
-    "most_idle": "fcfs",
-}
 _GUARDED = frozenset({"ours"})
 
 
@@ -73,7 +62,7 @@ def ordering_of(scenario: ClusterScenario) -> OrderingName:
     """The order of phases that a scenario's policy runs with."""
     ordering = scenario.policy.ordering
     if ordering == "auto":
-        return _ORDERINGS.get(scenario.policy.name, "round_robin")
+        return ordering_for(scenario.policy.name)
     return ordering
 
 

@@ -4,8 +4,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from slackwater.control.brain import BrainCommand
-from slackwater.control.coschedule.events import JobArrived
-from slackwater.control.jobs.commands import PlaceJob
 from slackwater.control.rollout import commands as do
 from slackwater.control.rollout import events as on
 from slackwater.control.steps import commands as step_do
@@ -41,7 +39,6 @@ class BrainBody:
         self.deleted: set[str] = set()
 
     def obey(self, command: BrainCommand) -> None:
-        fleet = self._fleet
         match command:
             case do.Dispatch():
                 self._reach(command.instance, partial(self._receive, command))
@@ -49,6 +46,7 @@ class BrainBody:
                 self._reach(instance, partial(self._forget, instance, attempt))
             case SetTimer(name, at_s):
                 self._timers[name] = at_s
+                fleet = self._fleet
                 fleet.queue.push(max(at_s, fleet.now_s), partial(self._fire, name, at_s))
             case do.CompleteTurn():
                 self._complete(command)
@@ -64,9 +62,6 @@ class BrainBody:
                 self._reach(instance, partial(self._dropped, instance, version))
             case weight_do.DeleteVersion(version):
                 self.deleted.add(version)
-            case PlaceJob(job, _, iterations_done, crashes):
-                spec = fleet.runs[job].spec
-                fleet.tell_phase(JobArrived(fleet.now_s, spec, iterations_done, crashes))
             case _:
                 self._obey_book(command)
 

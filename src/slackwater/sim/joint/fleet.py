@@ -12,13 +12,14 @@ from functools import partial
 import numpy as np
 
 from slackwater.control.brain import Brain, BrainEvent
-from slackwater.control.coschedule import events as of_phase
-from slackwater.control.coschedule.commands import Command
+from slackwater.control.coschedule import commands as of_phase
+from slackwater.control.coschedule.phases import PhaseLimits
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.control.jobs.events import JobSubmitted
 from slackwater.control.rollout.settings import RolloutSettings
+from slackwater.control.timer import SetTimer
 from slackwater.model.ids import InstanceId, JobId, NodeId, TenantId, TurnId
-from slackwater.model.job import JobSpec
+from slackwater.model.job import JobSpec, JobTerms
 from slackwater.model.placement import Phase
 from slackwater.sim.core.queue import EventQueue
 from slackwater.sim.joint.brain_body import BrainBody
@@ -31,10 +32,12 @@ TENANT = TenantId("fleet")
 SETTINGS = RolloutSettings(
     lease_s=120.0, stall_s=1e6, turn_timeout_s=1e7, watch_every_s=30.0, barren_losses=1000
 )
+# Nodes are silent for minutes here; jobs that are cut off come back by themselves.
+LIMITS = PhaseLimits(lease_s=1e7, least_s=1e7, unknown_s=1e7, rest_s=1e7)
 
 
 class JointFleet:
-    """Holds the queue and both controllers; `BrainBody` and `PhaseBody` carry out what they say."""
+    """Holds the queue and the brain; `BrainBody` and `PhaseBody` carry out what they say."""
 
     def __init__(
         self,
@@ -48,7 +51,7 @@ class JointFleet:
         self.seed = seed
         self.rng = np.random.default_rng(seed)
         self.queue: EventQueue[Callable[[], None]] = EventQueue()
-        self.brain = Brain(SETTINGS, shared_devices=False)
+        self.brain = Brain(SETTINGS, shared_devices=False, coscheduler=scheduler, limits=LIMITS)
         self.scheduler = scheduler
         self.plan = plan or TurnPlan()
         self.runs = {spec.job: JobRun(spec, number) for number, spec in enumerate(specs)}
@@ -60,7 +63,7 @@ class JointFleet:
         self.events = 0
         self.unsettled = len(self.runs)
         self._check = check
-        self._inbox: list[tuple[bool, BrainEvent | of_phase.Event]] = []
+        self._inbox: list[BrainEvent] = []
         self._handling = False
         self.turns = BrainBody(self)
         self.phases = PhaseBody(self)
@@ -90,21 +93,17 @@ class JointFleet:
 
     def arrives(self, run: JobRun) -> None:
         """A job's owner submits it."""
-        self.tell(JobSubmitted(self.now_s, run.job, TENANT, run.spec.profile))
+        terms = JobTerms(run.spec.iterations, run.spec.slo)
+        self.tell(JobSubmitted(self.now_s, run.job, TENANT, run.spec.profile, terms))
 
     def tell(self, event: BrainEvent) -> None:
-        """For the brain."""
-        self._inbox.append((True, event))
+        """Something happened."""
+        self._inbox.append(event)
         self._handle()
 
     def tell_all(self, events: Sequence[BrainEvent]) -> None:
-        """For the brain, as one thing that happened."""
-        self._inbox += [(True, event) for event in events]
-        self._handle()
-
-    def tell_phase(self, event: of_phase.Event) -> None:
-        """For the co-scheduler."""
-        self._inbox.append((False, event))
+        """As one thing that happened."""
+        self._inbox += events
         self._handle()
 
     def _handle(self) -> None:
@@ -113,22 +112,19 @@ class JointFleet:
             return
         self._handling = True
         while self._inbox:
-            self._take(*self._inbox.pop(0))
+            self._take(self._inbox.pop(0))
         self._handling = False
 
-    def _take(self, of_brain: bool, event: BrainEvent | of_phase.Event) -> None:
+    def _take(self, event: BrainEvent) -> None:
         self.events += 1
         try:
-            if of_brain:
-                for command in self.brain.handle(event):  # type: ignore[arg-type]
+            for command in self.brain.handle(event):
+                if isinstance(command, of_phase.Command) and not isinstance(command, SetTimer):
+                    self.phases.obey(command)
+                else:
                     self.turns.obey(command)
-            else:
-                commands: Sequence[Command] = self.scheduler.handle(event)  # type: ignore[arg-type]
-                for phase_command in commands:
-                    self.phases.obey(phase_command)
             if self._check:
                 self.brain.check_integrity()
-                self.scheduler.check_integrity()
                 if not self._inbox:  # all that follows from one thing has happened
                     self.check_integrity()
         except Exception as error:  # a controller that raises has broken its word too

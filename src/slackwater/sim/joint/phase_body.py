@@ -11,7 +11,7 @@ from slackwater.control.coschedule import events as on
 from slackwater.control.jobs import events as of_job
 from slackwater.control.rollout import events as of_rollout
 from slackwater.control.steps import events as of_step
-from slackwater.control.timer import SetTimer, TimerFired
+from slackwater.control.timer import SetTimer
 from slackwater.control.weights.events import WeightsPublished, WeightsRetired
 from slackwater.model.ids import InstanceId, NodeId, WorkerId
 from slackwater.model.instance import InstanceKind, InstanceSpec
@@ -25,7 +25,6 @@ LOAD_S = 40.0
 SWITCH_S = 2.0
 REPAIR_S = 600.0
 TAIL_SHARE = 0.8
-KEPT_SHARE = 0.25
 
 
 class PhaseBody:
@@ -48,23 +47,19 @@ class PhaseBody:
                 self._granted(command)
             case do.ShrinkRollout(permit, job):
                 self._shrink(fleet.runs[job], permit)
-            case do.HoldJob(job, reason):
-                fleet.tell(of_job.JobAnswered(fleet.now_s, job, "held", reason))
-            case do.RefuseJob(job, reason):
-                fleet.tell(of_job.JobAnswered(fleet.now_s, job, "refused", reason))
+            case do.HoldJob():
+                pass  # the brain has told the job book
+            case do.RefuseJob(job):
                 fleet.runs[job].over = True
                 fleet.unsettled -= 1
-            case SetTimer(name, at_s):
-                fleet.queue.push(max(at_s, fleet.now_s), partial(self._fire, name))
+            case SetTimer():
+                pass  # all timers are set in one place
             case do.RentNodes(nodes):
                 fleet.rented.update(nodes)
             case do.ReturnNodes(nodes):
                 fleet.rented.difference_update(nodes)
             case _:
                 assert_never(command)
-
-    def _fire(self, name: str) -> None:
-        self._fleet.tell_phase(TimerFired(self._fleet.now_s, name))
 
     # ---- a job's life ----
     def _start(self, command: do.StartJob) -> None:
@@ -73,7 +68,6 @@ class PhaseBody:
         run.epoch = command.epoch
         run.iteration = command.iterations_done
         run.rollout_nodes, run.train_nodes = command.rollout_nodes, command.train_nodes
-        fleet.tell(of_job.JobAnswered(fleet.now_s, run.job, "placed", command.reason))
         fleet.after(LOAD_S, partial(self._loaded, run, run.epoch, run.serial))
 
     def _loaded(self, run: JobRun, epoch: int, serial: int) -> None:
@@ -93,14 +87,14 @@ class PhaseBody:
 
     def _request(self, run: JobRun, phase: Phase) -> None:
         fleet = self._fleet
-        fleet.tell_phase(on.PhaseRequested(fleet.now_s, run.job, run.epoch, phase, run.iteration))
+        fleet.tell(on.PhaseRequested(fleet.now_s, run.job, run.epoch, phase, run.iteration))
 
     def _complete(self, run: JobRun) -> None:
         fleet = self._fleet
         epoch, run.epoch = run.epoch, 0
         run.over = True
         fleet.unsettled -= 1
-        fleet.tell_phase(on.JobFinished(fleet.now_s, run.job, epoch))
+        fleet.tell(on.JobFinished(fleet.now_s, run.job, epoch))
         fleet.tell(of_job.JobEnded(fleet.now_s, run.job, "finished"))
         fleet.tell(WeightsRetired(fleet.now_s, run.version_of(run.iteration)))
         fleet.tell(WeightsRetired(fleet.now_s, run.version_of(run.iteration - 1)))
@@ -130,7 +124,7 @@ class PhaseBody:
         """The job's own processes die."""
         epoch = run.epoch
         self.stop(run, reason, crashed=True)
-        self._fleet.tell_phase(on.JobCrashed(self._fleet.now_s, run.job, epoch))
+        self._fleet.tell(on.JobDied(self._fleet.now_s, run.job, epoch))
 
     # ---- phases ----
     def _granted(self, command: do.GrantPermit) -> None:
@@ -163,7 +157,11 @@ class PhaseBody:
         kind = InstanceKind.LOCAL if run.local else InstanceKind.DEDICATED
         cap = ceil(fleet.plan.turns / len(run.rollout_nodes))  # so that all its nodes get turns
         spec = InstanceSpec(
-            *(name, kind, cap, 4096, 1 << 20), max_versions=2, job=run.job, base_model=run.job
+            *(name, kind, cap, 4096, 1 << 20),
+            max_versions=2,
+            job=run.job,
+            base_model=run.job,
+            place=node,
         )
         run.engines[name] = node
         fleet.node_of[name] = node
@@ -177,9 +175,10 @@ class PhaseBody:
         assert run.permit == permit
         run.shrunk = True
         self.tail_migrations += 1
-        engines = sorted(run.engines)
-        kept = max(int(len(engines) * KEPT_SHARE), 1)
-        for instance in engines[kept:]:
+        keeper = self._fleet.brain.phases
+        held = None if keeper is None else keeper.find(run.job)
+        assert held is not None and held.hold is not None and held.hold.kept is not None
+        for instance in sorted(set(run.engines) - set(held.hold.kept)):
             self._fleet.tell(of_rollout.DrainAsked(self._fleet.now_s, instance, move_turns=True))
 
     def turn_ended(self, run: JobRun) -> None:
@@ -190,7 +189,7 @@ class PhaseBody:
         left = len(run.open_turns)
         if left and not run.tail_said and left <= (1 - TAIL_SHARE) * fleet.plan.turns:
             run.tail_said = True
-            fleet.tell_phase(on.TailReached(fleet.now_s, run.job, run.permit))
+            fleet.tell(on.TailReached(fleet.now_s, run.job, run.permit))
         if left == 0:
             self._end_rollout(run)
 
@@ -217,7 +216,7 @@ class PhaseBody:
         permit, run.permit, run.phase = run.permit, None, None
         del fleet.permits[permit]
         work_s = fleet.now_s - run.phase_began_s
-        fleet.tell_phase(on.PhaseFinished(fleet.now_s, run.job, permit, work_s))
+        fleet.tell(on.PhaseFinished(fleet.now_s, run.job, permit, work_s))
 
     def _train(self, run: JobRun) -> None:
         fleet = self._fleet
@@ -250,7 +249,6 @@ class PhaseBody:
         run.iterations_done = run.iteration
         self.iterations += 1
         self._end_phase(run)
-        fleet.tell(of_job.IterationDone(fleet.now_s, run.job))
         sync_s = 0.0 if run.local else run.spec.profile.sync_s
         fleet.after(sync_s, partial(self._synced, run, run.epoch, run.serial))
 

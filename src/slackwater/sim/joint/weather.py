@@ -145,7 +145,7 @@ class JointWeather:
         if rented:
             self.nodes_lost += 1
             node = rented[int(self._rng.integers(len(rented)))]
-            self.fleet.tell_phase(of_phase.NodeLost(self.fleet.now_s, node))
+            self.fleet.tell(of_phase.NodeLost(self.fleet.now_s, node))
 
     def _crash(self) -> None:
         alive = [run for run in self.fleet.runs.values() if run.epoch]
@@ -168,17 +168,17 @@ class JointWeather:
         run = list(fleet.runs.values())[int(self._rng.integers(len(fleet.runs)))]
         match int(self._rng.integers(8)):
             case 0:
-                fleet.tell_phase(of_phase.PhaseFinished(now_s, run.job, 10**6, 1.0))
+                fleet.tell(of_phase.PhaseFinished(now_s, run.job, 10**6, 1.0))
             case 1:
-                fleet.tell_phase(of_phase.TailReached(now_s, run.job, run.permit or 10**6))
+                fleet.tell(of_phase.TailReached(now_s, run.job, run.permit or 10**6))
             case 2:
-                fleet.tell_phase(of_phase.JobCrashed(now_s, run.job, run.epoch + 7))
+                fleet.tell(of_phase.JobDied(now_s, run.job, run.epoch + 7))
             case 3:
                 fleet.tell(DevicesReturned(now_s, WorkerId(f"{run.job}/nobody"), 1.0, True, 9))
             case 4:
                 fleet.tell(TimerFired(now_s, STEP + run.job))
             case 5:
-                fleet.tell_phase(of_phase.PhaseRequested(now_s, run.job, run.epoch, *_other(run)))
+                fleet.tell(of_phase.PhaseRequested(now_s, run.job, run.epoch, *_other(run)))
             case _:
                 self._engine_lies()
 

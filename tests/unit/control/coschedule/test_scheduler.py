@@ -15,7 +15,7 @@ from slackwater.control.coschedule.commands import (
 )
 from slackwater.control.coschedule.events import (
     JobArrived,
-    JobCrashed,
+    JobDied,
     JobFinished,
     NodeLost,
     PhaseFinished,
@@ -91,7 +91,7 @@ def test_what_comes_late_or_twice_changes_nothing() -> None:
     assert stage.request("a", 201, Phase.ROLLOUT, iteration=0) == []  # of the last iteration
     assert stage.request("a", 202, Phase.ROLLOUT, iteration=1) != []
     assert stage.tell(JobFinished(300, JobId("a"), 4)) == []
-    assert stage.tell(JobCrashed(300, JobId("nobody"), 1)) == []
+    assert stage.tell(JobDied(300, JobId("nobody"), 1)) == []
 
 
 def test_a_crash_leaves_the_others_of_the_group_alone() -> None:
@@ -100,7 +100,7 @@ def test_a_crash_leaves_the_others_of_the_group_alone() -> None:
     stage.arrive(job("b"))
     stage.request("a", 10)
     stage.request("b", 10)
-    commands = stage.tell(JobCrashed(60, JobId("a"), 1))
+    commands = stage.tell(JobDied(60, JobId("a"), 1))
     assert [c.job for c in of(GrantPermit, commands)] == ["b"]
     assert of(StopJob, commands) == [] and of(StartJob, commands) == []
     end = stage.finish("b", 160)
@@ -114,7 +114,7 @@ def test_a_recovered_job_is_a_new_arrival_and_resumes_at_its_checkpoint() -> Non
     stage.arrive(spec)
     now = stage.iteration("a", 10, 0)
     now = stage.iteration("a", now, 1)
-    stage.tell(JobCrashed(now + 30, JobId("a"), 1))
+    stage.tell(JobDied(now + 30, JobId("a"), 1))
     assert stage.tell(JobArrived(now + 40, spec)) == []  # the first arrival, late and doubled
     stage.tell(JobArrived(now + 2000, spec, iterations_done=2, crashes=1))
     assert stage.starts["a"].epoch == 2 and stage.starts["a"].iterations_done == 2

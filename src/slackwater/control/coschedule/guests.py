@@ -1,0 +1,98 @@
+"""Guests: jobs whose cycle is not known yet. They run phase by phase on nodes that nobody else waits for (PlexRL 4.3, unknown jobs).
+
+A phase has its nodes to itself whoever comes before and after it, so its length is the job's own. A guest is in no group and no
+plan: it can keep a member waiting for the rest of one phase, and never for two.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from slackwater.control.coschedule.commands import GrantPermit
+from slackwater.control.coschedule.permits import Permits
+from slackwater.model.ids import JobId, NodeId
+from slackwater.model.node import Pool, Role
+from slackwater.model.placement import Phase
+from slackwater.policy.ordering.priority import Waiting
+from slackwater.policy.placement.fleet import Fleet
+
+
+@dataclass(slots=True)
+class _Guest:
+    nodes: dict[Phase, int]
+    next_phase: Phase = Phase.ROLLOUT
+    waits_since_s: float | None = None
+
+
+class Guests:
+    """Who is profiled, and what they wait for."""
+
+    def __init__(self, fleet: Fleet, permits: Permits) -> None:
+        self._fleet = fleet
+        self._permits = permits
+        self._guests: dict[JobId, _Guest] = {}
+
+    def __contains__(self, job: JobId | None) -> bool:
+        return job in self._guests
+
+    def why_never(self, rollout_nodes: int, train_nodes: int) -> str | None:
+        """Why a job that needs so many nodes can never run here, or None if it can."""
+        for role, nodes in ((Role.ROLLOUT, rollout_nodes), (Role.TRAIN, train_nodes)):
+            most = self._pool(role).max_nodes
+            if nodes > most:
+                return f"needs {nodes} {role} nodes and the pool has {most}; ask for fewer"
+        return None
+
+    def enter(self, job: JobId, rollout_nodes: int, train_nodes: int) -> None:
+        """It is profiled from now on."""
+        self._guests[job] = _Guest({Phase.ROLLOUT: rollout_nodes, Phase.TRAIN: train_nodes})
+
+    def leave(self, job: JobId) -> None:
+        """It is known now, or gone; its permit is back already."""
+        self._guests.pop(job, None)
+
+    def next_phase(self, job: JobId) -> Phase:
+        return self._guests[job].next_phase
+
+    def request(self, job: JobId, phase: Phase, now_s: float) -> None:
+        """Its next phase waits for nodes."""
+        guest = self._guests[job]
+        if phase is guest.next_phase and guest.waits_since_s is None:
+            guest.waits_since_s = now_s
+
+    def finished(self, job: JobId, phase: Phase) -> None:
+        """A phase of it ended."""
+        self._guests[job].next_phase = Phase.TRAIN if phase is Phase.ROLLOUT else Phase.ROLLOUT
+
+    def grant(self, wanted: Callable[[NodeId], bool], now_s: float) -> list[GrantPermit]:
+        """Permits for those whose nodes are free and wanted by no member of a group; who waits longest comes first."""
+        waiting = [
+            (guest.waits_since_s, job, guest)
+            for job, guest in self._guests.items()
+            if guest.waits_since_s is not None
+        ]
+        granted: list[GrantPermit] = []
+        for since_s, job, guest in sorted(waiting, key=lambda row: (row[0], row[1])):
+            nodes = self._free_nodes(guest, wanted)
+            if nodes is None:
+                continue
+            assert since_s is not None
+            guest.waits_since_s = None
+            request = Waiting(job, guest.next_phase, nodes, since_s, 0.0, 0.0)
+            granted.append(self._permits.grant(request, 0, now_s))
+        return granted
+
+    def _free_nodes(
+        self, guest: _Guest, wanted: Callable[[NodeId], bool]
+    ) -> tuple[NodeId, ...] | None:
+        role = Role.ROLLOUT if guest.next_phase is Phase.ROLLOUT else Role.TRAIN
+        found: list[NodeId] = []
+        for number in range(self._pool(role).max_nodes):
+            node = NodeId(f"{role.value}-{number}")
+            if self._permits.is_idle(node) and not wanted(node):
+                found.append(node)
+                if len(found) == guest.nodes[guest.next_phase]:
+                    return tuple(found)
+        return None
+
+    def _pool(self, role: Role) -> Pool:
+        return self._fleet.rollout if role is Role.ROLLOUT else self._fleet.train

@@ -1,0 +1,141 @@
+"""Where one job stands between its phases: what it holds, what it waits for, and what it would do next.
+
+Of a job whose own code asks for permits that is what was asked. Of any other it is inferred from what its client does (fleet.md, Permits):
+turns are the rollout phase, passes and optimizer steps the train phase. A rollout is over when an operation waits and the turns that
+came before it have ended; a train phase when no operation is left and either a turn waits or the step's weights are published.
+"""
+
+from dataclasses import dataclass, field
+
+from slackwater.control.coschedule.phase_events import PermitAsked
+from slackwater.control.rollout.gates import TurnGate
+from slackwater.model.ids import InstanceId, JobId, NodeId, RequestId
+from slackwater.model.job import JobTerms
+from slackwater.model.placement import Phase
+
+TAIL_SHARE = 0.8
+_LEAST_TURNS = 5  # fewer have no tail
+
+
+@dataclass(slots=True)
+class Hold:
+    """A permit that the job has."""
+
+    permit: int
+    known_as: int
+    phase: Phase
+    nodes: tuple[NodeId, ...]
+    since_s: float
+    heard_s: float
+    switch: bool = False
+    kept: tuple[InstanceId, ...] | None = None  # of a tail
+    tail_said: bool = False
+    turns: int = 0
+    done_turns: int = 0
+
+
+@dataclass(slots=True)
+class JobPhases:
+    """One job that takes part; `epoch` is the co-scheduler's, None while it has no place."""
+
+    job: JobId
+    terms: JobTerms
+    epoch: int | None = None
+    iteration: int = 0
+    asks: bool = False  # its own code asks for permits
+    ask: PermitAsked | None = None
+    hold: Hold | None = None
+    requested_s: float | None = None
+    turns: set[int] = field(default_factory=set)
+    before: int | None = None  # while a rollout drains: later turns wait
+    ops: set[RequestId] = field(default_factory=set)
+    stepped: bool = False
+    published: bool = False
+    last_turns: int = 0
+    trained_s: float | None = None  # when its last train phase ended
+    idle_since_s: float = 0.0
+    switches: int = 0
+    slowdown: float | None = None  # over running alone, of its complete iterations
+    strikes: int = 0
+    seen: dict[Phase, list[float]] = field(default_factory=dict)
+
+    @property
+    def is_idle(self) -> bool:
+        """It neither runs nor waits."""
+        return self.hold is None and self.requested_s is None
+
+    def wanted(self, expected: Phase) -> Phase | None:
+        """The phase that it would run next, if it has anything to do."""
+        if self.asks:
+            return None if self.ask is None else self.ask.phase
+        if self.turns and (expected is Phase.ROLLOUT or not self.ops):
+            return Phase.ROLLOUT
+        return Phase.TRAIN if self.ops else None
+
+    def is_over(self) -> bool:
+        """Whether the phase that it holds is over, by what its client does."""
+        if self.hold is None or self.asks:
+            return False
+        if self.hold.phase is Phase.ROLLOUT:
+            return bool(self.ops) and not self._draining()
+        return not self.ops and (bool(self.turns) or (self.stepped and self.published))
+
+    def must_drain(self) -> bool:
+        """Whether turns that come from now on belong to the next rollout."""
+        rolls = self.hold is not None and self.hold.phase is Phase.ROLLOUT
+        return rolls and not self.asks and self.before is None and bool(self.ops and self.turns)
+
+    def drain(self) -> None:
+        """They do."""
+        self.before = max(self.turns) + 1
+
+    def _draining(self) -> bool:
+        before = self.before
+        return bool(self.turns) if before is None else any(turn < before for turn in self.turns)
+
+    def turn_opened(self, sequence: int) -> None:
+        self.turns.add(sequence)
+        if self.hold is not None and self.before is None:
+            self.hold.turns += 1
+
+    def turn_closed(self, sequence: int) -> None:
+        self.turns.discard(sequence)
+        if self.hold is not None:
+            self.hold.done_turns += 1
+
+    def at_tail(self) -> bool:
+        """Whether so many of the rollout's turns are done that the rest fits on a few instances; said once."""
+        hold = self.hold
+        if hold is None or hold.phase is not Phase.ROLLOUT or hold.tail_said or not self.turns:
+            return False
+        whole = max(hold.turns, self.last_turns)
+        hold.tail_said = whole >= _LEAST_TURNS and hold.done_turns >= TAIL_SHARE * whole
+        return hold.tail_said
+
+    def gate(self, but: tuple[InstanceId, ...] = ()) -> TurnGate:
+        """For its turns, as it stands."""
+        hold = self.hold
+        if hold is None or hold.phase is not Phase.ROLLOUT:
+            return TurnGate()
+        return TurnGate(hold.nodes, hold.kept, () if hold.kept else but, self.before)
+
+    def begin(self, hold: Hold) -> None:
+        """It has a permit."""
+        hold.turns = len(self.turns)
+        self.hold, self.ask, self.requested_s = hold, None, None
+        self.before = None
+        self.stepped = self.published = False
+        self.switches += hold.switch
+
+    def end(self, now_s: float, work_s: float) -> Hold:
+        """It has no permit any more; `work_s` above 0 tells how long the phase is."""
+        hold = self.hold
+        assert hold is not None
+        self.hold = self.before = None
+        if hold.phase is Phase.ROLLOUT:
+            self.last_turns = hold.done_turns or self.last_turns
+        else:
+            self.trained_s = now_s
+        if work_s > 0:
+            self.seen.setdefault(hold.phase, []).append(work_s)
+        return hold

@@ -1,0 +1,75 @@
+"""What people's code and operations tell of phases. Plain data, so that a record of it can be replayed."""
+
+from dataclasses import dataclass
+
+from slackwater.model.ids import JobId, RequestId
+from slackwater.model.operation import OpKind
+from slackwater.model.placement import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class PermitAsked:
+    """A job's own code waits to begin a phase. `known_as`: it held this permit before the control plane was started again."""
+
+    now_s: float
+    job: JobId
+    phase: Phase
+    iteration: int
+    known_as: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PermitProgress:
+    """The holder lives, and so many of its responses are done."""
+
+    now_s: float
+    job: JobId
+    permit: int
+    finished: int = 0
+    total: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PermitReturned:
+    """The phase is over; its work took `work_s`."""
+
+    now_s: float
+    job: JobId
+    permit: int
+    work_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PermitsNumbered:
+    """Permits were given up to this number before the control plane was started again."""
+
+    now_s: float
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpQueued:
+    """An operation of the job waits for a trainer."""
+
+    now_s: float
+    job: JobId
+    request: RequestId
+    kind: OpKind
+
+
+@dataclass(frozen=True, slots=True)
+class OpOver:
+    """An operation of the job ended, well if `done`."""
+
+    now_s: float
+    job: JobId
+    request: RequestId
+    kind: OpKind
+    done: bool
+
+
+OfJob = PermitAsked | PermitProgress | PermitReturned | OpQueued | OpOver
+PhaseEvent = OfJob | PermitsNumbered
+
+EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in PhaseEvent.__args__}

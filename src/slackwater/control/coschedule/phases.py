@@ -1,0 +1,523 @@
+"""The phase keeper: the co-scheduler as one part of the brain, and the gates that its permits open and close.
+
+It hears of turns and operations, or of the permits that a job's own code asks for, and tells the co-scheduler of phases; what the co-scheduler
+grants opens the gate of the job's turns or operations on the permit's nodes, and closes when the phase is over. A job without terms
+takes no part, and has no gate. A holder that is not heard of for `lease_s`, or a phase beyond its limit, loses the permit: the job is a
+crash, and a new arrival.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, assert_never
+
+from slackwater.control.coschedule import commands as do
+from slackwater.control.coschedule import events as on
+from slackwater.control.coschedule import phase_commands as phase_do
+from slackwater.control.coschedule import phase_events as of_phase
+from slackwater.control.coschedule.job_phases import Hold, JobPhases
+from slackwater.control.coschedule.job_state import JobStatus
+from slackwater.control.coschedule.scheduler import CoScheduler
+from slackwater.control.jobs import events as of_job
+from slackwater.control.jobs.commands import PlaceJob, ProfileJob
+from slackwater.control.rollout.events import JobGated
+from slackwater.control.timer import SetTimer, TimerFired
+from slackwater.model.errors import ConfigError
+from slackwater.model.ids import InstanceId, JobId, NodeId
+from slackwater.model.job import JobSpec, JobTerms
+from slackwater.model.operation import OpKind
+from slackwater.model.placement import Phase
+
+COSCHEDULE = "coschedule:"
+WATCH = f"{COSCHEDULE}watch"
+REST = f"{COSCHEDULE}rest "
+
+Answer: TypeAlias = Literal["placed", "held", "refused"]
+
+Said: TypeAlias = (
+    do.Command
+    | phase_do.PhaseCommand
+    | JobGated
+    | of_job.JobAnswered
+    | of_job.JobProfiled
+    | of_job.IterationDone
+    | of_job.JobCrashed
+    | of_job.JobEnded
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseLimits:
+    """When a phase is given up, and how a job is profiled.
+
+    A holder whose own code asks must be heard every `lease_s`. A phase may take `factor` times what is known of it, and
+    `least_s` in any case; while nothing is known, `unknown_s`. A job
+    that asks for nothing within `rest_s` after a phase keeps nobody waiting. After `strikes` phases that were given up the job has failed.
+    """
+
+    lease_s: float = 60.0
+    factor: float = 20.0
+    least_s: float = 60.0
+    unknown_s: float = 600.0
+    rest_s: float = 2.0
+    strikes: int = 3
+    cycles: int = 2
+    kept_share: float = 0.25
+
+    def __post_init__(self) -> None:
+        for name in ("lease_s", "factor", "rest_s", "least_s", "unknown_s", "strikes", "cycles"):
+            if getattr(self, name) <= 0:
+                raise ConfigError.of(f"limits: {name}", getattr(self, name), "must be above 0")
+
+
+class PhaseKeeper:
+    """See the module. `engines_on` names the instances of nodes, those with most of a job's turns first."""
+
+    def __init__(
+        self,
+        scheduler: CoScheduler,
+        engines_on: Callable[[Sequence[NodeId], JobId], list[InstanceId]],
+        limits: PhaseLimits | None = None,
+    ) -> None:
+        self.scheduler = scheduler
+        self.limits = limits or PhaseLimits()
+        self._engines_on = engines_on
+        self._jobs: dict[JobId, JobPhases] = {}
+        self._queue: deque[do.Command] = deque()
+        self._out: list[Said] = []
+        self._now_s = 0.0
+        self._watching = False
+
+    # ---- questions ----
+    def find(self, job: JobId) -> JobPhases | None:
+        """A job that takes part; the caller must not change it."""
+        return self._jobs.get(job)
+
+    def jobs(self) -> list[JobPhases]:
+        return list(self._jobs.values())
+
+    # ---- what the brain says ----
+    def handle(self, event: on.Event | of_phase.PhaseEvent) -> list[Said]:
+        """What happened to phases."""
+        self._begin(event.now_s)
+        match event:
+            case TimerFired(_, token) if token == WATCH:
+                self._watch()
+            case TimerFired(_, token) if token.startswith(REST):
+                self._rests(self._jobs.get(JobId(token.removeprefix(REST))))
+            case on.PhaseFinished():
+                self._told_finished(event)
+            case on.JobDied(_, job, epoch) | on.JobFinished(_, job, epoch):
+                one = self._jobs.get(job)
+                if one is not None and epoch == one.epoch:
+                    self._lose(one, "")
+                    one.epoch = None
+                self._tell(event)
+            case of_phase.PermitsNumbered(_, after):
+                self.scheduler.permits.number_after(after)
+            case _ if isinstance(event, of_phase.OfJob):
+                one = self._jobs.get(event.job)
+                if one is not None:
+                    self._heard(one, event)
+            case _:
+                self._tell(event)
+        return self._settled()
+
+    def place(self, command: PlaceJob, now_s: float) -> list[Said]:
+        """The job book wants a place for a job with terms."""
+        self._begin(now_s)
+        terms, profile = command.terms, command.profile
+        assert terms is not None
+        one = self._one(command.job, terms)
+        if profile is None:
+            self._answer(command.job, "refused", "nothing is known of its phases")
+            return self._settled()
+        self._fell(one)
+        state = self.scheduler.find(command.job)
+        crashes = command.crashes if state is None else state.crashes
+        spec = JobSpec(command.job, now_s, terms.iterations, terms.bound, profile, terms.priority)
+        one.iteration = command.iterations_done
+        self._tell(on.JobArrived(now_s, spec, command.iterations_done, crashes))
+        return self._settled()
+
+    def profile(self, command: ProfileJob, now_s: float) -> list[Said]:
+        """The job book wants to know a job's cycle."""
+        self._begin(now_s)
+        one, terms = self._one(command.job, command.terms), command.terms
+        self._fell(one)
+        one.seen.clear()
+        self._tell(on.ProfilingAsked(now_s, command.job, terms.rollout_nodes, terms.train_nodes))
+        if self.scheduler.is_guest(command.job):
+            one.epoch = 0
+            self._look(one)
+        return self._settled()
+
+    def _fell(self, one: JobPhases) -> None:
+        """A job that comes again while it has a place crashed unseen: its driver did."""
+        if one.epoch is not None and not self._is_known(one):
+            self._lose(one, "its driver is gone")
+            epoch, one.epoch = one.epoch, None
+            self._tell(on.JobDied(self._now_s, one.job, epoch))
+
+    def _is_known(self, one: JobPhases) -> bool:
+        """A guest whose profile is complete leaves by itself."""
+        return self.scheduler.is_guest(one.job) and one.hold is None and one.iteration > 0
+
+    def ended(self, job: JobId, now_s: float) -> list[Said]:
+        """The job is over: its place is another's."""
+        self._begin(now_s)
+        one = self._jobs.pop(job, None)
+        if one is not None:
+            self._lose(one, "")
+            state = self.scheduler.find(job)
+            epoch = one.epoch if one.epoch is not None else (state.epoch if state else 0)
+            self._tell(on.JobFinished(now_s, job, epoch))
+            self._out += [JobGated(now_s, job, None), phase_do.GateOps(job, None)]
+        return self._settled()
+
+    def turn_opened(self, job: JobId, sequence: int, now_s: float) -> list[Said]:
+        self._begin(now_s)
+        one = self._jobs[job]
+        one.turn_opened(sequence)
+        self._look(one)
+        return self._settled()
+
+    def turn_closed(self, job: JobId, sequence: int, now_s: float) -> list[Said]:
+        self._begin(now_s)
+        one = self._jobs[job]
+        one.turn_closed(sequence)
+        if not one.asks and one.at_tail() and one.hold is not None:
+            self._tell(on.TailReached(now_s, job, one.hold.permit))
+        self._look(one)
+        return self._settled()
+
+    def instance_lost(self, instance: InstanceId, now_s: float) -> list[Said]:
+        """A tail that was to end there may end anywhere on its nodes."""
+        self._begin(now_s)
+        for one in self._jobs.values():
+            if one.hold is not None and one.hold.kept and instance in one.hold.kept:
+                one.hold.kept = None
+                self._gate_turns(one)
+        return self._settled()
+
+    # ---- what jobs say and do ----
+    def _heard(self, one: JobPhases, event: of_phase.OfJob) -> None:
+        match event:
+            case of_phase.PermitAsked():
+                one.asks = True
+                if one.hold is None:
+                    one.ask = event
+                    self._look(one)
+            case of_phase.PermitProgress():
+                self._progress(one, event)
+            case of_phase.PermitReturned(_, _, permit, work_s):
+                if one.hold is not None and one.hold.known_as == permit:
+                    self._finish(one, max(work_s, 1e-9))
+            case of_phase.OpQueued(_, _, request, kind):
+                if kind.needs_permit:
+                    one.ops.add(request)
+                    self._look(one)
+            case of_phase.OpOver():
+                self._op_over(one, event)
+            case _:
+                assert_never(event)
+
+    def _progress(self, one: JobPhases, event: of_phase.PermitProgress) -> None:
+        hold = one.hold
+        if hold is None or hold.known_as != event.permit:
+            return
+        hold.heard_s = event.now_s
+        hold.turns, hold.done_turns = event.total, event.finished
+        tail = 0 < 0.8 * event.total <= event.finished < event.total
+        if tail and not hold.tail_said:
+            hold.tail_said = True
+            self._tell(on.TailReached(event.now_s, event.job, hold.permit))
+
+    def _op_over(self, one: JobPhases, event: of_phase.OpOver) -> None:
+        one.ops.discard(event.request)
+        if event.kind is OpKind.OPTIM_STEP and event.done:
+            one.stepped, one.published = True, False
+        elif event.kind is OpKind.PUBLISH and event.done:
+            one.published = True
+        self._look(one)
+
+    # ---- phases ----
+    def _look(self, one: JobPhases) -> None:
+        """A job did something: its phase may be over, and its next one may be wanted."""
+        if one.must_drain():
+            one.drain()
+            self._gate_turns(one)
+        if one.is_over():
+            assert one.hold is not None
+            self._finish(one, max(self._now_s - one.hold.since_s, 1e-9))
+            return
+        expected = self.scheduler.next_phase(one.job)
+        if one.hold is not None or one.requested_s is not None or expected is None:
+            return
+        if one.epoch is None or one.wanted(expected) is None:
+            return
+        if expected is Phase.ROLLOUT and one.trained_s is not None:
+            one.seen.setdefault(Phase.SYNC, []).append(self._now_s - one.trained_s)
+            one.trained_s = None
+        one.requested_s = self._now_s
+        self._tell(
+            on.PhaseRequested(self._now_s, one.job, one.epoch, expected, self._iteration(one))
+        )
+
+    def _iteration(self, one: JobPhases) -> int:
+        state = self.scheduler.find(one.job)
+        guest = self.scheduler.is_guest(one.job) or state is None
+        return one.iteration if guest or state is None else state.iterations_done
+
+    def _finish(self, one: JobPhases, work_s: float) -> None:
+        """A phase ended by itself; without work it was skipped."""
+        assert one.hold is not None
+        self._told_finished(on.PhaseFinished(self._now_s, one.job, one.hold.permit, work_s))
+
+    def _told_finished(self, event: on.PhaseFinished) -> None:
+        job, permit, work_s = event.job, event.permit, event.work_s
+        one = self._jobs.get(job)
+        if one is None or one.hold is None or one.hold.permit != permit:
+            self._tell(event)
+            return
+        hold = one.end(self._now_s, work_s)
+        self._close(one, hold, "")
+        if hold.phase is Phase.TRAIN:
+            one.iteration += 1
+            self._out.append(of_job.IterationDone(self._now_s, job))
+        self._tell(event)
+        if hold.kept:
+            self._widen(hold.nodes)
+        state = self.scheduler.find(job)
+        if hold.phase is Phase.TRAIN and state is not None and state.seen_s:
+            one.slowdown = state.iteration_began_s / state.seen_s
+        profiled = hold.phase is Phase.TRAIN and self._profiled(one)
+        done = one.asks and hold.phase is Phase.TRAIN and one.iteration >= one.terms.iterations
+        if done and not profiled:
+            self._out.append(of_job.JobEnded(self._now_s, job, "finished", "made its iterations"))
+        elif not profiled:
+            self._look(one)
+            if one.is_idle:
+                one.idle_since_s = self._now_s
+                at_s = self._now_s + self.limits.rest_s
+                self._out.append(SetTimer(f"{REST}{job}", at_s))
+
+    def _rests(self, one: JobPhases | None) -> None:
+        """It has asked for nothing for a while: let nobody wait for its turn."""
+        if one is None or not one.is_idle:
+            return
+        if one.epoch and self._now_s - one.idle_since_s >= self.limits.rest_s - 1e-6:
+            self._tell(on.JobRests(self._now_s, one.job, one.epoch))
+
+    def _profiled(self, one: JobPhases) -> bool:
+        """Whether a guest is known now; its profile is that of its longest warm cycle."""
+        trains = one.seen.get(Phase.TRAIN, [])
+        if not self.scheduler.is_guest(one.job) or len(trains) < self.limits.cycles:
+            return False
+        if one.iteration >= one.terms.iterations:
+            return False
+        first = 1 if self.limits.cycles > 1 else 0
+        rollouts = one.seen.get(Phase.ROLLOUT, trains)
+        syncs = one.seen.get(Phase.SYNC, [0.0])
+        lengths = (max(rollouts[first:] or rollouts), max(trains[first:]), min(syncs))
+        profile = one.terms.profile(*lengths)
+        self._out.append(of_job.JobProfiled(self._now_s, one.job, profile))
+        return True
+
+    def _lose(self, one: JobPhases, why: str) -> None:
+        """Its permit, if it has one, is gone; its gates are closed."""
+        one.requested_s = None
+        if one.hold is not None:
+            hold = one.end(self._now_s, 0.0)
+            self._close(one, hold, why or "its job is not placed any more")
+            if hold.kept:
+                self._widen(hold.nodes)
+
+    def _crash(self, one: JobPhases, why: str) -> None:
+        """It had its chance: another has the nodes, and it comes again, unless that happened too often."""
+        guest = self.scheduler.is_guest(one.job)
+        one.strikes += 1
+        self._lose(one, why)
+        epoch, one.epoch = one.epoch or 0, None
+        self._tell(on.JobDied(self._now_s, one.job, epoch))
+        if one.strikes >= self.limits.strikes or guest:
+            self._out.append(of_job.JobEnded(self._now_s, one.job, "failed", why))
+        else:
+            self._out.append(of_job.JobCrashed(self._now_s, one.job, why))
+
+    # ---- the watch ----
+    def _watch(self) -> None:
+        self._watching = False
+        for one in list(self._jobs.values()):
+            hold = one.hold
+            if hold is None:
+                continue
+            held_s = self._now_s - hold.since_s
+            if one.asks and self._now_s - hold.heard_s > self.limits.lease_s:
+                silent_s = self._now_s - hold.heard_s
+                why = f"its {hold.phase} phase was not heard of for {silent_s:.0f} s"
+                self._crash(one, why)
+            elif held_s > (limit_s := self._limit_s(one, hold.phase)):
+                why = f"its {hold.phase} phase did not end within {limit_s:.0f} s"
+                self._crash(one, why)
+
+    def _limit_s(self, one: JobPhases, phase: Phase) -> float:
+        state = self.scheduler.find(one.job)
+        if state is None or state.placement is None:
+            return self.limits.unknown_s
+        profile = state.profile
+        known_s = profile.rollout_s if phase is Phase.ROLLOUT else profile.train_s
+        return max(self.limits.factor * known_s, self.limits.least_s)
+
+    # ---- what the co-scheduler says ----
+    def _begin(self, now_s: float) -> None:
+        self._now_s = now_s
+
+    def _tell(self, event: on.Event) -> None:
+        self._queue.extend(self.scheduler.handle(event))
+
+    def _settled(self) -> list[Said]:
+        while self._queue:
+            self._carry(self._queue.popleft())
+        if not self._watching and any(one.hold is not None for one in self._jobs.values()):
+            self._watching = True
+            every_s = min(self.limits.lease_s / 4, self.limits.least_s / 4)
+            self._out.append(SetTimer(WATCH, self._now_s + every_s))
+        out, self._out = self._out, []
+        return out
+
+    def _carry(self, command: do.Command) -> None:
+        out = self._out
+        match command:
+            case do.StartJob(job, epoch):
+                self._answer(job, "placed", command.reason)
+                one = self._jobs[job]
+                one.epoch = epoch
+                out.append(command)
+                self._close_gates(one)
+                self._look(one)
+            case do.StopJob(job, epoch, _, reason):
+                one = self._jobs[job]
+                if one.epoch == epoch:
+                    self._lose(one, reason)
+                    one.epoch = None
+                out.append(command)
+            case do.HoldJob(job, reason):
+                self._answer(job, "held", reason)
+                self._close_gates(self._jobs[job])
+                out.append(command)
+            case do.RefuseJob(job, reason):
+                self._answer(job, "refused", reason)
+                self._jobs.pop(job, None)
+                out.append(command)
+            case do.GrantPermit():
+                self._granted(command)
+            case do.ShrinkRollout(permit, job):
+                self._shrink(self._jobs[job], permit)
+                out.append(command)
+            case do.RentNodes() | do.ReturnNodes() | SetTimer():
+                out.append(command)
+            case _:
+                assert_never(command)
+
+    def _granted(self, command: do.GrantPermit) -> None:
+        one = self._jobs[command.job]
+        held = self.scheduler.permits.find(command.permit)
+        if held is None:
+            return  # it was taken back by what followed from the same event
+        ask, now_s = one.ask, self._now_s
+        expected = command.phase
+        known_as = command.permit
+        if ask is not None and ask.phase is expected and ask.known_as is not None:
+            known_as = ask.known_as
+        hold = Hold(*(command.permit, known_as, expected, command.nodes, now_s, now_s))
+        hold.switch = command.switch
+        wanted = one.wanted(expected) if one.requested_s is not None else expected
+        asked = one.requested_s is not None and ask is not None
+        one.begin(hold)
+        if wanted is not expected:  # a phase that it has nothing to do in
+            one.ask = ask
+            self._finish(one, 0.0)
+            return
+        self._out.append(command)
+        self._out.append(
+            phase_do.PermitGiven(
+                *(one.job, known_as, hold.phase, one.iteration if ask is None else ask.iteration),
+                *(hold.nodes, hold.switch, asked),
+            )
+        )
+        if hold.phase is Phase.ROLLOUT:
+            self._gate_turns(one)
+        else:
+            self._out.append(phase_do.GateOps(one.job, hold.nodes))
+        self._look(one)
+
+    def _shrink(self, one: JobPhases, permit: int) -> None:
+        hold = one.hold
+        if hold is None or hold.permit != permit:
+            return
+        engines = self._engines_on(hold.nodes, one.job)
+        hold.kept = tuple(engines[: max(int(len(engines) * self.limits.kept_share), 1)]) or None
+        self._gate_turns(one)
+        self._out.append(phase_do.PermitShrunk(one.job, hold.known_as))
+
+    # ---- gates ----
+    def _one(self, job: JobId, terms: JobTerms) -> JobPhases:
+        one = self._jobs.get(job)
+        if one is None:
+            one = self._jobs[job] = JobPhases(job, terms)
+            self._close_gates(one)
+        one.terms = terms
+        return one
+
+    def _answer(self, job: JobId, answer: Answer, reason: str) -> None:
+        self._out.append(of_job.JobAnswered(self._now_s, job, answer, reason))
+
+    def _close(self, one: JobPhases, hold: Hold, lost: str) -> None:
+        if hold.phase is Phase.ROLLOUT:
+            self._gate_turns(one)
+        else:
+            self._out.append(phase_do.GateOps(one.job, ()))
+        self._out.append(phase_do.PermitBack(one.job, hold.known_as, lost))
+
+    def _close_gates(self, one: JobPhases) -> None:
+        self._gate_turns(one)
+        self._out.append(phase_do.GateOps(one.job, ()))
+
+    def _gate_turns(self, one: JobPhases) -> None:
+        """As its permit says; beside a tail of another rollout, on the other instances where there are any."""
+        but: tuple[InstanceId, ...] = ()
+        hold = one.hold
+        if hold is not None and hold.phase is Phase.ROLLOUT and hold.kept is None:
+            kept = {name for other in self._tails(hold.nodes, one.job) for name in other}
+            if kept and set(self._engines_on(hold.nodes, one.job)) - kept:
+                but = tuple(sorted(kept))
+        self._out.append(JobGated(self._now_s, one.job, one.gate(but)))
+
+    def _tails(self, nodes: Sequence[NodeId], but: JobId) -> list[tuple[InstanceId, ...]]:
+        found = []
+        for permit in self.scheduler.permits.tails_on(nodes):
+            other = self._jobs.get(permit.job)
+            if permit.job != but and other is not None and other.hold is not None:
+                found.append(other.hold.kept or ())
+        return found
+
+    def _widen(self, nodes: Sequence[NodeId]) -> None:
+        """A tail is over: whoever rolled out beside it has its instances too."""
+        for other in self._jobs.values():
+            hold = other.hold
+            if hold is not None and hold.phase is Phase.ROLLOUT and set(nodes) & set(hold.nodes):
+                self._gate_turns(other)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if an invariant does not hold."""
+        self.scheduler.check_integrity()
+        held = {permit.number: permit.job for permit in self.scheduler.permits.held()}
+        mine = {one.hold.permit: job for job, one in self._jobs.items() if one.hold is not None}
+        assert held == mine, f"permits are out of step: {held} {mine}"
+        for job, one in self._jobs.items():
+            assert one.hold is None or one.requested_s is None, f"{job} holds and waits"
+            state = self.scheduler.find(job)
+            placed = state is not None and state.status is JobStatus.PLACED
+            here = placed or self.scheduler.is_guest(job)
+            assert here == (one.epoch is not None), f"{job}: placed {here}, epoch {one.epoch}"

@@ -1,0 +1,67 @@
+"""What an operator can set of the co-scheduler of a service: which jobs share which nodes, in which order, within which limits."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from slackwater.control.coschedule.config import CoScheduleConfig, ordering_for
+from slackwater.control.coschedule.phases import PhaseLimits
+from slackwater.control.coschedule.scheduler import CoScheduler
+from slackwater.model.errors import ConfigError
+from slackwater.model.node import NodeType, Pool, Role
+from slackwater.model.switching import SwitchCosts
+from slackwater.policy.placement.catalogue import POLICIES, make_policy
+from slackwater.policy.placement.fleet import Fleet, MoveCost
+
+
+@dataclass(frozen=True, slots=True)
+class CoscheduleSettings:
+    """`ordering` "auto" is the one that belongs to the placement. `host_memory_gb` is what one node may hold of all jobs' states.
+
+    `switching` and `move` are what a change of jobs on a node, and a move of a job, are taken to cost.
+    """
+
+    placement: str = "ours"
+    ordering: Literal["auto", "plan", "round_robin", "hrrs", "fcfs"] = "auto"
+    backfill: bool = True
+    guard: bool = True
+    tails: bool = True
+    host_memory_gb: float = 16.0
+    options: Mapping[str, float] = field(default_factory=dict)
+    limits: PhaseLimits = field(default_factory=PhaseLimits)
+    switching: SwitchCosts = field(default_factory=lambda: SwitchCosts(0.0, 0.06, 5.0, 3.0))
+    move: MoveCost = field(default_factory=lambda: MoveCost(5.0, 8.88))
+
+    def __post_init__(self) -> None:
+        if self.placement not in POLICIES:
+            fix = f"is none of: {', '.join(POLICIES)}"
+            raise ConfigError.of("coschedule: placement", self.placement, fix)
+        if self.host_memory_gb <= 0:
+            fix = "must be above 0"
+            raise ConfigError.of("coschedule: host_memory_gb", self.host_memory_gb, fix)
+        self.new_coscheduler(1, 1)  # wrong options are refused at once
+
+    @property
+    def order(self) -> str:
+        """The name of the order of phases."""
+        return ordering_for(self.placement) if self.ordering == "auto" else self.ordering
+
+    def new_coscheduler(self, rollout_nodes: int, train_nodes: int) -> CoScheduler:
+        """Over a fleet that is there whether it is used or not; lengths are measured, so the SLO is held against what is seen."""
+        kind = NodeType("node", 8, 1.0, self.host_memory_gb, 1.0, 1.0, 1.0)
+        fleet = Fleet(
+            Pool(Role.ROLLOUT, kind, rollout_nodes, owned=True),
+            Pool(Role.TRAIN, kind, train_nodes, owned=True),
+            self.move,
+        )
+        config = CoScheduleConfig(
+            ordering=ordering_for(self.placement) if self.ordering == "auto" else self.ordering,
+            backfill=self.backfill,
+            guard=self.guard,
+            shrink_tails=self.tails,
+            slo_basis="realised",
+            drift_tolerance=0.25,
+            drift_headroom=0.1,
+            switching=self.switching,
+        )
+        return CoScheduler(make_policy(self.placement, fleet, self.options), fleet, config)

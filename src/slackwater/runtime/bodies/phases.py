@@ -1,0 +1,131 @@
+"""Permits, live: what the phase keeper says opens the gates of operations, answers whoever waits, and is drawn as a timeline."""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from slackwater.control.brain import BrainCommand, BrainEvent
+from slackwater.control.coschedule import commands as do
+from slackwater.control.coschedule import phase_commands as phase_do
+from slackwater.control.jobs.events import JobCrashed
+from slackwater.model.ids import JobId, NodeId
+from slackwater.timeline.permit_spans import PermitSpans
+
+logger = logging.getLogger(__name__)
+
+_LATENCIES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseHands:
+    """What the body works with: `gate_ops` reaches the trainers' line, `refused` ends what a job has running, `changed` is told when
+    what must survive a crash of the control plane did."""
+
+    feed: Callable[[BrainEvent], None]
+    gate_ops: Callable[[JobId, tuple[NodeId, ...] | None], None]
+    refused: Callable[[JobId, str], None]
+    changed: Callable[[], None]
+
+
+class PhasesBody:
+    """One per service with a co-scheduler."""
+
+    def __init__(self, nodes: tuple[NodeId, ...], hands: PhaseHands) -> None:
+        self._hands = hands
+        self._waiters: dict[JobId, set[asyncio.Future[None]]] = {}
+        self.spans = PermitSpans(nodes, _now_s())
+        self.given = self.switches = self.tails = 0
+        self.lost: dict[JobId, tuple[int, str]] = {}
+        self._grant_s: deque[float] = deque(maxlen=_LATENCIES)
+        self._event_s: float | None = None
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        for job in list(self._waiters):
+            self._wake(job)
+
+    # ---- commands ----
+    def event_came(self) -> None:
+        """The clock of the permits that follow from it."""
+        self._event_s = time.perf_counter()
+
+    def obey(self, command: BrainCommand) -> bool:
+        """Carry a command out, if it is one of ours."""
+        match command:
+            case phase_do.GateOps(job, nodes):
+                self._hands.gate_ops(job, nodes)
+            case phase_do.PermitGiven():
+                self._permit_given(command)
+            case phase_do.PermitBack(job, permit, lost):
+                self.spans.back(permit, _now_s())
+                if lost:
+                    self.lost[job] = (permit, lost)
+                    logger.warning("permit lost job=%s permit=%d reason=%s", job, permit, lost)
+                self._hands.changed()
+                self._wake(job)
+            case phase_do.PermitShrunk(job, permit):
+                self.tails += 1
+                self.spans.shrunk(permit, _now_s())
+                logger.info("rollout shrinks to its tail job=%s permit=%d", job, permit)
+            case do.StopJob(job, _, moves, reason):
+                logger.warning("job stopped job=%s reason=%s", job, reason)
+                if not moves:
+                    self._hands.feed(JobCrashed(_now_s(), job, reason))
+            case do.RefuseJob(job, reason):
+                self._hands.refused(job, reason)
+                self._wake(job)
+            case do.StartJob(job) | do.HoldJob(job):
+                logger.info("job answered job=%s reason=%s", job, command.reason)
+                self._hands.changed()
+                self._wake(job)
+            case do.GrantPermit() | do.ShrinkRollout() | do.RentNodes() | do.ReturnNodes():
+                pass  # the keeper has said what follows from it
+            case _:
+                return False
+        return True
+
+    def _permit_given(self, command: phase_do.PermitGiven) -> None:
+        self.given += 1
+        self.switches += command.switch
+        self.lost.pop(command.job, None)
+        self.spans.given(command.permit, command.job, command.phase, command.nodes, _now_s())
+        if self._event_s is not None:
+            self._grant_s.append(time.perf_counter() - self._event_s)
+        if command.asked:
+            self._hands.changed()
+        self._wake(command.job)
+
+    # ---- who waits ----
+    async def wait(self, job: JobId, until_s: float) -> bool:
+        """Until something happens to the job's permits; False if nothing did by then."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiters = self._waiters.setdefault(job, set())
+        waiters.add(waiter)
+        try:
+            await asyncio.wait_for(waiter, max(until_s - _now_s(), 0.0))
+        except TimeoutError:
+            return False
+        finally:
+            waiters.discard(waiter)
+            if not waiters:
+                self._waiters.pop(job, None)
+        return True
+
+    def _wake(self, job: JobId) -> None:
+        for waiter in self._waiters.get(job, ()):
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def grant_ms(self, share: float) -> float:
+        """How long a permit took, from the event that made it possible; 0 before the first."""
+        if not self._grant_s:
+            return 0.0
+        ordered = sorted(self._grant_s)
+        return 1000 * ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

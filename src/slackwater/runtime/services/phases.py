@@ -1,0 +1,318 @@
+"""The permits of people's own code, as the HTTP face asks for them; and how the shared fleet stands."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from slackwater.control.brain import Brain, BrainEvent
+from slackwater.control.coschedule.job_phases import JobPhases
+from slackwater.control.coschedule.phase_events import (
+    PermitAsked,
+    PermitProgress,
+    PermitReturned,
+    PermitsNumbered,
+)
+from slackwater.control.coschedule.phases import PhaseKeeper
+from slackwater.control.coschedule.settings import CoscheduleSettings
+from slackwater.control.jobs.book import JobEntry
+from slackwater.control.jobs.events import JobEnded, JobSubmitted
+from slackwater.model.errors import NotFoundError, RefusedError
+from slackwater.model.ids import JobId, NodeId, TenantId
+from slackwater.model.job import JobProfile, JobTerms
+from slackwater.model.job_life import JobStage, named_job
+from slackwater.model.placement import Phase
+from slackwater.runtime.bodies.phases import PhasesBody
+from slackwater.runtime.net.background import Background
+from slackwater.runtime.store.database import Store
+from slackwater.runtime.store.schema import facts
+
+_KEPT = "coscheduled_jobs"
+_SYNC_PERMITS = 1 << 40  # a sync holds no nodes: its permits are numbered apart
+
+
+class PhaseService:
+    """`places` names the fleet's node behind each of the co-scheduler's."""
+
+    def __init__(
+        self,
+        settings: CoscheduleSettings,
+        brain: Brain,
+        feed: Callable[[BrainEvent], None],
+        places: dict[NodeId, str],
+    ) -> None:
+        assert brain.phases is not None
+        self._settings = settings
+        self._brain = brain
+        self._keeper: PhaseKeeper = brain.phases
+        self._feed = feed
+        self._places = places
+        self._syncs = _SYNC_PERMITS
+        self.body: PhasesBody  # set by the plane, whose hands it needs
+        self._saving = False
+        self._saved: asyncio.Future[None] | None = None
+
+    # ---- jobs ----
+    def end(self, tenant: TenantId, name: str, outcome: Any, reason: str) -> JobEntry:
+        """Its owner is done with it."""
+        entry = self._entry(tenant, name)
+        self._feed(JobEnded(_now_s(), entry.job, outcome, reason))
+        return entry
+
+    def _entry(self, tenant: TenantId, name: str) -> JobEntry:
+        entry = self._brain.jobs.find(named_job(tenant, name))
+        if entry is None or entry.terms is None:
+            raise NotFoundError(f"job: {name!r} is not submitted; POST /slackwater/jobs first")
+        return entry
+
+    # ---- permits ----
+    async def ask(
+        self, tenant: TenantId, name: str, phase: Phase, iteration: int, hold_s: float
+    ) -> dict[str, Any] | None:
+        """The permit, or None if it was not given within `hold_s`: then ask again, which is the same request."""
+        entry = self._entry(tenant, name)
+        until_s = _now_s() + hold_s
+        if phase is Phase.SYNC:  # it moves weights, and holds no devices
+            self._syncs += 1
+            self._living(entry)
+            return _shown(self._syncs, phase, (), False)
+        while True:
+            one = self._living(entry)
+            if one.hold is not None:
+                if one.hold.phase is not phase:
+                    raise RefusedError(
+                        f"phase: job {name!r} holds permit {one.hold.known_as} for its "
+                        f"{one.hold.phase} phase; give that back first"
+                    )
+                hold = one.hold
+                if self._saved is not None:  # what is answered survives
+                    await asyncio.shield(self._saved)
+                return _shown(hold.known_as, phase, hold.nodes, hold.switch)
+            self._feed(PermitAsked(_now_s(), entry.job, phase, iteration))
+            if (one.hold is None and not await self.body.wait(entry.job, until_s)) and (
+                one.hold is None
+            ):
+                return None
+
+    def _living(self, entry: JobEntry) -> JobPhases:
+        one = self._keeper.find(entry.job)
+        if entry.stage.over or one is None:
+            raise RefusedError(f"job: {entry.job} is {entry.stage}: {entry.reason}")
+        return one
+
+    def progress(
+        self, tenant: TenantId, name: str, permit: int, finished: int, total: int, tokens: int
+    ) -> dict[str, Any]:
+        """The holder lives; `state` says whether its permit does."""
+        entry = self._entry(tenant, name)
+        if permit > _SYNC_PERMITS:
+            return {"permit": permit, "state": "held", "shrunk": False}
+        self._feed(PermitProgress(_now_s(), entry.job, permit, finished, total, tokens))
+        one = self._keeper.find(entry.job)
+        if one is not None and one.hold is not None and one.hold.known_as == permit:
+            return {"permit": permit, "state": "held", "shrunk": one.hold.kept is not None}
+        why = self.body.lost.get(entry.job)
+        reason = why[1] if why is not None and why[0] == permit else "it was given back"
+        return {"permit": permit, "state": "taken", "reason": reason}
+
+    def give_back(self, tenant: TenantId, name: str, permit: int, work_s: float) -> dict[str, Any]:
+        """The phase is over. One that was taken away meanwhile is answered with the reason."""
+        answer = self.progress(tenant, name, permit, 0, 0, 0)
+        entry = self._entry(tenant, name)
+        if permit <= _SYNC_PERMITS:
+            self._feed(PermitReturned(_now_s(), entry.job, permit, work_s))
+        return answer | {"state": "returned" if answer["state"] == "held" else "taken"}
+
+    # ---- what survives ----
+    def save_soon(self, store: Store, background: Background) -> None:
+        """Write down what a new control plane must know, once for all that changes in one turn of the loop."""
+        if not self._saving:
+            self._saving = True
+            self._saved = asyncio.get_running_loop().create_future()
+            background.spawn(self._save(store, self._saved))
+
+    async def _save(self, store: Store, saved: asyncio.Future[None]) -> None:
+        self._saving = False
+        try:
+            await self._write(store)
+        finally:
+            saved.set_result(None)
+
+    async def _write(self, store: Store) -> None:
+        value = msgspec.json.encode(self._kept()).decode()
+
+        def write(connection: Connection) -> None:
+            mine = facts.c.name == _KEPT
+            if not connection.execute(facts.update().where(mine).values(value=value)).rowcount:
+                connection.execute(facts.insert().values(name=_KEPT, value=value))
+
+        await store.call(write)
+
+    def _kept(self) -> dict[str, Any]:
+        jobs = []
+        for entry in self._brain.jobs.entries():
+            if entry.terms is None or entry.driven or entry.stage.over:
+                continue
+            one = self._keeper.find(entry.job)
+            hold = None
+            if one is not None and one.hold is not None and one.asks:
+                hold = {"permit": one.hold.known_as, "phase": one.hold.phase.value}
+            state = self._keeper.scheduler.find(entry.job)
+            profile = entry.profile if state is None else state.profile
+            jobs.append(
+                {
+                    "job": entry.job,
+                    "tenant": entry.tenant,
+                    "terms": msgspec.to_builtins(entry.terms),
+                    "profile": None if entry.profile is None else msgspec.to_builtins(profile),
+                    "iterations_done": entry.iterations_done,
+                    "hold": hold,
+                }
+            )
+        return {"jobs": jobs, "given": self._keeper.scheduler.permits.given}
+
+    async def adopt(self, store: Store) -> None:
+        """Take over jobs and permits of the control plane before: those that held a permit hold it again."""
+        query = sa.select(facts.c.value).where(facts.c.name == _KEPT)
+        value = await store.call(lambda c: c.execute(query).scalar())
+        if value is None:
+            return
+        kept = msgspec.json.decode(value)
+        self._feed(PermitsNumbered(_now_s(), kept["given"]))
+        rows = kept["jobs"]
+        for row in rows:
+            profile = row["profile"]
+            self._feed(
+                JobSubmitted(
+                    *(_now_s(), JobId(row["job"]), TenantId(row["tenant"])),
+                    None if profile is None else msgspec.convert(profile, JobProfile),
+                    msgspec.convert(row["terms"], JobTerms),
+                    row["iterations_done"],
+                )
+            )
+        for row in rows:
+            if row["hold"] is not None:
+                phase, permit = Phase(row["hold"]["phase"]), row["hold"]["permit"]
+                done = row["iterations_done"]
+                self._feed(PermitAsked(_now_s(), JobId(row["job"]), phase, done, permit))
+
+    # ---- for people ----
+    def state(self) -> dict[str, Any]:
+        """Pools, nodes, who holds which permit since when, who waits, slowdowns against bounds, switches, use."""
+        now_s, spans = _now_s(), self.body.spans
+        nodes = [self._node(node, now_s) for node in self._places]
+        pools = {}
+        for pool in ("rollout", "train"):
+            use = [spans.utilisation(node, now_s) for node in self._places if node.startswith(pool)]
+            busy = sum(row["job"] is not None for row in nodes if row["pool"] == pool)
+            pools[pool] = {
+                "nodes": len(use),
+                "busy": busy,
+                "utilisation": round(sum(use) / max(len(use), 1), 4),
+            }
+        return {
+            "placement": self._settings.placement,
+            "ordering": self._settings.order,
+            "pools": pools,
+            "nodes": nodes,
+            "jobs": [
+                self._job(entry, now_s)
+                for entry in self._brain.jobs.entries()
+                if entry.terms is not None
+            ],
+            "permits": {
+                "given": self.body.given,
+                "switches": self.body.switches,
+                "tail_migrations": self.body.tails,
+                "p50_ms": round(self.body.grant_ms(0.5), 3),
+                "p99_ms": round(self.body.grant_ms(0.99), 3),
+            },
+        }
+
+    def _node(self, node: NodeId, now_s: float) -> dict[str, Any]:
+        row: dict[str, Any] = {
+            "node": node,
+            "pool": node.rpartition("-")[0],
+            "host": self._places[node],
+            "job": None,
+            "phase": None,
+            "permit": None,
+            "since_s": None,
+            "tail": None,
+            "utilisation": round(self.body.spans.utilisation(node, now_s), 4),
+        }
+        for permit in self._keeper.scheduler.permits.held():
+            if node not in permit.nodes:
+                continue
+            if permit.shrunk:
+                row["tail"] = permit.job
+                continue
+            row |= {"job": permit.job, "phase": permit.phase.value, "permit": permit.number}
+            row["since_s"] = round(now_s - permit.started_s, 3)
+        return row
+
+    def _job(self, entry: JobEntry, now_s: float) -> dict[str, Any]:
+        assert entry.terms is not None
+        one, state = self._keeper.find(entry.job), self._keeper.scheduler.find(entry.job)
+        placement = None if state is None else state.placement
+        hold = None if one is None else one.hold
+        waits_s = None if one is None or one.requested_s is None else now_s - one.requested_s
+        return {
+            "job": entry.job,
+            "tenant": entry.tenant,
+            "stage": entry.stage.value,
+            "reason": entry.reason,
+            "group": None if placement is None else placement.group,
+            "iterations_done": entry.iterations_done,
+            "iterations": entry.terms.iterations,
+            "slo": entry.terms.slo,
+            "bound": round(entry.terms.bound, 4),
+            "slowdown": None if one is None or one.slowdown is None else round(one.slowdown, 4),
+            "phase": None if hold is None else hold.phase.value,
+            "permit": None if hold is None else hold.known_as,
+            "nodes": [] if hold is None else list(hold.nodes),
+            "holds_s": None if hold is None else round(now_s - hold.since_s, 3),
+            "waits_s": None if waits_s is None else round(waits_s, 3),
+            "switches": 0 if one is None else one.switches,
+            "profile": None if state is None else msgspec.to_builtins(state.profile),
+        }
+
+
+def _shown(permit: int, phase: Phase, nodes: tuple[NodeId, ...], switch: bool) -> dict[str, Any]:
+    return {"permit": permit, "phase": phase.value, "nodes": list(nodes), "switch": switch}
+
+
+def coscheduled_places(
+    rollout: Sequence[str], train: Sequence[str]
+) -> dict[tuple[str, NodeId], NodeId]:
+    """The co-scheduler's names (`rollout-0`, `train-0`) of the fleet's nodes, by pool and node."""
+    pools = (("rollout", rollout), ("train", train))
+    return {
+        (pool, NodeId(node)): NodeId(f"{pool}-{number}")
+        for pool, nodes in pools
+        for number, node in enumerate(nodes)
+    }
+
+
+def places_of(places: dict[tuple[str, NodeId], NodeId]) -> dict[NodeId, str]:
+    """The fleet's node behind each of the co-scheduler's."""
+    return {name: str(node) for (_, node), name in places.items()}
+
+
+def answered(entry: JobEntry, name: str) -> dict[str, Any]:
+    """A job's stage, for its owner."""
+    refused = entry.stage is JobStage.REFUSED
+    return {
+        "job": name,
+        "stage": entry.stage.value,
+        "reason": entry.reason,
+        "admitted": not refused,
+        "iterations_done": entry.iterations_done,
+    }
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

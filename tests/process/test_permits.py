@@ -1,0 +1,145 @@
+"""Permits over HTTP against a real service: people's own code shares the nodes phase by phase."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from .conftest import free_port
+from .service_process import ServiceProcess, wait_for
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+
+PROFILE = {"rollout_s": 1.0, "train_s": 1.0}
+SHORT = ("--set", "coschedule.limits.lease_s=4.0", "--set", "coschedule.limits.least_s=30.0")
+
+
+@pytest.fixture(scope="module")
+def shared(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    found = ServiceProcess(
+        *(tmp_path_factory.mktemp("permits") / "state", tiny_model, free_port()),
+        *("--set", "coschedule.placement=group", *SHORT),
+    )
+    found.start()
+    yield found
+    assert found.stop() == 0
+
+
+@pytest.fixture
+def service(shared: ServiceProcess) -> Iterator[ServiceProcess]:
+    """Without the jobs of the test before."""
+    yield shared
+    for row in _state(shared)["jobs"]:
+        if row["stage"] not in ("refused", "finished", "failed", "stopped"):
+            name = row["job"].removeprefix("default/")
+            _delete(shared, f"/slackwater/jobs/{name}", {})
+
+
+def _delete(service: ServiceProcess, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    headers = {"x-api-key": service.key}
+    answer = httpx.request("DELETE", service.url + path, json=body, headers=headers, timeout=60)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+class Owner:
+    """One job's own code."""
+
+    def __init__(self, service: ServiceProcess, name: str, **terms: Any) -> None:
+        self.service, self.name = service, name
+        body = {"name": name, "iterations": 50, "slo": 3.0, "profile": PROFILE} | terms
+        self.answer = service.post("/slackwater/jobs", body)
+
+    def ask(self, phase: str, iteration: int) -> httpx.Response:
+        path = f"/slackwater/jobs/{self.name}/permits"
+        return self.service.post(path, {"phase": phase, "iteration": iteration})
+
+    def permit(self, phase: str, iteration: int) -> int:
+        answer = self.ask(phase, iteration)
+        assert answer.status_code == 200, answer.text
+        return int(answer.json()["permit"])
+
+    def progress(self, permit: int, **done: int) -> dict[str, Any]:
+        path = f"/slackwater/jobs/{self.name}/permits/{permit}/progress"
+        found: dict[str, Any] = self.service.post(path, done).json()
+        return found
+
+    def give_back(self, permit: int) -> dict[str, Any]:
+        path = f"/slackwater/jobs/{self.name}/permits/{permit}"
+        return _delete(self.service, path, {"work_s": 0.5})
+
+
+def _state(service: ServiceProcess) -> dict[str, Any]:
+    found: dict[str, Any] = service.get("/slackwater/coschedule").json()
+    return found
+
+
+def test_two_jobs_take_turns_on_one_rollout_node(service: ServiceProcess) -> None:
+    a, b = Owner(service, "a"), Owner(service, "b")
+    assert a.answer.json()["stage"] == b.answer.json()["stage"] == "placed", b.answer.text
+    first = a.permit("rollout", 0)
+    assert a.permit("rollout", 0) == first  # the same request
+    got: list[int] = []
+    waits = threading.Thread(target=lambda: got.append(b.permit("rollout", 0)))
+    waits.start()
+
+    def b_waits() -> bool:
+        assert a.progress(first)["state"] == "held"
+        return any(row["waits_s"] for row in _state(service)["jobs"])
+
+    wait_for("b to wait", b_waits)
+    assert not got
+    held = {row["node"]: row["job"] for row in _state(service)["nodes"]}
+    assert held == {"rollout-0": "default/a", "train-0": None}
+    refused = a.ask("train", 0)
+    assert refused.status_code == 400 and "give that back first" in refused.text
+    assert a.progress(first, finished=1, total=8)["state"] == "held"
+    assert a.give_back(first)["state"] == "returned"
+    waits.join(30)
+    assert got and got[0] != first
+    assert a.permit("train", 0) > got[0]
+    sync = a.ask("sync", 0)
+    assert sync.status_code == 200 and sync.json()["nodes"] == []
+
+
+def test_a_holder_that_vanishes_loses_the_permit_and_the_others_go_on(
+    service: ServiceProcess,
+) -> None:
+    gone, stays = Owner(service, "gone"), Owner(service, "stays")
+    lost = gone.permit("rollout", 0)
+    began_s = time.monotonic()
+    assert stays.permit("rollout", 0) != lost
+    assert time.monotonic() - began_s < 25
+    said = gone.progress(lost)
+    assert said["state"] == "taken" and "not heard of" in said["reason"]
+    rows = {row["job"]: row for row in _state(service)["jobs"]}
+    assert rows["default/gone"]["stage"] in ("placed", "submitted")
+
+
+def test_what_cannot_be_is_refused_in_one_line(service: ServiceProcess) -> None:
+    assert "slo: 0.5 must be at least 1" in Owner(service, "x", slo=0.5).answer.text
+    huge = Owner(service, "huge", profile=PROFILE | {"rollout_nodes": 9}).answer.json()
+    assert huge["stage"] == "refused" and "the pool has 1" in huge["reason"]
+    late = service.post("/slackwater/jobs/huge/permits", {"phase": "rollout", "iteration": 0})
+    assert late.status_code == 400 and "is refused" in late.text
+    nobody = service.post("/slackwater/jobs/nobody/permits", {"phase": "rollout", "iteration": 0})
+    assert nobody.status_code == 404
+
+
+def test_permits_come_back_with_the_control_plane(service: ServiceProcess) -> None:
+    a, b = Owner(service, "a"), Owner(service, "b")
+    permit = a.permit("rollout", 0)
+    a.give_back(permit)
+    train, rollout = a.permit("train", 0), b.permit("rollout", 0)
+    service.kill()
+    service.start()
+    assert a.progress(train)["state"] == "held"
+    assert b.progress(rollout)["state"] == "held"
+    assert a.give_back(train)["state"] == "returned"
+    assert b.give_back(rollout)["state"] == "returned"
+    assert a.permit("rollout", 1) > max(train, rollout)

@@ -1,0 +1,195 @@
+"""Phases are inferred from turns and operations, and permits open and close their gates."""
+
+from phase_stage import PhaseStage
+
+from slackwater.control.coschedule.commands import StartJob
+from slackwater.control.coschedule.phase_commands import PermitBack
+from slackwater.control.coschedule.phase_events import PermitAsked, PermitReturned, PermitsNumbered
+from slackwater.control.coschedule.phases import REST, WATCH, PhaseLimits
+from slackwater.control.jobs.events import JobEnded
+from slackwater.model.ids import JobId, NodeId
+from slackwater.model.job import JobProfile, JobTerms
+from slackwater.model.job_life import JobStage
+from slackwater.model.operation import OpKind
+from slackwater.model.placement import Phase
+
+TRAIN_NODE = (NodeId("train-0"),)
+
+
+def test_the_first_turn_opens_the_rollout_and_a_pass_the_training() -> None:
+    stage = PhaseStage()
+    job = stage.submit("a")
+    first, second = stage.turn(job), stage.turn(job)
+    assert stage.permits() == [("a", "rollout")]
+    assert set(stage.running) == {first, second}
+    stage.end_turn(first)
+    stage.end_turn(second)
+    assert stage.permits() == []  # more turns may come
+    stage.op(job, OpKind.FORWARD_BACKWARD)
+    assert stage.permits() == [("a", "train")]
+    assert stage.gates[job] == TRAIN_NODE
+
+
+def test_the_second_job_rolls_out_while_the_first_trains() -> None:
+    stage = PhaseStage()
+    a, b = stage.submit("a"), stage.submit("b")
+    mine = stage.turn(a)
+    other = stage.turn(b)
+    assert other not in stage.running and mine in stage.running
+    stage.end_turn(mine, 10.0)
+    step = stage.op(a, OpKind.FORWARD_BACKWARD)
+    assert set(stage.permits()) == {("a", "rollout"), ("a", "train"), ("b", "rollout")}
+    assert other in stage.running
+    assert stage.gates == {a: TRAIN_NODE, b: ()}
+    stage.end_turn(other, 5.0)
+    waits = stage.op(b, OpKind.FORWARD_BACKWARD)
+    assert stage.gates[b] == () and stage.permits() == []
+    stage.end_op(a, step, OpKind.FORWARD_BACKWARD)
+    assert stage.permits() == []  # its step is still to come
+    for kind in (OpKind.OPTIM_STEP, OpKind.PUBLISH):
+        stage.end_op(a, stage.op(a, kind), kind)
+    assert stage.permits() == [("b", "train")] and waits
+    assert stage.gates == {a: (), b: TRAIN_NODE}
+
+
+def test_turns_that_come_while_a_pass_waits_belong_to_the_next_rollout() -> None:
+    stage = PhaseStage()
+    job = stage.submit("a")
+    early = stage.turn(job)
+    stage.op(job, OpKind.FORWARD_BACKWARD)
+    late = stage.turn(job)
+    assert set(stage.running) == {early} and late
+    stage.end_turn(early)
+    assert stage.permits() == [("a", "rollout"), ("a", "train")]
+
+
+def test_a_job_that_only_trains_skips_its_rollouts() -> None:
+    stage = PhaseStage()
+    job = stage.submit("a")
+    for _ in range(3):
+        stage.train(job)
+    assert stage.permits() == [("a", "train")] * 3
+    entry = stage.brain.jobs.find(job)
+    assert entry is not None and entry.iterations_done == 3
+
+
+def test_a_job_without_terms_has_no_gate() -> None:
+    stage = PhaseStage()
+    stage.submit("a")
+    stage.turn(JobId("a"))
+    plain = stage.turn(JobId("session"))
+    assert plain in stage.running
+    stage.op(JobId("session"), OpKind.FORWARD_BACKWARD)
+    assert JobId("session") not in stage.gates
+
+
+def test_an_unknown_job_is_profiled_in_two_cycles_and_then_placed() -> None:
+    stage = PhaseStage()
+    job = stage.submit("a", profile=None)
+    assert stage.stage_of(job) is JobStage.PROFILING
+    for cycle_s in (9.0, 6.0):
+        stage.end_turn(stage.turn(job), cycle_s)
+        stage.train(job, 3.0)
+    entry = stage.brain.jobs.find(job)
+    assert entry is not None and entry.profile is not None
+    assert (entry.profile.rollout_s, round(entry.profile.train_s, 6)) == (6.0, 3.0)
+    assert stage.stage_of(job) is JobStage.PLACED
+    (start,) = stage.of(StartJob)
+    assert start.iterations_done == 2
+
+
+def test_a_guest_takes_only_what_nobody_waits_for() -> None:
+    stage = PhaseStage()
+    a, b, guest = stage.submit("a"), stage.submit("b"), stage.submit("g", profile=None)
+    mine = stage.turn(a)
+    stage.turn(b)
+    unknown = stage.turn(guest)
+    stage.end_turn(mine, 10.0)
+    stage.op(a, OpKind.FORWARD_BACKWARD)
+    assert set(stage.permits()) == {("a", "rollout"), ("a", "train"), ("b", "rollout")}
+    assert unknown not in stage.running
+
+
+def test_a_phase_that_never_ends_is_given_up_and_the_others_go_on() -> None:
+    stage = PhaseStage(limits=PhaseLimits(factor=2.0, least_s=5.0, strikes=2))
+    a, b = stage.submit("a"), stage.submit("b")
+    stuck, waits = stage.turn(a), stage.turn(b)
+    stage.fire(WATCH, 30.0)
+    (lost,) = [back for back in stage.of(PermitBack) if back.lost]
+    assert lost.job == a and "did not end within 20 s" in lost.lost
+    assert waits in stage.running and stuck not in stage.running
+    stage.end_turn(waits)
+    stage.op(b, OpKind.FORWARD_BACKWARD)
+    assert stuck in stage.running  # it is a new arrival, and its turn goes on
+    stage.fire(WATCH, 30.0)
+    assert stage.stage_of(a) is JobStage.FAILED
+
+
+def test_a_job_that_asks_for_nothing_keeps_nobody_waiting() -> None:
+    stage = PhaseStage()
+    a, b = stage.submit("a"), stage.submit("b")
+    first, second = stage.turn(a), stage.turn(b)
+    stage.end_turn(first, 10.0)
+    stage.train(a)
+    stage.end_turn(second)
+    stage.train(b)
+    again = stage.turn(b)
+    assert again not in stage.running  # a's turn comes first in a round robin
+    stage.fire(f"{REST}{a}", 60.0)
+    assert again in stage.running
+    stage.end_turn(again)
+    stage.train(b)
+    back = stage.turn(a)  # it takes part again, and b has nothing to do now
+    stage.fire(f"{REST}{b}", 60.0)
+    assert back in stage.running
+
+
+def test_the_end_of_a_job_frees_its_nodes() -> None:
+    stage = PhaseStage()
+    a, b = stage.submit("a"), stage.submit("b")
+    stage.turn(a)
+    waits = stage.turn(b)
+    stage.tell(JobEnded(stage.now_s, a, "stopped"))
+    assert waits in stage.running
+
+
+def test_a_duty_ratio_bounds_the_slowdown_as_an_slo_does() -> None:
+    assert JobTerms(1, 3.0, duty_ratio=0.2).bound == 1.25
+    stage = PhaseStage("ours")
+    stage.submit("a", terms=JobTerms(100, 3.0, duty_ratio=0.0))
+    held = stage.submit("b", JobProfile(40.0, 40.0, 0.0, 1, 1, 0.0, 0.0, 0.001))
+    assert stage.stage_of(held) is JobStage.HELD
+
+
+def test_a_tail_moves_to_one_engine_and_the_next_rollout_has_the_others() -> None:
+    stage = PhaseStage(engines=4)
+    a, b = stage.submit("a"), stage.submit("b")
+    turns = [stage.turn(a) for _ in range(10)]
+    for turn in turns[:7]:
+        stage.end_turn(turn, 1.0)
+    next_one = stage.turn(b)
+    assert next_one not in stage.running
+    stage.end_turn(turns[7])
+    assert next_one in stage.running
+    tail = {stage.running[turn].instance for turn in turns[8:]}
+    assert len(tail) == 1 and stage.running[next_one].instance not in tail
+    stage.end_turn(turns[8])
+    stage.end_turn(turns[9])
+    stage.op(a, OpKind.FORWARD_BACKWARD)
+    more = [stage.turn(b) for _ in range(30)]
+    assert tail & {stage.running[turn].instance for turn in more if turn in stage.running}
+
+
+def test_own_code_is_given_its_permits_again_after_a_restart() -> None:
+    stage = PhaseStage()
+    stage.tell(PermitsNumbered(0.0, 5))
+    a, b = stage.submit("a"), stage.submit("b")
+    stage.tell(PermitAsked(0.0, a, Phase.TRAIN, 4, known_as=2))
+    stage.tell(PermitAsked(0.0, b, Phase.ROLLOUT, 4, known_as=3))
+    held = {one.job: one.hold.known_as for one in stage.keeper.jobs() if one.hold is not None}
+    assert held == {a: 2, b: 3}
+    stage.tell(PermitReturned(1.0, a, 2, 0.5))
+    stage.tell(PermitReturned(1.0, b, 3, 0.5))
+    stage.tell(PermitAsked(1.0, a, Phase.ROLLOUT, 5))
+    one = stage.keeper.find(a)
+    assert one is not None and one.hold is not None and one.hold.known_as > 5
