@@ -1,0 +1,121 @@
+"""Reward models held for the action broker: staged in host memory once, restored onto a device when it says so (ARL-Tangram 5.3).
+
+A service is evicted by letting go of its device memory; its copy in host memory is whole, so nothing is written back.
+A score is one prefill through the embedded engine, which runs a model on one device: services have degree 1 here.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from slackwater.engine.config import EngineConfig
+from slackwater.engine.engine import Engine
+from slackwater.engine.request import GenerationRequest
+from slackwater.model.action import Degree, GpuService
+from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, UnavailableError
+from slackwater.model.ids import ServiceName
+from slackwater.model.sampling import Sampling
+from slackwater.nets.causal_lm import CausalLM
+from slackwater.nets.loading import empty_net, load_net, net_tensors
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """A model in host memory, and how it is declared to the broker."""
+
+    net: CausalLM
+    declared: GpuService
+
+
+class RewardServices:
+    """The services of one node; `devices[i]` is GPU i, or "cpu". One action at a time runs on a device."""
+
+    def __init__(self, devices: Sequence[str], config: EngineConfig) -> None:
+        self._devices = [torch.device(name) for name in devices]
+        self._config = config
+        self._staged: dict[ServiceName, _Staged] = {}
+        self._resident: dict[tuple[ServiceName, int], Engine] = {}
+        self._requests = 0
+
+    def stage(self, service: ServiceName, directory: Path) -> GpuService:
+        """Read a model into host memory and try it on the first device: what to declare to the broker."""
+        if service in self._staged:
+            raise RefusedError(f"service: {service!r} is staged already; take another name")
+        on_gpu = self._devices[0].type == "cuda"
+        net = load_net(directory, dtype=torch.bfloat16 if on_gpu else torch.float32)
+        if on_gpu:  # so that a restore goes at the speed of the bus
+            for tensor in net_tensors(net).values():
+                tensor.data = tensor.pin_memory()
+        host_bytes = sum(tensor.nbytes for tensor in net_tensors(net).values())
+        gpu_mib = -(-(host_bytes + self._config.kv_bytes) // _MIB)
+        self._staged[service] = _Staged(net, GpuService(service, (Degree(1, gpu_mib, 0.0),)))
+        began_s = time.monotonic()
+        self.restore(service, (0,))
+        restore_s = time.monotonic() - began_s
+        self.evict(service, (0,))
+        degrees = (Degree(1, gpu_mib, restore_s),)
+        declared = GpuService(service, degrees, host_mib=-(-host_bytes // _MIB))
+        self._staged[service] = _Staged(net, declared)
+        return declared
+
+    def residents(self) -> list[tuple[ServiceName, int]]:
+        """Which service lies on which device."""
+        return sorted(self._resident)
+
+    def restore(self, service: ServiceName, gpus: Sequence[int]) -> None:
+        """Bring a service from host memory onto a device."""
+        staged, (gpu,) = self._find(service), gpus
+        if (service, gpu) in self._resident:
+            return
+        device = self._devices[gpu]
+        net = empty_net(staged.net.config, staged.net.dtype, device)
+        for name, tensor in net_tensors(net).items():
+            tensor.copy_(net_tensors(staged.net)[name], non_blocking=True)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        self._resident[service, gpu] = Engine(net, self._config)
+
+    def evict(self, service: ServiceName, gpus: Sequence[int]) -> None:
+        """Let go of a service's device memory."""
+        (gpu,) = gpus
+        engine = self._resident.pop((service, gpu), None)
+        if engine is not None:
+            engine.close()
+
+    def score(self, service: ServiceName, gpus: Sequence[int], tokens: Sequence[int]) -> float:
+        """The mean log-prob of a text's tokens under a service that lies on these GPUs: what a teacher or judge says of it."""
+        (gpu,) = gpus
+        engine = self._resident.get((service, gpu))
+        if engine is None:
+            raise UnavailableError(f"service {service!r} is not on device {gpu}; restore it first")
+        if len(tokens) < 2:
+            raise ConfigError.of("tokens", len(tokens), "must be at least 2")
+        self._requests += 1
+        engine.add(
+            GenerationRequest(
+                self._requests % 2**32,
+                tuple(tokens),
+                Sampling(max_tokens=0),
+                self._config.base_version,
+                prompt_logprobs=True,
+            )
+        )
+        while engine.busy:
+            output = engine.step()
+            for failed in output.failed:
+                raise RefusedError(f"service {service!r}: {failed.error}")
+            for scores in output.prompt_scores:
+                return float(np.mean(scores.logprobs[1:]))
+        raise UnavailableError(f"service {service!r} gave no score")
+
+    def _find(self, service: ServiceName) -> _Staged:
+        found = self._staged.get(service)
+        if found is None:
+            raise NotFoundError(f"service: {service!r} is not staged here")
+        return found
