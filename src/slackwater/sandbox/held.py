@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slackwater.model.errors import UnavailableError
-from slackwater.sandbox import linux, process_tree
+from slackwater.sandbox import linux
 from slackwater.sandbox.fences import TOKEN
 from slackwater.sandbox.mounts import Mounts
 
@@ -24,7 +24,7 @@ _NAMES = {
     linux.CLONE_NEWUTS: "uts",
     linux.CLONE_NEWCGROUP: "cgroup",
 }
-_INSIDE = ("/bin/sh", "-c", "echo; exec /bin/sleep infinity")
+_INSIDE = "/bin/cat"  # says again what it hears, so it is known to run, and ends with whoever speaks to it
 
 
 def _opened(pid: int, kinds: Sequence[int]) -> dict[int, int]:
@@ -39,30 +39,72 @@ def _heard(descriptor: int) -> bytes:
     return os.read(descriptor, 4096)
 
 
+class _Helper:
+    """A child that may be gone and reaped by others when its end is asked for; its number may be somebody else's then."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._descriptor = os.pidfd_open(pid)
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(select.select([self._descriptor], [], [], 0)[0])
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PIDFD, self._descriptor, os.WEXITED)
+        os.close(self._descriptor)
+
+
 class HeldMounts:
-    """Mounts without a process."""
+    """Mounts without a process: who makes them is begun at once, and waited for when they are first entered."""
 
     def __init__(self, mounts: Mounts) -> None:
+        self._mounts = mounts
+        self._open: dict[int, int] = {}
+        self._maker: tuple[_Helper, int] | None = self._start()
+
+    def _start(self) -> tuple[_Helper, int]:
         ready, said = os.pipe2(os.O_CLOEXEC)
         pid = os.fork()
         if pid == 0:
-            _make(mounts, said)
-        try:
-            os.close(said)
-            heard = _heard(ready)
-            if heard != b"+":
-                raise UnavailableError(f"no mounts can be made: {heard.decode(errors='replace')}")
-            self._open = _opened(pid, (linux.CLONE_NEWNS,))
-        finally:
-            os.close(ready)
-            process_tree.kill(pid)
-            os.waitpid(pid, 0)
+            _make(self._mounts, said)
+        os.close(said)
+        return _Helper(pid), ready
 
     def enter(self) -> Mapping[int, int]:
-        """Descriptors by kind."""
+        """Descriptors by kind; waits until they are there."""
+        if not self._open:
+            try:
+                self._open = self._collected()
+            except UnavailableError:  # a fence may have taken the maker for an orphan
+                self._maker = self._start()
+                self._open = self._collected()
         return self._open
 
+    def _collected(self) -> dict[int, int]:
+        assert self._maker is not None
+        heard = _heard(self._maker[1])
+        try:
+            if heard != b"+":
+                raise UnavailableError(f"no mounts can be made: {heard.decode(errors='replace')}")
+            return _opened(self._maker[0].pid, (linux.CLONE_NEWNS,))
+        except FileNotFoundError:
+            raise UnavailableError("no mounts can be made: who makes them has gone") from None
+        finally:
+            self._drop_maker()
+
+    def _drop_maker(self) -> None:
+        if self._maker is not None:
+            helper, ready = self._maker
+            self._maker = None
+            os.close(ready)
+            helper.end()
+
     def close(self) -> None:
+        self._drop_maker()
         for descriptor in self._open.values():
             os.close(descriptor)
 
@@ -84,7 +126,6 @@ def _make(mounts: Mounts, said: int) -> None:
 class _Starting:
     """bwrap, started; `info` will say which process is the first inside, `ready` that all is set up."""
 
-    pid: int
     info: int
     ready: int
     errors: int
@@ -95,28 +136,25 @@ class _Starting:
 
 
 class HeldSandbox:
-    """All namespaces of one bubblewrap, held by a process that sleeps inside; `argv` is bwrap with its options.
+    """All namespaces of one bubblewrap, held by a process that waits inside; `argv` is bwrap with its options.
 
     It is started at once and waited for when it is first entered.
     """
 
     def __init__(self, argv: Sequence[str]) -> None:
-        self._argv = argv
-        self._starting: _Starting | None = self._start()
-        self._pid = self._starting.pid
         self._open: dict[int, int] = {}
-
-    def _start(self) -> _Starting:
+        held, self._voice = os.pipe2(os.O_CLOEXEC)
         info, info_out = os.pipe2(os.O_CLOEXEC)
         ready, ready_out = os.pipe2(os.O_CLOEXEC)
         errors, errors_out = os.pipe2(os.O_CLOEXEC)
+        self._starting: _Starting | None = _Starting(info, ready, errors)
         try:
             pid = os.posix_spawn(
-                self._argv[0],
-                [*self._argv, "--info-fd", "3", "--", *_INSIDE],
+                argv[0],
+                [*argv, "--info-fd", "3", "--", _INSIDE],
                 {"PATH": "/usr/bin:/bin", TOKEN: "/"},  # a fence must not take it for an orphan
                 file_actions=[
-                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, held, 0),
                     (os.POSIX_SPAWN_DUP2, ready_out, 1),
                     (os.POSIX_SPAWN_DUP2, errors_out, 2),
                     (os.POSIX_SPAWN_DUP2, info_out, 3),
@@ -124,13 +162,14 @@ class HeldSandbox:
                 setsid=True,
             )
         except OSError as error:
-            for descriptor in (info, ready, errors):
-                os.close(descriptor)
+            self._starting.close()
+            os.close(self._voice)
             raise UnavailableError(f"no process can be started: {error.strerror}") from None
         finally:
-            for descriptor in (info_out, ready_out, errors_out):
+            for descriptor in (held, info_out, ready_out, errors_out):
                 os.close(descriptor)
-        return _Starting(pid, info, ready, errors)
+        self._helper = _Helper(pid)
+        os.write(self._voice, b"\n")
 
     def enter(self) -> Mapping[int, int]:
         """Descriptors by kind; waits until they are there."""
@@ -146,11 +185,14 @@ class HeldSandbox:
                 starting.close()
         return self._open
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the process that holds it was killed, and its namespaces went with it."""
+        return self._starting is None and self._helper.has_ended
+
     def close(self) -> None:
         if self._starting is not None:
             self._starting.close()
-        for descriptor in self._open.values():
+        for descriptor in (*self._open.values(), self._voice):
             os.close(descriptor)
-        process_tree.kill(self._pid)
-        with contextlib.suppress(ChildProcessError):  # it may have been reaped
-            os.waitpid(self._pid, 0)
+        self._helper.end()

@@ -1,11 +1,14 @@
 """Environments: what an action sees, what survives, how a snapshot begins another."""
 
 import os
+import select
+import signal
 
 import pytest
-from sandbox_stage import Stage
+from sandbox_stage import Stage, processes_with, wait_until_gone
 
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
+from slackwater.sandbox import process_tree
 from slackwater.sandbox.reports import End
 
 
@@ -97,3 +100,18 @@ def test_a_closed_environment_leaves_no_folder_and_no_mount(stage: Stage) -> Non
     assert stage.until_over(running).over.end is End.STOPPED
     assert not (stage.root / "environments" / "goes").exists()
     assert "goes" not in open("/proc/self/mounts").read()  # noqa: SIM115, PTH123
+
+
+def test_an_environment_outlives_the_process_that_holds_its_namespaces(stage: Stage) -> None:
+    stage.supervisor.open("held")
+    assert stage.sh("echo kept > note", environment="held").over.status == 0
+    view = str(stage.root / "environments" / "held" / "view")
+    holders = [pid for pid in processes_with(view) if pid in process_tree.children(os.getpid())]
+    for pid in holders:
+        gone = os.pidfd_open(pid)
+        os.kill(pid, signal.SIGKILL)
+        assert select.select([gone], [], [], 30)[0]
+        os.close(gone)
+    assert stage.sh("cat note", environment="held").stdout == "kept\n"
+    stage.supervisor.close_environment("held")
+    assert wait_until_gone(view) == []

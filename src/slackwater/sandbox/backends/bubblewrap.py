@@ -86,6 +86,8 @@ class BubblewrapBackend:
     def _hold(self, environment: Environment, *, network: bool) -> HeldSandbox:
         """One with a network also has the files that say where it leads."""
         key = (environment.name, network)
+        if key in self._held and self._held[key].is_lost:
+            self._held.pop(key).close()
         if key not in self._held:
             self._held[key] = HeldSandbox(self._argv(environment, network=network))
         return self._held[key]
