@@ -73,6 +73,10 @@ class _Sender:
     def ready(self) -> dict[str, Any]:
         return {"address": self._server.address, "digest": _digest(self._version)}
 
+    def cpu(self) -> dict[str, Any]:
+        """How long this process has had a processor."""
+        return {"cpu_s": time.process_time()}
+
     def next(self, share: float) -> dict[str, Any]:
         """Publish the next version; how long the encoding and the sealing took."""
         new = _next(self._version, share, self._seed + 1)
@@ -114,11 +118,12 @@ class _Receiver:
         return {}
 
     def pull(self, version: str) -> dict[str, Any]:
-        began_s = time.perf_counter()
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
         found = self._receiver.pull(version, _WITHIN_S)
-        took_s = time.perf_counter() - began_s
+        took_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
         self._agent.received_bytes, received = {}, self._agent.received_bytes
-        return {"took_s": took_s, "digest": _digest(found), "received": received}
+        told = {"took_s": took_s, "cpu_s": cpu_s, "received": received}
+        return told | {"digest": _digest(found)}
 
     def forget_cargo(self, version: str) -> dict[str, Any]:
         self._agent.shelf.drop(Cargo(version))
@@ -136,26 +141,30 @@ class _PlainSender:
         return {"address": self._listener.getsockname()[:2]}
 
     def send(self) -> dict[str, Any]:
+        began_cpu_s = time.process_time()
         connection, _ = self._listener.accept()
         with connection:
             connection.sendall(self._data.data)
-        return {}
+        return {"cpu_s": time.process_time() - began_cpu_s}
 
 
 class _PlainReceiver:
+    """The peer's other end: into memory that is new each time, as a version's is."""
+
     def __init__(self, relay: list[Any], size: int) -> None:
-        self._address, self._memory = (relay[0], relay[1]), np.zeros(size, np.uint8)
+        self._address, self._size = (relay[0], relay[1]), size
 
     def ready(self) -> dict[str, Any]:
         return {}
 
     def take(self) -> dict[str, Any]:
-        memory, got = self._memory.data, 0
-        began_s = time.perf_counter()
+        began_s, began_cpu_s, got = time.perf_counter(), time.process_time(), 0
+        memory = np.empty(self._size, np.uint8).data
         with socket.create_connection(self._address) as connection:
             while got < len(memory):
                 got += connection.recv_into(memory[got:])
-        return {"took_s": time.perf_counter() - began_s}
+        cpu_s = time.process_time() - began_cpu_s
+        return {"took_s": time.perf_counter() - began_s, "cpu_s": cpu_s}
 
 
 ROLES: dict[str, Callable[..., Any]] = {

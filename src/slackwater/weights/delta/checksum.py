@@ -103,3 +103,32 @@ def _checksum(data: Any, keys: Any) -> Any:
 def checksum(data: NDArray[np.uint8]) -> int:
     """The checksum of contiguous bytes."""
     return int(_checksum(data, KEYS))
+
+
+@compiled
+def _range_sum(data: Any, start: int, stop: int, keys: Any) -> Any:
+    return range_sum(data, start, stop, keys)
+
+
+class RunningSum:
+    """The checksum of bytes that arrive range by range, each summed while it is still in the cache."""
+
+    def __init__(self, data: NDArray[np.uint8]) -> None:
+        self._data = data
+        self._total = int(sum_of_size(data.size))
+        self._left = data.size
+        self._usable = True
+
+    def add(self, start: int, stop: int) -> None:
+        """These bytes are there. A range that does not begin a chunk, or does not end one, leaves the sum to `value`."""
+        if start % CHUNK_BYTES or (stop % CHUNK_BYTES and stop != self._data.size):
+            self._usable = False
+        if self._usable:
+            self._total += int(_range_sum(self._data, start, stop, KEYS))
+            self._left -= stop - start
+
+    def value(self) -> int:
+        """The checksum of all, once all is there; read again where the ranges did not make it up."""
+        if self._usable and self._left == 0:
+            return self._total & _MASK
+        return checksum(self._data)

@@ -1,6 +1,7 @@
 """A receiver's end: brings cargoes to its own shelf, from whom the relay says, and serves them to its neighbours."""
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -17,12 +18,14 @@ from slackwater.weights.relay import protocol as say
 from slackwater.weights.relay.client import Address, RelayClient
 from slackwater.weights.relay.fetch import Fetch
 from slackwater.weights.relay.fetch import Memory as Memory
+from slackwater.weights.relay.fetch import Seen as Seen
 from slackwater.weights.relay.manifest import Manifest
 from slackwater.weights.relay.server import RelayServer
 from slackwater.weights.relay.shelf import Shelf
 
 logger = logging.getLogger(__name__)
 
+STREAMS = min(4, max(os.cpu_count() or 1, 1))  # more than there are processors take turns
 _AGAIN_S = 0.05
 T = TypeVar("T")
 
@@ -44,7 +47,7 @@ class Agent:
         site: str,
         max_bytes: int,
         host: str = "127.0.0.1",
-        streams: int = 4,
+        streams: int = STREAMS,
         timeout_s: float = 30.0,
         serve: bool = True,
     ) -> None:
@@ -91,22 +94,32 @@ class Agent:
         return self._asked(lambda client: client.versions())
 
     def bring(
-        self, cargo: Cargo, manifest: Manifest, deadline_s: float, memory: Memory | None = None
+        self,
+        cargo: Cargo,
+        manifest: Manifest,
+        deadline_s: float,
+        memory: Memory | None = None,
+        seen: Seen | None = None,
     ) -> None:
         """Have all of a cargo on the shelf before `time.monotonic()` is `deadline_s`.
 
         A source that breaks off is left for another, and what has come stays. `memory` is the caller's, bucket by
-        bucket, to receive into; it is served from as well, so it must not be changed.
+        bucket, to receive into; it is served from as well, so it must not be changed. `seen` hears of the bytes as they come.
         """
         self.shelf.note(manifest)
         self.shelf.expect(cargo, True)
         try:
-            self._bring(cargo, manifest, deadline_s, memory)
+            self._bring(cargo, manifest, deadline_s, memory, seen)
         finally:
             self.shelf.expect(cargo, False)
 
     def _bring(
-        self, cargo: Cargo, manifest: Manifest, deadline_s: float, memory: Memory | None
+        self,
+        cargo: Cargo,
+        manifest: Manifest,
+        deadline_s: float,
+        memory: Memory | None,
+        seen: Seen | None,
     ) -> None:
         lost, trouble = "", ""
         source: say.From | None = None
@@ -121,7 +134,7 @@ class Agent:
                     threading.Event().wait(_AGAIN_S)
                     continue
                 address = (source.host, source.port) if source.member else self._relay
-                self._fetch(address, source.member, cargo, manifest, memory)
+                self._fetch(address, source.member, cargo, manifest, memory, seen)
                 self._asked(lambda client: client.have(self.member, [cargo]))
             except (NotFoundError, UnavailableError) as error:
                 trouble, lost = str(error), ""
@@ -152,6 +165,7 @@ class Agent:
         cargo: Cargo,
         manifest: Manifest,
         memory: Memory | None,
+        seen: Seen | None,
     ) -> None:
         """Fill every bucket that is not complete, over several connections."""
         fetch = Fetch(
@@ -162,7 +176,7 @@ class Agent:
             timeout_s=self._timeout_s,
         )
         try:
-            fetch.run(cargo, manifest, memory)
+            fetch.run(cargo, manifest, memory, seen)
         finally:
             came = self.received_bytes.get(source, 0) + fetch.received_bytes
             self.received_bytes[source] = came

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from slackwater.model.cargo import Cargo
 from slackwater.model.errors import NotFoundError, SlackwaterError, UnavailableError
-from slackwater.weights.relay.agent import Agent, Memory
+from slackwater.weights.relay.agent import Agent, Memory, Seen
 from slackwater.weights.relay.manifest import Manifest
 from slackwater.weights.relay.shelf import Key
 
@@ -23,9 +23,10 @@ class Arrival:
         manifest: Manifest,
         deadline_s: float,
         memory: Memory | None = None,
+        seen: Seen | None = None,
     ) -> None:
         self._agent, self._cargo, self._manifest = agent, cargo, manifest
-        self._memory = memory
+        self._memory, self._seen = memory, seen
         self._deadline_s = deadline_s
         self._error: SlackwaterError | None = None
         self._thread = threading.Thread(target=self._run, name="weight pull", daemon=True)
@@ -65,6 +66,7 @@ class Arrival:
 
     def _run(self) -> None:
         try:
-            self._agent.bring(self._cargo, self._manifest, self._deadline_s, self._memory)
+            how = (self._deadline_s, self._memory, self._seen)
+            self._agent.bring(self._cargo, self._manifest, *how)
         except SlackwaterError as error:
             self._error = error

@@ -16,7 +16,7 @@ from slackwater.weights.relay import protocol as say
 from slackwater.weights.relay.manifest import Manifest
 from slackwater.weights.relay.shelf import Key
 
-_PIECE = 1 << 20
+_PIECE = 1 << 19
 _COPY = 4 << 20
 Address = tuple[str, int]
 
@@ -31,6 +31,7 @@ class RelayClient:
             raise UnavailableError(f"relay {address[0]}:{address[1]}: {error}") from None
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            say.limit_silence(self._socket, timeout_s)
             say.prove_as_client(self._socket, secret)
         except (OSError, SlackwaterError) as error:
             self._socket.close()

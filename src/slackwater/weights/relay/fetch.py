@@ -2,9 +2,8 @@
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 
 from slackwater.model.cargo import Cargo
 from slackwater.model.errors import SlackwaterError, UnavailableError
@@ -13,6 +12,7 @@ from slackwater.weights.relay.manifest import Manifest, tag_of
 from slackwater.weights.relay.shelf import Key, Shelf, Slot
 
 Memory = Sequence[tuple[memoryview, ...]]  # a bucket's pieces, by its number
+Seen = Callable[[int, int, int], None]  # of a bucket, these bytes have come: from, to
 
 
 class Fetch:
@@ -44,8 +44,17 @@ class Fetch:
             self._open(client)
             return client.manifest(version)
 
-    def run(self, cargo: Cargo, manifest: Manifest, memory: Memory | None = None) -> None:
-        """Fill every bucket that is not complete; `memory` is the caller's, bucket by bucket, to receive into."""
+    def run(
+        self,
+        cargo: Cargo,
+        manifest: Manifest,
+        memory: Memory | None = None,
+        seen: Seen | None = None,
+    ) -> None:
+        """Fill every bucket that is not complete; `memory` is the caller's, bucket by bucket, to receive into.
+
+        `seen` is called in the thread that received, before anybody else is told of the bytes.
+        """
         waiting: queue.SimpleQueue[tuple[Key, int, int]] = queue.SimpleQueue()
         sizes = manifest.sizes[cargo.base]
         keys = [Key(cargo, number) for number in range(len(sizes))]
@@ -66,7 +75,7 @@ class Fetch:
                     self._open(client)
                     while not failures:
                         with suppress(queue.Empty):
-                            self._take(client, memory, *waiting.get_nowait())
+                            self._take(client, memory, seen, *waiting.get_nowait())
                             continue
                         return
             except SlackwaterError as error:
@@ -98,13 +107,25 @@ class Fetch:
             self._clients.append(client)
 
     def _take(
-        self, client: RelayClient, memory: Memory | None, key: Key, size: int, tag: int
+        self,
+        client: RelayClient,
+        memory: Memory | None,
+        seen: Seen | None,
+        key: Key,
+        size: int,
+        tag: int,
     ) -> None:
         views = None if memory is None else memory[key.number]
         slot = self._shelf.begin(key, size, tag, views=views)
         if slot is None:
             return
         start = slot.filled
+
+        def arrived(filled: int) -> None:
+            if seen is not None:
+                seen(key.number, slot.filled, filled)
+            self._shelf.advance(slot, filled)
+
         try:
             client.get(
                 key,
@@ -112,7 +133,7 @@ class Fetch:
                 offset=start,
                 node=self._node,
                 member=self._member,
-                arrived=partial(self._shelf.advance, slot),
+                arrived=arrived,
             )
         finally:
             self._count(slot, start)

@@ -29,6 +29,7 @@ MAX_MESSAGE_BYTES = 64 << 20
 _NONCE = 32
 _REFUSED = bytes(32)
 _LENGTH = struct.Struct("<I")
+_TIMEVAL = struct.Struct("@ll")
 _ERRORS: dict[str, type[SlackwaterError]] = {
     kind.__name__: kind for kind in (ConfigError, NotFoundError, RefusedError, UnavailableError)
 }
@@ -196,11 +197,20 @@ def _message(connection: socket.socket) -> bytes | None:
     return bytes(body)
 
 
+def limit_silence(connection: socket.socket, silent_s: float | None) -> None:
+    """How long a call may wait for the peer; None: for ever. Kept by the system, so that a large read is one call."""
+    connection.settimeout(None)
+    whole = 0 if silent_s is None else int(silent_s)
+    parts = 0 if silent_s is None else int((silent_s - whole) * 1e6)
+    for side in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        connection.setsockopt(socket.SOL_SOCKET, side, _TIMEVAL.pack(whole, parts))
+
+
 def receive_into(connection: socket.socket, memory: memoryview, *, at_edge: bool = False) -> bool:
     """Fill the memory; False if the peer closed before its first byte and that may be (`at_edge`)."""
     got = 0
     while got < len(memory):
-        count = connection.recv_into(memory[got:])
+        count = connection.recv_into(memory[got:], 0, socket.MSG_WAITALL)
         if count == 0:
             if at_edge and got == 0:
                 return False

@@ -4,12 +4,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import accumulate
 from sys import getrefcount
 
 import numpy as np
 
 from slackwater.model.errors import NotFoundError, SlackwaterError
 from slackwater.policy.weights.way import Delta, Way, WayPolicy
+from slackwater.weights.delta.checksum import RunningSum
 from slackwater.weights.delta.frame import DeltaError, refused
 from slackwater.weights.relay import protocol as say
 from slackwater.weights.relay.agent import Agent, Memory
@@ -132,15 +134,18 @@ class Receiver:
                 else self._agent.manifest(cargo.version)
             )
             memory: Memory | None = None
+            coming: _ComingSums | None = None
             if not cargo.base:
                 arrays = tuple(np.empty(tensor.size, np.uint8) for tensor in at.tensors)
                 memory = [tuple(whole_views(arrays, bucket)) for bucket in at.buckets()]
-            arrival = Arrival(self._agent, cargo, at, deadline_s, memory)
+                coming = _ComingSums(memory)
+            seen = None if coming is None else coming.seen
+            arrival = Arrival(self._agent, cargo, at, deadline_s, memory, seen)
             try:
-                if memory is None:
+                if memory is None or coming is None:
                     sums = _applied(arrival, at, arrays, sums)
                 else:
-                    sums = _whole(arrival, at, arrays, memory)
+                    sums = _whole(arrival, at, arrays, memory, coming)
                 if [tuple(each) for each in sums] != list(at.checksums):
                     raise refused(f"{cargo.version!r} came with other bytes than its manifest says")
             except DeltaError:
@@ -192,16 +197,43 @@ def _deltas(lines: list[say.Line], refusals: set[Cargo]) -> list[Delta]:
     ]
 
 
+class _ComingSums:
+    """The checksums of a whole version's parts, made up while it comes, in the threads that receive."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._sums = [[RunningSum(np.frombuffer(v, np.uint8)) for v in views] for views in memory]
+        self._stops = [list(accumulate(map(len, views))) for views in memory]
+
+    def seen(self, number: int, start: int, stop: int) -> None:
+        """Of a bucket, these bytes have come."""
+        begin = 0
+        for running, end in zip(self._sums[number], self._stops[number], strict=True):
+            first, last = max(start, begin), min(stop, end)
+            if first < last:
+                running.add(first - begin, last - begin)
+            begin = end
+
+    def of(self, number: int) -> list[int]:
+        """A bucket that is complete."""
+        return [running.value() for running in self._sums[number]]
+
+
 def _whole(
-    arrival: Arrival, manifest: Manifest, arrays: tuple[Bytes, ...], memory: Memory
+    arrival: Arrival,
+    manifest: Manifest,
+    arrays: tuple[Bytes, ...],
+    memory: Memory,
+    coming: _ComingSums,
 ) -> list[list[int]]:
     """See a whole version into its tensors; the checksums of what came."""
     sums: list[list[int]] = []
     for number, bucket in enumerate(manifest.buckets()):
         with arrival.bucket(number) as views:
-            if views is not memory[number]:  # begun by an earlier pull, into other memory
+            if views is memory[number]:
+                sums.append(coming.of(number))
+            else:  # begun by an earlier pull, into other memory
                 _copy(views, memory[number])
-            sums.append(part_checksums(arrays, bucket))
+                sums.append(part_checksums(arrays, bucket))
     return sums
 
 

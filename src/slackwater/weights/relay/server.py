@@ -78,14 +78,14 @@ class RelayServer:
     def _serve(self, connection: socket.socket) -> None:
         joined: say.Join | None = None
         try:
-            connection.settimeout(_STALL_S)
+            say.limit_silence(connection, _STALL_S)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             say.prove_as_server(connection, self._secret)
             while not self._closed:
-                connection.settimeout(None)
+                say.limit_silence(connection, None)
                 request = say.receive_request(connection)
-                connection.settimeout(_STALL_S)
+                say.limit_silence(connection, _STALL_S)
                 if request is None:
                     return
                 if isinstance(request, say.Join):
