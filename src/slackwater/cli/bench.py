@@ -44,6 +44,7 @@ BENCHES: dict[str, str] = {
     "agreement": "rollout.agreement",
     "delta": "weights.delta",
     "sync": "weights.sync",
+    "links": "weights.links",
     "sandbox": "actions.sandbox",
     "tenants": "service.tenants",
     "schemas": "service.schemas",

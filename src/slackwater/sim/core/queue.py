@@ -23,6 +23,10 @@ class EventQueue(Generic[T]):
         heapq.heappush(self._heap, (at_s, self._entered, item))
         self._entered += 1
 
+    def peek_s(self) -> float:
+        """When the next thing happens."""
+        return self._heap[0][0]
+
     def pop(self) -> T:
         """Move time to the next thing and take it out."""
         self.now_s, _, item = heapq.heappop(self._heap)

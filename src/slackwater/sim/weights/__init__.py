@@ -1,0 +1,1 @@
+"""Weight versions in virtual time: the weight director over models of links."""
