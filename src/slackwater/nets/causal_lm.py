@@ -3,6 +3,7 @@
 One class covers Llama, Qwen2 and Qwen3; they differ only in biases and in the per-head norm.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from slackwater.nets.attention import Attention
 from slackwater.nets.config import NetConfig
 from slackwater.nets.lora import RowAdapters
-from slackwater.nets.ops import HeadNorms, NetOps, PlainOps, Rotation
+from slackwater.nets.ops import AdaptedWeight, HeadNorms, NetOps, PlainOps, Rotation
 from slackwater.nets.rotary import RotaryTable
 
 
@@ -26,8 +27,31 @@ class Pass:
     adapters: RowAdapters | None
 
     def linear(self, x: Tensor, layer: nn.Linear, name: str) -> Tensor:
-        out = self.ops.linear(x, layer.weight, layer.bias)
-        return out if self.adapters is None else self.adapters.add_to(out, x, name, self.ops)
+        return self.linears(x, ((layer, name),))[0]
+
+    def linears(self, x: Tensor, layers: Sequence[tuple[nn.Linear, str]]) -> tuple[Tensor, ...]:
+        """Layers of one input, side by side, each with its adapter's update."""
+        named = [(layer.weight, layer.bias, name) for layer, name in layers]
+        return adapted_linears(x, named, self.adapters, self.ops)
+
+
+def adapted_linears(
+    x: Tensor,
+    layers: Sequence[tuple[Tensor, Tensor | None, str]],
+    adapters: RowAdapters | None,
+    ops: NetOps,
+) -> tuple[Tensor, ...]:
+    """`weight, bias, name` of each layer to its output for x, with the update of each row's adapter."""
+    only = None if adapters is None else adapters.only(x.shape[0])
+    if adapters is not None and only is None:
+        outputs = ((ops.linear(x, weight, bias), name) for weight, bias, name in layers)
+        return tuple(adapters.add_to(out, x, name, ops) for out, name in outputs)
+    pairs = [(None if only is None else only.pair(name)) or (None, None) for *_, name in layers]
+    whole = [
+        AdaptedWeight(weight, bias, *pair)
+        for (weight, bias, _), pair in zip(layers, pairs, strict=True)
+    ]
+    return ops.linears(x, whole, 1.0 if only is None else only.spec.scale)
 
 
 class RmsNorm(nn.Module):
@@ -57,9 +81,8 @@ class SelfAttention(nn.Module):
         q_norm = None if self.q_norm is None else self.q_norm.weight
         k_norm = None if self.k_norm is None else self.k_norm.weight
         norms = HeadNorms(self._head_dim, q_norm, k_norm, self._eps)
-        q = run.linear(x, self.q_proj, f"{self._name}q_proj")
-        k = run.linear(x, self.k_proj, f"{self._name}k_proj")
-        v = run.linear(x, self.v_proj, f"{self._name}v_proj")
+        layers = ((self.q_proj, "q_proj"), (self.k_proj, "k_proj"), (self.v_proj, "v_proj"))
+        q, k, v = run.linears(x, [(layer, self._name + name) for layer, name in layers])
         q, k, v = run.ops.rotate((q, k, v), run.rotation, norms)
         seen = run.attention(self._layer, q, k, v).reshape(x.shape[0], -1)
         return run.linear(seen, self.o_proj, f"{self._name}o_proj")
@@ -77,8 +100,8 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(ffn, size, bias=bias)
 
     def forward(self, x: Tensor, run: Pass) -> Tensor:
-        gate = run.linear(x, self.gate_proj, f"{self._name}gate_proj")
-        up = run.linear(x, self.up_proj, f"{self._name}up_proj")
+        layers = ((self.gate_proj, "gate_proj"), (self.up_proj, "up_proj"))
+        gate, up = run.linears(x, [(layer, self._name + name) for layer, name in layers])
         return run.linear(run.ops.silu_mul(gate, up), self.down_proj, f"{self._name}down_proj")
 
 
@@ -174,6 +197,5 @@ class CausalLM(nn.Module):
         self, hidden: Tensor, *, adapters: RowAdapters | None = None, ops: NetOps | None = None
     ) -> Tensor:
         """Scores over the vocabulary for each row."""
-        ops = ops or self.plain_ops
-        out = ops.linear(hidden, self.unembedding, None)
-        return out if adapters is None else adapters.add_to(out, hidden, "lm_head", ops)
+        head = (self.unembedding, None, "lm_head")
+        return adapted_linears(hidden, (head,), adapters, ops or self.plain_ops)[0]

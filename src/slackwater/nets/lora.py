@@ -139,6 +139,13 @@ class RowAdapters:
         """All rows through one adapter, as in training."""
         return cls([(0, rows, adapter)])
 
+    def only(self, rows: int) -> LoraAdapter | None:
+        """The adapter that all of so many rows go through, if there is one."""
+        spans = self._spans
+        if len(spans) == 1 and spans[0][:2] == (0, rows):
+            return spans[0][2]
+        return None
+
     def add_to(self, out: Tensor, x: Tensor, layer: str, ops: NetOps) -> Tensor:
         """Add each span's low-rank update of `x` to `out`, in place."""
         for start, stop, adapter in self._spans:

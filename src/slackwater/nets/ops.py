@@ -3,6 +3,7 @@
 The engine replaces it by fused or batch-invariant forms with the same meaning.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,10 +30,26 @@ class HeadNorms:
     eps: float
 
 
+@dataclass(frozen=True, slots=True)
+class AdaptedWeight:
+    """A linear layer, with the two factors of its low-rank update where it has one."""
+
+    weight: Tensor
+    bias: Tensor | None
+    a: Tensor | None = None
+    b: Tensor | None = None
+
+
 class NetOps(Protocol):
     """Rows are tokens: `[N, ...]` in, `[N, ...]` out."""
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor: ...
+
+    def linears(
+        self, x: Tensor, layers: Sequence[AdaptedWeight], scale: float
+    ) -> tuple[Tensor, ...]:
+        """Several layers of one input, each with `scale` times its update."""
+        ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
 
@@ -56,6 +73,18 @@ class PlainOps:
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return functional.linear(x, weight, bias)
+
+    def linears(
+        self, x: Tensor, layers: Sequence[AdaptedWeight], scale: float
+    ) -> tuple[Tensor, ...]:
+        outputs = []
+        for layer in layers:
+            out = self.linear(x, layer.weight, layer.bias)
+            if layer.a is not None and layer.b is not None:
+                update = self.linear(self.linear(x, layer.a, None), layer.b, None)
+                out.add_(update, alpha=scale)
+            outputs.append(out)
+        return tuple(outputs)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return functional.rms_norm(x, (x.shape[-1],), weight, eps)

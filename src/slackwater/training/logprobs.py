@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-LOGITS_BUDGET = {"cpu": 1 << 24, "cuda": 1 << 28}  # logits alive at a time, in fp32 numbers
+LOGITS_BUDGET = {"cpu": 1 << 26, "cuda": 1 << 32}  # bytes of logits alive at a time
 Logits = Callable[[Tensor], Tensor]
 
 
@@ -18,7 +18,8 @@ def target_logprobs(
 
     Rows go in chunks, whose logits are computed again for backward if there is more than one.
     """
-    chunk = max(LOGITS_BUDGET[hidden.device.type] // vocab_size, 1)
+    wide = 4 if hidden.device.type == "cpu" else hidden.dtype.itemsize
+    chunk = max(LOGITS_BUDGET[hidden.device.type] // (wide * vocab_size), 1)
     if hidden.shape[0] <= chunk:
         return _of_rows(hidden, rows, targets, logits)
     order = torch.argsort(rows, stable=True)
@@ -41,8 +42,13 @@ def target_logprobs(
 
 
 def _of_rows(hidden: Tensor, rows: Tensor, targets: Tensor, logits: Logits) -> Tensor:
-    scores = logits(hidden).float()
-    result: Tensor = _gathered(scores, rows, targets)
+    scores = logits(hidden)
+    if scores.is_cuda and scores.dtype != torch.float32:
+        from slackwater.training.cuda.logprobs import gathered_logprobs  # late: needs Triton
+
+        found: Tensor = gathered_logprobs(scores, rows, targets)
+        return found
+    result: Tensor = _gathered(scores.float(), rows, targets)
     return result
 
 

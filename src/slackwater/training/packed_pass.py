@@ -9,27 +9,27 @@ import torch
 from torch import Tensor
 
 from slackwater.model.errors import RefusedError
+from slackwater.nets.attention import Attention
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.config import NetConfig
 from slackwater.nets.lora import LoraAdapter, RowAdapters
+from slackwater.nets.ops import NetOps
 from slackwater.training.datum import Datum, PassOutput
 from slackwater.training.fused_ops import FusedOps
 from slackwater.training.logprobs import target_logprobs
 from slackwater.training.losses import Loss
 from slackwater.training.packing import pack
-from slackwater.training.prefix_sharing import common_with_previous, share_prefixes
+from slackwater.training.prefix_sharing import SharedRows, common_with_previous, share_prefixes
 from slackwater.training.shared_attention import SharedPrefixAttention
 
-# What one micro-batch may keep for its backward pass.
-ACTIVATION_BYTES = {"cpu": 1 << 29, "cuda": 8 << 30}
-RECOMPUTE_BYTES = (
-    1 << 20
-)  # on a GPU, nets that keep more than this per token compute each layer twice
+ACTIVATION_BYTES = 1 << 29  # what one micro-batch may keep for its backward pass on a CPU
+_SHARE_OF_DEVICE = 6  # and on a GPU: a sixth of its memory
+_FEW_TOKENS = 2048  # a GPU that cannot keep so many computes each layer twice
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """How much goes at once: from the net's shape, dtype and kind of device only, so that replays pack alike.
+    """How much goes at once: from the net's shape, dtype and the kind of device only, so that replays pack alike.
 
     `keys_per_token` is how many keys, copied for a sequence that looks at them, take the memory of one token's rows.
     """
@@ -39,15 +39,32 @@ class MicroBatch:
     recompute: bool
 
     @classmethod
-    def of(cls, net: NetConfig, element_bytes: int, device: str) -> "MicroBatch":
+    def of(cls, net: NetConfig, element_bytes: int, device_bytes: int = 0) -> "MicroBatch":
+        """For a GPU with so much memory, or for a CPU."""
         heads = net.num_heads * net.head_dim
         kept_per_layer = 10 * net.hidden_size + 5 * heads + 5 * net.ffn_size
         kept_bytes = element_bytes * net.num_layers * kept_per_layer
-        recompute = device == "cuda" and kept_bytes > RECOMPUTE_BYTES
-        if recompute:
-            kept_bytes = element_bytes * (2 * net.num_layers * net.hidden_size + kept_per_layer)
-        tokens = max(256, min(16384, ACTIVATION_BYTES[device] // kept_bytes))
+        room, recompute = ACTIVATION_BYTES, False
+        if device_bytes:
+            room = device_bytes // _SHARE_OF_DEVICE
+            recompute = room // kept_bytes < _FEW_TOKENS
+            if recompute:
+                kept_bytes = element_bytes * (2 * net.num_layers * net.hidden_size + kept_per_layer)
+        tokens = max(256, min(16384, room // kept_bytes))
         return cls(tokens, kept_per_layer // (2 * heads), recompute)
+
+    @classmethod
+    def of_kernels(cls, net: NetConfig, element_bytes: int, device_bytes: int) -> "MicroBatch":
+        """For the CUDA kernels, which keep less and copy no keys."""
+        heads, kv_heads = net.num_heads * net.head_dim, net.num_kv_heads * net.head_dim
+        kept_per_layer = 4 * net.hidden_size + 3 * heads + 3 * kv_heads + 3 * net.ffn_size
+        kept_bytes = element_bytes * (net.num_layers * kept_per_layer + net.vocab_size)
+        room = device_bytes // _SHARE_OF_DEVICE
+        recompute = room // kept_bytes < _FEW_TOKENS
+        if recompute:
+            kept = 2 * net.num_layers * net.hidden_size + kept_per_layer + net.vocab_size
+            kept_bytes = element_bytes * kept
+        return cls(max(256, min(16384, room // kept_bytes)), 1 << 30, recompute)
 
     def plan(self, sequences: Sequence[npt.NDArray[np.int64]]) -> list[list[int]]:
         """Which sequences go together: what counts is the rows a sequence adds, and the keys it looks at."""
@@ -65,8 +82,20 @@ class PackedPass:
         self._net = net
         self._adapter = adapter
         fused = net.device.type == "cpu" and net.dtype == torch.float32
-        self._ops = FusedOps() if fused else net.plain_ops
-        self._micro_batch = MicroBatch.of(net.config, net.dtype.itemsize, net.device.type)
+        self._ops: NetOps = FusedOps() if fused else net.plain_ops
+        self._attention: Callable[[SharedRows, torch.device], Attention] = SharedPrefixAttention
+        if net.device.type != "cuda":
+            self._micro_batch = MicroBatch.of(net.config, net.dtype.itemsize)
+            return
+        memory = torch.cuda.get_device_properties(net.device).total_memory
+        if net.dtype == torch.float32 or net.config.head_dim % 8 or net.config.head_dim > 256:
+            self._micro_batch = MicroBatch.of(net.config, net.dtype.itemsize, memory)
+            return
+        from slackwater.training.cuda.attention import FlashSharedAttention  # late: needs Triton
+        from slackwater.training.cuda.ops import CudaOps
+
+        self._ops, self._attention = CudaOps(), FlashSharedAttention
+        self._micro_batch = MicroBatch.of_kernels(net.config, net.dtype.itemsize, memory)
 
     def run(
         self,
@@ -116,7 +145,7 @@ class PackedPass:
         hidden = self._net.hidden(
             torch.from_numpy(shared.tokens).to(device),
             torch.from_numpy(shared.positions).to(device),
-            SharedPrefixAttention(shared, device),
+            self._attention(shared, device),
             adapters=adapters,
             ops=self._ops,
             recompute=self._micro_batch.recompute and torch.is_grad_enabled(),

@@ -12,6 +12,7 @@ from slackwater.engine.cuda.attention_kernels import decode_kernel, join_kernel,
 BLOCK_TOKENS = 64
 SPAN_TOKENS = 256
 _LOG2E = 1.4426950408889634
+_DECODE_TILE = 64  # keys that a decoding program looks at together
 _TILE = 128  # rows of a prompt tile times heads per key head
 
 
@@ -67,6 +68,7 @@ class CudaPagedAttention:
             GROUP=max(16, triton.next_power_of_2(heads // kv_heads)),
             D=size,
             TOKENS=BLOCK_TOKENS,
+            TILE=_DECODE_TILE,
             SPAN=SPAN_TOKENS,
             SPANS=spans,
             num_warps=4,

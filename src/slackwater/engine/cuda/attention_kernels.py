@@ -19,9 +19,9 @@ def decode_kernel(
     q, cache, tables, slots, positions, parts, stats, out,
     layer, scale, table_stride, block_stride,
     HEADS: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
-    TOKENS: tl.constexpr, SPAN: tl.constexpr, SPANS: tl.constexpr,
+    TOKENS: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr, SPANS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One row, one key head, one span of its context."""
+    """One row, one key head, one span of its context, by tiles that lie within a block."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     span = tl.program_id(2)
@@ -34,7 +34,7 @@ def decode_kernel(
     per_key: tl.constexpr = HEADS // KV
     g = tl.arange(0, GROUP)
     d = tl.arange(0, D)
-    t = tl.arange(0, TOKENS)
+    t = tl.arange(0, TILE)
     first = row * HEADS + head * per_key
     mine = (g < per_key)[:, None]
     query = tl.load(q + (first + g[:, None]) * D + d[None, :], mask=mine, other=0.0)
@@ -43,10 +43,11 @@ def decode_kernel(
     top = tl.full((GROUP,), float("-inf"), tl.float32)
     total = tl.zeros((GROUP,), tl.float32)
     acc = tl.zeros((GROUP, D), tl.float32)
-    for begin in range(start, stop, TOKENS):
+    for begin in range(start, stop, TILE):
         block = tl.load(tables + slot * table_stride + begin // TOKENS).to(tl.int64)
-        keys = tl.load(cache + (block * block_stride + base) + inside)
-        values = tl.load(cache + (block * block_stride + base + KV * TOKENS * D) + inside)
+        place = cache + (block * block_stride + base + (begin % TOKENS) * D)
+        keys = tl.load(place + inside)
+        values = tl.load(place + KV * TOKENS * D + inside)
         score = tl.dot(query, tl.trans(keys)) * scale
         seen = begin + t < stop
         score = tl.where(seen[None, :], score, float("-inf"))

@@ -1,0 +1,179 @@
+"""A layer's small arithmetic for training on CUDA: one kernel forward and one backward each."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from slackwater.nets.ops import AdaptedWeight, HeadNorms, PlainOps, Rotation
+from slackwater.training.cuda.kernels import (
+    gate_backward,
+    gate_forward,
+    norm_backward,
+    norm_forward,
+    turn_backward,
+    turn_forward,
+)
+from slackwater.training.cuda.linears import joint_linears
+
+_PARTIAL_SUMS = 1024  # programs that share the rows where a weight's gradient is summed
+_FLAT_BLOCK = 2048
+
+
+class _AddNorm(torch.autograd.Function):
+    """`(norm(x + residual), x + residual)`; without a residual the sum is x itself."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        x = x.contiguous()
+        total = x if residual is None else torch.empty_like(x)
+        out, columns = torch.empty_like(x), x.shape[1]
+        norm_forward[(len(x),)](
+            *(x, x if residual is None else residual.contiguous(), weight, total, out),
+            *(columns, eps),
+            ADD=residual is not None,
+            BLOCK=triton.next_power_of_2(columns),
+            num_warps=8,
+        )
+        ctx.save_for_backward(total, weight)
+        ctx.eps, ctx.adds = eps, residual is not None
+        ctx.set_materialize_grads(False)
+        return out, total if residual is not None else x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None, passed: Tensor | None) -> tuple[Tensor | None, ...]:
+        total, weight = ctx.saved_tensors
+        if g is None:
+            return passed, passed if ctx.adds else None, None, None
+        (rows, columns), dx = total.shape, torch.empty_like(total)
+        partial, programs = _partial(weight, ctx.needs_input_grad[2], rows)
+        norm_backward[(programs,)](
+            *(g.contiguous(), g if passed is None else passed.contiguous(), total, weight, dx),
+            *(partial, rows, columns, ctx.eps),
+            PASSED=passed is not None,
+            WEIGHT=ctx.needs_input_grad[2],
+            BLOCK=triton.next_power_of_2(columns),
+            num_warps=8,
+        )
+        return dx, dx if ctx.adds else None, _summed(partial, weight, ctx.needs_input_grad[2]), None
+
+
+class _Turn(torch.autograd.Function):
+    """Flat rows to heads, normed where a weight is given, then turned by position."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, size: int, eps: float
+    ) -> Tensor:
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        turn_forward[(len(x),)](
+            *(x, x if weight is None else weight, cos, sin, out, eps),
+            NORM=weight is not None,
+            **_heads(x.shape[1] // size, size),
+            num_warps=4,
+        )
+        ctx.save_for_backward(x, cos, sin, *(() if weight is None else (weight,)))
+        ctx.eps, ctx.size = eps, size
+        return out.view(len(x), -1, size)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, cos, sin, *held = ctx.saved_tensors
+        weight = held[0] if held else None
+        wanted = weight is not None and ctx.needs_input_grad[1]
+        dx = torch.empty_like(x)
+        partial, programs = _partial(x if weight is None else weight, wanted, len(x))
+        turn_backward[(programs,)](
+            *(g.contiguous(), x, x if weight is None else weight, cos, sin, dx, partial),
+            *(len(x), ctx.eps),
+            NORM=weight is not None,
+            WEIGHT=wanted,
+            **_heads(x.shape[1] // ctx.size, ctx.size),
+            num_warps=4,
+        )
+        dweight = None if weight is None else _summed(partial, weight, wanted)
+        return dx, dweight, None, None, None, None
+
+
+class _Gate(torch.autograd.Function):
+    """`silu(gate) * up`."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        gate, up = gate.contiguous(), up.contiguous()
+        out, count = torch.empty_like(gate), gate.numel()
+        grid = (triton.cdiv(count, _FLAT_BLOCK),)
+        gate_forward[grid](gate, up, out, count, BLOCK=_FLAT_BLOCK, num_warps=8)
+        ctx.save_for_backward(gate, up)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        dgate, dup, count = torch.empty_like(gate), torch.empty_like(up), gate.numel()
+        grid = (triton.cdiv(count, _FLAT_BLOCK),)
+        gate_backward[grid](
+            *(g.contiguous(), gate, up, dgate, dup, count), BLOCK=_FLAT_BLOCK, num_warps=8
+        )
+        return dgate, dup
+
+
+_add_norm: Any = _AddNorm.apply
+_turn: Any = _Turn.apply
+_gate: Any = _Gate.apply
+
+
+class CudaOps(PlainOps):
+    """The same meaning as PyTorch's operators, on a GPU."""
+
+    def linears(
+        self, x: Tensor, layers: Sequence[AdaptedWeight], scale: float
+    ) -> tuple[Tensor, ...]:
+        return joint_linears(x, layers, scale)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        out: Tensor = _add_norm(x, None, weight, eps)[0]
+        return out
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        out, total = _add_norm(x, residual, weight, eps)
+        return out, total
+
+    def rotate(
+        self, parts: tuple[Tensor, ...], rotation: Rotation, norms: HeadNorms
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = parts
+        cos, sin, size, eps = rotation.cos, rotation.sin, norms.head_dim, norms.eps
+        turned_q: Tensor = _turn(q, norms.q, cos, sin, size, eps)
+        turned_k: Tensor = _turn(k, norms.k, cos, sin, size, eps)
+        return turned_q, turned_k, v.view(len(v), -1, size)
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        out: Tensor = _gate(gate, up)
+        return out
+
+
+def _heads(heads: int, size: int) -> dict[str, int]:
+    half = size // 2
+    lines, block = triton.next_power_of_2(heads), triton.next_power_of_2(half)
+    return {"HEADS": heads, "HALF": half, "LINES": lines, "BLOCK": block}
+
+
+def _partial(weight: Tensor, wanted: bool, rows: int) -> tuple[Tensor, int]:
+    """Room for the partial sums of a weight's gradient, and how many programs there are."""
+    if not wanted:
+        return weight, rows
+    programs = min(rows, _PARTIAL_SUMS)
+    shape = (programs, weight.shape[-1])
+    return torch.empty(shape, dtype=torch.float32, device=weight.device), programs
+
+
+def _summed(partial: Tensor, weight: Tensor, wanted: bool) -> Tensor | None:
+    return partial.sum(0).to(weight.dtype) if wanted else None
