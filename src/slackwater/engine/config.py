@@ -12,6 +12,9 @@ class EngineConfig:
     `batch_invariant` makes a row's result independent of who shares its batch and of how its keys
     came into the cache, so that a request goes on identically elsewhere. On CUDA it is off unless
     asked for: pass `batch_invariant=None` for the device's default.
+
+    `steps_ahead`: on CUDA a decode step is queued before the tokens of the one before are seen, where nothing else can come
+    between; not for an engine that shares its device with another.
     """
 
     kv_bytes: int = 1 << 30
@@ -24,6 +27,7 @@ class EngineConfig:
     max_full_versions: int = 3
     max_adapters: int = 64
     base_version: str = "base"
+    steps_ahead: bool = True
 
     def __post_init__(self) -> None:
         for field in (

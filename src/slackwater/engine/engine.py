@@ -69,7 +69,10 @@ class Engine:
         )
         self.capacity_tokens = (self._blocks.num_blocks - 1) * block_tokens
         self._scheduler = Scheduler(self._slots, self._blocks, config.max_step_tokens)
-        self._runner = Runner(self._slots, self._scheduler, self._executor)
+        self._runner = Runner(
+            *(self._slots, self._scheduler, self._executor),
+            steps_ahead=config.steps_ahead and self._executor.begins_ahead,
+        )
         self._decode, self._eos = decode, frozenset(eos_token_ids)
         self._guides = guides
         self._sequences: dict[int, Sequence] = {}

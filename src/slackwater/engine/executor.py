@@ -63,8 +63,12 @@ class SamplingColumns:
 
 
 class Executor(Protocol):
-    """A device that holds the cache of one model shape."""
+    """A device that holds the cache of one model shape.
 
+    `begins_ahead`: it can begin a decode step before the host has seen the tokens of the one before.
+    """
+
+    begins_ahead: bool
     block_tokens: int
     block_bytes: int
     arena: PageArena
@@ -90,9 +94,18 @@ class Executor(Protocol):
         ...
 
     def decode(
-        self, net: CausalLM, batch: RowBatch, tables: NDArray[np.int32], columns: SamplingColumns
+        self,
+        net: CausalLM,
+        batch: RowBatch,
+        tables: NDArray[np.int32],
+        columns: SamplingColumns,
+        ahead: NDArray[np.float32] | None = None,
     ) -> tuple[Tensor, NDArray[np.int64], NDArray[np.float32]]:
-        """A step in which every row is wanted and sampled: `logits`, and from them a token and its log-prob for each."""
+        """A step in which every row is wanted and sampled: `logits`, and from them a token and its log-prob for each.
+
+        `ahead` are the rows' uniform numbers of the step after this one. Where they are given, that step may be begun: every row has
+        a block for it, and nobody reads these logits.
+        """
         ...
 
     def sample(

@@ -34,8 +34,11 @@ NOTHING = Sampled(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.f
 class Runner:
     """Takes a plan through the executor, one model after the other."""
 
-    def __init__(self, slots: SlotTable, scheduler: Scheduler, executor: Executor) -> None:
+    def __init__(
+        self, slots: SlotTable, scheduler: Scheduler, executor: Executor, *, steps_ahead: bool
+    ) -> None:
         self._slots, self._scheduler, self._executor = slots, scheduler, executor
+        self._steps_ahead = steps_ahead
         self._shaper = Shaper(slots, scheduler)
 
     def run(self, plan: StepPlan) -> Sampled:
@@ -82,7 +85,10 @@ class Runner:
         batch, ends, due = self._rows(slots, counts, group)
         if batch.decode_only:  # nothing of a prompt is left to score
             columns, tables = self._columns(slots), self._slots.tables
-            logits, tokens, logprobs = self._executor.decode(group.net, batch, tables, columns)
+            ahead = self._ahead(plan, len(slots), columns)
+            logits, tokens, logprobs = self._executor.decode(
+                group.net, batch, tables, columns, ahead
+            )
             return self._drawn(slots, logits, columns, tokens, logprobs)
         logits = self._executor.logits(group.net, batch, self._slots.tables)
         scored = np.nonzero(self._slots.scored[slots])[0]
@@ -90,6 +96,21 @@ class Runner:
             self._score(slots, counts, ends, scored, batch, logits)
             logits = logits[torch.from_numpy(np.searchsorted(batch.wanted, ends[due]))]
         return self._sample(slots[due], logits) if len(due) else NOTHING
+
+    def _ahead(
+        self, plan: StepPlan, rows: int, columns: SamplingColumns
+    ) -> NDArray[np.float32] | None:
+        """The uniform numbers of the step after this one, if it can be begun without having seen this one's tokens."""
+        table, slots = self._slots, plan.slots
+        if not self._steps_ahead or rows != self._scheduler.running or self._scheduler.waiting:
+            return None
+        cut = (columns.top_k > 0) | (columns.top_p < 1)
+        if cut.any() or table.shaped[slots].any() or table.top_tokens[slots].any():
+            return None
+        goes_on = table.length[slots] + 1 < table.limit[slots]
+        if not goes_on.any() or not self._scheduler.hold_ahead(plan):
+            return None
+        return uniforms(table.key[slots], table.length[slots] + 1)
 
     def _rows(
         self, slots: NDArray[np.int64], counts: NDArray[np.int64], group: WeightGroup

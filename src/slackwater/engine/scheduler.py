@@ -156,6 +156,14 @@ class Scheduler:
             self._preempt_youngest()
         return None
 
+    def hold_ahead(self, plan: StepPlan) -> bool:
+        """Hold a block for the token after the planned one of every row; whether there was one for each."""
+        table = self.slots
+        after = table.computed[plan.slots] + plan.counts + 1
+        if int(after.max()) > table.tables.shape[1] * table.block_tokens:
+            return False
+        return self._hold_blocks(plan.slots, plan.counts + 1) is None
+
     def groups(self, plan: StepPlan) -> tuple[WeightGroup, ...]:
         """The plan cut by model and adapter."""
         if plan.slots is not self._order:

@@ -140,7 +140,7 @@ def _summed(
     ]
     lanes = torch.get_num_threads()
     if torch.cuda.is_available():
-        lanes = max(lanes, min(8, os.cpu_count() or 1))
+        lanes = max(lanes, min(16, os.cpu_count() or 1))
     if lanes == 1:
         found = [work(*piece) for piece in pieces]
     else:

@@ -246,6 +246,7 @@ def build(options: argparse.Namespace, files: NodeFiles) -> tuple[SharedDevice, 
         max_step_tokens=2048 if on_gpu else 256,
         max_full_versions=8,
         base_version=options.base_version,
+        steps_ahead=False,
     )
     model = files.model(options.model)
     dtype = torch.bfloat16 if on_gpu else torch.float32

@@ -93,6 +93,7 @@ class Setup:
             self.tables,
             torch.arange(ROWS, dtype=torch.int32, device=DEVICE).repeat_interleave(PROMPT),
             torch.arange(PROMPT, dtype=torch.int32, device=DEVICE).repeat(ROWS),
+            256,
             1,
             torch.tensor(tiles, dtype=torch.int32, device=DEVICE),
         )
@@ -111,6 +112,7 @@ class Setup:
             self.tables,
             torch.arange(ROWS, dtype=torch.int32, device=DEVICE),
             torch.full((ROWS,), PROMPT, dtype=torch.int32, device=DEVICE),
+            256,
             1,
             None,
         )

@@ -1,8 +1,10 @@
 """Training's CUDA kernels mean what PyTorch's operators do. Without a GPU they run in Triton's interpreter."""
 
+import json
 import os
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +13,10 @@ from torch import Tensor
 from trainer_builders import batch
 
 from slackwater.nets.config import NetConfig
+from slackwater.nets.loading import load_net, net_tensors
 from slackwater.nets.lora import LoraSpec
 from slackwater.nets.ops import AdaptedWeight, HeadNorms, NetOps, PlainOps, Rotation
+from slackwater.tensors.checked_file import FOR_TRANSFORMERS, write_tensors
 from slackwater.training.prefix_sharing import share_prefixes
 from slackwater.training.shared_attention import SharedPrefixAttention
 from slackwater.training.trainer import Trainer
@@ -189,14 +193,17 @@ def test_attention_over_shared_prefixes_is_that_of_the_whole_sequences(
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 @pytest.mark.parametrize("rank", [0, 8])
-def test_a_pass_on_a_gpu_in_bf16_is_near_the_cpus_in_fp32(rank: int) -> None:
+def test_a_pass_on_a_gpu_in_bf16_is_near_the_cpus_in_fp32(rank: int, tmp_path: Path) -> None:
     net = NetConfig(
         family="qwen3", qk_norm=True, vocab_size=300, hidden_size=128, num_layers=2, num_heads=4,
         num_kv_heads=2, head_dim=32, ffn_size=192, max_positions=256, init_std=0.08,
     )  # fmt: skip
+    model = tmp_path / "model"
+    write_tensors(model / "model.safetensors", net_tensors(load_net(net)), {}, FOR_TRANSFORMERS)
+    (model / "config.json").write_text(json.dumps(net.to_hf()))
     lora = LoraSpec(rank) if rank else None
-    here = Trainer.create(net, lora)
-    there = Trainer.create(net, lora, dtype="bfloat16", device="cuda")
+    here = Trainer.create(model, lora)
+    there = Trainer.create(model, lora, dtype="bfloat16", device="cuda")
     for _ in range(2):
         found = [
             each.forward_backward(batch(), "importance_sampling", {}) for each in (here, there)

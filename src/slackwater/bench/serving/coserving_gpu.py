@@ -41,7 +41,12 @@ SLO = ServingSlo(0.5, 0.15)
 _PAGE = 16 << 20  # of the pool: what a page costs to map is the same for all sizes
 _KV_BYTES = 48 << 30
 _CONFIG = EngineConfig(
-    kv_bytes=_KV_BYTES, page_bytes=_PAGE, max_running=64, max_step_tokens=2048, max_context=16384
+    kv_bytes=_KV_BYTES,
+    page_bytes=_PAGE,
+    max_running=64,
+    max_step_tokens=2048,
+    max_context=16384,
+    steps_ahead=False,
 )
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 _CONTEXTS = (200, 400, 900, 1900, 3900, 7900, 15900)

@@ -25,6 +25,7 @@ from slackwater.nets.lora import LoraAdapter
 class CpuExecutor:
     """Rows through a model on one core (or as many threads as PyTorch was given)."""
 
+    begins_ahead = False
     block_tokens = BLOCK_TOKENS
 
     def __init__(self, net: NetConfig, config: EngineConfig, pool: PagePool | None = None) -> None:
@@ -71,8 +72,14 @@ class CpuExecutor:
         return torch.from_numpy(run.logits(hidden, self._spans(batch.wanted_spans())))
 
     def decode(
-        self, net: CausalLM, batch: RowBatch, tables: NDArray[np.int32], columns: SamplingColumns
+        self,
+        net: CausalLM,
+        batch: RowBatch,
+        tables: NDArray[np.int32],
+        columns: SamplingColumns,
+        ahead: NDArray[np.float32] | None = None,
     ) -> tuple[Tensor, NDArray[np.int64], NDArray[np.float32]]:
+        del ahead  # the processor that would begin it is the one that runs this
         logits = self.logits(net, batch, tables)
         return logits, *self.sample(logits, columns)
 

@@ -10,9 +10,10 @@ from torch import Tensor
 from slackwater.engine.cuda.attention_kernels import decode_kernel, join_kernel, prompt_kernel
 
 BLOCK_TOKENS = 64
-SPAN_TOKENS = 256
+_SHORT_SPAN, _LONG_SPAN = 256, 1024
+_MANY_PROGRAMS = 192
 _LOG2E = 1.4426950408889634
-_DECODE_TILE = 64  # keys that a decoding program looks at together
+_DECODE_TILE = 32  # keys that a decoding program looks at together
 _TILE = 128  # rows of a prompt tile times heads per key head
 
 
@@ -20,12 +21,13 @@ _TILE = 128  # rows of a prompt tile times heads per key head
 class PagedRows:
     """Where a step's rows are: `tables[slots[n]]` are the blocks of row n.
 
-    `tiles` is None when every row decodes; then `spans` bounds the cuts of the longest context.
+    `tiles` is None when every row decodes; then contexts are cut every `span` tokens, the longest into `spans` at most.
     """
 
     tables: Tensor
     slots: Tensor
     positions: Tensor
+    span: int
     spans: int
     tiles: Tensor | None
 
@@ -69,10 +71,10 @@ class CudaPagedAttention:
             D=size,
             TOKENS=BLOCK_TOKENS,
             TILE=_DECODE_TILE,
-            SPAN=SPAN_TOKENS,
+            SPAN=rows.span,
             SPANS=spans,
-            num_warps=4,
-            num_stages=3,
+            num_warps=2,
+            num_stages=6,
         )
         if spans > 1:
             join_kernel[(count, heads)](
@@ -82,7 +84,7 @@ class CudaPagedAttention:
                 out,
                 HEADS=heads,
                 D=size,
-                SPAN=SPAN_TOKENS,
+                SPAN=rows.span,
                 SPANS=spans,
                 num_warps=1,
             )
@@ -112,6 +114,11 @@ class CudaPagedAttention:
             num_stages=2,
         )
         return out
+
+
+def span_tokens(programs: int, *, fixed: bool) -> int:
+    """Where to cut contexts: few rows and heads need the cuts to fill a device. `fixed`: the same whoever shares a batch."""
+    return _SHORT_SPAN if fixed or programs < _MANY_PROGRAMS else _LONG_SPAN
 
 
 def tile_rows(heads: int, kv_heads: int) -> int:

@@ -1,6 +1,6 @@
 """Decode steps as captured CUDA graphs: one launch instead of some four hundred, sampling included."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,15 +14,15 @@ from slackwater.engine.cuda.adapter_rows import (
     ROW_FIELDS,
     TILE_FIELDS,
     AdapterRows,
-    Held,
     extent_of,
 )
 from slackwater.engine.cuda.attention import (
     BLOCK_TOKENS,
-    SPAN_TOKENS,
     CudaPagedAttention,
     PagedRows,
+    span_tokens,
 )
+from slackwater.engine.cuda.queued_step import HeldSpans, QueuedStep
 from slackwater.engine.cuda.sampling import launch_sampling
 from slackwater.engine.cuda.step_shape import StepShape, graph_rows
 from slackwater.engine.cuda.straight_pass import StraightPass
@@ -39,62 +39,99 @@ class _Captured:
     answer: Tensor
 
 
+class _HostBuffer:
+    """A step's numbers and its answer on the host, pinned; `sent` and `there` say when they have travelled."""
+
+    def __init__(self, words: int, rows: int) -> None:
+        self.numbers = torch.zeros(words, dtype=torch.int32, pin_memory=True)
+        self.view = self.numbers.numpy()
+        self.answer = torch.zeros(2 * rows, dtype=torch.int32, pin_memory=True)
+        new_event: Any = torch.cuda.Event
+        self.sent, self.there = new_event(), new_event()
+        self.adapters_of: tuple[StepShape, HeldSpans] | None = None
+
+
 class DecodeGraphs:
     """Graphs by model and shape, captured when first wanted.
 
-    A change of weights or adapters needs no new one: graphs read memory that is written in place.
+    A change of weights or adapters needs no new one: graphs read memory that is written in place. Two steps may be under way,
+    each with a host buffer of its own.
     """
 
     def __init__(
-        self, cache: Tensor, block_elements: int, kv_heads: int, rows: int, table_width: int
+        self,
+        cache: Tensor,
+        block_elements: int,
+        kv_heads: int,
+        rows: int,
+        table_width: int,
+        *,
+        fixed_spans: bool,
     ) -> None:
         self._cache, self._block_elements, self._kv_heads = cache, block_elements, kv_heads
         rows = graph_rows(rows)
-        self._table_width = table_width
+        self._table_width, self._fixed_spans = table_width, fixed_spans
         words = StepShape(rows, 1, 1 << 10, table_width).columns()["tables"][1]
-        self._host = torch.zeros(words, dtype=torch.int32, pin_memory=True)
-        self._host_view = self._host.numpy()
+        self._buffers = [_HostBuffer(words, rows) for _ in range(2)]
+        self._turn = 0
         self._inputs = torch.zeros(words, dtype=torch.int32, device=cache.device)
         self._slots = torch.arange(rows, dtype=torch.int32, device=cache.device)
-        self._answers = torch.zeros(2 * rows, dtype=torch.int32, pin_memory=True)
         self._captured: dict[tuple[int, StepShape], _Captured] = {}
         self._pool = torch.cuda.graph_pool_handle()
-        self._adapters_of: tuple[StepShape, Sequence[tuple[int, int, Held]]] | None = None
         self.captures = 0
 
-    def run(
+    def launch(
         self,
         model: StraightPass,
         batch: RowBatch,
         tables: NDArray[np.int32],
         sampling: SamplingColumns,
-        spans: Sequence[tuple[int, int, Held]],
-        longest: int,
-    ) -> tuple[Tensor, Tensor]:
-        """Queue a step; logits `[rows, vocab]` and the sampled answer `[2, graph rows]`, until the next call."""
-        cuts = _power_of_2(-(-longest // SPAN_TOKENS))
-        width = min(self._table_width, cuts * (SPAN_TOKENS // BLOCK_TOKENS), tables.shape[1])
+        spans: HeldSpans,
+        tokens: Tensor | None = None,
+    ) -> QueuedStep:
+        """Queue a step, with the batch's tokens or with `tokens`, which are on the device."""
+        rows = graph_rows(len(batch.tokens))
+        span = span_tokens(rows * self._kv_heads, fixed=self._fixed_spans)
+        cuts = _power_of_2(-(-(int(batch.positions.max()) + 1) // span))
+        width = min(self._table_width, cuts * (span // BLOCK_TOKENS), tables.shape[1])
         units = max((held.first + held.units for _, _, held in spans), default=0)
         extent = min(extent_of(units), model.units) if units else 0
-        shape = StepShape(graph_rows(len(batch.tokens)), cuts, extent, width)
-        words = shape.fill(self._host_view, batch, tables, sampling)
-        if extent and (shape, spans) != self._adapters_of:
-            shape.fill_adapters(self._host_view, spans)
-        self._adapters_of = (shape, spans)
-        self._inputs[:words].copy_(self._host[:words], non_blocking=True)
+        shape = StepShape(rows, cuts, extent, width)
+        self._turn ^= 1
+        buffer = self._buffers[self._turn]
+        buffer.sent.synchronize()
+        words = shape.fill(buffer.view, batch, tables, sampling)
+        if extent and (shape, spans) != buffer.adapters_of:
+            shape.fill_adapters(buffer.view, spans)
+        buffer.adapters_of = (shape, spans)
+        self._inputs[:words].copy_(buffer.numbers[:words], non_blocking=True)
+        buffer.sent.record()
+        if tokens is not None:
+            self._inputs[: len(tokens)].copy_(tokens)
         key = (id(model), shape)
         if key not in self._captured:
             self._captured[key] = self._capture(model, shape)
         captured = self._captured[key]
         captured.graph.replay()
-        return captured.logits[: len(batch.tokens)], captured.answer
+        lines = tables[batch.slots, :width]
+        return QueuedStep(
+            *(model, batch, sampling, spans, lines, captured.logits, captured.answer),
+            *(self._turn, BLOCK_TOKENS),
+        )
 
-    def fetched(self, answer: Tensor, count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Wait for the step, and bring its first `count` tokens and log-probs to the host."""
-        host = self._answers[: answer.numel()]
-        host.copy_(answer.view(-1), non_blocking=True)
-        torch.cuda.current_stream().synchronize()
-        both = host.numpy().reshape(2, -1)[:, :count]
+    def send(self, step: QueuedStep) -> None:
+        """Queue the answer's way to the host."""
+        buffer = self._buffers[step.buffer]
+        host = buffer.answer[: step.answer.numel()]
+        host.copy_(step.answer.view(-1), non_blocking=True)
+        buffer.there.record()
+
+    def fetched(self, step: QueuedStep) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Wait until a step's answer is here: the tokens and log-probs of its rows."""
+        buffer = self._buffers[step.buffer]
+        buffer.there.synchronize()
+        both = buffer.answer[: step.answer.numel()].numpy().reshape(2, -1)
+        both = both[:, : len(step.batch.tokens)]
         return both[0].astype(np.int64), both[1].view(np.float32).copy()
 
     def forget(self, model: StraightPass) -> None:
@@ -112,7 +149,14 @@ class DecodeGraphs:
         places = shape.columns()
         column = {name: self._inputs[start:stop] for name, (start, stop) in places.items()}
         tables = column["tables"].view(shape.rows, shape.table_width)
-        where = PagedRows(tables, self._slots[: shape.rows], column["positions"], shape.spans, None)
+        where = PagedRows(
+            tables,
+            self._slots[: shape.rows],
+            column["positions"],
+            span_tokens(shape.rows * self._kv_heads, fixed=self._fixed_spans),
+            shape.spans,
+            None,
+        )
         attention = CudaPagedAttention(self._cache, self._block_elements, self._kv_heads, where)
         adapters = None
         if shape.extent:

@@ -1,6 +1,7 @@
 """The CUDA executor: the cache in device pages, decode steps as graphs, the rest eager."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -18,13 +19,15 @@ from slackwater.engine.cuda.adapter_rows import (
 )
 from slackwater.engine.cuda.attention import (
     BLOCK_TOKENS,
-    SPAN_TOKENS,
     CudaPagedAttention,
     PagedRows,
+    span_tokens,
     tile_rows,
 )
 from slackwater.engine.cuda.decode_graphs import DecodeGraphs
+from slackwater.engine.cuda.host_copies import HostCopies
 from slackwater.engine.cuda.pages import CudaPagePool, device_view
+from slackwater.engine.cuda.queued_step import QueuedStep
 from slackwater.engine.cuda.rank_pool import RankPool, units_of
 from slackwater.engine.cuda.sampling import CudaSampler
 from slackwater.engine.cuda.straight_pass import StraightPass
@@ -39,6 +42,7 @@ from slackwater.nets.lora import LoraAdapter
 class CudaExecutor:
     """Rows through a model on one GPU."""
 
+    begins_ahead = True
     block_tokens = BLOCK_TOKENS
 
     def __init__(self, net: CausalLM, config: EngineConfig, pool: PagePool | None = None) -> None:
@@ -62,8 +66,11 @@ class CudaExecutor:
         context = min(config.max_context or shape.max_positions, shape.max_positions)
         blocks = -(-context // BLOCK_TOKENS)
         self._graphs = DecodeGraphs(
-            self._cache, self._block_elements, shape.num_kv_heads, config.max_running, blocks
+            *(self._cache, self._block_elements, shape.num_kv_heads, config.max_running, blocks),
+            fixed_spans=self._batch_invariant,
         )
+        self._queued: QueuedStep | None = None
+        self._host_copies = HostCopies(device)
         self._sampler = CudaSampler(device)
         self._passes: WeakKeyDictionary[CausalLM, StraightPass] = WeakKeyDictionary()
         self._adapters: WeakKeyDictionary[LoraAdapter, Held] = WeakKeyDictionary()
@@ -74,12 +81,14 @@ class CudaExecutor:
         self._passes[net] = StraightPass(net, batch_invariant=self._batch_invariant)
 
     def write(self, net: CausalLM, tensors: Mapping[str, Tensor]) -> None:
+        self._queued = None
         with torch.no_grad():
-            for name, target in net_tensors(net).items():
-                target.copy_(tensors[name], non_blocking=True)
+            targets = net_tensors(net)
+            self._host_copies.run([(target, tensors[name]) for name, target in targets.items()])
 
     def prepare_adapter(self, net: CausalLM, adapter: LoraAdapter) -> None:
         """Write an adapter into its units. Only when more are held than ever before do the weights move."""
+        self._queued = None
         held = self._adapters.get(adapter)
         if held is None:
             held = self._adapters[adapter] = self._place(self._passes[net], adapter)
@@ -87,6 +96,7 @@ class CudaExecutor:
             self._passes[net].put(adapter, held.first, held.units)
 
     def drop_adapter(self, adapter: LoraAdapter) -> None:
+        self._queued = None
         held = self._adapters.pop(adapter)
         self._ranks.give_back(held.first, held.units)
 
@@ -109,14 +119,15 @@ class CudaExecutor:
 
     @torch.inference_mode()
     def logits(self, net: CausalLM, batch: RowBatch, tables: NDArray[np.int32]) -> Tensor:
+        self._queued = None
         model = self._passes[net]
         longest = int(batch.positions.max()) + 1
-        blocks, spans = -(-longest // BLOCK_TOKENS), _power_of_2(-(-longest // SPAN_TOKENS))
+        blocks = -(-longest // BLOCK_TOKENS)
         attention = CudaPagedAttention(
             self._cache,
             self._block_elements,
             self._heads[1],
-            self._rows(batch, tables[:, :blocks], spans),
+            self._rows(batch, tables[:, :blocks], longest),
         )
         adapters = self._adapted(batch.spans, len(batch.tokens))
         hidden = model.hidden(self._sent(batch.tokens), attention, adapters)
@@ -127,13 +138,38 @@ class CudaExecutor:
 
     @torch.inference_mode()
     def decode(
-        self, net: CausalLM, batch: RowBatch, tables: NDArray[np.int32], columns: SamplingColumns
+        self,
+        net: CausalLM,
+        batch: RowBatch,
+        tables: NDArray[np.int32],
+        columns: SamplingColumns,
+        ahead: NDArray[np.float32] | None = None,
     ) -> tuple[Tensor, NDArray[np.int64], NDArray[np.float32]]:
-        longest = int(batch.positions.max()) + 1
+        model = self._passes[net]
         spans = [(start, stop, self._adapters[adapter]) for start, stop, adapter in batch.spans]
-        logits, answer = self._graphs.run(self._passes[net], batch, tables, columns, spans, longest)
-        self._sampler.truncate(logits, columns, answer)
-        return logits, *self._graphs.fetched(answer, len(batch.tokens))
+        step, self._queued = self._queued, None
+        rows = None if step is None else step.rows_of(model, batch, tables, columns, spans)
+        if step is None or rows is None:
+            step = self._graphs.launch(model, batch, tables, columns, spans)
+            self._sampler.truncate(step.logits, columns, step.answer)
+            self._graphs.send(step)
+            rows = np.arange(len(batch.tokens))
+        whole = len(rows) == len(step.batch.slots)
+        if ahead is not None:
+            drawn = step.answer[0, : len(rows)] if whole else step.answer[0, self._sent(rows)]
+            later = replace(batch, positions=batch.positions + 1)
+            their_columns = replace(columns, uniform=ahead)
+            queued = self._graphs.launch(model, later, tables, their_columns, spans, drawn)
+            self._graphs.send(queued)
+        tokens, logprobs = self._graphs.fetched(step)
+        logits = step.logits[: len(tokens)]
+        if not whole:
+            tokens, logprobs = tokens[rows], logprobs[rows]
+            logits = step.logits if ahead is not None else step.logits[self._sent(rows)]
+        if ahead is not None:
+            queued.tokens = tokens
+            self._queued = queued
+        return logits, tokens, logprobs
 
     def sample(
         self, logits: Tensor, columns: SamplingColumns
@@ -141,6 +177,7 @@ class CudaExecutor:
         return self._sampler.sample(logits, columns)
 
     def close(self) -> None:
+        self._queued = None
         torch.cuda.synchronize()
         self._graphs.close()
         self._cache = torch.empty(0, device=self._device)
@@ -157,16 +194,19 @@ class CudaExecutor:
         tiles = self._sent(tile_columns(rows, held, PROMPT_TILE))
         return AdapterRows(extent, tiles, tiles, fused=False)
 
-    def _rows(self, batch: RowBatch, tables: NDArray[np.int32], spans: int) -> PagedRows:
+    def _rows(self, batch: RowBatch, tables: NDArray[np.int32], longest: int) -> PagedRows:
         slots, lines = np.unique(batch.slots, return_inverse=True)
         tiles = None
         if not (batch.decode_only or self._batch_invariant):
             tiles = self._sent(_tiles(lines, batch.positions, tile_rows(*self._heads)))
+        programs = len(batch.tokens) * self._heads[1]
+        span = span_tokens(programs, fixed=self._batch_invariant)
         return PagedRows(
             self._sent(np.ascontiguousarray(tables[slots])),
             self._sent(lines.astype(np.int32)),
             self._sent(batch.positions.astype(np.int32)),
-            spans,
+            span,
+            _power_of_2(-(-longest // span)),
             tiles,
         )
 

@@ -22,7 +22,7 @@ from slackwater.engine.cuda.sites import Site
 from slackwater.nets.causal_lm import CausalLM, Layer
 from slackwater.nets.lora import LoraAdapter
 
-_NORM_CHUNK = 2048
+_NORM_CHUNK = 4096
 _SILU_BLOCK = 128
 _SPREAD_BLOCK = 128
 
