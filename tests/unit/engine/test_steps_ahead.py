@@ -1,6 +1,7 @@
 """A decode step that is begun before its tokens are seen on the host is the step that is wanted next."""
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,7 +77,7 @@ def new_engine(blocks: int, executor_type: type[CpuExecutor]) -> Engine:
 def arrivals(seed: int) -> list[tuple[int, GenerationRequest]]:
     """Requests by the step before which they come: some shaped, some cut, some that end early."""
     rng = random.Random(seed)
-    kinds: list[dict[str, object]] = [{}, {}, {}, {"top_k": 5}, {"logit_bias": ((4, 1.0),)}]
+    kinds: list[dict[str, Any]] = [{}, {}, {}, {"top_k": 5}, {"logit_bias": ((4, 1.0),)}]
     return [
         (
             rng.choice((0, 0, 5, 40, 41)),

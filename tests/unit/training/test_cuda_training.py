@@ -192,6 +192,21 @@ def test_attention_over_shared_prefixes_is_that_of_the_whole_sequences(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+def test_flash_attention_of_many_samples_has_no_row_that_is_off() -> None:
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, 50_000, 300) for _ in range(4)]
+    samples = [np.append(each, rng.integers(0, 50_000, 70)) for each in prompts for _ in range(16)]
+    shared, device = share_prefixes(samples), torch.device(DEVICE)
+    for seed in range(5):
+        shapes = [(shared.count, heads, 128) for heads in (32, 8, 8)]
+        given = [tensor.detach().bfloat16() for tensor in random_tensors(*shapes, seed=seed)]
+        found = attention.FlashSharedAttention(shared, device)(0, *given)
+        expected = SharedPrefixAttention(shared, device)(0, *given)
+        assert float((found - expected).abs().max()) < 0.05
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 @pytest.mark.parametrize("rank", [0, 8])
 def test_a_pass_on_a_gpu_in_bf16_is_near_the_cpus_in_fp32(rank: int, tmp_path: Path) -> None:
     net = NetConfig(

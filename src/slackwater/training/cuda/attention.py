@@ -127,15 +127,16 @@ class _Attention(torch.autograd.Function):
             asked = (q.index_select(0, crossing.asking), *_seen(crossing, k, v))
             other, other_lse, kept = flash_forward(*asked, crossing.runs, False)
             all_kept += kept
-            count = len(crossing.asking)
+            count, joined = len(crossing.asking), lse.clone()
             join_rows[(count,)](
-                *(out, lse, other, other_lse, crossing.asking, count, rows),
+                *(out, lse, other, other_lse, joined, crossing.asking, count, rows),
                 HEADS=heads,
                 SIZE=size,
                 LINES=lines,
                 BLOCK=triton.next_power_of_2(size),
                 num_warps=4,
             )
+            lse = joined
         ctx.save_for_backward(q, k, v, out, lse, *all_kept)
         ctx.how = how
         return out

@@ -186,10 +186,13 @@ def logits_backward(logits, normaliser, strength, vocab, BLOCK: tl.constexpr) ->
 
 @triton.jit
 def join_rows(
-    out, lse, other, other_lse, index, rows, all_rows,
+    out, lse, other, other_lse, joined, index, rows, all_rows,
     HEADS: tl.constexpr, SIZE: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Attention of a row over two sets of keys into one: row `index[r]` of `out` takes row r of `other` in."""
+    """Attention of a row over two sets of keys into one: row `index[r]` of `out` takes row r of `other` in.
+
+    The new normalisers go to `joined`: every warp reads the old ones, at its own time.
+    """
     number = tl.program_id(0)
     row = tl.load(index + number)
     head, at = tl.arange(0, LINES), tl.arange(0, BLOCK)
@@ -205,7 +208,7 @@ def join_rows(
     new = tl.load(other + from_there, mask=mine, other=0.0).to(tl.float32)
     result = own * tl.exp(one - both)[:, None] + new * tl.exp(two - both)[:, None]
     tl.store(out + place, result.to(out.dtype.element_ty), mask=mine)
-    tl.store(lse + head.to(tl.int64) * all_rows + row, both, mask=real)
+    tl.store(joined + head.to(tl.int64) * all_rows + row, both, mask=real)
 
 
 @triton.jit
