@@ -166,7 +166,7 @@ def _sampled(
         prompts = work.prompts(vocab_size, seed)[: work.trained]
         began_s = time.perf_counter()
         for number in range(work.trained * work.samples):
-            params = SamplingParams(max_tokens=work.new_tokens, seed=number, ignore_eos=True)
+            params = Sampling(max_tokens=work.new_tokens, seed=number, ignore_eos=True)
             prompt = tuple(prompts[number // work.samples])
             engine.add(GenerationRequest(number, prompt, params, "base"))
             tokens[number], logprobs[number] = [], []
