@@ -65,7 +65,6 @@ def ids(answer: Any) -> list[int]:
     ("field", "value"),
     [
         ("nobody_thought_of_this", 1),
-        ("bad_words", ["x"]),
         ("use_beam_search", True),
         ("functions", [{"name": "f"}]),
         ("chat_template", "{{ messages }}"),
@@ -89,6 +88,17 @@ def test_what_is_not_done_is_refused_by_its_name(
 def test_a_field_that_asks_for_nothing_passes(client: openai.OpenAI) -> None:
     nothing = {"bad_words": [], "use_beam_search": False, "suffix": None, "never_heard_of": None}
     assert complete(client, extra_body=nothing).choices
+
+
+def test_bad_words_are_never_written(client: openai.OpenAI) -> None:
+    settings = {"temperature": 0.0, "max_tokens": 24, "seed": 3}
+    free = complete(client, **settings, extra_body={"return_token_ids": True})
+    bad = bytes(token for token in ids(free) if 33 <= token < 127)[:1].decode() or "a"
+    kept = complete(
+        client, **settings, extra_body={"return_token_ids": True, "bad_words": [bad, "zq"]}
+    )
+    assert bad not in kept.choices[0].text
+    assert "zq" not in kept.choices[0].text
 
 
 def test_answers_of_a_given_form(client: openai.OpenAI) -> None:

@@ -8,7 +8,9 @@ def check_named_tokens(request: GenerationRequest, vocab_size: int) -> None:
     """Biased, allowed and target tokens; targets are a row for every position of the prompt after the first."""
     params, rows = request.params, request.params.target_prompt_tokens
     biased = [token for token, _ in params.logit_bias]
-    for name, tokens in (("logit_bias", biased), ("allowed_token_ids", params.allowed_token_ids)):
+    worded = [token for word in params.bad_words for token in word]
+    named = (("logit_bias", biased), ("allowed_token_ids", params.allowed_token_ids))
+    for name, tokens in (*named, ("bad_words", worded)):
         bad = [token for token in tokens if not 0 <= token < vocab_size]
         if bad:
             raise ConfigError.of(f"{name}: token", bad[0], f"must be below {vocab_size}")

@@ -4,6 +4,8 @@ Each row is computed by itself, so that batch mates change nothing. Works on any
 that ask for none of this never come here.
 """
 
+from collections.abc import Sequence as ListLike
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -49,6 +51,8 @@ class Shaper:
             row.index_add_(0, _ids(row, tokens), row.new_tensor(biases))
         if len(known) - first < params.min_tokens and sequence.stop_ids:
             row.index_fill_(0, _ids(row, sorted(sequence.stop_ids)), _NEVER)
+        if banned := _ends_of_bad_words(params.bad_words, known[first:]):
+            row.index_fill_(0, _ids(row, banned), _NEVER)
         if params.allowed_token_ids:
             allowed = _ids(row, params.allowed_token_ids)
             kept = row[allowed]
@@ -71,6 +75,17 @@ class Shaper:
         allowed = (sent[:, :, None] >> at).bitwise_and_(1).reshape(len(places), -1)[:, :vocab]
         where = torch.tensor(places, device=rows.device)
         rows[where] = rows[where].masked_fill_(allowed == 0, _NEVER)
+
+
+def _ends_of_bad_words(words: ListLike[ListLike[int]], generated: NDArray[np.int32]) -> list[int]:
+    """The tokens that would complete a bad word now."""
+    longest = max((len(word) for word in words), default=1) - 1
+    last = generated[max(len(generated) - longest, 0) :].tolist()
+    return [word[-1] for word in words if _ends_with(last, word[:-1])]
+
+
+def _ends_with(tokens: ListLike[int], end: ListLike[int]) -> bool:
+    return not end or list(tokens[-len(end) :]) == list(end)
 
 
 def _penalise(row: Tensor, params: Sampling, known: NDArray[np.int32], first: int) -> None:

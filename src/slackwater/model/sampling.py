@@ -36,7 +36,8 @@ class Sampling:
     ends it. The engine's own end tokens stop too, unless `ignore_eos`.
 
     Penalties look at the tokens so far: presence and frequency at the generated ones, repetition at the
-    prompt's too. `logit_bias` is added to tokens' logits; with `allowed_token_ids` no others are drawn.
+    prompt's too. `logit_bias` is added to tokens' logits; with `allowed_token_ids` no others are drawn. `bad_words` are
+    sequences of tokens: none of them is ever generated whole.
     All of it depends on the tokens alone, so a turn goes on anywhere as if it had never moved.
 
     Of the prompt: log-probs of its tokens, of the likeliest, of `target_prompt_tokens` (a row of tokens for
@@ -58,6 +59,7 @@ class Sampling:
     repetition_penalty: float = 1.0
     logit_bias: Sequence[tuple[int, float]] = ()
     allowed_token_ids: Sequence[int] = ()
+    bad_words: Sequence[Sequence[int]] = ()
     grammar: Grammar | None = None
     prompt_logprobs: bool = False
     topk_prompt_logprobs: int = 0
@@ -89,6 +91,16 @@ class Sampling:
         if self.allowed_token_ids and (self.grammar is not None or self.min_tokens):
             fix = "cannot be combined with a grammar or min_tokens: nothing might be left to draw"
             raise ConfigError.of("allowed_token_ids", list(self.allowed_token_ids)[:3], fix)
+        self._check_bad_words()
+
+    def _check_bad_words(self) -> None:
+        if self.bad_words and (self.grammar is not None or self.allowed_token_ids):
+            fix = (
+                "cannot be combined with a grammar or allowed tokens: nothing might be left to draw"
+            )
+            raise ConfigError.of("bad_words", len(self.bad_words), fix)
+        if any(not len(word) for word in self.bad_words):
+            raise ConfigError.of("bad_words", [], "must not hold an empty one")
 
     def _check_penalties(self) -> None:
         for name in ("presence_penalty", "frequency_penalty"):
@@ -126,10 +138,16 @@ class Sampling:
             or self.min_tokens
             or self.logit_bias
             or self.allowed_token_ids
+            or self.bad_words
             or self.grammar is not None
         )
 
     @property
     def looks_back(self) -> bool:
         """Whether an engine must know which tokens were generated, to go on from them."""
-        return self.penalised or bool(self.min_tokens) or self.grammar is not None
+        return (
+            self.penalised
+            or bool(self.min_tokens)
+            or bool(self.bad_words)
+            or self.grammar is not None
+        )

@@ -65,6 +65,8 @@ def create_app(plane: ControlPlane) -> FastAPI:
     # Routes are matched in order: those that are called for every sample come first.
     app.include_router(future_routes(plane))
     app.include_router(sampling_routes(SamplingFace(plane)))
+    face = OpenAiFace(plane)
+    app.include_router(openai_routes(plane, face))
     app.include_router(training_routes(training))
     app.include_router(action_routes(plane))
     app.include_router(environment_routes(plane))
@@ -85,8 +87,6 @@ def create_app(plane: ControlPlane) -> FastAPI:
     downloads = Downloads(plane.settings.state / "downloads")
     app.include_router(record_routes(rest, downloads))
     app.include_router(download_routes(downloads))
-    face = OpenAiFace(plane)
-    app.include_router(openai_routes(plane, face))
     app.include_router(extra_routes(plane, face))
     app.include_router(refused_routes(plane))
     longest = max((base.max_text_chars for base in plane.bases), default=0)

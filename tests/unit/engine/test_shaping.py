@@ -201,6 +201,28 @@ def test_only_allowed_tokens_are_drawn(engine: Engine) -> None:
         engine.add(asked(1, Sampling(5, allowed_token_ids=[270])))
 
 
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_a_bad_word_is_never_generated_whole_and_its_beginning_is(
+    engine: Engine, length: int
+) -> None:
+    for seed in range(5):
+        free = one(engine, Sampling(40, seed=seed))
+        bad = free[10 : 10 + length]
+        kept = one(engine, Sampling(40, seed=seed, bad_words=[bad]))
+        assert all(kept[at : at + length] != bad for at in range(len(kept)))
+        if length > 1 and free[:11].count(bad[0]) == 1:
+            assert kept[: 9 + length] == free[: 9 + length], "nothing changes before its last token"
+
+
+def test_a_bad_word_is_found_across_a_move(engine: Engine) -> None:
+    free = one(engine, Sampling(30, seed=1))
+    bad = free[14:17]
+    sampling = Sampling(30, seed=1, bad_words=[bad])
+    whole = one(engine, sampling)
+    for at in (14, 15, 16, 17):
+        assert one(engine, sampling, generated=tuple(whole[:at])) == whole[at:]
+
+
 def test_nothing_ends_before_the_least_number_of_tokens(engine: Engine) -> None:
     stops = list(range(0, 256, 2))
     for seed in range(5):

@@ -32,7 +32,7 @@ from slackwater.serve.openai.models import ModelNames
 from slackwater.serve.openai.prompts import Conversation
 from slackwater.serve.openai.text import TextCodec, check_length
 from slackwater.serve.openai.tools import ToolPlan
-from slackwater.serve.openai.wishes import most_tokens, sampling_of
+from slackwater.serve.openai.wishes import bad_word_tokens, most_tokens, sampling_of
 
 _MANY_CHOICES = 16
 
@@ -86,6 +86,9 @@ class OpenAiFace:
             prompts = [prompt[-body.truncate_prompt_tokens :] for prompt in prompts]
         seed = secrets.randbits(63) if body.seed is None else body.seed % 2**63
         common = sampling_of(body, base, prompts[0], seed, grammar)
+        if body.bad_words:
+            words = await self.plane.fair_work.run(tenant, bad_word_tokens, codec, body.bad_words)
+            common = replace(common, bad_words=words)
         asked: list[Asked] = []
 
         def ask(place: int) -> None:

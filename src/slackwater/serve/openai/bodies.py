@@ -17,7 +17,6 @@ from slackwater.serve.tinker.bodies import Finite, Token
 # Known names that are not done here, with the values that ask for nothing (null always does).
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
-    "bad_words": ([],),
     "cache_salt": (),
     "chat_template": (),
     "early_stopping": (False,),
@@ -116,6 +115,9 @@ def _grammar(kind: str, source: Any) -> Grammar:
     return Grammar("choice", text) if kind == "choice" else Grammar("json_schema", text)
 
 
+BadWord = Annotated[str, Field(min_length=1, max_length=256)]
+
+
 class GenerationBody(BaseModel):
     """What both endpoints share."""
 
@@ -139,6 +141,7 @@ class GenerationBody(BaseModel):
     repetition_penalty: Annotated[Finite | None, Field(gt=0, le=100)] = None
     logit_bias: Annotated[dict[str, Finite] | None, Field(max_length=1024)] = None
     allowed_token_ids: Annotated[list[Token] | None, Field(max_length=65536)] = None
+    bad_words: Annotated[list[BadWord] | None, Field(max_length=256)] = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None

@@ -4,6 +4,7 @@ from slackwater.model.errors import ConfigError
 from slackwater.model.sampling import Grammar, Sampling
 from slackwater.runtime.store.base_models import BaseModel
 from slackwater.serve.openai.bodies import ChatBody, CompletionBody, GenerationBody
+from slackwater.serve.openai.text import TextCodec
 
 
 def sampling_of(
@@ -41,6 +42,17 @@ def most_tokens(body: GenerationBody, base: BaseModel, prompt: list[int]) -> int
     room = base.room_after(prompt)
     wanted, _, _ = _tokens_and_scores(body)
     return min(wanted or room, room)
+
+
+def bad_word_tokens(codec: TextCodec, words: list[str]) -> list[list[int]]:
+    """Each word as it is written at the start of a text and after a space, where that makes other tokens."""
+    found: list[list[int]] = []
+    for word in words:
+        for text in (word, f" {word.lstrip()}"):
+            tokens = codec.encode(text, special=False)
+            if tokens and tokens not in found:
+                found.append(tokens)
+    return found
 
 
 def _below(base: BaseModel, name: str, biases: list[tuple[int, float]]) -> list[tuple[int, float]]:

@@ -162,7 +162,11 @@ def _shape(sampling: Sampling, sampled_before: int) -> dict[str, Any]:
     """The wishes that change logits. What looks back at generated tokens cannot go on here: vLLM would take
     them for the prompt's."""
     if sampled_before and sampling.looks_back:
-        raise RefusedError("penalties, min_tokens and grammars cannot be continued on vLLM")
+        raise RefusedError(
+            "penalties, bad words, min_tokens and grammars cannot be continued on vLLM"
+        )
+    if sampling.bad_words:
+        raise RefusedError("bad_words: vLLM takes words, not tokens")
     wishes: dict[str, Any] = {
         "min_p": sampling.min_p,
         "min_tokens": sampling.min_tokens,
