@@ -2,13 +2,14 @@
 
 import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from slackwater.bench.coscheduling.results_page import Measured, MuxResult
 from slackwater.bench.coscheduling.results_sections import SECTIONS
 from slackwater.bench.machine import commit, machine
 from slackwater.bench.options import BenchOptions
+from slackwater.cli.bench import BENCHES
 from slackwater.cli.scenario_source import read_source, under_each
 from slackwater.model.errors import ConfigError
 from slackwater.sim.cluster.simulate import simulate
@@ -21,7 +22,8 @@ _MUX_POLICIES = "ours,group,gavel,solo,colocated"
 
 
 def measured_before(folder: Path, seed: int = 0, data: Path | None = None) -> dict[str, Measured]:
-    """One file per bench, holding what `slackwater bench NAME --json` printed: `NAME.json`, or `NAME.quick.json` of a quick run."""
+    """One file per bench, holding what `slackwater bench NAME --json` printed: `NAME.json`, or `NAME.quick.json` of a quick run; or a file for
+    each of several seeds, `NAME.seed0.json` and so on."""
     if not folder.is_dir():
         raise ConfigError.of("--from", str(folder), "must be a folder of NAME.json files")
     found = {}
@@ -30,6 +32,12 @@ def measured_before(folder: Path, seed: int = 0, data: Path | None = None) -> di
             path = folder / f"{section.bench}{suffix}"
             if path.is_file() and section.bench not in found:
                 found[section.bench] = _read(path, _command(section.bench, quick, seed, data))
+        seeds = {
+            int(path.suffixes[0].removeprefix(".seed")): path
+            for path in folder.glob(f"{section.bench}.seed*.json")
+        }
+        if seeds:
+            found[section.bench] = _of_seeds(section.bench, seeds, data)
     if not found:
         names = ", ".join(f"{section.bench}.json" for section in SECTIONS)
         raise ConfigError.of("--from", str(folder), f"must hold at least one of {names}")
@@ -48,7 +56,8 @@ def measure_now(
             progress((done + share) / len(SECTIONS))
 
         options = BenchOptions(seed=seed, quick=quick, data=data, progress=moved)
-        figures = importlib.import_module(f"slackwater.bench.{section.bench}").run(options)
+        module = f"slackwater.bench.{BENCHES[section.bench]}"
+        figures = importlib.import_module(module).run(options)
         command = _command(section.bench, quick, seed, data)
         found[section.bench] = Measured(figures, commit(), machine(), command)
     return found
@@ -81,6 +90,26 @@ def _command(bench: str, quick: bool, seed: int, data: Path | None) -> str:
     words += [f"--seed {seed}"] if seed else []
     words += ["--data DATA"] if data and bench == "philly" else []
     return " ".join(words)
+
+
+def _of_seeds(bench: str, seeds: Mapping[int, Path], data: Path | None) -> Measured:
+    """Means over all seeds, with their spread."""
+    command = _command(bench, False, 0, data) + " --seed N"
+    every = [_read(seeds[seed], command) for seed in sorted(seeds)]
+    values = {
+        key: [float(one.figures[key]) for one in every]
+        for key in every[0].figures
+        if all(key in one.figures for one in every)
+    }
+    named = ", ".join(str(seed) for seed in sorted(seeds))
+    return Measured(
+        {key: sum(found) / len(found) for key, found in values.items()},
+        every[0].commit,
+        every[0].machine,
+        command if len(every) > 1 else every[0].command,
+        {key: (min(found), max(found)) for key, found in values.items()},
+        named,
+    )
 
 
 def _read(path: Path, command: str) -> Measured:

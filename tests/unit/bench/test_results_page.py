@@ -50,8 +50,11 @@ def test_a_bar_can_be_another_figure(ours: float, word: str) -> None:
 def test_every_cell_of_a_sweep_has_its_own_verdict(ratio: float, slo: float, word: str) -> None:
     cell = {
         "slo_1_2.ours_over_group": ratio,
+        "slo_1_2.ours_over_regrouping": 1.02,
         "slo_1_2.ours.slo_attainment": slo,
         "slo_1_2.group.slo_attainment": 1.0,
+        **{f"slo_1_2.{policy}.iterations_in_bound": 0.9 for policy in ("ours", "group")},
+        **{f"slo_1_2.{policy}.mean_slowdown": 1.1 for policy in ("ours", "group")},
     }
     assert word in line(page(philly=cell), "SLO 1.2 for all")
 
@@ -59,6 +62,19 @@ def test_every_cell_of_a_sweep_has_its_own_verdict(ratio: float, slo: float, wor
 def test_micro_benchmarks_show_work_per_dollar() -> None:
     mux = MuxResult("m", "two jobs", "1.82x", {"ours": 1.9}, {"ours": 1.05}, {"ours": 1.0})
     assert "| `m`: two jobs | 1.82x | 1.90x (1.05x, 100%) |" in results_page({}, [mux])
+
+
+def test_several_seeds_show_their_spread_and_meet_a_bar_only_if_all_do(tmp_path: Path) -> None:
+    for seed, ratio in enumerate((0.90, 0.94, 0.96)):
+        figures = {"ours_over_group": ratio, "ours.slo_attainment": 1.0}
+        printed = {"name": "cluster", "commit": "c", "machine": {"arch": "x"}, "figures": figures}
+        (tmp_path / f"cluster.seed{seed}.json").write_text(json.dumps(printed))
+    text = results_page(measured_before(tmp_path), [])
+    assert line(text, "cost of ours over group").endswith(
+        "| 0.933 (0.900 to 0.960) | <= 0.95 | **missed** |"
+    )
+    assert line(text, "ours: SLO kept").endswith("| 1.000 | >= 1 | met |")
+    assert "`slackwater bench cluster --json --seed N` (seeds 0, 1, 2; commit c; x)" in text
 
 
 def test_figures_are_read_from_what_the_benches_printed(tmp_path: Path) -> None:

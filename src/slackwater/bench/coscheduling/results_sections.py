@@ -30,6 +30,19 @@ class Section:
     """For a bench of many cells: prefix of the keys -> words. Each cell shows the same three figures."""
 
 
+def _beside(prefix: str, policies: tuple[str, ...]) -> tuple[Row, ...]:
+    """What stands beside every cost."""
+    words = f"{prefix.rstrip('.')}, " if prefix else ""
+    return tuple(
+        Row(f"{prefix}{policy}.{key}", f"{words}{policy}: {what}")
+        for key, what in (
+            ("iterations_in_bound", "iterations within the bound"),
+            ("mean_slowdown", "mean slowdown against the lengths drawn"),
+        )
+        for policy in policies
+    )
+
+
 CLUSTER = Section(
     "cluster",
     "A tenant's two weeks (WEAVE 6.4)",
@@ -49,10 +62,7 @@ CLUSTER = Section(
             "group.slo_attainment_realised",
             "group: slowdown within the SLO against the lengths drawn",
         ),
-        Row("ours.iterations_in_bound", "ours: iterations within the bound"),
-        Row("group.iterations_in_bound", "group: iterations within the bound"),
-        Row("ours.mean_slowdown", "ours: mean slowdown against the lengths drawn"),
-        Row("group.mean_slowdown", "group: mean slowdown against the lengths drawn"),
+        *_beside("", ("ours", "group", "regrouping", "horizon")),
         Row("group.cost_vs_solo", "group: times below solo-disaggregated", "1.84"),
         Row("group.cost_vs_colocated", "group: times below co-located", "1.38"),
         Row("ours.cost_vs_solo", "ours: times below solo-disaggregated"),
@@ -77,7 +87,8 @@ CLUSTER = Section(
         "worst-case rollouts nearly fill their own rollout nodes, so fewer are packed and more add nodes or open groups than in the paper (see the "
         "shares); and since admission reckons with worst cases, the bubbles that long-tailed lengths leave on train nodes stay.\n\n"
         "`group` is static grouping: a placed job is never moved. Ours moves jobs, so hourly regrouping is the fairer peer. An outside audit over "
-        "other seeds found ours at 0.95 to 0.99 of hourly regrouping's cost on two-week traces, at 1.06 on single-turn jobs and at 1.05 with 600 jobs.\n\n"
+        "other seeds, made before consolidation had a least gain and a least gap, found ours at 0.95 to 0.99 of hourly regrouping's cost on two-week traces, "
+        "at 1.06 on single-turn jobs and at 1.05 with 600 jobs.\n\n"
         "`horizon` fits declared worst cases here, where PlexRL fits profiled, commensurate periods. Patched to do that, the same audit found "
         "ours at 0.88 to 0.90 of its cost."
     ),
@@ -88,7 +99,12 @@ PHILLY = Section(
     "Every cell of Figure 15 (WEAVE 6.5)",
     "`philly`: 300 jobs, about 580 h, phase lengths of Table 6 taken as they are; workload type, SLO and largest group vary one at a time",
     (
-        Row("mixed.ours_over_group", "mixed workload: cost of ours over group", "", at_most=0.95),
+        Row(
+            "mixed.ours_over_group",
+            "mixed workload: cost of ours over group (static)",
+            at_most=0.95,
+        ),
+        Row("mixed.ours_over_regrouping", "mixed workload: cost of ours over hourly regrouping"),
         Row("mixed.ours.slo_attainment", "mixed workload, ours: SLO kept", "", at_least=1.0),
         Row("mixed.group.slo_attainment", "mixed workload, group: SLO kept", "1.0", at_least=1.0),
     ),
@@ -116,6 +132,7 @@ OPTIMUM = Section(
         Row("ours.slo_attainment", "ours: SLO kept", "", at_least=1.0),
         Row("group.cost_ratio_mean", "group: cost over the optimum", "1.06", at_most=1.06),
         Row("group.slo_attainment", "group: SLO kept", "1.0", at_least=1.0),
+        Row("regrouping.cost_ratio_mean", "hourly regrouping: cost over the optimum"),
         Row("horizon.cost_ratio_mean", "horizon: cost over the optimum"),
         Row("horizon.slo_attainment", "horizon: SLO kept"),
         Row("random.cost_ratio_mean", "random: cost over the optimum", "1.97"),
@@ -126,6 +143,7 @@ OPTIMUM = Section(
         Row("group.cost_per_kept_job_ratio", "group: cost per job that kept its SLO"),
         Row("random.cost_per_kept_job_ratio", "random: cost per job that kept its SLO"),
         Row("most_idle.cost_per_kept_job_ratio", "most idle: cost per job that kept its SLO"),
+        *_beside("", ("ours", "group", "regrouping", "optimum")),
         Row("lifetimes.ours.cost_ratio_mean", "jobs of 4 to 12 h, ours: cost over the optimum"),
         Row("lifetimes.ours.slo_attainment", "jobs of 4 to 12 h, ours: SLO kept"),
         Row(
@@ -204,6 +222,7 @@ def _drift_rows() -> tuple[Row, ...]:
             Row(f"{ours}.cost_vs_regrouping", f"{setting}, ours: {cost_words}", at_most=1.11),
             Row(f"{group}.slo_attainment", f"{setting}, group: SLO kept", slo),
             Row(f"{group}.cost_vs_regrouping", f"{setting}, group: {cost_words}", cost),
+            *_beside(f"{setting}.", ("ours", "group", "regrouping")),
         ]
     return tuple(rows)
 
