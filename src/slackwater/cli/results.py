@@ -9,7 +9,6 @@ from slackwater.bench.coscheduling.results_page import Measured, MuxResult
 from slackwater.bench.coscheduling.results_sections import SECTIONS
 from slackwater.bench.machine import commit, machine
 from slackwater.bench.options import BenchOptions
-from slackwater.cli.bench import BENCHES
 from slackwater.cli.scenario_source import read_source, under_each
 from slackwater.model.errors import ConfigError
 from slackwater.sim.cluster.simulate import simulate
@@ -56,7 +55,7 @@ def measure_now(
             progress((done + share) / len(SECTIONS))
 
         options = BenchOptions(seed=seed, quick=quick, data=data, progress=moved)
-        module = f"slackwater.bench.{BENCHES[section.bench]}"
+        module = f"slackwater.bench.coscheduling.{section.bench}"
         figures = importlib.import_module(module).run(options)
         command = _command(section.bench, quick, seed, data)
         found[section.bench] = Measured(figures, commit(), machine(), command)

@@ -1,4 +1,10 @@
-"""Multi-turn agents on dedicated engines: routing rules over pinned trajectories (ROSE 6.4, Table 3)."""
+"""Multi-turn agents on dedicated engines: routing rules over pinned trajectories (ROSE 6.4, Table 3).
+
+ROSE's rules start all trajectories at once. `affinity_capped` is affinity with a cap on live trajectories, which somebody must choose: the best of
+`CAPS`, found by trying them all on the same trajectories (`affinity_cap_MODEL`). Ours is given no number, and has its patience as a live service has.
+"""
+
+from collections.abc import Sequence
 
 from slackwater.bench.options import BenchOptions
 from slackwater.sim.rollout.agent_run import AgentFleet, AgentResult, run_agents
@@ -13,6 +19,7 @@ FLEETS = {
     "32b": (AgentFleet(EngineCost(QWEN3_32B, H800, 4), 4), 1024),
 }
 ROUTINGS = ("pinned", "round_robin", "turn_wise", "affinity", "ours")
+CAPS = (48, 64, 96, 128, 192)
 TRACE = "agents/swerebench_glm47flash_turns_dev.csv.gz"
 
 
@@ -35,7 +42,28 @@ def run(options: BenchOptions) -> dict[str, float]:
             options.progress(f"{model} {name}", share)
             results[name] = run_agents(fleet, AGENT_RULES[name], drawn)
         figures |= _figures(model, results)
+        figures |= _capped(model, fleet, drawn, results["ours"], options.quick)
     return figures
+
+
+def _capped(
+    model: str, fleet: AgentFleet, drawn: Sequence[Session], ours: AgentResult, quick: bool
+) -> dict[str, float]:
+    """Affinity with the best of some caps, chosen with hindsight."""
+    caps = [max(cap // 8, 2) for cap in CAPS] if quick else list(CAPS)
+    tried = {
+        cap: run_agents(fleet, AGENT_RULES["affinity"], drawn, most_live=cap).seconds
+        for cap in caps
+    }
+    best = min(tried, key=lambda cap: tried[cap])
+    return {
+        f"affinity_cap_{model}": float(best),
+        f"ours_over_affinity_capped_{model}": tried[best] / ours.seconds,
+        **{
+            f"ours_over_affinity_capped_{cap}_{model}": seconds / ours.seconds
+            for cap, seconds in tried.items()
+        },
+    }
 
 
 def _figures(model: str, results: dict[str, AgentResult]) -> dict[str, float]:

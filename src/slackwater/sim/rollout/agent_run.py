@@ -52,7 +52,16 @@ class AgentResult:
 class Trajectories:
     """Each submits its next turn when the last has ended and its environment has answered."""
 
-    def __init__(self, body: SimulatedBody, sessions: Sequence[Session], prefix: str = "") -> None:
+    def __init__(
+        self,
+        body: SimulatedBody,
+        sessions: Sequence[Session],
+        prefix: str = "",
+        most_live: int | None = None,
+    ) -> None:
+        """`most_live`: so many are begun at once, and another when one has ended; else all."""
+        self._waiting = list(range(len(sessions)))[::-1]
+        self._most_live = most_live or len(sessions)
         self._body = body
         self._prefix = prefix
         self._sessions = sessions
@@ -62,8 +71,8 @@ class Trajectories:
         body.on_command = self._take
 
     def start(self) -> None:
-        for number in range(len(self._sessions)):
-            self._submit(number, 0)
+        for _ in range(min(self._most_live, len(self._sessions))):
+            self._submit(self._waiting.pop(), 0)
 
     def _submit(self, number: int, index: int) -> None:
         turn = self._sessions[number][index]
@@ -96,6 +105,8 @@ class Trajectories:
         session = self._sessions[number]
         if index + 1 == len(session):
             self.left -= 1
+            if self._waiting:
+                self._submit(self._waiting.pop(), 0)
             return
         pause_s = session[index].pause_s
         self._body.at(self._body.now_s + pause_s, lambda: self._submit(number, index + 1))
@@ -106,11 +117,12 @@ def run_agents(
     settings: RolloutSettings,
     sessions: Sequence[Session],
     extra: ExtraCapacity | None = None,
+    most_live: int | None = None,
 ) -> AgentResult:
-    """All trajectories at once on the fleet."""
+    """All trajectories on the fleet: at once, or at most so many."""
     queue: EventQueue[Callable[[], None]] = EventQueue()
     body = SimulatedBody(Brain(settings), queue, lambda turn: trajectories.tokens_of[turn])
-    trajectories = Trajectories(body, sessions)
+    trajectories = Trajectories(body, sessions, most_live=most_live)
     body.tell(WeightsPublished(0.0, None, "v0"))
     for number in range(fleet.engines):
         instance = InstanceId(f"e{number}")

@@ -45,7 +45,6 @@ SPOT_RULES: dict[str, RolloutSettings] = {
 }
 
 _AGENTS = RolloutSettings(
-    patience_s=600.0,
     borrowed_stall_s=1e6,
     watch_every_s=2 * WATCH_S,
     turn_timeout_s=1e7,
