@@ -1,7 +1,9 @@
-"""A sandbox's tools in the shapes that agents speak: OpenAI's tool calls and the Model Context Protocol, by their own clients."""
+"""Models that use a sandbox: OpenAI's tool calls and the Model Context Protocol by their own clients, and a recipe that trains on it."""
 
 import asyncio
+import json
 import os
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -127,4 +129,29 @@ def test_an_mcp_client_works_in_a_sandbox_of_its_own(service: ActionServiceProce
             assert len(service.get("/slackwater/environments").json()["environments"]) == 1
 
     asyncio.run(asyncio.wait_for(session(), WITHIN_S))
+    assert service.get("/slackwater/environments").json()["environments"] == []
+
+
+def test_a_recipe_trains_on_what_its_programs_do_in_the_sandbox(
+    service: ActionServiceProcess, tmp_path: Path
+) -> None:
+    run, size = tmp_path / "coding", {"steps": 2, "groups": 2, "max_groups": 2, "group_size": 4}
+    command = [sys.executable, "-m", "slackwater", "train", "coding", "--run", str(run)]
+    command += ["--url", service.url, "--key", service.key, "--set", "warm_up.steps=4"]
+    command += ["--set", "environment.own_environment=true"]
+    for name, value in size.items():
+        command += ["--set", f"grpo.{name}={value}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == size["steps"]
+    trajectories = size["groups"] * size["group_size"]
+    turns = sum(round(row["answer/turns"] * trajectories) for row in rows)
+    ended = [
+        one
+        for one in service.get("/slackwater/actions").json()["ended"]
+        if one["command"] == "sh tests.sh"
+    ]
+    assert len(ended) == turns >= size["steps"] * trajectories
+    assert {one["kind"] for one in ended} == {"done"}
     assert service.get("/slackwater/environments").json()["environments"] == []
