@@ -51,6 +51,7 @@ BENCHES: dict[str, str] = {
     "streaming": "service.streaming",
     "actions": "actions.broker",
     "switch": "state.switch",
+    "trl_coexec": "state.trl_coexec",
 }
 
 app = typer.Typer(add_completion=False)
