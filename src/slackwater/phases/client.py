@@ -10,9 +10,9 @@ from urllib.parse import quote, urlsplit
 
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, UnavailableError
 
-_ANSWER_S = 30.0
+_ANSWER_S = 60.0
 _POLL_S = 90.0  # the service answers a poll within half a minute
-_GONE_S = 120.0  # a control plane that restarts is back by then
+_GONE_S = 300.0  # a control plane that restarts is back by then
 _ERRORS = {404: NotFoundError, 422: ConfigError, 409: RefusedError, 400: ConfigError}
 
 

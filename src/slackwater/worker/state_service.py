@@ -45,6 +45,10 @@ def _megabytes(name: str, default: int) -> int:
     text = os.environ.get(name, "")
     if not text:
         return default
-    if not text.isdigit():
+    try:
+        size = float(text)
+    except ValueError:
+        size = -1.0
+    if not 0 <= size < float("inf"):
         raise ConfigError.of(name, text, "must be a number of megabytes")
-    return int(text) << 20
+    return int(size * (1 << 20))

@@ -1,7 +1,7 @@
 """Two TRL GRPO jobs that share one processor for generation and one for training, under permits: together against one after the other.
 
-Each job is a process with TRL's own GRPOTrainer, subclassed (`trl_job.py`); the service gives permits and does nothing else. `together_over_alone`
-is the time of both jobs one after the other over the time of both together; the curves must be those of the jobs alone, to the bit.
+Each job is a process with TRL's own GRPOTrainer, subclassed (`trl_job.py`); the service gives permits and does nothing else. Alone a job runs without the
+service, and what its phases took is its profile. `together_over_alone` is the time of both jobs one after the other over the time of both together; the curves must be those of the jobs alone, to the bit.
 """
 
 import importlib.util
@@ -46,10 +46,10 @@ def run(options: BenchOptions) -> dict[str, object]:
         alone: dict[str, dict[str, Any]] = {}
         for number, (name, seed) in enumerate(seeds.items()):
             options.progress(f"{name} alone", number * 0.3)
-            alone |= _jobs({name: job | {"name": f"{name}-alone", "seed": seed}}, where)
+            alone |= _jobs({name: job | {"name": name, "seed": seed}}, {"SLACKWATER_OFFLINE": "1"})
         options.progress("together", 0.6)
         both = {
-            name: job | {"name": f"{name}-shared", "seed": seed, "profile": _profile(alone[name])}
+            name: job | {"name": name, "seed": seed, "profile": _profile(alone[name])}
             for name, seed in seeds.items()
         }
         together = _jobs(both, where)
