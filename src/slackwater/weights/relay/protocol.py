@@ -81,6 +81,13 @@ class Get(msgspec.Struct, frozen=True, tag=True):
     member: str = ""
 
 
+class GetRanges(msgspec.Struct, frozen=True, tag=True):
+    """Ranges of a bucket's bytes, from and to, one after the other."""
+
+    key: Key
+    ranges: tuple[tuple[Count, Count], ...]
+
+
 class Read(msgspec.Struct, frozen=True, tag=True):
     """I have read the shared memory that you named, or could not."""
 
@@ -116,7 +123,9 @@ class Have(msgspec.Struct, frozen=True, tag=True):
     cargoes: tuple[Cargo, ...]
 
 
-Request = Put | Filled | Seal | Versions | About | Get | Read | Drop | Join | Source | Have
+Request = (
+    Put | Filled | Seal | Versions | About | Get | GetRanges | Read | Drop | Join | Source | Have
+)
 
 
 class Line(msgspec.Struct, frozen=True, array_like=True):

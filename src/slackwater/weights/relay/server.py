@@ -6,7 +6,12 @@ import threading
 from contextlib import suppress
 from typing import assert_never
 
-from slackwater.model.errors import NotFoundError, SlackwaterError, UnavailableError
+from slackwater.model.errors import (
+    ConfigError,
+    NotFoundError,
+    SlackwaterError,
+    UnavailableError,
+)
 from slackwater.weights.relay import protocol as say
 from slackwater.weights.relay.shelf import Shelf
 from slackwater.weights.relay.tracker import Tracker
@@ -105,6 +110,8 @@ class RelayServer:
         try:
             if isinstance(request, say.Get):
                 self._get(connection, request)
+            elif isinstance(request, say.GetRanges):
+                self._get_ranges(connection, request)
             elif isinstance(request, say.Put):
                 self._put(connection, request)
             elif isinstance(request, say.Read):
@@ -195,5 +202,27 @@ class RelayServer:
                 sent = filled
         except UnavailableError as error:
             raise ConnectionAbortedError(str(error)) from None
+        finally:
+            self.shelf.close(slot)
+
+    def _get_ranges(self, connection: socket.socket, request: say.GetRanges) -> None:
+        slot = self.shelf.open(request.key, _STALL_S, self._patience_s)
+        try:
+            furthest = max((stop for _, stop in request.ranges), default=0)
+            if furthest > slot.size or any(start > stop for start, stop in request.ranges):
+                raise ConfigError.of("ranges", furthest, f"must lie in {slot.size} bytes")
+            if furthest:
+                self.shelf.wait(slot, furthest - 1, _STALL_S)
+            size = sum(stop - start for start, stop in request.ranges)
+            say.send(connection, say.Ok(size))
+            waiting: list[memoryview] = []
+            held = 0
+            for start, stop in request.ranges:
+                waiting += slot.pieces(start, stop)
+                held += stop - start
+                if held >= _PIECE:
+                    connection.sendall(b"".join(waiting))
+                    waiting, held = [], 0
+            connection.sendall(b"".join(waiting))
         finally:
             self.shelf.close(slot)
