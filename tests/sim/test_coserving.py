@@ -35,7 +35,7 @@ def alone() -> CoservingResult:
     return outcome("none")
 
 
-@pytest.mark.parametrize("mode", ["prefix", "dual", "ours"])
+@pytest.mark.parametrize("mode", ["prefix", "dual", "ours", "merged"])
 def test_lent_devices_make_rollouts_shorter(alone: CoservingResult, mode: str) -> None:
     assert outcome(mode).rollout_s < 0.9 * alone.rollout_s
 

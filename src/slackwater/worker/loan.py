@@ -158,7 +158,7 @@ def decode_shapes(rollout: Engine, lent: int) -> list[tuple[int, int]]:
 class Activation:
     """A rollout's weights on their way to the device, in a thread: the service goes on meanwhile."""
 
-    def __init__(self, wanted: lending.LendTo, load: Callable[[lending.LendTo], CausalLM]) -> None:
+    def __init__(self, wanted: lending.LendTo, load: Callable[[], CausalLM]) -> None:
         self.wanted = wanted
         self._load = load
         self._net: CausalLM | None = None
@@ -180,7 +180,7 @@ class Activation:
 
     def _work(self) -> None:
         try:
-            self._net = self._load(self.wanted)
+            self._net = self._load()
         except Exception as error:  # noqa: BLE001  (the thread's edge: the loop decides what it means)
             self._error = error
 
@@ -199,9 +199,21 @@ class SharedDevice:
     staged: dict[str, StagedWeights] = field(default_factory=dict)
     costs: dict[str, StepCost] = field(default_factory=dict)
 
+    def rehearse(self, model: str, base_version: str) -> None:
+        """Before the service has users: stage a rollout's weights, and measure its steps as a loan would.
+
+        Without it the first loan waits for a moment in which the service is idle, and a busy one has none.
+        """
+        net = self._staged(model).on_device()
+        rollout = self.new_rollout(net, self.files.model(model), base_version)
+        try:
+            self.costs[model] = measure_step_cost(rollout, net.config.vocab_size)
+        finally:
+            rollout.close()
+
     def activate(self, wanted: lending.LendTo) -> Activation:
         """Begin to bring a rollout's weights to the device."""
-        return Activation(wanted, self._weights)
+        return Activation(wanted, lambda: self._staged(wanted.model).on_device())
 
     def may_join(self, activation: Activation) -> bool:
         """Its weights are there, and its steps are known or can be measured without anybody waiting."""
@@ -255,14 +267,14 @@ class SharedDevice:
         connection.__enter__()
         return loan
 
-    def _weights(self, wanted: lending.LendTo) -> CausalLM:
-        """In the activation's thread: from the host's memory, where they are put when first wanted."""
-        if wanted.model not in self.staged:
+    def _staged(self, model: str) -> StagedWeights:
+        """In the activation's thread: a model in the host's memory, where it is put when first wanted."""
+        if model not in self.staged:
             self.staged.clear()  # one rollout model at a time: host memory is bounded
             dtype = torch.bfloat16 if self.device.startswith("cuda") else torch.float32
-            net = load_net(self.files.model(wanted.model), dtype=dtype)
-            self.staged[wanted.model] = StagedWeights.of(net, self.device)
-        return self.staged[wanted.model].on_device()
+            net = load_net(self.files.model(model), dtype=dtype)
+            self.staged[model] = StagedWeights.of(net, self.device)
+        return self.staged[model]
 
 
 def _only_the_loan() -> None:

@@ -6,12 +6,14 @@ while its requests come in bursts and workers of both kinds are killed: answers 
 
 import asyncio
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from slackwater.bench.options import BenchOptions
+from slackwater.bench.rollout.live_fleet import JOB
 from slackwater.bench.rollout.multi_turn import MultiTurn, Outputs, compare
 from slackwater.bench.serving.live_floor import CHAT, CHAT_VERSION, ServingFloor, ServingPlan
 from slackwater.control.rollout.commands import CompleteTurn
@@ -84,8 +86,10 @@ class Between:
         chat: WorkerId,
         policy: WorkerId,
         every: int,
+        bursts: int,
         options: BenchOptions,
     ) -> None:
+        self._bursts = bursts
         self._floor, self._chat, self._policy = floor, chat, policy
         self._every, self._options = every, options
         self.kills = 0
@@ -97,8 +101,10 @@ class Between:
         floor = self._floor
         floor.floor.manager.check_integrity()
         floor.lender.check_integrity()
+        floor.lending.stepped(JOB)  # what rolls out next is of the job's next RL step
         self.note()
-        self._options.progress(f"{burst} bursts, {self.kills} kills", 0.0)
+        done = 0.5 + 0.5 * burst / self._bursts
+        self._options.progress(f"{burst} bursts, {self.kills} kills", done)
         if self._every and burst % self._every == self._every - 1:
             self.kills += 1
             if self.kills % 2:
@@ -127,6 +133,7 @@ async def alone_and_together(
     plan: ServingPlan, bursts: Bursts, games: MultiTurn, kill_every: int, options: BenchOptions
 ) -> dict[str, float]:
     """Both undisturbed, then together; figures of how they differ."""
+    began_s = time.perf_counter()
     async with asyncio.timeout(_DEADLINE_S):
         async with ServingFloor(plan) as floor:
             chat, policy = [
@@ -139,13 +146,14 @@ async def alone_and_together(
             floor.kill(chat)
             options.progress("the rollouts alone", 0.3)
             rollouts = await games.run(floor.floor.generate)
+        apart_s = time.perf_counter() - began_s
         async with ServingFloor(plan) as floor:
             chat, policy = [
                 await floor.start(one) for one in (plan.chat_worker(), plan.policy_worker())
             ]
             await floor.until_joined(chat)
             await floor.until_joined(policy)
-            between = Between(floor, chat, policy, kill_every, options)
+            between = Between(floor, chat, policy, kill_every, bursts.count, options)
             rolling = asyncio.create_task(games.run(floor.floor.generate))
             await floor.until(lambda: bool(floor.borrowed()) or rolling.done())
             got_answers = await bursts.run(floor, between)
@@ -168,6 +176,8 @@ async def alone_and_together(
         "different_rollout_logprobs": float(rolled.different_logprobs),
         "lost_tokens": float(rolled.lost_tokens + served.lost_tokens),
         "leaked": leaked,
+        "apart_s": apart_s,
+        "together_s": time.perf_counter() - began_s - apart_s,
     }
 
 

@@ -38,8 +38,11 @@ class ServingPlan:
         arguments: tuple[str, ...] = ("--model", f"slackwater:models/{CHAT}", "--base", CHAT)
         arguments += ("--base-version", CHAT_VERSION, "--kv-mb", str(self.kv_mb))
         arguments += ("--page-kb", str(self.page_kb), "--slo", self.slo, "--mode", self.mode)
-        arguments += ("--max-running", "16", *(("--lend",) if self.lend else ()))
+        arguments += ("--max-running", "16", *(self._lends() if self.lend else ()))
         return WorkerPlan("serving", "slackwater.worker.coserving_worker", arguments)
+
+    def _lends(self) -> tuple[str, ...]:
+        return ("--lend", "--borrower", f"slackwater:models/{BASE}", BASE_VERSION)
 
     def policy_worker(self) -> WorkerPlan:
         arguments: tuple[str, ...] = ("--model", f"slackwater:models/{BASE}", "--base", BASE)

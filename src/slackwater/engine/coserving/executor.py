@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from slackwater.engine.coserving.token_times import ServedTimes, TokenTimes
 from slackwater.engine.engine import Engine
 from slackwater.engine.request import GenerationRequest, StepOutput
-from slackwater.model.errors import RefusedError
+from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.policy.serving.admission import Grant
 from slackwater.policy.serving.arbiter import Arbiter, Turn
 from slackwater.policy.serving.slack import RolloutState
@@ -36,6 +36,10 @@ class CoservingExecutor:
     """`clock` counts seconds; everything else is decided by the arbiter. Page numbers are the pool's."""
 
     def __init__(self, service: Engine, arbiter: Arbiter, clock: Callable[[], float]) -> None:
+        if arbiter.mode.merges:
+            raise ConfigError.of(
+                "mode", arbiter.mode.name, "merges models; write one that does not"
+            )
         self.service, self.arbiter = service, arbiter
         self.rollout: Engine | None = None
         self._clock = clock

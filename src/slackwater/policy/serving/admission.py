@@ -3,7 +3,7 @@
 One workload at a time. A step of a rollout is all its decoding requests and some tokens of its prompts.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from slackwater.model.errors import ConfigError
@@ -14,10 +14,14 @@ _FINEST_CHUNK = 32  # tokens; a smaller part of a prompt is not worth a step
 
 
 class Grant(NamedTuple):
-    """One rollout step with at most `prompt_tokens` of prompts, predicted to take `step_s`."""
+    """One rollout step with at most `prompt_tokens` of prompts, predicted to take `step_s`.
+
+    One that is `merged` has the service's next step in it.
+    """
 
     prompt_tokens: int
     step_s: float
+    merged: bool = False
 
 
 class AdmissionRule(Protocol):
@@ -146,3 +150,27 @@ class Foresight:
             else:
                 over = middle
         return fits, fits_s
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """Ours where the rollout's model is the service's own: decoding requests of both go through the weights together.
+
+    Such a step costs a rollout only its rows and its context, and the service only what those add. It may take
+    `most_share` of TPOT, while no prompt of the service waits and no request's mean is behind. Prompts of rollouts, and
+    what there is to do while the service rests, go as with `Foresight`.
+    """
+
+    apart: Foresight = field(default_factory=Foresight)
+    most_share: float = 0.33
+
+    def grant(self, state: DeviceState) -> Grant | None:
+        serving, rollout = state.serving, state.rollout
+        apart = self.apart.grant(state)
+        merges = serving.decoding and rollout.decoding and not serving.queued
+        if not merges or (apart is not None and apart.prompt_tokens):
+            return apart
+        both = StepWork(serving.decoding + rollout.decoding, serving.context + rollout.context)
+        step_s = state.serving_factor * state.serving_cost.step_s(both)
+        limit_s = min(self.most_share * state.slo.tpot_s, serving.mean_due_s - state.now_s)
+        return Grant(0, step_s, merged=True) if step_s <= limit_s else None

@@ -8,6 +8,7 @@ from slackwater.policy.serving.admission import (
     AdmissionRule,
     Alternate,
     Foresight,
+    Merged,
     NoLending,
     SlackGate,
 )
@@ -19,13 +20,14 @@ MemoryRule = Literal["none", "static", "preemptive"]
 
 @dataclass(frozen=True, slots=True)
 class LendingMode:
-    """Whose memory, which prefixes stay, who computes."""
+    """Whose memory, which prefixes stay, who computes. One that `merges` needs both models to be the same."""
 
     name: str
     memory: MemoryRule
     admission: AdmissionRule
     lease: PrefixLease = field(default_factory=PrefixLease)
     budget: KvBudgetRule = field(default_factory=KvBudgetRule)
+    merges: bool = False
 
     @property
     def lends(self) -> bool:
@@ -45,6 +47,7 @@ MODES: dict[str, LendingMode] = {
         LendingMode("dual", "preemptive", SlackGate()),
         LendingMode("multiplex", "preemptive", Alternate(chunk_tokens=8192), _NO_PREFIXES),
         LendingMode("ours", "preemptive", Foresight()),
+        LendingMode("merged", "preemptive", Merged(), merges=True),
     )
 }
 

@@ -1,6 +1,7 @@
 """What every worker of a node is told: which module, which model, how much memory. Nothing in it is a path."""
 
 from collections.abc import Sequence
+from itertools import chain
 
 from slackwater.model.ids import NodeId
 from slackwater.model.instance import InstanceKind
@@ -64,7 +65,11 @@ class WorkerPlans:
         served = self._settings.serving
         assert served is not None
         slo = f"ttft={served.slo.ttft_s:g},tpot={served.slo.tpot_s:g},share={served.slo.share:g}"
-        lends = ("--lend",) if served.lend else ()
+        lends: tuple[str, ...] = ()
+        if served.lend:
+            others = [base for base in self._bases if base.name != served.model]
+            borrowers = (("--borrower", base.uri, base.version) for base in others)
+            lends = ("--lend", *chain.from_iterable(borrowers))
         return (*self.engine_arguments(served.model), "--slo", slo, "--mode", served.mode, *lends)
 
     def _common(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from slackwater.policy.serving.admission import Grant
 from slackwater.policy.serving.arbiter import Arbiter, Turn
 from slackwater.policy.serving.modes import LendingMode
 from slackwater.policy.serving.slack import RolloutState
+from slackwater.policy.serving.step_cost import StepWork
 from slackwater.sim.rollout.simulated_engine import Request
 from slackwater.sim.serving.device_cost import SharedDevice, step_cost_of
 from slackwater.sim.serving.rollout_share import RolloutShare
@@ -157,7 +158,10 @@ class ServingNode:
         step = self.arbiter.next_step(now_s, self.service.state(), shared)
         if isinstance(step, Grant):
             assert rollout is not None
-            self._roll_out(rollout, step, now_s)
+            if step.merged:
+                self._run_both(rollout, now_s)
+            else:
+                self._roll_out(rollout, step, now_s)
         elif step is Turn.SERVE:
             self._serve(now_s)
         else:
@@ -196,6 +200,33 @@ class ServingNode:
             self.use.rollout_s += took_s
             self.use.rollout_steps += 1
             self.arbiter.rolled_out(work, took_s)
+            if rollout.end_step(ended_s) and self.rollout is rollout:
+                self.on_turns_ended()
+            self._check_memory(ended_s)
+            self._next(ended_s)
+
+        self._at(now_s + took_s, over)
+
+    def _run_both(self, rollout: RolloutShare, now_s: float) -> None:
+        """One step with the decoding requests of both; the rollout's part of its time is what its rows add."""
+        self._running = True
+        own, other = self.service.begin_step(), rollout.begin_step(0)
+        both = StepWork(own.rows + other.rows, own.pairs + other.pairs, own.prompt_pairs)
+        luck = self._luck()
+        took_s, own_s = (luck * self._serving_cost.step_s(work) for work in (both, own))
+
+        def over() -> None:
+            ended_s = now_s + took_s
+            self.use.serving_s += own_s
+            self.use.rollout_s += took_s - own_s
+            self.use.rollout_steps += 1
+            self.use.needed_s += self.arbiter.needed_s(own, own_s)
+            self.arbiter.served(both, took_s)
+            first, done = self.service.end_step(ended_s)
+            for request in first:
+                self.on_first(request, ended_s)
+            for request in done:
+                self.on_done(request)
             if rollout.end_step(ended_s) and self.rollout is rollout:
                 self.on_turns_ended()
             self._check_memory(ended_s)

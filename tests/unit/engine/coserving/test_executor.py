@@ -13,7 +13,7 @@ from slackwater.engine.cpu.executor import CpuExecutor
 from slackwater.engine.engine import Engine
 from slackwater.engine.pages import HostPagePool
 from slackwater.engine.request import GenerationRequest, StepOutput
-from slackwater.model.errors import RefusedError
+from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.model.sampling import Sampling
 from slackwater.model.serving import ServingSlo
 from slackwater.nets.config import NetConfig
@@ -206,6 +206,11 @@ def test_a_rollout_that_finds_no_memory_says_that_it_is_stalled() -> None:
         if stalled or not device.service.busy:
             break
     assert stalled or device.made, "it either ran in what was left or said that it could not"
+
+
+def test_a_way_of_lending_that_merges_models_is_not_for_two_that_are_unlike() -> None:
+    with pytest.raises(ConfigError, match="merges models"):
+        Device(300, "merged")
 
 
 def test_a_device_is_lent_once_and_refuses_rollouts_when_it_is_not() -> None:

@@ -40,6 +40,23 @@ def device(
     return DeviceState(now_s, SLO, serving, rollout, COST, COST)
 
 
+def test_decoding_requests_of_both_go_together_while_no_prompt_waits_and_nobody_is_behind() -> None:
+    rule = mode_of("merged").admission
+    rollout = RolloutState(decoding=8, context=8000)
+    decoding = ServingState(decoding=8, context=800, oldest_token_s=9.99, mean_due_s=10.1)
+    grant = rule.grant(device(decoding, rollout))
+    assert grant is not None and grant.merged
+    assert grant.step_s == pytest.approx(COST.step_s(StepWork(16, 8800)))
+    for late in (
+        replace(decoding, mean_due_s=10.001),
+        replace(decoding, queued=[QueuedPrompt(9.9, 512)]),
+    ):
+        assert rule.grant(device(late, rollout)) is None
+    for lone in (ServingState(), decoding):
+        apart = rule.grant(device(lone, RolloutState(prompt_tokens=64)))
+        assert apart is not None and not apart.merged
+
+
 def test_an_idle_device_is_lent_in_every_mode_that_lends() -> None:
     for mode in MODES.values():
         grant = mode.admission.grant(device(ServingState()))
