@@ -13,6 +13,7 @@ from slackwater.policy.serving.step_cost import StepCost, StepWork, fit_step_cos
 
 _FIRST_ID = 2**32 - 4096  # no client's request has such a number
 _DECODES = 6
+_EMPTY_STEPS = 3  # in a row: nothing runs, and nothing will
 
 
 def measure_step_cost(
@@ -67,6 +68,7 @@ def _run(
             _FIRST_ID + number, prompt, sampling, engine.config.base_version
         )
         engine.add(request)
+    empty = 0
     while engine.busy:
         load = engine.load()
         before = engine.gauges()["tokens_computed"]
@@ -74,9 +76,10 @@ def _run(
         output = engine.step()
         took_s = time.perf_counter() - began_s
         rows = int(engine.gauges()["tokens_computed"] - before)
-        if not rows and not output.finished:
+        empty = 0 if rows or output.finished else empty + 1
+        if empty > _EMPTY_STEPS:
             _give_up(engine)
-        if load.prompts and len(prompts) == 1:
+        if load.prompts and len(prompts) == 1 and rows:
             computed = load.prompts[0].computed
             if (
                 not computed or rows == engine.config.max_step_tokens
