@@ -53,6 +53,8 @@ def demo(
     if (run / "service" / "slackwater.db").exists():
         shutil.rmtree(run)
     run.mkdir(parents=True, exist_ok=True)
+    if not as_json:
+        print("starting a service (the first time it compiles some parts)", flush=True)
     with own_service(run / "service", base, directory, *_SHARED) as (url, key):
         result = DemoRun(url, key, run, quiet=as_json).of(files, alone)
     (run / "result.json").write_text(json.dumps(result, indent=2))
@@ -65,4 +67,4 @@ def demo(
     return 1 if any(row["stage"] != "finished" for row in result["jobs"]) else 0
 
 
-_SHARED: tuple[str, ...] = ()
+_SHARED = ("--set", "coschedule.placement=group")  # the one whose compiled parts are made soonest

@@ -11,7 +11,7 @@ from pathlib import Path
 from slackwater.model.errors import UnavailableError
 from slackwater.runtime.store.state_directory import StateDirectory
 
-START_S = 90.0
+START_S = 240.0  # a first start compiles
 STOP_S = 30.0
 
 

@@ -1,6 +1,7 @@
 """The control plane of one service: its parts put together, started, watched and stopped."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -27,7 +28,7 @@ from slackwater.runtime.bodies.drivers import DriverParts, DriversBody
 from slackwater.runtime.bodies.lending import LendingBody, Offer
 from slackwater.runtime.bodies.operations import OperationsBody, OperationsParts
 from slackwater.runtime.bodies.phases import PhaseHands, PhasesBody
-from slackwater.runtime.bodies.rehearsal import rehearse
+from slackwater.runtime.bodies.rehearsal import rehearse, rehearse_sharing
 from slackwater.runtime.bodies.rollout import RolloutBody
 from slackwater.runtime.bodies.vital_controller import VitalController
 from slackwater.runtime.launch.agents import JoinAddress
@@ -233,7 +234,8 @@ class ControlPlane:
         await self.store.open()
         await self.hub.start()
         self.rollout.name_owners(self.tenants.names())
-        if self.phases is not None:
+        if self.phases is not None and self.settings.coschedule is not None:
+            await asyncio.to_thread(rehearse_sharing, self.settings.coschedule)
             self._begin_phases(self.phases)
             await self.phases.adopt(self.store)
         await self.jobs.adopt(asyncio.get_running_loop().time(), await self.submissions.read())
@@ -264,6 +266,14 @@ class ControlPlane:
         )
         phases.body = self.rollout.phases = PhasesBody(tuple(places_of(self._places)), hands)
 
+    def _write_timeline(self) -> None:
+        """Every run leaves one."""
+        if self.phases is not None:
+            with contextlib.suppress(
+                OSError
+            ):  # a full disk must not keep the service from stopping
+                (self.state.root / "timeline.json").write_bytes(self.phases.timeline())
+
     def _coscheduled_node(self, pool: str, worker: WorkerId) -> NodeId | None:
         """The co-scheduler's name of the node that a worker is on, as one of a pool."""
         node = self.fleet.nodes.node_of(worker)
@@ -290,6 +300,7 @@ class ControlPlane:
         self.rollout.close()
         if self.rollout.phases is not None:
             self.rollout.phases.close()
+            self._write_timeline()
         if self.rollout.lending is not None:
             self.rollout.lending.close()
         self._is_stopping = True

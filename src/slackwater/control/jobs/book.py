@@ -162,8 +162,8 @@ class JobBook:
     def _end_idle(self, event: on.IdleSought) -> None:
         """Nobody says that a key's job has ended, so silence does."""
         for entry in self._jobs.values():
-            if entry.stage.over or entry.driven or entry.open_turns:
-                continue
+            if entry.stage.over or entry.terms is not None or entry.open_turns:
+                continue  # a submitted one is its driver's or its owner's to end
             idle_s = event.now_s - entry.worked_s
             if entry.job not in event.attended and idle_s >= self._idle_after_s:
                 reason = f"nothing came of it for {idle_s:.0f} s"

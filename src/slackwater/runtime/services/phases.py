@@ -29,6 +29,7 @@ from slackwater.runtime.bodies.phases import PhasesBody
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.store.database import Store
 from slackwater.runtime.store.schema import facts
+from slackwater.timeline.perfetto import trace_json
 
 _KEPT = "coscheduled_jobs"
 _SYNC_PERMITS = 1 << 40  # a sync holds no nodes: its permits are numbered apart
@@ -200,6 +201,11 @@ class PhaseService:
                 self._feed(PermitAsked(_now_s(), JobId(row["job"]), phase, done, permit))
 
     # ---- for people ----
+    def timeline(self) -> bytes:
+        """Who had which node when, for Perfetto."""
+        drawn = self.body.spans.timeline("live", "this service", _now_s())
+        return b"".join(trace_json(drawn))
+
     def state(self) -> dict[str, Any]:
         """Pools, nodes, who holds which permit since when, who waits, slowdowns against bounds, switches, use."""
         now_s, spans = _now_s(), self.body.spans

@@ -81,6 +81,13 @@ def coschedule_routes(plane: ControlPlane) -> APIRouter:
         """The phase is over."""
         return found.give_back(tenant, job, permit, body.work_s)
 
+    @router.get("/coschedule/timeline", response_model=None)
+    async def timeline(tenant: caller, found: service) -> Response:
+        """Who had which node when, as a trace that opens in Perfetto."""
+        if not plane.is_operator(tenant):
+            raise RefusedError(f"key: of {tenant}; the fleet's timeline is the operator's")
+        return Response(found.timeline(), media_type="application/json")
+
     @router.get("/coschedule")
     async def state(tenant: caller, found: service) -> dict[str, Any]:
         """How the shared fleet stands; others' jobs are the operator's to see by name."""
