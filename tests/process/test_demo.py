@@ -21,7 +21,7 @@ def test_the_demo_runs_two_jobs_to_their_end_and_says_what_sharing_cost(
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
-    assert [row["job"] for row in found["jobs"]] == ["digits", "guess"]
+    assert [row["job"] for row in found["jobs"]] == ["digits", "sums"]
     for row in found["jobs"]:
         assert row["stage"] == "finished" and row["slowdown"] > 0 and row["bound"] >= 1
     assert found["instance"]["came"]
