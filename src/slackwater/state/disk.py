@@ -22,6 +22,7 @@ from slackwater.policy.state.layout import aligned
 from slackwater.state.image import PAGE, Bytes
 
 _PIECE = 16 << 20
+_LANES = 4  # the disk is kept busy while sums are made
 _LONGEST_HEADER = 64 << 20
 _KIND = "slackwater state image 1"
 
@@ -72,7 +73,7 @@ class DiskTier:
                 raise _unusable(path, f"it has {head['bytes']} bytes, not {len(pages)}")
             pieces = _pieces(pages)
             start = int(head["begins"])
-            with ThreadPoolExecutor(2, "state-disk") as pool:
+            with ThreadPoolExecutor(_LANES, "state-disk") as pool:
                 sums = pool.map(
                     lambda piece: _read_piece(descriptor, start + piece[0], piece[1], path), pieces
                 )
@@ -93,7 +94,7 @@ class DiskTier:
             rough = json.dumps({"sums": [0xFFFFFFFF] * len(pieces), "about": about}).encode()
             begins = PAGE + aligned(len(rough), PAGE)
             os.posix_fallocate(descriptor, 0, begins + len(pages))  # a full disk says so here
-            with ThreadPoolExecutor(2, "state-disk") as pool:
+            with ThreadPoolExecutor(_LANES, "state-disk") as pool:
                 sums = list(
                     pool.map(
                         lambda piece: _write_piece(descriptor, begins + piece[0], piece[1]), pieces

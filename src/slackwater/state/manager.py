@@ -4,11 +4,12 @@ It owns the host images and the disk tier. Workers' parts of the device are hold
 device memory and the images, which stay the manager's. Every public call may come from any thread.
 """
 
+import contextlib
 import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -120,16 +121,27 @@ class StateManager:
         """
         self.evict(deployment, Tier.HOST)
         self.ensure(deployment, Tier.HOST)
-        with self._lock:
-            if deployment not in self._images:
-                raise NotFoundError(f"state of {deployment}: has no content yet")
-            self._tell(on.ReadingBegan(time.monotonic(), deployment))
-            images, about = dict(self._images), self._abouts.get(deployment, {})
-        try:
+        with self.reading(deployment):
+            with self._lock:
+                images, about = dict(self._images), self._abouts.get(deployment, {})
             write_checkpoint(Path(path), self.catalogue, deployment, images, about, kinds)
+
+    @contextlib.contextmanager
+    def reading(self, deployment: str) -> Iterator[HostImage]:
+        """The host image, which nobody overwrites or drops meanwhile; NotFoundError where there is none."""
+        with self._lock:
+            image = self.image(deployment)
+            self._tell(on.ReadingBegan(time.monotonic(), deployment))
+        try:
+            yield image
         finally:
             with self._lock:
                 self._tell(on.ReadingEnded(time.monotonic(), deployment))
+
+    def is_blank(self, deployment: str) -> bool:
+        """Whether nothing was ever computed on it, or it is not known."""
+        with self._lock:
+            return self.book.is_blank(deployment)
 
     def forget(self, deployment: str) -> None:
         """Nobody needs the state any more."""
@@ -172,7 +184,7 @@ class StateManager:
                 raise NotFoundError(f"state of {deployment}: is not in host memory") from None
 
     def adopt(
-        self, deployment: str, parts: Sequence[Part], data: bytes | memoryview, about: About
+        self, deployment: str, parts: Sequence[Part], data: bytes | bytearray, about: About
     ) -> None:
         """Take over a state that came from another node, into host memory; its worker registers later."""
         self.register(deployment, "", parts)

@@ -34,6 +34,11 @@ class StateBook:
         record = self._records.get(deployment)
         return None if record is None else record.tier
 
+    def is_blank(self, deployment: str) -> bool:
+        """Whether nothing was ever computed on it, or it is not known."""
+        record = self._records.get(deployment)
+        return record is None or record.blank
+
     def used(self, tier: Tier) -> int:
         """Bytes in use or reserved on a tier."""
         match tier:

@@ -54,11 +54,11 @@ def unique(parts: Iterable[Part]) -> Iterable[Part]:
     """Each key once; the same key with another type or role is refused."""
     seen: dict[StateKey, Part] = {}
     for part in parts:
-        known = seen.setdefault(part.key, part)
-        if known is part:
-            yield part
+        if part.key in seen:
+            check_same(seen[part.key], part)
         else:
-            check_same(known, part)
+            seen[part.key] = part
+            yield part
 
 
 def check_same(known: Part, part: Part) -> None:

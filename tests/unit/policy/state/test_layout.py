@@ -1,0 +1,114 @@
+"""How an image is laid out, how slices are put together, who makes room."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slackwater.model.errors import ConfigError
+from slackwater.model.residency import Part, StateBudgets, StateKey
+from slackwater.policy.state.admission import refusal
+from slackwater.policy.state.eviction import Candidate, victims
+from slackwater.policy.state.layout import laid_out, merged_runs, pieces_of
+
+
+def key(start: int, stop: int, kind: str = "weight") -> StateKey:
+    return StateKey("j", "m", "p", kind, start, stop)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 50), st.sampled_from([2, 4]))))
+def test_parts_do_not_overlap_and_replicas_are_stored_once(
+    drawn: list[tuple[str, int, int]],
+) -> None:
+    parts = [
+        Part(StateKey("j", "m", f"{kind}{number}", kind, 0, size), f"t{width}", width)
+        for number, (kind, size, width) in enumerate(drawn)
+    ]
+    once, twice = laid_out(parts), laid_out(parts + parts)
+    assert once == twice
+    ends = 0
+    for part, offset in zip(once.parts, once.offsets, strict=True):
+        assert offset >= ends and offset % part.element_bytes == 0
+        ends = offset + part.bytes
+    assert once.bytes == ends
+
+
+def test_one_name_for_two_tensors_is_refused() -> None:
+    with pytest.raises(ConfigError, match="as its replica is"):
+        laid_out([Part(key(0, 4), "float32", 4), Part(key(0, 4), "bfloat16", 2)])
+
+
+@given(st.data())
+def test_any_slice_is_rebuilt_from_any_slicing(data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, 60))
+    cuts = sorted({0, size, *data.draw(st.lists(st.integers(0, size), max_size=5))})
+    stored = {key(a, b): list(range(a, b)) for a, b in itertools.pairwise(cuts)}
+    start = data.draw(st.integers(0, size - 1))
+    stop = data.draw(st.integers(start + 1, size))
+    found = [-1] * (stop - start)
+    for piece in pieces_of(key(start, stop), stored):
+        values = stored[piece.stored][piece.from_element : piece.from_element + piece.elements]
+        found[piece.to_element : piece.to_element + piece.elements] = values
+    assert found == list(range(start, stop))
+
+
+def test_a_slice_that_is_missing_is_named() -> None:
+    with pytest.raises(ConfigError, match="elements from 4 on are missing"):
+        pieces_of(key(0, 8), [key(0, 4), key(6, 8)])
+
+
+@given(st.dictionaries(st.integers(0, 30), st.integers(0, 30)))
+def test_merged_copies_move_the_same_bytes(places: dict[int, int]) -> None:
+    runs = merged_runs({to: (source, 1) for to, source in places.items()})
+    assert {to + n: source + n for to, source, length in runs for n in range(length)} == places
+
+
+candidates = st.lists(
+    st.builds(
+        Candidate,
+        st.uuids().map(str),
+        st.integers(1, 100),
+        st.floats(0, 10),
+        st.none() | st.integers(0, 3),
+    )
+)
+
+
+@given(candidates, st.integers(-5, 300))
+def test_victims_make_the_room_and_none_of_them_is_needless(
+    found: list[Candidate], needed: int
+) -> None:
+    sizes = {candidate.name: candidate.bytes for candidate in found}
+    chosen = victims(found, needed)
+    if chosen is None:
+        assert sum(sizes.values()) < needed
+        return
+    room = sum(sizes[name] for name in chosen)
+    assert room >= needed
+    assert all(room - sizes[name] < needed for name in chosen)
+
+
+def test_what_runs_soonest_leaves_last() -> None:
+    soon, later = Candidate("soon", 10, 0.0, 0), Candidate("later", 10, 9.0, 1)
+    unknown = Candidate("unknown", 10, 9.5)
+    assert victims([soon, later, unknown], 10) == ["unknown"]
+    assert victims([soon, later], 10) == ["later"]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.booleans()), max_size=8),
+    st.integers(0, 100),
+    st.integers(0, 100),
+)
+def test_whatever_is_admitted_can_be_brought_up_from_disk(
+    asked: list[tuple[int, int, bool]], host: int, disk: int
+) -> None:
+    budgets, kept = StateBudgets(40, host, disk), list[tuple[int, int, bool]]()
+    for sizes in asked:
+        if refusal(budgets, kept, sizes) is None:
+            kept.append(sizes)
+    warm = sum(size for _, size, stays in kept if stays)
+    spilled = [size for _, size, stays in kept if not stays]
+    assert all(device <= 40 for device, _, _ in kept)
+    assert warm + max(spilled, default=0) <= host and sum(spilled) <= disk
