@@ -44,6 +44,9 @@ def agent(
     node: Annotated[
         str | None, typer.Option(help="Name of this node. Default: its host name.")
     ] = None,
+    site: Annotated[
+        str, typer.Option(help="Name of the fast network it is on: weights come to a site once.")
+    ] = "",
     directory: Annotated[
         Path, typer.Option(help="Folder for fetched models, versions and logs.")
     ] = Path("~/.cache/slackwater/node"),
@@ -61,6 +64,8 @@ def agent(
     arguments += ["--files", f"{told['depot']}={own / 'files'}"]
     if pool is not None:
         arguments += ["--pool", pool]
+    if site:
+        arguments += ["--site", site]
     own.mkdir(parents=True, exist_ok=True)
     print(f"node {name}: dialling {told['hub']}; stop with Ctrl-C", file=sys.stderr, flush=True)
     os.execve(sys.executable, arguments, environment)

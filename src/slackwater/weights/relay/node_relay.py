@@ -83,8 +83,11 @@ class NodeRelay:
             fetch = self._fetches.pop(cargo, None)
         if fetch is not None:
             fetch.cancel()
+        came = cargo in self.shelf.cargoes()
         self.shelf.expect(cargo, False)
         self.shelf.drop(cargo)
+        if not came:
+            self.shelf.give_up(cargo.version)
 
     def close(self) -> None:
         """Stop serving and bringing, and give the memory back."""

@@ -13,6 +13,8 @@ from slackwater.model.cargo import Cargo
 from slackwater.model.errors import NotFoundError, RefusedError, UnavailableError
 from slackwater.weights.relay.manifest import Manifest, tag_of
 
+_GIVEN_UP = 64  # versions that are remembered as given up
+
 
 class Key(msgspec.Struct, frozen=True, array_like=True):
     """One bucket of a cargo."""
@@ -64,6 +66,7 @@ class Shelf:
     _slots: dict[Key, Slot] = field(default_factory=dict)
     _manifests: dict[str, Manifest] = field(default_factory=dict)
     _expected: set[Cargo] = field(default_factory=set)
+    _given_up: dict[str, None] = field(default_factory=dict)
     _used: int = 0
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
@@ -149,7 +152,16 @@ class Shelf:
     def note(self, manifest: Manifest) -> None:
         """Know of a version whose buckets are still on their way here."""
         with self._changed:
+            self._given_up.pop(manifest.version, None)
             self._manifests[manifest.version] = manifest
+            self._changed.notify_all()
+
+    def give_up(self, version: str) -> None:
+        """Nothing of a version comes here any more: whoever waits for it is told, and whoever asks."""
+        with self._changed:
+            self._given_up[version] = None
+            if len(self._given_up) > _GIVEN_UP:
+                del self._given_up[next(iter(self._given_up))]
             self._changed.notify_all()
 
     # ---- reading ----
@@ -158,6 +170,8 @@ class Shelf:
         deadline_s = time.monotonic() + wait_s
         with self._changed:
             while version not in self._manifests:
+                if version in self._given_up:
+                    raise RefusedError(f"version: {version!r} was given up here; nobody has it")
                 if not self._changed.wait(max(deadline_s - time.monotonic(), 0.0)):
                     held = ", ".join(list(self._manifests)[-5:]) or "none"
                     raise NotFoundError(f"version: {version!r} is not here; held are: {held}")
@@ -190,6 +204,7 @@ class Shelf:
         """Say that a cargo is on its way here, or no longer: readers wait for what is expected."""
         with self._changed:
             if expected:
+                self._given_up.pop(cargo.version, None)
                 self._expected.add(cargo)
             else:
                 self._expected.discard(cargo)

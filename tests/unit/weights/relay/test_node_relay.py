@@ -64,14 +64,14 @@ def stocked(stocker: Stocker, version: str, content: dict[str, Tensor]) -> Manif
     return stocker.stock("model", host_version(version, content, {"lora": None}))
 
 
-def lane(stack: ExitStack, node: Node, folder: Path) -> WeightLane:
+def lane(stack: ExitStack, node: Node, folder: Path, within_s: float = 5.0) -> WeightLane:
     made = WeightLane(
         DirectoryWeightStore(folder),
         node.relay.address,
         secret=SECRET,
         worker="engine",
         node=node.name,
-        within_s=5.0,
+        within_s=within_s,
     )
     stack.callback(made.close)
     return made
@@ -149,11 +149,13 @@ def test_a_cargo_that_is_given_up_leaves_nobody_waiting(stack: ExitStack, tmp_pa
     rollout = Node(stack, "rollout")
     silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     DirectoryWeightStore(tmp_path).publish("v1", tensors(1), {"lora": None})
-    engine = lane(stack, rollout, tmp_path)
+    engine = lane(stack, rollout, tmp_path, within_s=10_000.0)
     rollout.relay.bring(Cargo("v1"), "silent", silent.getsockname()[:2])
-    rollout.relay.drop(Cargo("v1"))
+    later = threading.Timer(0.2, rollout.relay.drop, (Cargo("v1"),))
+    later.start()
     assert same(dict(engine.take("v1", [Cargo("v1")]).tensors), tensors(1))
     assert engine.pulled_from_store == 1
+    later.join()
 
 
 def test_a_relay_with_another_secret_gives_nothing(stack: ExitStack) -> None:
