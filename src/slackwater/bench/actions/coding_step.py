@@ -1,8 +1,9 @@
 """One step of the coding recipe: with the broker, and with a sandbox per trajectory on the same cores.
 
 A sandbox per trajectory is what a pod per trajectory is: it holds one core from before the trajectory's first token
-until after its reward, so no more trajectories are under way than there are cores. Everything else is the same: the
-service, the engine, the programs, the trainer's update.
+until after its reward, so no more trajectories are under way than there are cores. A second peer asks for half a core,
+as the pods of ARL-Tangram 6.1 do, so twice as many are under way. Everything else is the same: the service, the engine,
+the programs, the trainer's update.
 """
 
 import os
@@ -11,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -52,7 +54,8 @@ def coding_step(options: BenchOptions) -> dict[str, object]:
 
 def _compared(recipe: Recipe, url: str, key: str, steps: int) -> dict[str, object]:
     cores = len(os.sched_getaffinity(0))
-    brokered, reserved = [], []
+    brokered: list[float] = []
+    reserved: dict[int, list[float]] = {1: [], 2: []}  # by how many share a core
     with (
         ActionThread(url, key, job="bench") as actions,
         tinker.ServiceClient(base_url=url, api_key=key) as service,
@@ -61,23 +64,33 @@ def _compared(recipe: Recipe, url: str, key: str, steps: int) -> dict[str, objec
         text = text_of("plain", training.get_tokenizer())
         warm_up(recipe, training, text)
         environment = playable(recipe.environment, actions)
+        first: Any = (
+            training.save_weights_and_get_sampling_client()
+        )  # what is compiled is compiled now
+        uses = PromptOrder(environment.prompts, 1).uses(0, 1)
+        Rollout(first, environment, text, recipe.sampling, seed=0).groups(uses, 8)
         for step in range(steps):  # in turns, so that a busy spell of the machine hits both
             sampler: Any = training.save_weights_and_get_sampling_client()
             rollout = Rollout(sampler, environment, text, recipe.sampling, seed=step)
             uses = PromptOrder(environment.prompts, 0).uses(
                 step * recipe.grpo.groups, recipe.grpo.groups
             )
-            brokered.append(_timed(recipe, training, lambda r=rollout, u=uses: r.groups(u, 8)))
-            pods = Pods(rollout, environment, cores)
-            reserved.append(_timed(recipe, training, lambda p=pods, u=uses: p.groups(u, 8)))
+            brokered.append(_timed(recipe, training, partial(rollout.groups, uses, 8)))
+            for sharing, took in reserved.items():
+                pods = Pods(rollout, environment, cores * sharing)
+                took.append(_timed(recipe, training, partial(pods.groups, uses, 8)))
     return {
         "coding_trajectories_per_step": recipe.grpo.groups * recipe.grpo.group_size,
         "coding_step_s_broker": median(brokered),
-        "coding_step_s_sandbox_per_trajectory": median(reserved),
-        "coding_step_speedup": median(
-            pod_s / broker_s for pod_s, broker_s in zip(reserved, brokered, strict=True)
-        ),
+        "coding_step_s_sandbox_per_trajectory": median(reserved[1]),
+        "coding_step_speedup": _gain(reserved[1], brokered),
+        "coding_step_s_half_core_per_trajectory": median(reserved[2]),
+        "coding_step_speedup_half_core": _gain(reserved[2], brokered),
     }
+
+
+def _gain(peers_s: Sequence[float], ours_s: Sequence[float]) -> float:
+    return median(peer_s / our_s for peer_s, our_s in zip(peers_s, ours_s, strict=True))
 
 
 def _timed(recipe: Recipe, training: Any, sample: Any) -> float:
@@ -91,15 +104,15 @@ def _timed(recipe: Recipe, training: Any, sample: Any) -> float:
 
 
 class Pods:
-    """As many trajectories at a time as there are cores; each has its own from beginning to end."""
+    """So many trajectories at a time; each has its place from beginning to end."""
 
-    def __init__(self, rollout: Rollout, environment: Environment, cores: int) -> None:
+    def __init__(self, rollout: Rollout, environment: Environment, places: int) -> None:
         self._rollout = rollout
         self._environment = environment
-        self._cores = cores
+        self._places = places
 
     def groups(self, uses: Sequence[PromptUse], size: int) -> list[Group]:
-        with ThreadPoolExecutor(self._cores) as pods:
+        with ThreadPoolExecutor(self._places) as pods:
             members = {
                 (use, number): pods.submit(self._life, use, number)
                 for use in uses
