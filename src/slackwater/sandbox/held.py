@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slackwater.model.errors import UnavailableError
-from slackwater.sandbox import linux
+from slackwater.sandbox import linux, process_tree
 from slackwater.sandbox.fences import TOKEN
 from slackwater.sandbox.mounts import Mounts
 
@@ -44,7 +44,10 @@ class _Helper:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._descriptor = os.pidfd_open(pid)
+        try:
+            self._descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            raise UnavailableError("a process that was started has gone") from None
 
     @property
     def has_ended(self) -> bool:
@@ -136,13 +139,15 @@ class _Starting:
 
 
 class HeldSandbox:
-    """All namespaces of one bubblewrap, held by a process that waits inside; `argv` is bwrap with its options.
+    """All namespaces of one bubblewrap, held by a process that waits inside; `argv` is bwrap with its options, `owner` the
+    folder of the environments, by which the next supervisor there knows what was left.
 
     It is started at once and waited for when it is first entered.
     """
 
-    def __init__(self, argv: Sequence[str]) -> None:
+    def __init__(self, argv: Sequence[str], owner: str) -> None:
         self._open: dict[int, int] = {}
+        self._first: _Helper | None = None
         held, self._voice = os.pipe2(os.O_CLOEXEC)
         info, info_out = os.pipe2(os.O_CLOEXEC)
         ready, ready_out = os.pipe2(os.O_CLOEXEC)
@@ -152,7 +157,7 @@ class HeldSandbox:
             pid = os.posix_spawn(
                 argv[0],
                 [*argv, "--info-fd", "3", "--", _INSIDE],
-                {"PATH": "/usr/bin:/bin", TOKEN: "/"},  # a fence must not take it for an orphan
+                {"PATH": "/usr/bin:/bin", TOKEN: owner},  # a fence must not take it for an orphan
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, held, 0),
                     (os.POSIX_SPAWN_DUP2, ready_out, 1),
@@ -179,8 +184,8 @@ class HeldSandbox:
                 if _heard(starting.ready) != b"\n":
                     why = _heard(starting.errors).decode(errors="replace").strip()
                     raise UnavailableError(f"bwrap does not start: {why}")
-                first = json.loads(os.read(starting.info, 4096))["child-pid"]
-                self._open = _opened(first, tuple(_NAMES))
+                self._first = _Helper(_first_inside(starting.info))
+                self._open = _opened(self._first.pid, tuple(_NAMES))
             finally:
                 starting.close()
         return self._open
@@ -191,8 +196,31 @@ class HeldSandbox:
         return self._starting is None and self._helper.has_ended
 
     def close(self) -> None:
+        """The first process inside goes first: while it is being set up, bwrap's own end would leave it behind."""
         if self._starting is not None:
+            with contextlib.suppress(UnavailableError):
+                self._first = _Helper(_first_inside(self._starting.info))
             self._starting.close()
         for descriptor in (*self._open.values(), self._voice):
             os.close(descriptor)
+        if self._first is not None:
+            self._first.end()
         self._helper.end()
+
+
+def _first_inside(info: int) -> int:
+    """What bwrap says, as soon as it has made the process."""
+    said = b""
+    while not said.rstrip().endswith(b"}") and (more := _heard(info)):
+        said += more
+    try:
+        return int(json.loads(said)["child-pid"])
+    except (ValueError, KeyError):
+        raise UnavailableError("bwrap has made no process") from None
+
+
+def end_left(owner: str) -> None:
+    """End the holders that a supervisor of this folder left when it was killed."""
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit() and process_tree.variables(int(entry.name)).get(TOKEN) == owner:
+            process_tree.kill(int(entry.name))

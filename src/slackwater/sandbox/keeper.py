@@ -136,6 +136,7 @@ class Keeper:
         (pid,) = _PID.unpack(head)
         if pid < 0:
             raise UnavailableError(f"no process can be started: {os.strerror(-pid)}")
+        os.set_inheritable(descriptors[0], False)
         self._ready = _Spare(pid, socket.socket(fileno=descriptors[0]))
 
     def close(self) -> None:

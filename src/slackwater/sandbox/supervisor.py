@@ -24,6 +24,7 @@ from slackwater.sandbox import linux, process_tree
 from slackwater.sandbox.backends.port import Backend, Order
 from slackwater.sandbox.environment import Environment
 from slackwater.sandbox.fences import Fence, Fences
+from slackwater.sandbox.held import end_left
 from slackwater.sandbox.launch import said_instead
 from slackwater.sandbox.reports import Began, End, Over, Printed, Report, Usage
 from slackwater.sandbox.running import Running
@@ -61,6 +62,7 @@ class Supervisor:
         root.mkdir(parents=True, exist_ok=True)
         root.chmod(0o711)  # users of environments pass through, and see nothing
         linux.adopt_orphans()
+        end_left(str(root))
 
     # ---- environments ----
     def environments(self) -> list[str]:

@@ -3,6 +3,7 @@
 import os
 import select
 import signal
+import subprocess
 
 import pytest
 from sandbox_stage import Stage, processes_with, wait_until_gone
@@ -10,6 +11,7 @@ from sandbox_stage import Stage, processes_with, wait_until_gone
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
 from slackwater.sandbox import process_tree
 from slackwater.sandbox.reports import End
+from slackwater.sandbox.supervisor import Supervisor
 
 
 def test_an_action_runs_in_its_environments_folder_and_gets_its_input(stage: Stage) -> None:
@@ -115,3 +117,17 @@ def test_an_environment_outlives_the_process_that_holds_its_namespaces(stage: St
     assert stage.sh("cat note", environment="held").stdout == "kept\n"
     stage.supervisor.close_environment("held")
     assert wait_until_gone(view) == []
+
+
+def test_an_environment_that_is_closed_at_once_leaves_nothing(stage: Stage) -> None:
+    for number in range(10):
+        stage.supervisor.open(f"brief-{number}")
+        stage.supervisor.close_environment(f"brief-{number}")
+    assert wait_until_gone(str(stage.root / "environments" / "brief-")) == []
+
+
+def test_what_a_killed_supervisor_left_is_ended_by_the_next(stage: Stage) -> None:
+    root = stage.root / "elsewhere"
+    left = subprocess.Popen(["sleep", "7013"], env={"SLACKWATER_ENVIRONMENT": str(root)})
+    Supervisor(root, stage.means)
+    assert left.wait(30) == -signal.SIGKILL

@@ -89,7 +89,8 @@ class BubblewrapBackend:
         if key in self._held and self._held[key].is_lost:
             self._held.pop(key).close()
         if key not in self._held:
-            self._held[key] = HeldSandbox(self._argv(environment, network=network))
+            argv = self._argv(environment, network=network)
+            self._held[key] = HeldSandbox(argv, str(environment.root.parent))
         return self._held[key]
 
     def _argv(self, environment: Environment, *, network: bool) -> list[str]:
