@@ -1,7 +1,7 @@
 """Whose tokens a step computes, where several owners have requests: so that one's many do not slow another's few.
 
 A step takes about a + b * tokens; both are learned from the steps made. While several owners are about, a step is kept so short that it takes
-little longer than one for the owner with least to do would take: half as long again for every other owner. Within that, owners get equal shares,
+little longer than one for the owner with least to do would take: a quarter longer for every other owner. Within that, owners get equal shares,
 and what one leaves the others take. An owner counts as being about for a while after its last request, or its next one would
 meet a long step under way. Where a step's fixed part outweighs its tokens, as on a GPU, nobody is held back.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ABOUT_S = 2.0
-_LONGER = 0.5  # for every other owner
+_LONGER = 0.25  # for every other owner
 _FORGET = 0.98  # of what earlier steps said, per step
 _LEAST_SPREAD = 4.0  # of token counts (variance), before a slope can be told
 
@@ -95,7 +95,8 @@ class OwnerShares:
         most = self.law.most_tokens(least, _LONGER * (about - 1))
         if most is None or wants.total() <= most:
             return
-        for owner, allowed in even_shares(wants, max(most, len(wants))).items():
+        most = max(most, least * len(wants))  # the one with least to do is never cut
+        for owner, allowed in even_shares(wants, most).items():
             if allowed < wants[owner]:
                 self._cut(owner, allowed, owners, rows, counts)
 

@@ -7,7 +7,7 @@ rounds, with the quiet tenant alone before each, after the service has come to r
 
 `<attack>_p50_ms`, `_p99_ms` and the same of `<attack>_alone`, over all rounds; `_p99_ratio` is one over the other. What does not hang on the
 machine's load: `_loop_longest_cpu_ms`, the longest time that the event loop was held, in processor time; `_service_cpu_share`, the processor time that
-the service took per second. `quiet_requests_failed` must be 0.
+the service took per second; and `engine_*`, what an engine's shares do (`engine_shares.py`). `quiet_requests_failed` must be 0.
 """
 
 import json
@@ -26,6 +26,7 @@ import httpx
 import numpy as np
 
 from slackwater.bench.options import BenchOptions
+from slackwater.bench.service.engine_shares import engine_shares
 from slackwater.model.errors import UnavailableError
 
 _QUIET_BODY = {"model": "tiny", "prompt": "hello", "max_tokens": 8, "temperature": 0}
@@ -196,6 +197,7 @@ def run(options: BenchOptions) -> dict[str, float]:
     figures: dict[str, float] = {"rounds": rounds, "requests_each": requests}
     with tempfile.TemporaryDirectory(prefix="slackwater-tenants-") as folder:
         make_model("tiny", Path(folder) / "tiny", seed=options.seed)
+        figures.update(engine_shares(Path(folder) / "tiny", rounds * requests))
         state = Path(folder) / "state"
         state.mkdir()
         with TwoTenants(state, Path(folder) / "tiny") as service, service.client("quiet") as quiet:
