@@ -151,7 +151,7 @@ class DemoRun:
 
     def _guest(self, total: int) -> Life:
         """Once a quarter is done an instance comes, and at two thirds it is killed, in the middle of whatever it does."""
-        self._instance: dict[str, Any] = {"came": None, "tokens": 0}
+        self._instance: dict[str, Any] = {"came": None}
 
         def life() -> Life:
             rows = yield
@@ -164,7 +164,6 @@ class DemoRun:
                 rows = yield
             listed = self._ask("GET", "/slackwater/instances")["instances"]
             mine: dict[str, Any] = next((row for row in listed if row["instance"] == name), {})
-            self._instance["tokens"] = mine.get("produced_tokens", 0)
             self._instance["was"] = mine.get("state", "gone")
             self._ask("POST", f"/slackwater/instances/{name}/kill", {})
             self._display.say(f"instance {name} is killed")

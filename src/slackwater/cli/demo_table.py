@@ -18,9 +18,7 @@ def demo_table(result: dict[str, Any]) -> RenderableType:
     ]
     guest = result["instance"]
     if guest["came"]:
-        lines.append(
-            f"instance {guest['came']} came, and was killed in the middle; nothing was lost"
-        )
+        lines.append(f"instance {guest['came']} came and was killed; both jobs went on")
     if result["permits"] is not None:
         permits = result["permits"]
         lines.append(
