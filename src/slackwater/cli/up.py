@@ -324,7 +324,7 @@ def _start_behind(folder: Any) -> int:
     while time.monotonic() < deadline_s:
         if process.poll() is not None:
             raise RefusedError(f"it did not start: {output.read_text().strip()}")
-        if folder.read_server() is not None and folder.is_locked():
+        if (folder.read_server() or {}).get("pid") == process.pid:  # not what a killed one left
             print(output.read_text(), end="")
             return 0
         time.sleep(0.05)
