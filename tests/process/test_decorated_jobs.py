@@ -1,0 +1,90 @@
+"""People's own programs under the decorators, against a real service: they share its nodes, and one that is killed holds nobody up."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .conftest import free_port
+from .service_process import ServiceProcess
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+
+PROGRAM = """
+import json, sys, time
+import slackwater
+
+slackwater.join(sys.argv[1], iterations=4, slo=3.0, profile={"rollout_s": 0.2, "train_s": 0.2})
+
+@slackwater.phase("rollout")
+def rollout():
+    return work("rollout")
+
+@slackwater.phase("train")
+def train():
+    return work("train")
+
+def work(phase):
+    began = time.monotonic()
+    if sys.argv[2] == "hangs" and phase == "train":
+        print("stuck", flush=True)
+        time.sleep(600)
+    time.sleep(0.2)
+    return [phase, began, time.monotonic()]
+
+print(json.dumps([span for _ in range(4) for span in (rollout(), train())]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def service(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    found = ServiceProcess(
+        *(tmp_path_factory.mktemp("decorated") / "state", tiny_model, free_port()),
+        *("--set", "coschedule.placement=group", "--set", "coschedule.limits.lease_s=12.0"),
+    )
+    found.start()
+    yield found
+    assert found.stop() == 0
+
+
+def started(service: ServiceProcess, name: str, how: str = "works") -> "subprocess.Popen[str]":
+    environment = os.environ | {"SLACKWATER_URL": service.url, "SLACKWATER_KEY": service.key}
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, name, how],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def spans(process: "subprocess.Popen[str]") -> list[tuple[str, float, float]]:
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 0
+    return [tuple(span) for span in json.loads(output.splitlines()[-1])]
+
+
+def test_two_programs_never_hold_the_same_node_at_the_same_time(service: ServiceProcess) -> None:
+    one, other = (started(service, name) for name in ("one", "other"))
+    found = spans(one) + spans(other)
+    assert len(found) == 16
+    for phase in ("rollout", "train"):
+        held = sorted(span[1:] for span in found if span[0] == phase)
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(held))
+
+
+def test_a_program_that_is_killed_in_its_phase_holds_nobody_up_for_ever(
+    service: ServiceProcess,
+) -> None:
+    doomed = started(service, "doomed", "hangs")
+    assert doomed.stdout is not None
+    assert doomed.stdout.readline().strip() == "stuck"
+    other = started(service, "survivor")
+    doomed.send_signal(signal.SIGKILL)
+    doomed.communicate(timeout=30)
+    assert len(spans(other)) == 8
