@@ -7,7 +7,7 @@ import httpx
 from test_app import post, with_plane
 
 from slackwater.control.jobs.events import JobTrained
-from slackwater.model.ids import JobId
+from slackwater.model.ids import JobId, TenantId
 from slackwater.runtime.plane import ControlPlane
 
 
@@ -97,5 +97,40 @@ def test_sessions_go_on_as_before(tmp_path: Path) -> None:
     async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
         session = await opened(client, "run")
         await post(client, "session_heartbeat", session_id=session)
+
+    with_plane(tmp_path, work)
+
+
+def test_whatever_comes_with_a_jobs_key_belongs_to_the_job(tmp_path: Path) -> None:
+    async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        key = plane.tenants.job_key(TenantId("mine"), "digits")
+        assert plane.tenants.key_of("mine") not in key
+        body = {"sdk_version": "0"}
+        for headers in ({}, {"X-Slackwater-Job": "another"}):
+            sent = {"x-api-key": key, **headers}
+            answer = await client.post("create_session", json=body, headers=sent)
+            assert answer.status_code == 200, answer.text
+        assert set(await listed(client)) == {"mine/digits"}
+        for forged in (key[:-1] + "!", key.replace("digits", "other"), "tml-job:mine:digits:"):
+            headers = {"x-api-key": forged}
+            answer = await client.post("create_session", json=body, headers=headers)
+            assert answer.status_code == 401
+
+    with_plane(tmp_path, work)
+
+
+def test_a_jobs_key_submits_nothing_and_terms_alone_need_no_operator(tmp_path: Path) -> None:
+    async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        where = "http://test/slackwater/jobs"
+        driven = {"name": "x", "model": "tiny", "iterations": 1, "command": ["true"]}
+        key = plane.tenants.job_key(TenantId("mine"), "digits")
+        answer = await client.post(where, json=driven, headers={"x-api-key": key})
+        assert answer.status_code == 400 and "of a job" in answer.text
+        other = {"x-api-key": plane.tenants.key_of("other")}
+        own = {"name": "theirs", "iterations": 5, "slo": 1.5}
+        answer = await client.post(where, json=own, headers=other)
+        assert answer.status_code == 201 and answer.json()["stage"] == "placed"
+        answer = await client.post(where, json=own | {"slo": 0.5}, headers=other)
+        assert answer.status_code == 422 and "slo: 0.5 must be at least 1" in answer.text
 
     with_plane(tmp_path, work)
