@@ -52,6 +52,7 @@ BENCHES: dict[str, str] = {
     "actions": "actions.broker",
     "switch": "state.switch",
     "trl_coexec": "state.trl_coexec",
+    "coexec": "coscheduling.coexec",
 }
 
 app = typer.Typer(add_completion=False)

@@ -49,6 +49,7 @@ class AgentPlan:
     logs: str
     pool: str | None = None
     site: str = ""
+    cores: tuple[int, ...] = ()
 
     def arguments(self, join: JoinAddress) -> tuple[str, ...]:
         """Of the agent's process."""
@@ -123,6 +124,8 @@ class LocalAgents:
                     stderr=log,
                     env=os.environ | join.environment(),
                 )
+            if plan.cores:  # before it starts a worker, which inherits them
+                os.sched_setaffinity(process.pid, plan.cores)
             self._processes[plan.node] = process
             status = await process.wait()
             deaths = self._policy.deaths_after(deaths, loop.time() - began_s)

@@ -60,7 +60,10 @@ class Fleet:
             await self._depot.start(host, 0, None if certificate is None else certificate.context())
         join = self.join_address(certificate)
         plans = [
-            AgentPlan(NodeId(node.name), *self._places(node.directory, join), node.pool, node.site)
+            AgentPlan(
+                *(NodeId(node.name), *self._places(node.directory, join)),
+                *(node.pool, node.site, node.cores),
+            )
             for node in self.file.nodes
         ]
         self._launcher.start(plans, join)

@@ -16,8 +16,10 @@ name = "a"
 pool = "mixed"
 directory = "/scratch/a"               # local launcher: the node's own files; without it the node shares our disk
 site = "east"                          # nodes of one site share a fast network: weights come to a site once
+cores = [0, 1]                         # local launcher: the cores of this machine that are the node's; without it all
 """
 
+import os
 import re
 import tomllib
 from collections.abc import Sequence
@@ -61,16 +63,22 @@ class FleetPool:
 class FleetNode:
     """One node. Without a `directory` it shares the control plane's disk (local launcher only).
 
-    Nodes of one `site` share a fast network; weights come to a site once, and go from node to node within it.
+    Nodes of one `site` share a fast network; weights come to a site once, and go from node to node within it. Workers of a node with
+    `cores` run on those alone (local launcher).
     """
 
     name: str
     pool: str
     directory: str | None = None
     site: str = ""
+    cores: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _check_name("name", self.name)
+        here = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+        if not here.issuperset(self.cores):
+            fix = f"must be cores of this machine: {sorted(here)}"
+            raise ConfigError.of(f"nodes: {self.name}: cores", list(self.cores), fix)
 
 
 @dataclass(frozen=True, slots=True)
