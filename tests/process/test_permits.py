@@ -103,6 +103,8 @@ def test_two_jobs_take_turns_on_one_rollout_node(service: ServiceProcess) -> Non
     waits.join(30)
     assert got and got[0] != first
     assert a.permit("train", 0) > got[0]
+    drawn = service.get("/slackwater/coschedule/timeline").json()["traceEvents"]
+    assert any(event["name"] == "default/a rollout" for event in drawn)
     sync = a.ask("sync", 0)
     assert sync.status_code == 200 and sync.json()["nodes"] == []
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -314,6 +315,9 @@ class ControlPlane:
         self.fair_work.close()
         self.helpers.close()
         await self.jobs.save()
+        if self.phases is not None and self.rollout.phases is not None:
+            drawn = self.state.root / "timelines" / f"permits-{int(time.time())}.json"
+            await asyncio.to_thread(_write_new, drawn, self.phases.trace())
         await self.store.close()
         self._recording.close()
 
@@ -523,6 +527,11 @@ class ControlPlane:
             if model.session == session:
                 await self.training.close_model(model.model, reason)
         await self.housekeeping.drop_sampling_sessions(session)
+
+
+def _write_new(file: Path, content: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
 
 
 def _node_of(agent: WorkerId) -> NodeId:
