@@ -153,15 +153,11 @@ class PhaseKeeper:
         return self._settled()
 
     def _fell(self, one: JobPhases) -> None:
-        """A job that comes again while it has a place crashed unseen: its driver did."""
-        if one.epoch is not None and not self._is_known(one):
+        """A job that comes again while it has a place crashed unseen: its driver did. A guest that is known now leaves."""
+        if one.epoch is not None:
             self._lose(one, "its driver is gone")
             epoch, one.epoch = one.epoch, None
             self._tell(on.JobDied(self._now_s, one.job, epoch))
-
-    def _is_known(self, one: JobPhases) -> bool:
-        """A guest whose profile is complete leaves by itself."""
-        return self.scheduler.is_guest(one.job) and one.hold is None and one.iteration > 0
 
     def ended(self, job: JobId, now_s: float) -> list[Said]:
         """The job is over: its place is another's."""
