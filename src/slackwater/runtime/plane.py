@@ -317,7 +317,7 @@ class ControlPlane:
         await self.jobs.save()
         if self.phases is not None and self.rollout.phases is not None:
             drawn = self.state.root / "timelines" / f"permits-{int(time.time())}.json"
-            await asyncio.to_thread(_write_new, drawn, self.phases.trace())
+            await asyncio.to_thread(_write_new, drawn, self.phases.timeline())
         await self.store.close()
         self._recording.close()
 

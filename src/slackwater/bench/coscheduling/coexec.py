@@ -165,7 +165,7 @@ def _predicted(profiles: list[JobProfile], steps: int) -> float:
         JobSpec(JobId(f"j{number}"), 0.0, steps, _SLO, profile)
         for number, profile in enumerate(profiles)
     )
-    pools = (Pool(Role.ROLLOUT, kind, 1, owned=True), Pool(Role.TRAIN, kind, 1, owned=True))
+    pools = (Pool(Role.ROLLOUT, kind, 1), Pool(Role.TRAIN, kind, 1))
     scenario = ClusterScenario(
         fleet=pools, jobs=specs, policy=PolicyConfig(name="ours"), tail=TailConfig(enabled=False)
     )

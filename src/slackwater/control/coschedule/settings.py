@@ -47,11 +47,11 @@ class CoscheduleSettings:
         return ordering_for(self.placement) if self.ordering == "auto" else self.ordering
 
     def new_coscheduler(self, rollout_nodes: int, train_nodes: int) -> CoScheduler:
-        """Over a fleet that is there whether it is used or not; lengths are measured, so the SLO is held against what is seen."""
+        """Over nodes of one price: what fits beside another job shares its nodes. Lengths are measured, so the SLO is held against what is seen."""
         kind = NodeType("node", 8, 1.0, self.host_memory_gb, 1.0, 1.0, 1.0)
         fleet = Fleet(
-            Pool(Role.ROLLOUT, kind, rollout_nodes, owned=True),
-            Pool(Role.TRAIN, kind, train_nodes, owned=True),
+            Pool(Role.ROLLOUT, kind, rollout_nodes),
+            Pool(Role.TRAIN, kind, train_nodes),
             self.move,
         )
         config = CoScheduleConfig(

@@ -238,11 +238,6 @@ class PhaseService:
             },
         }
 
-    def trace(self) -> bytes:
-        """The run so far as a timeline that opens in Perfetto, drawn as the simulator's are."""
-        drawn = self.body.spans.timeline("live", "permits of a live service", _now_s())
-        return b"".join(trace_json(drawn))
-
     def _node(self, node: NodeId, now_s: float) -> dict[str, Any]:
         row: dict[str, Any] = {
             "node": node,

@@ -94,15 +94,6 @@ def coschedule_routes(plane: ControlPlane) -> APIRouter:
         whole = found.state()
         return whole if plane.is_operator(tenant) else _as_seen_by(tenant, whole)
 
-    @router.get("/coschedule/timeline", response_model=None)
-    async def timeline(tenant: caller, found: service) -> Response:
-        """The permits so far as a trace for Perfetto; the operator's to see."""
-        if not plane.is_operator(tenant):
-            raise RefusedError(
-                f"key: of {tenant}; timelines are the operator's, who is {plane.settings.tenants[0]}"
-            )
-        return Response(found.trace(), media_type="application/json")
-
     return router
 
 
