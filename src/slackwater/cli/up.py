@@ -256,7 +256,7 @@ async def _serve(settings: Any, folder: Any) -> int:
         folder.write_server({"pid": os.getpid(), "url": url, "key": key, "join": told})
         _announce(plane, url, settings, folder)
         collecting = collect_when_idle(lambda: plane.rollout.live() == 0)
-        beside = [asyncio.create_task(work) for work in (plane.loop_watch.run(), collecting)]
+        beside = [asyncio.create_task(work) for work in (collecting, plane.loop_watch.run())]
         signalled = await serve_until_signalled(server, listening, plane)
         for task in beside:
             task.cancel()
