@@ -1,0 +1,142 @@
+"""Jobs of all kinds under one co-scheduler, from a seed: clients that stop, drivers that crash, nodes and engines that are lost,
+permits that are returned late or never. After every event all invariants hold; when the jobs have ended nothing of them is left."""
+
+import random
+
+import pytest
+from phase_stage import PROFILE, PhaseStage
+
+from slackwater.control.coschedule.commands import StopJob
+from slackwater.control.coschedule.events import NodeLost, PhaseFinished
+from slackwater.control.coschedule.phase_events import PermitAsked, PermitProgress, PermitReturned
+from slackwater.control.coschedule.phases import REST, WATCH, PhaseLimits
+from slackwater.control.jobs.events import JobCrashed, JobEnded
+from slackwater.control.rollout import events as of_rollout
+from slackwater.model.ids import InstanceId, JobId, NodeId, RequestId
+from slackwater.model.job import JobTerms
+from slackwater.model.operation import OpKind
+from slackwater.model.placement import Phase
+
+STEP = (OpKind.FORWARD_BACKWARD, OpKind.OPTIM_STEP, OpKind.PUBLISH)
+
+
+class Storm:
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        placement = ("group", "ours", "horizon")[seed % 3]
+        limits = PhaseLimits(lease_s=60.0, factor=3.0, least_s=40.0, unknown_s=200.0, strikes=4)
+        self.stage = PhaseStage(placement, engines=1 + seed % 4, limits=limits)
+        self.clients: list[JobId] = []
+        self.askers: list[JobId] = []
+        self.ops: dict[JobId, list[tuple[RequestId, OpKind]]] = {}
+
+    def living(self, jobs: list[JobId]) -> list[JobId]:
+        return [job for job in jobs if not self.stage.stage_of(job).over]
+
+    def step(self) -> None:
+        stage, rng = self.stage, self.rng
+        stage.now_s += rng.expovariate(0.5)
+        for stopped in stage.of(StopJob):
+            if not stopped.moves:
+                stage.tell(JobCrashed(stage.now_s, stopped.job, stopped.reason))
+        match rng.randrange(14):
+            case 0 if len(self.clients) < 4:
+                self._submit(f"c{len(self.clients)}", self.clients)
+            case 1 if len(self.askers) < 3:
+                self._submit(f"o{len(self.askers)}", self.askers)
+            case 2 | 3 | 4 if self.living(self.clients):
+                job = rng.choice(self.living(self.clients))
+                for _ in range(rng.randint(1, 6)):
+                    stage.turn(job)
+            case 5 | 6 if self.living(self.clients):
+                job = rng.choice(self.living(self.clients))
+                self.ops.setdefault(job, []).extend((stage.op(job, kind), kind) for kind in STEP)
+            case 7 if self.living(self.askers):
+                job = rng.choice(self.living(self.askers))
+                phase = rng.choice((Phase.ROLLOUT, Phase.TRAIN))
+                stage.tell(PermitAsked(stage.now_s, job, phase, rng.randrange(5)))
+            case 8:
+                self._trouble()
+            case 9:
+                stage.fire(WATCH, 0.0)
+                for job in self.clients + self.askers:
+                    stage.fire(f"{REST}{job}", 0.0)
+            case _:
+                self.work()
+
+    def _submit(self, name: str, to: list[JobId]) -> None:
+        profile = PROFILE if self.rng.random() < 0.6 else None
+        slo = self.rng.uniform(1.5, 5.0)
+        to.append(self.stage.submit(name, profile, JobTerms(10_000, slo)))
+
+    def _trouble(self) -> None:
+        stage, rng = self.stage, self.rng
+        everybody = self.living(self.clients + self.askers)
+        if not everybody:
+            return
+        job = rng.choice(everybody)
+        match rng.randrange(5):
+            case 0:
+                stage.tell(JobCrashed(stage.now_s, job, "its driver died"))
+            case 1:
+                node = NodeId(rng.choice(("rollout-0", "train-0")))
+                stage.tell(NodeLost(stage.now_s, node))
+            case 2:
+                stage.tell(PhaseFinished(stage.now_s, job, 10**6, 1.0))
+                stage.tell(PermitReturned(stage.now_s, job, 10**6, 1.0))
+            case 3:
+                for turn in [t for t in stage.running if t.startswith(f"{job}.")]:
+                    del stage.running[turn]
+                    stage.tell(of_rollout.TurnCancelled(stage.now_s, turn))
+            case _ if rng.random() < 0.2:
+                stage.tell(JobEnded(stage.now_s, job, "stopped", "its owner stopped it"))
+            case _:
+                stage.tell(PermitProgress(stage.now_s, job, 10**6, 1, 2, 3))
+
+    def work(self) -> None:
+        """Whoever has a permit gets on with it."""
+        stage, rng = self.stage, self.rng
+        for turn in list(stage.running):
+            if turn in stage.running and rng.random() < 0.5:
+                stage.end_turn(turn)
+        for job, waiting in self.ops.items():
+            one = stage.keeper.find(job)
+            if waiting and (
+                one is None
+                or waiting[0][1] is OpKind.PUBLISH
+                or (one.hold and one.hold.phase is Phase.TRAIN)
+            ):
+                request, kind = waiting.pop(0)
+                stage.end_op(job, request, kind)
+        for job in self.askers:
+            one = stage.keeper.find(job)
+            if one is not None and one.hold is not None and rng.random() < 0.6:
+                known_as = one.hold.known_as
+                stage.tell(PermitProgress(stage.now_s, job, known_as, 9, 10))
+                stage.tell(PermitReturned(stage.now_s, job, known_as, 1.0))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_invariant_breaks_and_nothing_is_left_behind(seed: int) -> None:
+    storm = Storm(seed)
+    stage = storm.stage
+    for _ in range(200):
+        storm.step()
+    for job in storm.living(storm.clients + storm.askers):
+        stage.tell(JobEnded(stage.now_s, job, "finished"))
+    assert not list(stage.keeper.scheduler.permits.held())
+    assert not stage.keeper.jobs()
+    assert all(nodes is None for nodes in stage.gates.values())
+
+
+def test_an_engine_that_dies_under_a_tail_does_not_strand_it() -> None:
+    stage = PhaseStage(engines=3)
+    a, b = stage.submit("a"), stage.submit("b")
+    turns = [stage.turn(a) for _ in range(10)]
+    for turn in turns[:7]:
+        stage.end_turn(turn)
+    stage.turn(b)
+    stage.end_turn(turns[7])
+    (tail,) = {stage.running[turn].instance for turn in turns[8:]}
+    stage.tell(of_rollout.InstanceLost(stage.now_s, InstanceId(tail), "killed"))
+    assert all(stage.running[turn].instance != tail for turn in turns[8:])
