@@ -45,6 +45,18 @@ SIZES: dict[str, NetConfig] = {
         max_positions=1024,
         init_std=128**-0.5,
     ),
+    "medium": NetConfig(
+        family="qwen3",
+        qk_norm=True,
+        hidden_size=256,
+        num_layers=6,
+        num_heads=8,
+        num_kv_heads=4,
+        head_dim=32,
+        ffn_size=768,
+        max_positions=1024,
+        init_std=256**-0.5,
+    ),
 }
 
 

@@ -27,8 +27,12 @@ from slackwater.sim.joint.job_run import TurnPlan
 from slackwater.sim.joint.simulate import simulate_jointly
 from slackwater.zoo.tiny import make_model
 
-_RECIPE = "copy-digits"
 _SLO = 2.5
+_SHAPE = (
+    4,
+    4,
+    256,
+)  # groups, answers each, tokens at most: rollout and training take about as long
 _FIRST_STEPS = 4  # profiled, placed, and in step with the others by then
 _STRETCH = (
     1000.0  # the simulator's loads and pulls are of large models: seconds become long beside them
@@ -87,9 +91,9 @@ class JobResult:
 class Shop:
     """One service that jobs are run on, alone or together."""
 
-    def __init__(self, url: str, key: str, folder: Path, steps: int, changes: list[str]) -> None:
+    def __init__(self, url: str, key: str, folder: Path, steps: int) -> None:
         self._url, self._key, self._folder = url, key, folder
-        self._steps, self._changes = steps, changes
+        self._steps = steps
 
     def _client(self) -> httpx.Client:
         return httpx.Client(base_url=self._url, headers={"x-api-key": self._key}, timeout=60.0)
@@ -130,8 +134,8 @@ class Shop:
         folder = self._folder / name
         folder.mkdir(parents=True)
         module = "slackwater.bench.coscheduling.grpo_driver"
-        command = [sys.executable, "-m", module, self._url, name, _RECIPE, str(folder)]
-        command += [*self._changes, f"grpo.seed={seed}", f"model.seed={seed}"]
+        command = [sys.executable, "-m", module, self._url, name, str(folder / "result.json")]
+        command += [str(number) for number in (seed, self._steps, *_SHAPE)]
         with (folder / "driver.log").open("wb") as log:
             environment = os.environ | {"SLACKWATER_KEY": self._key, "OMP_NUM_THREADS": "1"}
             process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
@@ -185,20 +189,18 @@ def _stretched(row: dict[str, Any]) -> JobProfile:
 
 def run(options: BenchOptions) -> dict[str, object]:
     """Three jobs alone, two together, three together."""
-    steps = 10 if options.quick else 40
-    changes = [f"grpo.steps={steps}", "grpo.dynamic_sampling=false", "grpo.stop_at_reward=2.0"]
-    changes += ["grpo.groups=8", "grpo.group_size=32", "grpo.checkpoint_every=1000"]
+    steps = 8 if options.quick else 20
     cores = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="slackwater-coexec-") as made:
         folder = Path(made)
-        make_model("tiny", folder / "model", options.seed)
+        make_model("medium", folder / "model", options.seed)
         fleet = folder / "fleet.toml"
         fleet.write_text(_FLEET.format(rollout=cores[0], train=cores[-1]))
         with own_service(
-            *(folder / "state", "tiny", folder / "model", "--fleet", str(fleet)),
+            *(folder / "state", "job", folder / "model", "--fleet", str(fleet)),
             *("--set", "coschedule.placement=group", "--set", "coschedule.tails=false"),
         ) as (url, key):
-            shop = Shop(url, key, folder / "runs", steps, changes)
+            shop = Shop(url, key, folder / "runs", steps)
             alone: list[JobResult] = []
             for number, seed in enumerate((0, 1, 2)):
                 options.progress(f"job {number} alone", 0.1 + 0.15 * number)

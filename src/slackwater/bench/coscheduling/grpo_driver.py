@@ -1,74 +1,87 @@
 """One GRPO job as a process of its own, through the public SDK; writes down what it sampled, its losses and when each step ended.
 
-    python -m slackwater.bench.coscheduling.grpo_driver URL JOB RECIPE FOLDER [A.B=C ...]
+    python -m slackwater.bench.coscheduling.grpo_driver URL JOB FILE SEED STEPS GROUPS GROUP_SIZE TOKENS
 
-The key is in `SLACKWATER_KEY`. The client knows nothing of phases or permits: it names its job, and that is all.
+The key is in `SLACKWATER_KEY`. The client knows nothing of phases or permits: it names its job, and that is all. A random model is rewarded
+for answers in plain letters, so that every group teaches something and answers keep their length.
 """
 
 import json
 import os
 import sys
 import time
-from contextlib import closing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slackwater.rl.grpo import run
-from slackwater.rl.recipe import load_recipe
-from slackwater.rl.run_directory import RunDirectory
+import numpy as np
+
+_RANK = 8
+_LEARNING_RATE = 1e-3
+_TIMEOUT_S = 600.0
+_PROMPT_TOKENS = 16
 
 
-class _Heard:
-    """A client that passes everything on, and remembers the answers that were sampled through it."""
-
-    def __init__(self, inner: Any, futures: list[Any]) -> None:
-        self._inner = inner
-        self._futures = futures
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def create_lora_training_client(self, *arguments: Any, **options: Any) -> "_Heard":
-        made = self._inner.create_lora_training_client(*arguments, **options)
-        return _Heard(made, self._futures)
-
-    def save_weights_and_get_sampling_client(self) -> "_Heard":
-        return _Heard(self._inner.save_weights_and_get_sampling_client(), self._futures)
-
-    def sample(self, **options: Any) -> Any:
-        future = self._inner.sample(**options)
-        self._futures.append(future)
-        return future
-
-
-def main(url: str, job: str, recipe: str, folder: Path, changes: list[str]) -> None:
+def main(url: str, job: str, file: Path, numbers: Sequence[int]) -> None:
     """Run the job to its end."""
     import tinker
 
-    settings = load_recipe(recipe, changes)
-    futures: list[Any] = []
-    ended_s: list[float] = []
-    losses: list[float] = []
+    seed, steps, groups, size, tokens = numbers
+    draw = np.random.default_rng(seed)
+    prompts = draw.integers(32, 127, (groups, _PROMPT_TOKENS)).tolist()
+    result: dict[str, Any] = {"began_s": time.time(), "ended_s": [], "losses": [], "tokens": []}
+    with tinker.ServiceClient(
+        base_url=url,
+        api_key=os.environ["SLACKWATER_KEY"],
+        user_metadata={"slackwater_job": job},
+    ) as service:
+        training = service.create_lora_training_client(base_model="job", rank=_RANK, seed=seed)
+        for step in range(steps):
+            sampler = training.save_weights_and_get_sampling_client()
+            params = tinker.SamplingParams(max_tokens=tokens, seed=seed * 1000 + step)
+            futures = [
+                sampler.sample(tinker.ModelInput.from_ints(prompt), size, params)
+                for prompt in prompts
+            ]
+            data = []
+            for prompt, future in zip(prompts, futures, strict=True):
+                sampled = future.result(timeout=_TIMEOUT_S).sequences
+                result["tokens"].append([list(one.tokens) for one in sampled])
+                data += _group(prompt, sampled)
+            passed = training.forward_backward(data, "importance_sampling")
+            stepped = training.optim_step(tinker.AdamParams(learning_rate=_LEARNING_RATE))
+            result["losses"].append(passed.result(timeout=_TIMEOUT_S).metrics["loss:sum"])
+            stepped.result(timeout=_TIMEOUT_S)
+            result["ended_s"].append(time.time())
+    file.write_text(json.dumps(result))
 
-    def watch(step: int, metrics: dict[str, float]) -> None:
-        del step
-        ended_s.append(time.time())
-        losses.append(metrics.get("optim/loss", 0.0))
 
-    began_s = time.time()
-    with (
-        closing(RunDirectory(folder, settings)) as files,
-        tinker.ServiceClient(
-            base_url=url,
-            api_key=os.environ["SLACKWATER_KEY"],
-            user_metadata={"slackwater_job": job},
-        ) as service,
-    ):
-        run(settings, _Heard(service, futures), files, watch)  # type: ignore[arg-type]
-        tokens = [[list(s.tokens) for s in future.result().sequences] for future in futures]
-    result = {"began_s": began_s, "ended_s": ended_s, "losses": losses, "tokens": tokens}
-    (folder / "result.json").write_text(json.dumps(result))
+def _group(prompt: list[int], sampled: Sequence[Any]) -> list[Any]:
+    """The answers to one prompt, each pushed by how far its reward is from the group's mean, in spreads."""
+    letters = [np.isin(one.tokens, range(97, 123)).mean() for one in sampled]
+    rewards = np.asarray(letters)
+    pushes = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+    return [_datum(prompt, one, float(push)) for one, push in zip(sampled, pushes, strict=True)]
+
+
+def _datum(prompt: list[int], one: Any, push: float) -> Any:
+    from tinker import types
+
+    whole, before = [*prompt, *one.tokens], [0.0] * (len(prompt) - 1)
+    shape = [len(whole) - 1]
+
+    def floats(values: list[float]) -> Any:
+        return types.TensorData(data=before + values, dtype="float32", shape=shape)
+
+    return types.Datum(
+        model_input=types.ModelInput.from_ints(whole[:-1]),
+        loss_fn_inputs={
+            "target_tokens": types.TensorData(data=whole[1:], dtype="int64", shape=shape),
+            "logprobs": floats(list(one.logprobs)),
+            "advantages": floats([push] * len(one.tokens)),
+        },
+    )
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4]), sys.argv[5:])
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), [int(value) for value in sys.argv[4:]])
