@@ -138,6 +138,10 @@ class PhaseKeeper:
         spec = JobSpec(command.job, now_s, terms.iterations, terms.bound, profile, terms.priority)
         one.iteration = command.iterations_done
         self._tell(on.JobArrived(now_s, spec, command.iterations_done, crashes))
+        if state is not None and state.status is JobStatus.HELD:
+            self._answer(
+                command.job, "held", state.reason
+            )  # it crashed while it waited, and waits on
         return self._settled()
 
     def profile(self, command: ProfileJob, now_s: float) -> list[Said]:

@@ -53,6 +53,7 @@ class CoscheduleSettings:
             Pool(Role.ROLLOUT, kind, rollout_nodes),
             Pool(Role.TRAIN, kind, train_nodes),
             self.move,
+            engines_on_train_nodes=False,
         )
         config = CoScheduleConfig(
             ordering=ordering_for(self.placement) if self.ordering == "auto" else self.ordering,

@@ -6,6 +6,8 @@ from slackwater.model.errors import ConfigError
 from slackwater.model.job import JobProfile
 from slackwater.model.node import Pool, Role
 
+_NEVER_S = 1e15  # past every budget, and still a number that the compiled scans can add to
+
 
 @dataclass(frozen=True, slots=True)
 class MoveCost:
@@ -21,11 +23,13 @@ class MoveCost:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """A rollout pool and a train pool, rented node by node up to their limits."""
+    """A rollout pool and a train pool, rented node by node up to their limits. Train nodes may be without engines: then
+    nobody's rollouts are placed there."""
 
     rollout: Pool
     train: Pool
     move: MoveCost = MoveCost()
+    engines_on_train_nodes: bool = True
 
     def __post_init__(self) -> None:
         if self.rollout.role is not Role.ROLLOUT:
@@ -47,6 +51,8 @@ class Fleet:
 
     def local_rollout_s(self, profile: JobProfile, train_nodes: int) -> float:
         """Rollout time on train nodes: decoding is bound by memory bandwidth, and fewer nodes take longer."""
+        if not self.engines_on_train_nodes:
+            return _NEVER_S
         bandwidth = (
             self.rollout.node_type.hbm_tb_per_s
             * self.rollout.node_type.devices
@@ -73,6 +79,8 @@ class Fleet:
 
     def why_never_local(self, profile: JobProfile) -> str | None:
         """Why a job can never run all its phases on train nodes, or None if it can."""
+        if not self.engines_on_train_nodes:
+            return "would roll out on train nodes, which have no engines; choose a placement with rollout nodes"
         if profile.train_nodes > self.train.max_nodes:
             return f"needs {profile.train_nodes} train nodes and the pool has {self.train.max_nodes}; ask for fewer or raise max_nodes"
         both_gb = profile.rollout_state_gb + profile.train_state_gb

@@ -14,6 +14,7 @@ from slackwater.control.jobs.events import JobCrashed, JobEnded
 from slackwater.control.rollout import events as of_rollout
 from slackwater.model.ids import InstanceId, JobId, NodeId, RequestId
 from slackwater.model.job import JobTerms
+from slackwater.model.job_life import JobStage
 from slackwater.model.operation import OpKind
 from slackwater.model.placement import Phase
 
@@ -114,6 +115,37 @@ class Storm:
                 known_as = one.hold.known_as
                 stage.tell(PermitProgress(stage.now_s, job, known_as, 9, 10))
                 stage.tell(PermitReturned(stage.now_s, job, known_as, 1.0))
+
+    def calm(self) -> None:
+        """No more trouble and nothing new: time passes, timers fire, and whoever may work does."""
+        stage = self.stage
+        for _ in range(300):
+            stage.now_s += 3.0
+            for stopped in stage.of(StopJob):
+                if not stopped.moves:
+                    stage.tell(JobCrashed(stage.now_s, stopped.job, stopped.reason))
+            self.work()
+            stage.fire(WATCH, 0.0)
+            for job in self.clients + self.askers:
+                stage.fire(f"{REST}{job}", 0.0)
+
+    def work_left(self, job: JobId) -> int:
+        turns = sum(turn.startswith(f"{job}.") for turn in self.stage.brain.rollout.books.turns)
+        return turns + len(self.ops.get(job, ()))
+
+
+@pytest.mark.parametrize("seed", range(9))
+def test_after_the_storm_whoever_has_a_place_gets_everything_done(seed: int) -> None:
+    storm = Storm(seed)
+    for _ in range(200):
+        storm.step()
+    storm.calm()
+    everybody = storm.living(storm.clients + storm.askers)
+    held = [job for job in everybody if storm.stage.stage_of(job) is JobStage.HELD]
+    assert {job: storm.work_left(job) for job in everybody if job not in held} == {
+        job: 0 for job in everybody if job not in held
+    }
+    assert not everybody or len(held) < len(everybody), "all wait, and nobody has a place"
 
 
 @pytest.mark.parametrize("seed", range(6))
