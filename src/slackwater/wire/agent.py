@@ -4,6 +4,9 @@ import msgspec
 
 from slackwater.wire.message import Message
 
+# In the environment of a process that must not outlive the one that started it: the starter's number.
+PARENT = "SLACKWATER_PARENT"
+
 
 class NodeFacts(msgspec.Struct, frozen=True):
     """What an agent says of its node. `pool` is the pool of the fleet file that the node belongs to, if there is one.

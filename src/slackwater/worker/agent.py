@@ -104,7 +104,7 @@ class NodeAgent:
             arguments += ["--node", self._node, "--relay", f"{host}:{port}"]
         # Threads that wait by spinning take the cores from each other: on a busy machine a pass took ten times the CPU time.
         environment = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ | {"OMP_NUM_THREADS": "1"}
-        environment |= self._environment
+        environment |= self._environment | {says.PARENT: str(os.getpid())}
         try:
             self._logs.mkdir(parents=True, exist_ok=True)
             path = self._logs / f"{order.log}.log"

@@ -11,6 +11,7 @@ from types import FrameType
 
 from slackwater.model.errors import ConfigError, SlackwaterError
 from slackwater.wire import messages
+from slackwater.wire.agent import PARENT
 from slackwater.worker.connection import EXIT_ORPHANED, Connection, DisconnectedError
 
 SECRET_VARIABLE = "SLACKWATER_WORKER_SECRET"
@@ -98,7 +99,7 @@ def _die_with_parent(number: signal.Signals) -> None:
     """Linux: be sent a signal when the parent dies, whatever we are in the middle of."""
     if sys.platform != "linux":
         return
-    parent = os.getppid()
+    parent = int(os.environ.pop(PARENT, os.getppid()))  # not for our own children
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
-    if os.getppid() != parent:  # it died before the call
+    if os.getppid() != parent:  # it died before the call, maybe before our first line
         sys.exit(EXIT_ORPHANED)

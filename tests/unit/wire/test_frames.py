@@ -110,6 +110,7 @@ def test_every_message_comes_back_as_it_went() -> None:
         repetition_penalty=1.5,
         logit_bias=[(3, -4.5)],
         allowed_token_ids=[],
+        bad_words=[],
         grammar=Grammar("regex", "a+"),
         prompt_logprobs=True,
         topk_prompt_logprobs=3,

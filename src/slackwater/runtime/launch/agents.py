@@ -17,6 +17,7 @@ from typing import Protocol
 
 from slackwater.control.operations.restarts import RestartPolicy
 from slackwater.model.ids import NodeId
+from slackwater.wire.agent import PARENT
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +123,7 @@ class LocalAgents:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env=os.environ | join.environment(),
+                    env=os.environ | join.environment() | {PARENT: str(os.getpid())},
                 )
             if plan.cores:  # before it starts a worker, which inherits them
                 os.sched_setaffinity(process.pid, plan.cores)

@@ -80,6 +80,14 @@ async def until(ready: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 @asynccontextmanager
 async def plane_with_agent(
     folder: Path, encrypted: bool, *options: str
@@ -118,6 +126,7 @@ def test_a_killed_agent_has_no_workers_any_more(tmp_path: Path) -> None:
             agent.send_signal(signal.SIGKILL)
             async with asyncio.timeout(DEADLINE_S):
                 assert await process.wait() == -signal.SIGKILL
+            await until(lambda: not is_alive(process.pid))
             with pytest.raises(UnavailableError, match="node a: is not here"):
                 await plane.nodes.spawn(NODE, ENDS, WorkerId("ends.1"))
 
