@@ -48,14 +48,14 @@ SIZES: dict[str, NetConfig] = {
     "medium": NetConfig(
         family="qwen3",
         qk_norm=True,
-        hidden_size=256,
-        num_layers=6,
-        num_heads=8,
-        num_kv_heads=4,
+        hidden_size=512,
+        num_layers=8,
+        num_heads=16,
+        num_kv_heads=8,
         head_dim=32,
-        ffn_size=768,
+        ffn_size=1536,
         max_positions=1024,
-        init_std=256**-0.5,
+        init_std=512**-0.5,
     ),
 }
 

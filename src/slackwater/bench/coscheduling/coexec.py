@@ -28,11 +28,8 @@ from slackwater.sim.joint.simulate import simulate_jointly
 from slackwater.zoo.tiny import make_model
 
 _SLO = 2.5
-_SHAPE = (
-    4,
-    4,
-    256,
-)  # groups, answers each, tokens at most: rollout and training take about as long
+# Groups, answers each, tokens at most: rollout and training take about as long.
+_SHAPE = (2, 4, 192)
 _FIRST_STEPS = 4  # profiled, placed, and in step with the others by then
 _STRETCH = (
     1000.0  # the simulator's loads and pulls are of large models: seconds become long beside them
@@ -189,7 +186,7 @@ def _stretched(row: dict[str, Any]) -> JobProfile:
 
 def run(options: BenchOptions) -> dict[str, object]:
     """Three jobs alone, two together, three together."""
-    steps = 8 if options.quick else 20
+    steps = 7 if options.quick else 12
     cores = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="slackwater-coexec-") as made:
         folder = Path(made)
