@@ -54,7 +54,7 @@ class phase:  # noqa: N801  (it is used as a decorator)
             wrapped = self._generator(function)
         else:
             wrapped = self._plain(function)
-        return functools.wraps(function)(wrapped)  # type: ignore[return-value]
+        return functools.wraps(function)(wrapped)  # type: ignore[return-value]  # called as `function` is
 
     def __enter__(self) -> Job:
         job = current_job()
@@ -195,7 +195,7 @@ def runtime_hook(function: F) -> F:
             current_job().report(*counts)
         return found
 
-    return call  # type: ignore[return-value]
+    return call  # type: ignore[return-value]  # called as `function` is
 
 
 def _counts(function: Callable[..., Any], found: object) -> tuple[int, int, int] | None:

@@ -62,7 +62,8 @@ class StraightPass:
         self._net, self._invariant, self._eps = net, batch_invariant, config.norm_eps
         self._heads, self._kv_heads = config.num_heads, config.num_kv_heads
         self._size = config.head_dim
-        self._layers = [_Layer.of(layer, i) for i, layer in enumerate(net.model.layers)]  # type: ignore[arg-type]
+        layers = enumerate(net.model.layers)
+        self._layers = [_Layer.of(layer, i) for i, layer in layers]  # type: ignore[arg-type]  # torch's list says Module
         head = net.model.embed_tokens if net.lm_head is None else net.lm_head
         self._head = Site([head], ["lm_head"])
         self._norms = [layer.norm for layer in self._layers[1:]] + [net.model.norm.weight]

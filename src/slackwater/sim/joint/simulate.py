@@ -6,6 +6,7 @@ frames fit into a worst-case rollout as a turn may have tokens, so a rollout is 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from slackwater.model.job_life import JobStage
 from slackwater.sim.cluster.scenario import ClusterScenario
@@ -37,6 +38,10 @@ class JointRunReport:
     turns_waited_s: float
 
 
+def _has_seen(fleet: JointFleet, events: int) -> bool:
+    return fleet.events >= events
+
+
 def simulate_jointly(
     scenario: ClusterScenario,
     *,
@@ -47,8 +52,7 @@ def simulate_jointly(
     specs = scenario_jobs(scenario)
     fleet = JointFleet(new_controller(scenario), specs, seed=scenario.seed, plan=plan, check=False)
     while fleet.unsettled:
-        goal = fleet.events + 2000
-        fleet.run(stop=lambda limit=goal: fleet.events >= limit)  # type: ignore[misc]
+        fleet.run(stop=partial(_has_seen, fleet, fleet.events + 2000))
         if progress is not None:
             progress(1 - fleet.unsettled / len(specs))
     fleet.brain.check_integrity()

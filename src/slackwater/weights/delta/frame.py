@@ -25,7 +25,7 @@ try:
 except (
     ImportError
 ):  # pragma: no cover  (frames are then written as they are, and such ones are read)
-    zstandard = None  # type: ignore[assignment]
+    zstandard = None  # type: ignore[assignment]  # a module, or nothing
 
 
 class Kind(IntEnum):
