@@ -16,10 +16,11 @@ from slackwater.policy.columns import (
 )
 from slackwater.policy.ordering.round_robin_cycle import round_robin_period_s
 
-phase_s = st.floats(5, 600)
-members = st.lists(
-    st.tuples(phase_s, phase_s, st.floats(0, 40), st.integers(1, 7)), min_size=1, max_size=5
-)
+# In steps of 5 s: a job whose own cycle is shorter than the others' by d runs ahead by d in every cycle until it meets their
+# order, so that execution settles only after as many cycles as d fits into a meta-iteration.
+phase_s = st.integers(1, 120).map(lambda fives: 5.0 * fives)
+sync_s = st.integers(0, 8).map(lambda fives: 5.0 * fives)
+members = st.lists(st.tuples(phase_s, phase_s, sync_s, st.integers(1, 7)), min_size=1, max_size=5)
 
 
 def arrays(jobs: list[tuple[float, float, float, int]]) -> tuple[Floats, Ints]:
@@ -36,11 +37,19 @@ def test_the_period_is_what_execution_settles_at(
 ) -> None:
     work, pins = arrays(jobs)
     period_s = round_robin_period_s(work, pins, len(jobs))
-    roll_s, train_s, sync_s = ([job[i] for job in jobs] for i in range(3))
-    ends = run_in_turn(roll_s, train_s, sync_s, [job[3] for job in jobs], cycles=241)
+    rolls, trains, syncs = ([job[i] for job in jobs] for i in range(3))
+    ends = run_in_turn(rolls, trains, syncs, [job[3] for job in jobs], cycles=961)
     for times in ends:
         # The regime may repeat only every few cycles: 120 has all small ones as divisors.
-        assert (times[240] - times[120]) / 120 == pytest.approx(period_s, rel=1e-6, abs=1e-4)
+        assert (times[960] - times[840]) / 120 == pytest.approx(period_s, rel=1e-6, abs=1e-4)
+
+
+def test_a_job_that_is_slightly_faster_than_the_other_waits_in_the_end() -> None:
+    jobs = [(244.0, 5.0, 0.0, 2), (90.0, 120.0, 40.0, 1)]
+    period_s = round_robin_period_s(*arrays(jobs), 2)
+    ends = run_in_turn([244.0, 90.0], [5.0, 120.0], [0.0, 40.0], [2, 1], cycles=961)
+    assert period_s == pytest.approx(250)
+    assert [(times[960] - times[840]) / 120 for times in ends] == pytest.approx([250, 250])
 
 
 def test_two_jobs_that_complement_one_another_lose_nothing() -> None:
