@@ -54,7 +54,7 @@ class SharedTrainer(trl.GRPOTrainer):  # type: ignore[misc]  # its base is an ex
             self.train_phase.__exit__(None, None, None)
 
 
-class StepEnd(transformers.TrainerCallback):  # type: ignore[misc]
+class StepEnd(transformers.TrainerCallback):  # type: ignore[misc]  # its base is an extra without types
     """The optimizer has stepped: the train phase is over."""
 
     trainer: SharedTrainer

@@ -41,7 +41,7 @@ def _report(model_gb: float, slow_gbit: float, fast_gbit: float, **fields: objec
             slow_gbit * _GBIT,
             fast_gbit * _GBIT,
             apply=_APPLY,
-            **fields,  # type: ignore[arg-type]
+            **fields,  # type: ignore[arg-type]  # fields of the scenario by name
         )
     ).run()
 

@@ -28,8 +28,7 @@ class PatientOnce(HttpToolsProtocol):
     _head_bytes = 0
     _deadline: asyncio.TimerHandle | None = None
 
-    # uvicorn narrows the type of asyncio's argument in the same way, and silences it too.
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it so too
         super().connection_made(transport)
         self._expect_head()
 
