@@ -57,6 +57,34 @@ class Run:
     tokens: list[list[int]] = field(default_factory=list)
 
 
+def take_step(
+    run: Run,
+    trainer: tinker.TrainingClient,
+    sampler: tinker.SamplingClient,
+    params: types.SamplingParams,
+    *,
+    answers: int,
+    learning_rate: float,
+) -> None:
+    """Sample, reward small bytes, change the weights; what was seen goes into `run`."""
+    futures = [
+        sampler.sample(types.ModelInput.from_ints(list(prompt)), answers, params)
+        for prompt in PROMPTS
+    ]
+    data = []
+    for prompt, future in zip(PROMPTS, futures, strict=True):
+        for sequence in future.result(timeout=240).sequences:
+            run.tokens.append(list(sequence.tokens))
+            reward = sum(token < 128 for token in sequence.tokens) / len(sequence.tokens) - 0.5
+            assert sequence.logprobs is not None
+            tokens = list(prompt) + list(sequence.tokens)
+            data.append(example(tokens, list(sequence.logprobs), reward, len(prompt)))
+    passed = trainer.forward_backward(data, "importance_sampling")
+    stepped = trainer.optim_step(types.AdamParams(learning_rate=learning_rate))
+    run.losses.append(passed.result(timeout=240).metrics["loss:sum"])
+    stepped.result(timeout=240)
+
+
 def train(service: ServiceProcess, at_step: Callable[[int], None]) -> Run:
     """Sample, reward small bytes, take a step; `STEPS` times. No seed is given anywhere."""
     client = tinker.ServiceClient(base_url=service.url, api_key=service.key)
@@ -66,22 +94,7 @@ def train(service: ServiceProcess, at_step: Callable[[int], None]) -> Run:
         at_step(step)
         sampler = trainer.save_weights_and_get_sampling_client()
         params = types.SamplingParams(max_tokens=12, temperature=1.0)
-        futures = [
-            sampler.sample(types.ModelInput.from_ints(list(prompt)), 2, params)
-            for prompt in PROMPTS
-        ]
-        data = []
-        for prompt, future in zip(PROMPTS, futures, strict=True):
-            for sequence in future.result(timeout=240).sequences:
-                run.tokens.append(list(sequence.tokens))
-                reward = sum(token < 128 for token in sequence.tokens) / len(sequence.tokens) - 0.5
-                assert sequence.logprobs is not None
-                tokens = list(prompt) + list(sequence.tokens)
-                data.append(example(tokens, list(sequence.logprobs), reward, len(prompt)))
-        passed = trainer.forward_backward(data, "importance_sampling")
-        stepped = trainer.optim_step(types.AdamParams(learning_rate=1e-2))
-        run.losses.append(passed.result(timeout=240).metrics["loss:sum"])
-        stepped.result(timeout=240)
+        take_step(run, trainer, sampler, params, answers=2, learning_rate=1e-2)
     return run
 
 

@@ -13,7 +13,7 @@ from tinker import types
 
 from .conftest import free_port
 from .service_process import ServiceProcess, wait_for
-from .test_serve_faults import PROMPTS, Run, example
+from .test_serve_faults import Run, take_step
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -39,22 +39,7 @@ def train(service: ServiceProcess, at_step: Callable[[int], None] = lambda step:
         sampler = trainer.save_weights_and_get_sampling_client()
         at_step(step)
         params = types.SamplingParams(max_tokens=8, temperature=1.0, seed=step)
-        asked = [
-            sampler.sample(types.ModelInput.from_ints(list(prompt)), 3, params)
-            for prompt in PROMPTS
-        ]
-        data = []
-        for prompt, future in zip(PROMPTS, asked, strict=True):
-            for sequence in future.result(timeout=240).sequences:
-                run.tokens.append(list(sequence.tokens))
-                reward = sum(token < 128 for token in sequence.tokens) / len(sequence.tokens) - 0.5
-                assert sequence.logprobs is not None
-                tokens = list(prompt) + list(sequence.tokens)
-                data.append(example(tokens, list(sequence.logprobs), reward, len(prompt)))
-        passed = trainer.forward_backward(data, "importance_sampling")
-        stepped = trainer.optim_step(types.AdamParams(learning_rate=1e-4))
-        run.losses.append(passed.result(timeout=240).metrics["loss:sum"])
-        stepped.result(timeout=240)
+        take_step(run, trainer, sampler, params, answers=3, learning_rate=1e-4)
     return run
 
 

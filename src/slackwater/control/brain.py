@@ -14,7 +14,8 @@ from slackwater.control.coschedule import commands as phase_do
 from slackwater.control.coschedule import events as of_schedule
 from slackwater.control.coschedule import phase_events as of_phase
 from slackwater.control.coschedule.phase_commands import PhaseCommand
-from slackwater.control.coschedule.phases import COSCHEDULE, PhaseKeeper, PhaseLimits, Said
+from slackwater.control.coschedule.phase_limits import PhaseLimits
+from slackwater.control.coschedule.phases import COSCHEDULE, PhaseKeeper, Said
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.control.jobs import commands as job_do
 from slackwater.control.jobs import driver_events as of_driver

@@ -8,7 +8,6 @@ crash, and a new arrival.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeAlias, assert_never
 
 from slackwater.control.coschedule import commands as do
@@ -17,12 +16,12 @@ from slackwater.control.coschedule import phase_commands as phase_do
 from slackwater.control.coschedule import phase_events as of_phase
 from slackwater.control.coschedule.job_phases import Hold, JobPhases
 from slackwater.control.coschedule.job_state import JobStatus
+from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.control.jobs import events as of_job
 from slackwater.control.jobs.commands import PlaceJob, ProfileJob
 from slackwater.control.rollout.events import JobGated
 from slackwater.control.timer import SetTimer, TimerFired
-from slackwater.model.errors import ConfigError
 from slackwater.model.ids import InstanceId, JobId, NodeId
 from slackwater.model.job import JobSpec, JobTerms
 from slackwater.model.operation import OpKind
@@ -44,30 +43,6 @@ Said: TypeAlias = (
     | of_job.JobCrashed
     | of_job.JobEnded
 )
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseLimits:
-    """When a phase is given up, and how a job is profiled.
-
-    A holder whose own code asks must be heard every `lease_s`. A phase may take `factor` times what is known of it, and
-    `least_s` in any case; while nothing is known, `unknown_s`. A job
-    that asks for nothing within `rest_s` after a phase keeps nobody waiting. After `strikes` phases that were given up the job has failed.
-    """
-
-    lease_s: float = 60.0
-    factor: float = 20.0
-    least_s: float = 60.0
-    unknown_s: float = 600.0
-    rest_s: float = 2.0
-    strikes: int = 3
-    cycles: int = 2
-    kept_share: float = 0.25
-
-    def __post_init__(self) -> None:
-        for name in ("lease_s", "factor", "rest_s", "least_s", "unknown_s", "strikes", "cycles"):
-            if getattr(self, name) <= 0:
-                raise ConfigError.of(f"limits: {name}", getattr(self, name), "must be above 0")
 
 
 class PhaseKeeper:

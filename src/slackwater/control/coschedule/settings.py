@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from slackwater.control.coschedule.config import CoScheduleConfig, ordering_for
-from slackwater.control.coschedule.phases import PhaseLimits
+from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.model.errors import ConfigError
 from slackwater.model.node import NodeType, Pool, Role

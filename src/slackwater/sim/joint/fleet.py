@@ -13,7 +13,7 @@ import numpy as np
 
 from slackwater.control.brain import Brain, BrainEvent
 from slackwater.control.coschedule import commands as of_phase
-from slackwater.control.coschedule.phases import PhaseLimits
+from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.control.jobs.events import JobSubmitted
 from slackwater.control.rollout.settings import RolloutSettings

@@ -5,7 +5,7 @@ from typing import TypeVar
 from slackwater.control.brain import Brain, BrainCommand, BrainEvent
 from slackwater.control.coschedule.phase_commands import GateOps, PermitGiven
 from slackwater.control.coschedule.phase_events import OpOver, OpQueued
-from slackwater.control.coschedule.phases import PhaseLimits
+from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.settings import CoscheduleSettings
 from slackwater.control.jobs.events import JobSubmitted
 from slackwater.control.rollout import commands as do

@@ -9,7 +9,8 @@ from phase_stage import PROFILE, PhaseStage
 from slackwater.control.coschedule.commands import StopJob
 from slackwater.control.coschedule.events import NodeLost, PhaseFinished
 from slackwater.control.coschedule.phase_events import PermitAsked, PermitProgress, PermitReturned
-from slackwater.control.coschedule.phases import REST, WATCH, PhaseLimits
+from slackwater.control.coschedule.phase_limits import PhaseLimits
+from slackwater.control.coschedule.phases import REST, WATCH
 from slackwater.control.jobs.events import JobCrashed, JobEnded
 from slackwater.control.rollout import events as of_rollout
 from slackwater.model.ids import InstanceId, JobId, NodeId, RequestId

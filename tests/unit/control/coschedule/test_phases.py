@@ -5,7 +5,8 @@ from phase_stage import PhaseStage
 from slackwater.control.coschedule.commands import StartJob
 from slackwater.control.coschedule.phase_commands import PermitBack
 from slackwater.control.coschedule.phase_events import PermitAsked, PermitReturned, PermitsNumbered
-from slackwater.control.coschedule.phases import REST, WATCH, PhaseLimits
+from slackwater.control.coschedule.phase_limits import PhaseLimits
+from slackwater.control.coschedule.phases import REST, WATCH
 from slackwater.control.jobs.events import JobEnded
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.job import JobProfile, JobTerms
