@@ -3,38 +3,24 @@
 A seed that fails is named in the error, and run again by `slackwater storm --seed N`.
 """
 
-import os
-from concurrent.futures import ProcessPoolExecutor, as_completed
-
 from slackwater.bench.options import BenchOptions
-from slackwater.model.errors import RefusedError
-from slackwater.sim.rollout.storm import StormReport, weather
+from slackwater.bench.seeds import run_seeds
+from slackwater.sim.rollout.storm import weather
 
 HOURS_PER_SEED = 5.0
 SEEDS = 200
 QUICK_SEEDS = 4
 
 
-def _weather(seed: int) -> StormReport | str:
-    try:
-        return weather(seed, HOURS_PER_SEED)
-    except AssertionError as error:
-        return f"seed {seed}: {error}"
-
-
 def run(options: BenchOptions) -> dict[str, float]:
     """Figures over all seeds; an error that names the first failing seed if there is one."""
-    seeds = range(options.seed, options.seed + (QUICK_SEEDS if options.quick else SEEDS))
-    reports: list[StormReport] = []
-    with ProcessPoolExecutor(max_workers=os.cpu_count()) as pool:
-        for future in as_completed([pool.submit(_weather, seed) for seed in seeds]):
-            result = future.result()
-            if isinstance(result, str):
-                pool.shutdown(cancel_futures=True)
-                again = f"run it again: slackwater storm --hours {HOURS_PER_SEED:g} --seed N"
-                raise RefusedError(f"an invariant did not hold: {result} ({again})")
-            reports.append(result)
-            options.progress("storms", len(reports) / len(seeds))
+    reports = run_seeds(
+        options,
+        weather,
+        seeds=QUICK_SEEDS if options.quick else SEEDS,
+        hours=HOURS_PER_SEED,
+        again="slackwater storm",
+    )
     return {
         "violations": 0.0,
         "simulated_hours": sum(report.hours for report in reports),

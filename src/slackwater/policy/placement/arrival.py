@@ -2,6 +2,9 @@
 
 from typing import NamedTuple
 
+from slackwater.model.job import JobProfile
+from slackwater.policy.placement.fleet import Fleet
+
 
 class ArrivingJob(NamedTuple):
     """Lengths are worst cases. `train_s` and `local_rollout_s` (rollouts on train nodes) are those on one train node.
@@ -20,6 +23,23 @@ class ArrivingJob(NamedTuple):
     train_gb: float
     rollout_nodes: int
     life_h: float
+
+
+def arriving(profile: JobProfile, fleet: Fleet, left: int, budget_s: float) -> ArrivingJob:
+    """A job that has `budget_s` for the iterations that are left."""
+    return ArrivingJob(
+        rollout_s=float(profile.rollout_s),
+        local_rollout_s=fleet.local_rollout_s(profile, 1),
+        train_s=float(profile.train_s_on(1)),
+        sync_s=float(profile.sync_s),
+        bound_s=budget_s / max(left, 1),
+        budget_s=float(budget_s),
+        left=float(left),
+        rollout_gb=float(profile.rollout_state_gb),
+        train_gb=float(profile.train_state_gb),
+        rollout_nodes=profile.rollout_nodes,
+        life_h=left * profile.solo_s / 3600,
+    )
 
 
 class Room(NamedTuple):

@@ -12,7 +12,7 @@ from slackwater.model.ids import JobId
 from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.placement import Placement, Strategy
 from slackwater.policy.ordering.round_robin_cycle import load_s, longest_solo_s
-from slackwater.policy.placement.arrival import ArrivingJob
+from slackwater.policy.placement.arrival import arriving
 from slackwater.policy.placement.group_scan import scan_groups
 from slackwater.policy.placement.grouped import GroupedPlacement
 from slackwater.policy.placement.groups import Choice, isolated_choice
@@ -35,19 +35,7 @@ class GroupPlacement(GroupedPlacement):
             table.node_gb,
             table.work,
             table.pins,
-            ArrivingJob(
-                rollout_s=float(profile.rollout_s),
-                local_rollout_s=fleet.local_rollout_s(profile, 1),
-                train_s=float(profile.train_s_on(1)),
-                sync_s=float(profile.sync_s),
-                bound_s=float(job.slo * profile.solo_s),
-                budget_s=job.slo * profile.solo_s * job.iterations,
-                left=float(job.iterations),
-                rollout_gb=float(profile.rollout_state_gb),
-                train_gb=float(profile.train_state_gb),
-                rollout_nodes=profile.rollout_nodes,
-                life_h=job.iterations * profile.solo_s / 3600,
-            ),
+            arriving(profile, fleet, job.iterations, job.slo * profile.solo_s * job.iterations),
             self.book.room(self.max_group_size, np.inf),
         )
         alone = isolated_choice(self.book, profile, "no group has a bubble that it fits")

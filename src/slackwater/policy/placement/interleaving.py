@@ -16,7 +16,7 @@ from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.node import Role
 from slackwater.model.placement import Placement, Refusal, Strategy
 from slackwater.policy.columns import MAX_MEMBERS
-from slackwater.policy.placement.arrival import ArrivingJob
+from slackwater.policy.placement.arrival import arriving
 from slackwater.policy.placement.consolidation import Consolidation, Merger, newcomer
 from slackwater.policy.placement.cycle_plan import adopt_cycle, fit_group, kept_period_s
 from slackwater.policy.placement.draining import DrainBound, alone_s, drain_bound, longest_first
@@ -138,19 +138,7 @@ class Interleaving(GroupedPlacement):
             table.work,
             table.pins,
             table.cycle_s,
-            ArrivingJob(
-                rollout_s=float(profile.rollout_s),
-                local_rollout_s=fleet.local_rollout_s(profile, 1),
-                train_s=float(profile.train_s_on(1)),
-                sync_s=float(profile.sync_s),
-                bound_s=budget_s / max(left, 1),
-                budget_s=float(budget_s),
-                left=float(left),
-                rollout_gb=float(profile.rollout_state_gb),
-                train_gb=float(profile.train_state_gb),
-                rollout_nodes=profile.rollout_nodes,
-                life_h=left * profile.solo_s / 3600,
-            ),
+            arriving(profile, fleet, left, budget_s),
             self.book.room(self.max_group_size, to_beat),
         )
         if row < 0:

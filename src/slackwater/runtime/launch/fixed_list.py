@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import InstanceId
+from slackwater.runtime.launch.child_instances import ChildInstances
 from slackwater.runtime.launch.children import Children
 
 
-class FixedList:
+class FixedList(ChildInstances):
     """`start` brings up those of the list that are down, in the list's order.
 
     What runs for an entry is the spawner's matter: an engine here, or the adapter of a server elsewhere.
@@ -17,7 +18,7 @@ class FixedList:
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ConfigError.of("fixed list: names", repeated, "must be named once each")
-        self._children = children
+        super().__init__(children)
         self._names = [InstanceId(name) for name in names]
 
     def __contains__(self, instance: InstanceId) -> bool:
@@ -33,18 +34,3 @@ class FixedList:
         for name in down[:count]:
             self._children.start(name)
         return tuple(down[:count])
-
-    def notice(self, instance: InstanceId, grace_s: float) -> None:
-        self._children.notice(instance, grace_s)
-
-    def release(self, instance: InstanceId) -> None:
-        self._children.release(instance)
-
-    def kill(self, instance: InstanceId) -> None:
-        self._children.kill(instance)
-
-    def instances(self) -> tuple[InstanceId, ...]:
-        return self._children.names()
-
-    async def close(self) -> None:
-        await self._children.close()

@@ -2,16 +2,17 @@
 
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import InstanceId
+from slackwater.runtime.launch.child_instances import ChildInstances
 from slackwater.runtime.launch.children import Children
 
 
-class LocalProcesses:
+class LocalProcesses(ChildInstances):
     """Names them `PREFIX-1`, `PREFIX-2`, ...; a name is used once."""
 
     def __init__(self, children: Children, prefix: str, most: int = 64) -> None:
         if most <= 0:
             raise ConfigError.of("local processes: most", most, "must be above 0")
-        self._children = children
+        super().__init__(children)
         self._prefix = prefix
         self._most = most
         self._started = 0
@@ -28,18 +29,3 @@ class LocalProcesses:
     def start_named(self, instance: InstanceId) -> None:
         """Start one under a name of the caller's (a trace's)."""
         self._children.start(instance)
-
-    def notice(self, instance: InstanceId, grace_s: float) -> None:
-        self._children.notice(instance, grace_s)
-
-    def release(self, instance: InstanceId) -> None:
-        self._children.release(instance)
-
-    def kill(self, instance: InstanceId) -> None:
-        self._children.kill(instance)
-
-    def instances(self) -> tuple[InstanceId, ...]:
-        return self._children.names()
-
-    async def close(self) -> None:
-        await self._children.close()
