@@ -122,6 +122,8 @@ class Brain:
         match event:
             case of_job.IterationDone(now_s, job):
                 inbox.append(of_driver.DriverProgressed(now_s, job))
+            case of_job.JobEnded(now_s, job):
+                inbox.append(of_step.StepsOver(now_s, job))
             case of_rollout.InstanceJoined(now_s, spec):
                 local = self.steps.is_local(spec.instance)
                 if local and not self.steps.works(spec.instance):
@@ -177,11 +179,11 @@ class Brain:
                         out.append(step_do.RestEngine(instance, reason))
                     else:
                         out.append(command)
-                case rollout_do.EndSeeding(base_model):
-                    inbox.append(of_step.SeedingChanged(now_s, base_model, False))
+                case rollout_do.EndSeeding(job):
+                    inbox.append(of_step.SeedingChanged(now_s, job, False))
                     out.append(command)
-                case rollout_do.ResumeSeeding(base_model):
-                    inbox.append(of_step.SeedingChanged(now_s, base_model, True))
+                case rollout_do.ResumeSeeding(job):
+                    inbox.append(of_step.SeedingChanged(now_s, job, True))
                     out.append(command)
                 case (
                     weight_do.OfferVersion() | weight_do.RecallVersion() | weight_do.BlameInstance()
@@ -199,6 +201,7 @@ class Brain:
                     | of_rollout.TrainerWanted()
                     | of_rollout.TrainerWaits()
                     | of_rollout.StepEnded()
+                    | of_rollout.StepDropped()
                 ):
                     inbox.append(command)
                 case job_do.DriverMayRun(job):
@@ -308,12 +311,12 @@ def _meant(
         case rollout_do.FreeVersion(instance, version):
             return [of_weight.VersionFreed(now_s, instance, version)]
         case rollout_do.TurnOpened(job, base_model):
-            opened = of_step.LiveTurnsChanged(now_s, base_model, True)
+            opened = of_step.LiveTurnsChanged(now_s, job, base_model, True)
             return [opened, of_job.JobWorked(now_s, job)]
         case rollout_do.TurnClosed(job, base_model, prompt_tokens, tokens):
             used = (prompt_tokens, tokens, command.device_s, command.waited_s)
             return [
-                of_step.LiveTurnsChanged(now_s, base_model, False, tokens),
+                of_step.LiveTurnsChanged(now_s, job, base_model, False, tokens),
                 of_job.JobWorked(now_s, job, 1, command.completed, *used),
             ]
         case _:

@@ -1,5 +1,6 @@
 """Instances: one rollout engine process each, of any kind."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -59,3 +60,15 @@ class InstanceSpec:
                 raise ConfigError.of(
                     f"instance {self.instance}: {field}", getattr(self, field), "must be above 0"
                 )
+
+    def runs(self, base_model: str) -> bool:
+        """Whether it can run the base model."""
+        return not self.base_model or self.base_model == base_model
+
+    def serves(self, job: JobId, base_model: str) -> bool:
+        """Whether it can run the base model, and is not lent to another job."""
+        return self.job in (None, job) and self.runs(base_model)
+
+    def serves_any(self, job: JobId, base_models: Iterable[str]) -> bool:
+        """Whether it serves the job with one of the base models."""
+        return any(self.serves(job, base_model) for base_model in base_models)

@@ -2,15 +2,10 @@
 
 import asyncio
 import contextlib
-import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import sqlalchemy as sa
+from typing import Any
 
 from slackwater.control.actions.broker import ActionBroker
 from slackwater.control.actions.settings import BrokerSettings
@@ -18,12 +13,8 @@ from slackwater.control.brain import Brain
 from slackwater.control.coschedule.events import NodeLost
 from slackwater.control.lending.lender import Lender
 from slackwater.control.operations.controller import OperationsController
-from slackwater.control.record import RecordedController
 from slackwater.control.rollout.settings import RolloutSettings
-from slackwater.model.errors import ConfigError, NotFoundError
-from slackwater.model.ids import InstanceId, JobId, NodeId, RequestId, SessionId, TenantId, WorkerId
-from slackwater.model.operation import FaultOwner, Operation, OpKind
-from slackwater.model.session import TrainedModel
+from slackwater.model.ids import InstanceId, JobId, NodeId, SessionId, TenantId, WorkerId
 from slackwater.runtime.bodies.actions import ActionsBody
 from slackwater.runtime.bodies.drivers import DriverParts, DriversBody
 from slackwater.runtime.bodies.lending import LendingBody, Offer
@@ -34,15 +25,16 @@ from slackwater.runtime.bodies.rollout import RolloutBody
 from slackwater.runtime.bodies.vital_controller import VitalController
 from slackwater.runtime.launch.agents import JoinAddress
 from slackwater.runtime.launch.fleet import Fleet
-from slackwater.runtime.launch.nodes import agent_name
 from slackwater.runtime.launch.worker_plans import WorkerPlans
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.net.certificate import Certificate
 from slackwater.runtime.net.depot import Depot
 from slackwater.runtime.net.hub import WorkerHub
+from slackwater.runtime.recording import Recording
 from slackwater.runtime.services.actions import ActionService
+from slackwater.runtime.services.breakdowns import Breakdowns
 from slackwater.runtime.services.fair_work import FairWork
-from slackwater.runtime.services.finishing import Finishing, sampling_session_of
+from slackwater.runtime.services.finishing import Finishing
 from slackwater.runtime.services.helper_processes import HelperProcesses
 from slackwater.runtime.services.housekeeping import Household, Housekeeping
 from slackwater.runtime.services.instances import InstanceService, Premises
@@ -51,27 +43,21 @@ from slackwater.runtime.services.kept_promise import KeptPromise
 from slackwater.runtime.services.loop_shares import LoopShares
 from slackwater.runtime.services.loop_watch import LoopWatch
 from slackwater.runtime.services.meters import Meters
+from slackwater.runtime.services.outcomes import Outcomes
 from slackwater.runtime.services.phases import PhaseService, coscheduled_places, places_of
-from slackwater.runtime.services.sampling import KIND as SAMPLE
+from slackwater.runtime.services.publications import Publications
 from slackwater.runtime.services.sampling import SamplingService
 from slackwater.runtime.services.sessions import Sessions
 from slackwater.runtime.services.submissions import Submissions
 from slackwater.runtime.services.tenants import Tenants
 from slackwater.runtime.services.turn_shares import TurnShares
+from slackwater.runtime.services.workers import Hearers, Workers
 from slackwater.runtime.settings import SILENT_AFTER_S, ServiceSettings
 from slackwater.runtime.store.base_models import BaseModel, BaseModels
 from slackwater.runtime.store.database import Store
-from slackwater.runtime.store.future_board import FutureBoard, Outcome
-from slackwater.runtime.store.known_versions import known_versions
-from slackwater.runtime.store.op_payloads import decode_publish
-from slackwater.runtime.store.schema import operations, samples
+from slackwater.runtime.store.future_board import FutureBoard
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.runtime.store.versions import VersionShelf
-from slackwater.wire import messages
-from slackwater.wire.agent import CargoArrived, CargoBroke
-from slackwater.wire.frames import Frame, FrameKind
-
-logger = logging.getLogger(__name__)
 
 ROLLOUT_SETTINGS = RolloutSettings(lease_s=SILENT_AFTER_S)  # without a configuration file
 
@@ -98,8 +84,9 @@ class ControlPlane:
         secret = state.fleet_secret()
         file = settings.whole_fleet
         self._certificate = Certificate.kept_in(state.root) if file.encrypted else None
+        self.workers = Workers()
         self.hub = WorkerHub(
-            self,
+            self.workers,
             secret,
             silent_after_s=SILENT_AFTER_S,
             listen=file.address(),
@@ -109,7 +96,7 @@ class ControlPlane:
         depot = Depot(state.root, self.bases.directories(), secret)
         self.fleet = Fleet(file, state, self.hub, depot, plans.of, secret)
         self.sessions = Sessions(self.store, settings.session_silent_after_s)
-        self._recording = _Recording(settings.record)
+        self._recording = Recording(settings.record)
         shared = settings.coschedule
         rollout_nodes, train_nodes = settings.coscheduled_nodes
         self.brain = Brain(
@@ -177,6 +164,9 @@ class ControlPlane:
             (self.loop_shares, self.fair_work),
             self.sessions.job_of,
         )
+        self._publications = Publications(
+            self.rollout, self.sampling, self.sessions, self.background
+        )
         self.training = OperationsBody(
             OperationsParts(
                 *(self.store, self.board, self.hub, state, self.bases, self.background),
@@ -187,7 +177,7 @@ class ControlPlane:
             operations_controller,
             self._vital("operations", operations_controller),
             Finishing(state, shelf),
-            self._operation_finished,
+            self._publications.finished,
             settings.max_waiting_bytes // len(names),
         )
         self.housekeeping = Housekeeping(
@@ -196,14 +186,21 @@ class ControlPlane:
                 *(self.sampling, self.training, self.rollout, self.jobs, self.end_session),
             )
         )
-        self._roles: dict[WorkerId, str] = {}
-        self._is_stopping = False
+        self._publications.housekeeping = self.housekeeping
         broker = ActionBroker(BrokerSettings(max_waiting=settings.max_waiting_actions))
         self._action_body = ActionsBody(
             self.hub, self.store, self._vital("actions", broker), self.background.spawn
         )
         self.actions = ActionService(
             *(self.store, self.background, self._action_body, broker, settings.results_kept_s)
+        )
+        self.outcomes = Outcomes(self.store, self.board)
+        self.workers.hearers = Hearers(
+            *(self.fleet, self.rollout, self.training, self._action_body, self.instances),
+            self._node_lost,
+        )
+        self._breakdowns = Breakdowns(
+            *(self.fleet, self.bases, self.brain.rollout, self.instances, self.workers)
         )
 
     def _vital(self, name: str, controller: Any) -> Any:
@@ -240,9 +237,7 @@ class ControlPlane:
             self._begin_phases(self.phases)
             await self.phases.adopt(self.store)
         await self.jobs.adopt(asyncio.get_running_loop().time(), await self.submissions.read())
-        for base in self.bases:
-            self.rollout.published(base.version, base.name)
-        await self._adopt_versions()
+        await self._publications.adopt(self.store, self.bases)
         await self.training.adopt()
         await self.sampling.adopt()
         if self.settings.brokers_actions:
@@ -280,6 +275,14 @@ class ControlPlane:
         node = self.fleet.nodes.node_of(worker)
         return None if node is None else self._places.get((pool, node))
 
+    def _node_lost(self, node: NodeId) -> None:
+        """Its agent is gone: the co-scheduler has one place less in each pool that it was in."""
+        if self.phases is None:
+            return
+        for pool in ("rollout", "train"):
+            if (place := self._places.get((pool, node))) is not None:
+                self.rollout.feed(NodeLost(asyncio.get_running_loop().time(), place))
+
     def _end_refused(self, job: JobId, reason: str) -> None:
         """A job that can never run is told so, whatever it has waiting."""
         for session in self.sessions.living(job):
@@ -304,7 +307,7 @@ class ControlPlane:
             self._write_timeline()
         if self.rollout.lending is not None:
             self.rollout.lending.close()
-        self._is_stopping = True
+        self.workers.stopping = True
         self.actions.close()
         self._action_body.close()
         self.housekeeping.stop()
@@ -325,199 +328,18 @@ class ControlPlane:
         """What an agent of another machine must know to join."""
         return self.fleet.join_address(self._certificate)
 
-    # ---- workers ----
-    def worker_joined(self, hello: messages.Hello) -> None:
-        worker = WorkerId(hello.worker)
-        if hello.role == "agent":
-            if hello.node is None or agent_name(NodeId(hello.node.node)) != worker:
-                raise ConfigError.of("hello: worker", worker, "must be agent:NODE of its node")
-            self.fleet.agent_joined(hello.node)
-            self.rollout.relays.joined(hello.node)
-        self._roles[worker] = hello.role
-        self.fleet.supervisor.joined(worker)
-        logger.info("worker joined worker=%s role=%s", worker, hello.role)
-        if hello.role == "trainer":
-            self.training.trainer_joined(worker)
-        elif hello.sandbox is not None:
-            self._action_body.worker_joined(worker, hello.sandbox)
-        elif hello.engine is not None:
-            self.rollout.engine_joined(worker, hello.engine)
-
-    def worker_said(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
-        for frame in frames:
-            role = self._roles[worker]
-            if role == "engine":
-                self.rollout.engine_said(worker, frame)
-            elif self._roles[worker] == "sandbox":
-                self._action_body.worker_said(worker, frame)
-            elif frame.kind is FrameKind.CONTROL:
-                message = messages.decode_from_worker(frame.body)
-                if isinstance(message, CargoArrived | CargoBroke):
-                    self.rollout.relays.said(_node_of(worker), message)
-                elif isinstance(message, messages.VersionStocked):
-                    self.rollout.relays.stocked(message)
-                elif role == "agent":
-                    self.fleet.agent_said(_node_of(worker), message)
-                else:
-                    self.training.trainer_said(worker, message)
-
-    def worker_lost(self, worker: WorkerId, reason: str) -> None:
-        role = self._roles.pop(worker)
-        logger.warning("worker lost worker=%s reason=%s", worker, reason)
-        if role == "agent":
-            self.rollout.relays.lost(_node_of(worker))
-            self.fleet.agent_lost(_node_of(worker))
-            if self.phases is not None:
-                for pool in ("rollout", "train"):
-                    if (node := self._places.get((pool, _node_of(worker)))) is not None:
-                        self.rollout.feed(NodeLost(asyncio.get_running_loop().time(), node))
-            return
-        if not (self._is_stopping and role == "sandbox"):  # which cleans up after itself
-            self.fleet.supervisor.kill(worker)
-        self.instances.lost(worker)
-        if role == "trainer":
-            self.training.trainer_lost(worker, reason)
-        elif role == "sandbox":
-            self._action_body.worker_lost(worker, reason)
-        else:
-            self.rollout.engine_lost(worker, reason)
-
+    # ---- questions ----
     def is_operator(self, tenant: TenantId) -> bool:
         """The first tenant runs the service."""
         return tenant == self.settings.tenants[0]
 
-    def workers_by_role(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {"engine": [], "trainer": [], "sandbox": []}
-        for worker, role in sorted(self._roles.items()):
-            if role != "agent":
-                found[role].append(worker)
-        return found
-
     def broken_engine(self, model: str, tenant: TenantId) -> str | None:
-        """Why nothing can be sampled from a base model, if no engine of it runs and every one fails to start."""
-        if any(record.runs(model) for record in self.brain.rollout.books.instances):
-            return None
-        if self.instances.starting(model):
-            return None
-        place = [base.name for base in self.bases].index(model)
-        kinds = (f"engine-{place}-", f"local-{place}-", f"serving-{place}-")
-        names = [name for name in self.fleet.supervisor.names() if any(k in name for k in kinds)]
-        return self._broken(names, f"model {model}: no engine starts", tenant)
+        """Why nothing can be sampled from a base model, as far as the tenant may know."""
+        return self._breakdowns.of_engines(model, fully=self.is_operator(tenant))
 
     def broken_trainer(self, tenant: TenantId) -> str | None:
-        """Why nothing can be trained, if no trainer runs and every one fails to start."""
-        if self.workers_by_role()["trainer"]:
-            return None
-        names = [name for name in self.fleet.supervisor.names() if "trainer-" in name]
-        return self._broken(names, "no trainer starts", tenant)
-
-    def _broken(self, names: Sequence[str], what: str, tenant: TenantId) -> str | None:
-        failed = self.fleet.supervisor.failed()
-        if not names or any(name not in failed or failed[name].deaths < 2 for name in names):
-            return None
-        why = (
-            failed[names[0]].said if self.is_operator(tenant) else "the operator's status says why"
-        )
-        return f"{what}: {why}"
-
-    def gauges(self) -> dict[str, float]:
-        """For metrics and status."""
-        waiting = self.training.waiting()
-        roles = self.workers_by_role()
-        held_cpu_s, held_s = self.loop_watch.longest()
-        return {
-            "loop_longest_cpu_s": held_cpu_s,
-            "loop_longest_lag_s": held_s,
-            "engines": len(roles["engine"]),
-            "trainers": len(roles["trainer"]),
-            "nodes": len(self.fleet.nodes.names()),
-            "active_sessions": self.sessions.active(),
-            "open_models": len(waiting),
-            "waiting_operations": sum(waiting.values()),
-            "sampling_sessions": len(self.sampling.sessions()),
-            **self.actions.gauges(),
-            **self.brain.gauges(),
-            **self._serving_gauges(),
-        }
-
-    def _serving_gauges(self) -> dict[str, float]:
-        """What users of the served model got, what its workers saw of it, and what is lent."""
-        rollout, now_s = self.rollout, asyncio.get_running_loop().time()
-        kept = {} if rollout.promise is None else rollout.promise.gauges(now_s)
-        return kept | ({} if rollout.lending is None else rollout.lending.gauges())
-
-    def serving(self) -> dict[str, Any] | None:
-        """The promise of the served model and how it was kept, minute by minute; None if none is served."""
-        promise, lending = self.rollout.promise, self.rollout.lending
-        if promise is None:
-            return None
-        return {
-            "model": promise.model,
-            "slo": asdict(promise.slo),
-            "minutes": promise.minutes(),
-            "lent": {} if lending is None else lending.lent(),
-            "not_lent": {} if lending is None else dict(lending.refusals),
-        }
-
-    def worker_gauges(self) -> dict[WorkerId, dict[str, float]]:
-        """What each engine said of itself last."""
-        return self.rollout.gauges
-
-    # ---- operations and futures ----
-    def _operation_finished(
-        self, model: TrainedModel, operation: Operation, payload: bytes
-    ) -> None:
-        """Weights that were published can be sampled from."""
-        if operation.kind is OpKind.SAVE:
-            self.background.spawn(self.housekeeping.drop_unlisted_states(model))
-        if operation.kind is not OpKind.PUBLISH:
-            return
-        publish = decode_publish(payload)
-        if publish.sampling_session is not None:
-            self.sampling.add_session(sampling_session_of(model, operation, publish))
-            self.background.spawn(self.housekeeping.trim_versions(model))
-        self.rollout.published(
-            *(publish.version, model.base_model, self.sessions.job_of(model.session)),
-            line=model.model,
-            adapter=model.lora.rank > 0,
-            sampled=publish.sampling_session is not None,
-        )
-
-    async def _adopt_versions(self) -> None:
-        """Tell the weight director of the versions that were named before this start."""
-        for held in await self.store.call(known_versions):
-            job = self.sessions.job_of(SessionId(held.session))
-            self.rollout.published(
-                *(held.version, held.base_model, job),
-                line=held.line,
-                adapter=held.adapter,
-                sampled=False,
-            )
-
-    async def outcome(self, tenant: TenantId, request: RequestId, hold_s: float) -> Outcome | None:
-        """How a request ended, or None if it has not within `hold_s`. Not the tenant's: NotFoundError."""
-        holder = self.board.tenant_of(request)
-        if holder is None:
-            return await self._stored_outcome(tenant, request)
-        if holder != tenant:
-            raise _not_yours(request)
-        if not await self.board.wait(request, hold_s):
-            return None
-        return self.board.recent(request) or await self._stored_outcome(tenant, request)
-
-    async def _stored_outcome(self, tenant: TenantId, request: RequestId) -> Outcome:
-        """Of a request that is not on the board: it ended a while ago, or before the last start."""
-        table = samples if request.startswith("sm-") else operations
-        kind = sa.literal(SAMPLE) if table is samples else operations.c.kind
-        columns = table.c
-        query = sa.select(
-            columns.tenant, kind.label("kind"), columns.result, columns.error, columns.owner
-        ).where(columns.request == request)
-        row = await self.store.call(lambda c: c.execute(query).first())
-        if row is None or row.tenant != tenant:
-            raise _not_yours(request)
-        owner = None if row.owner is None else FaultOwner(row.owner)
-        return Outcome(row.kind, row.result, row.error, owner)
+        """Why nothing can be trained, as far as the tenant may know."""
+        return self._breakdowns.of_trainers(fully=self.is_operator(tenant))
 
     async def end_session(self, session: SessionId, status: dict[str, Any], reason: str) -> None:
         """Its models stop training; what they saved stays."""
@@ -532,32 +354,3 @@ class ControlPlane:
 def _write_new(file: Path, content: bytes) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(content)
-
-
-def _node_of(agent: WorkerId) -> NodeId:
-    return NodeId(agent.removeprefix("agent:"))
-
-
-def _not_yours(request: RequestId) -> NotFoundError:
-    return NotFoundError(f"request_id: {request!r} is not a request of yours, or has expired")
-
-
-class _Recording:
-    """Where recorded events go, if anybody asked."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._files: list[BinaryIO] = []
-
-    def of(self, name: str, controller: Any) -> Any:
-        """The controller itself, or one that writes `<record>.<name>.jsonl`, anew at each start."""
-        if self._path is None:
-            return controller
-        file = self._path.with_name(f"{self._path.name}.{name}.jsonl").open("wb")
-        self._files.append(file)
-        write: Callable[[bytes], Any] = file.write
-        return RecordedController(controller, write)
-
-    def close(self) -> None:
-        for file in self._files:
-            file.close()

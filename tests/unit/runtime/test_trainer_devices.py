@@ -16,6 +16,7 @@ from slackwater.wire import messages
 from slackwater.wire.frames import Frame, FrameDecoder
 
 BASE, VERSION = "tiny", "base:tiny"
+JOBS = (JobId("one"), JobId("other"))  # of one base model
 
 
 class Floor:
@@ -54,7 +55,7 @@ class Floor:
     def submit(self, number: int) -> None:
         name = f"t{number}"
         spec = TurnSpec(
-            *(TurnId(name), TrajectoryId(name), JobId("job"), (1, 2), Sampling(max_tokens=4)),
+            *(TurnId(name), TrajectoryId(name), JOBS[number % 2], (1, 2), Sampling(max_tokens=4)),
             VERSION,
             base_model=BASE,
         )
@@ -68,10 +69,10 @@ class Floor:
     def failed(self, error: str) -> None:
         raise AssertionError(error)
 
-    async def train(self, name: str, *, ends_step: bool) -> None:
+    async def train(self, name: str, *, ends_step: bool, job: JobId = JOBS[0]) -> None:
         trainer = WorkerId(name)
         self.lent.want(trainer)
-        if await self.lent.take(trainer, BASE):
+        if await self.lent.take(trainer, job):
             self.training.add(trainer)
             self.check()
             await asyncio.sleep(0)
@@ -104,9 +105,9 @@ def test_trainers_and_local_engines_never_work_at_once_and_everything_gets_done(
                         floor.submit(turns)
                         turns += 1
                 case "train":
-                    working = floor.train(
-                        f"trainer-{len(trainings)}", ends_step=draw.random() < 0.5
-                    )
+                    name = f"trainer-{len(trainings)}"
+                    ends = draw.random() < 0.5
+                    working = floor.train(name, ends_step=ends, job=draw.choice(JOBS))
                     trainings.append(asyncio.create_task(working))
                 case "answer":
                     floor.answer()

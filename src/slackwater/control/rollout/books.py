@@ -17,7 +17,7 @@ from slackwater.control.rollout.dispatcher import Dispatcher
 from slackwater.control.rollout.instances import InstanceRecord, Instances
 from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.control.rollout.settings import RolloutSettings
-from slackwater.model.ids import InstanceId, TurnId
+from slackwater.model.ids import InstanceId, JobId, TurnId
 from slackwater.model.turn import FinishReason
 from slackwater.policy.rollout.length_law import LengthLaw
 from slackwater.policy.rollout.plateau import ThroughputProfile
@@ -41,9 +41,15 @@ class Counters:
 
 
 @dataclass(slots=True)
-class BaseWork:
-    """What of a base model's turns is behind us, and when the last of them ended."""
+class JobWork:
+    """How many of a job's turns live, what of them is behind us, and when the last of them ended.
 
+    `base_models` are those that they were ever of. It is kept while a turn lives, and from the job's first step on.
+    """
+
+    live_turns: int = 0
+    base_models: set[str] = field(default_factory=set)
+    steps: bool = False
     closed_turns: int = 0
     done_tokens: int = 0
     closed_s: float = 0.0
@@ -61,20 +67,29 @@ class Books:
     profile: ThroughputProfile = field(default_factory=ThroughputProfile)
     step_time: StepTimeFit = field(default_factory=StepTimeFit)
     lengths: LengthLaw = field(default_factory=LengthLaw)
-    work: dict[str, BaseWork] = field(default_factory=dict)
+    work: dict[JobId, JobWork] = field(default_factory=dict)
     demand: Demand = field(default_factory=Demand)
     dispatcher: Dispatcher = field(init=False)
 
     def __post_init__(self) -> None:
         self.dispatcher = Dispatcher(self.settings, self.instances)
 
-    def work_of(self, base_model: str) -> BaseWork:
-        """The base model's totals."""
-        return self.work.setdefault(base_model, BaseWork())
+    def work_of(self, job: JobId) -> JobWork:
+        """The job's totals."""
+        return self.work.setdefault(job, JobWork())
+
+    def forget_work(self, job: JobId) -> None:
+        """Unless it is still of use."""
+        work = self.work.get(job)
+        if work is not None and not (work.live_turns or work.steps):
+            del self.work[job]
 
     def open(self, turn: LiveTurn, out: Out) -> None:
         """A turn begins to live."""
         out.append(TurnOpened(turn.spec.job, turn.spec.base_model, turn.sequence))
+        work = self.work_of(turn.spec.job)
+        work.live_turns += 1
+        work.base_models.add(turn.spec.base_model)
         self.demand.opened(turn, out)
         self.turns[turn.spec.turn] = turn
         self.counters.submitted += 1
@@ -84,7 +99,7 @@ class Books:
         """The turn is whole: hand it over, and use the room it leaves."""
         self.counters.completed += 1
         self.lengths.observe(len(turn.tokens))
-        self.work_of(turn.spec.base_model).done_tokens += len(turn.tokens)
+        self.work_of(turn.spec.job).done_tokens += len(turn.tokens)
         out.append(
             CompleteTurn(
                 turn.spec.turn,
@@ -119,9 +134,11 @@ class Books:
         if len(self.deadlines) > 2 * len(self.turns) + 64:  # mostly of turns that have ended
             self.deadlines[:] = [row for row in self.deadlines if row[2] in self.turns]
             heapq.heapify(self.deadlines)
-        work = self.work_of(turn.spec.base_model)
+        work = self.work_of(turn.spec.job)
+        work.live_turns -= 1
         work.closed_turns += 1
         work.closed_s = now_s
+        self.forget_work(turn.spec.job)
         self.dispatcher.line.remove(turn)
         if turn.instance is not None:
             self.dispatcher.homes.remember(turn, now_s)

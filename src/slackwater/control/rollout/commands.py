@@ -56,7 +56,7 @@ class FreeVersion:
 
 @dataclass(frozen=True, slots=True)
 class TurnOpened:
-    """To the step book: one more turn of the base model is live, the manager's number `sequence`."""
+    """To the step book: one more turn of the job is live, the manager's number `sequence`."""
 
     job: JobId
     base_model: str
@@ -132,9 +132,9 @@ class ReportFault:
 
 @dataclass(frozen=True, slots=True)
 class EndSeeding:
-    """Local engines are released: the trainer may have its devices."""
+    """The job's local engines are released, but for those where another job seeds: the trainer may have its devices."""
 
-    base_model: str
+    job: JobId
     reason: str
 
 
@@ -142,15 +142,15 @@ class EndSeeding:
 class ResumeSeeding:
     """The trainer waits and generation is short of hands: start local engines again."""
 
-    base_model: str
+    job: JobId
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class LimitInstances:
-    """More remote instances than this would not make the base model's steps shorter."""
+    """More remote instances than this would not make the job's steps shorter."""
 
-    base_model: str
+    job: JobId
     most: int
 
 

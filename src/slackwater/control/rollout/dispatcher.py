@@ -105,7 +105,7 @@ class Dispatcher:
 
     def _can_run(self, turn: LiveTurn, record: InstanceRecord) -> bool:
         return (
-            record.serves(turn.spec.job, turn.spec.base_model)
+            record.spec.serves(turn.spec.job, turn.spec.base_model)
             and self._instances.gates.allows(turn, record.spec)
             and (record.spec.exact_continuation or not turn.must_continue)
             and record.version_for(turn) is not None

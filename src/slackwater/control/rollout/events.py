@@ -174,10 +174,10 @@ class BudgetChanged:
 
 @dataclass(frozen=True, slots=True)
 class StepBegan:
-    """A training step starts: local engines are seeding, and `turns` responses are wanted."""
+    """A training step of the job starts: local engines are seeding, and `turns` responses are wanted."""
 
     now_s: float
-    base_model: str
+    job: JobId
     step: int
     turns: int
 
@@ -187,7 +187,7 @@ class TrainerWanted:
     """The trainer has work for devices on which local engines still seed."""
 
     now_s: float
-    base_model: str
+    job: JobId
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ class TrainerWaits:
     """The trainer waits for responses, and says what it has trained on in this step so far."""
 
     now_s: float
-    base_model: str
+    job: JobId
     trained_tokens: int
     train_s: float
 
@@ -205,12 +205,20 @@ class StepEnded:
     """The trainer finished the step, and says where its time went."""
 
     now_s: float
-    base_model: str
+    job: JobId
     step: int
     trained_tokens: int
     train_s: float
     trainer_wait_s: float
     remote_wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepDropped:
+    """The job is over: its step, if it has one, teaches nothing and holds nothing."""
+
+    now_s: float
+    job: JobId
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +258,7 @@ RolloutEvent = (
     | StepBegan
     | TrainerWaits
     | StepEnded
+    | StepDropped
     | TrainerWanted
     | OwnersNamed
     | JobGated

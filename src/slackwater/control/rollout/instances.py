@@ -1,7 +1,7 @@
 """The instances: what each holds, what runs on it, and when it was last heard."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from slackwater.control.rollout.gates import Gates
 from slackwater.control.rollout.live_turn import LiveTurn
@@ -89,15 +89,6 @@ class InstanceRecord:
         )
         return load if has_less else load.less(share)
 
-    def serves(self, job: JobId, base_model: str) -> bool:
-        """Whether it can run the base model, and is not lent to another job."""
-        spec = self.spec
-        return spec.job in (None, job) and (not spec.base_model or spec.base_model == base_model)
-
-    def runs(self, base_model: str) -> bool:
-        """Whether it can run the base model."""
-        return not self.spec.base_model or self.spec.base_model == base_model
-
     def version_for(self, turn: LiveTurn) -> str | None:
         """The newest version it holds that the turn may use."""
         if turn.spec.version in self.versions:
@@ -153,7 +144,7 @@ class Instances:
                     record.load
                     for record in self
                     if record.load.accepting
-                    and record.serves(job, base_model)
+                    and record.spec.serves(job, base_model)
                     and self.gates.admits(job, record.spec)
                     and not wanted.isdisjoint(record.versions)
                 ),
@@ -162,10 +153,6 @@ class Instances:
             self._eligible[need] = found
         return found
 
-    def accepting_for(self, base_model: str) -> list[InstanceRecord]:
-        """Instances that live, do not leave, and can run the base model."""
-        return [
-            record
-            for record in self
-            if record.runs(base_model) and not record.draining and not record.stalled
-        ]
+    def of(self, job: JobId, base_models: Collection[str]) -> list[InstanceRecord]:
+        """Instances that serve the job with one of the base models."""
+        return [record for record in self if record.spec.serves_any(job, base_models)]

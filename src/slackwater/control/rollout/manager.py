@@ -26,6 +26,7 @@ from slackwater.control.rollout.events import (
     PromptScored,
     RolloutEvent,
     StepBegan,
+    StepDropped,
     StepEnded,
     TokensArrived,
     TrainerWaits,
@@ -80,6 +81,7 @@ class RolloutManager:
             TrainerWanted: self._seeding.trainer_wanted,
             TrainerWaits: self._seeding.trainer_waits,
             StepEnded: self._seeding.ended,
+            StepDropped: self._seeding.dropped,
             OwnersNamed: self._named,
             JobGated: self._gated,
         }
@@ -105,7 +107,7 @@ class RolloutManager:
         deadline_s = limit_s if spec.deadline_s is None else min(spec.deadline_s, limit_s)
         turn = LiveTurn(spec, deadline_s, books.counters.submitted)
         books.open(turn, out)
-        able = [r for r in books.instances if r.serves(spec.job, spec.base_model)]
+        able = [r for r in books.instances if r.spec.serves(spec.job, spec.base_model)]
         longest = max((record.spec.max_context_tokens for record in able), default=None)
         if longest is not None and turn.context_tokens >= longest:
             error = f"prompt: {turn.context_tokens} tokens leave no room in a context of {longest}"

@@ -7,10 +7,17 @@ from numpy.typing import NDArray
 
 from slackwater.control.rollout.books import Books, Out
 from slackwater.control.rollout.commands import EndSeeding, LimitInstances, ResumeSeeding
-from slackwater.control.rollout.events import StepBegan, StepEnded, TrainerWaits, TrainerWanted
+from slackwater.control.rollout.events import (
+    StepBegan,
+    StepDropped,
+    StepEnded,
+    TrainerWaits,
+    TrainerWanted,
+)
 from slackwater.control.rollout.instances import InstanceRecord
 from slackwater.control.rollout.membership import Membership
 from slackwater.control.timer import SetTimer
+from slackwater.model.ids import JobId
 from slackwater.policy.rollout.forecast import Forecast, Remaining
 from slackwater.policy.rollout.seeding import SeedingState, SeedingView, StepTimes
 
@@ -18,8 +25,8 @@ SEEDING = "rollout-seeding:"
 
 
 @dataclass(slots=True)
-class BaseStep:
-    """A base model's present step. The remote count is averaged over the moments it was looked at."""
+class JobStep:
+    """A job's present step. The remote count is averaged over the moments it was looked at."""
 
     state: SeedingState
     seeding: bool = False
@@ -42,131 +49,133 @@ class BaseStep:
 
 
 class Seeding:
-    """One `BaseStep` per base model that has ever begun one."""
+    """One `JobStep` per job that has ever begun one."""
 
     def __init__(self, books: Books, membership: Membership) -> None:
         self._books = books
         self._membership = membership
-        self._steps: dict[str, BaseStep] = {}
+        self._steps: dict[JobId, JobStep] = {}
 
     def began(self, event: StepBegan, out: Out) -> None:
         """Local engines seed from now on."""
         policy = self._books.settings.seeding
-        before = self._steps.get(event.base_model)
-        step = BaseStep(before.state if before else policy.start(), seeding=True, running=True)
-        self._steps[event.base_model] = step
-        remote = len(self._remote(event.base_model))
-        work = self._books.work_of(event.base_model)
+        before = self._steps.get(event.job)
+        step = JobStep(before.state if before else policy.start(), seeding=True, running=True)
+        self._steps[event.job] = step
+        remote = len(self._remote(event.job))
+        work = self._books.work_of(event.job)
+        work.steps = True
         step.began_s = step.looked_s = step.seeding_since_s = event.now_s
         step.turns = event.turns
         step.closed_turns_goal = work.closed_turns + event.turns
         step.counts = (remote, remote)
         step.done_tokens_before = work.done_tokens
         step.window_s = policy.window_s(step.state, remote)
-        out.append(SetTimer(SEEDING + event.base_model, event.now_s + step.window_s))
+        out.append(SetTimer(SEEDING + event.job, event.now_s + step.window_s))
 
     def timer(self, name: str, now_s: float, out: Out) -> None:
         """The window of a step is over."""
-        self._consider(name.removeprefix(SEEDING), now_s, out)
+        self._consider(JobId(name.removeprefix(SEEDING)), now_s, out)
 
     def watch(self, now_s: float, out: Out) -> None:
         """Look at every running step."""
-        for base, step in self._steps.items():
+        for job, step in self._steps.items():
             if step.running:
-                self._look(base, step, now_s)
-                self._limit(base, step, now_s, out)
-                self._consider(base, now_s, out)
+                self._look(job, step, now_s)
+                self._limit(job, step, now_s, out)
+                self._consider(job, now_s, out)
 
     def reconsider(self, now_s: float, out: Out) -> None:
         """An instance has come: seeding may be over."""
-        for base, step in self._steps.items():
+        for job, step in self._steps.items():
             if step.seeding and self._books.turns:
-                self._consider(base, now_s, out)
+                self._consider(job, now_s, out)
 
-    def _limit(self, base: str, step: BaseStep, now_s: float, out: Out) -> None:
+    def _limit(self, job: JobId, step: JobStep, now_s: float, out: Out) -> None:
         """Once a step, when its turns are known: how many remote instances are worth having."""
         if step.limited or not self._books.turns:
             return
         step.limited = True
-        view = self._view(base, step, now_s)
+        view = self._view(job, step, now_s)
         most = self._books.settings.seeding.most_remote(step.state, view)
         if most is not None:
-            out.append(LimitInstances(base, most))
+            out.append(LimitInstances(job, most))
 
     def settle(self, now_s: float, out: Out) -> None:
         """After every event: if the last turn of a step has ended, seeding ends with it."""
-        for base, step in self._steps.items():
+        for job, step in self._steps.items():
             if step.seeding and (
-                self._books.work_of(base).closed_turns >= step.closed_turns_goal
-                or (step.wanted_since_s is not None and not self._has_turns(base))
+                self._books.work_of(job).closed_turns >= step.closed_turns_goal
+                or (step.wanted_since_s is not None and not self._has_turns(job))
             ):
-                self._consider(base, now_s, out)
+                self._consider(job, now_s, out)
 
-    def _consider(self, base: str, now_s: float, out: Out) -> None:
-        step = self._steps.get(base)
+    def _consider(self, job: JobId, now_s: float, out: Out) -> None:
+        step = self._steps.get(job)
         if step is None or not step.seeding:
             return
-        view = self._view(base, step, now_s)
+        view = self._view(job, step, now_s)
         reason = self._books.settings.seeding.ends(step.state, view)
-        reason = reason or self._claim(base, step, now_s)
+        reason = reason or self._claim(job, step, now_s)
         if reason is not None:
-            self._end(base, step, reason, now_s, out)
+            self._end(job, step, reason, now_s, out)
 
-    def _claim(self, base: str, step: BaseStep, now_s: float) -> str | None:
+    def _claim(self, job: JobId, step: JobStep, now_s: float) -> str | None:
         """Why a trainer that wants its devices gets them, whatever the policy says."""
         if step.wanted_since_s is None:
             return None
-        if not self._has_turns(base):
+        if not self._has_turns(job):
             return "the trainer has work and no turn is live"
         waited_s = now_s - step.wanted_since_s
         if waited_s >= self._books.settings.trainer_patience_s:
             return f"the trainer has waited {waited_s:.0f} s"
         return None
 
-    def _has_turns(self, base: str) -> bool:
-        return any(turn.spec.base_model == base for turn in self._books.turns.values())
+    def _has_turns(self, job: JobId) -> bool:
+        return self._books.work_of(job).live_turns > 0
 
-    def _end(self, base: str, step: BaseStep, reason: str, now_s: float, out: Out) -> None:
+    def _end(self, job: JobId, step: JobStep, reason: str, now_s: float, out: Out) -> None:
         step.seeding = False
         step.wanted_since_s = None
         step.seeded_s += now_s - step.seeding_since_s
-        local = [record for record in self._books.instances if record.local and record.runs(base)]
+        local = self._local(job)
         step.local_engines = max(step.local_engines, len(local))
         for record in local:
-            self._membership.hand_over(record, reason, now_s, out)
-        out.append(EndSeeding(base, reason))
+            if not self._seeds_on(record):  # another job
+                self._membership.hand_over(record, reason, now_s, out)
+        out.append(EndSeeding(job, reason))
 
     def trainer_wanted(self, event: TrainerWanted, out: Out) -> None:
         """It gets its devices when seeding ends, when no turn is live, or when its patience does."""
-        step = self._steps.get(event.base_model)
+        step = self._steps.get(event.job)
         if step is not None and step.seeding and step.wanted_since_s is None:
             step.wanted_since_s = event.now_s
-            self._consider(event.base_model, event.now_s, out)
+            self._consider(event.job, event.now_s, out)
 
     def trainer_waits(self, event: TrainerWaits, out: Out) -> None:
         """Perhaps the waiting trainer's devices can help."""
-        step = self._steps.get(event.base_model)
+        step = self._steps.get(event.job)
         if step is None or step.seeding or not step.running:
             return
         step.trained_tokens = event.trained_tokens
         if event.train_s > 0:
             step.train_tokens_per_s = event.trained_tokens / event.train_s
-        view = self._view(event.base_model, step, event.now_s)
+        view = self._view(event.job, step, event.now_s)
         reason = self._books.settings.seeding.resumes(step.state, view)
         if reason is not None:
             step.seeding = True
             step.seeding_since_s = event.now_s
-            out.append(ResumeSeeding(event.base_model, reason))
+            out.append(ResumeSeeding(event.job, reason))
 
     def ended(self, event: StepEnded, out: Out) -> None:
         """Learn from the step."""
-        step = self._steps.get(event.base_model)
+        step = self._steps.get(event.job)
         if step is None or not step.running:
             return
-        self._look(event.base_model, step, event.now_s)
+        self._look(event.job, step, event.now_s)
         step.running = step.seeding = False
         length_s = max(event.now_s - step.began_s, 1e-9)
-        last_done_s = self._books.work_of(event.base_model).closed_s
+        last_done_s = self._books.work_of(event.job).closed_s
         times = StepTimes(
             event.train_s,
             event.trainer_wait_s,
@@ -175,38 +184,60 @@ class Seeding:
             step.seeded_s,
             event.trained_tokens,
             step.remote_seconds / length_s,
-            len(self._remote(event.base_model)),
+            len(self._remote(event.job)),
             step.local_engines,
             step.counts[0] == step.counts[1],
             length_s,
         )
         step.state = self._books.settings.seeding.after_step(step.state, times)
 
-    def _look(self, base: str, step: BaseStep, now_s: float) -> None:
-        remote = len(self._remote(base))
+    def dropped(self, event: StepDropped, out: Out) -> None:
+        """The job is over: its local engines are free, and what it taught is forgotten."""
+        step = self._steps.get(event.job)
+        if step is None:
+            return
+        if step.seeding:
+            self._end(event.job, step, "the job is over", event.now_s, out)
+        del self._steps[event.job]
+        self._books.work_of(event.job).steps = False
+        self._books.forget_work(event.job)
+
+    def _look(self, job: JobId, step: JobStep, now_s: float) -> None:
+        remote = len(self._remote(job))
         step.remote_seconds += remote * (now_s - step.looked_s)
         step.looked_s = now_s
         step.counts = (min(step.counts[0], remote), max(step.counts[1], remote))
 
-    def _remote(self, base: str) -> list[InstanceRecord]:
-        return [r for r in self._books.instances.accepting_for(base) if not r.local]
+    def _remote(self, job: JobId) -> list[InstanceRecord]:
+        return [r for r in self._of(job) if not (r.local or r.draining or r.stalled)]
 
-    def _view(self, base: str, step: BaseStep, now_s: float) -> SeedingView:
+    def _of(self, job: JobId) -> list[InstanceRecord]:
+        return self._books.instances.of(job, self._books.work_of(job).base_models)
+
+    def _seeds_on(self, record: InstanceRecord) -> bool:
+        """Whether a job's step seeds on the local engine."""
+        work_of = self._books.work_of
+        return any(
+            step.seeding and record.spec.serves_any(job, work_of(job).base_models)
+            for job, step in self._steps.items()
+        )
+
+    def _view(self, job: JobId, step: JobStep, now_s: float) -> SeedingView:
         books = self._books
-        remote = self._remote(base)
-        turns = [turn for turn in books.turns.values() if turn.spec.base_model == base]
+        remote = self._remote(job)
+        turns = [turn for turn in books.turns.values() if turn.spec.job == job]
         asked = {turn.spec.version for turn in turns}
         ready = [r for r in remote if r.load.accepting and (not asked or asked & r.versions)]
         made = np.array([len(turn.tokens) for turn in turns], dtype=np.float64)
         context = np.array([turn.context_tokens for turn in turns], dtype=np.float64)
         known = len(books.lengths) > 0
-        work = books.work_of(base)
+        work = books.work_of(job)
         return SeedingView(
             elapsed_s=now_s - step.began_s,
             window_s=step.window_s,
             remote_ready=len(ready),
             remote_joined=len(remote),
-            local_engines=max(step.local_engines, self._local(base)),
+            local_engines=max(step.local_engines, len(self._local(job))),
             turns=step.turns,
             turns_left=max(len(turns), step.closed_turns_goal - work.closed_turns),
             ready_tokens=float(work.done_tokens - step.done_tokens_before - step.trained_tokens),
@@ -214,10 +245,10 @@ class Seeding:
             forecast=self._forecast(step, context - made) if known else None,
         )
 
-    def _local(self, base: str) -> int:
-        return sum(record.local and record.runs(base) for record in self._books.instances)
+    def _local(self, job: JobId) -> list[InstanceRecord]:
+        return [record for record in self._of(job) if record.local]
 
-    def _forecast(self, step: BaseStep, prompts: NDArray[np.float64]) -> Forecast | None:
+    def _forecast(self, step: JobStep, prompts: NDArray[np.float64]) -> Forecast | None:
         model = self._books.step_time.model
         rate = step.state.train_tokens_per_s or step.train_tokens_per_s
         kv_tokens = [record.spec.kv_tokens for record in self._books.instances]

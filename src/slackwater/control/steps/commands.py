@@ -2,7 +2,13 @@
 
 from dataclasses import dataclass
 
-from slackwater.control.rollout.events import StepBegan, StepEnded, TrainerWaits, TrainerWanted
+from slackwater.control.rollout.events import (
+    StepBegan,
+    StepDropped,
+    StepEnded,
+    TrainerWaits,
+    TrainerWanted,
+)
 from slackwater.control.timer import SetTimer
 from slackwater.model.ids import InstanceId, WorkerId
 from slackwater.model.instance import InstanceSpec
@@ -41,4 +47,5 @@ StepCommand = (
     | TrainerWanted
     | TrainerWaits
     | StepEnded
+    | StepDropped
 )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from slackwater.control.timer import TimerFired
-from slackwater.model.ids import InstanceId, WorkerId
+from slackwater.model.ids import InstanceId, JobId, WorkerId
 from slackwater.model.instance import InstanceSpec
 
 
@@ -33,18 +33,19 @@ class EngineRested:
 
 @dataclass(frozen=True, slots=True)
 class StepExpected:
-    """Whoever drives the base model's next step says how many turns it will have."""
+    """Whoever drives the job says how many turns its next step will have."""
 
     now_s: float
-    base_model: str
+    job: JobId
     turns: int
 
 
 @dataclass(frozen=True, slots=True)
 class LiveTurnsChanged:
-    """From the rollout manager: one more turn of the base model lives, or (`opened` false) one has ended with so many tokens."""
+    """From the rollout manager: one more turn of the job lives, or (`opened` false) one has ended with so many tokens."""
 
     now_s: float
+    job: JobId
     base_model: str
     opened: bool
     tokens: int = 0
@@ -54,12 +55,12 @@ class LiveTurnsChanged:
 class DevicesWanted:
     """The trainer has work: `DevicesAsked` or `DevicesUnwanted` follows. Until then no local engine starts.
 
-    `base_model` says whose devices; it may be left out where all base models share the same.
+    `job` says whose devices; it may be left out where all jobs share the same.
     """
 
     now_s: float
     trainer: WorkerId
-    base_model: str | None = None
+    job: JobId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +73,11 @@ class DevicesUnwanted:
 
 @dataclass(frozen=True, slots=True)
 class DevicesAsked:
-    """The trainer could begin its work, of this base model, at once."""
+    """The trainer could begin its work, for this job, at once."""
 
     now_s: float
     trainer: WorkerId
-    base_model: str | None
+    job: JobId | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +101,19 @@ class TrainerGone:
 
 @dataclass(frozen=True, slots=True)
 class SeedingChanged:
-    """From the rollout manager: seeding of the base model ended, or goes on again."""
+    """From the rollout manager: seeding for the job ended, or goes on again."""
 
     now_s: float
-    base_model: str
+    job: JobId
     seeds: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepsOver:
+    """The job is over: no step of it will begin or end."""
+
+    now_s: float
+    job: JobId
 
 
 StepEvent = (
@@ -119,6 +128,7 @@ StepEvent = (
     | DevicesReturned
     | TrainerGone
     | SeedingChanged
+    | StepsOver
     | TimerFired
 )
 

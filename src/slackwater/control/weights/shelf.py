@@ -25,6 +25,11 @@ class VersionRecord:
     superseded: bool = False
     evicted_at: int = 0  # when an instance last gave it up to make room; 0: never
 
+    @property
+    def of_line(self) -> tuple[JobId | None, str, str]:
+        """Versions of one model have the same."""
+        return (self.job, self.base_model, self.line)
+
 
 @dataclass(slots=True)
 class Holder:
@@ -56,8 +61,7 @@ class Holder:
     def may_hold(self, record: VersionRecord) -> bool:
         """Of its base model, and not of a job that it is not lent to."""
         spec = self.spec
-        same_base = not spec.base_model or spec.base_model == record.base_model
-        return same_base and (spec.job is None or record.job in (None, spec.job))
+        return spec.runs(record.base_model) and (spec.job is None or record.job in (None, spec.job))
 
     def all(self) -> set[str]:
         """Whatever takes its memory."""

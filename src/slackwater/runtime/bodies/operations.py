@@ -356,9 +356,8 @@ class OperationsBody:
     ) -> None:
         """Once the trainer has its devices; local engines may hold them. The work is on its job's account."""
         model = self._models.get(ModelId(message.model))
-        base_model = None if model is None else model.base_model
         job = None if model is None else self._parts.job_of(model.session)
-        if await self._parts.devices.take(worker, base_model, job, since_s):
+        if await self._parts.devices.take(worker, job, since_s):
             self._parts.hub.send(worker, message)
 
     def _source(self, model: ModelId) -> str:

@@ -285,12 +285,12 @@ class RolloutBody:
                 self._release(WorkerId(instance))
             case do.ReportFault(instance, what):
                 logger.warning("engine fault instance=%s what=%s", instance, what)
-            case do.EndSeeding(base_model, reason):
-                logger.info("seeding ended base_model=%s reason=%s", base_model, reason)
-            case do.ResumeSeeding(base_model, reason):
-                logger.info("seeding resumed base_model=%s reason=%s", base_model, reason)
-            case do.LimitInstances(base_model, most):
-                logger.info("more would not help base_model=%s most=%d", base_model, most)
+            case do.EndSeeding(job, reason):
+                logger.info("seeding ended job=%s reason=%s", job, reason)
+            case do.ResumeSeeding(job, reason):
+                logger.info("seeding resumed job=%s reason=%s", job, reason)
+            case do.LimitInstances(job, most):
+                logger.info("more would not help job=%s most=%d", job, most)
             case _:
                 self._apply_rare(command)
 

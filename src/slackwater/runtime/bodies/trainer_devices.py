@@ -30,11 +30,7 @@ class TrainerDevices:
         self._feed(on.DevicesUnwanted(_now_s(), trainer))
 
     async def take(
-        self,
-        trainer: WorkerId,
-        base_model: str | None,
-        job: JobId | None = None,
-        since_s: float | None = None,
+        self, trainer: WorkerId, job: JobId | None, since_s: float | None = None
     ) -> bool:
         """Hold the devices from the return on, until `done`; False if the trainer is gone by then.
 
@@ -44,7 +40,7 @@ class TrainerDevices:
             return False
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting[trainer] = answer
-        self._feed(on.DevicesAsked(_now_s(), trainer, base_model))
+        self._feed(on.DevicesAsked(_now_s(), trainer, job))
         got = await answer
         if got and job is not None:
             now_s = _now_s()

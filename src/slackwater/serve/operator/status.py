@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from slackwater.model.ids import TenantId
 from slackwater.runtime.plane import ControlPlane
 from slackwater.serve.http.auth import find_tenant, tenant_reader
+from slackwater.serve.operator.gauges import gauges_of, serving_of
 
 
 class PlaneCollector:
@@ -22,12 +23,12 @@ class PlaneCollector:
 
     def collect(self) -> list[Metric]:
         found: list[Metric] = []
-        for name, value in self._plane.gauges().items():
+        for name, value in gauges_of(self._plane).items():
             found.append(GaugeMetricFamily(f"slackwater_{name}", name.replace("_", " "), value))
         workers = GaugeMetricFamily(
             "slackwater_worker", "gauges of a worker", labels=["worker", "gauge"]
         )
-        for worker, gauges in self._plane.worker_gauges().items():
+        for worker, gauges in self._plane.rollout.gauges.items():
             for name, value in gauges.items():
                 workers.add_metric([worker, name], value)
         return [*found, workers, *self._jobs()]
@@ -73,18 +74,18 @@ def operator_routes(plane: ControlPlane) -> APIRouter:
         if not plane.is_operator(tenant):
             return {
                 "models": {base.name: "" for base in plane.bases},
-                "workers": {role: len(names) for role, names in plane.workers_by_role().items()},
+                "workers": {role: len(names) for role, names in plane.workers.by_role().items()},
                 "failed": dict.fromkeys(failed, "fails to start"),
-                "gauges": plane.gauges(),
+                "gauges": gauges_of(plane),
             }
         return {
             "models": {base.name: str(base.directory) for base in plane.bases},
-            "workers": plane.workers_by_role(),
+            "workers": plane.workers.by_role(),
             "trained_by": plane.training.holders(),
             "pids": plane.fleet.supervisor.pids(),
             "failed": {name: f"{one.deaths} times: {one.said}" for name, one in failed.items()},
-            "gauges": plane.gauges(),
-            "serving": plane.serving(),
+            "gauges": gauges_of(plane),
+            "serving": serving_of(plane),
         }
 
     return router

@@ -230,7 +230,7 @@ def future_routes(plane: ControlPlane) -> APIRouter:
         body: bodies.RetrieveFutureBody, tenant: caller, request: Request
     ) -> Response:
         """Hold until the result is there; after a while answer that it is not (408)."""
-        outcome = await plane.outcome(tenant, RequestId(body.request_id), plane.settings.hold_s)
+        outcome = await plane.outcomes.of(tenant, RequestId(body.request_id), plane.settings.hold_s)
         if outcome is not None:
             if len(outcome.result or b"") > _LARGE_RESULT_BYTES:
                 return await plane.fair_work.run(tenant, render, outcome)

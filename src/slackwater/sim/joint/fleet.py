@@ -149,8 +149,9 @@ class JointFleet:
             assert job is not None
             if record.attempts:
                 assert (job, node) in allowed, f"{job} runs turns on {node} without a permit"
-        for trainer, job_name in self.brain.steps.holders().items():
-            run = self.runs[JobId(str(job_name))]
+        for trainer, holder in self.brain.steps.holders().items():
+            assert holder is not None
+            run = self.runs[holder]
             held = run.permit is not None and self.permits[run.permit][1] is Phase.TRAIN
             assert held, f"{trainer} trains without a permit"
         for run in self.runs.values():

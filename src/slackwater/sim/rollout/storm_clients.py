@@ -62,8 +62,12 @@ class StormClients:
         job: JobId,
         versions: tuple[str, ...],
         then: Callable[[], None],
+        base_model: str = "",
     ) -> None:
-        """Submit a turn that may be made with the first version or those after it; `then` when it has ended."""
+        """Submit a turn that may be made with the first version or those after it; `then` when it has ended.
+
+        Without a base model it is of one that is called as its job.
+        """
         storm = self._storm
         self._number += 1
         turn = TurnId(f"t{self._number}")
@@ -77,7 +81,7 @@ class StormClients:
             versions[0],
             also_versions=versions[1:],
             deadline_s=storm.now_s + 60 if storm.chance(0.05) else None,
-            base_model=job,
+            base_model=base_model or job,
         )
         self._specs[turn] = spec
         self._then[turn] = then

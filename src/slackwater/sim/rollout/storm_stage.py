@@ -22,6 +22,7 @@ class Asks(Protocol):
         job: JobId,
         versions: tuple[str, ...],
         then: Callable[[], None],
+        base_model: str = "",
     ) -> None: ...
 
 

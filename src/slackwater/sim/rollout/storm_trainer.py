@@ -1,11 +1,13 @@
-"""The trainers in a storm: step after step, their devices roll out until seeding ends and again when it resumes.
+"""The trainers in a storm: jobs of one base model, step after step; their devices roll out until seeding ends and again when it resumes.
 
 Local engines are hit by the same faults as all others, trainers are lost while they wait or work, and other training is due on
 the same devices. A step must end whatever happens, and while a trainer has the devices no local engine may be at work on them.
 """
 
+from collections.abc import Callable
 from functools import partial
 
+from slackwater.control.jobs.events import JobEnded
 from slackwater.control.steps import events as on
 from slackwater.control.steps.commands import GrantDevices, StartEngine
 from slackwater.control.weights.events import WeightsPublished, WeightsRetired
@@ -13,44 +15,85 @@ from slackwater.model.ids import InstanceId, JobId, TrajectoryId, WorkerId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.sim.rollout.storm_stage import StormStage
 
-LEARNER = JobId("learner")
+BASE = "learner"
+LEARNERS = (JobId("learner-1"), JobId("learner-2"))
 
 
-class StormTrainer:
+class Learner:
     """One job that trains; `stepping` while a step is under way."""
 
-    def __init__(self, storm: StormStage) -> None:
+    def __init__(
+        self, storm: StormStage, job: JobId, ask: Callable[["Learner", bool], None]
+    ) -> None:
+        self.job = job
+        self.stepping = False
+        self.ending = False  # a trainer was asked for the last of it
         self._storm = storm
+        self._ask = ask
         self._step = 0
         self._left = 0
-        self._asks = 0
-        self._ends: dict[WorkerId, bool] = {}
-        self._training: set[WorkerId] = set()
-        self._engines: dict[InstanceId, InstanceSpec] = {}
-        self.stepping = False
 
-    def start(self) -> None:
-        self._storm.after(self._storm.wait_s(60.0), self._begin)
-        self._storm.after(self._storm.wait_s(60.0), self._other_work)
-        self._bring_engines()
-
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Publish, and submit all turns."""
         storm = self._storm
         if not storm.raging:
             return
         self._step += 1
         self._left = int(storm.rng.integers(4, 20))
         self.stepping = True
-        version = f"w{self._step}"
+        name = f"{self.job}-w"
+        version = f"{name}{self._step}"
         if storm.chance(0.5):
-            storm.happen(on.StepExpected(storm.now_s, LEARNER, self._left))
-        storm.happen(WeightsPublished(storm.now_s, LEARNER, version, LEARNER))
+            storm.happen(on.StepExpected(storm.now_s, self.job, self._left))
+        storm.happen(WeightsPublished(storm.now_s, self.job, version, BASE))
         if self._step > 1:
-            storm.happen(WeightsRetired(storm.now_s, f"w{self._step - 1}"))
+            storm.happen(WeightsRetired(storm.now_s, f"{name}{self._step - 1}"))
         for number in range(self._left):
             trajectory = TrajectoryId(f"{version}.{number}")
-            storm.asks.ask(trajectory, LEARNER, (version,), self._answered)
+            storm.asks.ask(trajectory, self.job, (version,), self._answered, BASE)
         storm.after(5.0, self._train)
+
+    def _train(self) -> None:
+        """Train on what is there now and then; with all of it the step ends."""
+        storm = self._storm
+        if not self.stepping:
+            return
+        if storm.chance(0.02):  # it is given up for lost, and goes on all the same
+            storm.happen(JobEnded(storm.now_s, self.job, "stopped"))
+        if not self.ending and (self._left == 0 or storm.chance(0.2)):
+            self._ask(self, self._left == 0)
+        storm.after(5.0, self._train)
+
+    def _answered(self) -> None:
+        self._left -= 1
+
+    def ended(self) -> None:
+        """The optimizer has stepped."""
+        self.stepping = False
+        self._storm.after(self._storm.wait_s(60.0), self.begin)
+
+
+class StormTrainer:
+    """The devices of two jobs that train."""
+
+    def __init__(self, storm: StormStage) -> None:
+        self._storm = storm
+        self._asks = 0
+        self._learners = [Learner(storm, job, self._ask) for job in LEARNERS]
+        self._asked: dict[WorkerId, tuple[Learner, bool]] = {}
+        self._training: set[WorkerId] = set()
+        self._engines: dict[InstanceId, InstanceSpec] = {}
+
+    @property
+    def stepping(self) -> bool:
+        """Whether a step is under way."""
+        return any(learner.stepping for learner in self._learners)
+
+    def start(self) -> None:
+        for learner in self._learners:
+            self._storm.after(self._storm.wait_s(60.0), learner.begin)
+        self._storm.after(self._storm.wait_s(60.0), self._other_work)
+        self._bring_engines()
 
     # ---- local engines ----
     def _bring_engines(self) -> None:
@@ -62,7 +105,7 @@ class StormTrainer:
             if not storm.brain.steps.is_local(instance):
                 del self._engines[instance]
         while len(self._engines) < 1 + storm.chance(0.5):
-            spec = storm.spec(InstanceKind.LOCAL, LEARNER)
+            spec = storm.spec(InstanceKind.LOCAL, BASE)
             self._engines[spec.instance] = spec
             storm.happen(on.LocalEngineUp(storm.now_s, spec))
         if storm.chance(0.05):  # a resting one dies too
@@ -90,26 +133,20 @@ class StormTrainer:
             self._storm.join(spec)
 
     # ---- trainers ----
-    def _train(self) -> None:
-        """Train on what is there now and then; with all of it the step ends."""
-        storm = self._storm
-        if not self.stepping:
-            return
-        if not any(self._ends.values()) and (self._left == 0 or storm.chance(0.2)):
-            self._ask(ends=self._left == 0)
-        storm.after(5.0, self._train)
-
     def _other_work(self) -> None:
         """Training of something else is due on the same devices."""
-        if self._storm.raging:
-            self._ask(ends=False)
-            self._storm.after(self._storm.wait_s(120.0), self._other_work)
+        storm = self._storm
+        if storm.raging:
+            learner = self._learners[int(storm.rng.integers(len(self._learners)))]
+            self._ask(learner, False)
+            storm.after(storm.wait_s(120.0), self._other_work)
 
-    def _ask(self, *, ends: bool) -> None:
+    def _ask(self, learner: Learner, ends: bool) -> None:
         storm = self._storm
         self._asks += 1
         trainer = WorkerId(f"trainer-{self._asks}")
-        self._ends[trainer] = ends
+        self._asked[trainer] = (learner, ends)
+        learner.ending = learner.ending or ends
         storm.happen(on.DevicesWanted(storm.now_s, trainer))
         if storm.raging and storm.chance(0.1):
             storm.after(storm.wait_s(20.0), partial(self._gone, trainer))
@@ -119,33 +156,38 @@ class StormTrainer:
             storm.after(storm.wait_s(0.1), partial(self._asks_now, trainer))
 
     def _asks_now(self, trainer: WorkerId) -> None:
-        if trainer in self._ends:
-            self._storm.happen(on.DevicesAsked(self._storm.now_s, trainer, LEARNER))
+        if trainer in self._asked:
+            learner, _ = self._asked[trainer]
+            self._storm.happen(on.DevicesAsked(self._storm.now_s, trainer, learner.job))
+
+    def _over(self, trainer: WorkerId) -> tuple[Learner, bool] | None:
+        """Take it out of the books, if it is in them."""
+        found = self._asked.pop(trainer, None)
+        if found is not None:
+            self._training.discard(trainer)
+            learner, ends = found
+            learner.ending = learner.ending and not ends
+        return found
 
     def _unwant(self, trainer: WorkerId) -> None:
-        if self._ends.pop(trainer, None) is not None:
+        if self._over(trainer) is not None:
             self._storm.happen(on.DevicesUnwanted(self._storm.now_s, trainer))
 
     def _gone(self, trainer: WorkerId) -> None:
         """It dies: what it was to end is asked for again."""
-        if self._ends.pop(trainer, None) is not None:
-            self._training.discard(trainer)
+        if self._over(trainer) is not None:
             self._storm.happen(on.TrainerGone(self._storm.now_s, trainer))
 
     def _done(self, trainer: WorkerId) -> None:
         storm = self._storm
-        if trainer not in self._ends:
+        found = self._over(trainer)
+        if found is None:
             return
-        ends = self._ends.pop(trainer)
-        self._training.discard(trainer)
+        learner, ends = found
         took_s = storm.wait_s(10.0)
         storm.happen(on.DevicesReturned(storm.now_s, trainer, took_s, ends, 100))
         if ends:
-            self.stepping = False
-            storm.after(storm.wait_s(60.0), self._begin)
-
-    def _answered(self) -> None:
-        self._left -= 1
+            learner.ended()
 
     def check_integrity(self) -> None:
         """The devices are the trainers' or the local engines', never both's."""

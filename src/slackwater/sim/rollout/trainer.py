@@ -118,7 +118,7 @@ class SimulatedTrainer:
         if self._step == 0:
             self._bring_engines(now_s)
         tell, version = self._body.tell, self.version
-        tell(StepExpected(now_s, BASE_MODEL, self._plan.turns))
+        tell(StepExpected(now_s, self.job, self._plan.turns))
         tell(WeightsPublished(now_s, self.job, version, BASE_MODEL))
         sampling = Sampling(max_tokens=self._plan.max_tokens)
         self.length_of.clear()
@@ -210,7 +210,7 @@ class SimulatedTrainer:
             return
         self._end_wait()
         self._busy = True
-        self._body.tell(DevicesAsked(now_s, TRAINER, BASE_MODEL))
+        self._body.tell(DevicesAsked(now_s, TRAINER, self.job))
 
     def _enough(self) -> bool:
         all_here = self._got == self._plan.turns

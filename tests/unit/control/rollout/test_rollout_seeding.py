@@ -195,7 +195,7 @@ def test_when_the_window_ends_local_turns_go_on_remotely_with_their_tokens() -> 
     driver.join("remote")
     driver.now_s = 30.0
     commands = driver.happen(TimerFired(30.0, timer.name))
-    assert only(EndSeeding, commands).base_model == "job"
+    assert only(EndSeeding, commands).job == "job"
     assert only(ReleaseInstance, commands).instance == "local0"
     moved = dispatches(commands)
     assert {d.instance for d in moved} == {"remote"}
@@ -216,10 +216,7 @@ def test_a_waiting_trainer_gets_local_engines_again_when_the_last_remote_instanc
     driver.watch(1.0)
     assert none_of(ResumeSeeding, driver.manager_hears(TrainerWaits(1.0, JOB, 0, 0.0)))
     driver.happen(InstanceLost(2.0, InstanceId("remote"), "preempted"))
-    assert (
-        only(ResumeSeeding, driver.manager_hears(TrainerWaits(2.0, JOB, 0, 0.0))).base_model
-        == "job"
-    )
+    assert only(ResumeSeeding, driver.manager_hears(TrainerWaits(2.0, JOB, 0, 0.0))).job == "job"
 
 
 def test_the_body_is_told_how_many_instances_are_worth_having() -> None:
@@ -239,7 +236,7 @@ def test_a_trainer_with_work_gets_its_devices_at_once_when_no_turn_is_live() -> 
     driver.join("local0", kind=InstanceKind.LOCAL)
     attempt = only_dispatch(driver.submit("t0"))
     driver.end("local0", attempt, 0)
-    assert only(EndSeeding, driver.happen(TrainerWanted(1.0, JOB))).base_model == "job"
+    assert only(EndSeeding, driver.happen(TrainerWanted(1.0, JOB))).job == "job"
 
 
 def test_a_trainer_with_work_waits_for_live_turns_and_no_longer_than_its_patience() -> None:
@@ -250,10 +247,7 @@ def test_a_trainer_with_work_waits_for_live_turns_and_no_longer_than_its_patienc
     commands = driver.watch(1.0)
     assert only(EndSeeding, commands).reason == "the trainer has waited 10 s"
     assert only(ReleaseInstance, commands).instance == "local0"
-    assert (
-        only(ResumeSeeding, driver.manager_hears(TrainerWaits(11.0, JOB, 0, 1.0))).base_model
-        == "job"
-    )
+    assert only(ResumeSeeding, driver.manager_hears(TrainerWaits(11.0, JOB, 0, 1.0))).job == "job"
 
 
 def test_the_last_turn_gives_a_waiting_trainer_its_devices() -> None:
@@ -262,7 +256,7 @@ def test_the_last_turn_gives_a_waiting_trainer_its_devices() -> None:
     driver.join("local0", kind=InstanceKind.LOCAL)
     attempt = only_dispatch(driver.submit("t0"))
     assert none_of(EndSeeding, driver.happen(TrainerWanted(1.0, JOB)))
-    assert only(EndSeeding, driver.end("local0", attempt, 0)).base_model == "job"
+    assert only(EndSeeding, driver.end("local0", attempt, 0)).job == "job"
 
 
 def only_dispatch(commands: list[BrainCommand]) -> int:

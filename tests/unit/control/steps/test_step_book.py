@@ -5,15 +5,21 @@ from typing import Any
 
 import pytest
 
-from slackwater.control.rollout.events import StepBegan, StepEnded, TrainerWaits, TrainerWanted
+from slackwater.control.rollout.events import (
+    StepBegan,
+    StepDropped,
+    StepEnded,
+    TrainerWaits,
+    TrainerWanted,
+)
 from slackwater.control.steps import commands as do
 from slackwater.control.steps import events as on
 from slackwater.control.steps.book import STEP, StepBook
-from slackwater.control.timer import TimerFired
-from slackwater.model.ids import InstanceId, WorkerId
+from slackwater.control.timer import SetTimer, TimerFired
+from slackwater.model.ids import InstanceId, JobId, WorkerId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 
-BASE = "tiny"
+JOB, OTHER, BASE = JobId("run"), JobId("other"), "tiny"
 TRAINER = WorkerId("trainer")
 
 
@@ -38,72 +44,157 @@ class Stage:
 
 def test_without_local_engines_trainers_get_the_devices_at_once_and_no_step_is_told_of() -> None:
     stage = Stage()
-    assert stage.tell(on.LiveTurnsChanged, BASE, True) == []
+    assert stage.tell(on.LiveTurnsChanged, JOB, BASE, True) == []
     stage.tell(on.DevicesWanted, TRAINER)
-    assert stage.tell(on.DevicesAsked, TRAINER, BASE) == [do.GrantDevices(TRAINER)]
+    assert stage.tell(on.DevicesAsked, TRAINER, JOB) == [do.GrantDevices(TRAINER)]
     assert stage.tell(on.DevicesReturned, TRAINER, 1.0, True) == []
 
 
 def test_a_step_begins_with_the_first_turn_and_its_local_engines_are_started() -> None:
     stage = Stage()
     stage.tell(on.LocalEngineUp, engine("a"))
-    stage.tell(on.StepExpected, BASE, 8)
-    commands = stage.tell(on.LiveTurnsChanged, BASE, True)
-    assert commands == [StepBegan(0.0, BASE, 1, 8), do.StartEngine(engine("a"), False)]
+    stage.tell(on.StepExpected, JOB, 8)
+    commands = stage.tell(on.LiveTurnsChanged, JOB, BASE, True)
+    assert commands == [StepBegan(0.0, JOB, 1, 8), do.StartEngine(engine("a"), False)]
 
 
 def test_a_trainer_waits_for_seeding_to_end_and_says_that_it_does() -> None:
     stage = Stage()
     stage.tell(on.LocalEngineUp, engine("a"))
-    stage.tell(on.LiveTurnsChanged, BASE, True)
+    stage.tell(on.LiveTurnsChanged, JOB, BASE, True)
     stage.tell(on.DevicesWanted, TRAINER)
-    assert stage.tell(on.DevicesAsked, TRAINER, BASE) == [TrainerWanted(0.0, BASE)]
+    assert stage.tell(on.DevicesAsked, TRAINER, JOB) == [TrainerWanted(0.0, JOB)]
     stage.tell(on.EngineRested, InstanceId("a"))
-    commands = stage.tell(on.SeedingChanged, BASE, False)
+    commands = stage.tell(on.SeedingChanged, JOB, False)
     assert do.GrantDevices(TRAINER) in commands
 
 
 def test_a_step_ends_with_an_optim_step_and_says_where_its_time_went() -> None:
     stage = Stage()
     stage.tell(on.LocalEngineUp, engine("a"))
-    stage.tell(on.LiveTurnsChanged, BASE, True)
+    stage.tell(on.LiveTurnsChanged, JOB, BASE, True)
     stage.tell(on.EngineRested, InstanceId("a"))
-    stage.tell(on.SeedingChanged, BASE, False)
+    stage.tell(on.SeedingChanged, JOB, False)
     stage.now_s = 1.0
-    assert stage.kinds(TimerFired, STEP + BASE) == ["SetTimer", "TrainerWaits"]
+    assert stage.kinds(TimerFired, STEP + JOB) == ["SetTimer", "TrainerWaits"]
     stage.now_s = 4.0
-    stage.tell(on.LiveTurnsChanged, BASE, False, 40)
+    stage.tell(on.LiveTurnsChanged, JOB, BASE, False, 40)
     stage.tell(on.DevicesWanted, TRAINER)
-    stage.tell(on.DevicesAsked, TRAINER, BASE)
+    stage.tell(on.DevicesAsked, TRAINER, JOB)
     stage.now_s = 10.0
     commands = stage.tell(on.DevicesReturned, TRAINER, 6.0, True)
-    assert commands == [StepEnded(10.0, BASE, 1, 40, 6.0, 3.0, 6.0)]
+    assert commands == [StepEnded(10.0, JOB, 1, 40, 6.0, 3.0, 6.0)]
 
 
 def test_an_engine_that_is_let_go_while_it_starts_does_not_work() -> None:
     stage = Stage()
     stage.tell(on.LocalEngineUp, engine("a"))
-    stage.tell(on.LiveTurnsChanged, BASE, True)
+    stage.tell(on.LiveTurnsChanged, JOB, BASE, True)
     assert stage.book.works(InstanceId("a"))
-    stage.tell(on.SeedingChanged, BASE, False)
+    stage.tell(on.SeedingChanged, JOB, False)
     assert not stage.book.works(InstanceId("a"))
 
 
 def test_an_engine_that_the_manager_gave_up_while_its_step_seeds_is_started_again() -> None:
     stage = Stage()
     stage.tell(on.LocalEngineUp, engine("a"))
-    stage.tell(on.LiveTurnsChanged, BASE, True)
+    stage.tell(on.LiveTurnsChanged, JOB, BASE, True)
     assert stage.kinds(on.EngineRested, InstanceId("a")) == ["SetTimer"]
-    assert stage.tell(TimerFired, STEP + BASE) == [do.StartEngine(engine("a"), True)]
+    assert stage.tell(TimerFired, STEP + JOB) == [do.StartEngine(engine("a"), True)]
 
 
 def test_a_lost_trainer_neither_waits_nor_holds() -> None:
     stage = Stage()
     stage.tell(on.DevicesWanted, TRAINER)
-    stage.tell(on.DevicesAsked, TRAINER, BASE)
-    assert stage.book.holders() == {TRAINER: BASE}
+    stage.tell(on.DevicesAsked, TRAINER, JOB)
+    assert stage.book.holders() == {TRAINER: JOB}
     stage.tell(on.TrainerGone, TRAINER)
     assert stage.book.holders() == {}
+
+
+def two_jobs_seed() -> Stage:
+    """Two jobs of one base model, each with a turn on the one local engine."""
+    stage = Stage()
+    stage.tell(on.LocalEngineUp, engine("a"))
+    stage.tell(on.LiveTurnsChanged, JOB, BASE, True)
+    commands = stage.tell(on.LiveTurnsChanged, OTHER, BASE, True)
+    assert commands == [StepBegan(0.0, OTHER, 1, 1)]  # the engine works already
+    return stage
+
+
+def test_an_engine_works_until_the_last_job_that_seeds_on_it_is_done() -> None:
+    stage = two_jobs_seed()
+    stage.tell(on.DevicesWanted, TRAINER)
+    asked = stage.tell(on.DevicesAsked, TRAINER, JOB)
+    assert asked == [TrainerWanted(0.0, JOB), TrainerWanted(0.0, OTHER)]
+    assert do.GrantDevices(TRAINER) not in stage.tell(on.SeedingChanged, JOB, False)
+    assert stage.book.works(InstanceId("a"))
+    assert do.GrantDevices(TRAINER) in stage.tell(on.SeedingChanged, OTHER, False)
+    assert not stage.book.works(InstanceId("a"))
+
+
+def test_one_jobs_optim_step_does_not_end_another_jobs_step_of_the_same_base_model() -> None:
+    stage = two_jobs_seed()
+    for job in (JOB, OTHER):
+        stage.tell(on.SeedingChanged, job, False)
+        stage.tell(on.LiveTurnsChanged, job, BASE, False, 40)
+    stage.tell(on.DevicesAsked, TRAINER, JOB)
+    commands = stage.tell(on.DevicesReturned, TRAINER, 6.0, True)
+    assert [type(c) for c in commands] == [StepEnded]
+    stage.tell(on.DevicesAsked, TRAINER, OTHER)
+    assert stage.tell(on.DevicesReturned, TRAINER, 2.0, True) == [
+        StepEnded(0.0, OTHER, 1, 40, 2.0, 0.0, 0.0)
+    ]
+
+
+def test_turns_that_ran_where_another_job_seeded_are_looked_after_when_it_is_done() -> None:
+    stage = two_jobs_seed()
+    stage.tell(on.SeedingChanged, JOB, False)
+    timers = [
+        c.name for c in stage.tell(on.SeedingChanged, OTHER, False) if isinstance(c, SetTimer)
+    ]
+    assert timers == [STEP + JOB, STEP + OTHER]
+
+
+def test_a_job_that_never_trains_begins_a_step_with_each_burst_of_turns() -> None:
+    stage = Stage()
+    stage.tell(on.LocalEngineUp, engine("a"))
+    for number in (1, 2):
+        commands = stage.tell(on.LiveTurnsChanged, JOB, BASE, True)
+        assert StepBegan(0.0, JOB, number, 1) in commands
+        stage.tell(on.LiveTurnsChanged, JOB, BASE, False, 5)
+        stage.tell(on.SeedingChanged, JOB, False)
+
+
+def test_a_job_with_turns_of_two_base_models_gets_the_engines_of_both() -> None:
+    stage = Stage()
+    stage.tell(on.LocalEngineUp, engine("a"))
+    stage.tell(on.LocalEngineUp, engine("b", "teacher"))
+    stage.tell(on.LiveTurnsChanged, JOB, BASE, True)
+    assert not stage.book.works(InstanceId("b"))
+    assert stage.tell(on.LiveTurnsChanged, JOB, "teacher", True) == [
+        do.StartEngine(engine("b", "teacher"), True)
+    ]
+
+
+def test_a_job_that_is_over_holds_no_engine_and_is_forgotten_with_its_last_turn() -> None:
+    stage = Stage()
+    stage.tell(on.LocalEngineUp, engine("a"))
+    stage.tell(on.LiveTurnsChanged, JOB, BASE, True)
+    assert stage.tell(on.StepsOver, JOB) == []
+    assert stage.tell(on.LiveTurnsChanged, JOB, BASE, False, 5) == [StepDropped(0.0, JOB)]
+    stage.tell(on.SeedingChanged, JOB, False)
+    assert stage.book.jobs() == []
+
+
+def test_jobs_without_local_engines_leave_nothing_behind() -> None:
+    stage = Stage()
+    stage.tell(on.LiveTurnsChanged, JOB, BASE, True)
+    stage.tell(on.LiveTurnsChanged, JOB, BASE, False, 5)
+    assert stage.book.jobs() == []
+
+
+BASE_OF = {JobId("p"): "x", JobId("q"): "x", JobId("r"): "y"}
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -112,67 +203,69 @@ def test_whatever_happens_local_engines_and_trainers_never_work_at_once(  # noqa
 ) -> None:
     """The integrity check after every event is the assertion; at the end everybody who asked has had the devices."""
     rng, stage = random.Random(seed), Stage()
-    live = {"x": 0, "y": 0}
-    seeding: set[str] = set()
-    asked: dict[WorkerId, str] = {}
+    live = dict.fromkeys(BASE_OF, 0)
+    seeding: set[JobId] = set()
+    asked: dict[WorkerId, JobId] = {}
     busy: set[WorkerId] = set()
     trainers = 0
 
     def tell(kind: type, *fields: Any, **named: Any) -> None:
         for command in stage.tell(kind, *fields, **named):
             match command:
-                case StepBegan(_, base_model):
-                    seeding.add(base_model)
+                case StepBegan(_, job):
+                    seeding.add(job)
                 case do.GrantDevices(trainer):
                     del asked[trainer]
                     busy.add(trainer)
-                case TrainerWaits(_, base_model) if rng.random() < 0.3 and not busy:
-                    resumes.append(base_model)
+                case TrainerWaits(_, job) if rng.random() < 0.3 and not busy:
+                    resumes.append(job)
                 case _:
                     pass
 
     for number, base in enumerate(("x", "x", "y")):
-        resumes: list[str] = []
+        resumes: list[JobId] = []
         tell(on.LocalEngineUp, engine(f"e{number}", base))
     for _ in range(300):
         stage.now_s += 1.0
         resumes = []
-        base = rng.choice("xy")
+        job = rng.choice(list(BASE_OF))
         match rng.choice(("open", "open", "close", "ask", "return", "end", "lose", "timer")):
             case "open":
-                live[base] += 1
-                tell(on.LiveTurnsChanged, base, True)
-            case "close" if live[base]:
-                live[base] -= 1
-                tell(on.LiveTurnsChanged, base, False, 5)
+                live[job] += 1
+                tell(on.LiveTurnsChanged, job, BASE_OF[job], True)
+            case "close" if live[job]:
+                live[job] -= 1
+                tell(on.LiveTurnsChanged, job, BASE_OF[job], False, 5)
             case "ask":
                 trainers += 1
                 name = WorkerId(f"t{trainers}")
                 tell(on.DevicesWanted, name)
-                asked[name] = base
-                tell(on.DevicesAsked, name, base)
+                asked[name] = job
+                tell(on.DevicesAsked, name, job)
             case "return" if busy:
                 name = rng.choice(sorted(busy))
                 busy.discard(name)
                 tell(on.DevicesReturned, name, 1.0, rng.random() < 0.5)
             case "end" if seeding:
-                base = rng.choice(sorted(seeding))
-                seeding.discard(base)
+                job = rng.choice(sorted(seeding))
+                seeding.discard(job)
+                bases = {BASE_OF[other] for other in seeding}
                 for spec in list(stage.book._engines.values()):
-                    if spec.base_model == base and stage.book.works(spec.instance):
+                    mine = spec.base_model == BASE_OF[job] and spec.base_model not in bases
+                    if mine and stage.book.works(spec.instance):
                         tell(on.EngineRested, spec.instance)
-                tell(on.SeedingChanged, base, False)
+                tell(on.SeedingChanged, job, False)
             case "lose" if asked:
                 name = rng.choice(sorted(asked))
                 del asked[name]
                 tell(on.TrainerGone, name)
             case "timer":
-                tell(TimerFired, STEP + base)
+                tell(TimerFired, STEP + job)
             case _:
                 pass
         if resumes and not busy and not asked and resumes[0] not in seeding:
             seeding.add(resumes[0])
             tell(on.SeedingChanged, resumes[0], True)
-    for base in sorted(seeding):
-        tell(on.SeedingChanged, base, False)
+    for job in sorted(seeding):
+        tell(on.SeedingChanged, job, False)
     assert asked == {}

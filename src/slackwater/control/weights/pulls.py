@@ -1,0 +1,117 @@
+"""Who pulls which version, by which way, and what an instance gives back for it."""
+
+from slackwater.control.weights import commands as do
+from slackwater.control.weights.books import IN_PASSING, Books, Out
+from slackwater.control.weights.routes import Routes, cargoes_of
+from slackwater.control.weights.shelf import Holder, VersionRecord, held_version, limit_of
+from slackwater.policy.weights.holding import first_to_go, holders_wanted
+
+
+class Pulls:
+    """An instance is asked once for a version; what gives way is first recalled from the rollout manager."""
+
+    def __init__(self, books: Books, routes: Routes) -> None:
+        self._books = books
+        self._routes = routes
+
+    def spread(self, record: VersionRecord, out: Out, *, waiting: bool = False) -> None:
+        """Let as many instances pull the version as its turns can use; one more if turns wait and nobody is pulling."""
+        able = self._books.able(record)
+        having = [holder for holder in able if holder.has(record.version)]
+        wanted = holders_wanted(record.turns, len(able))
+        if waiting and not any(record.version in holder.pulling for holder in having):
+            wanted = max(wanted, len(having) + 1)
+        missing = [holder for holder in able if not holder.has(record.version)]
+        missing.sort(key=lambda h: (len(h.pulling), len(h.offered), h.instance))
+        for holder in missing[: max(wanted - len(having), 0)]:
+            self.pull(holder, record, out)
+
+    def welcome(self, holder: Holder, out: Out) -> None:
+        """A new instance: its base model's own weights, and what turns ask for now, the most wanted first."""
+        for record in self._books.versions.values():
+            if record.job is None and not record.retired and holder.may_hold(record):
+                self.pull(holder, record, out)
+        self.fill(holder, out)
+
+    def fill(self, holder: Holder, out: Out) -> None:
+        """Let an instance with room pull what is short of holders: what nobody has first, what gave way last comes last."""
+        books = self._books
+        short = [record for record in books.needed.values() if holder.may_hold(record)]
+        short.sort(key=lambda r: (bool(books.having(r)), r.evicted_at, -r.turns, r.number))
+        for record in short:
+            if len(books.alike(holder.all(), record.adapter)) >= self._most(holder, record):
+                continue
+            able = books.able(record)
+            having = sum(other.has(record.version) for other in able)
+            if not holder.has(record.version) and having < holders_wanted(record.turns, len(able)):
+                self.pull(holder, record, out)
+
+    @staticmethod
+    def _most(holder: Holder, record: VersionRecord) -> int:
+        return limit_of(holder.spec, record.adapter) + IN_PASSING
+
+    def pull(self, holder: Holder, record: VersionRecord, out: Out) -> None:
+        """Unless it has the version; if it is full, once something has given way."""
+        books, version = self._books, record.version
+        if holder.has(version):
+            return
+        if version in holder.recalled:  # it is still there: back into use
+            holder.recalled.discard(version)
+            holder.offered[version] = None
+            out.append(do.OfferVersion(holder.instance, version))
+            return
+        taken = books.alike(holder.all(), record.adapter)
+        if record.job is not None and len(taken) >= self._most(holder, record):
+            if not books.alike(holder.recalled, record.adapter):
+                self._recall_one(holder, record.adapter, out, needed_too=True)
+            return  # once that is free, it is this one's turn
+        holder.pulling.add(version)
+        books.totals.pulls += 1
+        books.totals.repeated_pulls += version in holder.pulled_before
+        holder.pulled_before.add(version)
+        out.append(self._by_the_best_way(holder, record, out))
+
+    def _by_the_best_way(self, holder: Holder, record: VersionRecord, out: Out) -> do.PullWeights:
+        """Whole or by deltas on a copy that will be in the instance's host memory, whichever is smaller; else from the store."""
+        node, keep, totals = holder.spec.node, not record.adapter, self._books.totals
+        way = self._routes.way(record.version, holder.copies_then(), node)
+        if node is None or way is None or not cargoes_of(way):
+            return do.PullWeights(holder.instance, record.version)
+        self._routes.bring(node, way, out)
+        totals.by_delta += bool(way.deltas)
+        totals.by_relay += 1
+        if keep:
+            holder.coming[record.version] = "" if way.fetch_start else way.start
+        return do.PullWeights(holder.instance, record.version, cargoes_of(way), keep)
+
+    # ---- what gives way ----
+    def trim(self, holder: Holder, adapter: bool, keep: str, out: Out) -> None:
+        """Take from the instance what it holds beyond its limit and no turn asks for."""
+        limit = limit_of(holder.spec, adapter)
+        while len(self._books.alike(holder.offered, adapter)) > limit:
+            if not self._recall_one(holder, adapter, out, keep=keep):
+                return
+
+    def _recall_one(
+        self, holder: Holder, adapter: bool, out: Out, *, keep: str = "", needed_too: bool = False
+    ) -> bool:
+        books = self._books
+        held = [r for r in books.alike(holder.offered, adapter) if r.version != keep]
+        seen = [held_version(record, self._elsewhere(record, holder)) for record in held]
+        victim = first_to_go(seen, needed_too=needed_too)
+        if victim is None:
+            return False
+        books.versions[victim].evicted_at = books.tick()
+        self.recall(holder, victim, out)
+        return True
+
+    def _elsewhere(self, record: VersionRecord, holder: Holder) -> bool:
+        others = self._books.holders.values()
+        return any(record.version in other.offered for other in others if other is not holder)
+
+    @staticmethod
+    def recall(holder: Holder, version: str, out: Out) -> None:
+        """No turn is to begin with it there; it is dropped when none runs with it."""
+        del holder.offered[version]
+        holder.recalled.add(version)
+        out.append(do.RecallVersion(holder.instance, version))

@@ -1,0 +1,52 @@
+"""Why a service cannot do what it is asked: no worker of a kind runs, and every one fails to start."""
+
+from collections.abc import Sequence
+
+from slackwater.control.rollout.manager import RolloutManager
+from slackwater.runtime.launch.fleet import Fleet
+from slackwater.runtime.services.instances import InstanceService
+from slackwater.runtime.services.workers import Workers
+from slackwater.runtime.store.base_models import BaseModels
+
+
+class Breakdowns:
+    """What the operator is told in full, others in general (`fully`)."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        bases: BaseModels,
+        manager: RolloutManager,
+        instances: InstanceService,
+        workers: Workers,
+    ) -> None:
+        self._fleet = fleet
+        self._bases = bases
+        self._manager = manager
+        self._instances = instances
+        self._workers = workers
+
+    def of_engines(self, model: str, *, fully: bool) -> str | None:
+        """Why nothing can be sampled from a base model, if no engine of it runs and every one fails to start."""
+        if any(record.spec.runs(model) for record in self._manager.books.instances):
+            return None
+        if self._instances.starting(model):
+            return None
+        place = [base.name for base in self._bases].index(model)
+        kinds = (f"engine-{place}-", f"local-{place}-", f"serving-{place}-")
+        names = [name for name in self._fleet.supervisor.names() if any(k in name for k in kinds)]
+        return self._said(names, f"model {model}: no engine starts", fully)
+
+    def of_trainers(self, *, fully: bool) -> str | None:
+        """Why nothing can be trained, if no trainer runs and every one fails to start."""
+        if self._workers.by_role()["trainer"]:
+            return None
+        names = [name for name in self._fleet.supervisor.names() if "trainer-" in name]
+        return self._said(names, "no trainer starts", fully)
+
+    def _said(self, names: Sequence[str], what: str, fully: bool) -> str | None:
+        failed = self._fleet.supervisor.failed()
+        if not names or any(name not in failed or failed[name].deaths < 2 for name in names):
+            return None
+        why = failed[names[0]].said if fully else "the operator's status says why"
+        return f"{what}: {why}"

@@ -1,0 +1,62 @@
+"""Weights that became known: what a finished publish or save leaves for samplers, and what was there before this start."""
+
+from slackwater.model.ids import SessionId
+from slackwater.model.operation import Operation, OpKind
+from slackwater.model.session import TrainedModel
+from slackwater.runtime.bodies.rollout import RolloutBody
+from slackwater.runtime.net.background import Background
+from slackwater.runtime.services.finishing import sampling_session_of
+from slackwater.runtime.services.housekeeping import Housekeeping
+from slackwater.runtime.services.sampling import SamplingService
+from slackwater.runtime.services.sessions import Sessions
+from slackwater.runtime.store.base_models import BaseModels
+from slackwater.runtime.store.database import Store
+from slackwater.runtime.store.known_versions import known_versions
+from slackwater.runtime.store.op_payloads import decode_publish
+
+
+class Publications:
+    """Tells the weight director of versions; `housekeeping` is set before the first operation ends."""
+
+    def __init__(
+        self,
+        rollout: RolloutBody,
+        sampling: SamplingService,
+        sessions: Sessions,
+        background: Background,
+    ) -> None:
+        self.housekeeping: Housekeeping
+        self._rollout = rollout
+        self._sampling = sampling
+        self._sessions = sessions
+        self._background = background
+
+    def finished(self, model: TrainedModel, operation: Operation, payload: bytes) -> None:
+        """Weights that were published can be sampled from; old ones may go."""
+        if operation.kind is OpKind.SAVE:
+            self._background.spawn(self.housekeeping.drop_unlisted_states(model))
+        if operation.kind is not OpKind.PUBLISH:
+            return
+        publish = decode_publish(payload)
+        if publish.sampling_session is not None:
+            self._sampling.add_session(sampling_session_of(model, operation, publish))
+            self._background.spawn(self.housekeeping.trim_versions(model))
+        self._rollout.published(
+            *(publish.version, model.base_model, self._sessions.job_of(model.session)),
+            line=model.model,
+            adapter=model.lora.rank > 0,
+            sampled=publish.sampling_session is not None,
+        )
+
+    async def adopt(self, store: Store, bases: BaseModels) -> None:
+        """The base models' own weights, and the versions that were named before this start."""
+        for base in bases:
+            self._rollout.published(base.version, base.name)
+        for held in await store.call(known_versions):
+            job = self._sessions.job_of(SessionId(held.session))
+            self._rollout.published(
+                *(held.version, held.base_model, job),
+                line=held.line,
+                adapter=held.adapter,
+                sampled=False,
+            )
