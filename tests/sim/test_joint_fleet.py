@@ -92,7 +92,7 @@ def test_a_director_that_drops_what_is_in_use_is_caught(monkeypatch: pytest.Monk
     honest = WeightDirector._left
 
     def forgets(self: WeightDirector, *args: object) -> None:
-        self._needed.clear()
+        self._books.needed.clear()
         honest(self, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(WeightDirector, "_left", forgets)

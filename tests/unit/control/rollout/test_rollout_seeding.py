@@ -19,6 +19,7 @@ from slackwater.control.rollout.commands import (
 from slackwater.control.rollout.events import (
     InstanceLost,
     StepBegan,
+    StepDropped,
     StepEnded,
     TrainerWaits,
     TrainerWanted,
@@ -37,7 +38,7 @@ from slackwater.policy.rollout.seeding import (
 )
 from slackwater.policy.rollout.step_time import StepTime
 
-JOB = JobId("job")
+JOB, OTHER = JobId("job"), JobId("other")
 
 
 def times(**changed: Any) -> StepTimes:
@@ -257,6 +258,34 @@ def test_the_last_turn_gives_a_waiting_trainer_its_devices() -> None:
     attempt = only_dispatch(driver.submit("t0"))
     assert none_of(EndSeeding, driver.happen(TrainerWanted(1.0, JOB)))
     assert only(EndSeeding, driver.end("local0", attempt, 0)).job == "job"
+
+
+def test_a_local_engine_where_another_job_seeds_is_kept_until_that_ends_too() -> None:
+    """Two jobs of one base model: each has a step of its own, and its own turns to wait for."""
+    driver = FleetDriver(seeding=AdaptiveWindow(initial_s=1000.0))
+    driver.happen(StepBegan(0.0, JOB, 0, 1))
+    driver.happen(StepBegan(0.0, OTHER, 0, 1))
+    driver.join("local0", kind=InstanceKind.LOCAL)
+    mine = only_dispatch(driver.submit("t0"))
+    theirs = only_dispatch(driver.submit("t1", job=OTHER))
+    commands = driver.end("local0", mine, 0)
+    assert only(EndSeeding, commands).job == JOB
+    assert none_of(ReleaseInstance, commands)
+    commands = driver.end("local0", theirs, 0)
+    assert only(EndSeeding, commands).job == OTHER
+    assert only(ReleaseInstance, commands).instance == "local0"
+
+
+def test_a_step_that_is_dropped_gives_its_engines_back_and_is_forgotten() -> None:
+    driver = FleetDriver(seeding=AdaptiveWindow(initial_s=1000.0))
+    step(driver, turns=1)
+    driver.end("local0", 1, 0)
+    driver.happen(StepBegan(1.0, JOB, 1, 5))
+    driver.join("local0", kind=InstanceKind.LOCAL)
+    commands = driver.happen(StepDropped(2.0, JOB))
+    assert only(EndSeeding, commands).reason == "the job is over"
+    assert only(ReleaseInstance, commands).instance == "local0"
+    assert JOB not in driver.manager.books.work
 
 
 def only_dispatch(commands: list[BrainCommand]) -> int:
