@@ -16,7 +16,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from slackwater.model.errors import ConfigError, NotFoundError
+from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
+from slackwater.model.folder import changed, fingerprint
 from slackwater.model.uri import Uri
 from slackwater.tensors.header import TensorHeader
 from slackwater.weights.directory import DirectoryWeightStore
@@ -66,10 +67,13 @@ class SharedFiles:
     def model(self, uri: str) -> Path:
         name = Uri.parse(uri).name
         try:
-            index = json.loads((self._root / MODELS_INDEX).read_text())
-            return Path(index[name])
+            listed = json.loads((self._root / MODELS_INDEX).read_text())[name]
         except (OSError, ValueError, KeyError):
             raise NotFoundError(f"model {uri}: is not one that this service offers") from None
+        directory = Path(listed["directory"])
+        if fingerprint(directory) != listed["fingerprint"]:
+            raise RefusedError(changed(uri))
+        return directory
 
     @contextlib.contextmanager
     def saved_state(self, uri: str) -> Iterator[Path]:
@@ -132,8 +136,11 @@ class DepotFiles:
         partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
         partial.mkdir(parents=True)
         try:
-            for name in self._depot.listing(uri).files:
+            before = self._depot.listing(uri)
+            for name in before.files:
                 self._depot.fetch(uri, name, partial / name)
+            if self._depot.listing(uri) != before:
+                raise RefusedError(f"{uri}: its files changed while they were fetched")
             partial.rename(target)
         finally:
             shutil.rmtree(partial, ignore_errors=True)

@@ -1,7 +1,6 @@
 """A worker process without a node agent, for measurements and process tests that need nothing but an engine."""
 
 import asyncio
-import json
 import os
 import sys
 from collections.abc import Mapping
@@ -10,13 +9,12 @@ from pathlib import Path
 from slackwater.model.ids import WorkerId
 from slackwater.runtime.launch.agents import SECRET_VARIABLE
 from slackwater.runtime.launch.port import WorkerPlan
+from slackwater.runtime.store.state_directory import StateDirectory
 
 
 def offer_models(folder: Path, models: Mapping[str, Path]) -> None:
     """Let workers of the folder find models by URI."""
-    folder.mkdir(parents=True, exist_ok=True)
-    index = {name: str(directory) for name, directory in models.items()}
-    (folder / "models.json").write_text(json.dumps(index))
+    StateDirectory(folder).write_models(models)
 
 
 async def spawn_directly(

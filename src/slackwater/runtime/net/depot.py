@@ -9,10 +9,7 @@ Every call needs the fleet's secret. Models can be read only; a model that chang
 """
 
 import asyncio
-import contextlib
-import hashlib
 import hmac
-import json
 import shutil
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
@@ -22,6 +19,7 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, SlackwaterError
+from slackwater.model.folder import changed, fingerprint
 from slackwater.model.uri import Uri
 from slackwater.runtime.net.listening import bound_socket
 
@@ -121,9 +119,7 @@ class Depot:
             raise NotFoundError(f"{uri}: the fleet keeps no such folder")
         found = fingerprint(path)
         if uri.kind == "models" and found != self._fingerprints.get(uri.name):
-            raise RefusedError(
-                f"{uri}: its files changed while the service runs; restart the service to use them"
-            )
+            raise RefusedError(changed(uri))
         return {"files": _files_of(path), "fingerprint": found}
 
 
@@ -133,17 +129,6 @@ def _uri_of(request: web.Request) -> Uri:
 
 def _files_of(folder: Path) -> dict[str, int]:
     return {file.name: file.stat().st_size for file in sorted(folder.iterdir()) if file.is_file()}
-
-
-def fingerprint(folder: Path) -> str:
-    """Changes when a file of the folder is added, removed, resized or written."""
-    rows = []
-    with contextlib.suppress(FileNotFoundError):
-        for file in sorted(folder.iterdir()):
-            if file.is_file():
-                stat = file.stat()
-                rows.append((file.name, stat.st_size, stat.st_mtime_ns))
-    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
 
 def _make_visible(source: Path, target: Path, folder: bool) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from slackwater.model.errors import ConfigError, RefusedError, UnavailableError
+from slackwater.model.folder import fingerprint
 from slackwater.model.ids import ModelId
 from slackwater.model.uri import Uri
 
@@ -67,8 +68,11 @@ class StateDirectory:
             return secret
 
     def write_models(self, directories: Mapping[str, Path]) -> None:
-        """Where nodes that share this disk find the models."""
-        index = {name: str(directory) for name, directory in directories.items()}
+        """Where nodes that share this disk find the models, and what they look like now."""
+        index = {
+            name: {"directory": str(directory), "fingerprint": fingerprint(directory)}
+            for name, directory in directories.items()
+        }
         write_whole(self.root / "models.json", json.dumps(index))
 
     def uri(self, path: Path) -> str:
