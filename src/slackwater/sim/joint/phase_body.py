@@ -172,7 +172,8 @@ class PhaseBody:
 
     def _shrink(self, run: JobRun, permit: int) -> None:
         """The last turns move to a few of the engines; the others' nodes are free for the next job."""
-        assert run.permit == permit
+        if run.permit != permit:
+            return  # the job stopped: its turns, cancelled one by one, looked like a tail on their way out
         run.shrunk = True
         self.tail_migrations += 1
         keeper = self._fleet.brain.phases
