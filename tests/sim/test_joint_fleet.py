@@ -64,6 +64,12 @@ def test_nothing_is_lost_in_a_storm_of_lost_nodes_partitions_crashes_and_lies(se
     assert report.lies > 0
 
 
+def test_turns_that_are_cancelled_since_their_job_died_are_no_tail() -> None:
+    report = joint_weather(1, 6.0)  # seed 1: a job dies while it rolls out, after 5.5 hours
+    assert report.crashes > 0
+    assert report.finished_jobs == report.jobs
+
+
 def test_the_same_seed_is_the_same_storm() -> None:
     assert joint_weather(1, 0.5) == joint_weather(1, 0.5)
 
