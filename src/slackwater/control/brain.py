@@ -270,7 +270,7 @@ def _after(phases: PhaseKeeper, event: BrainEvent) -> Sequence[Said]:
         case of_job.JobEnded(now_s, job):
             return phases.ended(job, now_s)
         case of_rollout.InstanceLost(now_s, instance):
-            return phases.instance_lost(instance, now_s)
+            return phases.instance_failed(instance, now_s)
         case _:
             return ()
 
@@ -284,6 +284,8 @@ def _heard_by(
             return phases.turn_opened(job, sequence, now_s)
         case rollout_do.TurnClosed(job=job, sequence=sequence) if phases.find(job) is not None:
             return phases.turn_closed(job, sequence, now_s)
+        case rollout_do.ReleaseInstance(instance) | rollout_do.ReportFault(instance):
+            return phases.instance_failed(instance, now_s)
         case job_do.PlaceJob() if command.terms is not None:
             return phases.place(command, now_s)
         case job_do.ProfileJob():

@@ -166,8 +166,8 @@ class PhaseKeeper:
         self._look(one)
         return self._settled()
 
-    def instance_lost(self, instance: InstanceId, now_s: float) -> list[Said]:
-        """A tail that was to end there may end anywhere on its nodes."""
+    def instance_failed(self, instance: InstanceId, now_s: float) -> list[Said]:
+        """It is gone, let go or at fault: a tail that was to end there may end anywhere on its nodes."""
         self._begin(now_s)
         for one in self._jobs.values():
             if one.hold is not None and one.hold.kept and instance in one.hold.kept:

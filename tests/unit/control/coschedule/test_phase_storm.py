@@ -2,6 +2,7 @@
 permits that are returned late or never. After every event all invariants hold; when the jobs have ended nothing of them is left."""
 
 import random
+from collections.abc import Callable
 
 import pytest
 from phase_stage import PROFILE, PhaseStage
@@ -162,7 +163,22 @@ def test_no_invariant_breaks_and_nothing_is_left_behind(seed: int) -> None:
     assert all(nodes is None for nodes in stage.gates.values())
 
 
-def test_an_engine_that_dies_under_a_tail_does_not_strand_it() -> None:
+def lost(now_s: float, instance: InstanceId) -> of_rollout.RolloutEvent:
+    return of_rollout.InstanceLost(now_s, instance, "killed")
+
+
+def drained(now_s: float, instance: InstanceId) -> of_rollout.RolloutEvent:
+    return of_rollout.DrainAsked(now_s, instance, move_turns=True)
+
+
+def noticed(now_s: float, instance: InstanceId) -> of_rollout.RolloutEvent:
+    return of_rollout.InstanceNotice(now_s, instance, now_s + 30.0)
+
+
+@pytest.mark.parametrize("end", [lost, drained, noticed])
+def test_an_engine_that_goes_under_a_tail_does_not_strand_it(
+    end: Callable[[float, InstanceId], of_rollout.RolloutEvent],
+) -> None:
     stage = PhaseStage(engines=3)
     a, b = stage.submit("a"), stage.submit("b")
     turns = [stage.turn(a) for _ in range(10)]
@@ -171,5 +187,5 @@ def test_an_engine_that_dies_under_a_tail_does_not_strand_it() -> None:
     stage.turn(b)
     stage.end_turn(turns[7])
     (tail,) = {stage.running[turn].instance for turn in turns[8:]}
-    stage.tell(of_rollout.InstanceLost(stage.now_s, InstanceId(tail), "killed"))
+    stage.tell(end(stage.now_s, InstanceId(tail)))
     assert all(stage.running[turn].instance != tail for turn in turns[8:])
