@@ -69,7 +69,7 @@ def run(
         print(source.resolved_text(written, as_json))
         return
     if joint:
-        _run_jointly(scenario, as_json)
+        _run_jointly(scenario, as_json, trace)
         return
     from slackwater.sim.cluster.simulate import simulate
 
@@ -218,14 +218,21 @@ def results(
     print(f"wrote {out}")
 
 
-def _run_jointly(scenario: "ClusterScenario", as_json: bool) -> None:
+def _run_jointly(scenario: "ClusterScenario", as_json: bool, trace: Path | None) -> None:
     import dataclasses
 
+    from slackwater.cli.atomic_file import write_atomically
     from slackwater.cli.progress import progress_bar
     from slackwater.sim.joint.simulate import simulate_jointly
+    from slackwater.timeline.perfetto import trace_json
+    from slackwater.timeline.spans import Timeline
+
+    def draw(timeline: Timeline) -> None:
+        if trace is not None:
+            write_atomically(trace, b"".join(trace_json(timeline)), "--trace")
 
     with progress_bar(scenario.name) as progress:
-        report = dataclasses.asdict(simulate_jointly(scenario, progress=progress))
+        report = dataclasses.asdict(simulate_jointly(scenario, progress=progress, draw=draw))
     if as_json:
         print(json.dumps(report))
         return

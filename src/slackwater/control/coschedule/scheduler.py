@@ -107,6 +107,11 @@ class CoScheduler:
         return job in self._guests
 
     @property
+    def nodes(self) -> tuple[NodeId, ...]:
+        """All that jobs can be placed on."""
+        return self._fleet.nodes
+
+    @property
     def permits(self) -> Permits:
         """To look at."""
         return self._permits

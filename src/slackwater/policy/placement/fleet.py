@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from slackwater.model.errors import ConfigError
+from slackwater.model.ids import NodeId
 from slackwater.model.job import JobProfile
 from slackwater.model.node import Pool, Role
 
@@ -36,6 +37,15 @@ class Fleet:
             raise ConfigError.of("fleet: rollout", self.rollout.role, "must be a rollout pool")
         if self.train.role is not Role.TRAIN:
             raise ConfigError.of("fleet: train", self.train.role, "must be a train pool")
+
+    @property
+    def nodes(self) -> tuple[NodeId, ...]:
+        """All that can be rented, by name."""
+        return tuple(
+            NodeId(f"{pool.role.value}-{number}")
+            for pool in (self.rollout, self.train)
+            for number in range(pool.max_nodes)
+        )
 
     @property
     def owned(self) -> bool:

@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 SECRET_VARIABLE = "SLACKWATER_WORKER_SECRET"  # as in worker/process.py, which imports no runtime
 PIN_VARIABLE = "SLACKWATER_HUB_PIN"
+# Workers of a node that is a few cores of this machine give way to the control plane, which needs milliseconds at a time.
+_NICE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +127,9 @@ class LocalAgents:
                     stderr=log,
                     env=os.environ | join.environment() | {PARENT: str(os.getpid())},
                 )
-            if plan.cores:  # before it starts a worker, which inherits them
+            if plan.cores:  # before it starts a worker, which inherits both
                 os.sched_setaffinity(process.pid, plan.cores)
+                os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
             self._processes[plan.node] = process
             status = await process.wait()
             deaths = self._policy.deaths_after(deaths, loop.time() - began_s)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from slackwater.sim.joint.fleet import JointFleet
 
 BEAT_S = 30.0
-PULL_S = 3.0
 PROMPT_TOKENS = 16
 
 
@@ -57,7 +56,9 @@ class BrainBody:
             case weight_do.PullWeights(instance, version):
                 assert version not in self.deleted, f"{instance} pulls {version}, which is deleted"
                 self.pulls += 1
-                self._reach(instance, partial(self._pulled, instance, version), PULL_S)
+                self._reach(
+                    instance, partial(self._pulled, instance, version), self._fleet.costs.pull_s
+                )
             case weight_do.DropVersion(instance, version):
                 self._reach(instance, partial(self._dropped, instance, version))
             case weight_do.DeleteVersion(version):
@@ -68,7 +69,7 @@ class BrainBody:
     def _obey_book(self, command: BrainCommand) -> None:
         match command:
             case step_do.StartEngine(spec):
-                self._fleet.after(1.0, partial(self._start, spec))
+                self._fleet.after(self._fleet.costs.start_s, partial(self._start, spec))
             case step_do.RestEngine(instance):
                 self._fleet.instances.pop(instance, None)
             case step_do.GrantDevices(trainer):
@@ -225,7 +226,7 @@ class BrainBody:
             return
         assert instance.spec.job is not None
         run = fleet.runs[instance.spec.job]
-        period_s = run.spec.profile.rollout_s / fleet.plan.max_tokens
+        period_s = run.spec.profile.rollout_s / fleet.plan.max_tokens / fleet.pace()
         if not self._silent_s(instance.instance) and instance.requests:
             self._step(instance)
         fleet.after(period_s, partial(self._frame, instance))

@@ -11,8 +11,9 @@ from functools import partial
 
 import numpy as np
 
-from slackwater.control.brain import Brain, BrainEvent
+from slackwater.control.brain import Brain, BrainCommand, BrainEvent
 from slackwater.control.coschedule import commands as of_phase
+from slackwater.control.coschedule import phase_commands as phase_do
 from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.control.jobs.events import JobSubmitted
@@ -23,9 +24,11 @@ from slackwater.model.job import JobSpec, JobTerms
 from slackwater.model.placement import Phase
 from slackwater.sim.core.queue import EventQueue
 from slackwater.sim.joint.brain_body import BrainBody
+from slackwater.sim.joint.costs import JointCosts
 from slackwater.sim.joint.job_run import JobRun, TurnPlan
 from slackwater.sim.joint.phase_body import PhaseBody
 from slackwater.sim.rollout.storm_instance import StormInstance
+from slackwater.timeline.permit_spans import PermitSpans
 
 TENANT = TenantId("fleet")
 # Turns wait for permits of other jobs too, so their own deadlines are far away.
@@ -46,9 +49,12 @@ class JointFleet:
         *,
         seed: int = 0,
         plan: TurnPlan | None = None,
+        costs: JointCosts | None = None,
         check: bool = True,
     ) -> None:
         self.seed = seed
+        self.costs = costs or JointCosts()
+        self.spans = PermitSpans(scheduler.nodes, 0.0)
         self.rng = np.random.default_rng(seed)
         self.queue: EventQueue[Callable[[], None]] = EventQueue()
         self.brain = Brain(SETTINGS, shared_devices=False, coscheduler=scheduler, limits=LIMITS)
@@ -119,6 +125,7 @@ class JointFleet:
         self.events += 1
         try:
             for command in self.brain.handle(event):
+                self._draw(command)
                 if isinstance(command, of_phase.Command) and not isinstance(command, SetTimer):
                     self.phases.obey(command)
                 else:
@@ -130,6 +137,25 @@ class JointFleet:
         except Exception as error:  # a controller that raises has broken its word too
             at = f"event {self.events}, {type(event).__name__}, {self.now_s:.1f} s"
             raise AssertionError(f"{error or type(error).__name__} ({at})") from error
+
+    def _draw(self, command: BrainCommand) -> None:
+        """Permits as stretches of time, collected as the live body collects them."""
+        match command:
+            case phase_do.PermitGiven(job, permit, phase, _, nodes):
+                self.spans.given(permit, job, phase, nodes, self.now_s)
+            case phase_do.PermitShrunk(_, permit):
+                self.spans.shrunk(permit, self.now_s)
+            case phase_do.PermitBack(_, permit):
+                self.spans.back(permit, self.now_s)
+            case _:
+                pass
+
+    def pace(self) -> float:
+        """How much of a second's work a phase does now in a second, beside the others that run."""
+        if self.costs.share is None:
+            return 1.0
+        phases = [phase for _, phase, _ in self.permits.values()]
+        return self.costs.share.pace(phases.count(Phase.ROLLOUT), phases.count(Phase.TRAIN))
 
     def silent(self, node: NodeId) -> float:
         """For how much longer nothing is heard of a node."""

@@ -21,10 +21,8 @@ from slackwater.sim.joint.job_run import JobRun
 if TYPE_CHECKING:
     from slackwater.sim.joint.fleet import JointFleet
 
-LOAD_S = 40.0
-SWITCH_S = 2.0
-REPAIR_S = 600.0
 TAIL_SHARE = 0.8
+_TRAIN_SLICES = 20  # a training phase goes on at the pace of the moment, looked at so often
 
 
 class PhaseBody:
@@ -68,7 +66,7 @@ class PhaseBody:
         run.epoch = command.epoch
         run.iteration = command.iterations_done
         run.rollout_nodes, run.train_nodes = command.rollout_nodes, command.train_nodes
-        fleet.after(LOAD_S, partial(self._loaded, run, run.epoch, run.serial))
+        fleet.after(fleet.costs.load_s, partial(self._loaded, run, run.epoch, run.serial))
 
     def _loaded(self, run: JobRun, epoch: int, serial: int) -> None:
         if (run.epoch, run.serial) != (epoch, serial):
@@ -115,7 +113,7 @@ class PhaseBody:
         fleet.tell_all(events)
         if crashed:
             self.crashes += 1
-            fleet.after(REPAIR_S, partial(self._repaired, run, reason))
+            fleet.after(fleet.costs.repair_s, partial(self._repaired, run, reason))
 
     def _repaired(self, run: JobRun, reason: str) -> None:
         self._fleet.tell(of_job.JobCrashed(self._fleet.now_s, run.job, reason))
@@ -135,7 +133,7 @@ class PhaseBody:
         run.phase_began_s = fleet.now_s
         fleet.permits[command.permit] = (command.job, command.phase, command.nodes)
         begin = self._roll_out if command.phase is Phase.ROLLOUT else self._train
-        delay_s = SWITCH_S if command.switch else 0.0
+        delay_s = fleet.costs.switch_s if command.switch else 0.0
         fleet.after(delay_s, partial(self._still, run, command.permit, begin))
 
     @staticmethod
@@ -199,6 +197,11 @@ class PhaseBody:
         fleet.tell_all(self._engines_end(run, "its phase is over"))
         self._end_phase(run)
         if run.epoch:
+            ready = partial(self._ready_to_train, run, run.epoch, run.serial)
+            fleet.after(fleet.costs.handover_s, ready)
+
+    def _ready_to_train(self, run: JobRun, epoch: int, serial: int) -> None:
+        if (run.epoch, run.serial) == (epoch, serial):
             self._request(run, Phase.TRAIN)
 
     def _engines_end(self, run: JobRun, reason: str) -> list[BrainEvent]:
@@ -232,8 +235,19 @@ class PhaseBody:
         run = next((run for run in fleet.runs.values() if run.trainer == trainer), None)
         assert run is not None and not run.training, f"{trainer} was granted devices unasked"
         run.training = True
-        train_s = run.spec.profile.train_s_on(len(run.train_nodes))
-        fleet.after(train_s, partial(self._trained, run, trainer, train_s))
+        self._train_on(run, trainer, fleet.now_s, _TRAIN_SLICES)
+
+    def _train_on(self, run: JobRun, trainer: WorkerId, began_s: float, slices: int) -> None:
+        """So many slices of the phase are left; each is as long as the machine lets it be."""
+        fleet = self._fleet
+        if run.trainer != trainer:
+            return
+        if not slices:
+            self._trained(run, trainer, fleet.now_s - began_s)
+            return
+        whole_s = run.spec.profile.train_s_on(len(run.train_nodes))
+        slice_s = whole_s / _TRAIN_SLICES / fleet.pace()
+        fleet.after(slice_s, partial(self._train_on, run, trainer, began_s, slices - 1))
 
     def _trained(self, run: JobRun, trainer: WorkerId, took_s: float) -> None:
         fleet = self._fleet

@@ -8,11 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.model.job_life import JobStage
+from slackwater.model.node import Role
 from slackwater.sim.cluster.scenario import ClusterScenario
 from slackwater.sim.cluster.simulate import new_controller, scenario_jobs
+from slackwater.sim.joint.costs import JointCosts
 from slackwater.sim.joint.fleet import JointFleet
 from slackwater.sim.joint.job_run import TurnPlan
+from slackwater.timeline.spans import Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,8 @@ class JointRunReport:
     engine_s: float
     trainer_s: float
     turns_waited_s: float
+    rollout_utilisation: float
+    train_utilisation: float
 
 
 def _has_seen(fleet: JointFleet, events: int) -> bool:
@@ -46,17 +52,30 @@ def simulate_jointly(
     scenario: ClusterScenario,
     *,
     plan: TurnPlan | None = None,
+    costs: JointCosts | None = None,
+    scheduler: CoScheduler | None = None,
     progress: Callable[[float], None] | None = None,
+    draw: Callable[[Timeline], None] | None = None,
 ) -> JointRunReport:
-    """Run a scenario to its end under the co-scheduler and the brain together."""
+    """Run a scenario to its end under the brain with the co-scheduler that it asks for, or with `scheduler`; `draw` gets its timeline."""
     specs = scenario_jobs(scenario)
-    fleet = JointFleet(new_controller(scenario), specs, seed=scenario.seed, plan=plan, check=False)
+    fleet = JointFleet(
+        scheduler or new_controller(scenario),
+        specs,
+        seed=scenario.seed,
+        plan=plan,
+        costs=costs,
+        check=False,
+    )
     while fleet.unsettled:
         fleet.run(stop=partial(_has_seen, fleet, fleet.events + 2000))
         if progress is not None:
             progress(1 - fleet.unsettled / len(specs))
     fleet.brain.check_integrity()
     fleet.check_integrity()
+    if draw is not None:
+        title = f"{scenario.name}, turn by turn"
+        draw(fleet.spans.timeline(scenario.policy.name, title, fleet.now_s))
     entries = fleet.brain.jobs.entries()
     accounts = [entry.account for entry in entries]
     return JointRunReport(
@@ -71,4 +90,13 @@ def simulate_jointly(
         sum(account.engine_s for account in accounts),
         sum(account.trainer_s for account in accounts),
         sum(account.turns_waited_s for account in accounts),
+        *(_used(fleet, role) for role in (Role.ROLLOUT, Role.TRAIN)),
     )
+
+
+def _used(fleet: JointFleet, role: Role) -> float:
+    """The share of its time in which a phase held a node, of those that had any."""
+    nodes = [node for node in fleet.scheduler.nodes if node.startswith(role.value)]
+    used = [fleet.spans.utilisation(node, fleet.now_s) for node in nodes]
+    busy = [share for share in used if share > 0]
+    return sum(busy) / max(len(busy), 1)
