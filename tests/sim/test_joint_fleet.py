@@ -1,19 +1,28 @@
 """Co-scheduler, rollout manager, weight director, step book and job book over one simulated fleet."""
 
+from dataclasses import replace
+
 import pytest
 
+from slackwater.control.coschedule.job_state import JobStatus
+from slackwater.control.coschedule.settings import CoscheduleSettings
 from slackwater.control.rollout.gates import Gates
 from slackwater.control.weights.director import WeightDirector
 from slackwater.model.ids import JobId
 from slackwater.model.job import JobProfile, JobSpec
+from slackwater.model.job_life import JobStage
 from slackwater.model.node import H20, H800, Pool, Role
+from slackwater.model.placement import Phase
 from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
 from slackwater.sim.cluster.simulate import new_controller
 from slackwater.sim.joint.brain_body import BrainBody
+from slackwater.sim.joint.costs import JointCosts, MachineShare
 from slackwater.sim.joint.fleet import JointFleet
+from slackwater.sim.joint.job_run import TurnPlan
 from slackwater.sim.joint.phase_body import PhaseBody
 from slackwater.sim.joint.simulate import simulate_jointly
 from slackwater.sim.joint.weather import joint_weather
+from slackwater.timeline.spans import Timeline
 
 
 def scenario(policy: str, jobs: int = 3, rollout_nodes: int = 2) -> ClusterScenario:
@@ -42,6 +51,53 @@ def test_the_last_turns_move_to_one_engine_and_the_next_job_takes_the_freed_node
     report = simulate_jointly(scenario("group"))
     assert report.tail_migrations > 0
     assert report.moved_turns > 0
+
+
+@pytest.mark.parametrize(("policy", "slo"), [("ours", 2.0), ("ours", 1.5), ("group", 2.0)])
+def test_a_profile_that_lies_by_three_costs_its_own_job_its_place_and_the_others_keep_their_bound(
+    policy: str, slo: float
+) -> None:
+    said = JobProfile(10.0, 10.0, 1.0, rollout_state_gb=0.0, train_state_gb=0.0, model_billions=0.1)
+    truth = replace(said, rollout_s=30.0, train_s=30.0)
+    honest, liar = JobId("honest"), JobId("liar")
+    specs = [JobSpec(honest, 0.0, 40, slo, said), JobSpec(liar, 50.0, 40, slo, said)]
+    scheduler = CoscheduleSettings(placement=policy, tails=False).new_coscheduler(1, 1)
+    fleet = JointFleet(
+        scheduler,
+        specs,
+        plan=TurnPlan(4, 24, 1.0, 0.0),  # every response is as long as it may be
+        costs=JointCosts(0.1, 0.0, 0.01),
+        lengths={liar: truth},
+    )
+    reasons: set[str] = set()
+
+    def watched() -> bool:
+        entry = fleet.brain.jobs.find(liar)
+        reasons.add("" if entry is None or entry.stage is not JobStage.HELD else entry.reason)
+        return False
+
+    fleet.run(stop=watched)
+    assert any("its phases take 3." in why and "honest could not keep" in why for why in reasons)
+    for job in (honest, liar):
+        state = scheduler.job(job)
+        assert state.status is JobStatus.FINISHED and state.iterations_done == 40
+        assert state.elapsed_s(fleet.now_s) <= slo * state.seen_s, f"{job} is past its bound"
+
+
+def test_jobs_on_cores_of_one_machine_slow_down_by_what_control_plane_and_drivers_use() -> None:
+    case = scenario("group", rollout_nodes=1)
+    quiet = simulate_jointly(case, costs=JointCosts(share=MachineShare(2)))
+    busy = simulate_jointly(case, costs=JointCosts(share=MachineShare(2, 0.2, 0.2)))
+    assert quiet.end_s < busy.end_s < 1.3 * quiet.end_s
+    assert 0 < quiet.train_utilisation < 1
+
+
+def test_a_joint_run_is_drawn_from_its_permits() -> None:
+    drawn: list[Timeline] = []
+    report = simulate_jointly(scenario("ours"), draw=drawn.append)
+    trains = [span for span in drawn[0].spans if span.phase is Phase.TRAIN]
+    assert len(trains) >= report.iterations
+    assert all(span.end_s <= report.end_s for span in drawn[0].spans)
 
 
 def test_local_engines_roll_out_between_the_trainings_of_a_colocated_job() -> None:

@@ -3,6 +3,7 @@
 What is neither is the hand-over: the driver's own work between two phases, the way there and back, and the weights' publishing and pulling.
 """
 
+import itertools
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -87,7 +88,7 @@ def _times(permits: Sequence[Stretch], job: str, start_s: float, end_s: float) -
     lengths: dict[str, list[float]] = defaultdict(list)
     for one in mine:
         lengths[one.phase].append(one.length_s)
-    for before, after in zip(mine, mine[1:], strict=False):
+    for before, after in itertools.pairwise(mine):
         wait_s = sum(
             one.inside(before.end_s, after.start_s)
             for one in permits

@@ -30,11 +30,11 @@ def run(options: BenchOptions) -> dict[str, object]:
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
         raise RefusedError("trl_coexec: needs two processors, one to generate and one to train")
-    shape = {"prompts": 16, "group": 8, "prompt_tokens": 16, "new_tokens": 24}
+    shape = {"prompts": 24, "group": 8, "prompt_tokens": 16, "new_tokens": 64}
     job = {
         "shape": shape,
-        "steps": 4 if options.quick else 30,
-        "slo": 3.0,
+        "steps": 4 if options.quick else 12,
+        "slo": 2.0,
         "rollout_cores": [cores[0]],
         "train_cores": [cores[1]],
     }
@@ -92,7 +92,7 @@ def _service(folder: Path) -> Iterator[dict[str, str]]:
     """A service whose co-scheduler has one rollout and one train node."""
     tiny = folder / "tiny"
     make_model("tiny", tiny, 0)
-    settings = ("--set", "coschedule.placement=group")
+    settings = ("--set", "coschedule.placement=ours")
     with own_service(folder / "service", "tiny", tiny, *settings) as (url, key):
         yield {"SLACKWATER_URL": url, "SLACKWATER_KEY": key}
 

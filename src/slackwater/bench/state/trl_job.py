@@ -14,10 +14,9 @@ import time
 from typing import Any
 
 import torch
-from datasets import Dataset
 
 import slackwater
-from slackwater.bench.training.grpo_peer import model, settings, tokenizer
+from slackwater.bench.training.grpo_peer import workload
 from slackwater.bench.training.grpo_step import StepShape
 
 trl: Any = importlib.import_module("trl")  # an extra: absent where only types are checked
@@ -71,26 +70,11 @@ class StepEnd(transformers.TrainerCallback):  # type: ignore[misc]  # its base i
 def main() -> None:
     options = json.loads(sys.argv[1])
     shape, steps = StepShape(**options["shape"]), int(options["steps"])
-    torch.set_num_threads(1)
-    torch.manual_seed(options["seed"])
     rewards: list[float] = []
-
-    def digit_share(completions: list[str], **_: Any) -> list[float]:
-        shares = [sum(c.isdigit() for c in text) / max(len(text), 1) for text in completions]
-        rewards.append(sum(shares) / len(shares))
-        return shares
-
-    prompts = [{"prompt": f"{i:0{shape.prompt_tokens}d}"} for i in range(1024)]
     end = StepEnd()
     with tempfile.TemporaryDirectory() as folder:
-        trainer = SharedTrainer(
-            model=model(),
-            processing_class=tokenizer(),
-            reward_funcs=digit_share,
-            args=settings(folder, shape, steps, options["seed"]),
-            train_dataset=Dataset.from_list(prompts),
-            callbacks=[end],
-        )
+        made = workload(folder, shape, steps, options["seed"], rewards)
+        trainer = SharedTrainer(**made, callbacks=[end])
         trainer.share(set(options["rollout_cores"]), set(options["train_cores"]))
         end.trainer = trainer
         slackwater.join(

@@ -97,12 +97,12 @@ def settings(folder: str, shape: StepShape, steps: int, seed: int) -> Any:
     )
 
 
-def main() -> None:
-    options = json.loads(sys.argv[1])
-    shape, warm_up = StepShape(**options["shape"]), int(options["warm_up"])
+def workload(
+    folder: str, shape: StepShape, steps: int, seed: int, rewards: list[float]
+) -> dict[str, Any]:
+    """What a trainer is made of: a random model that is rewarded for digits. Each step's mean reward goes into `rewards`."""
     torch.set_num_threads(1)
-    torch.manual_seed(options["seed"])
-    rewards: list[float] = []
+    torch.manual_seed(seed)
 
     def digit_share(completions: list[str], **_: Any) -> list[float]:
         shares = [sum(c.isdigit() for c in text) / max(len(text), 1) for text in completions]
@@ -110,16 +110,24 @@ def main() -> None:
         return shares
 
     prompts = [{"prompt": f"{i:0{shape.prompt_tokens}d}"} for i in range(1024)]
+    return {
+        "model": model(),
+        "processing_class": tokenizer(),
+        "reward_funcs": digit_share,
+        "args": settings(folder, shape, steps, seed),
+        "train_dataset": Dataset.from_list(prompts),
+    }
+
+
+def main() -> None:
+    options = json.loads(sys.argv[1])
+    shape, warm_up = StepShape(**options["shape"]), int(options["warm_up"])
+    rewards: list[float] = []
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
-        trainer = trl.GRPOTrainer(
-            model=model(),
-            processing_class=tokenizer(),
-            reward_funcs=digit_share,
-            args=settings(folder, shape, warm_up + int(options["steps"]), options["seed"]),
-            train_dataset=Dataset.from_list(prompts),
-            callbacks=[clock],
-        )
+        steps = warm_up + int(options["steps"])
+        made = workload(folder, shape, steps, options["seed"], rewards)
+        trainer = trl.GRPOTrainer(**made, callbacks=[clock])
         trainer.train()
     cpu_s = clock.ends_s[-1] - clock.ends_s[warm_up - 1]
     found = {

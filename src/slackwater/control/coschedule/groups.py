@@ -187,6 +187,33 @@ class Groups:
             }
         return group.worst_iteration_s[state.spec.job]
 
+    def mates(self, state: JobState) -> list[JobState]:
+        """The others of its group."""
+        assert state.placement is not None
+        return [
+            mate
+            for mate in self._groups[state.placement.group].jobs.values()
+            if mate.spec.job != state.spec.job
+        ]
+
+    def coming_iteration_s(self, state: JobState) -> float:
+        """So long an iteration takes in its group when nobody waits more than the fullest node makes him."""
+        assert state.placement is not None
+        group = self._groups[state.placement.group]
+        if group.plan is not None:
+            return self.worst_iteration_s(state)
+        loads_s: dict[NodeId, float] = {}
+        for member in group.jobs.values():
+            assert member.placement is not None
+            for phase, nodes in (
+                (Phase.ROLLOUT, member.placement.rollout_nodes),
+                (Phase.TRAIN, member.placement.train_nodes),
+            ):
+                for node in nodes:
+                    loads_s[node] = loads_s.get(node, 0.0) + member.phase_s(phase, self._fleet)
+        longest_s = max(member.profile.solo_s for member in group.jobs.values())
+        return max(longest_s, *loads_s.values())
+
     def _worst_period_s(self, group: _Group) -> float:
         lengths_s = {
             (job, phase): member.phase_s(phase, self._fleet)

@@ -25,6 +25,7 @@ class JobState:
     spec: JobSpec
     status: JobStatus = JobStatus.HELD
     reason: str = ""
+    displaced: str = ""  # why it had to make room, until it has a place again
     epoch: int = 0
     crashes: int = 0
     iterations_done: int = 0
@@ -43,6 +44,11 @@ class JobState:
     def profile(self) -> JobProfile:
         """What placement goes by."""
         return self.planned or self.spec.profile
+
+    @property
+    def outgrown(self) -> float:
+        """How many times longer its iterations are than was declared of it; 1 as long as they are not."""
+        return max(self.profile.solo_s / self.spec.profile.solo_s, 1.0)
 
     @property
     def iterations_left(self) -> int:

@@ -35,6 +35,7 @@ from slackwater.control.coschedule.groups import Groups
 from slackwater.control.coschedule.guests import Guests
 from slackwater.control.coschedule.job_state import JobState, JobStatus
 from slackwater.control.coschedule.permits import Permits
+from slackwater.control.coschedule.slo_guard import SloGuard
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.job import JobSpec
@@ -44,6 +45,7 @@ from slackwater.policy.placement.fleet import Fleet
 from slackwater.policy.placement.interface import PlacementPolicy, Standing
 
 _REBALANCE = "coschedule:rebalance"
+_DISPLACED = "coschedule:displaced"  # a job that had to make room is tried again
 _OVER = (JobStatus.FINISHED, JobStatus.REFUSED)
 
 
@@ -59,6 +61,7 @@ class CoScheduler:
         self._permits = Permits()
         self._groups = Groups(self._config, fleet, self._permits)
         self._guests = Guests(fleet, self._permits)
+        self._guard = SloGuard(self._config, fleet, self._groups)
         self._jobs: dict[JobId, JobState] = {}
         self._placed: dict[JobId, JobState] = {}
         self._held: dict[JobId, JobState] = {}
@@ -166,14 +169,15 @@ class CoScheduler:
             self._observe(now_s)
         answer = self._policy.place(state.spec, now_s)
         if isinstance(answer, Refusal):
-            changed = state.reason != answer.reason
-            state.reason = answer.reason
+            reason = f"{state.displaced}; {answer.reason}" if state.displaced else answer.reason
+            changed = state.reason != reason
+            state.reason = reason
             if answer.final:
                 state.status = JobStatus.REFUSED
                 del self._held[job]
-                return [RefuseJob(job, answer.reason)]
+                return [RefuseJob(job, reason)]
             state.status = JobStatus.HELD
-            return [HoldJob(job, answer.reason)] if changed else []
+            return [HoldJob(job, reason)] if changed else []
         del self._held[job]
         commands = self._apply([answer], now_s)
         self._observe(now_s)
@@ -296,7 +300,7 @@ class CoScheduler:
     def _start(self, state: JobState, placement: Placement) -> StartJob:
         state.placement = placement
         state.status = JobStatus.PLACED
-        state.reason = placement.reason
+        state.reason, state.displaced = placement.reason, ""
         state.epoch += 1
         state.next_phase = Phase.ROLLOUT
         self._placed[placement.job] = state
@@ -418,24 +422,30 @@ class CoScheduler:
             self._groups.revised(state)
             self._observe(now_s)
             commands = self._apply(self._policy.revise(state.spec.job, profile, now_s), now_s)
-        if config.guard and self._groups.shares(state) and self._is_at_risk(state, now_s):
+        if self._guard.must_leave(state, now_s):
             self._observe(now_s)
             commands += self._apply(self._policy.isolate(state.spec.job, now_s), now_s)
+        intruder = self._guard.intruder(state, now_s) if state.placement is not None else None
+        if intruder is not None:
+            commands += self._displace(intruder, state, now_s)
         return commands
 
-    def _is_at_risk(self, state: JobState, now_s: float) -> bool:
-        """Whether one more shared iteration at worst could leave too little to finish alone at worst."""
-        budget_s = self._budget_s(state, now_s)
-        alone_s = state.iterations_left * state.profile.solo_s
-        move_s = self._fleet.move.of(state.profile)
-        if alone_s + move_s > budget_s:
-            return False  # Moving would break it for certain; its group may still hold.
-        worst_s = self._groups.worst_iteration_s(state)
-        if state.iterations_left * worst_s <= budget_s:
-            return False
-        return alone_s + move_s + worst_s > budget_s
+    def _displace(self, intruder: JobState, sufferer: JobState, now_s: float) -> list[Command]:
+        """A job that takes much longer than was declared of it makes room, and waits for a place that fits it as it is."""
+        times = intruder.outgrown
+        reason = f"its phases take {times:.1f} times what was declared, and {sufferer.spec.job} could not keep its bound beside them"
+        stop = StopJob(intruder.spec.job, intruder.epoch, True, reason)
+        intruder.spec = replace(intruder.spec, profile=intruder.profile)
+        intruder.planned = None
+        intruder.status = JobStatus.HELD
+        intruder.displaced = intruder.reason = reason
+        left = self._depart([intruder], now_s)
+        self._held[intruder.spec.job] = intruder
+        return [stop, *left, HoldJob(intruder.spec.job, reason), SetTimer(_DISPLACED, now_s)]
 
     def _on_timer(self, event: TimerFired) -> list[Command]:
+        if event.name == _DISPLACED:
+            return self._admit_held(event.now_s)
         due_s = self._rebalance_at_s
         if event.name != _REBALANCE or due_s is None or event.now_s < due_s:
             return []
@@ -451,16 +461,11 @@ class CoScheduler:
         return SetTimer(_REBALANCE, self._rebalance_at_s)
 
     def _observe(self, now_s: float) -> None:
-        config = self._config
         standings: list[Standing] = []
         for state in self._placed.values():
             if state.iterations_left == 0:
                 continue  # In its last sync, about to leave.
-            budget_s = (
-                state.budget_to_share_s(now_s)
-                if config.slo_basis == "declared"
-                else self._budget_s(state, now_s)
-            )
+            budget_s = self._guard.budget_to_share_s(state, now_s)
             standings.append(Standing(state.spec.job, state.iterations_left, budget_s))
         self._policy.observe(standings, self._waiting())
 
@@ -472,9 +477,6 @@ class CoScheduler:
             else state.spec
             for state in self._held.values()
         ]
-
-    def _budget_s(self, state: JobState, now_s: float) -> float:
-        return state.budget_s(now_s, realised=self._config.slo_basis == "realised")
 
     def _current(self, job: JobId, epoch: int) -> JobState | None:
         """The job, if it is placed and the message is of this placement."""

@@ -82,7 +82,9 @@ class JobBook:
                     entry.profile = profile
                     self._arrive(entry, out)
             case on.JobAnswered(_, _, answer, reason):
-                if entry.stage in (JobStage.SUBMITTED, JobStage.HELD, JobStage.PLACED):
+                waits = (JobStage.SUBMITTED, JobStage.HELD, JobStage.PLACED)
+                displaced = entry.stage is JobStage.RUNNING and answer == "held"
+                if entry.stage in waits or displaced:
                     entry.stage, entry.reason = JobStage(answer), reason
                     self._tell_driver(entry, out)
             case on.IterationDone():

@@ -226,7 +226,7 @@ class BrainBody:
             return
         assert instance.spec.job is not None
         run = fleet.runs[instance.spec.job]
-        period_s = run.spec.profile.rollout_s / fleet.plan.max_tokens / fleet.pace()
+        period_s = run.lengths.rollout_s / fleet.plan.max_tokens / fleet.pace()
         if not self._silent_s(instance.instance) and instance.requests:
             self._step(instance)
         fleet.after(period_s, partial(self._frame, instance))

@@ -6,7 +6,7 @@ the next job's come to the freed nodes while the rest of the turns go on. After 
 those between them: no engine works, and no trainer trains, on a node that no permit gives its job.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -20,7 +20,7 @@ from slackwater.control.jobs.events import JobSubmitted
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.control.timer import SetTimer
 from slackwater.model.ids import InstanceId, JobId, NodeId, TenantId, TurnId
-from slackwater.model.job import JobSpec, JobTerms
+from slackwater.model.job import JobProfile, JobSpec, JobTerms
 from slackwater.model.placement import Phase
 from slackwater.sim.core.queue import EventQueue
 from slackwater.sim.joint.brain_body import BrainBody
@@ -50,8 +50,10 @@ class JointFleet:
         seed: int = 0,
         plan: TurnPlan | None = None,
         costs: JointCosts | None = None,
+        lengths: Mapping[JobId, JobProfile] | None = None,
         check: bool = True,
     ) -> None:
+        """`lengths`: what phases take, of jobs whose owners said something else."""
         self.seed = seed
         self.costs = costs or JointCosts()
         self.spans = PermitSpans(scheduler.nodes, 0.0)
@@ -60,7 +62,11 @@ class JointFleet:
         self.brain = Brain(SETTINGS, shared_devices=False, coscheduler=scheduler, limits=LIMITS)
         self.scheduler = scheduler
         self.plan = plan or TurnPlan()
-        self.runs = {spec.job: JobRun(spec, number) for number, spec in enumerate(specs)}
+        truth = lengths or {}
+        self.runs = {
+            spec.job: JobRun(spec, number, truth.get(spec.job, spec.profile))
+            for number, spec in enumerate(specs)
+        }
         self.instances: dict[InstanceId, StormInstance] = {}
         self.node_of: dict[InstanceId, NodeId] = {}
         self.permits: dict[int, tuple[JobId, Phase, tuple[NodeId, ...]]] = {}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from slackwater.model.ids import InstanceId, JobId, NodeId, TurnId, WorkerId
-from slackwater.model.job import JobSpec
+from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.placement import Phase
 
 
@@ -28,10 +28,12 @@ class TurnPlan:
 
 @dataclass(slots=True)
 class JobRun:
-    """`epoch` 0: it has no nodes. `serial` counts its beginnings, so that what an older one left behind is known as such."""
+    """`epoch` 0: it has no nodes. `serial` counts its beginnings, so that what an older one left behind is known as such.
+    `lengths` are what its phases take, whatever its owner said."""
 
     spec: JobSpec
     number: int
+    lengths: JobProfile
     epoch: int = 0
     iteration: int = 0
     serial: int = 0

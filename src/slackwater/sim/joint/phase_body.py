@@ -245,7 +245,7 @@ class PhaseBody:
         if not slices:
             self._trained(run, trainer, fleet.now_s - began_s)
             return
-        whole_s = run.spec.profile.train_s_on(len(run.train_nodes))
+        whole_s = run.lengths.train_s_on(len(run.train_nodes))
         slice_s = whole_s / _TRAIN_SLICES / fleet.pace()
         fleet.after(slice_s, partial(self._train_on, run, trainer, began_s, slices - 1))
 
@@ -264,7 +264,7 @@ class PhaseBody:
         run.iterations_done = run.iteration
         self.iterations += 1
         self._end_phase(run)
-        sync_s = 0.0 if run.local else run.spec.profile.sync_s
+        sync_s = 0.0 if run.local else run.lengths.sync_s
         fleet.after(sync_s, partial(self._synced, run, run.epoch, run.serial))
 
     def _synced(self, run: JobRun, epoch: int, serial: int) -> None:

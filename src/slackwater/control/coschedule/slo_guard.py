@@ -1,0 +1,53 @@
+"""Whether jobs that share nodes stay within their bounds, and who is in the way of one that does not."""
+
+from slackwater.control.coschedule.config import CoScheduleConfig
+from slackwater.control.coschedule.groups import Groups
+from slackwater.control.coschedule.job_state import JobState
+from slackwater.policy.placement.fleet import Fleet
+
+
+class SloGuard:
+    """Asked once per iteration of a job."""
+
+    def __init__(self, config: CoScheduleConfig, fleet: Fleet, groups: Groups) -> None:
+        self._config = config
+        self._fleet = fleet
+        self._groups = groups
+
+    def budget_s(self, state: JobState, now_s: float) -> float:
+        """What its bound leaves for the iterations still to make."""
+        return state.budget_s(now_s, realised=self._config.slo_basis == "realised")
+
+    def budget_to_share_s(self, state: JobState, now_s: float) -> float:
+        """What others may use of that."""
+        if self._config.slo_basis == "declared":
+            return state.budget_to_share_s(now_s)
+        return self.budget_s(state, now_s)
+
+    def must_leave(self, state: JobState, now_s: float) -> bool:
+        """Whether one more shared iteration at worst could leave too little to finish alone at worst, on nodes of its own."""
+        if not self._config.guard or not self._groups.shares(state):
+            return False
+        budget_s = self.budget_s(state, now_s)
+        alone_s = state.iterations_left * state.profile.solo_s
+        move_s = self._fleet.move.of(state.profile)
+        if alone_s + move_s > budget_s:
+            return False  # Moving would break it for certain; its group may still hold.
+        worst_s = self._groups.worst_iteration_s(state)
+        if state.iterations_left * worst_s <= budget_s:
+            return False
+        return alone_s + move_s + worst_s > budget_s
+
+    def intruder(self, state: JobState, now_s: float) -> JobState | None:
+        """A member that takes longer than was declared of it, where a job beside it cannot keep its bound for that: the one that outgrew
+        its profile most. None where the job itself has outgrown its own as much, and where all is well."""
+        if not self._config.guard or self._config.slo_basis == "declared":
+            return None
+        mates = self._groups.mates(state)
+        grown = max(mates, key=lambda mate: mate.outgrown, default=None)
+        if grown is None or grown.outgrown <= max(state.outgrown, 1.0) * (
+            1 + self._config.drift_tolerance
+        ):
+            return None
+        needs_s = state.iterations_left * self._groups.coming_iteration_s(state)
+        return grown if needs_s > self.budget_s(state, now_s) else None
