@@ -88,8 +88,10 @@ def bench(
     """Measure NAME and print its figures; `all` measures everything but replay, an object a line."""
     from slackwater.bench.options import BenchOptions, ReplayOptions
     from slackwater.cli.running_service import find_service
+    from slackwater.cli.stopping import unwind_on_terminate
     from slackwater.model.serving import ServingSlo
 
+    unwind_on_terminate()  # services that a bench started end with it
     if name not in (*BENCHES, "all"):
         raise ConfigError.of(
             "NAME", name, f"is no bench; write all, or one of: {', '.join(BENCHES)}"

@@ -19,8 +19,8 @@ from slackwater.zoo.tiny import make_model
 
 _SLO = 2.0
 # Rollout and training take about as long.
-_SHAPE = Shape(groups=2, answers=4, tokens=192)
-_LIMIT_S = 280.0
+_SHAPE = Shape(groups=2, answers=5, tokens=128)
+_LIMIT_S = 150.0
 _SETTINGS = CoscheduleSettings(placement="ours", tails=False)
 
 _FLEET = """
@@ -44,7 +44,7 @@ cores = [{train}]
 
 def run(options: BenchOptions) -> dict[str, object]:
     """Three jobs alone, two together, three together."""
-    steps = 5 if options.quick else 9
+    steps = 5 if options.quick else 8
     cores = sorted(os.sched_getaffinity(0))
     options.progress("how much two cores slow each other", 0.0)
     both_slow = both_cores_slow((cores[0], cores[-1]), 1.0 if options.quick else 4.0)

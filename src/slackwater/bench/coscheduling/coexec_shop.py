@@ -104,7 +104,10 @@ class Shop:
         try:
             while any(process.poll() is None for process, _ in drivers):
                 if time.monotonic() > deadline_s:
-                    raise UnavailableError(f"run {run} took over {limit_s:.0f} s")
+                    stood = [
+                        (row["job"], row["stage"], row["reason"]) for row in self._state()["jobs"]
+                    ]
+                    raise UnavailableError(f"run {run} took over {limit_s:.0f} s; jobs: {stood}")
                 looks.append((time.time(), self._use.seconds(pids)))
                 time.sleep(_LOOK_S)
         finally:
