@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from slackwater.model.errors import ConfigError
+from slackwater.model.placement import Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +28,12 @@ class PhaseLimits:
         for name in ("lease_s", "factor", "rest_s", "least_s", "unknown_s", "strikes", "cycles"):
             if getattr(self, name) <= 0:
                 raise ConfigError.of(f"limits: {name}", getattr(self, name), "must be above 0")
+
+    def why_given_up(
+        self, phase: Phase, held_s: float, known_s: float | None, silent_s: float
+    ) -> str | None:
+        """Why a phase that is held so long, and not heard of for so long, loses its permit; None while it may go on."""
+        if silent_s > self.lease_s:
+            return f"its {phase} phase was not heard of for {silent_s:.0f} s"
+        limit_s = self.unknown_s if known_s is None else max(self.factor * known_s, self.least_s)
+        return f"its {phase} phase did not end within {limit_s:.0f} s" if held_s > limit_s else None

@@ -7,7 +7,7 @@ crash, and a new arrival.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, TypeAlias, assert_never
 
 from slackwater.control.coschedule import commands as do
@@ -16,6 +16,7 @@ from slackwater.control.coschedule import phase_commands as phase_do
 from slackwater.control.coschedule import phase_events as of_phase
 from slackwater.control.coschedule.job_phases import Hold, JobPhases
 from slackwater.control.coschedule.job_state import JobStatus
+from slackwater.control.coschedule.phase_gates import EnginesOn, PhaseGates
 from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.control.jobs import events as of_job
@@ -51,13 +52,13 @@ class PhaseKeeper:
     def __init__(
         self,
         scheduler: CoScheduler,
-        engines_on: Callable[[Sequence[NodeId], JobId], list[InstanceId]],
+        engines_on: EnginesOn,
         limits: PhaseLimits | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.limits = limits or PhaseLimits()
-        self._engines_on = engines_on
         self._jobs: dict[JobId, JobPhases] = {}
+        self._gates = PhaseGates(self._jobs, scheduler.permits, engines_on)
         self._queue: deque[do.Command] = deque()
         self._out: list[Said] = []
         self._now_s = 0.0
@@ -327,22 +328,18 @@ class PhaseKeeper:
             hold = one.hold
             if hold is None:
                 continue
-            held_s = self._now_s - hold.since_s
-            if one.asks and self._now_s - hold.heard_s > self.limits.lease_s:
-                silent_s = self._now_s - hold.heard_s
-                why = f"its {hold.phase} phase was not heard of for {silent_s:.0f} s"
-                self._crash(one, why)
-            elif held_s > (limit_s := self._limit_s(one, hold.phase)):
-                why = f"its {hold.phase} phase did not end within {limit_s:.0f} s"
+            why = self.limits.why_given_up(
+                *(hold.phase, self._now_s - hold.since_s, self._known_s(one, hold.phase)),
+                self._now_s - hold.heard_s if one.asks else 0.0,
+            )
+            if why is not None:
                 self._crash(one, why)
 
-    def _limit_s(self, one: JobPhases, phase: Phase) -> float:
+    def _known_s(self, one: JobPhases, phase: Phase) -> float | None:
         state = self.scheduler.find(one.job)
         if state is None or state.placement is None:
-            return self.limits.unknown_s
-        profile = state.profile
-        known_s = profile.rollout_s if phase is Phase.ROLLOUT else profile.train_s
-        return max(self.limits.factor * known_s, self.limits.least_s)
+            return None
+        return state.profile.rollout_s if phase is Phase.ROLLOUT else state.profile.train_s
 
     # ---- what the co-scheduler says ----
     def _begin(self, now_s: float) -> None:
@@ -431,8 +428,7 @@ class PhaseKeeper:
         hold = one.hold
         if hold is None or hold.permit != permit:
             return
-        engines = self._engines_on(hold.nodes, one.job)
-        hold.kept = tuple(engines[: max(int(len(engines) * self.limits.kept_share), 1)]) or None
+        hold.kept = self._gates.kept_for_tail(one.job, hold, self.limits.kept_share)
         self._gate_turns(one)
         self._out.append(phase_do.PermitShrunk(one.job, hold.known_as))
 
@@ -449,40 +445,17 @@ class PhaseKeeper:
         self._out.append(of_job.JobAnswered(self._now_s, job, answer, reason))
 
     def _close(self, one: JobPhases, hold: Hold, lost: str) -> None:
-        if hold.phase is Phase.ROLLOUT:
-            self._gate_turns(one)
-        else:
-            self._out.append(phase_do.GateOps(one.job, ()))
+        self._out.append(self._gates.after(one, hold, self._now_s))
         self._out.append(phase_do.PermitBack(one.job, hold.known_as, lost))
 
     def _close_gates(self, one: JobPhases) -> None:
-        self._gate_turns(one)
-        self._out.append(phase_do.GateOps(one.job, ()))
+        self._out += self._gates.of_both(one, self._now_s)
 
     def _gate_turns(self, one: JobPhases) -> None:
-        """As its permit says; beside a tail of another rollout, on the other instances where there are any."""
-        but: tuple[InstanceId, ...] = ()
-        hold = one.hold
-        if hold is not None and hold.phase is Phase.ROLLOUT and hold.kept is None:
-            kept = {name for other in self._tails(hold.nodes, one.job) for name in other}
-            if kept and set(self._engines_on(hold.nodes, one.job)) - kept:
-                but = tuple(sorted(kept))
-        self._out.append(JobGated(self._now_s, one.job, one.gate(but)))
-
-    def _tails(self, nodes: Sequence[NodeId], but: JobId) -> list[tuple[InstanceId, ...]]:
-        found = []
-        for permit in self.scheduler.permits.tails_on(nodes):
-            other = self._jobs.get(permit.job)
-            if permit.job != but and other is not None and other.hold is not None:
-                found.append(other.hold.kept or ())
-        return found
+        self._out.append(self._gates.of_turns(one, self._now_s))
 
     def _widen(self, nodes: Sequence[NodeId]) -> None:
-        """A tail is over: whoever rolled out beside it has its instances too."""
-        for other in self._jobs.values():
-            hold = other.hold
-            if hold is not None and hold.phase is Phase.ROLLOUT and set(nodes) & set(hold.nodes):
-                self._gate_turns(other)
+        self._out += self._gates.beside(nodes, self._now_s)
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
