@@ -12,10 +12,7 @@ from slackwater.control.coschedule.commands import (
     Command,
     HoldJob,
     RefuseJob,
-    RentNodes,
-    ReturnNodes,
     ShrinkRollout,
-    StartJob,
     StopJob,
 )
 from slackwater.control.coschedule.config import CoScheduleConfig
@@ -35,6 +32,7 @@ from slackwater.control.coschedule.groups import Groups
 from slackwater.control.coschedule.guests import Guests
 from slackwater.control.coschedule.job_state import JobState, JobStatus
 from slackwater.control.coschedule.permits import Permits
+from slackwater.control.coschedule.places import Places
 from slackwater.control.coschedule.slo_guard import SloGuard
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import JobId, NodeId
@@ -63,9 +61,8 @@ class CoScheduler:
         self._guests = Guests(fleet, self._permits)
         self._guard = SloGuard(self._config, fleet, self._groups)
         self._jobs: dict[JobId, JobState] = {}
-        self._placed: dict[JobId, JobState] = {}
         self._held: dict[JobId, JobState] = {}
-        self._rented: frozenset[NodeId] = frozenset()
+        self._places = Places(policy, self._jobs, self._groups, self._permits, self._guests)
         self._rebalance_at_s: float | None = None
         self._handlers: dict[type, Callable[[Any], list[Command]]] = {
             JobArrived: self._on_arrived,
@@ -102,7 +99,7 @@ class CoScheduler:
         """The phase that a placed job or a guest may ask for; None of any other."""
         if job in self._guests:
             return self._guests.next_phase(job)
-        state = self._placed.get(job)
+        state = self._places.placed.get(job)
         return None if state is None else state.next_phase
 
     def is_guest(self, job: JobId) -> bool:
@@ -146,7 +143,7 @@ class CoScheduler:
         return commands
 
     def _on_profiling(self, event: ProfilingAsked) -> list[Command]:
-        if event.job in self._guests or event.job in self._placed:
+        if event.job in self._guests or event.job in self._places.placed:
             return []
         why = self._guests.why_never(event.rollout_nodes, event.train_nodes)
         if why is not None:
@@ -160,7 +157,7 @@ class CoScheduler:
         if permit is None:
             return []
         self._permits.take_back(permit)
-        return self._grant(permit.nodes, now_s)
+        return self._places.grant(permit.nodes, now_s)
 
     def _admit(self, state: JobState, now_s: float, *, observe: bool = True) -> list[Command]:
         job = state.spec.job
@@ -179,9 +176,9 @@ class CoScheduler:
             state.status = JobStatus.HELD
             return [HoldJob(job, reason)] if changed else []
         del self._held[job]
-        commands = self._apply([answer], now_s)
+        commands = self._places.apply([answer], now_s)
         self._observe(now_s)
-        commands.extend(self._apply(self._policy.rebalance(now_s), now_s))
+        commands.extend(self._places.apply(self._policy.rebalance(now_s), now_s))
         return commands
 
     def _on_finished_job(self, event: JobFinished) -> list[Command]:
@@ -192,7 +189,7 @@ class CoScheduler:
             del self._held[event.job]
             held.status = JobStatus.FINISHED
             return []
-        state = self._current(event.job, event.epoch)
+        state = self._places.current(event.job, event.epoch)
         if state is None:
             return []
         state.status = JobStatus.FINISHED
@@ -201,7 +198,7 @@ class CoScheduler:
     def _on_crashed(self, event: JobDied) -> list[Command]:
         if event.job in self._guests:
             return self._guest_leaves(event.job, event.now_s)
-        state = self._current(event.job, event.epoch)
+        state = self._places.current(event.job, event.epoch)
         if state is None:
             return []
         self._strike(state)
@@ -210,7 +207,7 @@ class CoScheduler:
     def _on_node_lost(self, event: NodeLost) -> list[Command]:
         struck = [
             state
-            for state in self._placed.values()
+            for state in self._places.placed.values()
             if state.placement is not None
             and event.node in (*state.placement.rollout_nodes, *state.placement.train_nodes)
         ]
@@ -229,16 +226,16 @@ class CoScheduler:
         state.spent_s, state.clock_s = state.iteration_began_s, None
 
     def _depart(self, leaving: Sequence[JobState], now_s: float) -> list[Command]:
-        freed = [node for state in leaving for node in self._withdraw(state, now_s)]
+        freed = [node for state in leaving for node in self._places.withdraw(state, now_s)]
         answers: dict[JobId, Placement] = {}
         for state in leaving:
             self._observe(now_s)
             for placement in self._policy.remove(state.spec.job, now_s):
                 answers.pop(placement.job, None)  # The last answer stands, and stands last.
                 answers[placement.job] = placement
-        staying = [placement for job, placement in answers.items() if job in self._placed]
-        commands = self._apply(staying, now_s)
-        commands.extend(self._grant(tuple(freed), now_s))
+        staying = [placement for job, placement in answers.items() if job in self._places.placed]
+        commands = self._places.apply(staying, now_s)
+        commands.extend(self._places.grant(tuple(freed), now_s))
         commands.extend(self._admit_held(now_s))
         return commands
 
@@ -255,79 +252,6 @@ class CoScheduler:
                 break
         return commands
 
-    def _withdraw(self, state: JobState, now_s: float) -> tuple[NodeId, ...]:
-        """Take a placed job off its nodes and out of its group; its clock stands still."""
-        assert state.placement is not None
-        nodes = tuple({*state.placement.rollout_nodes, *state.placement.train_nodes})
-        permit = self._permits.held_by(state.spec.job)
-        if permit is not None:
-            self._permits.take_back(permit)
-        self._groups.leave(state)
-        del self._placed[state.spec.job]
-        state.placement = None
-        state.spent_s, state.clock_s = state.elapsed_s(now_s), None
-        return tuple(sorted(nodes))
-
-    # Placements.
-
-    def _apply(self, placements: Sequence[Placement], now_s: float) -> list[Command]:
-        """Carry out what a policy answered: new placements, moves, plans, and nodes rented or given back."""
-        commands: list[Command] = []
-        freed: list[NodeId] = []
-        fresh: list[tuple[JobState, Placement]] = []
-        for placement in placements:
-            state = self._jobs[placement.job]
-            old = state.placement
-            if old is not None and _same_nodes(old, placement):
-                state.placement = placement
-                continue
-            if old is not None:
-                commands.append(StopJob(placement.job, state.epoch, True, placement.reason))
-                runs = state.clock_s is not None
-                freed.extend(self._withdraw(state, now_s))
-                state.clock_s = now_s if runs else None  # A move is on the job's own time.
-            fresh.append((state, placement))
-        commands.extend(self._settle_rent())
-        commands.extend(self._start(state, placement) for state, placement in fresh)
-        joining = {placement.group for _, placement in fresh}
-        for group, plan in {p.group: p.plan for p in placements if p.plan is not None}.items():
-            self._groups.plan(group, plan, now_s, joining=group in joining)
-        commands.extend(self._grant(tuple(freed), now_s))
-        for group in dict.fromkeys(p.group for p in placements if p.group not in joining):
-            self._groups.grant(group, now_s, commands)
-        return commands
-
-    def _start(self, state: JobState, placement: Placement) -> StartJob:
-        state.placement = placement
-        state.status = JobStatus.PLACED
-        state.reason, state.displaced = placement.reason, ""
-        state.epoch += 1
-        state.next_phase = Phase.ROLLOUT
-        self._placed[placement.job] = state
-        self._groups.enter(state)
-        return StartJob(
-            placement.job,
-            state.epoch,
-            placement.group,
-            placement.rollout_nodes,
-            placement.train_nodes,
-            state.iterations_done,
-            placement.strategy,
-            placement.reason,
-        )
-
-    def _settle_rent(self) -> list[Command]:
-        rented = frozenset(self._policy.rented())
-        gone, come = self._rented - rented, rented - self._rented
-        self._rented = rented
-        commands: list[Command] = []
-        if gone:
-            self._permits.forget(n for n in gone if self._permits.holder_of(n) not in self._guests)
-            commands.append(ReturnNodes(tuple(sorted(gone))))
-        if come:
-            commands.append(RentNodes(tuple(sorted(come))))
-        return commands
-
     # Phases.
 
     def _on_requested(self, event: PhaseRequested) -> list[Command]:
@@ -335,7 +259,7 @@ class CoScheduler:
             if self._permits.held_by(event.job) is None:
                 self._guests.request(event.job, event.phase, event.now_s)
             return []
-        state = self._current(event.job, event.epoch)
+        state = self._places.current(event.job, event.epoch)
         if state is None or event.phase is not state.next_phase:
             return []
         if event.iteration != state.iterations_done or self._permits.held_by(event.job) is not None:
@@ -360,23 +284,25 @@ class CoScheduler:
         if event.job in self._guests:
             self._permits.take_back(permit)
             self._guests.finished(event.job, permit.phase)
-            return self._grant(permit.nodes, event.now_s)
-        state = self._placed[event.job]
+            return self._places.grant(permit.nodes, event.now_s)
+        state = self._places.placed[event.job]
         self._permits.take_back(permit)
         if event.work_s > 0:  # one that was skipped tells nothing
             state.observe(permit.phase, event.work_s)
         state.free_s = event.now_s
         if permit.phase is Phase.ROLLOUT:
             state.next_phase = Phase.TRAIN
-            return self._grant(permit.nodes, event.now_s)
+            return self._places.grant(permit.nodes, event.now_s)
         state.next_phase = Phase.ROLLOUT
         state.iterations_done += 1
         state.free_s += state.sync_s
         state.iteration_began_s = state.elapsed_s(event.now_s)
-        return self._after_iteration(state, event.now_s) + self._grant(permit.nodes, event.now_s)
+        return self._after_iteration(state, event.now_s) + self._places.grant(
+            permit.nodes, event.now_s
+        )
 
     def _on_rests(self, event: JobRests) -> list[Command]:
-        state = self._current(event.job, event.epoch)
+        state = self._places.current(event.job, event.epoch)
         if state is None or not state.joined or self._permits.held_by(event.job) is not None:
             return []
         if self._groups.is_waiting(state):
@@ -397,14 +323,7 @@ class CoScheduler:
             return []
         self._permits.shrink(permit)
         shrink: list[Command] = [ShrinkRollout(permit.number, permit.job)]
-        return shrink + self._grant(permit.nodes, event.now_s)
-
-    def _grant(self, nodes: tuple[NodeId, ...], now_s: float) -> list[Command]:
-        """Permits for whoever waited for one of the nodes."""
-        commands: list[Command] = []
-        for group in self._groups.using(nodes):
-            self._groups.grant(group, now_s, commands)
-        return commands
+        return shrink + self._places.grant(permit.nodes, event.now_s)
 
     # Keeping the SLO.
 
@@ -421,10 +340,12 @@ class CoScheduler:
             state.planned = profile
             self._groups.revised(state)
             self._observe(now_s)
-            commands = self._apply(self._policy.revise(state.spec.job, profile, now_s), now_s)
+            commands = self._places.apply(
+                self._policy.revise(state.spec.job, profile, now_s), now_s
+            )
         if self._guard.must_leave(state, now_s):
             self._observe(now_s)
-            commands += self._apply(self._policy.isolate(state.spec.job, now_s), now_s)
+            commands += self._places.apply(self._policy.isolate(state.spec.job, now_s), now_s)
         intruder = self._guard.intruder(state, now_s) if state.placement is not None else None
         if intruder is not None:
             commands += self._displace(intruder, state, now_s)
@@ -451,8 +372,8 @@ class CoScheduler:
             return []
         self._rebalance_at_s = None
         self._observe(event.now_s)
-        commands = self._apply(self._policy.rebalance(event.now_s), event.now_s)
-        if self._placed or self._held:
+        commands = self._places.apply(self._policy.rebalance(event.now_s), event.now_s)
+        if self._places.placed or self._held:
             commands.append(self._set_timer(event.now_s))
         return commands
 
@@ -462,7 +383,7 @@ class CoScheduler:
 
     def _observe(self, now_s: float) -> None:
         standings: list[Standing] = []
-        for state in self._placed.values():
+        for state in self._places.placed.values():
             if state.iterations_left == 0:
                 continue  # In its last sync, about to leave.
             budget_s = self._guard.budget_to_share_s(state, now_s)
@@ -478,34 +399,18 @@ class CoScheduler:
             for state in self._held.values()
         ]
 
-    def _current(self, job: JobId, epoch: int) -> JobState | None:
-        """The job, if it is placed and the message is of this placement."""
-        state = self._placed.get(job)
-        return state if state is not None and state.epoch == epoch else None
-
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
         self._policy.check_integrity()
         self._permits.check_integrity()
         self._groups.check_integrity()
-        assert self._rented == frozenset(self._policy.rented()), "rent is out of step"
+        self._places.check_integrity()
         for permit in self._permits.held():
-            at_home = permit.job in self._placed or permit.job in self._guests
+            at_home = permit.job in self._places.placed or permit.job in self._guests
             assert at_home, f"{permit.job} holds a permit but is not placed"
         for job, state in self._jobs.items():
-            assert (state.status is JobStatus.PLACED) == (job in self._placed)
+            assert (state.status is JobStatus.PLACED) == (job in self._places.placed)
             assert (state.status is JobStatus.HELD) == (job in self._held)
             assert 0 <= state.iterations_done <= state.spec.iterations
-            if state.placement is not None:
-                nodes = (*state.placement.rollout_nodes, *state.placement.train_nodes)
-                assert self._rented.issuperset(nodes), f"{job} is pinned to a node nobody pays for"
             if state.status in (JobStatus.HELD, JobStatus.REFUSED):
                 assert state.reason, f"{job} was not told why it does not run"
-
-
-def _same_nodes(old: Placement, new: Placement) -> bool:
-    return (
-        old.group == new.group
-        and old.rollout_nodes == new.rollout_nodes
-        and old.train_nodes == new.train_nodes
-    )
