@@ -13,7 +13,7 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -45,6 +45,14 @@ class ActionResult:
     def ok(self) -> bool:
         """It ran to its end, and said that all was well."""
         return self.outcome == "done" and self.status == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a reward model says of a text; `score` is the mean of `logprobs`."""
+
+    score: float
+    logprobs: Sequence[float]
 
 
 class ActionClient:
@@ -103,6 +111,13 @@ class ActionClient:
                 await asyncio.shield(self._once("POST", f"/slackwater/actions/{name}/cancel", None))
             raise
         return _result(answer.said)
+
+    async def score(self, service: str, tokens: Sequence[int], **given: Any) -> "Score":
+        """What a reward service's model says of a text: the log-probs of its tokens but the first, and their mean."""
+        result = await self.run(service=service, tokens=list(tokens), **given)
+        if not result.ok:
+            raise UnavailableError(f"service {service}: {result.outcome}: {result.reason}")
+        return Score(**json.loads(result.stdout))
 
     @contextlib.asynccontextmanager
     async def environment(self, **given: Any) -> "AsyncIterator[Place]":

@@ -25,7 +25,7 @@ from slackwater.runtime.bodies.rollout import RolloutBody
 from slackwater.runtime.bodies.vital_controller import VitalController
 from slackwater.runtime.launch.agents import JoinAddress
 from slackwater.runtime.launch.fleet import Fleet
-from slackwater.runtime.launch.worker_plans import WorkerPlans
+from slackwater.runtime.launch.worker_plans import WorkerPlans, reward_models
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.net.certificate import Certificate
 from slackwater.runtime.net.depot import Depot
@@ -92,8 +92,10 @@ class ControlPlane:
             listen=file.address(),
             context=None if self._certificate is None else self._certificate.context(),
         )
-        plans = WorkerPlans(settings, self.bases)
-        depot = Depot(state.root, self.bases.directories(), secret)
+        judges = reward_models(settings)
+        plans = WorkerPlans(settings, self.bases, judges)
+        self._model_folders = self.bases.directories() | judges.directories()
+        depot = Depot(state.root, self._model_folders, secret)
         self.fleet = Fleet(file, state, self.hub, depot, plans.of, secret)
         self.sessions = Sessions(self.store, settings.session_silent_after_s)
         self._recording = Recording(settings.record)
@@ -244,7 +246,7 @@ class ControlPlane:
             await asyncio.to_thread(rehearse)
         await self.actions.adopt()
         self.background.spawn(self.housekeeping.run())
-        self.state.write_models(self.bases.directories())
+        self.state.write_models(self._model_folders)
         await self.fleet.start(self._certificate)
         models = [base.name for base in self.bases]
         listed = self.settings.instances

@@ -29,6 +29,30 @@ class ServingSettings:
     mode: str = "ours"
 
 
+@dataclass(frozen=True, slots=True)
+class RewardSettings:
+    """Reward models, by the name of their service: directories. `devices` are those of one worker; each runs one action at a time.
+
+    `device_mib` is how much of each device services may have (0: most of it), so how many lie there at once.
+    """
+
+    services: Mapping[str, Path]
+    devices: tuple[str, ...] = ("cpu",)
+    kv_mb: int = 256
+    device_mib: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.services:
+            raise ConfigError.of(
+                "rewards: services", {}, "must name at least one: NAME = DIRECTORY"
+            )
+        if not 1 <= len(self.devices) <= 8:
+            raise ConfigError.of("rewards: devices", list(self.devices), "must be 1 to 8 devices")
+        if self.kv_mb < 1 or self.device_mib < 0:
+            wrong = f"kv_mb {self.kv_mb}, device_mib {self.device_mib}"
+            raise ConfigError.of("rewards", wrong, "must be at least 1 and 0")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings:
     """`models` maps names to directories; `engines` is per model; `record` is a file for events.
@@ -46,6 +70,7 @@ class ServiceSettings:
     sandboxes: int = 0
     sandbox_backend: str = "auto"
     sandbox_folder: Path | None = None
+    rewards: RewardSettings | None = None
     max_waiting_actions: int = 20_000
     tenants: tuple[str, ...] = ("default",)
     host: str = "127.0.0.1"
@@ -146,13 +171,18 @@ class ServiceSettings:
     @property
     def only_actions(self) -> bool:
         """No engine and no trainer is wanted: the service brokers actions, and nothing else."""
-        return self.sandboxes > 0 and self.engines == 0 and self.trainers == 0
+        has_actions = self.sandboxes > 0 or self.rewards is not None
+        return has_actions and self.engines == 0 and self.trainers == 0
 
     @property
     def whole_fleet(self) -> FleetFile:
         """The fleet as given, or the one node that is meant without one."""
         return self.fleet or one_node(
-            self.engines, self.local_engines, self.trainers, self.sandboxes
+            self.engines,
+            self.local_engines,
+            self.trainers,
+            self.sandboxes,
+            int(self.rewards is not None),
         )
 
     @property

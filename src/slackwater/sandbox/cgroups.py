@@ -17,7 +17,7 @@ from slackwater.sandbox.limits import Limits
 
 ROOT = Path("/sys/fs/cgroup")
 _KILL_WITHIN_S = 5.0
-_OWN_PROCESSES = 2  # a keeper and a spare
+_OWN_PROCESSES = 1  # the keeper
 _CONTROLLERS = ("cpuset", "memory", "pids")
 
 
@@ -107,13 +107,7 @@ class CgroupFence:
 
     def own(self) -> set[int]:
         """Processes inside that are no action's."""
-        if self._keeper is None:
-            return set()
-        try:
-            return self._keeper.own()
-        except UnavailableError:
-            self._drop_keeper()
-            return set()
+        return set() if self._keeper is None else {self._keeper.pid}
 
     def _turn(self, file: Path, value: object) -> None:
         if self._turned.get(file) != value:
@@ -132,7 +126,7 @@ class CgroupFence:
         self._turn(at["pids"] / knobs.processes, limits.processes + _OWN_PROCESSES)
         try:
             return self._kept().start(launch)
-        except UnavailableError:  # somebody killed the keeper, or what it had ready
+        except UnavailableError:  # somebody killed the keeper
             self._drop_keeper()
             return self._kept().start(launch)
 
@@ -321,8 +315,8 @@ def _tried(knobs: Knobs, folders: Mapping[str, Path], why: list[str]) -> CgroupF
             cores=frozenset(os.sched_getaffinity(0)),
         )
         child = fence.start(launch, Limits())
+        child.reap()
         child.close()
-        os.waitpid(child.pid, 0)
         fences.give_back(fence)
     except (OSError, UnavailableError) as error:
         why.append(f"{knobs.name}: {error}")

@@ -1,15 +1,19 @@
-"""A small process that lives in a control group and has the next action's process ready there.
+"""A small process that lives in a control group and starts the actions there.
 
-Moving a process into a control group can take the kernel ten milliseconds and more (it waits until every processor
-has passed a quiet state); being born in one takes nothing. So a keeper sits in the group and forks, and what it
-forks, a spare, waits for its orders. Spares are children of the supervisor, not of the keeper, so the supervisor
-learns how they end.
+Moving a process into a control group can take the kernel ten milliseconds and more (it waits until every processor has
+passed a quiet state); being born in one takes nothing. So a keeper sits in the group. It makes itself what an action
+shall be (its namespaces, limits and user), has the program started without a copy of its own memory (`posix_spawn`), and
+becomes itself again: what takes a forked copy of an interpreter three milliseconds takes a fraction of one.
 
 As root a keeper also has a network of its own, which all its actions have after each other: to make and take down
 one for every action costs as much again, since the kernel does not make one while it takes one down.
+
+It is the parent of what it starts, and says how that ended when it is asked. When the supervisor goes, it kills
+everybody in its group and goes too.
 """
 
 import contextlib
+import errno
 import gc
 import os
 import pickle
@@ -17,75 +21,41 @@ import resource
 import signal
 import socket
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
-from slackwater.model.errors import UnavailableError
+from slackwater.model.errors import RefusedError, UnavailableError
 from slackwater.sandbox import linux, process_tree
-from slackwater.sandbox.launch import (
-    Child,
-    ChildEnds,
-    Launch,
-    become,
-    have_own_network,
-    make_pipes,
-)
+from slackwater.sandbox.launch import Child, Ended, Launch, have_own_network, make_pipes
 
-_LENGTH = struct.Struct("<I")
-_PID = struct.Struct("<i")
+_ORDER = struct.Struct("<ci")
+_ANSWER = struct.Struct("<ii")
+_ENDED = struct.Struct("<iddq")
+_START, _REAP, _PREPARE = b"s", b"r", b"p"
 _ANSWER_WITHIN_S = 20.0
+_KILL_WITHIN_S = 5.0
 _MOST_DESCRIPTORS = 16
-_ANY_ORDERS = pickle.dumps(
-    Launch(
-        argv=["true"],
-        variables={"PATH": "/bin"},
-        folder=Path("/tmp/any"),
-        cores=frozenset({0}),
-        rlimits={resource.RLIMIT_CORE: 0},
-        enter={linux.CLONE_NEWNS: 0},
-    ),
-    pickle.HIGHEST_PROTOCOL,
-)
-
-
-@dataclass(slots=True)
-class _Spare:
-    """A process that waits for its orders on a socket."""
-
-    pid: int
-    orders: socket.socket
-
-    def start(self, launch: Launch) -> Child:
-        own, others = make_pipes()
-        try:
-            body = pickle.dumps(launch, pickle.HIGHEST_PROTOCOL)
-            ends = [others.stdin, others.stdout, others.stderr, others.said]
-            ends += launch.enter.values()
-            socket.send_fds(self.orders, [_LENGTH.pack(len(body))], ends)
-            self.orders.sendall(body)
-        except OSError as error:
-            own.close()
-            raise UnavailableError(f"a process that was ready has gone: {error}") from None
-        finally:
-            others.close()
-            self.orders.close()
-        return own.child(self.pid, launch)
+_HOMES = {
+    linux.CLONE_NEWPID: "pid_for_children",
+    linux.CLONE_NEWUTS: "uts",
+    linux.CLONE_NEWCGROUP: "cgroup",
+    linux.CLONE_NEWNS: "mnt",
+}
+_DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGXFSZ, signal.SIGHUP)
 
 
 class Keeper:
-    """The supervisor's end of it. With `own_network` its spares begin in a network without a way out."""
+    """The supervisor's end of it. With `own_network` its actions have a network without a way out."""
 
     def __init__(self, join_files: Sequence[str], *, own_network: bool) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket = ours
-        self._is_asked = False
-        self._ready: _Spare | None = None
         self.pid = os.fork()
         if self.pid == 0:
             ours.close()
-            _keep(theirs, join_files, own_network)
+            _Life(theirs, join_files, own_network).live()
         theirs.close()
         ours.settimeout(_ANSWER_WITHIN_S)
         try:
@@ -95,128 +65,237 @@ class Keeper:
         if not joined:
             self.close()
             raise UnavailableError("a control group cannot be joined")
-        self._ask()
-
-    def own(self) -> set[int]:
-        """The keeper, and the spare if there is one; neither is an action's."""
-        self._take()
-        return {self.pid} | ({self._ready.pid} if self._ready is not None else set())
 
     def start(self, launch: Launch) -> Child:
-        """Have a process started in the control group."""
-        self._ask()
-        self._take()
-        spare, self._ready = self._ready, None
-        assert spare is not None
-        return spare.start(launch)
+        """Have a program started in the control group; RefusedError says why it cannot be."""
+        own, others = make_pipes()
+        try:
+            body = pickle.dumps(_Order.of(launch), pickle.HIGHEST_PROTOCOL)
+            ends = [others.stdin, others.stdout, others.stderr, *launch.enter.values()]
+            socket.send_fds(self._socket, [_ORDER.pack(_START, len(body))], ends)
+            self._socket.sendall(body)
+            pid, length = _ANSWER.unpack(_whole(self._socket, _ANSWER.size))
+            if pid <= 0:
+                raise RefusedError(_whole(self._socket, length).decode(errors="replace"))
+        except OSError as error:
+            own.close()
+            raise UnavailableError(f"the keeper of a group has gone: {error}") from None
+        except (UnavailableError, RefusedError):
+            own.close()
+            raise
+        finally:
+            others.close()
+        return own.child(pid, self._reaped)
+
+    def _reaped(self, pid: int) -> Ended:
+        """How it ended; asked for when it has. If the keeper has gone, its children are the supervisor's."""
+        try:
+            self._socket.sendall(_ORDER.pack(_REAP, pid))
+            return Ended(*_ENDED.unpack(_whole(self._socket, _ENDED.size)))
+        except (OSError, UnavailableError):
+            return Ended.reaped(pid)
 
     def prepare(self) -> None:
-        """Have the next spare made, while nobody waits for it."""
-        self._ask()
-
-    def _ask(self) -> None:
-        if self._ready is None and not self._is_asked:
-            try:
-                self._socket.sendall(b"?")
-            except OSError as error:
-                raise UnavailableError(f"the keeper of a group has gone: {error}") from None
-            self._is_asked = True
-
-    def _take(self) -> None:
-        """Hear what was asked for."""
-        if not self._is_asked:
-            return
-        self._is_asked = False
+        """Between actions: what the next one needs anew is made, while nobody waits for it."""
         try:
-            head, descriptors, _, _ = socket.recv_fds(self._socket, _PID.size, 1)
+            self._socket.sendall(_ORDER.pack(_PREPARE, 0))
         except OSError as error:
             raise UnavailableError(f"the keeper of a group has gone: {error}") from None
-        if len(head) < _PID.size:
-            raise UnavailableError("the keeper of a group has gone")
-        (pid,) = _PID.unpack(head)
-        if pid < 0:
-            raise UnavailableError(f"no process can be started: {os.strerror(-pid)}")
-        os.set_inheritable(descriptors[0], False)
-        self._ready = _Spare(pid, socket.socket(fileno=descriptors[0]))
 
     def close(self) -> None:
-        with contextlib.suppress(UnavailableError):  # it was killed; so there is no spare
-            self._take()
-        if self._ready is not None:
-            self._ready.orders.close()
-            process_tree.kill(self._ready.pid)
-            os.waitpid(self._ready.pid, 0)
         self._socket.close()
         process_tree.kill(self.pid)
         os.waitpid(self.pid, 0)
 
 
-def _keep(ends: socket.socket, join_files: Sequence[str], own_network: bool) -> NoReturn:
-    """The keeper's life: it ends when the supervisor does."""
-    try:
-        linux.die_with_parent(signal.SIGKILL)
-        for file in join_files:
-            Path(file).write_text("0")
-        outside = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC) if own_network else None
-        if own_network:
-            have_own_network()
-        _be_spared("-900")
-        os.setsid()
-        gc.disable()  # a collection would touch, and so copy, every page
-        ends.sendall(b"+")
-        while ends.recv(1):
-            _fork_spare(ends, outside)
-    except BaseException:  # noqa: BLE001  (this process must end here, whatever went wrong)
-        os._exit(1)
-    os._exit(0)
+class _Life:
+    """The keeper itself, from its fork to its end."""
 
+    def __init__(self, ends: socket.socket, join_files: Sequence[str], own_network: bool) -> None:
+        self._ends = ends
+        self._join_files = join_files
+        self._own_network = own_network
+        self._outside = self._network = -1
+        self._cores = os.sched_getaffinity(0)
+        self._homes: dict[int, int] = {}
+        self._away: set[int] = set()
+        self._oom_score = -1
+        self._inside = -1
 
-def _fork_spare(ends: socket.socket, outside: int | None) -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        pid = linux.fork_sibling()
-    except OSError as error:
-        pid = -(error.errno or 1)
-    if pid == 0:
-        ends.close()
-        ours.close()
-        _wait_for_orders(theirs, outside)
-    socket.send_fds(ends, [_PID.pack(pid)], [ours.fileno()])
-    ours.close()
-    theirs.close()
-
-
-def _wait_for_orders(orders: socket.socket, outside: int | None) -> NoReturn:
-    """A spare's life until it becomes an action; `outside` is the machine's network, if it is not in that one."""
-    try:
-        linux.die_with_parent(signal.SIGKILL)
-        _be_spared("0")
-        if outside is not None:
-            linux.unshare(linux.CLONE_NEWIPC)
-        # Pages that the orders will touch are copied now, while nobody waits.
-        pickle.loads(_ANY_ORDERS)
-        head, descriptors, _, _ = socket.recv_fds(orders, _LENGTH.size, _MOST_DESCRIPTORS)
-        if len(head) < _LENGTH.size or len(descriptors) < 4:
+    def live(self) -> NoReturn:
+        """Until the supervisor's end of the socket is closed."""
+        try:
+            self._settle()
+            self._ends.sendall(b"+")
+            while self._serve():
+                pass
+            self._end_everybody()
+        finally:
             os._exit(0)
-        body = b""
-        (length,) = _LENGTH.unpack(head)
-        while len(body) < length:
-            piece = orders.recv(length - len(body))
-            if not piece:
-                os._exit(0)
-            body += piece
+
+    def _settle(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        for file in self._join_files:
+            Path(file).write_text("0")
+        flags = os.O_RDONLY | os.O_CLOEXEC
+        self._inside = os.open(self._join_files[0], flags)
+        with contextlib.suppress(OSError):
+            self._oom_score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        if self._own_network:
+            self._outside = os.open("/proc/self/ns/net", flags)
+            self._homes = {kind: os.open(f"/proc/self/ns/{_HOMES[kind]}", flags) for kind in _HOMES}
+            have_own_network()
+            self._network = os.open("/proc/self/ns/net", flags)
+            linux.unshare(linux.CLONE_NEWIPC)
+        if os.getuid() == 0:
+            os.setgroups([])
+        self._be_spared("-900")
+        linux.gain_no_privileges()
+        os.setsid()
+        os.umask(0o022)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        gc.disable()  # a collection would touch, and so copy, every page
+
+    def _serve(self) -> bool:
+        """One order; whether there may be another."""
+        head, descriptors, _, _ = socket.recv_fds(self._ends, _ORDER.size, _MOST_DESCRIPTORS)
+        if len(head) < _ORDER.size:
+            return False
+        kind, number = _ORDER.unpack(head)
+        if kind == _REAP:
+            self._ends.sendall(_ENDED.pack(*Ended.reaped(number)))
+        elif kind == _PREPARE:
+            self._prepare()
+        else:
+            body = _whole(self._ends, number)
+            try:
+                pid, said = self._start(pickle.loads(body), descriptors), b""
+            except OSError as error:
+                pid, said = 0, str(error).encode()[:4000]
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+            self._ends.sendall(_ANSWER.pack(pid, len(said)) + said)
+        return True
+
+    def _start(self, order: "_Order", descriptors: Sequence[int]) -> int:
+        """Become what the action shall be, have it started, and become oneself again."""
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)
-        launch: Launch = pickle.loads(body)
-        held = dict(zip(launch.enter, descriptors[4:], strict=True))
-        become(replace(launch, enter=held), ChildEnds(*descriptors[:4]), outside=outside)
-    finally:
-        os._exit(1)
+        self._enter(dict(zip(order.enter, descriptors[3:], strict=True)))
+        os.chdir(order.folder)
+        if order.cores:
+            os.sched_setaffinity(0, order.cores)
+        for limit, most in order.rlimits.items():
+            hard = most if os.getuid() == 0 else resource.getrlimit(limit)[1]
+            resource.setrlimit(limit, (most, hard))
+        if order.own_network and not self._own_network:
+            raise OSError("a network of its own cannot be made here")
+        goes_out = self._own_network and not order.own_network
+        if goes_out:
+            linux.enter(self._outside, linux.CLONE_NEWNET)
+        self._be_spared("0")
+        if order.user is not None:
+            os.setresgid(order.user, order.user, 0)
+            os.setresuid(order.user, order.user, 0)
+        try:
+            return _spawned(order, descriptors)
+        finally:
+            if order.user is not None:
+                os.setresuid(0, 0, 0)
+                os.setresgid(0, 0, 0)
+            self._be_spared("-900")
+            if goes_out:
+                linux.enter(self._network, linux.CLONE_NEWNET)
+
+    def _enter(self, held: Mapping[int, int]) -> None:
+        """Be in these namespaces, and for the rest at home. The mounts come last: before them, files are ours."""
+        for kind, home in self._homes.items():
+            if kind in held:
+                linux.enter(held[kind], kind)
+                self._away.add(kind)
+            elif kind in self._away:
+                linux.enter(home, kind)
+                self._away.discard(kind)
+
+    def _prepare(self) -> None:
+        if self._own_network:
+            linux.unshare(linux.CLONE_NEWIPC)
+        os.sched_setaffinity(0, self._cores)
+
+    def _be_spared(self, score: str) -> None:
+        """Whether the kernel takes this process, and what it starts, first or last when memory is short; only root may ask for last."""
+        with contextlib.suppress(OSError):
+            os.pwrite(self._oom_score, score.encode(), 0)
+
+    def _end_everybody(self) -> None:
+        """Again and again until nobody is left, since a process may fork while it is being looked for."""
+        deadline_s = time.monotonic() + _KILL_WITHIN_S
+        while time.monotonic() < deadline_s:
+            left = {int(pid) for pid in os.pread(self._inside, 1 << 16, 0).split()} - {os.getpid()}
+            if not left:
+                return
+            for pid in left:
+                process_tree.kill(pid)
+            time.sleep(0.001)
 
 
-def _be_spared(score: str) -> None:
-    """Whether the kernel takes this process first or last when memory is short; only root may ask for last."""
-    try:
-        Path("/proc/self/oom_score_adj").write_text(score)
-    except OSError:
-        return
+class _Order(NamedTuple):
+    """A launch as a keeper gets it; descriptors come beside it: three of the pipes, then those to enter."""
+
+    argv: list[str]
+    variables: dict[str, str]
+    folder: str
+    user: int | None
+    cores: list[int]
+    rlimits: dict[int, int]
+    own_network: bool
+    enter: list[int]
+
+    @classmethod
+    def of(cls, launch: Launch) -> "_Order":
+        return cls(
+            list(launch.argv),
+            dict(launch.variables),
+            str(launch.folder),
+            launch.user,
+            sorted(launch.cores),
+            dict(launch.rlimits),
+            launch.own_network,
+            list(launch.enter),
+        )
+
+
+def _spawned(order: _Order, ends: Sequence[int]) -> int:
+    """The program, looked for as a shell does."""
+    name = order.argv[0]
+    places = [""] if "/" in name else [f"{at}/" for at in order.variables["PATH"].split(":")]
+    fault: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    for place in places:
+        try:
+            os.stat(place + name)  # noqa: PTH116  (for every action; a path takes several times as long)
+            return os.posix_spawn(
+                place + name,
+                order.argv,
+                order.variables,
+                file_actions=[(os.POSIX_SPAWN_DUP2, ends[each], each) for each in range(3)],
+                setsid=True,
+                setsigmask=(),
+                setsigdef=_DEFAULT_SIGNALS,
+            )
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except PermissionError as error:
+            fault = error
+    raise fault
+
+
+def _whole(ends: socket.socket, length: int) -> bytes:
+    body = b""
+    while len(body) < length:
+        piece = ends.recv(length - len(body))
+        if not piece:
+            raise UnavailableError("the keeper of a group has gone")
+        body += piece
+    return body

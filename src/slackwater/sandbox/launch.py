@@ -5,23 +5,22 @@ that a successful exec closes; so a started process is known to be confined, and
 The process that forks must have one thread only.
 """
 
-import contextlib
 import os
 import resource
 import select
 import signal
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
-from slackwater.model.errors import UnavailableError
+from slackwater.model.errors import RefusedError, UnavailableError
 from slackwater.sandbox import linux
 
 _SECOND = struct.Struct("<7si")
 _SECOND_MARK = b"second\0"
-_SECOND_WITHIN_S = 20.0
+_SAID_WITHIN_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,16 +41,35 @@ class Launch:
     enter: Mapping[int, int] = field(default_factory=dict)
 
 
+class Ended(NamedTuple):
+    """How a process ended, and what it used."""
+
+    status: int
+    user_s: float
+    system_s: float
+    max_rss_kib: int
+
+    @classmethod
+    def reaped(cls, pid: int) -> "Ended":
+        """Of one's own child that has ended, or will."""
+        _, status, used = os.wait4(pid, 0)
+        return cls(status, used.ru_utime, used.ru_stime, used.ru_maxrss)
+
+
 @dataclass(slots=True)
 class Child:
-    """A process that was started: `execed` reads as ended once its program runs, or tells why it does not."""
+    """A process that was started; its parent says how it ended."""
 
     pid: int
     pidfd: int
     stdin: int
     stdout: int
     stderr: int
-    execed: int
+    reaped: Callable[[int], Ended]
+
+    def reap(self) -> Ended:
+        """Once, when it has ended."""
+        return self.reaped(self.pid)
 
     def close_stdin(self) -> None:
         """Its input is over. Once only: the number may be somebody else's by then."""
@@ -62,7 +80,7 @@ class Child:
     def close(self) -> None:
         """Let go of it."""
         self.close_stdin()
-        for descriptor in (self.pidfd, self.stdout, self.stderr, self.execed):
+        for descriptor in (self.pidfd, self.stdout, self.stderr):
             os.close(descriptor)
 
 
@@ -73,10 +91,9 @@ class ChildEnds:
     stdin: int
     stdout: int
     stderr: int
-    said: int
 
     def close(self) -> None:
-        for descriptor in (self.stdin, self.stdout, self.stderr, self.said):
+        for descriptor in (self.stdin, self.stdout, self.stderr):
             os.close(descriptor)
 
 
@@ -87,84 +104,86 @@ class OwnEnds:
     stdin: int
     stdout: int
     stderr: int
-    execed: int
 
     def close(self) -> None:
-        for descriptor in (self.stdin, self.stdout, self.stderr, self.execed):
+        for descriptor in (self.stdin, self.stdout, self.stderr):
             os.close(descriptor)
 
-    def child(self, pid: int, launch: Launch) -> Child:
-        """The process that runs the program: `pid`, or one that it makes in a process namespace."""
-        if linux.CLONE_NEWPID in launch.enter:
-            try:
-                pid = self._pid_of_second()
-            except UnavailableError:
-                self.close()
-                raise
-        return Child(pid, os.pidfd_open(pid), self.stdin, self.stdout, self.stderr, self.execed)
-
-    def _pid_of_second(self) -> int:
-        if not select.select([self.execed], [], [], _SECOND_WITHIN_S)[0]:
-            raise UnavailableError("a process that was started does not say what it started")
-        said = os.read(self.execed, _SECOND.size)
-        if len(said) == _SECOND.size and said.startswith(_SECOND_MARK):
-            return int(_SECOND.unpack(said)[1])
-        with contextlib.suppress(BlockingIOError):
-            said += os.read(self.execed, 4096)
-        raise UnavailableError(
-            said.decode(errors="replace") or "a process that was started has gone"
-        )
+    def child(self, pid: int, reaped: Callable[[int], Ended]) -> Child:
+        return Child(pid, os.pidfd_open(pid), self.stdin, self.stdout, self.stderr, reaped)
 
 
 def make_pipes() -> tuple[OwnEnds, ChildEnds]:
-    """Four pipes; UnavailableError if there are no descriptors left."""
+    """Three pipes; UnavailableError if there are no descriptors left."""
     made: list[int] = []
     try:
-        for _ in range(4):
+        for _ in range(3):
             made += os.pipe2(os.O_CLOEXEC)
     except OSError as error:
         for descriptor in made:
             os.close(descriptor)
         raise UnavailableError(f"no process can be started: {error.strerror}") from None
-    in_read, in_write, out_read, out_write, err_read, err_write, said_read, said_write = made
-    for descriptor in (in_write, out_read, err_read, said_read):
+    in_read, in_write, out_read, out_write, err_read, err_write = made
+    for descriptor in (in_write, out_read, err_read):
         os.set_blocking(descriptor, False)
-    return (
-        OwnEnds(in_write, out_read, err_read, said_read),
-        ChildEnds(in_read, out_write, err_write, said_write),
-    )
+    return OwnEnds(in_write, out_read, err_read), ChildEnds(in_read, out_write, err_write)
 
 
 def start(launch: Launch) -> Child:
-    """Fork, confine, exec."""
+    """Fork, confine, exec; returns when the program runs, RefusedError says why it does not."""
     own, others = make_pipes()
+    heard, said = os.pipe2(os.O_CLOEXEC)
     try:
         pid = os.fork()
-    except OSError as error:
+        if pid == 0:
+            become(launch, others, said)
+        os.close(said)
+        said = -1
+        if linux.CLONE_NEWPID in launch.enter:
+            pid = _pid_of_second(heard)
+        why = _heard(heard)
+        if why:
+            os.waitpid(pid, 0)
+            raise RefusedError(why.decode(errors="replace"))
+        return own.child(pid, Ended.reaped)
+    except (OSError, UnavailableError, RefusedError) as error:
         own.close()
+        if isinstance(error, OSError):
+            raise UnavailableError(f"no process can be started: {error.strerror}") from None
+        raise
+    finally:
         others.close()
-        raise UnavailableError(f"no process can be started: {error.strerror}") from None
-    if pid == 0:
-        become(launch, others)
-    others.close()
-    return own.child(pid, launch)
+        os.close(heard)
+        if said >= 0:
+            os.close(said)
 
 
-def become(launch: Launch, ends: ChildEnds, *, outside: int | None = None) -> NoReturn:
-    """In a fresh child: confine it and run the program. If it has a network and IPC of its own already, `outside` is
-    the machine's network."""
+def _heard(descriptor: int) -> bytes:
+    if not select.select([descriptor], [], [], _SAID_WITHIN_S)[0]:
+        raise UnavailableError("a process that was started does not say what became of it")
+    return os.read(descriptor, 4096)
+
+
+def _pid_of_second(heard: int) -> int:
+    """The process that runs the program is one that was made in a process namespace."""
+    said = _heard(heard)
+    if len(said) == _SECOND.size and said.startswith(_SECOND_MARK):
+        return int(_SECOND.unpack(said)[1])
+    raise UnavailableError(said.decode(errors="replace") or "a process that was started has gone")
+
+
+def become(launch: Launch, ends: ChildEnds, said: int) -> NoReturn:
+    """In a fresh child: confine it and run the program, or say why not."""
     try:
         if linux.CLONE_NEWPID in launch.enter:
-            _go_on_inside(launch.enter[linux.CLONE_NEWPID], ends)
+            _go_on_inside(launch.enter[linux.CLONE_NEWPID], said)
         os.setsid()
         os.umask(0o022)
         for target, source in enumerate((ends.stdin, ends.stdout, ends.stderr)):
             os.dup2(source, target)
-        if launch.own_network and outside is None:
+        if launch.own_network:
             have_own_network()
-        elif outside is not None and not launch.own_network:
-            linux.enter(outside, linux.CLONE_NEWNET)
-        if outside is None and launch.enter:
+        if launch.enter:
             linux.unshare(linux.CLONE_NEWIPC)
         _confine(launch)
         for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGXFSZ):
@@ -172,17 +191,17 @@ def become(launch: Launch, ends: ChildEnds, *, outside: int | None = None) -> No
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.execvpe(launch.argv[0], list(launch.argv), dict(launch.variables))
     except BaseException as error:  # noqa: BLE001  (this process must end here, whatever went wrong)
-        os.write(ends.said, str(error).encode()[:4000])
+        os.write(said, str(error).encode()[:4000])
     finally:
         os._exit(127)
 
 
-def _go_on_inside(processes: int, ends: ChildEnds) -> None:
+def _go_on_inside(processes: int, said: int) -> None:
     """Only a process that is made after entering is in a process namespace: make it, say which, and go."""
     linux.enter(processes, linux.CLONE_NEWPID)
     pid = linux.fork_sibling()
     if pid > 0:
-        os.write(ends.said, _SECOND.pack(_SECOND_MARK, pid))
+        os.write(said, _SECOND.pack(_SECOND_MARK, pid))
         os._exit(0)
     linux.die_with_parent(signal.SIGKILL)
 
@@ -208,13 +227,6 @@ def _confine(launch: Launch) -> None:
         os.setresuid(launch.user, launch.user, launch.user)
     linux.gain_no_privileges()
     linux.die_with_parent(signal.SIGKILL)
-
-
-def said_instead(execed: int) -> str | None:
-    """Of a `Child.execed` that became readable, or will since its process has ended: why the program does not run, or None if it does."""
-    select.select([execed], [], [], _SECOND_WITHIN_S)  # who made the process may not be quite gone
-    said = os.read(execed, 4096)
-    return said.decode(errors="replace") if said else None
 
 
 def can_have_namespaces() -> bool:

@@ -24,20 +24,16 @@ class Running:
         self.fence = fence
         self.child = child
         self.asked_s = asked_s
-        self.began_s: float | None = None
+        self.began_s = time.monotonic()
         self.memory_kills = fence.memory_kills()
         self.cpu_s = fence.cpu_s()
         self.killed: tuple[End, str] | None = None
-        self.fault: str | None = None
         self._unsent = memoryview(order.stdin)
         self._printed_bytes = 0
 
     @property
     def deadline_s(self) -> float:
         return self.asked_s + self.order.limits.wall_s
-
-    def began(self) -> None:
-        self.began_s = time.monotonic()
 
     def feed(self) -> bool:
         """Write what the pipe takes of its input; whether there is nothing more to write."""
@@ -69,20 +65,17 @@ class Running:
     def over(self) -> Over:
         """Reap the process; what it came to."""
         ended_s = time.monotonic()
-        _, status, used = os.wait4(self.child.pid, 0)
-        code = os.waitstatus_to_exitcode(status)
-        began_s = self.began_s or ended_s
+        found = self.child.reap()
+        code = os.waitstatus_to_exitcode(found.status)
         usage = Usage(
-            launch_s=began_s - self.asked_s,
-            run_s=ended_s - began_s,
-            cpu_s=max(used.ru_utime + used.ru_stime, self.fence.cpu_s() - self.cpu_s),
-            max_rss_bytes=used.ru_maxrss * 1024,
+            launch_s=self.began_s - self.asked_s,
+            run_s=ended_s - self.began_s,
+            cpu_s=max(found.user_s + found.system_s, self.fence.cpu_s() - self.cpu_s),
+            max_rss_bytes=found.max_rss_kib * 1024,
             output_bytes=min(self._printed_bytes, self.order.limits.output_bytes),
         )
         end, reason = self.killed or (End.EXITED, "")
-        if self.fault is not None:
-            end, reason = End.NOT_STARTED, self.fault
-        elif self.fence.memory_kills() > self.memory_kills:
+        if self.fence.memory_kills() > self.memory_kills:
             most = self.order.limits.memory_bytes
             end, reason = End.MEMORY, f"it used more than {most} bytes of memory"
         return Over(self.order.action, end, code, usage, reason)

@@ -25,7 +25,6 @@ from slackwater.sandbox.backends.port import Backend, Order
 from slackwater.sandbox.environment import Environment
 from slackwater.sandbox.fences import Fence, Fences
 from slackwater.sandbox.held import end_left
-from slackwater.sandbox.launch import said_instead
 from slackwater.sandbox.reports import Began, End, Over, Printed, Report, Usage
 from slackwater.sandbox.running import Running
 from slackwater.sandbox.snapshots import Snapshots
@@ -216,11 +215,11 @@ class Supervisor:
             return
         running = Running(order, environment, fence, child, asked_s)
         self._running[order.action] = running
+        self._reports.append(Began(order.action))
         if running.feed():
             child.close_stdin()
         else:
             self._watch(child.stdin, selectors.EVENT_WRITE, running, self._can_feed)
-        self._watch(child.execed, selectors.EVENT_READ, running, self._execed)
         self._watch(child.stdout, selectors.EVENT_READ, running, self._stdout)
         self._watch(child.stderr, selectors.EVENT_READ, running, self._stderr)
         self._watch(child.pidfd, selectors.EVENT_READ, running, self._finish)
@@ -292,13 +291,6 @@ class Supervisor:
             self._unwatch(running.child.stdin)
             running.child.close_stdin()
 
-    def _execed(self, running: Running) -> None:
-        self._unwatch(running.child.execed)
-        running.fault = said_instead(running.child.execed)
-        if running.fault is None:
-            running.began()
-            self._reports.append(Began(running.order.action))
-
     def _stdout(self, running: Running) -> None:
         self._take(running, "stdout")
 
@@ -328,8 +320,6 @@ class Supervisor:
 
     def _finish(self, running: Running) -> None:
         """Its first process is gone: end the others, read what is in the pipes, report."""
-        if running.began_s is None and running.fault is None:
-            self._execed(running)
         del self._running[running.order.action]
         running.fence.kill_all()
         self._means.backend.ended(running.environment)
@@ -338,7 +328,7 @@ class Supervisor:
                 if not self._take(running, stream):
                     break
         child = running.child
-        for descriptor in (child.pidfd, child.stdin, child.stdout, child.stderr, child.execed):
+        for descriptor in (child.pidfd, child.stdin, child.stdout, child.stderr):
             if descriptor >= 0:
                 self._unwatch(descriptor)
         self._reports.append(running.over())
@@ -354,6 +344,12 @@ class Supervisor:
             self._reap_orphans()
 
     def _reap_orphans(self) -> None:
+        """Whoever was left without a parent, and has ended; most often there is nobody."""
+        try:
+            if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return
+        except ChildProcessError:
+            return
         ours = {
             running.child.pid for running in self._running.values()
         } | self._means.fences.others()

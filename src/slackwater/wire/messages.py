@@ -1,6 +1,6 @@
 """Control messages, as msgpack: the hello, what engines and trainers are told, and what they answer.
 
-What sandbox workers are told is in `wire/sandbox.py`, agents in `wire/agent.py`.
+What sandbox workers are told is in `wire/sandbox.py`, reward workers in `wire/rewards.py`, agents in `wire/agent.py`.
 
 Token ids travel as raw u32 bytes; models, versions and saved states are named by URI (`model/uri.py`), never by path. Each message is a tagged struct; `decode` refuses anything else.
 """
@@ -15,6 +15,7 @@ from slackwater.model.session import LoraShape
 from slackwater.wire import agent, lending
 from slackwater.wire.frames import FrameError, FrameKind, encode_frame
 from slackwater.wire.message import Message as Message
+from slackwater.wire.rewards import RewardFacts, ToRewards
 from slackwater.wire.sandbox import FromSandbox, SandboxFacts, ToSandbox
 
 PROTOCOL = 3
@@ -29,11 +30,12 @@ class Hello(Message, frozen=True, forbid_unknown_fields=False):
 
     secret: str
     worker: str
-    role: Literal["engine", "trainer", "sandbox", "agent"]
+    role: Literal["engine", "trainer", "sandbox", "rewards", "agent"]
     engine: "EngineFacts | None" = None
     protocol: int = PROTOCOL
     node: agent.NodeFacts | None = None
     sandbox: SandboxFacts | None = None
+    rewards: RewardFacts | None = None
 
 
 class EngineFacts(msgspec.Struct, frozen=True):
@@ -307,6 +309,7 @@ ToWorker: TypeAlias = (
     | agent.BringCargo
     | agent.DropCargo
     | ToSandbox
+    | ToRewards
     | lending.LendTo
     | lending.TakeBack
     | lending.StepBegan

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.engine import Engine
@@ -89,7 +90,13 @@ class RewardServices:
             engine.close()
 
     def score(self, service: ServiceName, gpus: Sequence[int], tokens: Sequence[int]) -> float:
-        """The mean log-prob of a text's tokens under a service that lies on these GPUs: what a teacher or judge says of it."""
+        """The mean log-prob of a text's tokens: what a teacher or judge says of it."""
+        return float(np.mean(self.logprobs(service, gpus, tokens)))
+
+    def logprobs(
+        self, service: ServiceName, gpus: Sequence[int], tokens: Sequence[int]
+    ) -> NDArray[np.float32]:
+        """Of every token but the first, under a service that lies on these GPUs."""
         (gpu,) = gpus
         engine = self._resident.get((service, gpu))
         if engine is None:
@@ -111,7 +118,7 @@ class RewardServices:
             for failed in output.failed:
                 raise RefusedError(f"service {service!r}: {failed.error}")
             for scores in output.prompt_scores:
-                return float(np.mean(scores.logprobs[1:]))
+                return np.asarray(scores.logprobs[1:], dtype=np.float32)
         raise UnavailableError(f"service {service!r} gave no score")
 
     def _find(self, service: ServiceName) -> _Staged:

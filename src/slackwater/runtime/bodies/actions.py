@@ -16,13 +16,20 @@ from slackwater.control.actions import commands as do
 from slackwater.control.actions import events as on
 from slackwater.control.controller import Controller
 from slackwater.control.timer import SetTimer, TimerFired
-from slackwater.model.action import EnvironmentSpec, OutcomeKind, WorkerCapacity
-from slackwater.model.ids import ActionId, EnvironmentId, JobId, NodeId, WorkerId
+from slackwater.model.action import EnvironmentSpec, GpuService, OutcomeKind, WorkerCapacity
+from slackwater.model.ids import (
+    ActionId,
+    EnvironmentId,
+    JobId,
+    NodeId,
+    ServiceName,
+    WorkerId,
+)
 from slackwater.runtime.bodies.timers import Timers
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.store import action_log as log
 from slackwater.runtime.store.database import Store
-from slackwater.wire import messages, sandbox
+from slackwater.wire import messages, rewards, sandbox
 from slackwater.wire.frames import Frame, FrameKind
 
 logger = logging.getLogger(__name__)
@@ -43,6 +50,7 @@ class ActionOwner(Protocol):
     def ended(self, action: ActionId, result: log.ActionResult) -> None: ...
     def environment_ready(self, environment: EnvironmentId) -> None: ...
     def environment_ended(self, environment: EnvironmentId, reason: str) -> None: ...
+    def service_declared(self, service: GpuService) -> None: ...
 
 
 @dataclass(slots=True)
@@ -84,6 +92,8 @@ class ActionsBody:
         self._attempts: dict[int, _Attempt] = {}
         self._latest: dict[ActionId, int] = {}
         self._workers: dict[NodeId, WorkerId] = {}
+        self.reward_facts: dict[WorkerId, rewards.RewardFacts] = {}
+        self.services: set[ServiceName] = set()
         self.facts: dict[WorkerId, sandbox.SandboxFacts] = {}
         self.gauges: dict[WorkerId, dict[str, float]] = {}
         self._outbox: list[_Posted] = []
@@ -115,9 +125,25 @@ class ActionsBody:
         for spec in held:
             self._mine.environment_ready(spec.environment)
 
+    def rewards_joined(self, worker: WorkerId, facts: rewards.RewardFacts) -> None:
+        """A worker with devices, and services that it has in host memory."""
+        node = NodeId(facts.node)
+        self._workers[node] = worker
+        self.reward_facts[worker] = facts
+        for service in facts.services:
+            self.declare(service)
+            self._mine.service_declared(service)
+        capacity = WorkerCapacity(gpus=len(facts.devices), gpu_mib=facts.device_mib)
+        self.feed(on.WorkerJoined(now_s(), node, capacity))
+
+    def declare(self, service: GpuService) -> None:
+        """There is a service by this name, or was before a restart."""
+        self.services.add(service.service)
+        self.feed(on.ServiceDeclared(now_s(), service))
+
     def worker_lost(self, worker: WorkerId, reason: str) -> None:
         self.gauges.pop(worker, None)
-        facts = self.facts.pop(worker, None)
+        facts = self.facts.pop(worker, None) or self.reward_facts.pop(worker, None)
         if facts is not None and self._workers.get(NodeId(facts.node)) == worker:
             node = NodeId(facts.node)
             del self._workers[node]
@@ -195,8 +221,10 @@ class ActionsBody:
                 self._mine.environment_ended(environment, reason)
             case SetTimer(name, at_s):
                 self._timers.set(name, at_s)
-            case do.EvictService() | do.RestoreService():
-                logger.error("no sandbox worker holds GPU services command=%s", command)
+            case do.EvictService(node, gpus, service):
+                self._post(node, rewards.EvictService(service, list(gpus)))
+            case do.RestoreService(node, gpus, service):
+                self._post(node, rewards.RestoreService(service, list(gpus)))
 
     def _start(self, command: do.StartAction) -> None:
         action, grant = command.spec.action, command.grant
@@ -204,8 +232,13 @@ class ActionsBody:
         self._attempts[command.attempt] = _Attempt(action)
         self._latest[action] = command.attempt
         self._mine.granted(action, command.attempt)
-        if grant.node is None or not request.command:
+        if grant.node is None:
             return  # a permit: its owner says when it is over
+        service = command.spec.service
+        if service is not None:
+            told = (command.attempt, service, list(grant.gpus), request.stdin)
+            self._post(grant.node, rewards.ScoreTokens(*told), starts=action)
+            return
         message = sandbox.RunAction(
             attempt=command.attempt,
             command=request.command,

@@ -9,6 +9,7 @@ name = "mixed"
 engines = 2                            # per node and model
 trainers = 1                           # per node
 sandboxes = 1                          # per node: workers that run actions on its cores
+rewards = 1                            # per node: workers that hold the reward services of [rewards]
 price_per_h = 4.0
 
 [[nodes]]
@@ -43,18 +44,20 @@ def _check_name(field: str, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FleetPool:
-    """What runs on every node of a pool: engines per model, engines that share the trainers' devices, trainers, sandboxes."""
+    """What runs on every node of a pool: engines per model, engines that share the trainers' devices, trainers, sandboxes,
+    workers that hold reward services."""
 
     name: str
     engines: int = 1
     local_engines: int = 0
     trainers: int = 0
     sandboxes: int = 0
+    rewards: int = 0
     price_per_h: float = 0.0
 
     def __post_init__(self) -> None:
         _check_name("name", self.name)
-        for field in ("engines", "local_engines", "trainers", "sandboxes"):
+        for field in ("engines", "local_engines", "trainers", "sandboxes", "rewards"):
             if getattr(self, field) < 0:
                 raise ConfigError.of(field, getattr(self, field), "must be at least 0")
 
@@ -152,9 +155,11 @@ def _named_once(field: str, names: Sequence[str]) -> None:
         raise ConfigError.of(f"{field}: names", repeated, "must be named once each")
 
 
-def one_node(engines: int, local_engines: int, trainers: int, sandboxes: int = 0) -> FleetFile:
+def one_node(
+    engines: int, local_engines: int, trainers: int, sandboxes: int = 0, rewards: int = 0
+) -> FleetFile:
     """What `slackwater up` means without a fleet file."""
-    pool = FleetPool("local", engines, local_engines, trainers, sandboxes)
+    pool = FleetPool("local", engines, local_engines, trainers, sandboxes, rewards)
     return FleetFile((pool,), (FleetNode(LOCAL_NODE, "local"),))
 
 

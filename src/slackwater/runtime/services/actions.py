@@ -17,7 +17,7 @@ import msgspec
 
 from slackwater.control.actions import events as on
 from slackwater.control.actions.broker import ActionBroker
-from slackwater.model.action import Limit, OutcomeKind
+from slackwater.model.action import GpuService, Limit, OutcomeKind
 from slackwater.model.errors import NotFoundError, RefusedError, UnavailableError
 from slackwater.model.ids import ActionId, EnvironmentId, JobId, NodeId, TenantId
 from slackwater.runtime.bodies.actions import ActionsBody, now_s
@@ -87,6 +87,8 @@ class ActionService:
         for payload in await self._store.call(log.limits):
             limit = msgspec.json.decode(payload, type=Limit)
             self._body.feed(on.LimitDeclared(now_s(), limit))
+        for payload in await self._store.call(log.services):
+            self._body.declare(msgspec.json.decode(payload, type=GpuService))
         places = await self._store.call(log.open_environments)
         waiting = await self._store.call(log.open_actions)
         for tenant, place in places:
@@ -125,6 +127,9 @@ class ActionService:
         environment = request.spec.environment
         if environment is not None:
             self._place(tenant, environment)
+        service = request.spec.service
+        if service is not None and service not in self._body.services:
+            raise UnavailableError(f"service {service} is not staged yet; try again")
         started = bool(request.command) and not self._arriving
         started = started and self._broker.could_start(request.spec)
         self._arriving += 1
@@ -213,7 +218,7 @@ class ActionService:
     def done(self, tenant: TenantId, name: ActionId, ran_s: float) -> None:
         """The owner of a permit says that its use is over."""
         live = self._mine(tenant, name)
-        if live.request.command or live.attempt is None:
+        if not live.request.is_permit or live.attempt is None:
             raise RefusedError(f"action: {name!r} is no permit that is held")
         self._body.finished(name, live.attempt, OutcomeKind.DONE, ran_s)
 
@@ -300,6 +305,12 @@ class ActionService:
         await self._store.call(partial(log.put_limit, name=limit.resource, payload=payload))
         self._body.feed(on.LimitDeclared(now_s(), limit))
 
+    def service_declared(self, service: GpuService) -> None:
+        """Remembered over a restart, so that what waits for it then goes on waiting."""
+        payload = msgspec.json.encode(service).decode()
+        write = partial(log.put_service, name=service.service, payload=payload)
+        self._background.spawn(self._store.call(write))
+
     # ---- for the body ----
     def request(self, action: ActionId) -> log.ActionRequest:
         return self._live[action].request
@@ -380,6 +391,11 @@ class ActionService:
                  "cores": sum(len(numa) for numa in facts.cores), "memory_mib": facts.memory_mib}
                 for worker, facts in sorted(self._body.facts.items())
             ],
+            "rewards": [
+                {"worker": worker, "node": facts.node, "devices": facts.devices,
+                 "services": [service.service for service in facts.services]}
+                for worker, facts in sorted(self._body.reward_facts.items())
+            ],
             "live": [self._shown(name, item, now) for name, item in live[:most]],
             "ended": [
                 {"action": name, "job": request.spec.job, "command": _short(request.command),
@@ -403,7 +419,7 @@ class ActionService:
 
 
 def _short(command: Sequence[str]) -> str:
-    return " ".join(command)[:80] or "(permit)"
+    return " ".join(command)[:80] or "(no command)"
 
 
 def _not_yours(name: ActionId) -> NotFoundError:

@@ -53,6 +53,8 @@ class Workers:
             to.training.trainer_joined(worker)
         elif hello.sandbox is not None:
             to.actions.worker_joined(worker, hello.sandbox)
+        elif hello.rewards is not None:
+            to.actions.rewards_joined(worker, hello.rewards)
         elif hello.engine is not None:
             to.rollout.engine_joined(worker, hello.engine)
 
@@ -62,7 +64,7 @@ class Workers:
             role = self._roles[worker]
             if role == "engine":
                 to.rollout.engine_said(worker, frame)
-            elif role == "sandbox":
+            elif role in ("sandbox", "rewards"):
                 to.actions.worker_said(worker, frame)
             elif frame.kind is FrameKind.CONTROL:
                 message = messages.decode_from_worker(frame.body)
@@ -90,7 +92,7 @@ class Workers:
         to.instances.lost(worker)
         if role == "trainer":
             to.training.trainer_lost(worker, reason)
-        elif role == "sandbox":
+        elif role in ("sandbox", "rewards"):
             to.actions.worker_lost(worker, reason)
         else:
             to.rollout.engine_lost(worker, reason)
@@ -100,7 +102,7 @@ class Workers:
         found: dict[str, list[str]] = {"engine": [], "trainer": [], "sandbox": []}
         for worker, role in sorted(self._roles.items()):
             if role != "agent":
-                found[role].append(worker)
+                found.setdefault(role, []).append(worker)
         return found
 
 

@@ -40,6 +40,11 @@ class ActionRequest(msgspec.Struct, frozen=True):
     stdin: bytes = b""
     stream: bool = False
 
+    @property
+    def is_permit(self) -> bool:
+        """Nothing is run for it; a score by a service has its tokens as `stdin`."""
+        return not self.command and self.spec.service is None
+
 
 class ActionResult(msgspec.Struct, frozen=True):
     """How an action ended: `kind` is a `model.action.OutcomeKind`, `end` a `sandbox.reports.End` if it ran."""
@@ -185,13 +190,29 @@ def drop_ended(connection: Connection, before_s: float) -> None:
 
 def put_limit(connection: Connection, name: str, payload: str) -> None:
     """Remember how much there is of a resource."""
-    key = f"limit/{name}"
+    _put(connection, f"limit/{name}", payload)
+
+
+def put_service(connection: Connection, name: str, payload: str) -> None:
+    """Remember how a reward service can be held."""
+    _put(connection, f"service/{name}", payload)
+
+
+def _put(connection: Connection, key: str, payload: str) -> None:
     connection.execute(facts.delete().where(facts.c.name == key))
     connection.execute(facts.insert().values(name=key, value=payload))
 
 
 def limits(connection: Connection) -> list[str]:
+    return _all(connection, "limit/")
+
+
+def services(connection: Connection) -> list[str]:
+    return _all(connection, "service/")
+
+
+def _all(connection: Connection, prefix: str) -> list[str]:
     rows = connection.execute(
-        sa.select(facts.c.value).where(facts.c.name.startswith("limit/")).order_by(facts.c.name)
+        sa.select(facts.c.value).where(facts.c.name.startswith(prefix)).order_by(facts.c.name)
     )
     return [row.value for row in rows]

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from slackwater.model.action import Limit
-from slackwater.model.errors import RefusedError
+from slackwater.model.errors import NotFoundError, RefusedError
 from slackwater.model.ids import ActionId, EnvironmentId, ResourceName, TenantId
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.store.action_log import ActionResult
@@ -29,6 +29,14 @@ LATER: dict[int | str, dict[str, Any]] = {202: {"description": "Not yet."}}
 def _check_sandboxes(plane: ControlPlane, needed: bool = True) -> None:
     if needed and not plane.settings.brokers_actions:
         raise RefusedError("this service has no sandboxes: start it with --sandboxes 1")
+
+
+def _check_service(plane: ControlPlane, name: str | None) -> None:
+    rewards = plane.settings.rewards
+    known = [] if rewards is None else sorted(rewards.services)
+    if name is not None and name not in known:
+        there = f"there are {known}" if known else "this service has none: see [rewards]"
+        raise NotFoundError(f"service: {name!r} is not one; {there}")
 
 
 def known_as(tenant: TenantId, name: str) -> ActionId:
@@ -75,6 +83,7 @@ def action_routes(plane: ControlPlane) -> APIRouter:
     async def submit(body: ActionBody, tenant: caller) -> Response:
         """Take an action; answers with its outcome (200), or, if that takes longer than `wait_s`, with its name (202)."""
         _check_sandboxes(plane, bool(body.command))
+        _check_service(plane, body.service)
         name = await actions.submit(tenant, body.request(tenant))
         return await answer(tenant, name, body.wait_s)
 

@@ -1,14 +1,15 @@
 """Request bodies of the action API, and what they mean to the broker."""
 
 import secrets
+import struct
 from typing import Annotated
 
 from pydantic import Field
 
 from slackwater.model.action import ActionSpec, EnvironmentSpec
-from slackwater.model.amounts import CORES, MEMORY_MIB, Amounts, Efficiency, Elastic, Need
+from slackwater.model.amounts import CORES, GPUS, MEMORY_MIB, Amounts, Efficiency, Elastic, Need
 from slackwater.model.errors import ConfigError
-from slackwater.model.ids import ActionId, EnvironmentId, ResourceName, TenantId
+from slackwater.model.ids import ActionId, EnvironmentId, ResourceName, ServiceName, TenantId
 from slackwater.runtime.services.actions import job_of
 from slackwater.runtime.store.action_log import ActionRequest, EnvironmentRequest
 from slackwater.serve.tinker.bodies import Body, Finite
@@ -17,6 +18,7 @@ from slackwater.wire.sandbox import ActionLimits
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_:-][A-Za-z0-9_.:-]{0,99}$")]
 Positive = Annotated[Finite, Field(gt=0, le=7 * 86_400)]
 Cores = Annotated[int, Field(ge=1, le=4096)]
+Token = Annotated[int, Field(ge=0, lt=1 << 32)]
 Units = Annotated[int, Field(ge=1, le=1 << 53)]
 _DEFAULT_WALL_S = 600.0
 _MIB = 1 << 20
@@ -35,7 +37,8 @@ class LimitsBody(Body):
 class ActionBody(Body):
     """`cores` is a number or choices; with choices, `parallel_share` is what of the work more cores speed up.
 
-    Without a command it is a permit for `uses`: wait until it is held, use it, then say `done`.
+    With a `service` it is a score: `tokens` are a text's ids, of whose log-probs under the service's model the outcome's
+    stdout tells, as JSON. Without either it is a permit for `uses`: wait until it is held, use it, then say `done`.
     """
 
     command: Annotated[list[str], Field(max_length=4096)] = Field(default_factory=list)
@@ -43,6 +46,8 @@ class ActionBody(Body):
     job: Name | None = None
     kind: Name | None = None
     environment: str | None = None
+    service: Name | None = None
+    tokens: Annotated[list[Token], Field(max_length=1 << 20)] = Field(default_factory=list)
     cores: Cores | Annotated[list[Cores], Field(min_length=1, max_length=64)] = 1
     parallel_share: Annotated[Finite, Field(ge=0, le=1)] = 1.0
     single_core_s: Positive | None = None
@@ -65,9 +70,10 @@ class ActionBody(Body):
         spec = ActionSpec(
             action=name,
             job=job_of(tenant, self.job),
-            kind=self.kind or (self.command[0] if self.command else "permit"),
+            kind=self.kind or self._usual_kind(),
             needs=self._needs(),
             environment=None if self.environment is None else EnvironmentId(self.environment),
+            service=None if self.service is None else ServiceName(self.service),
             elastic=self._elastic(),
             single_unit_s=self.single_core_s,
             deadline_s=self.deadline_s,
@@ -88,7 +94,7 @@ class ActionBody(Body):
             limits=limits,
             command=self.command,
             variables=self.variables,
-            stdin=self.stdin.encode(),
+            stdin=self._stdin(),
             stream=self.stream,
         )
 
@@ -96,10 +102,17 @@ class ActionBody(Body):
         uses = tuple(
             Need(ResourceName(name), Amounts.exactly(units)) for name, units in self.uses.items()
         )
+        if self.service is not None:
+            self._check_score()
+            return (Need(GPUS, Amounts.exactly(1)), *uses)
+        if self.tokens:
+            raise ConfigError.of("tokens", len(self.tokens), "must be empty without a `service`")
         if not self.command:
             if not uses:
                 raise ConfigError.of(
-                    "command", [], "must not be empty, unless `uses` names a limit"
+                    "command",
+                    [],
+                    "must not be empty, unless `uses` names a limit or `service` a model",
                 )
             return uses
         choices = [self.cores] if isinstance(self.cores, int) else self.cores
@@ -107,6 +120,23 @@ class ActionBody(Body):
         if self.environment is None:  # an environment has memory of its own
             needs += (Need(MEMORY_MIB, Amounts.exactly(self.limits.memory_mib)),)
         return needs
+
+    def _check_score(self) -> None:
+        if self.command or self.environment is not None or self.stdin:
+            fix = "takes `tokens` alone: no command, environment or stdin"
+            raise ConfigError.of("service", self.service, fix)
+        if len(self.tokens) < 2:
+            raise ConfigError.of("tokens", len(self.tokens), "must be at least 2, the text's ids")
+
+    def _usual_kind(self) -> str:
+        if self.service is not None:
+            return f"service:{self.service}"
+        return self.command[0] if self.command else "permit"
+
+    def _stdin(self) -> bytes:
+        if self.service is None:
+            return self.stdin.encode()
+        return struct.pack(f"<{len(self.tokens)}I", *self.tokens)
 
     def _elastic(self) -> Elastic | None:
         if isinstance(self.cores, int) or not self.command:

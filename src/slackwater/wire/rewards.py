@@ -1,0 +1,43 @@
+"""What reward workers are told; they answer with `sandbox.ActionPrinted` and `sandbox.ActionOver`, as for any action."""
+
+from typing import TypeAlias
+
+import msgspec
+
+from slackwater.model.action import GpuService
+from slackwater.wire.message import Message
+
+
+class RewardFacts(msgspec.Struct, frozen=True):
+    """What a reward worker brings: its devices, how much of a service each can hold, and the services in its host memory."""
+
+    node: str
+    devices: list[str]
+    device_mib: int
+    services: list[GpuService] = msgspec.field(default_factory=list)
+
+
+class RestoreService(Message, frozen=True):
+    """Bring a service from host memory onto these devices."""
+
+    service: str
+    gpus: list[int]
+
+
+class EvictService(Message, frozen=True):
+    """Let go of the memory that a service has on these devices."""
+
+    service: str
+    gpus: list[int]
+
+
+class ScoreTokens(Message, frozen=True):
+    """Score a text, given as raw u32 token ids, by a service that lies on these devices."""
+
+    attempt: int
+    service: str
+    gpus: list[int]
+    tokens: bytes
+
+
+ToRewards: TypeAlias = RestoreService | EvictService | ScoreTokens
