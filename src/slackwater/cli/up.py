@@ -44,6 +44,7 @@ def parse_models(given: list[str]) -> dict[str, Path]:
 _SETTINGS_OF = {"database": "database_url", "session_timeout": "session_silent_after_s"}
 _PLAIN = (
     *("engines", "local_engines", "trainers", "sandboxes", "sandbox_backend", "sandbox_folder"),
+    "sandbox_image",
     *("max_waiting_actions", "host", "port", "database", "device", "train_dtype", "threads"),
     *("kv_mb", "max_running", "record", "session_timeout"),
 )
@@ -104,10 +105,13 @@ def up(
         int, typer.Option(help="Sandbox processes that run actions; they share the cores.")
     ] = 0,
     sandbox_backend: Annotated[
-        str, typer.Option(help="auto, process or bubblewrap; auto takes bubblewrap where it runs.")
+        str, typer.Option(help="auto (bubblewrap where it runs), process, bubblewrap or docker.")
     ] = "auto",
     sandbox_folder: Annotated[
         Path | None, typer.Option(help="Folder for environments. Root's must be open to others.")
+    ] = None,
+    sandbox_image: Annotated[
+        str | None, typer.Option(help="Image of docker's containers; default python:3.11-slim.")
     ] = None,
     max_waiting_actions: Annotated[
         int, typer.Option(help="Actions that may wait; what comes beyond them is refused (429).")

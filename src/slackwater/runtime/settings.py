@@ -16,7 +16,7 @@ from slackwater.runtime.launch.instance_list import InstanceList, ListedInstance
 SILENT_AFTER_S = 20.0  # a worker that is not heard for so long is gone
 TRAIN_DTYPES = ("float32", "bfloat16")
 
-SANDBOX_BACKENDS = ("auto", "process", "bubblewrap")
+SANDBOX_BACKENDS = ("auto", "process", "bubblewrap", "docker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,7 @@ class ServiceSettings:
     sandboxes: int = 0
     sandbox_backend: str = "auto"
     sandbox_folder: Path | None = None
+    sandbox_image: str | None = None
     rewards: RewardSettings | None = None
     max_waiting_actions: int = 20_000
     tenants: tuple[str, ...] = ("default",)

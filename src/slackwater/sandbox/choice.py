@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.sandbox import linux
 from slackwater.sandbox.backends.bubblewrap import BubblewrapBackend, find_bubblewrap
+from slackwater.sandbox.backends.docker import DEFAULT_IMAGE, DockerBackend, find_docker
 from slackwater.sandbox.backends.plain import PlainBackend
 from slackwater.sandbox.backends.port import Backend
 from slackwater.sandbox.cgroups import choose_fences
@@ -18,7 +19,7 @@ from slackwater.sandbox.snapshots import Snapshots, choose_way
 from slackwater.sandbox.supervisor import Means
 from slackwater.sandbox.users import Users, users_here
 
-BackendName = Literal["auto", "process", "bubblewrap"]
+BackendName = Literal["auto", "process", "bubblewrap", "docker"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,10 @@ class Chosen:
     said: tuple[str, ...]
 
 
-def choose(name: str, root: Path, backend: BackendName = "auto") -> Chosen:
-    """`name` is the supervisor's own on this machine; `auto` takes bubblewrap where it runs."""
+def choose(
+    name: str, root: Path, backend: BackendName = "auto", image: str = DEFAULT_IMAGE
+) -> Chosen:
+    """`name` is the supervisor's own on this machine; `auto` takes bubblewrap where it runs; `image` is docker's."""
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", name):
         raise ConfigError.of("sandbox: name", name, "must be letters, digits, . _ -")
     if backend not in get_args(BackendName):
@@ -39,13 +42,18 @@ def choose(name: str, root: Path, backend: BackendName = "auto") -> Chosen:
         )
     _make_folder(root)
     users = users_here()
-    chosen, backend_said = _backend(backend, users)
+    has_namespaces = users is not None and can_have_namespaces()
+    if backend == "docker":
+        chosen, backend_said = _docker(image, root, has_namespaces=has_namespaces)
+    else:
+        chosen, backend_said = _backend(backend, users, has_namespaces=has_namespaces)
     fences, fences_said = choose_fences(name)
     barrier = barrier_of(root) if users is not None else None
     if barrier is not None:
         fix = f"must be where other users can pass through, and {barrier} is closed to them"
         raise ConfigError.of("--sandbox-folder", str(root), fix)
-    way, way_said = choose_way(root)
+    # An engine does not see what is mounted for this process alone.
+    way, way_said = choose_way(root, may_mount=backend != "docker")
     snapshots = Snapshots(root / "snapshots", way)
     user_said = "a user for each environment" if users is not None else "one user for all (no root)"
     said = (
@@ -69,8 +77,19 @@ def _make_folder(root: Path) -> None:
         os.umask(mask)
 
 
-def _backend(name: BackendName, users: Users | None) -> tuple[Backend, str]:
-    has_namespaces = users is not None and can_have_namespaces()
+def _docker(image: str, root: Path, *, has_namespaces: bool) -> tuple[Backend, str]:
+    refused = "--sandbox-backend: 'docker' cannot be used"
+    if not has_namespaces:
+        raise RefusedError(f"{refused}: only root can enter containers, and make networks")
+    engine, why = find_docker(image)
+    if engine is None:
+        raise RefusedError(f"{refused}: {why}")
+    return DockerBackend(engine, image, root), why
+
+
+def _backend(
+    name: BackendName, users: Users | None, *, has_namespaces: bool
+) -> tuple[Backend, str]:
     plain = PlainBackend(users is not None, has_namespaces)
     if name == "process":
         return plain, "as asked"

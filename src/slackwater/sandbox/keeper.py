@@ -85,6 +85,8 @@ class Keeper:
             raise
         finally:
             others.close()
+        # The plane and the supervisor, which all actions wait for, come first.
+        linux.give_way(pid)
         return own.child(pid, self._reaped)
 
     def _reaped(self, pid: int) -> Ended:

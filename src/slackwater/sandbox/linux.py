@@ -1,5 +1,6 @@
 """The few system calls that Python has no name for."""
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -86,6 +87,17 @@ def loopback_up() -> None:
 def clone_file(source: int, target: int) -> None:
     """Let two files share their blocks until one is written to, where the file system can."""
     fcntl.ioctl(target, _FICLONE, source)
+
+
+def give_way(pid: int, niceness: int = 10) -> None:
+    """Let others have a processor before this process and what it starts; where sessions are scheduled as groups, before its session."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, pid, niceness)
+        descriptor = os.open(f"/proc/{pid}/autogroup", os.O_WRONLY)
+        try:
+            os.write(descriptor, str(niceness).encode())
+        finally:
+            os.close(descriptor)
 
 
 def fork_sibling() -> int:

@@ -5,6 +5,7 @@ Ways, tried at start: an overlay (root: the snapshot lies below, changes go on t
 """
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -100,13 +101,15 @@ def _copy_file(source: Path, target: Path) -> None:
                 pass
 
 
-def choose_way(folder: Path) -> tuple[str, str]:
+def choose_way(folder: Path, *, may_mount: bool = True) -> tuple[str, str]:
     """How environments begin here, and why not in a faster way."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".try-") as tried:
         root = Path(tried)
         (root / "below").mkdir()
         try:
+            if not may_mount:
+                raise OSError(errno.EPERM, "others must see it")
             lay_over(root / "below", root, None)
             linux.unmount(str(root / "view"))
         except OSError as error:

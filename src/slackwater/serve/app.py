@@ -14,6 +14,7 @@ from slackwater.serve.actions.api import (
     limit_routes,
     permit_routes,
 )
+from slackwater.serve.actions.short_way import ShortWay
 from slackwater.serve.http.auth import find_tenant
 from slackwater.serve.http.errors import ERROR_RESPONSES, add_error_handlers
 from slackwater.serve.http.limits import BodyLimits
@@ -90,6 +91,7 @@ def create_app(plane: ControlPlane) -> FastAPI:
     app.include_router(extra_routes(plane, face))
     app.include_router(refused_routes(plane))
     longest = max((base.max_text_chars for base in plane.bases), default=0)
+    app.add_middleware(ShortWay, plane=plane)
     app.add_middleware(
         BodyLimits,
         max_bytes=plane.settings.max_body_bytes,

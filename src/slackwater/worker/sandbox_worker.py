@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from slackwater.model.errors import SlackwaterError
+from slackwater.sandbox.backends.docker import DEFAULT_IMAGE
 from slackwater.sandbox.backends.port import Order
 from slackwater.sandbox.choice import Chosen, choose, keep_mounts_private
 from slackwater.sandbox.limits import Limits
@@ -195,7 +196,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--cores", default="", help="core numbers, such as 0-3,8; default: all")
     parser.add_argument("--share", default="0/1", help="which share of cores and memory: 0/2, 1/2")
     parser.add_argument("--memory-mib", type=int, default=0, help="for environments; default: most")
-    parser.add_argument("--backend", default="auto", help="auto, process or bubblewrap")
+    parser.add_argument("--backend", default="auto", help="auto, process, bubblewrap or docker")
+    parser.add_argument("--image", default=DEFAULT_IMAGE, help="image of docker's containers")
     return parser.parse_args()
 
 
@@ -204,7 +206,7 @@ def main() -> None:
     keep_mounts_private()
     name = f"{options.service}-{options.node}"
     folder = (options.folder or folder_for_all(options.service)) / options.node
-    chosen = choose(name, folder, options.backend)
+    chosen = choose(name, folder, options.backend, options.image)
     for line in chosen.said:
         logger.info("%s", line)
     supervisor = Supervisor(folder / "environments", chosen.means)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slackwater.sandbox.backends.bubblewrap import find_bubblewrap
+from slackwater.sandbox.backends.docker import DEFAULT_IMAGE
 from slackwater.sandbox.backends.port import Order
 from slackwater.sandbox.choice import BackendName, choose
 from slackwater.sandbox.fences import PinnedFences
@@ -77,11 +78,13 @@ class Stage:
 
 
 @contextmanager
-def a_stage(backend: BackendName, pinned: bool = False) -> Iterator[Stage]:
+def a_stage(
+    backend: BackendName, pinned: bool = False, image: str = DEFAULT_IMAGE
+) -> Iterator[Stage]:
     """On a folder that other users can pass through, as environments' users must."""
     root = Path(tempfile.mkdtemp(dir="/var/tmp", prefix="slackwater-test-"))
     root.chmod(0o711)
-    means = choose(f"test-{os.getpid()}-{next(_numbers)}", root, backend).means
+    means = choose(f"test-{os.getpid()}-{next(_numbers)}", root, backend, image).means
     if pinned:
         means.fences.close()
         means = replace(means, fences=PinnedFences())

@@ -25,6 +25,8 @@ def sandbox_plans(
         }
         if settings.sandbox_folder is not None:
             options["--folder"] = str(settings.sandbox_folder)
+        if settings.sandbox_image is not None:
+            options["--image"] = settings.sandbox_image
         arguments = tuple(part for pair in options.items() for part in pair)
         plans.append(WorkerPlan(name, SANDBOX, arguments))
     return plans

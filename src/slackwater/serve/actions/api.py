@@ -22,6 +22,7 @@ from slackwater.serve.actions.bodies import (
 from slackwater.serve.http.auth import tenant_reader
 from slackwater.serve.http.large_bodies import LargeBodyRoute
 
+PATH = "/slackwater/actions"
 Hold = Annotated[float, Query(ge=0, le=30)]
 LATER: dict[int | str, dict[str, Any]] = {202: {"description": "Not yet."}}
 
@@ -68,24 +69,30 @@ def shown(name: str, result: ActionResult) -> dict[str, Any]:
     }
 
 
+async def submitted(plane: ControlPlane, body: ActionBody, tenant: TenantId) -> Response:
+    """Take an action, and wait for its outcome as long as the caller likes."""
+    _check_sandboxes(plane, bool(body.command))
+    _check_service(plane, body.service)
+    name = await plane.actions.submit(tenant, body.request(tenant))
+    return await _answer(plane, tenant, name, body.wait_s)
+
+
+async def _answer(plane: ControlPlane, tenant: TenantId, name: ActionId, wait_s: float) -> Response:
+    result = await plane.actions.result(tenant, name, wait_s)
+    if result is None:
+        return JSONResponse({"action": name, "state": plane.actions.state(name)}, 202)
+    return JSONResponse(shown(name, result))
+
+
 def action_routes(plane: ControlPlane) -> APIRouter:
-    router = APIRouter(route_class=LargeBodyRoute, prefix="/slackwater/actions", tags=["actions"])
+    router = APIRouter(route_class=LargeBodyRoute, prefix=PATH, tags=["actions"])
     caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
     actions = plane.actions
-
-    async def answer(tenant: TenantId, name: ActionId, wait_s: float) -> Response:
-        result = await actions.result(tenant, name, wait_s)
-        if result is None:
-            return JSONResponse({"action": name, "state": actions.state(name)}, 202)
-        return JSONResponse(shown(name, result))
 
     @router.post("", response_model=None, responses=LATER)
     async def submit(body: ActionBody, tenant: caller) -> Response:
         """Take an action; answers with its outcome (200), or, if that takes longer than `wait_s`, with its name (202)."""
-        _check_sandboxes(plane, bool(body.command))
-        _check_service(plane, body.service)
-        name = await actions.submit(tenant, body.request(tenant))
-        return await answer(tenant, name, body.wait_s)
+        return await submitted(plane, body, tenant)
 
     @router.get("")
     async def top(tenant: caller) -> dict[str, Any]:
@@ -98,7 +105,7 @@ def action_routes(plane: ControlPlane) -> APIRouter:
     @router.get("/{action}", response_model=None, responses=LATER)
     async def result(action: str, tenant: caller, wait_s: Hold = 0.0) -> Response:
         """The outcome, or how far it is after `wait_s`."""
-        return await answer(tenant, known_as(tenant, action), wait_s)
+        return await _answer(plane, tenant, known_as(tenant, action), wait_s)
 
     @router.get("/{action}/output", response_model=None)
     async def output(action: str, tenant: caller) -> Response:
@@ -127,7 +134,7 @@ def action_routes(plane: ControlPlane) -> APIRouter:
 
 
 def permit_routes(plane: ControlPlane) -> APIRouter:
-    router = APIRouter(route_class=LargeBodyRoute, prefix="/slackwater/actions", tags=["actions"])
+    router = APIRouter(route_class=LargeBodyRoute, prefix=PATH, tags=["actions"])
     caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
     actions = plane.actions
 

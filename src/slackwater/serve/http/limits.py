@@ -217,6 +217,10 @@ class _Replay:
             self.taken()
             self.taken = None
 
+    def shown(self) -> bytes:
+        """The body, which stays to be taken."""
+        return self._body or b""
+
     def take(self) -> bytes:
         """The body, for good: who asks as the server does is then told of the client's leaving alone."""
         body, self._body = self._body or b"", None
