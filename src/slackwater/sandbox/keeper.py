@@ -28,7 +28,14 @@ from typing import NamedTuple, NoReturn
 
 from slackwater.model.errors import RefusedError, UnavailableError
 from slackwater.sandbox import linux, process_tree
-from slackwater.sandbox.launch import Child, Ended, Launch, have_own_network, make_pipes
+from slackwater.sandbox.launch import (
+    Child,
+    Ended,
+    Launch,
+    close_all_but,
+    have_own_network,
+    make_pipes,
+)
 
 _ORDER = struct.Struct("<ci")
 _ANSWER = struct.Struct("<ii")
@@ -136,6 +143,7 @@ class _Life:
             os._exit(0)
 
     def _settle(self) -> None:
+        close_all_but(self._ends.fileno())
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         for file in self._join_files:
@@ -273,7 +281,7 @@ def _spawned(order: _Order, ends: Sequence[int]) -> int:
     """The program, looked for as a shell does."""
     name = order.argv[0]
     places = [""] if "/" in name else [f"{at}/" for at in order.variables["PATH"].split(":")]
-    fault: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    fault: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
     for place in places:
         try:
             os.stat(place + name)  # noqa: PTH116  (for every action; a path takes several times as long)

@@ -21,6 +21,7 @@ from slackwater.sandbox import linux
 _SECOND = struct.Struct("<7si")
 _SECOND_MARK = b"second\0"
 _SAID_WITHIN_S = 20.0
+_ANY_DESCRIPTOR = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,11 +190,18 @@ def become(launch: Launch, ends: ChildEnds, said: int) -> NoReturn:
         for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        close_all_but(said)  # which the program's start closes
         os.execvpe(launch.argv[0], list(launch.argv), dict(launch.variables))
     except BaseException as error:  # noqa: BLE001  (this process must end here, whatever went wrong)
         os.write(said, str(error).encode()[:4000])
     finally:
         os._exit(127)
+
+
+def close_all_but(descriptor: int) -> None:
+    """Whatever else this process has from before it was made, besides input, output and errors."""
+    os.closerange(3, descriptor)
+    os.closerange(descriptor + 1, _ANY_DESCRIPTOR)
 
 
 def _go_on_inside(processes: int, said: int) -> None:

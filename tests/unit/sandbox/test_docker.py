@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sandbox_stage import Stage, a_stage
 
 from slackwater.model.errors import RefusedError
 from slackwater.sandbox.backends.docker import (
@@ -15,8 +16,6 @@ from slackwater.sandbox.backends.docker import (
 )
 from slackwater.sandbox.choice import choose
 from slackwater.sandbox.environment import Environment
-
-from .sandbox_stage import Stage, a_stage
 
 IMAGE = os.environ.get("SLACKWATER_TEST_IMAGE", DEFAULT_IMAGE)
 ENGINE, WHY = find_docker(IMAGE)

@@ -88,3 +88,18 @@ def test_neighbours_cannot_be_signalled(stage: Stage) -> None:
 def test_no_rights_come_from_programs_that_give_them(stage: Stage) -> None:
     ran = stage.sh("grep NoNewPrivs /proc/self/status")
     assert ran.stdout.split() == ["NoNewPrivs:", "1"]
+
+
+def test_an_action_keeps_nothing_of_who_started_it(stage: Stage) -> None:
+    needs(stage, "signals")
+    told = stage.sh("cat /proc/self/status; ls /proc/self/fd | wc -l; ulimit -c; umask").stdout
+    fields = dict(line.split(":\t") for line in told.splitlines() if ":\t" in line)
+    assert len(set(fields["Uid"].split())) == 1
+    assert len(set(fields["Gid"].split())) == 1
+    assert int(fields["Uid"].split()[0]) != os.getuid()
+    assert fields["Groups"].strip() == ""
+    for name in ("CapInh", "CapPrm", "CapEff", "CapAmb"):
+        assert int(fields[name], 16) == 0, name
+    assert fields["NoNewPrivs"] == "1"
+    assert int(fields["SigBlk"], 16) == 0
+    assert told.splitlines()[-3:] == ["4", "0", "0022"]  # 0, 1, 2, and the folder that is listed
