@@ -132,6 +132,37 @@ def test_an_mcp_client_works_in_a_sandbox_of_its_own(service: ActionServiceProce
     assert service.get("/slackwater/environments").json()["environments"] == []
 
 
+def test_the_cookbooks_code_tool_and_reward_run_their_tests_through_the_broker(
+    service: ActionServiceProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tinker_cookbook.recipes.code_rl import code_grading
+    from tinker_cookbook.recipes.code_rl.deepcoder_tool import DeepcoderReward, DeepcoderTask
+    from tinker_cookbook.sandbox import SandboxFusionClient
+
+    tests = {"inputs": ["2\n3\n", "5\n5\n"], "outputs": ["5\n", "10\n"]}
+    task = DeepcoderTask("Add two numbers.", code_grading.taco_to_lcb_format(tests))
+    right = "print(int(input()) + int(input()))"
+    address = service.url.replace("://", f"://any:{service.key}@") + "/slackwater/run_code"
+
+    async def graded() -> None:
+        client = SandboxFusionClient(address)
+        monkeypatch.setattr(code_grading, "_sandboxfusion_client", client)
+        reward = DeepcoderReward(task)
+        for code, correct in ((right, 1.0), ("print(5)", 0.0), ("import nothing_such", 0.0)):
+            answer = {"role": "assistant", "content": f"So:\n```python\n{code}\n```"}
+            assert (await reward([answer]))[1] == {"format": 1.0, "correct": correct}
+        passed, told = await client.run("import time; time.sleep(60)", {}, timeout=1)
+        assert (passed, told["run_result"]["status"]) == (False, "TimeLimitExceeded")
+        passed, told = await client.run("echo $((6 * 7))", {}, timeout=10, language="bash")
+        assert (passed, told["run_result"]["stdout"]) == (True, "42\n")
+        await client.close()
+
+    asyncio.run(graded())
+    assert service.get("/slackwater/environments").json() == {"environments": []}
+    asked = service.post("/slackwater/run_code", {"code": "1", "files": {"a": "no base64!"}})
+    assert asked.status_code == 422
+
+
 def test_a_recipe_trains_on_what_its_programs_do_in_the_sandbox(
     service: ActionServiceProcess, tmp_path: Path
 ) -> None:

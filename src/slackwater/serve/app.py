@@ -14,6 +14,7 @@ from slackwater.serve.actions.api import (
     limit_routes,
     permit_routes,
 )
+from slackwater.serve.actions.run_code import run_code_routes
 from slackwater.serve.actions.short_way import ShortWay
 from slackwater.serve.http.auth import find_tenant
 from slackwater.serve.http.errors import ERROR_RESPONSES, add_error_handlers
@@ -73,6 +74,7 @@ def create_app(plane: ControlPlane) -> FastAPI:
     app.include_router(environment_routes(plane))
     app.include_router(permit_routes(plane))
     app.include_router(limit_routes(plane))
+    app.include_router(run_code_routes(plane))
     app.include_router(session_life_routes(plane))
     app.include_router(service_routes(plane))
     app.include_router(operator_routes(plane))

@@ -1,5 +1,7 @@
-"""Keys to tenants: `X-API-Key` (Tinker) or `Authorization: Bearer` (OpenAI)."""
+"""Keys to tenants: `X-API-Key` (Tinker), `Authorization: Bearer` (OpenAI), or the password of a URL (`Authorization: Basic`)."""
 
+import base64
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 
 from fastapi import Request
@@ -19,6 +21,9 @@ def _key(headers: Mapping[str, str]) -> str:
     if key is None:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         key = token.strip() if scheme.lower() == "bearer" else ""
+        if scheme.lower() == "basic":
+            with contextlib.suppress(ValueError):
+                key = base64.b64decode(token, validate=True).decode().partition(":")[2]
     return key
 
 

@@ -1,0 +1,116 @@
+"""Code and its files in a sandbox of their own, in the words of SandboxFusion's `run_code`.
+
+Recipes that run their tests there, such as the `code_rl` of tinker-cookbook, run them through the broker when they are told this address:
+
+    SANDBOX_URL=http://slackwater:KEY@HOST:PORT/slackwater/run_code
+"""
+
+import base64
+import binascii
+import contextlib
+import secrets
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends
+from pydantic import ConfigDict, Field
+
+from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
+from slackwater.model.ids import TenantId
+from slackwater.runtime.plane import ControlPlane
+from slackwater.runtime.store.action_log import ActionResult
+from slackwater.serve.actions.bodies import ActionBody, EnvironmentBody
+from slackwater.serve.http.auth import tenant_reader
+from slackwater.serve.http.large_bodies import LargeBodyRoute
+from slackwater.serve.tinker.bodies import Body, Finite
+
+_COMMANDS = {"python": ("main.py", "python3"), "bash": ("main.sh", "bash")}
+_MOST_WAIT_S = 600.0
+_HOLD_S = 30.0
+
+
+class RunCodeBody(Body):
+    """`files` are base64; other fields of SandboxFusion are passed over."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    code: str
+    language: Literal["python", "bash"] = "python"
+    run_timeout: Annotated[Finite, Field(gt=0, le=3600)] = 10.0
+    stdin: str | None = None
+    files: dict[str, str | None] = Field(default_factory=dict)
+    memory_limit_MB: Annotated[int, Field(ge=-1, le=1 << 20)] = -1  # noqa: N815  (the API's name)
+
+    def environment(self) -> EnvironmentBody:
+        """Its files, with the code among them. UTF-8 only, as everything that goes into an environment."""
+        files = {}
+        for name, text in self.files.items():
+            try:
+                files[name] = base64.b64decode(text or "", validate=True).decode()
+            except (binascii.Error, UnicodeDecodeError):
+                raise ConfigError.of("files", name, "must be base64 of UTF-8 text") from None
+        files[_COMMANDS[self.language][0]] = self.code
+        return EnvironmentBody(environment=f"code-{secrets.token_hex(12)}", files=files)
+
+    def action(self, environment: str) -> ActionBody:
+        file, program = _COMMANDS[self.language]
+        limits = {} if self.memory_limit_MB < 1 else {"memory_mib": self.memory_limit_MB}
+        return ActionBody.model_validate(
+            {
+                "command": [program, file],
+                "environment": environment,
+                "kind": "run_code",
+                "limit_s": self.run_timeout,
+                "stdin": self.stdin or "",
+                "limits": limits,
+            }
+        )
+
+
+def said(result: ActionResult) -> dict[str, Any]:
+    """An outcome in SandboxFusion's words: `Success` is a program that ran to its end and said that all was well."""
+    ran = result.kind in ("done", "timed_out", "failed")
+    status = "Success" if result.kind == "done" and result.status == 0 else "Failed"
+    finished = "Finished" if result.kind == "done" else "Error"
+    if result.kind == "timed_out":
+        finished = "TimeLimitExceeded"
+    return {
+        "status": status if ran else "SandboxError",
+        "message": result.reason,
+        "compile_result": None,
+        "run_result": {
+            "status": finished,
+            "execution_time": result.ran_s,
+            "return_code": result.status,
+            "stdout": result.stdout.decode(errors="replace"),
+            "stderr": result.stderr.decode(errors="replace"),
+        },
+        "executor_pod_name": result.node,
+        "files": {},
+    }
+
+
+def run_code_routes(plane: ControlPlane) -> APIRouter:
+    router = APIRouter(route_class=LargeBodyRoute, prefix="/slackwater", tags=["actions"])
+    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
+    actions = plane.actions
+
+    @router.post("/run_code")
+    async def run_code(body: RunCodeBody, tenant: caller) -> dict[str, Any]:
+        """Run a program with its files, in an environment that goes with it."""
+        if not plane.settings.brokers_actions:
+            raise RefusedError("this service has no sandboxes: start it with --sandboxes 1")
+        place = await actions.open(tenant, body.environment().request(tenant))
+        try:
+            action = await actions.submit(tenant, body.action(place).request(tenant))
+            waits = int((_MOST_WAIT_S + body.run_timeout) / _HOLD_S) + 1
+            for _ in range(waits):
+                result = await actions.result(tenant, action, _HOLD_S)
+                if result is not None:
+                    return said(result)
+            actions.cancel(tenant, action)
+            return {"status": "SandboxError", "message": "it waited for a core for too long"}
+        finally:
+            with contextlib.suppress(NotFoundError):  # its worker was lost
+                await actions.close_environment(tenant, place)
+
+    return router
