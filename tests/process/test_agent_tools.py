@@ -137,6 +137,7 @@ def test_the_cookbooks_code_tool_and_reward_run_their_tests_through_the_broker(
 ) -> None:
     from tinker_cookbook.recipes.code_rl import code_grading
     from tinker_cookbook.recipes.code_rl.deepcoder_tool import DeepcoderReward, DeepcoderTask
+    from tinker_cookbook.renderers.base import Message
     from tinker_cookbook.sandbox import SandboxFusionClient
 
     tests = {"inputs": ["2\n3\n", "5\n5\n"], "outputs": ["5\n", "10\n"]}
@@ -149,7 +150,7 @@ def test_the_cookbooks_code_tool_and_reward_run_their_tests_through_the_broker(
         monkeypatch.setattr(code_grading, "_sandboxfusion_client", client)
         reward = DeepcoderReward(task)
         for code, correct in ((right, 1.0), ("print(5)", 0.0), ("import nothing_such", 0.0)):
-            answer = {"role": "assistant", "content": f"So:\n```python\n{code}\n```"}
+            answer = Message(role="assistant", content=f"So:\n```python\n{code}\n```")
             assert (await reward([answer]))[1] == {"format": 1.0, "correct": correct}
         passed, told = await client.run("import time; time.sleep(60)", {}, timeout=1)
         assert (passed, told["run_result"]["status"]) == (False, "TimeLimitExceeded")
