@@ -4,6 +4,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 
 import pytest
 from sandbox_stage import Stage, processes_with, wait_until_gone
@@ -131,3 +132,8 @@ def test_what_a_killed_supervisor_left_is_ended_by_the_next(stage: Stage) -> Non
     left = subprocess.Popen(["sleep", "7013"], env={"SLACKWATER_ENVIRONMENT": str(root)})
     Supervisor(root, stage.means)
     assert left.wait(30) == -signal.SIGKILL
+
+
+def test_python_is_the_one_that_runs_the_service_with_what_is_installed_there(stage: Stage) -> None:
+    told = stage.run("python3", "-c", "import sys, numpy; print(sys.prefix)")
+    assert (told.stdout, told.stderr) == (f"{sys.prefix}\n", "")

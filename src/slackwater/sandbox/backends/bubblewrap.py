@@ -147,6 +147,8 @@ def _readable(more: tuple[Path, ...]) -> list[str]:
             arguments += ["--ro-bind", name, name]
     for path in dict.fromkeys(more):
         if path.is_dir() and not str(path).startswith("/usr/"):
+            for parent in [*path.parents][-2::-1]:  # or bwrap makes them for root alone
+                arguments += ["--perms", "0755", "--dir", str(parent)]
             arguments += ["--ro-bind", str(path), str(path)]
     return arguments + _bound_etc(_ETC)
 
