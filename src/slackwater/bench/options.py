@@ -37,14 +37,20 @@ class ReplayOptions:
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
     """`progress(what, share)` moves the bar; `quick` asks for a smaller run with the same keys; `before` is the source
-    folder of an older version. `replay` is for the bench of that name alone."""
+    folder of an older version; `part` is the one part to measure, of a bench that names its `PARTS`. `replay` is for the bench of
+    that name alone."""
 
     seed: int = 0
     quick: bool = False
     data: Path | None = None
     before: Path | None = None
+    part: str | None = None
     progress: Callable[[str, float], None] = _silent
     replay: ReplayOptions | None = None
+
+    def wants(self, part: str) -> bool:
+        """Whether this part is to be measured."""
+        return self.part in (None, part)
 
     def data_file(self, relative: str) -> Path:
         """A public trace under `--data`, or an error that says how to bring it."""

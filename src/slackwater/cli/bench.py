@@ -69,6 +69,9 @@ def bench(
         Path | None,
         typer.Option(help="source folder of an older version, for benches that compare"),
     ] = None,
+    part: Annotated[
+        str | None, typer.Option(help="one part alone, of a bench that has parts")
+    ] = None,
     trace: Annotated[Path | None, typer.Option(help="replay: the file of requests")] = None,
     url: Annotated[
         str | None, typer.Option(help="replay: OpenAI endpoint without /v1; default: the one here")
@@ -96,7 +99,7 @@ def bench(
         raise ConfigError.of(
             "NAME", name, f"is no bench; write all, or one of: {', '.join(BENCHES)}"
         )
-    options = BenchOptions(seed=seed, quick=quick, data=data, before=before)
+    options = BenchOptions(seed=seed, quick=quick, data=data, before=before, part=part)
     if name == "replay":
         if trace is None:
             raise ConfigError.of("--trace", None, "is needed: a file of requests to replay")
@@ -116,6 +119,10 @@ def _measure(name: str, options: "BenchOptions") -> dict[str, object]:
     from rich.progress import Progress
 
     module = importlib.import_module(f"slackwater.bench.{BENCHES[name]}")
+    parts: tuple[str, ...] = getattr(module, "PARTS", ())
+    if options.part is not None and options.part not in parts:
+        fix = f"must be one of: {', '.join(parts)}" if parts else f"is no part: {name} has none"
+        raise ConfigError.of("--part", options.part, fix)
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(name, total=1.0)
 

@@ -21,6 +21,7 @@ from slackwater.bench.weights.pulling import decode_while_pulling
 from slackwater.bench.weights.sequences import Outcome, run_sequence
 from slackwater.model.errors import UnavailableError
 
+PARTS = ("loopback", "sequences", "link", "decode")
 _RATE_MBIT = 200
 _RECEIVERS = 4
 _SHARE = 0.01
@@ -62,19 +63,21 @@ def run(options: BenchOptions) -> dict[str, object]:
     """Loopback first, then the slow link, which leaves the processors to the random sequences of faults, then decoding."""
     size = (64 << 20) if options.quick else (1 << 30)
     figures: dict[str, object] = {"model_bytes": size, "receivers": _RECEIVERS}
-    options.progress("loopback", 0.02)
-    figures |= _loopback(size, options.seed, 3)
-    count = 20 if options.quick else 500
+    if options.wants("loopback"):
+        options.progress("loopback", 0.02)
+        figures |= _loopback(size, options.seed, 3)
     with ProcessPoolExecutor(1, get_context("spawn"), _nicely) as beside:
-        sequences = beside.submit(_sequences, options.seed, count)
-        if may_make_namespaces():
+        sequences: Future[dict[str, object]] | None = None
+        if options.wants("sequences"):
+            sequences = beside.submit(_sequences, options.seed, 20 if options.quick else 500)
+        if options.wants("link"):
             figures |= _slow_link(size, options, sequences)
-        else:
-            figures["slow_link"] = "not measured: this user may make no network namespaces"
-        options.progress("sequences", 0.8)
-        figures |= sequences.result()
-    options.progress("decoding beside pulls", 0.95)
-    figures |= decode_while_pulling(3 if options.quick else 12, options.seed)
+        if sequences is not None:
+            options.progress("sequences", 0.8)
+            figures |= sequences.result()
+    if options.wants("decode"):
+        options.progress("decoding beside pulls", 0.95)
+        figures |= decode_while_pulling(3 if options.quick else 12, options.seed)
     return figures
 
 
@@ -122,13 +125,16 @@ def _loopback(size: int, seed: int, rounds: int) -> dict[str, object]:
 
 
 def _slow_link(
-    size: int, options: BenchOptions, sequences: "Future[dict[str, object]]"
+    size: int, options: BenchOptions, sequences: "Future[dict[str, object]] | None"
 ) -> dict[str, object]:
     """Flat takes minutes and hardly a processor: the sequences run beside it, and are over before what is timed closely."""
+    if not may_make_namespaces():
+        return {"slow_link": "not measured: this user may make no network namespaces"}
     with slow_site(_RECEIVERS, _RATE_MBIT) as site:
         options.progress("flat", 0.1)
         flat = pulled(site, size, options.seed, flat=True)
-        sequences.exception()  # until they are over
+        if sequences is not None:
+            sequences.exception()  # until they are over
         options.progress("one copy", 0.6)
         tree = pulled(site, size, options.seed, flat=False)
     one_copy_s, delta_s = tree["whole_s"], tree["delta_s"]
