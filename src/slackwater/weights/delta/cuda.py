@@ -1,8 +1,8 @@
 """The delta codec on an NVIDIA GPU: the same frames, to the bit, as on the CPU.
 
-Encoding reads both versions once, at the speed of memory: a bit per changed element and the checksum. The bits, a
-sixteenth of the bytes or less, are then compacted to places and values, which alone travel to the host, where they are coded. Applying
-takes the places and values of a frame to the device and writes them block by block.
+Encoding reads both versions once, at the speed of memory: the checksum, and what changed into a few slots for every 4 KB. The slots are
+then brought together to places and values, which alone travel to the host, where they are coded. Where more changed than the slots hold,
+that tile is read again. Applying takes the places and values of a frame to the device and writes them block by block.
 """
 
 from functools import cache
@@ -15,15 +15,17 @@ from torch import Tensor
 
 from slackwater.model.errors import ConfigError
 from slackwater.weights.delta.apply import frame_values
-from slackwater.weights.delta.checksum import CHUNK_BYTES, GOLDEN, KEYS, MIX_ONE, MIX_TWO, mix
-from slackwater.weights.delta.cuda_kernels import compact, compare, write_blocks
+from slackwater.weights.delta.checksum import CHUNK_BYTES, CHUNK_WORDS, KEYS, mix
+from slackwater.weights.delta.device_code import DeviceCode, device_code
 from slackwater.weights.delta.encode import coded, value_planes
 from slackwater.weights.delta.frame import BLOCK, Form, Frame, refused
 from slackwater.weights.delta.places import block_places
 
-_TILE_WORDS = 2048  # 64-bit words that one program compares: 16 KB, a whole part of a block
-_TILE_BYTES = _TILE_WORDS * 8
-_LANES = 2048
+_SLOTS = 64  # changes of a tile that its first reading keeps: 3 % of bf16
+_WARPS = 8  # of a thread block; each reads one tile at a time
+_RESIDENT = 3  # thread blocks of a multiprocessor
+_AHEAD = 4  # of the eight rounds of a tile, whose bytes are on their way together
+_AT_ONCE = 4  # tiles that a warp settles
 _MASK = (1 << 64) - 1
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
@@ -63,21 +65,40 @@ def device_changes(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor, Tensor, Te
     item, elements = _checked(new), new.numel()
     if _checked(old) != item or old.numel() != elements:
         raise ConfigError.of("delta base", tuple(old.shape), f"must be as {tuple(new.shape)}")
-    blocks, per_block = -(-elements // BLOCK), BLOCK * item // _TILE_BYTES
-    masks, counts, sums = _masks(old, new, blocks * per_block)
+    words, blocks = elements * item // 8, -(-elements // BLOCK)
+    per_block = BLOCK * item // CHUNK_BYTES
+    tiles, integers, device = -(-words // CHUNK_WORDS), _INTEGERS[item], new.device
+    code = _code(old, new)
+    slots = _rows(tiles * _SLOTS, integers, device)
+    counts = torch.zeros(blocks * per_block, dtype=torch.int64, device=device)
+    sums = torch.empty(tiles, dtype=torch.int64, device=device)
+    code("compare", -(-tiles // _WARPS), new, old, _keys(device), *slots, counts, sums, words)
     by_block = counts.view(blocks, per_block)
-    dense = by_block.sum(1) >= _dense_from(elements, item, new.device)
-    sent = torch.where(dense[:, None], _tile_sizes(elements, item, new.device), by_block)
-    starts = torch.zeros(counts.numel() + 1, dtype=torch.int64, device=new.device)
+    dense = by_block.sum(1) >= _dense_from(elements, item, device)
+    sent = torch.where(dense[:, None], _tile_sizes(elements, item, device), by_block)
+    starts = torch.zeros(counts.numel() + 1, dtype=torch.int64, device=device)
     torch.cumsum(sent.view(-1), 0, out=starts[1:])
-    count, integers = int(starts[-1].item()), _INTEGERS[item]
-    places = torch.empty(count, dtype=torch.int16, device=new.device)
-    ours, theirs = (torch.empty(count, dtype=integers, device=new.device) for _ in range(2))
-    compact[(sums.numel(),)](
-        old.view(integers), new.view(integers), masks, dense, starts, places, ours, theirs,
-        elements, ROWS=_TILE_BYTES // item // 32, TILES=per_block, num_warps=1,
-    )  # fmt: skip
+    found = _rows(int(starts[-1].item()), integers, device)
+    together = -(-tiles // (_WARPS * _AT_ONCE))
+    code("settle", together, new, old, dense, starts, *slots, *found, words)
+    places, ours, theirs = found
     return places, starts[::per_block].contiguous(), ours, theirs, sums
+
+
+def _rows(count: int, integers: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Memory for changes: places, new and old elements."""
+    kinds = (torch.int16, integers, integers)
+    places, ours, theirs = (torch.empty(count, dtype=kind, device=device) for kind in kinds)
+    return places, ours, theirs
+
+
+def _code(*parts: Tensor, step: bool = False, keep: bool = False) -> DeviceCode:
+    return device_code(
+        parts[0].device,
+        ITEM=parts[0].element_size(),
+        ALIGNED=int(all(part.data_ptr() % 16 == 0 for part in parts)),
+        SLOTS=_SLOTS, RESIDENT=_RESIDENT, AHEAD=_AHEAD, AT_ONCE=_AT_ONCE, STEP=int(step), KEEP=int(keep),
+    )  # fmt: skip
 
 
 @cache
@@ -92,41 +113,19 @@ def _dense_from(elements: int, item: int, device: torch.device) -> Tensor:
 @cache
 def _tile_sizes(elements: int, item: int, device: torch.device) -> Tensor:
     """How many elements each tile has, by block."""
-    each, blocks = _TILE_BYTES // item, -(-elements // BLOCK)
+    each, blocks = CHUNK_BYTES // item, -(-elements // BLOCK)
     starts = np.arange(blocks * (BLOCK // each)) * each
-    sizes = np.clip(elements - starts, 0, each).astype(np.int32)
+    sizes = np.clip(elements - starts, 0, each)
     return torch.from_numpy(sizes.reshape(blocks, -1)).to(device)
-
-
-def _masks(old: Tensor, new: Tensor, padded: int) -> tuple[Tensor, Tensor, Tensor]:
-    """A bit per changed element, their number by tile (zero up to `padded` tiles), and the tiles' checksums."""
-    item = new.element_size()
-    words = new.numel() * item // 8
-    tiles = -(-words // _TILE_WORDS)
-    rows = _TILE_BYTES // item // 32
-    device = new.device
-    masks = torch.empty(tiles * rows, dtype=torch.int32, device=device)
-    counts = torch.zeros(padded, dtype=torch.int32, device=device)
-    sums = torch.empty(tiles, dtype=torch.int64, device=device)
-    compare[(tiles,)](
-        old.view(torch.int64), new.view(torch.int64), _keys(device), _factors(words, device),
-        masks, counts, sums, words,
-        PER=8 // item, ROWS=rows, COLUMNS=4 * item, COMPARE=True, num_warps=8,
-    )  # fmt: skip
-    return masks, counts, sums
 
 
 def checksum(part: Tensor) -> int:
     """The checksum of a part on the device, as on the CPU."""
     item = _checked(part)
     words = part.numel() * item // 8
-    tiles = -(-words // _TILE_WORDS)
+    tiles = -(-words // CHUNK_WORDS)
     sums = torch.empty(tiles, dtype=torch.int64, device=part.device)
-    view = part.view(torch.int64)
-    compare[(tiles,)](
-        view, view, _keys(part.device), _factors(words, part.device), sums, sums, sums, words,
-        PER=8 // item, ROWS=_TILE_BYTES // item // 32, COLUMNS=4 * item, COMPARE=False, num_warps=8,
-    )  # fmt: skip
+    _code(part)("sum_up", -(-tiles // _WARPS), part, _keys(part.device), sums, words)
     return (int(sums.sum().item()) + mix(part.numel() * item)) & _MASK
 
 
@@ -164,10 +163,14 @@ def write(
 
     Without it, into a copy that may be thrown away, elements are written without being read first.
     """
-    write_blocks[(starts.numel() - 1,)](
-        part.view(_INTEGERS[part.element_size()]), places, starts, values,
-        BLOCK=BLOCK, BITS=8 * part.element_size(), STEP=form == Form.STEP, KEEP=keep, LANES=_LANES, num_warps=8,
-    )  # fmt: skip
+    code = _code(part, step=form == Form.STEP, keep=keep)
+    code("write_blocks", starts.numel() - 1, part, places, starts, values, threads=1024)
+
+
+def touch_lines(part: Tensor, lines: Tensor) -> None:
+    """Read and write these 64-byte lines of a part, whole: what memory can do at such places, for a measurement."""
+    threads = 4 * lines.numel()
+    _code(part)("touch_lines", -(-threads // 256), part, lines, lines.numel())
 
 
 def _fill_dense(places: NDArray[np.uint16], starts: NDArray[np.int64], elements: int) -> None:
@@ -186,22 +189,12 @@ def _checked(part: Tensor) -> int:
         raise ConfigError.of(
             "delta part", tuple(part.shape), "must be flat, on CUDA, of 1, 2 or 4 bytes"
         )
-    if part.numel() * item % 8:
-        raise ConfigError.of("delta part", part.numel(), "must be a multiple of 8 bytes on CUDA")
+    if part.numel() * item % 8 or part.data_ptr() % 8:
+        fix = "must begin at and be a multiple of 8 bytes on CUDA"
+        raise ConfigError.of("delta part", (part.data_ptr() % 8, part.numel()), fix)
     return item
 
 
 @cache
 def _keys(device: torch.device) -> Tensor:
     return torch.from_numpy(KEYS.view(np.int64)).to(device)
-
-
-@cache
-def _factors(words: int, device: torch.device) -> Tensor:
-    """The odd factor of every chunk."""
-    chunks = -(-words * 8 // CHUNK_BYTES)
-    value = np.arange(1, chunks + 1, dtype=np.uint64) * np.uint64(GOLDEN)
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(MIX_ONE)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(MIX_TWO)
-    value = (value ^ (value >> np.uint64(31))) | np.uint64(1)
-    return torch.from_numpy(value.view(np.int64)).to(device)

@@ -36,3 +36,17 @@ def test_the_device_makes_and_takes_the_same_frames_as_the_host(item: Any, share
     from slackwater.bench.weights.delta_gpu import check_same
 
     assert check_same(200_008, share, item, seed=3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_part_that_begins_between_two_vectors_is_coded_all_the_same() -> None:
+    from slackwater.weights.delta import cuda
+
+    torch.manual_seed(0)
+    old = torch.randint(-30_000, 30_000, (300_004,), dtype=torch.int16, device="cuda")[4:]
+    new = old.clone()
+    new[::90] += 1
+    frame = cuda.difference(old, new)
+    cuda.apply(old, frame)
+    assert torch.equal(old, new)
