@@ -25,6 +25,12 @@ STEPS = 4
 PROMPT = list(b"the sea is")
 
 
+def names(service: ServiceProcess) -> list[str]:
+    """Every instance."""
+    found = service.get("/slackwater/instances").json()["instances"]
+    return [row["instance"] for row in found]
+
+
 def trained_logprobs(trainer: tinker.TrainingClient, tokens: list[int]) -> list[float]:
     """What the trainer's own weights say of the tokens after the prompt."""
     targets = tokens[1:]
@@ -44,11 +50,15 @@ def trained_logprobs(trainer: tinker.TrainingClient, tokens: list[int]) -> list[
 
 def test_a_server_that_takes_deltas_samples_from_every_version(tmp_path: Path) -> None:
     make_model("small", tmp_path / "model", 0)
-    service = ServiceProcess(tmp_path / "state", tmp_path / "model", free_port(), "--engines", "0")
+    service = ServiceProcess(tmp_path / "state", tmp_path / "model", free_port())
     service.start()
     try:
+        service.wait_for_workers()
+        (own,) = names(service)
         service.post("/slackwater/instances", {"engine": "vllm"})
-        wait_for("the server", lambda: service.status()["gauges"]["engines"] == 1, 400)
+        wait_for("the server", lambda: service.status()["gauges"]["engines"] == 2, 400)
+        service.post(f"/slackwater/instances/{own}/drain", {})
+        wait_for("the server alone", lambda: service.status()["gauges"]["engines"] == 1)
         client = tinker.ServiceClient(base_url=service.url, api_key=service.key)
         trainer = client.create_lora_training_client(base_model="tiny", rank=0, seed=3)
         run = Run()
