@@ -48,15 +48,27 @@ def trained_logprobs(trainer: tinker.TrainingClient, tokens: list[int]) -> list[
     return found[len(PROMPT) - 1 :]
 
 
-def test_a_server_that_takes_deltas_samples_from_every_version(tmp_path: Path) -> None:
+def quick_to_start(folder: Path) -> str:
+    """The program, told to compile nothing and to keep a short context."""
+    wrapper = folder / "vllm"
+    options = "--enforce-eager --max-model-len 512"
+    wrapper.write_text(f'#!/bin/sh\nexec "{os.environ["SLACKWATER_VLLM"]}" "$@" {options}\n')
+    wrapper.chmod(0o755)
+    return str(wrapper)
+
+
+def test_a_server_that_takes_deltas_samples_from_every_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_model("small", tmp_path / "model", 0)
+    monkeypatch.setenv("SLACKWATER_VLLM", quick_to_start(tmp_path))
     service = ServiceProcess(tmp_path / "state", tmp_path / "model", free_port())
     service.start()
     try:
         service.wait_for_workers()
         (own,) = names(service)
         service.post("/slackwater/instances", {"engine": "vllm"})
-        wait_for("the server", lambda: service.status()["gauges"]["engines"] == 2, 400)
+        wait_for("the server", lambda: service.status()["gauges"]["engines"] == 2, 500)
         service.post(f"/slackwater/instances/{own}/drain", {})
         wait_for("the server alone", lambda: service.status()["gauges"]["engines"] == 1)
         client = tinker.ServiceClient(base_url=service.url, api_key=service.key)
