@@ -77,7 +77,7 @@ async def adapt(options: argparse.Namespace) -> None:
             url = f"http://127.0.0.1:{port}"
             extra = shlex.split(options.vllm_options)
             process = await stack.enter_async_context(
-                serving(Path(options.vllm), base, port, options.device, extra)
+                serving(Path(options.vllm), base, port, options.device, options.kv_mb, extra)
             )
         api = VllmApi(session, url)
         await until_healthy(api, process)
@@ -129,7 +129,8 @@ async def _watch(api: VllmApi, inbox: Inbox) -> None:
     inbox.queue.put_nowait(DisconnectedError("the vLLM server has gone"))
 
 
-def main() -> None:
+def adapter_parser() -> argparse.ArgumentParser:
+    """The options of this process."""
     parser = base_parser("A vLLM server as an instance.")
     parser.add_argument("--model", required=True, help="URI of the base model")
     parser.add_argument("--base", required=True, help="name of the base model")
@@ -138,9 +139,14 @@ def main() -> None:
     parser.add_argument("--vllm", help="the `vllm` program, to start a server of our own")
     parser.add_argument("--vllm-options", default="", help="more options of `vllm serve`")
     parser.add_argument("--kind", default="dedicated", choices=[k.value for k in InstanceKind])
+    parser.add_argument("--kv-mb", type=int, default=1024, help="KV memory of our own, on a CPU")
     parser.add_argument("--max-running", type=int, default=64)
     parser.add_argument("--kv-tokens", type=int, help="if the server does not say it")
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    options = adapter_parser().parse_args()
     if (options.url is None) == (options.vllm is None):
         raise ConfigError.of("--url, --vllm", (options.url, options.vllm), "give exactly one")
     asyncio.run(adapt(options))

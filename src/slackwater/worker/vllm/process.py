@@ -27,16 +27,16 @@ def free_port() -> int:
 
 @contextlib.asynccontextmanager
 async def serving(
-    program: Path, model: Path, port: int, device: str, extra: list[str]
+    program: Path, model: Path, port: int, device: str, kv_mb: int, extra: list[str]
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run the server until the block ends. Log-probs are of the distribution sampled from."""
+    """Run the server until the block ends. Log-probs are of the distribution sampled from; `kv_mb` counts on a CPU."""
     dtype = "float32" if device == "cpu" else "auto"
     command = [str(program), "serve", str(model), "--host", "127.0.0.1", "--port", str(port)]
     command += ["--dtype", dtype, "--logprobs-mode", "processed_logprobs"]
     command += ["--served-model-name", "policy", *extra]
     environment = os.environ | {"VLLM_SERVER_DEV_MODE": "1", "HF_HUB_OFFLINE": "1"}
     if device == "cpu":
-        environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+        environment.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(kv_mb // 1024, 1)))  # in GB
     # Our own OMP_NUM_THREADS is meant for our engines; the server places its threads itself.
     environment.pop("OMP_NUM_THREADS", None)
     process = await asyncio.create_subprocess_exec(
