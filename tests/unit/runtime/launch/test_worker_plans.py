@@ -16,7 +16,7 @@ def test_a_vllm_adapter_takes_what_every_engine_is_told(
 ) -> None:
     monkeypatch.setenv(VLLM_VARIABLE, "/opt/vllm")
     base = BaseModel("tiny", tmp_path, 300, 512, (), "qwen3")
-    settings = ServiceSettings(tmp_path, {"tiny": tmp_path}, kv_mb=4096)
+    settings = ServiceSettings(state=tmp_path, models={"tiny": tmp_path}, kv_mb=4096)
     told = WorkerPlans(settings, BaseModels({"tiny": base})).engine_arguments("tiny")
     _, own = InstanceWish("tiny", engine="vllm").worker()
     place = ("--connect", "127.0.0.1:1", "--worker", "v", "--files", f"folder:{tmp_path}")
