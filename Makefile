@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: clients compatibility recipes run run-one test test-vllm test-ray lint bench clean setup fresh-kernels
+.PHONY: clients compatibility recipes run run-one test test-gpu test-vllm test-ray lint bench clean setup fresh-kernels
 
 run: $(STAMP)  # two jobs share one small fleet while an engine comes and goes: some minutes
 	$(BIN)/slackwater demo examples/two_jobs --run runs/two-jobs --models runs/models
@@ -21,6 +21,11 @@ test-vllm: $(STAMP)  # the vLLM adapter against a real server: $$SLACKWATER_VLLM
 
 check: lint  # what to run before a commit: lint, types, and the unit suite on all cores
 	$(BIN)/python -m pytest -q -n auto tests/unit
+
+GPU_TESTS := $(wildcard tests/unit/engine/test_cuda*.py) tests/unit/engine/test_engine.py tests/unit/engine/test_steps_ahead.py \
+	tests/unit/training/test_cuda_training.py tests/unit/weights/delta/test_codec_cuda.py
+test-gpu:  # what needs a CUDA device, with the PyTorch and Triton that $$PYTHON has
+	PYTHONPATH=src $(PYTHON) -m pytest -q $(GPU_TESTS)
 
 test-ray: $(STAMP)  # the fleet on a real Ray cluster of three nodes on this machine
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[ray]'

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slackwater.nets.ops import HeadNorms, PlainOps, Rotation
+from slackwater.training.kernel_ops import KernelOps
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -112,11 +112,10 @@ class _Turn(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, rotation: Rotation, size: int, eps: float
+        ctx: Any, x: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, size: int, eps: float
     ) -> Tensor:
         rows = x.contiguous().view(-1, size)
         heads = x.shape[1] // size
-        cos, sin = rotation.cos, rotation.sin
         out = torch.empty_like(rows)
         if weight is None:
             turn(_array(rows), _array(cos), _array(sin), heads, np.float32(1), _array(out))
@@ -139,13 +138,13 @@ class _Turn(torch.autograd.Function):
         turn(_array(g), _array(cos), _array(sin), ctx.heads, np.float32(-1), _array(back))
         flat = (cos.shape[0], -1)
         if not normed:
-            return back.view(flat), None, None, None, None
+            return back.view(flat), None, None, None, None, None
         rows, weight, scales = normed
         dx, dweight = torch.zeros_like(rows), torch.zeros_like(weight)
         norm_backward(
             _array(back), _array(rows), _array(weight), _array(scales), _array(dx), _array(dweight)
         )
-        return dx.view(flat), dweight, None, None, None
+        return dx.view(flat), dweight, None, None, None, None
 
 
 class _Gate(torch.autograd.Function):
@@ -167,36 +166,11 @@ class _Gate(torch.autograd.Function):
         return dgate, dup
 
 
-_add_norm: Any = _AddNorm.apply
-_turn: Any = _Turn.apply
-_gate: Any = _Gate.apply
+class FusedOps(KernelOps):
+    """fp32 on the CPU only."""
 
-
-class FusedOps(PlainOps):
-    """The same meaning as PyTorch's operators; fp32 on the CPU only."""
-
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        out: Tensor = _add_norm(x, None, weight, eps)[0]
-        return out
-
-    def add_rms_norm(
-        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        out, total = _add_norm(x, residual, weight, eps)
-        return out, total
-
-    def rotate(
-        self, parts: tuple[Tensor, ...], rotation: Rotation, norms: HeadNorms
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = parts
-        size, eps = norms.head_dim, norms.eps
-        turned_q: Tensor = _turn(q, norms.q, rotation, size, eps)
-        turned_k: Tensor = _turn(k, norms.k, rotation, size, eps)
-        return turned_q, turned_k, v.view(v.shape[0], -1, size)
-
-    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
-        out: Tensor = _gate(gate, up)
-        return out
+    def __init__(self) -> None:
+        super().__init__(_AddNorm.apply, _Turn.apply, _Gate.apply)
 
 
 def _array(tensor: Tensor) -> Any:

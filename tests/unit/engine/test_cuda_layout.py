@@ -130,7 +130,7 @@ def test_a_sites_product_gives_outputs_and_low_rank_states_and_survives_growing(
         site.reserve(4)
         x = torch.randn(3, 64)
         for product in (site.product, site.invariant_product):
-            out = product(x, 2)
+            out = product(x, 2)[0]
             start = 0
             for part, (name, (weight, bias)) in enumerate(zip(names, kept, strict=True)):
                 plain = torch.nn.functional.linear(x, weight, bias)

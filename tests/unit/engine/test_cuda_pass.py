@@ -42,6 +42,10 @@ QWEN2 = NetConfig(
     family="qwen2", qkv_bias=True, vocab_size=130, hidden_size=64, num_layers=2, num_heads=4,
     num_kv_heads=1, head_dim=16, ffn_size=80, max_positions=256, init_std=0.1, tied=True,
 )  # fmt: skip
+WIDE = NetConfig(  # wide enough for our own products where few rows decode
+    family="qwen3", qk_norm=True, vocab_size=64, hidden_size=256, num_layers=1, num_heads=4,
+    num_kv_heads=2, head_dim=32, ffn_size=256, max_positions=256, init_std=0.05, tied=False,
+)  # fmt: skip
 PROMPT, ROWS = 70, 5
 
 
@@ -130,7 +134,7 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("config", [QWEN3, QWEN2], ids=["qwen3", "qwen2"])
+@pytest.mark.parametrize("config", [QWEN3, QWEN2, WIDE], ids=["qwen3", "qwen2", "wide"])
 def test_the_pass_without_adapters_is_the_model(config: NetConfig) -> None:
     setup = Setup(config)
     prompts, decoded = setup.prompts((), 0), setup.decode((), 0)
@@ -165,13 +169,14 @@ def test_rows_of_any_adapters_share_a_batch_and_each_gets_its_own(
         close(decoded[number], wanted[PROMPT])
 
 
-def test_an_adapter_is_rewritten_in_place() -> None:
-    setup = Setup(QWEN3)
+@pytest.mark.parametrize("config", [QWEN3, WIDE], ids=["qwen3", "wide"])
+def test_an_adapter_is_rewritten_in_place(config: NetConfig) -> None:
+    setup = Setup(config)
     setup.run.reserve(4)
     spans = [(0, ROWS, Held(1, 2, 1.0))]
     for seed in (1, 2):
         spec = LoraSpec(32, seed=seed)
-        made = adapter(QWEN3, spec)
+        made = adapter(config, spec)
         setup.run.put(made, 1, 2)
         setup.prompts(spans, 4)
         decoded = setup.decode(spans, 4)

@@ -11,7 +11,7 @@ DECODE_TILE = 16  # rows of one tile where every row decodes
 PROMPT_TILE = 64
 TILE_FIELDS = 5
 ROW_FIELDS = 3
-_EXTENTS = (4, 16, 32)  # units; above that, multiples of the last
+_EXTENTS = (2, 4, 16, 32)  # units; above that, multiples of the last
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import triton
 from torch import Tensor
 
 from slackwater.engine.cuda.attention_kernels import decode_kernel, join_kernel, prompt_kernel
+from slackwater.engine.cuda.early_start import EarlyStart
 
 BLOCK_TOKENS = 64
 _SHORT_SPAN, _LONG_SPAN = 256, 1024
@@ -39,12 +40,12 @@ class CudaPagedAttention:
         self.cache, self.block_elements, self.rows = cache, block_elements, rows
         self._kv_heads = kv_heads
 
-    def __call__(self, layer: int, q: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, early: EarlyStart) -> Tensor:
         if self.rows.tiles is None:
-            return self._decode(layer, q, self._kv_heads)
+            return self._decode(layer, q, self._kv_heads, early)
         return self._prompt(layer, q, self._kv_heads, self.rows.tiles)
 
-    def _decode(self, layer: int, q: Tensor, kv_heads: int) -> Tensor:
+    def _decode(self, layer: int, q: Tensor, kv_heads: int, early: EarlyStart) -> Tensor:
         rows, (count, heads, size) = self.rows, q.shape
         out = torch.empty_like(q)
         spans = rows.spans
@@ -75,6 +76,7 @@ class CudaPagedAttention:
             SPANS=spans,
             num_warps=2,
             num_stages=6,
+            **early,
         )
         if spans > 1:
             join_kernel[(count, heads)](
@@ -87,6 +89,7 @@ class CudaPagedAttention:
                 SPAN=rows.span,
                 SPANS=spans,
                 num_warps=1,
+                **early,
             )
         return out
 

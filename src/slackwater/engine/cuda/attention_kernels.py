@@ -11,6 +11,8 @@ by tiles of rows. The heads that share a key head are rows of one product.
 import triton
 import triton.language as tl
 
+from slackwater.engine.cuda.early_start import let_successor_start, wait_for_predecessor
+
 
 @triton.jit(
     do_not_specialize=["layer", "table_stride"]
@@ -20,8 +22,12 @@ def decode_kernel(
     layer, scale, table_stride, block_stride,
     HEADS: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
     TOKENS: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr, SPANS: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """One row, one key head, one span of its context, by tiles that lie within a block."""
+    if EARLY:
+        let_successor_start()
+        wait_for_predecessor()
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     span = tl.program_id(2)
@@ -72,8 +78,12 @@ def decode_kernel(
 def join_kernel(
     parts, stats, positions, out,
     HEADS: tl.constexpr, D: tl.constexpr, SPAN: tl.constexpr, SPANS: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """Join the spans of one head of one row, in order."""
+    if EARLY:
+        let_successor_start()
+        wait_for_predecessor()
     row = tl.program_id(0).to(tl.int64)
     at = row * HEADS + tl.program_id(1)
     length = tl.load(positions + row) + 1

@@ -2,25 +2,37 @@
 
 Where a batch has adapters, a row of a product holds its outputs and behind them its low-rank states by unit of 16 ranks;
 the kernel that reads the outputs anyway multiplies the states by the second factor (`spread`, `[units, outputs, 16]`) and
-adds the result. Rows that share an adapter go by tiles: first row, rows, first unit, units, scale (a float's bits).
+adds the result; those of an adapter's first HELD units it can read before its predecessor has ended. A product may come in parts
+(`[parts, rows, columns]`) that are added up first. Rows that share an adapter go by tiles: first row, rows, first unit, units, scale (a float's bits).
 """
 
 # ruff: noqa: N803  (compile-time constants are upper case, as everywhere in Triton)
-# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
 
 import triton
 import triton.language as tl
 
+from slackwater.engine.cuda.early_start import let_successor_start, wait_for_predecessor
+
+
+@triton.jit
+def _added(place, stride, mask, PARTS: tl.constexpr):
+    """The sum of a product's parts, in fp32."""
+    total = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(place + part * stride, mask=mask, other=0.0).to(tl.float32)
+    return total
+
 
 @triton.jit
 def _norm_row(
-    x, residual, weight, out, columns, eps,
-    ADD: tl.constexpr, BLOCK: tl.constexpr,
+    x, residual, weight, out, columns, part_stride, eps,
+    ADD: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ) -> None:  # fmt: skip
     kind = out.dtype.element_ty
     at = tl.arange(0, BLOCK)
     inside = at < columns
-    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    value = _added(x + at, part_stride, inside, PARTS)
     if ADD:
         before = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
         total = (value + before).to(kind)
@@ -34,22 +46,24 @@ def _norm_row(
 
 @triton.jit
 def _norm_adapted_row(
-    x, residual, weight, out, spread, first, units, strength, columns, eps,
-    CHUNK: tl.constexpr,
+    x, residual, weight, out, spread, first, units, strength, columns, part_stride, eps,
+    CHUNK: tl.constexpr, PARTS: tl.constexpr,
 ) -> None:  # fmt: skip
     kind = out.dtype.element_ty
     k = tl.arange(0, 16)
+    c = tl.arange(0, CHUNK)
     power = tl.zeros((CHUNK,), tl.float32)
     for start in range(0, columns, CHUNK):
-        at = start + tl.arange(0, CHUNK)
+        at = start + c
         inside = at < columns
         update = tl.zeros((CHUNK,), tl.float32)
         for unit in range(first, first + units):
-            state = tl.load(x + columns + unit * 16 + k).to(tl.float32)
+            state = _added(x + columns + unit * 16 + k, part_stride, k < 16, PARTS)
+            state = state.to(kind).to(tl.float32)
             place = (unit * columns + at).to(tl.int64)[:, None] * 16 + k[None, :]
             factors = tl.load(spread + place, mask=inside[:, None], other=0.0)
             update += tl.sum(factors.to(tl.float32) * state[None, :], axis=1)
-        value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+        value = _added(x + at, part_stride, inside, PARTS)
         value = (value + strength * update.to(kind).to(tl.float32)).to(kind).to(tl.float32)
         before = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
         total = (value + before).to(kind)
@@ -59,7 +73,7 @@ def _norm_adapted_row(
     scale = tl.rsqrt(tl.sum(power, axis=0) / columns + eps)
     tl.debug_barrier()  # the sums are read again, by other threads than wrote them
     for start in range(0, columns, CHUNK):
-        at = start + tl.arange(0, CHUNK)
+        at = start + c
         inside = at < columns
         total = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
         normed = (total * scale).to(kind).to(tl.float32)
@@ -69,13 +83,17 @@ def _norm_adapted_row(
 
 @triton.jit
 def norm_kernel(
-    x, residual, weight, out, spread, adapted, x_stride, columns, eps,
+    x, residual, weight, out, spread, adapted, x_stride, part_stride, columns, eps,
     ADD: tl.constexpr, ADAPT: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    PARTS: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """Root-mean-square norm of a row; with ADD, of `residual += x`, x with its adapter's update.
 
     `adapted` holds per row: first unit, units, scale.
     """
+    if EARLY:
+        let_successor_start()
+        wait_for_predecessor()
     row = tl.program_id(0).to(tl.int64)
     x += row * x_stride
     residual += row * columns
@@ -83,58 +101,77 @@ def norm_kernel(
     if ADAPT:
         units = tl.load(adapted + row * 3 + 1)
         if units == 0:
-            _norm_row(x, residual, weight, out, columns, eps, ADD, BLOCK)
+            _norm_row(x, residual, weight, out, columns, part_stride, eps, ADD, BLOCK, PARTS)
         else:
             first = tl.load(adapted + row * 3)
             strength = tl.load(adapted + row * 3 + 2).to(tl.float32, bitcast=True)
             _norm_adapted_row(
-                x, residual, weight, out, spread, first, units, strength, columns, eps, CHUNK
-            )
+                x, residual, weight, out, spread, first, units, strength, columns, part_stride,
+                eps, CHUNK, PARTS,
+            )  # fmt: skip
     else:
-        _norm_row(x, residual, weight, out, columns, eps, ADD, BLOCK)
+        _norm_row(x, residual, weight, out, columns, part_stride, eps, ADD, BLOCK, PARTS)
 
 
 @triton.jit(
     do_not_specialize=["rows", "layer", "table_stride"]
 )  # else a compilation for numbers of another kind
-def rotate_kernel(
+def rotate_kernel(  # noqa: C901  (branches of compile-time constants)
     qkv, cos, sin, q_norm, k_norm, q, cache, tables, slots, positions, spread, tiles,
-    rows, layer, row_stride, table_stride, block_stride, eps,
+    rows, layer, row_stride, part_stride, table_stride, block_stride, eps,
     HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, TOKENS: tl.constexpr,
-    NORM: tl.constexpr, ADAPT: tl.constexpr, ROWS: tl.constexpr,
+    NORM: tl.constexpr, ADAPT: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr,
+    HELD: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """One head of a tile of rows: adapted and normed if asked and turned (q, k), or kept (v); k and v into the cache."""
+    if EARLY:
+        let_successor_start()
     tile = tl.program_id(0)
     head = tl.program_id(1)
     first = tile * ROWS
     count = tl.minimum(rows - first, ROWS)
-    if ADAPT:
-        first = tl.load(tiles + tile * 5)
-        count = tl.load(tiles + tile * 5 + 1)
-    if count <= 0:
-        return
     half: tl.constexpr = D // 2
     kind = q.dtype.element_ty
     r = tl.arange(0, ROWS)
     at = tl.arange(0, half)
-    mine = r < count
-    row = (first + r).to(tl.int64)
-    source = qkv + row[:, None] * row_stride
-    low = tl.load(source + head * D + at[None, :], mask=mine[:, None], other=0.0).to(tl.float32)
-    high = tl.load(source + head * D + half + at[None, :], mask=mine[:, None], other=0.0)
-    high = high.to(tl.float32)
     if ADAPT:
+        first = tl.load(tiles + tile * 5)
+        count = tl.load(tiles + tile * 5 + 1)
         begin = tl.load(tiles + tile * 5 + 2)
         units = tl.load(tiles + tile * 5 + 3)
         strength = tl.load(tiles + tile * 5 + 4).to(tl.float32, bitcast=True)
         part = (head >= HEADS).to(tl.int32) + (head >= HEADS + KV).to(tl.int32)
         width: tl.constexpr = (HEADS + 2 * KV) * D
         k = tl.arange(0, 16)
+        held = ()
+        for ahead in tl.static_range(HELD):  # second factors, which no kernel of the step writes
+            columns = ((begin + ahead) * width + head * D + at).to(tl.int64)
+            factor = spread + columns[None, :] * 16 + k[:, None]
+            held = held + (  # noqa: RUF005
+                tl.load(factor, mask=ahead < units, other=0.0),
+                tl.load(factor + half * 16, mask=ahead < units, other=0.0),
+            )
+    if EARLY:
+        wait_for_predecessor()
+    if count <= 0:
+        return
+    mine = r < count
+    row = (first + r).to(tl.int64)
+    source = qkv + row[:, None] * row_stride
+    low = _added(source + head * D + at[None, :], part_stride, mine[:, None], PARTS)
+    high = _added(source + head * D + half + at[None, :], part_stride, mine[:, None], PARTS)
+    if ADAPT:
         low_sum = tl.zeros((ROWS, half), tl.float32)
         high_sum = tl.zeros((ROWS, half), tl.float32)
-        for unit in range(begin, begin + units):
+        for ahead in tl.static_range(HELD):
+            place = width + ((begin + ahead) * 3 + part) * 16
+            there = mine[:, None] & (ahead < units)
+            state = _added(source + place + k[None, :], part_stride, there, PARTS).to(kind)
+            low_sum += tl.dot(state, held[2 * ahead])
+            high_sum += tl.dot(state, held[2 * ahead + 1])
+        for unit in range(begin + HELD, begin + units):
             place = width + (unit * 3 + part) * 16
-            state = tl.load(source + place + k[None, :], mask=mine[:, None], other=0.0)
+            state = _added(source + place + k[None, :], part_stride, mine[:, None], PARTS).to(kind)
             columns = (unit * width + head * D + at).to(tl.int64)
             factor = spread + columns[None, :] * 16 + k[:, None]
             low_sum += tl.dot(state, tl.load(factor))
@@ -176,39 +213,62 @@ def rotate_kernel(
 
 @triton.jit(do_not_specialize=["rows"])  # else a compilation for numbers of another kind
 def silu_mul_kernel(
-    gate_up, out, spread, tiles, rows, columns, row_stride,
-    ADAPT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    gate_up, out, spread, tiles, rows, columns, row_stride, part_stride,
+    ADAPT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    HELD: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """`silu(gate) * up` of a tile of rows that have both side by side."""
+    if EARLY:
+        let_successor_start()
     tile = tl.program_id(0)
     first = tile * ROWS
     count = tl.minimum(rows - first, ROWS)
-    if ADAPT:
-        first = tl.load(tiles + tile * 5)
-        count = tl.load(tiles + tile * 5 + 1)
-    if count <= 0:
-        return
     kind = out.dtype.element_ty
     r = tl.arange(0, ROWS)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    row = (first + r).to(tl.int64)
-    mine = r < count
-    mask = mine[:, None] & (at < columns)[None, :]
-    source = gate_up + row[:, None] * row_stride
-    gate = tl.load(source + at[None, :], mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(source + columns + at[None, :], mask=mask, other=0.0).to(tl.float32)
     if ADAPT:
+        first = tl.load(tiles + tile * 5)
+        count = tl.load(tiles + tile * 5 + 1)
         begin = tl.load(tiles + tile * 5 + 2)
         units = tl.load(tiles + tile * 5 + 3)
         strength = tl.load(tiles + tile * 5 + 4).to(tl.float32, bitcast=True)
         k = tl.arange(0, 16)
         inside = (at < columns)[None, :]
+        held = ()
+        for ahead in tl.static_range(HELD):  # second factors, which no kernel of the step writes
+            line = ((begin + ahead) * 2 * columns + at).to(tl.int64)
+            factor = spread + line[None, :] * 16 + k[:, None]
+            there = inside & (ahead < units)
+            held = held + (  # noqa: RUF005
+                tl.load(factor, mask=there, other=0.0),
+                tl.load(factor + columns * 16, mask=there, other=0.0),
+            )
+    if EARLY:
+        wait_for_predecessor()
+    if count <= 0:
+        return
+    row = (first + r).to(tl.int64)
+    mine = r < count
+    mask = mine[:, None] & (at < columns)[None, :]
+    source = gate_up + row[:, None] * row_stride
+    gate = _added(source + at[None, :], part_stride, mask, PARTS)
+    up = _added(source + columns + at[None, :], part_stride, mask, PARTS)
+    if ADAPT:
         gate_sum = tl.zeros((ROWS, BLOCK), tl.float32)
         up_sum = tl.zeros((ROWS, BLOCK), tl.float32)
-        for unit in range(begin, begin + units):
+        for ahead in tl.static_range(HELD):
+            states = source + 2 * columns + (begin + ahead) * 32 + k[None, :]
+            there = mine[:, None] & (ahead < units)
+            gate_sum += tl.dot(_added(states, part_stride, there, PARTS).to(kind), held[2 * ahead])
+            states += 16
+            up_sum += tl.dot(
+                _added(states, part_stride, there, PARTS).to(kind), held[2 * ahead + 1]
+            )
+        for unit in range(begin + HELD, begin + units):
             place = 2 * columns + unit * 32
-            one = tl.load(source + place + k[None, :], mask=mine[:, None], other=0.0)
-            other = tl.load(source + place + 16 + k[None, :], mask=mine[:, None], other=0.0)
+            states = source + place + k[None, :]
+            one = _added(states, part_stride, mine[:, None], PARTS).to(kind)
+            other = _added(states + 16, part_stride, mine[:, None], PARTS).to(kind)
             line = (unit * 2 * columns + at).to(tl.int64)
             factor = spread + line[None, :] * 16 + k[:, None]
             gate_sum += tl.dot(one, tl.load(factor, mask=inside, other=0.0))

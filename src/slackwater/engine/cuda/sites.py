@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from slackwater.engine.cuda.product_kernel import Tiling, few_rows_product, processors, tiling
 from slackwater.engine.cuda.rank_pool import UNIT
 from slackwater.nets.lora import LoraAdapter
 
@@ -69,10 +70,23 @@ class Site:
             up.copy_(functional.pad(b, (0, missing)).view(out, units, UNIT).transpose(0, 1))
 
     def product(self, x: Tensor, units: int) -> Tensor:
-        """`[rows, out + units * parts * 16]`: outputs, then the low-rank states of the first `units`."""
+        """`[1, rows, out + units * parts * 16]`: outputs, then the low-rank states of the first `units`."""
         rows = self._rows(units)
         bias = None if self._bias is None else self._bias[:rows]
-        return functional.linear(x, self._weight[:rows], bias)
+        return functional.linear(x, self._weight[:rows], bias)[None]
+
+    def tiling(self, units: int) -> Tiling | None:
+        """How our own kernel would share out a product of few rows, if it is the better one."""
+        return tiling(self._rows(units), self._weight.shape[1], processors())
+
+    def few_rows_product(self, x: Tensor, units: int) -> Tensor:
+        """The same in parts, `[parts, ...]`, to be added up."""
+        how = self.tiling(units)
+        if how is None:
+            return self.product(x, units)
+        rows = self._rows(units)
+        bias = None if self._bias is None else self._bias[:rows]
+        return few_rows_product(x, self._weight[:rows], bias, how)
 
     def invariant_product(self, x: Tensor, units: int) -> Tensor:
         """The same, every product of one shape: a row's numbers do not depend on its neighbours or on `units`."""
@@ -87,7 +101,7 @@ class Site:
             bias = None if self._bias is None else self._bias[start:stop]
             tiles = torch.split(padded, _INVARIANT_ROWS)
             columns.append(torch.cat([functional.linear(tile, weight, bias) for tile in tiles]))
-        return (columns[0] if len(columns) == 1 else torch.cat(columns, 1))[:count]
+        return (columns[0] if len(columns) == 1 else torch.cat(columns, 1))[None, :count]
 
     def _rows(self, units: int) -> int:
         return self.out + units * len(self.outs) * UNIT

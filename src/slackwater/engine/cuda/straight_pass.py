@@ -1,7 +1,8 @@
 """A model as CUDA runs it: fused weights with room for adapters behind them, and one loop over the layers.
 
 `nets/causal_lm.py` says what the model is, and the tests hold this pass to it. A layer is four products and five kernels:
-rotation (which also stores keys and values), attention, norm, activation, norm. Adapters add no kernel to a decode step.
+rotation (which also stores keys and values), attention, norm, activation, norm. Adapters add no kernel to a decode step. Where
+few rows decode, the products are our own and the kernels start before their predecessors have ended (`early_start.py`).
 """
 
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from slackwater.engine.cuda.adapter_rows import DECODE_TILE, PROMPT_TILE, AdapterRows
 from slackwater.engine.cuda.attention import BLOCK_TOKENS, CudaPagedAttention
+from slackwater.engine.cuda.early_start import EarlyStart, early_start
+from slackwater.engine.cuda.product_kernel import FEW_ROWS
 from slackwater.engine.cuda.rank_pool import UNIT
 from slackwater.engine.cuda.row_kernels import (
     norm_kernel,
@@ -25,6 +28,9 @@ from slackwater.nets.lora import LoraAdapter
 _NORM_CHUNK = 4096
 _SILU_BLOCK = 128
 _SPREAD_BLOCK = 128
+_MOST_SITES = 3  # of a layer's four products
+_CACHED_UNITS = 4  # second factors of so few units stay in the device's cache from row to row
+_HELD = 2  # units of an adapter whose second factors are read early: rank 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,26 @@ class _Layer:
             None if attn.q_norm is None else attn.q_norm.weight,
             None if attn.k_norm is None else attn.k_norm.weight,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What the kernels of one step are told alike.
+
+    `few`: products of few rows by our own kernel, and kernels that start `early`. `held`: units of each adapter whose second
+    factors are read early.
+    """
+
+    adapters: AdapterRows | None
+    extent: int
+    few: bool
+    early: EarlyStart
+    held: int
+
+    @property
+    def fused(self) -> AdapterRows | None:
+        """The adapters, where the kernels after a product add their updates."""
+        return None if self.adapters is None or not self.adapters.fused else self.adapters
 
 
 class StraightPass:
@@ -87,37 +113,54 @@ class StraightPass:
         adapters: AdapterRows | None,
     ) -> Tensor:
         """Rows to `[rows, hidden]` after the last norm; their keys and values go into the cache."""
+        step = self._step(len(tokens), adapters)
         residual = self._net.model.embed_tokens.weight.index_select(0, tokens)
-        x = self._normed(residual, None, self._layers[0].norm, None, None)
+        x = self._normed(residual[None], None, self._layers[0].norm, None, step)
         for number, layer in enumerate(self._layers):
-            qkv = self._product(layer.qkv, x, adapters)
-            q = self._rotated(number, layer, qkv, attention, adapters)
-            seen = attention(number, q).view(len(q), -1)
-            out = self._product(layer.o, seen, adapters)
-            x = self._normed(out, residual, layer.mlp_norm, layer.o, adapters)
-            gate_up = self._product(layer.gate_up, x, adapters)
-            active = self._activated(layer.gate_up, gate_up, adapters)
-            out = self._product(layer.down, active, adapters)
-            x = self._normed(out, residual, self._norms[number], layer.down, adapters)
+            qkv = self._product(layer.qkv, x, step)
+            q = self._rotated(number, layer, qkv, attention, step)
+            seen = attention(number, q, step.early).view(len(q), -1)
+            out = self._product(layer.o, seen, step)
+            x = self._normed(out, residual, layer.mlp_norm, layer.o, step)
+            gate_up = self._product(layer.gate_up, x, step)
+            active = self._activated(layer.gate_up, gate_up, step)
+            out = self._product(layer.down, active, step)
+            x = self._normed(out, residual, self._norms[number], layer.down, step)
         return x
 
     def logits(self, hidden: Tensor, adapters: AdapterRows | None) -> Tensor:
         """Scores over the vocabulary, `[rows, vocab]`; a row is longer in memory where there are adapters."""
-        out = self._product(self._head, hidden, adapters, fused=False)
-        return out[:, : self._head.out]
+        extent = 0 if adapters is None else adapters.extent
+        out = self._library_product(self._head, hidden, extent)
+        if adapters is not None:
+            self._spread(self._head, out[0], adapters)
+        return out[0, :, : self._head.out]
+
+    def _step(self, rows: int, adapters: AdapterRows | None) -> _Step:
+        """Few rows go by our own products where these are the better ones for most of a layer."""
+        extent = 0 if adapters is None else adapters.extent
+        layer = self._layers[0]
+        sites = (layer.qkv, layer.o, layer.gate_up, layer.down)
+        few = rows <= FEW_ROWS and not self._invariant and (adapters is None or adapters.fused)
+        few = few and sum(site.tiling(extent) is not None for site in sites) >= _MOST_SITES
+        held = _HELD if few and extent > _CACHED_UNITS else 0
+        return _Step(adapters, extent, few, early_start(few), held)
 
     def _sites(self) -> list[Site]:
         layers = [(layer.qkv, layer.o, layer.gate_up, layer.down) for layer in self._layers]
         return [self._head, *(site for sites in layers for site in sites)]
 
-    def _product(
-        self, site: Site, x: Tensor, adapters: AdapterRows | None, *, fused: bool = True
-    ) -> Tensor:
-        extent = 0 if adapters is None else adapters.extent
-        out = site.invariant_product(x, extent) if self._invariant else site.product(x, extent)
-        if adapters is not None and not (adapters.fused and fused):
-            self._spread(site, out, adapters)
+    def _product(self, site: Site, x: Tensor, step: _Step) -> Tensor:
+        """`[parts, rows, outputs and low-rank states]`, parts to be added up by the kernel that comes next."""
+        if step.few:
+            return site.few_rows_product(x, step.extent)
+        out = self._library_product(site, x, step.extent)
+        if step.adapters is not None and not step.adapters.fused:
+            self._spread(site, out[0], step.adapters)
         return out
+
+    def _library_product(self, site: Site, x: Tensor, extent: int) -> Tensor:
+        return site.invariant_product(x, extent) if self._invariant else site.product(x, extent)
 
     def _spread(self, site: Site, out: Tensor, adapters: AdapterRows) -> None:
         start, parts = 0, len(site.outs)
@@ -144,26 +187,30 @@ class StraightPass:
         residual: Tensor | None,
         weight: Tensor,
         site: Site | None,
-        adapters: AdapterRows | None,
+        step: _Step,
     ) -> Tensor:
         columns = len(weight)
-        out = x.new_empty(len(x), columns)
-        adapted = adapters is not None and adapters.fused and site is not None
-        norm_kernel[(len(x),)](
+        parts, rows = x.shape[:2]
+        out = weight.new_empty(rows, columns)
+        adapters = None if site is None else step.fused
+        norm_kernel[(rows,)](
             x,
             x if residual is None else residual,
             weight,
             out,
-            site.spread if adapted and site is not None else x,
-            adapters.rows if adapted and adapters is not None else x,
+            x if site is None else site.spread,
+            x if adapters is None else adapters.rows,
+            x.stride(1),
             x.stride(0),
             columns,
             self._eps,
             ADD=residual is not None,
-            ADAPT=adapted,
+            ADAPT=adapters is not None,
             BLOCK=triton.next_power_of_2(columns),
             CHUNK=min(_NORM_CHUNK, triton.next_power_of_2(columns)),
-            num_warps=16 if adapted else 8,
+            PARTS=parts,
+            num_warps=8 if adapters is None else 16,
+            **step.early,
         )
         return out
 
@@ -173,12 +220,12 @@ class StraightPass:
         layer: _Layer,
         qkv: Tensor,
         attention: CudaPagedAttention,
-        adapters: AdapterRows | None,
+        step: _Step,
     ) -> Tensor:
-        rows = attention.rows
-        q = qkv.new_empty(len(qkv), self._heads, self._size)
-        tiles = None if adapters is None or not adapters.fused else adapters.tiles
-        count = triton.cdiv(len(qkv), DECODE_TILE) if tiles is None else len(tiles)
+        rows, (parts, length) = attention.rows, qkv.shape[:2]
+        q = layer.norm.new_empty(length, self._heads, self._size)
+        tiles = None if step.fused is None else step.fused.tiles
+        count = triton.cdiv(length, DECODE_TILE) if tiles is None else len(tiles)
         rotate_kernel[(count, self._heads + 2 * self._kv_heads)](
             qkv,
             self._cos,
@@ -192,8 +239,9 @@ class StraightPass:
             rows.positions,
             layer.qkv.spread,
             rows.positions if tiles is None else tiles,
-            len(qkv),
+            length,
             number,
+            qkv.stride(1),
             qkv.stride(0),
             rows.tables.stride(0),
             attention.block_elements,
@@ -205,26 +253,33 @@ class StraightPass:
             NORM=layer.q_norm is not None,
             ADAPT=tiles is not None,
             ROWS=DECODE_TILE,
+            PARTS=parts,
+            HELD=step.held,
             num_warps=4,
+            **step.early,
         )
         return q
 
-    def _activated(self, site: Site, gate_up: Tensor, adapters: AdapterRows | None) -> Tensor:
-        columns = site.outs[0]
-        out = gate_up.new_empty(len(gate_up), columns)
-        tiles = None if adapters is None or not adapters.fused else adapters.tiles
-        count = triton.cdiv(len(gate_up), DECODE_TILE) if tiles is None else len(tiles)
+    def _activated(self, site: Site, gate_up: Tensor, step: _Step) -> Tensor:
+        columns, (parts, rows) = site.outs[0], gate_up.shape[:2]
+        out = site.spread.new_empty(rows, columns)
+        tiles = None if step.fused is None else step.fused.tiles
+        count = triton.cdiv(rows, DECODE_TILE) if tiles is None else len(tiles)
         silu_mul_kernel[(count, triton.cdiv(columns, _SILU_BLOCK))](
             gate_up,
             out,
             site.spread,
             gate_up if tiles is None else tiles,
-            len(gate_up),
+            rows,
             columns,
+            gate_up.stride(1),
             gate_up.stride(0),
             ADAPT=tiles is not None,
             ROWS=DECODE_TILE,
             BLOCK=_SILU_BLOCK,
+            PARTS=parts,
+            HELD=step.held,
             num_warps=4,
+            **step.early,
         )
         return out

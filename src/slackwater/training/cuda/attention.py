@@ -3,6 +3,9 @@
 A sequence's own rows look at each other, causally; and at the shared rows before them, all of them. The two are computed by
 themselves and joined by their normalisers, forward; backward each runs with the joined output and normaliser, which gives the
 exact gradients of the whole. Neighbours that look at the same shared rows ask together, so those rows are read once.
+
+PyTorch's public `varlen_attn` gives the forward and its normalisers, but its backward takes no others than its own; so the two
+operators that it is made of are called here, private names though they have.
 """
 
 from collections.abc import Sequence

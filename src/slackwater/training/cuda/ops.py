@@ -7,7 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
-from slackwater.nets.ops import AdaptedWeight, HeadNorms, PlainOps, Rotation
+from slackwater.nets.ops import AdaptedWeight
 from slackwater.training.cuda.kernels import (
     gate_backward,
     gate_forward,
@@ -17,6 +17,7 @@ from slackwater.training.cuda.kernels import (
     turn_forward,
 )
 from slackwater.training.cuda.linears import joint_linears
+from slackwater.training.kernel_ops import KernelOps
 
 _PARTIAL_SUMS = 1024  # programs that share the rows where a weight's gradient is summed
 _FLAT_BLOCK = 2048
@@ -123,41 +124,16 @@ class _Gate(torch.autograd.Function):
         return dgate, dup
 
 
-_add_norm: Any = _AddNorm.apply
-_turn: Any = _Turn.apply
-_gate: Any = _Gate.apply
+class CudaOps(KernelOps):
+    """On a GPU."""
 
-
-class CudaOps(PlainOps):
-    """The same meaning as PyTorch's operators, on a GPU."""
+    def __init__(self) -> None:
+        super().__init__(_AddNorm.apply, _Turn.apply, _Gate.apply)
 
     def linears(
         self, x: Tensor, layers: Sequence[AdaptedWeight], scale: float
     ) -> tuple[Tensor, ...]:
         return joint_linears(x, layers, scale)
-
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        out: Tensor = _add_norm(x, None, weight, eps)[0]
-        return out
-
-    def add_rms_norm(
-        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        out, total = _add_norm(x, residual, weight, eps)
-        return out, total
-
-    def rotate(
-        self, parts: tuple[Tensor, ...], rotation: Rotation, norms: HeadNorms
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = parts
-        cos, sin, size, eps = rotation.cos, rotation.sin, norms.head_dim, norms.eps
-        turned_q: Tensor = _turn(q, norms.q, cos, sin, size, eps)
-        turned_k: Tensor = _turn(k, norms.k, cos, sin, size, eps)
-        return turned_q, turned_k, v.view(len(v), -1, size)
-
-    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
-        out: Tensor = _gate(gate, up)
-        return out
 
 
 def _heads(heads: int, size: int) -> dict[str, int]:
