@@ -69,7 +69,7 @@ class Scheduler:
         self._order: NDArray[np.int64] | None = None
         self._order_groups: tuple[WeightGroup, ...] | None = None
         self.preemptions = 0
-        self._owners = OwnerShares()
+        self._owners = OwnerShares(slots.capacity)
 
     @property
     def waiting(self) -> int:
@@ -139,12 +139,7 @@ class Scheduler:
             counts = np.minimum(pending, 1)
             self._give_chunks(order, pending, counts, prompt_tokens)
             if self._owners.several(now_s):
-                running = [self._running[slot] for slot in order.tolist()]
-                self._owners.share(
-                    [sequence.request.owner for sequence in running],
-                    [sequence.order for sequence in running],
-                    counts,
-                )
+                self._owners.share(order, counts)
             short = self._hold_blocks(order, counts)
             if short is None:
                 chosen = counts > 0
@@ -176,7 +171,7 @@ class Scheduler:
         """How long the step was under way."""
         self._owners.computed(int(plan.counts.sum()), seconds)
         if self._owners.shared:
-            self._owners.served([self._running[slot].order for slot in plan.slots.tolist()])
+            self._owners.served(plan.slots)
 
     def computed(self, plan: StepPlan) -> None:
         """The planned tokens are in the cache: count them, and name the blocks they filled."""
@@ -320,7 +315,7 @@ class Scheduler:
         slot = self.slots.claim(sequence.request, sequence.stop_ids, scored=scored)
         sequence.slot = slot
         self._running[slot] = sequence
-        self._owners.entered(sequence.request.owner)
+        self._owners.entered(slot, sequence.request.owner)
         self._order = None
         usable = (sequence.known_tokens - 1) // self.slots.block_tokens
         found = usable - len(fresh) if self._shares(sequence) else 0
@@ -357,6 +352,6 @@ class Scheduler:
         self.slots.release(slot)
         self._in_flight = {n: owner for n, owner in self._in_flight.items() if owner != slot}
         del self._running[slot]
-        self._owners.left(sequence.request.owner, sequence.order)
+        self._owners.left(sequence.request.owner)
         sequence.slot = None
         self._order = None

@@ -100,5 +100,6 @@ def create_app(plane: ControlPlane) -> FastAPI:
         max_json_bytes=min(max(LEAST_JSON_BYTES, longest), plane.settings.max_body_bytes),
         stall_s=BODY_STALL_S,
         tenant_of=lambda headers: find_tenant(plane.tenants, headers),
+        shares=plane.loop_shares,
     )
     return app

@@ -13,26 +13,31 @@ FIXED_S, TOKEN_S = 0.001, 0.0001
 
 
 def knowing_shares(*owners: str) -> OwnerShares:
-    """Shares that know a step's cost: 1 ms, and 0.1 ms a token."""
-    shares = OwnerShares()
+    """Shares that know a step's cost, 1 ms and 0.1 ms a token; the owners' requests are in slots 0, 1, ..."""
+    shares = OwnerShares(300)
     for tokens in (1, 20, 50) * 5:
         shares.computed(tokens, FIXED_S + TOKEN_S * tokens)
-    for owner in owners:
-        shares.entered(owner)
-    assert shares.several(0.0) == (len(owners) > 1)
+    enter(shares, *owners)
+    assert shares.several(0.0) == (len(set(owners)) > 1)
     return shares
 
 
-def cut(shares: OwnerShares, owners: list[str], counts: list[int]) -> list[int]:
+def enter(shares: OwnerShares, *owners: str) -> None:
+    for slot, owner in enumerate(owners):
+        shares.entered(slot, owner)
+
+
+def cut(shares: OwnerShares, counts: list[int], first: int = 0) -> list[int]:
+    """What is left of the counts of slots `first` and those after it."""
     found = np.array(counts, np.int64)
-    shares.share(owners, list(range(len(owners))), found)
+    shares.share(np.arange(first, first + len(counts)), found)
     kept: list[int] = found.tolist()
     return kept
 
 
 def test_a_step_for_two_takes_at_most_a_quarter_longer_than_for_the_quiet_one_alone() -> None:
-    shares = knowing_shares("quiet", "loud")
-    found = cut(shares, ["quiet"] + ["loud"] * 56, [1] * 57)
+    shares = knowing_shares("quiet", *["loud"] * 56)
+    found = cut(shares, [1] * 57)
     assert found[0] == 1
     alone_s = FIXED_S + TOKEN_S
     assert FIXED_S + TOKEN_S * sum(found) <= 1.25 * alone_s + TOKEN_S
@@ -40,38 +45,36 @@ def test_a_step_for_two_takes_at_most_a_quarter_longer_than_for_the_quiet_one_al
 
 
 def test_a_long_prompt_is_cut_and_a_short_one_of_another_owner_is_not() -> None:
-    found = cut(knowing_shares("quiet", "loud"), ["loud", "quiet"], [2000, 5])
+    found = cut(knowing_shares("loud", "quiet"), [2000, 5])
     assert found[1] == 5
     assert 0 < found[0] <= 20
 
 
 def test_an_owner_that_was_just_served_still_counts_and_later_no_more() -> None:
-    shares = knowing_shares("quiet", "loud")
-    shares.left("quiet", 0)
+    shares = knowing_shares("quiet", *["loud"] * 56)
+    shares.left("quiet")
     assert shares.several(ABOUT_S / 2)
-    assert sum(cut(shares, ["loud"] * 56, [1] * 56)) < 10
+    assert sum(cut(shares, [1] * 56, first=1)) < 10
     assert not shares.several(3 * ABOUT_S)
 
 
 def test_rows_that_are_held_back_take_turns() -> None:
-    shares = knowing_shares("quiet", "loud")
-    owners, served = ["quiet"] + ["loud"] * 30, set[int]()
+    shares, served = knowing_shares("quiet", *["loud"] * 30), set[int]()
     for _ in range(30):
-        rows = np.flatnonzero(cut(shares, owners, [1] * 31)).tolist()
+        rows = np.flatnonzero(cut(shares, [1] * 31))
         shares.computed(len(rows), FIXED_S + TOKEN_S * len(rows))
         shares.served(rows)
-        served.update(rows)
+        served.update(rows.tolist())
     assert served == set(range(31))
 
 
 def test_where_the_fixed_part_outweighs_the_tokens_nobody_is_held_back() -> None:
-    shares = OwnerShares()
+    shares = OwnerShares(256)
     for tokens in (1, 200, 256) * 5:
         shares.computed(tokens, 0.020 + 1e-5 * tokens)
-    shares.entered("quiet")
-    shares.entered("loud")
+    enter(shares, "quiet", *["loud"] * 255)
     assert shares.several(0.0)
-    assert cut(shares, ["quiet"] + ["loud"] * 255, [1] * 256) == [1] * 256
+    assert cut(shares, [1] * 256) == [1] * 256
 
 
 def test_a_law_that_was_never_seen_to_vary_bounds_nothing() -> None:

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
 
 from slackwater.model.ids import TenantId
+from slackwater.runtime.services.loop_shares import LoopShares
 from slackwater.serve.http.limits import BodyLimits
 from slackwater.serve.http.surrogates import lone_surrogate
 
@@ -105,23 +107,26 @@ def test_json_has_a_limit_of_its_own_and_strangers_may_send_little() -> None:
     assert status(65 << 10, b"application/x-protobuf", b"?") == 413
 
 
-def test_requests_of_one_tenant_begin_one_at_a_time_and_others_go_between() -> None:
+def test_a_tenant_that_has_had_its_share_waits_and_others_go_between() -> None:
     order: list[str] = []
+    extra = [0.0]
 
     async def parse(scope: Any, receive: Any, send: Any) -> None:
         await receive()
         order.append(scope["name"])
         if scope["name"] == "loud":
-            sum(range(50_000))
+            extra[0] += 0.01  # as if it had held the loop for so long
 
     async def nothing(message: Any) -> None: ...
 
     async def scenario() -> None:
+        shares = LoopShares(2, about_s=1e9, clock=lambda: time.perf_counter() + extra[0])
         limits = BodyLimits(
             parse,
             max_bytes=1 << 20,
             stall_s=5,
             tenant_of=lambda headers: TenantId(headers["x-api-key"]),
+            shares=shares,
         )
 
         async def request(name: str, size: int) -> None:
@@ -132,7 +137,7 @@ def test_requests_of_one_tenant_begin_one_at_a_time_and_others_go_between() -> N
             scope = {"type": "http", "path": "/v1/x", "headers": headers, "name": name}
             await limits(scope, receive, nothing)
 
-        await request("quiet", 10)  # so that both are active
+        await request("quiet", 10)  # so that both are about
         loud = [asyncio.create_task(request("loud", 100 << 10)) for _ in range(20)]
         await asyncio.sleep(0)
         await request("quiet", 10)

@@ -16,7 +16,7 @@ from slackwater.runtime.bodies.rollout import TurnResult, TurnTokens
 from slackwater.serve.openai.answers import Answers, ChatAnswers, CompletionAnswers
 from slackwater.serve.openai.bodies import ChatBody, ChatMessage, CompletionBody
 from slackwater.serve.openai.generation import Piece, Whole
-from slackwater.serve.openai.text import TextCodec
+from slackwater.serve.openai.text import TextCodec, TextStream
 from slackwater.zoo.tiny import byte_tokenizer
 
 PROMPT = list("né".encode())
@@ -129,3 +129,38 @@ def test_tokens_with_byte_fallback_are_spelled_too(tmp_path: Path) -> None:
         b" hi",
         b"<s>",
     ]
+
+
+@given(st.text(min_size=1, max_size=12), st.lists(st.integers(0, 40), max_size=5), st.booleans())
+def test_plain_text_is_written_as_any_piece_is(
+    codec: TextCodec, text: str, cuts: list[int], chat: bool
+) -> None:
+    def answers() -> Answers:
+        if chat:
+            said = [ChatMessage(role="user", content="p")]
+            return ChatAnswers(ChatBody(model="m", messages=said), codec, [PROMPT])
+        return CompletionAnswers(CompletionBody(model="m", prompt="p"), codec, [PROMPT])
+
+    plain, usual = answers(), answers()
+    tokens, seen = list(text.encode()), 0
+    for cut in [*sorted({cut for cut in cuts if 0 < cut < len(tokens)}), len(tokens)]:
+        more = TurnTokens(TurnId("t"), tokens[seen:cut], [-1.0] * (cut - seen))
+        seen = cut
+        written, chunks = plain.plain_piece(Piece(0, more)), usual.piece(Piece(0, more))
+        assert written is not None
+        events = [json.loads(line[6:]) for line in written.decode().split("\n\n") if line]
+        assert [event["choices"] for event in events] == [chunk["choices"] for chunk in chunks]
+
+
+@given(st.binary(min_size=1, max_size=60), st.lists(st.integers(0, 60), max_size=6))
+def test_a_text_is_the_same_however_its_tokens_come(
+    codec: TextCodec, spelled: bytes, cuts: list[int]
+) -> None:
+    whole, pieces, seen = TextStream(codec, ()), TextStream(codec, ()), 0
+    whole.feed(list(spelled))
+    whole.finish()
+    for cut in [*sorted({cut for cut in cuts if 0 < cut < len(spelled)}), len(spelled)]:
+        pieces.feed(list(spelled[seen:cut]))
+        seen = cut
+    pieces.finish()
+    assert pieces.text == whole.text

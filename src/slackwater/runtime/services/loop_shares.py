@@ -1,46 +1,135 @@
-"""Many small things to be done on the event loop for one tenant: in slices, one of the tenant's requests at a time.
+"""The event loop's time, shared by tenants: who had more than its part of late waits, while others are about.
 
-A slice is short, and the tenant rests after it for twice as long as it took: at most a third of the loop's time goes to one tenant's slices,
-however many requests it has under way. Where there is one tenant it only lets its own other requests go between.
+All that the loop does for a tenant is counted: the steps of its requests (`metered`), what its streams write (`spent`), and many small things that are done in
+slices (`each`). A tenant that several others are about beside may have two fifths of the loop's time; what it had beyond that it owes, and
+it waits (`turn`), one of its requests at a time, until the debt is paid. Alone it never waits.
 """
 
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from typing import Any, Generic, TypeVar
 
 from slackwater.model.ids import TenantId
 
 T = TypeVar("T")
 
 SLICE_S = 0.0003
-_REST = 2.0  # slices
+ABOUT_S = 2.0  # a tenant is about for so long after its last request came
+_SHARE = 0.4
+_ALLOWED_S = 0.001  # that may be owed
+_MOST_OWED_S = 0.05
 
 
 class LoopShares:
     """Use from the event loop's thread alone."""
 
-    def __init__(self, tenants: int, slice_s: float = SLICE_S) -> None:
-        self._several = tenants > 1
+    def __init__(
+        self,
+        tenants: int,
+        slice_s: float = SLICE_S,
+        about_s: float = ABOUT_S,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.several = tenants > 1
         self._slice_s = slice_s
+        self._about_s = about_s
+        self._clock = clock
+        self._seen_s: dict[TenantId, float] = {}
+        self._owed: dict[TenantId, tuple[float, float]] = {}
         self._turns: defaultdict[TenantId, asyncio.Lock] = defaultdict(asyncio.Lock)
 
+    def seen(self, tenant: TenantId) -> None:
+        """A request of the tenant's came."""
+        self._seen_s[tenant] = self._clock()
+
+    def shared(self, tenant: TenantId) -> bool:
+        """Whether others are about, too."""
+        if not self.several:
+            return False
+        since_s = self._clock() - self._about_s
+        return any(name != tenant and seen_s > since_s for name, seen_s in self._seen_s.items())
+
+    def spent(self, tenant: TenantId, seconds: float) -> None:
+        """So much of the loop's time went to the tenant, which is thus about."""
+        if not self.several:
+            return
+        now_s = self._seen_s[tenant] = self._clock()
+        self._owed[tenant] = (min(self._owed_s(tenant, now_s) + seconds, _MOST_OWED_S), now_s)
+
+    def waits(self, tenant: TenantId) -> bool:
+        """Whether `turn` would not return at once."""
+        late = self._turns[tenant].locked() or self._rest_s(tenant) > 0
+        return late and self.shared(tenant)
+
+    async def turn(self, tenant: TenantId) -> None:
+        """When the tenant may go on."""
+        if not self.waits(tenant):
+            return
+        async with self._turns[tenant]:
+            rest_s = self._rest_s(tenant)
+            while rest_s > 0 and self.shared(tenant):
+                await asyncio.sleep(rest_s)
+                rest_s = self._rest_s(tenant)  # streams spend without waiting for a turn
+
+    async def metered(self, tenant: TenantId, work: Coroutine[Any, Any, T]) -> T:
+        """The work's result; the time of its steps is counted as the tenant's."""
+        if not self.several:
+            return await work
+        return await _Metered(work, self._clock, lambda took_s: self.spent(tenant, took_s))
+
     async def each(self, tenant: TenantId, items: Iterable[T], work: Callable[[T], object]) -> None:
-        """`work` on every item, in order."""
+        """`work` on every item, in order; in short slices, one of the tenant's requests at a time."""
         left, more = iter(items), True
         while more:
             async with self._turns[tenant]:
-                began_s = time.perf_counter()
+                began_s = self._clock()
                 more = self._slice(left, work, began_s + self._slice_s)
-                took_s = time.perf_counter() - began_s
-                await asyncio.sleep(_REST * took_s if self._several and more else 0)
+                self.spent(tenant, self._clock() - began_s)
+                await asyncio.sleep(self._rest_s(tenant) if more and self.shared(tenant) else 0)
 
-    @staticmethod
-    def _slice(left: Iterable[T], work: Callable[[T], object], until_s: float) -> bool:
+    def _owed_s(self, tenant: TenantId, now_s: float) -> float:
+        owed_s, at_s = self._owed.get(tenant, (0.0, now_s))
+        return max(owed_s - _SHARE * (now_s - at_s), 0.0)
+
+    def _rest_s(self, tenant: TenantId) -> float:
+        """Until the debt is small enough."""
+        return max(self._owed_s(tenant, self._clock()) - _ALLOWED_S, 0.0) / _SHARE
+
+    def _slice(self, left: Iterable[T], work: Callable[[T], object], until_s: float) -> bool:
         """Whether some may be left."""
         for item in left:
             work(item)
-            if time.perf_counter() >= until_s:
+            if self._clock() >= until_s:
                 return True
         return False
+
+
+class _Metered(Generic[T]):
+    """Runs a coroutine as `await` does, and tells how long each of its steps took."""
+
+    def __init__(
+        self,
+        work: Coroutine[Any, Any, T],
+        clock: Callable[[], float],
+        tell: Callable[[float], None],
+    ) -> None:
+        self._work, self._clock, self._tell = work, clock, tell
+
+    def __await__(self) -> Generator[Any, None, T]:
+        raised: BaseException | None = None
+        while True:
+            began_s = self._clock()
+            try:
+                waits_for = self._work.send(None) if raised is None else self._work.throw(raised)
+            except StopIteration as done:
+                result: T = done.value
+                return result
+            finally:
+                self._tell(self._clock() - began_s)
+            try:
+                yield waits_for
+                raised = None
+            except BaseException as error:  # noqa: BLE001  (the work gets it)
+                raised = error

@@ -1,19 +1,20 @@
 """Limits on what a client may send: how much, how slowly, and how much of everyone's time it may take.
 
 Small JSON bodies are parsed on the event loop, where everybody waits for it; large ones by helper processes (`large_bodies.py`). While
-several tenants are active, each one's requests are begun one at a time, with a pause as long as the beginning took
-(at most half of the loop's time is one tenant's), and large bodies are read at a bounded rate.
+several tenants are about, each one's requests begin when it has not had more than its share of the loop's time
+(`runtime/services/loop_shares.py`), and large bodies are read at a bounded rate.
 """
 
 import asyncio
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from slackwater.model.ids import TenantId
+from slackwater.runtime.services.loop_shares import LoopShares
 from slackwater.serve.http.errors import error_body
 from slackwater.serve.http.large_bodies import BODY, LARGE_JSON_BYTES, TENANT
 from slackwater.serve.http.surrogates import lone_surrogate
@@ -22,7 +23,9 @@ _STRANGERS_BYTES = LARGE_JSON_BYTES  # what may be sent without a key that is kn
 _JOINED_ELSEWHERE_BYTES = 1 << 20  # from here on `join` lets other threads go on
 _LARGE_BYTES = 64 << 10  # from here on a body is read at a bounded rate
 _SHARED_BYTES_PER_S = 64 << 20
-_ACTIVE_S = 2.0  # a tenant is active for so long after its last request came
+_UNSEEN_S = (
+    0.0003  # of the loop for a connection and the head of a request, which nobody else counts
+)
 _BODIES_AT_ONCE = 4  # of the largest size, by one tenant
 _ARRIVED = "slackwater.arrived_s"
 _BINARY = ("application/x-protobuf", "application/octet-stream")
@@ -53,6 +56,7 @@ class BodyLimits:
         whole_s: float = 120.0,
         max_json_bytes: int | None = None,
         tenant_of: Callable[[Headers], TenantId | None] = lambda headers: TenantId(""),
+        shares: LoopShares | None = None,
     ) -> None:
         self._app = app
         self._max_bytes = max_bytes
@@ -61,8 +65,7 @@ class BodyLimits:
         self._whole_s = whole_s
         self._tenant_of = tenant_of
         self._under_way: Counter[TenantId] = Counter()
-        self._seen_s: dict[TenantId, float] = {}
-        self._turns: defaultdict[TenantId, _ParsingTurn] = defaultdict(_ParsingTurn)
+        self._shares = shares or LoopShares(1)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -72,7 +75,8 @@ class BodyLimits:
         headers = Headers(scope=scope)
         tenant = self._tenant_of(headers)
         if tenant is not None:
-            self._seen_s[tenant] = asyncio.get_running_loop().time()
+            self._shares.seen(tenant)
+            self._shares.spent(tenant, _UNSEEN_S)
         held = _Held(self._under_way, tenant or TenantId(""), _BODIES_AT_ONCE * self._max_bytes)
         try:
             try:
@@ -94,11 +98,6 @@ class BodyLimits:
         if tenant is None:
             return min(_STRANGERS_BYTES, self._max_bytes)
         return self._max_json_bytes if _is_json(headers) else self._max_bytes
-
-    def _shares_loop(self, tenant: TenantId | None) -> bool:
-        """Whether others are active too."""
-        since_s = asyncio.get_running_loop().time() - _ACTIVE_S
-        return any(name != tenant and seen_s > since_s for name, seen_s in self._seen_s.items())
 
     async def _read(
         self, receive: Receive, headers: Headers, tenant: TenantId | None, held: "_Held"
@@ -122,7 +121,7 @@ class BodyLimits:
                         raise _RefusedBodyError(413, f"body: must be at most {limit} bytes")
                     if not message.get("more_body", False):
                         return await _joined(pieces, held.size)
-                    if held.size > _LARGE_BYTES and self._shares_loop(tenant):
+                    if held.size > _LARGE_BYTES and tenant and self._shares.shared(tenant):
                         await asyncio.sleep(len(pieces[-1]) / _SHARED_BYTES_PER_S)
         except TimeoutError:
             raise _RefusedBodyError(408, "body: it came too slowly") from None
@@ -131,16 +130,14 @@ class BodyLimits:
         self, scope: Scope, body: "_Replay", send: Send, tenant: TenantId | None
     ) -> None:
         scope = {**scope, TENANT: tenant, BODY: body}
-        if tenant is None or not self._shares_loop(tenant):
+        if tenant is None:
             await self._app(scope, body, send)
             return
-        turn = self._turns[tenant]
-        await turn.begin()
-        body.taken = turn.parsed_soon
-        try:
-            await self._app(scope, body, send)
-        finally:
-            body.tell()
+        await self._shares.turn(tenant)
+        await self._shares.metered(tenant, self._app_call(scope, body, send))
+
+    async def _app_call(self, scope: Scope, body: "_Replay", send: Send) -> None:
+        await self._app(scope, body, send)
 
     async def _refuse(self, scope: Scope, send: Send, status: int, message: str) -> None:
         body = json.dumps(error_body(scope["path"], status, message)).encode()
@@ -187,35 +184,12 @@ class _Held:
         self._under_way[self._tenant] -= self.size
 
 
-class _ParsingTurn:
-    """One tenant's requests begin one after the other."""
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-
-    async def begin(self) -> None:
-        await self._lock.acquire()
-
-    def parsed_soon(self) -> None:
-        """The body is parsed, and the request begun, before the loop goes on; rest for as long as that took."""
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
-        loop.call_soon(lambda: loop.call_later(loop.time() - began_s, self._lock.release))
-
-
 class _Replay:
     """Gives the body that was read, then whatever else comes: the client's leaving."""
 
     def __init__(self, body: bytes, receive: Receive) -> None:
-        self.taken: Callable[[], None] | None = None
         self._body: bytes | None = body
         self._receive = receive
-
-    def tell(self) -> None:
-        """Whoever waits for the body to be taken is told, once."""
-        if self.taken is not None:
-            self.taken()
-            self.taken = None
 
     def shown(self) -> bytes:
         """The body, which stays to be taken."""
@@ -224,7 +198,6 @@ class _Replay:
     def take(self) -> bytes:
         """The body, for good: who asks as the server does is then told of the client's leaving alone."""
         body, self._body = self._body or b"", None
-        self.tell()
         return body
 
     async def __call__(self) -> Message:

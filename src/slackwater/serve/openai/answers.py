@@ -1,5 +1,6 @@
 """Answers of the OpenAI API: the same choices as one object, or as chunks of a stream."""
 
+import json
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -15,6 +16,8 @@ from slackwater.serve.openai.tool_calls import CallStream, read_calls
 from slackwater.serve.openai.tools import ToolPlan
 
 Top = Sequence[tuple[int, float]]
+
+_PLACEHOLDER = "\x00text\x00"  # which no model's name holds
 
 
 class Answers(ABC):
@@ -41,6 +44,7 @@ class Answers(ABC):
         ]
         self._streamed = [0] * len(prompts)
         self._spellings = [Spelling(codec) for _ in prompts]
+        self._forms: dict[int, tuple[bytes, bytes]] = {}
 
     # ---- how a choice looks ----
     @abstractmethod
@@ -146,6 +150,31 @@ class Answers(ABC):
         text = self._streams[place].feed(more.tokens)
         return [*first, *self._delta(place, text, more.tokens, more.logprobs, more.topk)]
 
+    def plain_piece(self, event: Piece) -> bytes | None:
+        """`piece` as it is sent, where it is nothing but text, which is written into a form made once; None where it is more."""
+        place, more = event.choice, event.more
+        if not self.only_text:
+            return None
+        text = self._streams[place].feed(more.tokens)
+        self._streamed[place] += len(more.tokens)
+        if not text:
+            return b""
+        form = self._forms.get(place)
+        if form is None:
+            form = self._forms[place] = self._form(place)
+        return form[0] + json.dumps(text).encode() + form[1]
+
+    @property
+    def only_text(self) -> bool:
+        """Whether streamed pieces show text and nothing else."""
+        return not self.wants_logprobs and not self._asked.return_token_ids
+
+    def _form(self, place: int) -> tuple[bytes, bytes]:
+        """What stands before and after the text of a piece."""
+        written = json.dumps(self._chunk([self.delta(place, _PLACEHOLDER, None)])).encode()
+        before, _, after = written.partition(json.dumps(_PLACEHOLDER).encode())
+        return b"data: " + before, after + b"\n\n"
+
     def end(self, event: Whole) -> list[dict[str, Any]]:
         place, result = event.choice, event.result
         rest = result.tokens[self._streamed[place] :]
@@ -201,6 +230,10 @@ class CompletionAnswers(Answers):
     @property
     def wants_logprobs(self) -> bool:
         return self.body.logprobs is not None
+
+    @property
+    def only_text(self) -> bool:
+        return super().only_text and not self.body.echo
 
     def choice(self, place: int, result: TurnResult, text: str) -> dict[str, Any]:
         tokens, tops = list(result.tokens), list(result.topk)
@@ -298,6 +331,10 @@ class ChatAnswers(Answers):
         """A call that was asked for by name ends as any answer, says OpenAI."""
         assert self._plan is not None
         return "tool_calls" if self._plan.only is None and reason == "stop" else reason
+
+    @property
+    def only_text(self) -> bool:
+        return super().only_text and self._plan is None
 
     def last_delta(self, place: int) -> dict[str, Any]:
         return self._cut(place, "", None, final=True)

@@ -1,18 +1,17 @@
 """OpenAI API: models, completions and chat completions, whole or streamed."""
 
 import asyncio
-import json
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 
 from slackwater.grammar.compiled import check
-from slackwater.model.errors import ConfigError, SlackwaterError
+from slackwater.model.errors import ConfigError
 from slackwater.model.ids import JobId, TenantId
 from slackwater.model.job_life import job_of_key
 from slackwater.model.seeds import sample_seed
@@ -21,12 +20,12 @@ from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.services.fair_work import FairWork
 from slackwater.runtime.store.base_models import BaseModel
 from slackwater.serve.http.auth import find_job, tenant_reader
-from slackwater.serve.http.errors import error_body
 from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.http.limits import arrival_s
 from slackwater.serve.openai.answers import Answers, ChatAnswers, CompletionAnswers
 from slackwater.serve.openai.bodies import ChatBody, CompletionBody
-from slackwater.serve.openai.generation import Asked, Generation, Piece
+from slackwater.serve.openai.event_stream import EventStream
+from slackwater.serve.openai.generation import Asked, Generation
 from slackwater.serve.openai.json_text import sliced_json
 from slackwater.serve.openai.models import ModelNames
 from slackwater.serve.openai.prompts import Conversation
@@ -171,27 +170,6 @@ def _json(answers: Answers, results: list[TurnResult]) -> bytes:
     return sliced_json(answers.whole(results))
 
 
-async def _stream(generation: Generation, answers: Answers) -> AsyncIterator[bytes]:
-    try:
-        for chunk in answers.opening():
-            yield _event(chunk)
-        async for event in generation.events():
-            chunks = answers.piece(event) if isinstance(event, Piece) else answers.end(event)
-            for chunk in chunks:
-                yield _event(chunk)
-        for chunk in answers.closing():
-            yield _event(chunk)
-    except SlackwaterError as error:
-        yield _event(error_body("/v1/", 503, str(error)))
-    finally:
-        generation.close()
-    yield b"data: [DONE]\n\n"
-
-
-def _event(chunk: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(chunk, allow_nan=False).encode() + b"\n\n"
-
-
 def openai_routes(plane: ControlPlane, face: OpenAiFace) -> APIRouter:
     router = APIRouter(route_class=LargeBodyRoute, prefix="/v1", tags=["openai"])
     caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
@@ -212,7 +190,7 @@ def openai_routes(plane: ControlPlane, face: OpenAiFace) -> APIRouter:
         except BaseException:
             generation.close()
             raise
-        return StreamingResponse(_stream(generation, answers), media_type="text/event-stream")
+        return EventStream(generation, answers)
 
     @router.post("/completions")
     async def completions(body: CompletionBody, tenant: caller, request: Request) -> Response:

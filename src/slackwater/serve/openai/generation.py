@@ -2,8 +2,10 @@
 
 import asyncio
 import secrets
+import time
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slackwater.model.ids import JobId, TenantId, TrajectoryId, TurnId
 from slackwater.model.sampling import Sampling
@@ -14,6 +16,7 @@ from slackwater.serve.http.errors import FailedTurnError
 
 _AT_ONCE = 4  # more are begun or stopped in slices
 _LOOK_EVERY_S = 2.0
+_MOST_WRITING_S = 0.002  # of the loop for one piece; more is waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,8 @@ class Generation:
         self._name = f"gen-{secrets.token_hex(12)}"
         self._choices = choices
         self._stream = stream
-        self._queue: asyncio.Queue[Piece | Whole | str] = asyncio.Queue()
+        self._heard: deque[Piece | Whole | str] = deque()
+        self._waiting: asyncio.Future[None] | None = None
         self._open = set(range(len(choices)))
         self._running: set[int] = set()
 
@@ -124,25 +128,73 @@ class Generation:
         """What the listener of a turn heard."""
         if not isinstance(event, Piece):
             self._ended(place)
-        self._queue.put_nowait(event)
+        self._heard.append(event)
+        self._wake()
+
+    def leave(self) -> None:
+        """Nobody listens any more: `events` ends."""
+        self._open.clear()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     def _turn(self, place: int) -> TurnId:
         return TurnId(f"{self._name}/{place}")
 
     async def events(self) -> AsyncIterator[Piece | Whole]:
-        """Until every choice is whole; a failed turn raises."""
+        """Until every choice is whole; a failed turn raises. Tokens that came while nobody looked are one piece."""
+        shares = self._plane.loop_shares
         while self._open:
-            try:
-                async with asyncio.timeout(_LOOK_EVERY_S):
-                    event = await self._queue.get()
-            except TimeoutError:
+            if not self._heard:
+                await self._something_heard()
+            if self._stream and shares.waits(self._tenant):
+                await shares.turn(self._tenant)
+            if not self._heard:
                 self._refuse_broken()
                 continue
+            began_s = time.perf_counter()
+            event = self._next()
             if isinstance(event, str):
                 raise FailedTurnError(event)
             if isinstance(event, Whole):
                 self._open.discard(event.choice)
             yield event
+            if self._stream:  # what was written of it, too, unless the client was slow to take it
+                took_s = time.perf_counter() - began_s
+                shares.spent(self._tenant, min(took_s, _MOST_WRITING_S))
+
+    async def _something_heard(self) -> None:
+        """Or nothing for a while."""
+        loop = asyncio.get_running_loop()
+        self._waiting = loop.create_future()
+        looking = loop.call_later(_LOOK_EVERY_S, self._wake)
+        try:
+            await self._waiting
+        finally:
+            looking.cancel()
+            self._waiting = None
+
+    def _next(self) -> Piece | Whole | str:
+        """What was heard first, with the same choice's tokens that follow on it."""
+        heard = self._heard
+        event = heard.popleft()
+        if not isinstance(event, Piece) or not heard:
+            return event
+        parts = [event.more]
+        while heard and isinstance(more := heard[0], Piece) and more.choice == event.choice:
+            parts.append(more.more)
+            heard.popleft()
+        if len(parts) == 1:
+            return event
+        joined = replace(
+            event.more,
+            tokens=[token for part in parts for token in part.tokens],
+            logprobs=[value for part in parts for value in part.logprobs],
+            topk=[row for part in parts for row in part.topk],
+        )
+        return Piece(event.choice, joined)
 
     async def results(self) -> list[TurnResult]:
         """All choices, in order."""

@@ -16,7 +16,7 @@ from slackwater.serve.openai.spelling import TokenBytes
 
 _BROKEN = "\ufffd"  # how a decoder shows bytes that are not yet a character
 _LONGEST_CHARACTER = 8  # tokens; more that make no character never will
-_CONTEXT_TOKENS = 6
+_CONTEXT_TOKENS, _LONGEST_CONTEXT = 6, 24  # cut to the first when longer than the second
 
 
 class TextCodec:
@@ -169,6 +169,7 @@ class TextStream:
         self._stops = tuple(stops)
         self._longest_stop = max((len(stop) for stop in stops), default=1)
         self._context: list[int] = []
+        self._context_text = ""
         self._pending: list[int] = []
         self._decoded = ""
         self._shown = 0
@@ -181,6 +182,8 @@ class TextStream:
 
     def feed(self, tokens: Sequence[int]) -> str:
         """What can be shown now that was not before."""
+        if len(tokens) > 1 and not self._pending and self._settle_whole(list(tokens)):
+            return self._show(final=False)
         for token in tokens:
             self._pending.append(token)
             self._settle(final=False)
@@ -193,14 +196,29 @@ class TextStream:
 
     def _settle(self, *, final: bool) -> None:
         """Turn pending tokens into text, unless they end inside a character."""
-        before = self._codec.decode(self._context, special=self._special)
         both = self._codec.decode(self._context + self._pending, special=self._special)
-        grown = both[len(before) :]
+        grown = both[len(self._context_text) :]
         if grown.endswith(_BROKEN) and not final and len(self._pending) < _LONGEST_CHARACTER:
             return
-        self._decoded += grown
-        self._context = (self._context + self._pending)[-_CONTEXT_TOKENS:]
+        self._settled(self._pending, both)
         self._pending = []
+
+    def _settle_whole(self, tokens: list[int]) -> bool:
+        """Many tokens at once, if they are whole characters, which go token by token to the same text."""
+        both = self._codec.decode(self._context + tokens, special=self._special)
+        whole = _BROKEN not in both[len(self._context_text) :]
+        if whole:
+            self._settled(tokens, both)
+        return whole
+
+    def _settled(self, tokens: list[int], both: str) -> None:
+        """The tokens are text: `both` is what they make with the context, of which a few tokens are kept."""
+        self._decoded += both[len(self._context_text) :]
+        self._context += tokens
+        self._context_text = both
+        if len(self._context) > _LONGEST_CONTEXT:
+            self._context = self._context[-_CONTEXT_TOKENS:]
+            self._context_text = self._codec.decode(self._context, special=self._special)
 
     def _show(self, *, final: bool) -> str:
         if self._cut is None:

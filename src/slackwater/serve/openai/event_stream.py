@@ -1,0 +1,68 @@
+"""An answer as server-sent events, with as little as can be done for each token.
+
+Starlette's own way starts a group of tasks for every answer; here one task writes, and a second only waits for the client to leave.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from slackwater.model.errors import SlackwaterError
+from slackwater.serve.http.errors import error_body
+from slackwater.serve.openai.answers import Answers
+from slackwater.serve.openai.generation import Generation, Piece
+
+_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+
+class EventStream(Response):
+    """What a generation says as it comes; it is closed whatever happens."""
+
+    def __init__(self, generation: Generation, answers: Answers) -> None:
+        super().__init__(media_type="text/event-stream")
+        self._generation = generation
+        self._answers = answers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        watching = asyncio.create_task(self._until_gone(receive))
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            async for data in self._events():
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+        finally:
+            watching.cancel()
+            self._generation.close()
+
+    async def _until_gone(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._generation.leave()
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        answers = self._answers
+        try:
+            if opening := answers.opening():
+                yield _events(opening)
+            async for event in self._generation.events():
+                if not isinstance(event, Piece):
+                    yield _events(answers.end(event))
+                elif (data := answers.plain_piece(event)) is not None:
+                    if data:
+                        yield data
+                elif chunks := answers.piece(event):
+                    yield _events(chunks)
+            if closing := answers.closing():
+                yield _events(closing)
+        except SlackwaterError as error:
+            yield _events([error_body("/v1/", 503, str(error))])
+
+
+def _events(chunks: list[dict[str, Any]]) -> bytes:
+    return b"".join(
+        b"data: " + json.dumps(chunk, allow_nan=False).encode() + b"\n\n" for chunk in chunks
+    )
