@@ -13,8 +13,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from slackwater.model.ids import TurnId
 from slackwater.model.turn import FinishReason
 from slackwater.runtime.bodies.rollout import TurnResult, TurnTokens
-from slackwater.serve.openai.answers import Answers, ChatAnswers, CompletionAnswers
+from slackwater.serve.openai.answers import Answers
 from slackwater.serve.openai.bodies import ChatBody, ChatMessage, CompletionBody
+from slackwater.serve.openai.chat_answers import ChatAnswers
+from slackwater.serve.openai.completion_answers import CompletionAnswers
 from slackwater.serve.openai.generation import Piece, Whole
 from slackwater.serve.openai.text import TextCodec, TextStream
 from slackwater.zoo.tiny import byte_tokenizer

@@ -21,7 +21,7 @@ Parts = tuple[bytes, bytes]
 
 _LENGTH = struct.Struct("<Q")
 _ANSWER_S = 60.0
-_NICE = 5
+_NICE = 10
 
 
 class HelperProcesses:

@@ -22,8 +22,10 @@ from slackwater.runtime.store.base_models import BaseModel
 from slackwater.serve.http.auth import find_job, tenant_reader
 from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.http.limits import arrival_s
-from slackwater.serve.openai.answers import Answers, ChatAnswers, CompletionAnswers
+from slackwater.serve.openai.answers import Answers
 from slackwater.serve.openai.bodies import ChatBody, CompletionBody
+from slackwater.serve.openai.chat_answers import ChatAnswers
+from slackwater.serve.openai.completion_answers import CompletionAnswers
 from slackwater.serve.openai.event_stream import EventStream
 from slackwater.serve.openai.generation import Asked, Generation
 from slackwater.serve.openai.json_text import sliced_json

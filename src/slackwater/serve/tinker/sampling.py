@@ -96,7 +96,10 @@ class SamplingFace:
                 "sampling_session_id", body.sampling_session_id, "must be given, with seq_id"
             )
         if body.record_stability_info:
-            raise RefusedError("record_stability_info: is not supported here; leave it out")
+            raise RefusedError(
+                "record_stability_info: is not supported here, since the loss stable_reinforce that reads it "
+                "has no published definition; leave it out"
+            )
         session = self.plane.sampling.session(tenant, body.sampling_session_id)
         self.plane.sessions.seen(session.session, asyncio.get_running_loop().time())
         base = self.plane.bases.get(session.base_model)
