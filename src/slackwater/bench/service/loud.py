@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from slackwater.model.errors import UnavailableError
+from slackwater.runtime.services.helper_processes import give_way
 
 JSON = "application/json"
 _BEGUN_S = 60.0
@@ -128,7 +129,8 @@ class Attack:
 
 def attack(name: str, url: str, key: str, began: Any) -> None:
     """The attack of that name, for as long as this process lives; it has the least priority, since it would be on another machine."""
-    os.nice(19)
+    os.setsid()
+    give_way(19)
     loud = ATTACKS[name]
     asyncio.run(_all_at_once(loud, url, key, loud.bodies(url, key), began))
 

@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import IO
 
 from slackwater.model.errors import UnavailableError
@@ -106,9 +107,19 @@ def _read_part(stream: IO[bytes]) -> bytes:
     return part
 
 
+def give_way(nice: int) -> None:
+    """Lower this process' priority, which must have a session of its own.
+
+    Linux may share processors by session first (`sched_autogroup`) and look at `nice` only within one, so the session is told as well.
+    """
+    os.nice(nice)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(nice))
+
+
 def serve_questions(answer: Callable[[Parts], Parts]) -> None:
     """A helper's life."""
-    os.nice(_NICE)
+    give_way(_NICE)
     with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         while True:
             _write(sys.stdout.buffer, answer(_read(sys.stdin.buffer)))

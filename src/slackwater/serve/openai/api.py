@@ -36,6 +36,9 @@ from slackwater.serve.openai.tools import ToolPlan
 from slackwater.serve.openai.wishes import bad_word_tokens, most_tokens, sampling_of
 
 _MANY_CHOICES = 16
+# What takes less time than going to another thread and back, and waiting there for Python's lock.
+_SHORT_CHARS = 256
+_FEW_TOKENS = 64
 
 
 class OpenAiFace:
@@ -57,6 +60,8 @@ class OpenAiFace:
     ) -> list[int]:
         """Text as tokens; what cannot fit is refused before any time is spent on it."""
         check_length(text, base.max_text_chars)
+        if len(text) <= _SHORT_CHARS:
+            return codec.encode(text, special=special)
         return await self.plane.fair_work.run(tenant, partial(codec.encode, text, special=special))
 
     async def chat_tokens(
@@ -100,7 +105,12 @@ class OpenAiFace:
             sampling = replace(common, seed=sample_seed(seed, place))
             asked.append(Asked(prompt, sampling, base.name, version, job))
 
-        await self.plane.loop_shares.each(tenant, range(len(prompts) * body.n), ask)
+        choices = range(len(prompts) * body.n)
+        if len(choices) <= _MANY_CHOICES:
+            for place in choices:
+                ask(place)
+        else:
+            await self.plane.loop_shares.each(tenant, choices, ask)
         shown = [item.prompt for item in asked]
         if isinstance(body, ChatBody):
             make: Callable[[], Answers] = partial(ChatAnswers, body, codec, shown, plan)
@@ -160,7 +170,10 @@ async def _whole(
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             return Response(status_code=204)  # which nobody will read
-        whole = await work.run(tenant, _json, answers, working.result())
+        results = working.result()
+        if sum(len(result.tokens) for result in results) <= _FEW_TOKENS and answers.only_text:
+            return Response(_json(answers, results), media_type="application/json")
+        whole = await work.run(tenant, _json, answers, results)
         return Response(whole, media_type="application/json")
     finally:
         generation.close()
