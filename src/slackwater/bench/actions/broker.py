@@ -34,6 +34,7 @@ def run(options: BenchOptions) -> dict[str, float]:
     figures |= _coding(options)
     figures |= _fixed_degrees(options)
     figures |= _services(options)
+    figures |= _idle_services(options)
     figures |= _search(options)
     figures |= _loaded(options)
     options.progress("done", 1.0)
@@ -165,6 +166,24 @@ def _services(options: BenchOptions) -> dict[str, float]:
             share = _gpus_for(static, cluster, workload, draws) / cluster.gpus
             figures[f"gpus_share_for_equal_time_{size}"] = share
     return figures
+
+
+def _idle_services(options: BenchOptions) -> dict[str, float]:
+    """The same where rollouts take so long that the static services' GPUs are busy for less than 3 % of the time, as the paper found its own
+    (section 2.2: SM activity of teacher models)."""
+    options.progress("services that are seldom asked", 0.85)
+    workload, cluster = replace(RewardWorkload(), rollout_mean_s=1400.0), GpuCluster()
+    seeds = range(options.seed, options.seed + (1 if options.quick else 4))
+    draws = [workload.draw(1024, seed) for seed in seeds]
+    static = _mean([static_services(cluster, workload, draw) for draw in draws])
+    ours = _mean([BrokerRun(cluster, workload).run(draw) for draw in draws])
+    busy = [sum(each.work_s for each in draw) / (cluster.gpus * draw[-1].at_s) for draw in draws]
+    return {
+        "static_over_ours_1024_idle": static / ours,
+        "static_busy_share_1024_idle": float(np.mean(busy)),
+        "gpus_share_for_equal_time_1024_idle": _gpus_for(static, cluster, workload, draws)
+        / cluster.gpus,
+    }
 
 
 def _gpus_for(
