@@ -70,7 +70,7 @@ class Loan:
         cold: list[tuple[int, int]],
     ) -> None:
         self._connection, self._desk, self._executor = connection, desk, executor
-        self._cuts = executor.cuts
+        self._told_lent = executor.arbiter.lent
         self._cold = cold
 
     @property
@@ -103,19 +103,18 @@ class Loan:
         return True
 
     def tell(self, step: CoservingStep) -> None:
-        """The rollout's tokens; and after a cut, what had to go and what is left."""
+        """The rollout's tokens; and when the budget is another, what had to go and what is left."""
         if step.rolled_out is not None:
             self._desk.tell(step.rolled_out)
         if step.given_back:
             self._desk.give_back(step.given_back, "the service needs the memory")
-        if self._executor.cuts != self._cuts:
-            self._cuts = self._executor.cuts
-            self._connection.send(messages.encode(self._budget()))
+        if self._executor.arbiter.lent != self._told_lent:
+            self._tell_budget()
 
     def begin_step(self) -> None:
         """The job's next RL step: what the service left unused lately is lent."""
         self._executor.step_began()
-        self._connection.send(messages.encode(self._budget()))
+        self._tell_budget()
 
     def end(self, given_back: Sequence[int]) -> None:
         """Say what is left undone, and leave."""
@@ -125,6 +124,10 @@ class Loan:
             logger.info("the loan's connection is gone: %s", error)
         self._desk.puller.close()
         self._connection.__exit__(None, None, None)
+
+    def _tell_budget(self) -> None:
+        self._told_lent = self._executor.arbiter.lent
+        self._connection.send(messages.encode(self._budget()))
 
     def _budget(self) -> lending.BudgetReport:
         rollout = self._executor.rollout
@@ -246,6 +249,8 @@ class SharedDevice:
     def _joined(self, wanted: lending.LendTo, rollout: Engine) -> Loan:
         executor = self.executor
         tokens = lent_tokens(executor, rollout)
+        if executor.arbiter.stopped:
+            raise RefusedError("the service does not keep its promise now")
         if tokens < 2:
             raise RefusedError("the service leaves no KV memory to lend; raise --kv-mb")
         self.loans += 1

@@ -69,6 +69,19 @@ def test_a_service_lends_no_more_nodes_than_it_allows() -> None:
     assert isinstance(taken, do.TakeBack)
 
 
+def test_a_node_whose_service_breaks_its_promise_is_taken_back_and_lends_when_it_is_kept() -> None:
+    stage = Stage(nodes=1)
+    stage.tell(on.CapacityWanted(1.0, ONE, 1))
+    node = NodeId("n0")
+    (taken,) = stage.tell(on.ServingNodeReported(2.0, node, 0.1, 0.2, keeps_promise=False))
+    assert taken == do.TakeBack(node, ONE, "its service does not keep its promise now")
+    stage.tell(on.NodeCleared(2.5, node))
+    for now_s in (3.0, 40.0, 70.0):
+        late = on.ServingNodeReported(now_s, node, 0.1, 0.2, keeps_promise=False)
+        assert stage.tell(late) == [], "it has rested, and still breaks it"
+    assert stage.tell(on.ServingNodeReported(71.0, node, 0.1, 0.2)) == [do.LendNode(node, ONE)]
+
+
 def test_a_node_whose_service_needs_it_is_taken_back_at_once_and_rests() -> None:
     stage = Stage(nodes=1)
     stage.tell(on.CapacityWanted(1.0, ONE, 1))
@@ -160,7 +173,8 @@ def _random_event(rng: np.random.Generator, now_s: float, leaving: set[NodeId]) 
             return on.ServingNodeJoined(now_s, node, service)
         case 3:
             shares = rng.random(2).tolist()
-            return on.ServingNodeReported(now_s, node, shares[0], shares[1])
+            kept = bool(rng.random() < 0.9)
+            return on.ServingNodeReported(now_s, node, shares[0], shares[1], kept)
         case 4:
             leaving.discard(node)
             return on.ServingNodeLost(now_s, node)

@@ -13,7 +13,7 @@ from slackwater.wire import lending, messages
 
 ONE, TWO = JobId("one"), JobId("two")
 CHAT = [WorkerId("chat-0"), WorkerId("chat-1")]
-IDLE = {"slo_requests": 0.0, "slo_met": 0.0, "needed_s": 0.0, "kv_share": 0.1}
+IDLE = {"slo_requests": 0.0, "slo_met": 0.0, "needed_s": 0.0, "kv_share": 0.1, "promise_kept": 1.0}
 
 
 class Stage:
@@ -133,5 +133,20 @@ def test_a_device_that_is_not_lent_any_more_is_not_shown_as_lent(error: str) -> 
         stage.body.over(CHAT[0], error)
         assert stage.body.lent() == {}
         assert stage.body.refusals == ({CHAT[0]: error} if error else {})
+
+    on_loop(story)
+
+
+def test_a_service_that_breaks_its_promise_gets_its_device_back_and_status_says_why() -> None:
+    def story() -> None:
+        stage = Stage(workers=1)
+        stage.rolls_out(ONE)
+        stage.said()
+        stage.body.heartbeat(CHAT[0], {**IDLE, "promise_kept": 0.0})
+        ((worker, message),) = stage.said()
+        assert (worker, type(message)) == (CHAT[0], lending.TakeBack)
+        stage.body.over(worker, "")
+        assert "promise" in stage.body.refusals[worker]
+        assert stage.body.lent() == {}
 
     on_loop(story)

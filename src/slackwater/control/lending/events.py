@@ -35,12 +35,14 @@ class ServingNodeJoined:
 
 @dataclass(frozen=True, slots=True)
 class ServingNodeReported:
-    """What its service used of a node's KV memory and time since the last report, at most and on average."""
+    """What its service used of a node's KV memory and time since the last report, at most and on average; and
+    whether it keeps its promise lately."""
 
     now_s: float
     node: NodeId
     kv_share: float
     busy_share: float
+    keeps_promise: bool = True
 
 
 @dataclass(frozen=True, slots=True)

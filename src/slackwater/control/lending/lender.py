@@ -3,7 +3,7 @@
     events -> lender.handle(event) -> commands
 
 A node lends to one job at a time. It lends when its service has used little of it for a whole window; it is taken
-back at once when the service needs it, and rests before it lends again. What happens on the node between two steps is
+back at once when the service needs it or breaks its promise, and rests before it lends again. What happens on the node between two steps is
 not the lender's business: that is the arbiter's (`policy/serving/arbiter.py`).
 """
 
@@ -30,6 +30,7 @@ class _Node:
     lent_to: JobId | None = None
     leaving: JobId | None = None
     rests_until_s: float = 0.0
+    keeps_promise: bool = True
 
     def kv_share(self) -> float:
         return max((kv for _, kv, _ in self.reports), default=0.0)
@@ -127,12 +128,17 @@ class Lender:
         node.reports.append((event.now_s, event.kv_share, event.busy_share))
         while node.reports[0][0] < event.now_s - self._settings.window_s:
             node.reports.popleft()
+        node.keeps_promise = event.keeps_promise
+        rule = self._settings.rule
+        if not event.keeps_promise:
+            why = "its service does not keep its promise now"
+        elif rule.must_return(event.kv_share, event.busy_share):
+            why = f"its service uses {event.kv_share:.0%} of the memory, {event.busy_share:.0%} of the time"
+        else:
+            return
         if node.lent_to is not None:
-            rule = self._settings.rule
-            if rule.must_return(event.kv_share, event.busy_share):
-                why = f"its service uses {event.kv_share:.0%} of the memory, {event.busy_share:.0%} of the time"
-                node.rests_until_s = event.now_s + rule.rest_s
-                self._take(event.node, why)
+            node.rests_until_s = event.now_s + rule.rest_s
+            self._take(event.node, why)
 
     def _over(self, event: on.NodeCleared | on.LoanFailed) -> None:
         node = self._nodes.get(event.node)
@@ -188,6 +194,7 @@ class Lender:
             if node.lent_to is None
             and node.leaving is None
             and node.reports
+            and node.keeps_promise
             and now_s >= node.rests_until_s
         ]
         room = dict(self._limits)

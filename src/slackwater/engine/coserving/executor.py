@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from slackwater.engine.coserving.token_times import ServedTimes, TokenTimes
 from slackwater.engine.engine import Engine
 from slackwater.engine.request import GenerationRequest, StepOutput
-from slackwater.model.errors import ConfigError, RefusedError
+from slackwater.model.errors import RefusedError
 from slackwater.policy.serving.admission import Grant
 from slackwater.policy.serving.arbiter import Arbiter, Turn
 from slackwater.policy.serving.slack import RolloutState
@@ -36,10 +36,6 @@ class CoservingExecutor:
     """`clock` counts seconds; everything else is decided by the arbiter. Page numbers are the pool's."""
 
     def __init__(self, service: Engine, arbiter: Arbiter, clock: Callable[[], float]) -> None:
-        if arbiter.mode.merges:
-            raise ConfigError.of(
-                "mode", arbiter.mode.name, "merges models; write one that does not"
-            )
         self.service, self.arbiter = service, arbiter
         self.rollout: Engine | None = None
         self._clock = clock
@@ -48,6 +44,7 @@ class CoservingExecutor:
         self._progress_s = self._rests_until_s = 0.0
         self.serving_s = self.rollout_s = self.needed_s = 0.0
         self.cuts = 0
+        self._stopped = False
         service.arena.on_dry = self._service_is_dry
 
     # ---- the service ----
@@ -65,6 +62,10 @@ class CoservingExecutor:
     def under_way(self) -> list[ServedTimes]:
         """The service's requests that have not ended, as they stand."""
         return self._times.under_way(self._clock())
+
+    def keeps_promise(self) -> bool:
+        """Whether the service keeps its promise lately, as far as the mode cares; any thread may ask."""
+        return self.arbiter.keeps_promise(self._clock())
 
     @property
     def serving_pages(self) -> int:
@@ -87,6 +88,7 @@ class CoservingExecutor:
 
     def step_began(self) -> None:
         """The job's next RL step: the budget is set anew."""
+        self.arbiter.look(self._clock())
         self.arbiter.step_began(self.serving_pages)
         self._bound()
 
@@ -139,6 +141,8 @@ class CoservingExecutor:
             rollout.forget_prefixes(now_s, self.arbiter.mode.lease.expired_before(now_s))
             shared = self._rollout_state(rollout)
         turn = self.arbiter.next_step(now_s, state, shared)
+        if self.arbiter.stopped is not self._stopped:
+            self._bound()  # its promise is broken, or is kept again
         if isinstance(turn, Grant) and rollout is not None:
             return self._roll_out(rollout, turn, shared)
         if turn is Turn.SERVE:
@@ -159,9 +163,13 @@ class CoservingExecutor:
             self.serving_s += took_s
             self.needed_s += self.arbiter.needed_s(work, took_s)
             self.arbiter.served(work, took_s)
-        ended = tuple(self._times.stepped(output, ended_s))
+        first_s, ended = self._times.stepped(output, ended_s)
+        for ttft_s in first_s:
+            self.arbiter.first_token(ended_s, ttft_s)
+        for one in ended:
+            self.arbiter.ended(ended_s, one.ttft_s, one.tpot_s)
         self._check_memory()
-        return CoservingStep(output, None, self._take_given_back(), ended)
+        return CoservingStep(output, None, self._take_given_back(), tuple(ended))
 
     def _roll_out(self, rollout: Engine, grant: Grant, state: RolloutState) -> CoservingStep:
         began_s = self._clock()
@@ -195,6 +203,7 @@ class CoservingExecutor:
 
     def _bound(self) -> None:
         """Tell both caches how much they may have."""
+        self._stopped = self.arbiter.stopped
         self.service.arena.limit = self.arbiter.serving_limit
         if self.rollout is not None:
             self.rollout.arena.limit = self.arbiter.lent

@@ -39,9 +39,10 @@ class TokenTimes:
         self._times.pop(request_id, None)
         self._decoding.pop(request_id, None)
 
-    def stepped(self, output: StepOutput, now_s: float) -> list[ServedTimes]:
-        """A step of the service gave these tokens; the requests that ended in it."""
+    def stepped(self, output: StepOutput, now_s: float) -> tuple[list[float], list[ServedTimes]]:
+        """A step of the service gave these tokens; the TTFT of first ones, and the requests that ended in it."""
         self._last_step_s = now_s
+        first_s: list[float] = []
         for request_id in output.request_ids.tolist():
             times = self._times.get(request_id)
             if times is None:
@@ -49,6 +50,7 @@ class TokenTimes:
             times.tokens += 1
             if times.tokens == 1:
                 times.first_s = now_s
+                first_s.append(now_s - times.arrival_s)
             self._decoding[request_id] = times.first_s + self._tpot_s * times.tokens
         ended = [one.request_id for one in output.finished]
         ended += [one.request_id for one in output.failed]
@@ -59,7 +61,7 @@ class TokenTimes:
             if times is not None and times.tokens:
                 tpot_s = (now_s - times.first_s) / max(times.tokens - 1, 1)
                 done.append(ServedTimes(request_id, times.first_s - times.arrival_s, tpot_s))
-        return done
+        return first_s, done
 
     def under_way(self, now_s: float) -> list[ServedTimes]:
         """Requests that have not ended, as they stand; one without a first token waits for it since it came."""

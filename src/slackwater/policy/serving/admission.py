@@ -3,25 +3,20 @@
 One workload at a time. A step of a rollout is all its decoding requests and some tokens of its prompts.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from slackwater.model.errors import ConfigError
 from slackwater.policy.serving.slack import DeviceState, tpot_slack_s, ttft_slack_s
-from slackwater.policy.serving.step_cost import StepWork, step_work
 
 _FINEST_CHUNK = 32  # tokens; a smaller part of a prompt is not worth a step
 
 
 class Grant(NamedTuple):
-    """One rollout step with at most `prompt_tokens` of prompts, predicted to take `step_s`.
-
-    One that is `merged` has the service's next step in it.
-    """
+    """One rollout step with at most `prompt_tokens` of prompts, predicted to take `step_s`."""
 
     prompt_tokens: int
     step_s: float
-    merged: bool = False
 
 
 class AdmissionRule(Protocol):
@@ -35,8 +30,9 @@ class AdmissionRule(Protocol):
 def rollout_step_s(state: DeviceState, prompt_tokens: int) -> float:
     """A careful prediction of a rollout step."""
     rollout = state.rollout
-    work = step_work(rollout.decoding, rollout.context, prompt_tokens, rollout.prompt_context)
-    return state.rollout_factor * state.rollout_cost.step_s(work)
+    return state.rollout_factor * state.rollout_cost.mixed_s(
+        rollout.decoding, rollout.context, prompt_tokens, rollout.prompt_context
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +116,8 @@ class Foresight:
             return None
         limit_s = max(slo.ttft_s - state.coming_s, self.least_share * slo.ttft_s)
         if serving.decoding:
-            own_s = state.serving_factor * state.serving_cost.step_s(
-                StepWork(serving.decoding, serving.context)
+            own_s = state.serving_factor * state.serving_cost.mixed_s(
+                serving.decoding, serving.context, 0, 0.0
             )
             paced_s = serving.oldest_token_s + self.pace * (slo.tpot_s - own_s) - state.now_s
             limit_s = min(limit_s, paced_s, serving.mean_due_s - state.now_s - own_s)
@@ -130,47 +126,12 @@ class Foresight:
             return None
         if not rollout.prompt_tokens:
             return Grant(0, least_s)
-        tokens, step_s = self._chunk(state, min(limit_s, self.most_share * slo.ttft_s))
-        if tokens == 0:
+        # A hair less, so that rounding does not carry the step over its limit.
+        chunk_s = 0.999999 * min(limit_s, self.most_share * slo.ttft_s) / state.rollout_factor
+        most = min(self.most_tokens, rollout.prompt_tokens)
+        tokens = state.rollout_cost.chunk_within(
+            chunk_s, rollout.decoding, rollout.context, rollout.prompt_context, most
+        )
+        if tokens < min(most, _FINEST_CHUNK):
             return Grant(0, least_s) if rollout.decoding else None
-        return Grant(tokens, step_s)
-
-    def _chunk(self, state: DeviceState, limit_s: float) -> tuple[int, float]:
-        """The largest chunk that fits, to about an eighth, and what it takes; 0 if none does."""
-        most = min(self.most_tokens, state.rollout.prompt_tokens)
-        step_s = rollout_step_s(state, most)
-        if step_s <= limit_s:
-            return most, step_s
-        fits, fits_s, over = 0, 0.0, most
-        while over - fits > max(fits // 8, _FINEST_CHUNK):
-            middle = (fits + over) // 2
-            step_s = rollout_step_s(state, middle)
-            if step_s <= limit_s:
-                fits, fits_s = middle, step_s
-            else:
-                over = middle
-        return fits, fits_s
-
-
-@dataclass(frozen=True, slots=True)
-class Merged:
-    """Ours where the rollout's model is the service's own: decoding requests of both go through the weights together.
-
-    Such a step costs a rollout only its rows and its context, and the service only what those add. It may take
-    `most_share` of TPOT, while no prompt of the service waits and no request's mean is behind. Prompts of rollouts, and
-    what there is to do while the service rests, go as with `Foresight`.
-    """
-
-    apart: Foresight = field(default_factory=Foresight)
-    most_share: float = 0.33
-
-    def grant(self, state: DeviceState) -> Grant | None:
-        serving, rollout = state.serving, state.rollout
-        apart = self.apart.grant(state)
-        merges = serving.decoding and rollout.decoding and not serving.queued
-        if not merges or (apart is not None and apart.prompt_tokens):
-            return apart
-        both = StepWork(serving.decoding + rollout.decoding, serving.context + rollout.context)
-        step_s = state.serving_factor * state.serving_cost.step_s(both)
-        limit_s = min(self.most_share * state.slo.tpot_s, serving.mean_due_s - state.now_s)
-        return Grant(0, step_s, merged=True) if step_s <= limit_s else None
+        return Grant(tokens, rollout_step_s(state, tokens))

@@ -5,6 +5,7 @@ One arbiter per device, the same in the live executor and in the simulator. It h
 """
 
 from enum import StrEnum
+from sys import maxsize
 from typing import TypeAlias
 
 from slackwater.model.serving import ServingSlo
@@ -12,7 +13,13 @@ from slackwater.policy.serving.admission import Grant
 from slackwater.policy.serving.coming_work import ComingWork
 from slackwater.policy.serving.kv_budget import KvBudget
 from slackwater.policy.serving.modes import LendingMode
-from slackwater.policy.serving.slack import DeviceState, RolloutState, ServingState
+from slackwater.policy.serving.overload import Overload
+from slackwater.policy.serving.slack import (
+    DeviceState,
+    RolloutState,
+    ServingState,
+    queue_is_late,
+)
 from slackwater.policy.serving.step_cost import Correction, StepCost, StepWork
 
 
@@ -53,6 +60,9 @@ class Arbiter:
             step_tokens=step_tokens,
         )
         self._serving_peak = 0
+        self._overload = Overload(slo.share)
+        self.stopped = False
+        self._watch_budget()
 
     @property
     def rollout_cost(self) -> StepCost:
@@ -69,14 +79,15 @@ class Arbiter:
         """Decide. The caller runs it, and says how long it took."""
         state = self._state
         state.now_s, state.serving, state.rollout = now_s, serving, rollout
-        grant = self.mode.admission.grant(state) if rollout.busy else None
-        if grant is not None:
+        self.look(now_s)
+        grant = self.mode.admission.grant(state) if rollout.busy and not self.stopped else None
+        if grant is not None and not (serving.queued and self.mode.stops and queue_is_late(state)):
             state.served_last = False
             return grant
         if serving.busy:
             state.served_last = True
             return Turn.SERVE
-        if rollout.busy:
+        if rollout.busy and not self.stopped:
             self._rollout_ratio.relax()
             state.rollout_factor = self._rollout_ratio.upper
         return Turn.REST
@@ -88,6 +99,25 @@ class Arbiter:
         self._coming.arrived(now_s, state.serving_factor * work_s)
         state.coming_s = self._coming.seconds
 
+    # ---- the promise ----
+    def look(self, now_s: float) -> None:
+        """Set `stopped`: the service breaks its promise, so that nothing is lent, neither time nor memory."""
+        self.stopped = self.mode.stops and self._overload.broken(now_s)
+
+    def keeps_promise(self, now_s: float) -> bool:
+        """For the lender, from any thread: False takes the device back. Modes that never stop are always sure."""
+        return not (self.mode.stops and self._overload.broken(now_s))
+
+    def first_token(self, now_s: float, ttft_s: float) -> None:
+        """A request of the service had its first token, so long after it came."""
+        self._overload.answered(now_s, kept=ttft_s <= self.slo.ttft_s)
+
+    def ended(self, now_s: float, ttft_s: float, tpot_s: float) -> None:
+        """A request of the service had its last token."""
+        if tpot_s > self.slo.tpot_s and ttft_s <= self.slo.ttft_s:
+            self._overload.missed(now_s)
+
+    # ---- what was learned ----
     def served(self, work: StepWork, took_s: float) -> None:
         """A step of the service took so long."""
         ratio = self._serving_ratio
@@ -107,7 +137,9 @@ class Arbiter:
     # ---- memory ----
     @property
     def lent(self) -> int:
-        """What rollouts may use at most."""
+        """What rollouts may use at most: nothing while the service breaks its promise."""
+        if self.stopped:
+            return 0
         if self.mode.memory == "static":
             return self.budget.capacity // 2
         return self.budget.lent
@@ -122,20 +154,20 @@ class Arbiter:
         """An RL step begins: the budget is set anew from what the service used since the last one."""
         if self.mode.memory == "preemptive":
             self.budget = self.budget.for_step(max(self._serving_peak, serving_use))
+            self._watch_budget()
         self._serving_peak = serving_use
 
     def uses(self, serving_use: int) -> bool:
         """The service uses so much now; whether that is pressure, which has cut the budget."""
-        self._serving_peak = max(self._serving_peak, serving_use)
-        if self.mode.memory != "preemptive":
+        if serving_use > self._serving_peak:
+            self._serving_peak = serving_use
+        if serving_use <= self._pressed_above:
             return False
-        budget = self.budget.under(serving_use)
-        pressed = budget is not self.budget
-        self.budget = budget
-        return pressed
+        self.budget = self.budget.under(serving_use)
+        self._watch_budget()
+        return True
 
-    def room(self, rollout_use: int, serving_use: int) -> int:
-        """What rollouts may still take."""
-        if self.mode.memory == "static":
-            return max(self.lent - rollout_use, 0)
-        return self.budget.room(rollout_use, serving_use)
+    def _watch_budget(self) -> None:
+        """Pressure is looked for after every step, so its mark is kept."""
+        yields = self.mode.memory == "preemptive" and self.budget.lent > 0
+        self._pressed_above = self.budget.pressed_above if yields else maxsize

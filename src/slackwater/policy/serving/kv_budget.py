@@ -56,21 +56,3 @@ class KvBudget:
             kept = int(budget.lent * self.rule.kept_share)
             budget = replace(budget, lent=kept, cuts=budget.cuts + 1)
         return budget
-
-    def room(self, rollout_use: int, serving_use: int) -> int:
-        """What rollouts may take now: within the budget, and never out of the headroom."""
-        free = self.capacity - serving_use - rollout_use
-        kept_free = int(self.headroom * (1.0 - self.rule.watermark))
-        return max(min(self.lent - rollout_use, free - kept_free), 0)
-
-
-@dataclass(frozen=True, slots=True)
-class StaticPartition:
-    """For comparison: both sides keep their half, whatever happens."""
-
-    capacity: int
-    share: float = 0.5
-
-    @property
-    def lent(self) -> int:
-        return int(self.capacity * self.share)

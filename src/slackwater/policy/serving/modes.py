@@ -8,7 +8,6 @@ from slackwater.policy.serving.admission import (
     AdmissionRule,
     Alternate,
     Foresight,
-    Merged,
     NoLending,
     SlackGate,
 )
@@ -20,14 +19,15 @@ MemoryRule = Literal["none", "static", "preemptive"]
 
 @dataclass(frozen=True, slots=True)
 class LendingMode:
-    """Whose memory, which prefixes stay, who computes. One that `merges` needs both models to be the same."""
+    """Whose memory, which prefixes stay, who computes. One that `stops` lends nothing while the service breaks
+    its promise (`overload.py`)."""
 
     name: str
     memory: MemoryRule
     admission: AdmissionRule
     lease: PrefixLease = field(default_factory=PrefixLease)
     budget: KvBudgetRule = field(default_factory=KvBudgetRule)
-    merges: bool = False
+    stops: bool = False
 
     @property
     def lends(self) -> bool:
@@ -44,10 +44,9 @@ MODES: dict[str, LendingMode] = {
         LendingMode("prefix", "preemptive", Alternate()),
         LendingMode("ttft", "preemptive", SlackGate(tpot=False)),
         LendingMode("tpot", "preemptive", SlackGate(ttft=False)),
-        LendingMode("dual", "preemptive", SlackGate()),
+        LendingMode("dual", "preemptive", SlackGate(), stops=True),
         LendingMode("multiplex", "preemptive", Alternate(chunk_tokens=8192), _NO_PREFIXES),
-        LendingMode("ours", "preemptive", Foresight()),
-        LendingMode("merged", "preemptive", Merged(), merges=True),
+        LendingMode("ours", "preemptive", Foresight(), stops=True),
     )
 }
 

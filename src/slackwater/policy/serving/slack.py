@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from slackwater.model.serving import ServingSlo
-from slackwater.policy.serving.step_cost import StepCost, StepWork
+from slackwater.policy.serving.step_cost import StepCost
 
 NO_LIMIT_S = float("inf")
 
@@ -79,17 +79,34 @@ def ttft_slack_s(state: DeviceState) -> float:
     queued = state.serving.queued
     if not queued:
         return NO_LIMIT_S
-    cost, size = state.serving_cost, state.step_tokens
-    full_s, least_s = cost.prompt.at(size), cost.prompt.at(1)
-    token_s, pair_s = (full_s - least_s) / size, cost.prompt_pair_s
+    cost, size, factor = state.serving_cost, state.step_tokens, state.serving_factor
+    full_s, least_s = factor * cost.prompt.at(size), factor * cost.prompt.at(1)
+    token_s, pair_s = (full_s - least_s) / size, factor * cost.prompt_pair_s
+    half_s = pair_s / 2
     slack_s = NO_LIMIT_S
     for arrival_s, tokens, context in queued:
         steps = -(-tokens // size)
-        alone_s = steps * least_s + tokens * (token_s + pair_s * (context + tokens / 2))
-        left_s = arrival_s - state.serving_factor * alone_s
-        if left_s < slack_s:
-            slack_s = left_s
+        alone_s = steps * least_s + tokens * (token_s + pair_s * context + half_s * tokens)
+        if arrival_s - alone_s < slack_s:
+            slack_s = arrival_s - alone_s
     return slack_s + state.slo.ttft_s - state.now_s
+
+
+def queue_is_late(state: DeviceState) -> bool:
+    """Whether a queued prompt misses its promise even if the service has the device from now on.
+
+    Prompts go in their order here, each after all before it. One that is late already counts too.
+    """
+    cost, factor = state.serving_cost, state.serving_factor
+    token_s = factor * cost.prompt.at(state.step_tokens) / state.step_tokens
+    pair_s = factor * cost.prompt_pair_s
+    half_s = pair_s / 2
+    done_s = state.now_s - state.slo.ttft_s
+    for arrival_s, tokens, context in state.serving.queued:
+        done_s += tokens * (token_s + pair_s * context + half_s * tokens)
+        if done_s > arrival_s:
+            return True
+    return False
 
 
 def tpot_slack_s(state: DeviceState) -> float:
@@ -97,5 +114,5 @@ def tpot_slack_s(state: DeviceState) -> float:
     serving = state.serving
     if not serving.decoding:
         return NO_LIMIT_S
-    step_s = state.serving_cost.step_s(StepWork(serving.decoding, serving.context))
+    step_s = state.serving_cost.mixed_s(serving.decoding, serving.context, 0, 0.0)
     return serving.oldest_token_s + state.slo.tpot_s - state.now_s - state.serving_factor * step_s

@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -89,6 +90,50 @@ class StepCost:
         else:
             dense_s = self.decode.at(work.rows)
         return dense_s + work.pairs * self.pair_s
+
+    def mixed_s(
+        self, decoding: int, context: float, prompt_tokens: int, prompt_context: float
+    ) -> float:
+        """One step of decoding requests and a chunk of a prompt: `step_s` of their `step_work`."""
+        if prompt_tokens:
+            pairs = prompt_tokens * (prompt_context + prompt_tokens / 2)
+            dense_s = self.prompt.at(decoding + prompt_tokens) + pairs * self.prompt_pair_s
+        else:
+            dense_s = self.decode.at(decoding)
+        return dense_s + context * self.pair_s
+
+    def chunk_within(
+        self, limit_s: float, decoding: int, context: float, prompt_context: float, most: int
+    ) -> int:
+        """The most tokens of a prompt, `most` at most, that a step of `limit_s` has room for; 0 if none.
+
+        Along each straight line of the curve the step is a parabola in the tokens: the last line whose
+        first token fits is solved.
+        """
+        curve, pair_s, half_s = self.prompt, self.prompt_pair_s, self.prompt_pair_s / 2
+        spare_s, context_s = limit_s - context * self.pair_s, pair_s * prompt_context
+        if most < 1:
+            return 0
+        high, high_s = most, curve.at(decoding + most)
+        if high_s + most * (context_s + half_s * most) <= spare_s:
+            return most
+        low, low_s = 1, curve.at(decoding + 1)
+        if low_s + context_s + half_s > spare_s:
+            return 0
+        sizes, seconds = curve.rows, curve.seconds
+        for place in range(bisect_left(sizes, decoding + 2), len(sizes)):
+            tokens, size_s = sizes[place] - decoding, seconds[place]
+            if tokens >= most:
+                break
+            if size_s + tokens * (context_s + half_s * tokens) > spare_s:
+                high, high_s = tokens, size_s
+                break
+            low, low_s = tokens, size_s
+        slope_s = (high_s - low_s) / max(high - low, 1)
+        linear_s, left_s = slope_s + context_s, spare_s - low_s + slope_s * low
+        # The root of half_s * n ** 2 + linear_s * n = left_s, written so that a half_s of 0 divides nothing.
+        root = linear_s + sqrt(max(linear_s * linear_s + 4 * half_s * left_s, 0.0))
+        return min(max(int(2 * left_s / root), low), high) if root > 0 else low
 
     def prompt_s(self, tokens: int, context: int, step_tokens: int) -> float:
         """A prompt of `tokens` after `context` others, alone, in steps of at most `step_tokens`."""

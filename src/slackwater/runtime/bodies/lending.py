@@ -115,7 +115,8 @@ class LendingBody:
         self._needed_s[worker] = (now_s, gauges["needed_s"])
         spent = (gauges["needed_s"] - before) / max(now_s - before_s, 0.1)
         busy = min(max(spent, 0.0), 1.0)
-        self._feed(on.ServingNodeReported(now_s, NodeId(worker), gauges["kv_share"], busy))
+        kept = bool(gauges["promise_kept"])
+        self._feed(on.ServingNodeReported(now_s, NodeId(worker), gauges["kv_share"], busy, kept))
 
     # ---- for the plane ----
     def is_loan(self, worker: WorkerId) -> bool:
@@ -187,13 +188,16 @@ class LendingBody:
             match command:
                 case do.LendNode(node, job):
                     self._lent[WorkerId(node)] = job
+                    self.refusals.pop(WorkerId(node), None)
                     base = self._base_of[job]
                     offer = self._offers[base]
                     told = lending.LendTo(job, base, offer.base_version, offer.model)
                     self._send(WorkerId(node), told)
                 case do.BeginStep(node):
                     self._send(WorkerId(node), lending.StepBegan())
-                case do.TakeBack(node, _, reason):
+                case do.TakeBack(node, job, reason):
+                    if job in self._active_s:  # it would have gone on
+                        self.refusals[WorkerId(node)] = reason
                     self._send(WorkerId(node), lending.TakeBack(reason))
                 case SetTimer(name, at_s):
                     self._timers.set(name, at_s)

@@ -140,7 +140,11 @@ class ServingCluster:
         for name, node in self.nodes.items():
             self._tell(
                 on.ServingNodeReported(
-                    self.body.now_s, name, min(node.kv_share(), 1.0), node.busy_share(_REPORT_S)
+                    self.body.now_s,
+                    name,
+                    min(node.kv_share(), 1.0),
+                    node.busy_share(_REPORT_S),
+                    node.arbiter.keeps_promise(self.body.now_s),
                 )
             )
         self.body.at(self.body.now_s + _REPORT_S, self._report)

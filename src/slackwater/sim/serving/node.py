@@ -11,7 +11,6 @@ from slackwater.policy.serving.admission import Grant
 from slackwater.policy.serving.arbiter import Arbiter, Turn
 from slackwater.policy.serving.modes import LendingMode
 from slackwater.policy.serving.slack import RolloutState
-from slackwater.policy.serving.step_cost import StepWork
 from slackwater.sim.rollout.simulated_engine import Request
 from slackwater.sim.serving.device_cost import SharedDevice, step_cost_of
 from slackwater.sim.serving.rollout_share import RolloutShare
@@ -70,7 +69,7 @@ class ServingNode:
         )
         self.service = ServiceShare(step_tokens, slo.tpot_s, 0)
         self.rollout: RolloutShare | None = None
-        self._running = False
+        self._running = self._stopped = False
         self.open = True
         self.slowdown = 1.0
         self.on_first: Callable[[ServedRequest, float], None] = lambda request, now_s: None
@@ -103,6 +102,7 @@ class ServingNode:
     # ---- the rollout ----
     def lend(self, rollout: RolloutShare, now_s: float) -> None:
         """The rollout's weights are here: an RL step's budget is set."""
+        self.arbiter.look(now_s)
         self.arbiter.step_began(self._serving_bytes())
         self.rollout = rollout
         self._set_limit()
@@ -113,6 +113,7 @@ class ServingNode:
         """The job's next RL step: the budget is set anew. What is over it, and how many tokens it is."""
         rollout = self.rollout
         assert rollout is not None
+        self.arbiter.look(now_s)
         self.arbiter.step_began(self._serving_bytes())
         rollout.now_s = max(rollout.now_s, now_s)
         rollout.resize(rollout.max_running, self._lent_tokens())
@@ -156,12 +157,11 @@ class ServingNode:
         else:
             shared = _IDLE
         step = self.arbiter.next_step(now_s, self.service.state(), shared)
+        if self.arbiter.stopped is not self._stopped:
+            self._stop_or_go_on()
         if isinstance(step, Grant):
             assert rollout is not None
-            if step.merged:
-                self._run_both(rollout, now_s)
-            else:
-                self._roll_out(rollout, step, now_s)
+            self._roll_out(rollout, step, now_s)
         elif step is Turn.SERVE:
             self._serve(now_s)
         else:
@@ -182,8 +182,11 @@ class ServingNode:
             self.arbiter.served(work, took_s)
             first, done = self.service.end_step(ended_s)
             for request in first:
+                if not request.preempted:
+                    self.arbiter.first_token(ended_s, request.ttft_s)
                 self.on_first(request, ended_s)
             for request in done:
+                self.arbiter.ended(ended_s, request.ttft_s, request.tpot_s)
                 self.on_done(request)
             self._check_memory(ended_s)
             self._next(ended_s)
@@ -200,33 +203,6 @@ class ServingNode:
             self.use.rollout_s += took_s
             self.use.rollout_steps += 1
             self.arbiter.rolled_out(work, took_s)
-            if rollout.end_step(ended_s) and self.rollout is rollout:
-                self.on_turns_ended()
-            self._check_memory(ended_s)
-            self._next(ended_s)
-
-        self._at(now_s + took_s, over)
-
-    def _run_both(self, rollout: RolloutShare, now_s: float) -> None:
-        """One step with the decoding requests of both; the rollout's part of its time is what its rows add."""
-        self._running = True
-        own, other = self.service.begin_step(), rollout.begin_step(0)
-        both = StepWork(own.rows + other.rows, own.pairs + other.pairs, own.prompt_pairs)
-        luck = self._luck()
-        took_s, own_s = (luck * self._serving_cost.step_s(work) for work in (both, own))
-
-        def over() -> None:
-            ended_s = now_s + took_s
-            self.use.serving_s += own_s
-            self.use.rollout_s += took_s - own_s
-            self.use.rollout_steps += 1
-            self.use.needed_s += self.arbiter.needed_s(own, own_s)
-            self.arbiter.served(both, took_s)
-            first, done = self.service.end_step(ended_s)
-            for request in first:
-                self.on_first(request, ended_s)
-            for request in done:
-                self.on_done(request)
             if rollout.end_step(ended_s) and self.rollout is rollout:
                 self.on_turns_ended()
             self._check_memory(ended_s)
@@ -252,6 +228,16 @@ class ServingNode:
         static = self.arbiter.mode.memory == "static"
         limit = self.arbiter.serving_limit if lends or static else self.arbiter.budget.capacity
         self.service.limit_tokens = int(limit / self._bytes)
+
+    def _stop_or_go_on(self) -> None:
+        """The service's promise is broken, or kept again: rollouts have no memory, or what the budget says."""
+        self._stopped = self.arbiter.stopped
+        rollout = self.rollout
+        if rollout is not None:
+            rollout.resize(rollout.max_running, self._lent_tokens())
+            given = rollout.give_up(self._lent_tokens())
+            self.use.given_back += len(given)
+            self.on_given_back(given, self._lent_tokens())
 
     def _check_memory(self, now_s: float) -> None:
         """Serving use decides what rollouts keep; under pressure whole requests go, and are reported."""

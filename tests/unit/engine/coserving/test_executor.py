@@ -13,7 +13,7 @@ from slackwater.engine.cpu.executor import CpuExecutor
 from slackwater.engine.engine import Engine
 from slackwater.engine.pages import HostPagePool
 from slackwater.engine.request import GenerationRequest, StepOutput
-from slackwater.model.errors import ConfigError, RefusedError
+from slackwater.model.errors import RefusedError
 from slackwater.model.sampling import Sampling
 from slackwater.model.serving import ServingSlo
 from slackwater.nets.config import NetConfig
@@ -97,10 +97,12 @@ class Device:
         self.service = engine(SERVICE, self.pool)
         slo = ServingSlo(0.5, 0.15)
         arbiter = Arbiter(mode_of(mode), slo, COST, COST, capacity=self.pool.capacity)
-        self.executor = CoservingExecutor(self.service, arbiter, Clock())
+        self.clock = Clock()
+        self.executor = CoservingExecutor(self.service, arbiter, self.clock)
         self.served: Tokens = {}
         self.made: Tokens = {}
         self.waiting: dict[int, GenerationRequest] = {}
+        self.done: list[int] = []
         self.moves = 0
 
     def lend(self) -> None:
@@ -116,6 +118,7 @@ class Device:
         if step.rolled_out is not None:
             for done in step.rolled_out.finished:
                 self.waiting.pop(done.request_id)
+                self.done.append(done.request_id)
         return step
 
     def give_back(self, request: int) -> None:
@@ -206,11 +209,6 @@ def test_a_rollout_that_finds_no_memory_says_that_it_is_stalled() -> None:
         if stalled or not device.service.busy:
             break
     assert stalled or device.made, "it either ran in what was left or said that it could not"
-
-
-def test_a_way_of_lending_that_merges_models_is_not_for_two_that_are_unlike() -> None:
-    with pytest.raises(ConfigError, match="merges models"):
-        Device(300, "merged")
 
 
 def test_a_device_is_lent_once_and_refuses_rollouts_when_it_is_not() -> None:
@@ -311,3 +309,37 @@ def test_a_pool_that_runs_dry_gives_the_service_the_rollouts_pages_down_to_the_l
         device.step()
     assert device.served == alone(SERVICE, wanted)
     assert device.moves > 0
+
+
+def test_a_promise_that_is_broken_takes_every_page_and_gives_them_back_when_it_is_kept() -> None:
+    """The service is sent more than it can answer in time; the clock of the test is what makes it late."""
+    device = Device(400)
+    device.lend()
+    for request in requests(ROLLOUT, 6, 2):
+        device.roll_out(request)
+    for _ in range(20):
+        device.step()
+    rollout = device.executor.rollout
+    assert rollout is not None and rollout.busy
+    wanted = requests(SERVICE, 40, 3)
+    for request in wanted:
+        device.executor.serve(request)
+    clock = device.clock
+    while device.executor.keeps_promise():
+        assert device.service.busy
+        device.step()
+    device.step()
+    assert not rollout.busy and device.executor.arbiter.lent == 0
+    assert rollout.arena.mapped_pages <= 1, "an idle rollout holds its scratch block"
+    assert set(device.waiting) == set(range(6)) - set(device.done)
+    while device.service.busy:
+        assert device.step().rolled_out is None
+    assert device.served == alone(SERVICE, wanted)
+    clock.now_s += 31.0
+    for request in list(device.waiting.values()):
+        device.executor.roll_out(request)
+    while device.executor.busy:
+        device.step()
+    arbiter = device.executor.arbiter
+    assert arbiter.lent == arbiter.budget.lent > 0
+    assert device.made == alone(ROLLOUT, requests(ROLLOUT, 6, 2))

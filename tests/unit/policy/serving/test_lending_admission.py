@@ -40,23 +40,6 @@ def device(
     return DeviceState(now_s, SLO, serving, rollout, COST, COST)
 
 
-def test_decoding_requests_of_both_go_together_while_no_prompt_waits_and_nobody_is_behind() -> None:
-    rule = mode_of("merged").admission
-    rollout = RolloutState(decoding=8, context=8000)
-    decoding = ServingState(decoding=8, context=800, oldest_token_s=9.99, mean_due_s=10.1)
-    grant = rule.grant(device(decoding, rollout))
-    assert grant is not None and grant.merged
-    assert grant.step_s == pytest.approx(COST.step_s(StepWork(16, 8800)))
-    for late in (
-        replace(decoding, mean_due_s=10.001),
-        replace(decoding, queued=[QueuedPrompt(9.9, 512)]),
-    ):
-        assert rule.grant(device(late, rollout)) is None
-    for lone in (ServingState(), decoding):
-        apart = rule.grant(device(lone, RolloutState(prompt_tokens=64)))
-        assert apart is not None and not apart.merged
-
-
 def test_an_idle_device_is_lent_in_every_mode_that_lends() -> None:
     for mode in MODES.values():
         grant = mode.admission.grant(device(ServingState()))
@@ -164,6 +147,26 @@ def test_a_prompt_costs_its_chunks_and_its_attention() -> None:
     two = COST.prompt_s(1024, 0, 512)
     assert two == pytest.approx(2 * COST.prompt.at(512) + 1024 * 512 * COST.prompt_pair_s)
     assert COST.prompt_s(1024, 5000, 512) > two
+
+
+@given(
+    st.floats(0.001, 0.3),
+    st.integers(0, 600),
+    st.integers(0, 90_000),
+    st.integers(0, 9000),
+    st.integers(0, 3000),
+    st.sampled_from([0.0, 1e-9]),
+)
+def test_the_chunk_is_the_largest_that_fits(
+    limit_s: float, decoding: int, context: int, before: int, most: int, pair_s: float
+) -> None:
+    cost = replace(COST, prompt_pair_s=pair_s)
+    found = cost.chunk_within(limit_s, decoding, context, before, most)
+    assert 0 <= found <= most
+    if found:
+        assert cost.mixed_s(decoding, context, found, before) <= limit_s * (1 + 1e-9)
+    if found < most:
+        assert cost.mixed_s(decoding, context, found + 1, before) > limit_s * (1 - 1e-9)
 
 
 def test_costs_are_found_again_from_measured_steps() -> None:
