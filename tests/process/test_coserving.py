@@ -6,9 +6,13 @@ from pathlib import Path
 import pytest
 
 from slackwater.bench.options import BenchOptions
+from slackwater.bench.rollout.live_fleet import BASE, BASE_VERSION, JOB
 from slackwater.bench.rollout.multi_turn import MultiTurn
 from slackwater.bench.serving.bursts import Bursts, alone_and_together
 from slackwater.bench.serving.live_floor import ServingFloor, ServingPlan
+from slackwater.model.ids import TrajectoryId, TurnId
+from slackwater.model.sampling import Sampling
+from slackwater.model.turn import TurnSpec
 from slackwater.zoo.tiny import make_model
 
 pytestmark = pytest.mark.process
@@ -86,3 +90,54 @@ async def _refused(plan: ServingPlan) -> None:
         policy = await floor.start(plan.policy_worker())
         await floor.until_joined(policy)
         assert len(await rolling) == 1, "the turn went on where there was room"
+
+
+@pytest.mark.timeout(120)
+def test_a_cut_budget_stays_cut_until_the_borrowers_next_step_and_is_set_anew_by_it(
+    models: Path, tmp_path: Path
+) -> None:
+    plan = ServingPlan(models / "chat", models / "policy", tmp_path, slo="ttft=60,tpot=20")
+    asyncio.run(_budgets(plan))
+
+
+async def _budgets(plan: ServingPlan) -> None:
+    async with asyncio.timeout(100), ServingFloor(plan, live=frozenset([JOB])) as floor:
+        chat = await floor.start(plan.chat_worker())
+        await floor.until_joined(chat)
+        await floor.floor.generate(_turn("first step"))
+        (loan,) = floor.borrowed()
+
+        def lent() -> int:
+            records = floor.floor.manager.books.instances
+            return next(one.load.kv_tokens for one in records if one.spec.instance == loan)
+
+        whole = lent()
+        await Bursts(1, 1, most=12).run(floor)
+        await floor.until(lambda: lent() < whole)
+        cut = lent()
+        await floor.floor.generate(_turn("the same step"))
+        floor.lending.stepped(JOB)
+        for _ in range(2):
+            before = floor.gauges_of(chat)
+            await floor.until(lambda last=before: floor.gauges_of(chat) is not last)
+        assert lent() == cut, "no turn of the next step has come yet"
+        await floor.floor.generate(_turn("second step"))
+        await floor.until(lambda: lent() > cut)
+        assert lent() < whole, "the service used more since the step before than it does now"
+        floor.lending.stepped(JOB)
+        await floor.floor.generate(_turn("third step"))
+        await floor.until(lambda: lent() == whole)
+        assert floor.borrowed() == [loan], "the device was lent all the while"
+
+
+def _turn(name: str) -> TurnSpec:
+    sampling = Sampling(max_tokens=8, seed=1)
+    return TurnSpec(
+        turn=TurnId(name),
+        trajectory=TrajectoryId(name),
+        job=JOB,
+        prompt=(20, 30, 40),
+        sampling=sampling,
+        version=BASE_VERSION,
+        base_model=BASE,
+    )

@@ -1,7 +1,8 @@
 """Co-serving on one GPU: `python -m slackwater.bench.serving.coserving_gpu --trace conv=FILE` prints one JSON object.
 
-An 8B-shape service under a trace's arrivals, another 8B-shape model rolling out beside it, in every mode; and the costs
-of moving pages and of activating a rollout model. Needs PyTorch, Triton, NumPy and cuda-bindings only.
+An 8B-shape service under a trace's arrivals, another 8B-shape model rolling out beside it, in every mode and in several
+windows of the trace; and the costs of moving pages and of activating a rollout model. Arrivals are scaled to what the
+device serves within its promise (`alone.py`), unless told. Needs PyTorch, Triton, NumPy and cuda-bindings only.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import json
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import numpy as np
 import torch
 
 from slackwater.bench.engine.shapes import LLAMA_8B, QWEN3_8B
+from slackwater.bench.serving.alone import Alone
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.coserving.executor import CoservingExecutor
 from slackwater.engine.coserving.staged_weights import StagedWeights
@@ -39,16 +42,16 @@ from slackwater.sim.serving.serving_trace import Arrival, read_serving_trace, sc
 
 SLO = ServingSlo(0.5, 0.15)
 _PAGE = 16 << 20  # of the pool: what a page costs to map is the same for all sizes
-_KV_BYTES = 48 << 30
+_KV_BYTES = 72 << 30
 _CONFIG = EngineConfig(
     kv_bytes=_KV_BYTES,
     page_bytes=_PAGE,
-    max_running=64,
+    max_running=256,
     max_step_tokens=2048,
     max_context=16384,
     steps_ahead=False,
 )
-_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _CONTEXTS = (200, 400, 900, 1900, 3900, 7900, 15900)
 
 
@@ -132,6 +135,60 @@ class Rollouts:
         self.tokens.pop(request_id)
 
 
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One window of one mode: every request that came in it, done or not, and what was rolled out."""
+
+    times: list[ServedTimes]
+    seconds: float
+    serving_s: float
+    rollout_tokens: int
+    given_back: int
+    cuts: int
+    stopped_s: float
+
+    @property
+    def met(self) -> int:
+        return sum(SLO.met(one.ttft_s, one.tpot_s) for one in self.times)
+
+
+def pooled(plays: Sequence[Played], kept: Sequence[Played], alone: float) -> dict[str, float]:
+    """Windows of one mode together, against the same windows without lending; `_least` and `_most` by window."""
+    times = [one for play in plays for one in play.times]
+    requests, seconds = max(len(times), 1), sum(play.seconds for play in plays)
+    lost = [
+        100.0 * (none.met / max(len(none.times), 1) - play.met / max(len(play.times), 1))
+        for play, none in zip(plays, kept, strict=True)
+    ]
+    idle_s = sum(max(none.seconds - none.serving_s, 1e-3 * none.seconds) for none in kept)
+    made = sum(play.rollout_tokens for play in plays)
+    harvests = [
+        play.rollout_tokens / (max(none.seconds - none.serving_s, 1e-3 * none.seconds) * alone)
+        for play, none in zip(plays, kept, strict=True)
+    ]
+    kept_share = sum(none.met for none in kept) / max(sum(len(none.times) for none in kept), 1)
+    met_share = sum(play.met for play in plays) / requests
+    return {
+        "windows": float(len(plays)),
+        "requests": float(len(times)),
+        "attainment": met_share,
+        "attainment_lost_points": 100.0 * (kept_share - met_share),
+        "attainment_lost_points_most": max(lost),
+        "ttft_p50_ms": 1e3 * float(np.quantile([one.ttft_s for one in times], 0.5)),
+        "ttft_p99_ms": 1e3 * float(np.quantile([one.ttft_s for one in times], 0.99)),
+        "tpot_p99_ms": 1e3 * float(np.quantile([one.tpot_s for one in times], 0.99)),
+        "serving_share": sum(play.serving_s for play in plays) / seconds,
+        "stopped_share": sum(play.stopped_s for play in plays) / seconds,
+        "rollout_tokens_per_s": made / seconds,
+        "over_alone": made / seconds / alone,
+        "harvest": made / (idle_s * alone),
+        "harvest_least": min(harvests),
+        "harvest_most": max(harvests),
+        "given_back": float(sum(play.given_back for play in plays)),
+        "cuts": float(sum(play.cuts for play in plays)),
+    }
+
+
 class Machine:
     """Both models on the device, profiled and warmed up once."""
 
@@ -147,7 +204,7 @@ class Machine:
         self.figures: dict[str, float] = {}
         self.rollout = self._activated()
         self.service_cost = self._profiled(self.service, QWEN3_8B, "service", _ROWS)
-        self.rollout_cost = self._profiled(self.rollout, LLAMA_8B, "rollout", _ROWS[:-2])
+        self.rollout_cost = self._profiled(self.rollout, LLAMA_8B, "rollout", _ROWS[:7])
 
     def _engine(self, net: CausalLM) -> Engine:
         executor = CudaExecutor(net, _CONFIG, self.pool)
@@ -214,19 +271,18 @@ class Machine:
                 engine.abort(youngest)
         executor.rollout = None
 
-    def play(
-        self, mode: str, arrivals: list[Arrival], seconds: float, many: int
-    ) -> tuple[dict[str, float], list[ServedTimes]]:
+    def play(self, mode: str, arrivals: Sequence[Arrival], seconds: float, many: int) -> Played:
         """One mode against the trace in real time; what the service's users saw, and what was rolled out."""
         executor = self.executor(mode)
         rollouts = Rollouts(executor, many, 7)
-        ended: list[ServedTimes] = []
+        times: list[ServedTimes] = []
         rng = np.random.default_rng(3)
         prompts = [
             tuple(rng.integers(0, QWEN3_8B.vocab_size, one.prompt_tokens).tolist())
             for one in arrivals
         ]
         place = 0
+        stopped_s, last_s = 0.0, 0.0
         begin = time.perf_counter()
         while (now_s := time.perf_counter() - begin) < seconds:
             while place < len(arrivals) and arrivals[place].at_s <= now_s:
@@ -234,10 +290,12 @@ class Machine:
                 params = Sampling(max_tokens=one.output_tokens, seed=place, ignore_eos=True)
                 executor.serve(GenerationRequest(place, prompts[place], params, "base"))
                 place += 1
-            if executor.rollout is not None:
+            stopped_s += (now_s - last_s) * executor.arbiter.stopped
+            last_s = now_s
+            if executor.rollout is not None and not executor.arbiter.stopped:
                 rollouts.feed()
             step = executor.step()
-            ended += step.ended
+            times += step.ended
             if step.rolled_out is not None:
                 out = step.rolled_out
                 rollouts.take(out.request_ids.tolist(), out.tokens.tolist())
@@ -247,25 +305,17 @@ class Machine:
                 rollouts.give_back(request)
             if step.served is None and step.rolled_out is None:
                 time.sleep(0.0005)
-        under_way = (
-            executor.under_way()
-        )  # judged as they stand; who has waited for less than the promise met it
-        times = [*ended, *under_way]
+        times += executor.under_way()  # judged as they stand
         self.clear(executor)
-        figures = {
-            "requests": float(place),
-            "attainment": sum(SLO.met(t.ttft_s, t.tpot_s) for t in times) / max(place, 1),
-            "under_way": float(len(under_way)),
-            "ttft_p99_ms": 1e3 * float(np.quantile([t.ttft_s for t in times], 0.99)),
-            "ttft_p50_ms": 1e3 * float(np.quantile([t.ttft_s for t in times], 0.5)),
-            "tpot_p99_ms": 1e3 * float(np.quantile([t.tpot_s for t in times], 0.99)),
-            "serving_share": executor.serving_s / seconds,
-            "rollout_share": executor.rollout_s / seconds,
-            "rollout_tokens_per_s": rollouts.made / seconds,
-            "given_back": float(rollouts.given_back),
-            "cuts": float(executor.cuts),
-        }
-        return figures, ended
+        return Played(
+            times,
+            seconds,
+            executor.serving_s,
+            rollouts.made,
+            rollouts.given_back,
+            executor.cuts,
+            stopped_s,
+        )
 
     def alone(self, seconds: float, many: int) -> float:
         """Rollout tokens a second when the service has nothing to do."""
@@ -289,46 +339,85 @@ def _empty() -> None:
     torch.cuda.empty_cache()
 
 
+@dataclass(slots=True)
+class Trace:
+    """The windows of one trace, each as a list of arrivals from 0 on, and what was found in them by mode."""
+
+    name: str
+    seconds: float
+    windows: list[list[Arrival]]
+    density: float | None
+    played: dict[str, list[Played]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, given: str, starts: Sequence[float], seconds: float) -> "Trace":
+        """NAME=FILE[@DENSITY]."""
+        name, _, rest = given.partition("=")
+        file, _, density = rest.partition("@")
+        whole = read_serving_trace(Path(file), seconds=max(starts) + seconds, max_tokens=15_000)
+        windows = [
+            [
+                Arrival(one.at_s - start, one.prompt_tokens, one.output_tokens)
+                for one in whole
+                if start <= one.at_s < start + seconds
+            ]
+            for start in starts
+        ]
+        return cls(name, seconds, windows, float(density) if density else None)
+
+    def arrivals(self, window: int) -> list[Arrival]:
+        assert self.density is not None
+        return scaled(self.windows[window], self.density, self.seconds, window)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trace", action="append", default=[], metavar="NAME=FILE[@DENSITY]")
-    parser.add_argument("--modes", default="none,ours,dual,ttft,tpot,prefix,static")
-    parser.add_argument("--seconds", type=float, default=15.0)
-    parser.add_argument(
-        "--start", type=float, default=0.0, help="seconds of the trace to pass over"
-    )
+    parser.add_argument("--modes", default="none,ours,dual", help="in every window")
+    parser.add_argument("--once", default="ttft,tpot,static", help="in the first window only")
+    parser.add_argument("--seconds", default="15", help="of a window, one number for each trace")
+    parser.add_argument("--starts", default="180", help="seconds of the trace, one for each window")
     parser.add_argument("--rollouts", type=int, default=32)
+    parser.add_argument("--until", type=float, default=1e9, help="begin no window later")
+    parser.add_argument("--no-pages", action="store_true", help="do not time pages")
     options = parser.parse_args()
+    begin = time.perf_counter()
     figures: dict[str, float] = {}
-    for size in (2, 8, 16, 32):
+    for size in () if options.no_pages else (2, 8, 16, 32):
         figures |= pages_ms(size << 20)
     machine = Machine()
     figures |= machine.figures
-    alone = machine.alone(5.0, options.rollouts)
+    alone = machine.alone(10.0, options.rollouts)
     figures["rollout_alone_tokens_per_s"] = alone
-    for given in options.trace:
-        name, _, rest = given.partition("=")
-        file, _, density = rest.partition("@")
-        end_s = options.start + options.seconds
-        whole = read_serving_trace(Path(file), seconds=end_s, max_tokens=15_000)
-        window = [
-            Arrival(one.at_s - options.start, one.prompt_tokens, one.output_tokens)
-            for one in whole
-            if one.at_s >= options.start
-        ]
-        arrivals = scaled(window, float(density or 1.0), options.seconds, 0)
-        kept: dict[str, float] = {}
-        for mode in options.modes.split(","):
-            found, _ = machine.play(mode, arrivals, options.seconds, options.rollouts)
-            if mode == "none":
-                kept = found
-            idle = max(1.0 - kept["serving_share"], 1e-3)
-            found["attainment_lost_points"] = 100 * (kept["attainment"] - found["attainment"])
-            found["over_alone"] = found["rollout_tokens_per_s"] / alone
-            found["harvest"] = found["rollout_tokens_per_s"] / (idle * alone)
-            figures |= {f"{name}.{mode}.{key}": value for key, value in found.items()}
-            shown = {key: round(value, 3) for key, value in found.items()}
-            sys.stderr.write(f"{name} {mode} {shown}\n")
+    starts = [float(start) for start in options.starts.split(",")]
+    lengths = [float(length) for length in options.seconds.split(",")]
+    lengths += lengths[-1:] * (len(options.trace) - len(lengths))
+    traces = [
+        Trace.read(given, starts, length)
+        for given, length in zip(options.trace, lengths, strict=True)
+    ]
+    service = Alone(
+        machine.service_cost, SLO, _CONFIG.max_step_tokens, machine.service.capacity_tokens
+    )
+    for trace in traces:
+        if trace.density is None:
+            trace.density = service.most_density(trace.windows, trace.seconds)
+        figures[f"{trace.name}.density"] = trace.density
+        sys.stderr.write(f"{trace.name} density {trace.density}\n")
+    for window in range(len(starts)):
+        for trace in traces:
+            modes = options.modes.split(",") + ([] if window else options.once.split(","))
+            for mode in modes:
+                if time.perf_counter() - begin > options.until:
+                    break
+                arrivals = trace.arrivals(window)
+                play = machine.play(mode, arrivals, trace.seconds, options.rollouts)
+                plays = trace.played.setdefault(mode, [])
+                plays.append(play)
+                found = pooled(plays, trace.played["none"][: len(plays)], alone)
+                figures |= {f"{trace.name}.{mode}.{key}": value for key, value in found.items()}
+                shown = {key: round(value, 3) for key, value in found.items()}
+                sys.stderr.write(f"{trace.name} {mode} {shown}\n")
     result = {
         "name": "coserving_gpu",
         "device": torch.cuda.get_device_name(),

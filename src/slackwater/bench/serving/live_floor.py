@@ -12,7 +12,7 @@ from slackwater.bench.rollout.live_fleet import BASE, BASE_VERSION
 from slackwater.control.lending.lender import Lender, LenderSettings
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.errors import UnavailableError
-from slackwater.model.ids import WorkerId
+from slackwater.model.ids import JobId, WorkerId
 from slackwater.policy.serving.lender_choice import LenderRule
 from slackwater.runtime.bodies.lending import LendingBody, Offer
 from slackwater.runtime.launch.port import WorkerPlan
@@ -52,9 +52,10 @@ class ServingPlan:
 
 
 class ServingFloor:
-    """Starts and kills both kinds of worker by name; each start has a name of its own."""
+    """Starts and kills both kinds of worker by name; each start has a name of its own. Jobs that are `live` roll out
+    between their turns, too."""
 
-    def __init__(self, plan: ServingPlan) -> None:
+    def __init__(self, plan: ServingPlan, live: frozenset[JobId] = frozenset()) -> None:
         self.plan = plan
         self.floor = RolloutFloor(
             RolloutSettings(borrowed_stall_s=4.0, barren_losses=100, watch_every_s=0.2)
@@ -63,7 +64,9 @@ class ServingFloor:
         self.lender = Lender(LenderSettings(rule, window_s=2.0, review_every_s=0.3))
         offers = {BASE: Offer(BASE_VERSION, f"slackwater:models/{BASE}")}
         rollout = self.floor.rollout
-        self.lending = LendingBody(self.floor.hub.send, self.lender, offers, rollout.live_jobs)
+        self.lending = LendingBody(
+            self.floor.hub.send, self.lender, offers, lambda: rollout.live_jobs() | live
+        )
         self.floor.rollout.lending = self.lending
         self._processes: dict[WorkerId, asyncio.subprocess.Process] = {}
         self._starts = 0
