@@ -9,8 +9,8 @@ from slackwater.bench.options import BenchOptions
 from slackwater.bench.rollout.live_fleet import BASE, BASE_VERSION, JOB
 from slackwater.bench.rollout.multi_turn import MultiTurn
 from slackwater.bench.serving.bursts import Bursts, alone_and_together
-from slackwater.bench.serving.live_floor import ServingFloor, ServingPlan
-from slackwater.model.ids import TrajectoryId, TurnId
+from slackwater.bench.serving.live_floor import CHAT, CHAT_VERSION, ServingFloor, ServingPlan
+from slackwater.model.ids import JobId, TrajectoryId, TurnId
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import TurnSpec
 from slackwater.zoo.tiny import make_model
@@ -112,7 +112,8 @@ async def _budgets(plan: ServingPlan) -> None:
             return next(one.load.kv_tokens for one in records if one.spec.instance == loan)
 
         whole = lent()
-        await Bursts(1, 1, most=12).run(floor)
+        users = [floor.floor.generate(_question(number)) for number in range(8)]
+        await asyncio.gather(*users)  # together they take a third of the memory
         await floor.until(lambda: lent() < whole)
         cut = lent()
         await floor.floor.generate(_turn("the same step"))
@@ -132,12 +133,24 @@ async def _budgets(plan: ServingPlan) -> None:
 
 def _turn(name: str) -> TurnSpec:
     sampling = Sampling(max_tokens=8, seed=1)
+    return _asked(name, JOB, BASE, BASE_VERSION, (20, 30, 40), sampling)
+
+
+def _question(number: int) -> TurnSpec:
+    prompt = tuple((number * 31 + place * 7) % 240 + 10 for place in range(110))
+    sampling = Sampling(max_tokens=60, seed=number, ignore_eos=True)
+    return _asked(f"question {number}", JobId(CHAT), CHAT, CHAT_VERSION, prompt, sampling)
+
+
+def _asked(
+    name: str, job: JobId, base: str, version: str, prompt: tuple[int, ...], sampling: Sampling
+) -> TurnSpec:
     return TurnSpec(
         turn=TurnId(name),
         trajectory=TrajectoryId(name),
-        job=JOB,
-        prompt=(20, 30, 40),
+        job=job,
+        prompt=prompt,
         sampling=sampling,
-        version=BASE_VERSION,
-        base_model=BASE,
+        version=version,
+        base_model=base,
     )
