@@ -10,7 +10,7 @@ from slackwater.bench.rollout.live_fleet import BASE, BASE_VERSION, JOB
 from slackwater.bench.rollout.multi_turn import MultiTurn
 from slackwater.bench.serving.bursts import Bursts, alone_and_together
 from slackwater.bench.serving.live_floor import CHAT, CHAT_VERSION, ServingFloor, ServingPlan
-from slackwater.model.ids import JobId, TrajectoryId, TurnId
+from slackwater.model.ids import InstanceId, JobId, TrajectoryId, TurnId
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import TurnSpec
 from slackwater.zoo.tiny import make_model
@@ -109,7 +109,9 @@ async def _budgets(plan: ServingPlan) -> None:
 
         def lent() -> int:
             records = floor.floor.manager.books.instances
-            return next(one.load.kv_tokens for one in records if one.spec.instance == loan)
+            return next(
+                one.load.kv_tokens for one in records if one.spec.instance == InstanceId(loan)
+            )
 
         whole = lent()
         users = [floor.floor.generate(_question(number)) for number in range(8)]
@@ -119,8 +121,7 @@ async def _budgets(plan: ServingPlan) -> None:
         await floor.floor.generate(_turn("the same step"))
         floor.lending.stepped(JOB)
         for _ in range(2):
-            before = floor.gauges_of(chat)
-            await floor.until(lambda last=before: floor.gauges_of(chat) is not last)
+            await floor.until_said(chat)
         assert lent() == cut, "no turn of the next step has come yet"
         await floor.floor.generate(_turn("second step"))
         await floor.until(lambda: lent() > cut)

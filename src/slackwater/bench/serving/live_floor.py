@@ -120,6 +120,11 @@ class ServingFloor:
                 return
             await asyncio.sleep(0.02)
 
+    async def until_said(self, worker: WorkerId) -> None:
+        """Wait for its next heartbeat."""
+        before = self.gauges_of(worker)
+        await self.until(lambda: self.gauges_of(worker) is not before)
+
     def borrowed(self) -> list[WorkerId]:
         """Instances that rollouts have on serving workers."""
         return [worker for worker in self.floor.hub.workers() if self.lending.is_loan(worker)]

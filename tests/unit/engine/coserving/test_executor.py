@@ -320,7 +320,7 @@ def test_a_promise_that_is_broken_takes_every_page_and_gives_them_back_when_it_i
     for _ in range(20):
         device.step()
     rollout = device.executor.rollout
-    assert rollout is not None and device.executor.busy
+    assert rollout is not None and len(device.waiting) > 0
     wanted = requests(SERVICE, 40, 3)
     for request in wanted:
         device.executor.serve(request)
