@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: clients compatibility recipes run run-one test test-gpu test-vllm test-ray lint bench clean setup fresh-kernels
+.PHONY: check clients compatibility recipes run run-one test test-gpu test-vllm test-ray lint bench clean setup fresh-kernels
 
 run: $(STAMP)  # two jobs share one small fleet while an engine comes and goes: some minutes
 	$(BIN)/slackwater demo examples/two_jobs --run runs/two-jobs --models runs/models

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -40,11 +41,35 @@ trainers = 1
 def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
+    before = shared_memory()
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     for _ in range(2):
         made.add_node(num_cpus=1)
     yield made
     made.shutdown()
+    wait_for("shared memory to be gone", lambda: shared_memory() <= before, 60)
+
+
+def shared_memory() -> set[str]:
+    """What has a name; the relays' has none, and goes with their processes."""
+    ours = ("ray", "plasma", "slackwater")
+    return {file.name for file in Path("/dev/shm").iterdir() if file.name.startswith(ours)}
+
+
+def ports_of(processes: list[int]) -> set[int]:
+    """Where they listen."""
+    found = set()
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            for one in psutil.Process(process).net_connections("tcp"):
+                if one.status == psutil.CONN_LISTEN:
+                    found.add(one.laddr.port)
+    return found
+
+
+def taken(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +83,11 @@ def fleet(
     service.start()
     wait_for("three nodes", lambda: len(nodes(service)) == 3, 400)
     yield service
+    listening = ports_of(agents_of(folder))
+    assert listening
     assert service.stop() == 0
     wait_for("every process to be gone", lambda: agents_of(folder) == [], 60)
+    assert not [port for port in listening if taken(port)]
 
 
 def agents_of(folder: Path) -> list[int]:

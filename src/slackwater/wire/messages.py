@@ -67,9 +67,10 @@ class Welcome(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """The control plane will not talk to this peer; it closes after this."""
+    """The control plane will not talk to this peer; it closes after this. `again`: later it may."""
 
     reason: str
+    again: bool = False
 
 
 class Heartbeat(Message, frozen=True):

@@ -25,7 +25,7 @@ from slackwater.model.errors import UnavailableError
 from slackwater.weights.relay.node_relay import Brought, NodeRelay
 from slackwater.wire import agent as says
 from slackwater.wire import messages
-from slackwater.worker.connection import Connection, DisconnectedError
+from slackwater.worker.connection import Connection, DisconnectedError, RefusedByPlaneError
 from slackwater.worker.process import address_of, pin, run_worker, secret
 from slackwater.worker.state_service import state_service
 
@@ -258,7 +258,8 @@ def serve_until_told(options: argparse.Namespace, environment: Mapping[str, str]
             serve_once(options, environment)
             return
         except (DisconnectedError, UnavailableError) as error:
-            if not options.redial or "refused this worker" in str(error):
+            final = isinstance(error, RefusedByPlaneError) and not error.again
+            if final or not options.redial:
                 raise
             pause_s = 0.5 if time.monotonic() - began_s > 30 else min(2 * pause_s, _LONGEST_PAUSE_S)
             logger.warning("%s; trying again in %.1f s", error, pause_s)

@@ -37,6 +37,14 @@ class DisconnectedError(UnavailableError):
     """The control plane has gone."""
 
 
+class RefusedByPlaneError(UnavailableError):
+    """The control plane does not want this worker; `again`: it may later."""
+
+    def __init__(self, reason: str, again: bool) -> None:
+        super().__init__(f"the control plane refused this worker: {reason}")
+        self.again = again
+
+
 def _leave_at_once() -> None:
     """The main thread may be hours into an operation that nobody waits for."""
     logger.warning("leaving: the control plane has gone")
@@ -73,8 +81,7 @@ class Connection:
         self.send(messages.encode(hello))
         first, *self._early = self._read_some(_HELLO_TIMEOUT_S)
         if not isinstance(first, messages.Welcome):
-            reason = first.reason if isinstance(first, messages.Refused) else repr(first)
-            raise UnavailableError(f"the control plane refused this worker: {reason}")
+            raise UnavailableError(f"the control plane answered the hello with {first!r}")
         self._socket.settimeout(None)
         self.heartbeat_every_s = first.heartbeat_every_s
 
@@ -140,7 +147,10 @@ class Connection:
         for frame in self._decoder.feed(data):
             if frame.kind is not FrameKind.CONTROL:
                 raise FrameError(f"a worker takes no {frame.kind.name} frames")
-            got.append(messages.decode_to_worker(frame.body))
+            message = messages.decode_to_worker(frame.body)
+            if isinstance(message, messages.Refused):  # at the hello, or once it was looked at
+                raise RefusedByPlaneError(message.reason, message.again)
+            got.append(message)
         return got
 
     def _receive_bytes(self) -> bytes:

@@ -32,6 +32,10 @@ class WorkerListener(Protocol):
     def worker_lost(self, worker: WorkerId, reason: str) -> None: ...
 
 
+class _TakenError(PermissionError):
+    """The name is another connection's, which may be one that is not known to be dead yet."""
+
+
 class WorkerHub:
     """Listens on the loopback, or on `listen` with `context` for workers of other machines; one connection per worker."""
 
@@ -117,7 +121,8 @@ class WorkerHub:
             reason = str(error) or "no hello came in time"
             logger.warning("peer refused reason=%s", reason)
             with contextlib.suppress(ConnectionError):
-                writer.write(messages.encode(messages.Refused(reason)))
+                again = isinstance(error, _TakenError)
+                writer.write(messages.encode(messages.Refused(reason, again)))
                 await writer.drain()
             return
         worker = WorkerId(hello.worker)
@@ -157,7 +162,7 @@ class WorkerHub:
         if not hmac.compare_digest(hello.secret.encode(), self._secret.encode()):
             raise PermissionError("the secret is wrong")
         if hello.worker in self._writers:
-            raise PermissionError(f"worker {hello.worker} is connected already")
+            raise _TakenError(f"worker {hello.worker} is connected already")
         return hello, frames[1:]
 
     async def _read(self, reader: asyncio.StreamReader) -> bytes:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slackwater.model.errors import UnavailableError
+from slackwater.model.errors import ConfigError, UnavailableError
 from slackwater.model.ids import NodeId, WorkerId
 from slackwater.runtime.launch.agents import AgentPlan, JoinAddress
 from slackwater.runtime.launch.nodes import Nodes, agent_name
@@ -39,10 +39,15 @@ class Plane:
         self.hub = WorkerHub(self, "fleet secret", silent_after_s=20.0, context=context)
         self.nodes = Nodes(self.hub)
         self.folder = folder
+        self.refuses = ""
+        self.joins = 0
 
     def worker_joined(self, hello: messages.Hello) -> None:
         assert hello.node is not None
+        if self.refuses:
+            raise ConfigError(self.refuses)
         self.nodes.joined(hello.node, 0.0)
+        self.joins += 1
 
     def worker_said(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
         for frame in frames:
@@ -160,5 +165,40 @@ def test_a_wrong_secret_and_a_wrong_certificate_are_refused_in_one_line(tmp_path
             assert plane.nodes.names() == ()
         finally:
             await plane.hub.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_agent_that_the_fleet_has_no_place_for_says_why_and_does_not_dial_again(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        plane = Plane(tmp_path, encrypted=False)
+        plane.refuses = "node a: pool: 'gpu' is not a pool of the fleet; there are: mixed"
+        await plane.hub.start()
+        try:
+            process, log = await started(plane, plane.join(), "--redial")
+            async with asyncio.timeout(DEADLINE_S):
+                assert await process.wait() == 1
+            assert plane.refuses in log.read_text().splitlines()[-1]
+        finally:
+            await plane.hub.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_agent_whose_old_connection_is_not_known_to_be_dead_tries_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with plane_with_agent(tmp_path, False) as (plane, first):
+            second, log = await started(plane, plane.join(), "--redial")
+            try:
+                await until(lambda: "is connected already; trying again" in log.read_text())
+                first.kill()
+                await first.wait()
+                await until(lambda: plane.joins == 2 and plane.nodes.names() == (NODE,))
+                assert second.returncode is None
+            finally:
+                second.kill()
+                await second.wait()
 
     asyncio.run(scenario())
