@@ -51,9 +51,9 @@ def cluster() -> Iterator[Any]:
 
 
 def shared_memory() -> set[str]:
-    """What has a name; the relays' has none, and goes with their processes."""
-    ours = ("ray", "plasma", "slackwater")
-    return {file.name for file in Path("/dev/shm").iterdir() if file.name.startswith(ours)}
+    """What of Ray's has a name; the relays' has none, and goes with their processes."""
+    kinds = ("ray", "plasma")
+    return {file.name for file in Path("/dev/shm").iterdir() if file.name.startswith(kinds)}
 
 
 def ports_of(processes: list[int]) -> set[int]:
