@@ -191,7 +191,8 @@ def warmed_up(service: ServiceProcess) -> str:
     for _ in range(90):
         pairs = [(numbers.randrange(101), numbers.randrange(101)) for _ in range(8)]
         trainer.forward_backward([answered(x, y) for x, y in pairs], "cross_entropy")
-        trainer.optim_step(types.AdamParams(learning_rate=5e-3)).result(timeout=240)
+        stepped = trainer.optim_step(types.AdamParams(learning_rate=5e-3))
+    stepped.result(timeout=240)
     return trainer.save_state("warm").result(timeout=240).path
 
 
