@@ -8,6 +8,8 @@ from slackwater.control.coschedule.phase_events import PermitAsked, PermitReturn
 from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.phases import REST, WATCH
 from slackwater.control.jobs.events import JobEnded
+from slackwater.control.rollout import commands as do
+from slackwater.control.rollout import events as of_rollout
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.job import JobProfile, JobTerms
 from slackwater.model.job_life import JobStage
@@ -179,6 +181,20 @@ def test_a_tail_moves_to_one_engine_and_the_next_rollout_has_the_others() -> Non
     stage.op(a, OpKind.FORWARD_BACKWARD)
     more = [stage.turn(b) for _ in range(30)]
     assert tail & {stage.running[turn].instance for turn in more if turn in stage.running}
+
+
+def test_a_tail_whose_engine_is_let_go_ends_on_another_of_its_nodes() -> None:
+    stage = PhaseStage(engines=4)
+    a = stage.submit("a")
+    turns = [stage.turn(a) for _ in range(10)]
+    stage.turn(stage.submit("b"))
+    for turn in turns[:8]:
+        stage.end_turn(turn, 1.0)
+    (tail,) = {stage.running[turn].instance for turn in turns[8:]}
+    stage.tell(of_rollout.DrainAsked(stage.now_s, tail, move_turns=True))
+    assert do.ReleaseInstance in map(type, stage.said)
+    elsewhere = {stage.running[turn].instance for turn in turns[8:]}
+    assert elsewhere and tail not in elsewhere
 
 
 def test_own_code_is_given_its_permits_again_after_a_restart() -> None:
