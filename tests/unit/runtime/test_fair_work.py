@@ -30,17 +30,18 @@ def test_a_tenant_with_nothing_under_way_starts_at_once_whatever_another_does() 
 
 def test_lines_are_served_in_turn() -> None:
     async def scenario() -> None:
-        work, gate = FairWork(tenants=2, threads=2), threading.Event()
+        # One thread: with more, the machine would have a say in the order too.
+        work, gate = FairWork(tenants=2, threads=1), threading.Event()
         done: list[str] = []
-        blockers = [asyncio.create_task(work.run(name, gate.wait, 60)) for name in (LOUD, QUIET)]
+        blocker = asyncio.create_task(work.run(LOUD, gate.wait, 60))
         await asyncio.sleep(0)
         later = [asyncio.create_task(work.run(LOUD, done.append, "loud")) for _ in range(8)]
         later += [asyncio.create_task(work.run(QUIET, done.append, "quiet")) for _ in range(2)]
         await asyncio.sleep(0)
         gate.set()
-        await asyncio.gather(*blockers, *later)
+        await asyncio.gather(blocker, *later)
         assert done.count("loud") == 8
-        assert max(place for place, name in enumerate(done) if name == "quiet") <= 5
+        assert max(place for place, name in enumerate(done) if name == "quiet") <= 3
         work.close()
 
     asyncio.run(scenario())
