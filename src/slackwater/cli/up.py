@@ -23,16 +23,14 @@ app = typer.Typer(add_completion=False)
 DEFAULT_STATE = Path("~/.local/share/slackwater")
 
 
-def parse_models(given: list[str]) -> dict[str, Path]:
+def parse_models(given: list[str], option: str = "--model") -> dict[str, Path]:
     """`NAME=DIRECTORY`, or a directory that is its own name."""
     models: dict[str, Path] = {}
     for item in given:
         name, equals, directory = item.partition("=")
         path = Path(directory if equals else item).expanduser()
         if not path.is_dir():
-            raise ConfigError.of(
-                "--model", item, "must be NAME=DIRECTORY or DIRECTORY, which exists"
-            )
+            raise ConfigError.of(option, item, "must be NAME=DIRECTORY or DIRECTORY, which exists")
         name = name if equals else str(path.resolve())
         if not name or name in models:
             raise ConfigError.of("--model", item, "needs a name of its own")
@@ -205,7 +203,7 @@ def _serving_tables(
         if lend:
             raise ConfigError.of("--lend", True, "needs a served model: --serve NAME=DIRECTORY")
         return {}
-    served = parse_models([serve])
+    served = parse_models([serve], "--serve")
     promise = plain(ServingSlo.parse(slo))
     return {
         "models": {**table.get("models", {}), **plain(served)},
