@@ -13,6 +13,7 @@ import msgspec
 from slackwater.model import errors
 from slackwater.model.errors import SlackwaterError, UnavailableError
 from slackwater.model.residency import Part, Tier
+from slackwater.state.arrival import Arrival
 from slackwater.state.frames import Frames
 from slackwater.state.image import HostImage
 from slackwater.state.port import Ended, Holder, HolderMove, Registered, Stretch
@@ -42,6 +43,7 @@ class StateClient:
         self._lock = threading.Lock()
         self._gone = False
         self._images: dict[str, HostImage] = {}
+        self._arrivals: dict[int, Arrival] = {}
         threading.Thread(target=self._listen, daemon=True, name="state-client").start()
 
     def attach(self, holder: Holder) -> None:
@@ -125,6 +127,8 @@ class StateClient:
                         waiting.set_result(message)
                 case says.StateMoveOrder():
                     self._order(message, descriptors)
+                case says.ImageArrived(number, reached, why):
+                    self._arrived(number, reached, why)
                 case says.FreeDevice(deployment):
                     if self._holder is not None:
                         self._holder.free(deployment)
@@ -133,6 +137,8 @@ class StateClient:
         with self._lock:
             self._gone = True
             left, self._asks = list(self._asks.values()), {}
+        for arrival in list(self._arrivals.values()):
+            arrival.fail("state manager: has gone")
         for waiting in left:
             waiting.set_exception(UnavailableError("state manager: has gone"))
 
@@ -144,8 +150,12 @@ class StateClient:
                 os.close(fd)
         images = {name: self._images[name] for name, _, _ in order.images}
         number = order.number
+        arrival = Arrival() if order.arriving else None
+        if arrival is not None:
+            self._arrivals[number] = arrival
 
         def ended(how: Ended) -> None:
+            self._arrivals.pop(number, None)
             about = None if how.about is None else dict(how.about)
             with contextlib.suppress(UnavailableError):  # it has gone, and with it whoever waited
                 self._frames.send(says.StateMoveEnded(number, about, how.failed))
@@ -153,8 +163,17 @@ class StateClient:
         if self._holder is None:
             ended(Ended(failed=f"{self.name} holds no device memory"))
             return
-        move = HolderMove(order.deployment, Tier(order.to), order.blank, images, order.about)
+        move = HolderMove(
+            *(order.deployment, Tier(order.to), order.blank, images, order.about), arrival
+        )
         self._holder.begin(move, ended)
+
+    def _arrived(self, number: int, reached: int, why: str | None) -> None:
+        arrival = self._arrivals.get(number)
+        if arrival is not None and why is None:
+            arrival.reach(reached)
+        elif arrival is not None:
+            arrival.fail(str(why))
 
     def _drop(self, name: str) -> None:
         if self._holder is not None:

@@ -19,6 +19,7 @@ from slackwater.policy.state.layout import Layout
 from slackwater.state.blocks import BlockPool
 from slackwater.state.catalogue import Catalogue
 from slackwater.state.copies import Run, copies_for
+from slackwater.state.disk import PIECE
 from slackwater.state.image import HostImage
 from slackwater.state.port import About, Ended, HolderMove, StatePort, Stretch
 
@@ -158,9 +159,15 @@ class DeviceTier:
             own = move.deployment if move.blank else None  # an own image that has nothing yet
             empty = move.about.get("empty_kinds", ())
             runs = [s for s in tenant.stretches if s.image != own and s.kind not in empty]
-            self._copies.load(
-                block, _runs(runs, move.images), _gaps(block, runs, tenant.layout.bytes)
-            )
+            gaps = _gaps(block, runs, tenant.layout.bytes)
+            arriving = None if move.arrival is None else move.deployment
+            coming = [s for s in runs if s.image == arriving]
+            there = [s for s in runs if s.image != arriving]
+            self._copies.load(block, _runs(there, move.images), gaps)
+            for run in _pieces(_runs(coming, move.images)):
+                assert move.arrival is not None
+                move.arrival.wait(run.on_host + run.bytes)
+                self._copies.load(block, [run])
             tenant.block = block
             tenant.body.bind(_tensors(block, tenant.layout), move.about)
         except BaseException:
@@ -185,6 +192,16 @@ class DeviceTier:
 
 def _runs(stretches: Sequence[Stretch], images: Mapping[str, HostImage]) -> list[Run]:
     return [Run(images[s.image], s.on_device, s.on_host, s.bytes) for s in stretches]
+
+
+def _pieces(runs: Sequence[Run]) -> Iterator[Run]:
+    """The runs in the order in which their bytes come from disk, cut where the disk's pieces end."""
+    for run in sorted(runs, key=lambda r: r.on_host):
+        at, end = run.on_host, run.on_host + run.bytes
+        while at < end:
+            stop = min(end, (at // PIECE + 1) * PIECE)
+            yield Run(run.image, run.on_device + at - run.on_host, at, stop - at)
+            at = stop
 
 
 def _gaps(block: Tensor, runs: Sequence[Stretch], size: int) -> list[Tensor]:

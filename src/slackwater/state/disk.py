@@ -1,6 +1,7 @@
 """The disk tier: one checksummed file per image, by direct I/O where the filesystem allows it, written whole or not at all.
 
-A file is a page with the sizes, pages with the sums (both JSON), then the image's pages. Sums are per piece, so that reading and checking overlap.
+A file is a page with the sizes, pages with the sums (both JSON), then the image's pages. Sums are per piece, so that reading, checking and
+copying on to the device overlap.
 """
 
 import errno
@@ -8,7 +9,7 @@ import json
 import mmap
 import os
 import uuid
-import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,10 +22,11 @@ from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
 from slackwater.policy.state.layout import aligned
 from slackwater.state.image import PAGE, Bytes
 
-_PIECE = 16 << 20
-_LANES = 4  # the disk is kept busy while sums are made
+PIECE = 16 << 20
+LANES = 4  # the disk is kept busy while sums are made
 _LONGEST_HEADER = 64 << 20
-_KIND = "slackwater state image 1"
+_LARGEST_SUM = (1 << 64) - 1
+_KIND = "slackwater state image 2"
 
 
 @dataclass(slots=True)
@@ -60,8 +62,17 @@ class DiskTier:
         finally:
             partial.unlink(missing_ok=True)
 
-    def read(self, name: str, pages: Bytes) -> dict[str, Any]:
-        """Fill the pages from the image's file; what was said at its writing. Refused if a byte is not as written."""
+    def read(
+        self,
+        name: str,
+        pages: Bytes,
+        began: Callable[[dict[str, Any]], None] | None = None,
+        reached: Callable[[int], None] | None = None,
+    ) -> dict[str, Any]:
+        """Fill the pages from the image's file; what was said at its writing. Refused if a byte is not as written.
+
+        `began` is told what was said at its writing before the first byte comes, `reached` how many bytes are there and are right.
+        """
         path = self.path(name)
         try:
             descriptor, self.direct = _open(path, os.O_RDONLY)
@@ -72,14 +83,20 @@ class DiskTier:
             if head["bytes"] != len(pages):
                 raise _unusable(path, f"it has {head['bytes']} bytes, not {len(pages)}")
             pieces = _pieces(pages)
-            start = int(head["begins"])
-            with ThreadPoolExecutor(_LANES, "state-disk") as pool:
+            if len(head["sums"]) != len(pieces):
+                raise _unusable(path, f"it has {len(head['sums'])} sums, not {len(pieces)}")
+            start, about = int(head["begins"]), dict[str, Any](head["about"])
+            if began is not None:
+                began(about)
+            with ThreadPoolExecutor(LANES, "state-disk") as pool:
                 sums = pool.map(
                     lambda piece: _read_piece(descriptor, start + piece[0], piece[1], path), pieces
                 )
-                if list(sums) != head["sums"]:
-                    raise _unusable(path, "its bytes are not as written")
-            about: dict[str, Any] = head["about"]
+                for (place, piece), made, said in zip(pieces, sums, head["sums"], strict=True):
+                    if made != said:
+                        raise _unusable(path, "its bytes are not as written")
+                    if reached is not None:
+                        reached(place + len(piece))
             return about
         finally:
             os.close(descriptor)
@@ -91,10 +108,10 @@ class DiskTier:
         descriptor, self.direct = _open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             pieces = _pieces(pages)
-            rough = json.dumps({"sums": [0xFFFFFFFF] * len(pieces), "about": about}).encode()
+            rough = json.dumps({"sums": [_LARGEST_SUM] * len(pieces), "about": about}).encode()
             begins = PAGE + aligned(len(rough), PAGE)
             os.posix_fallocate(descriptor, 0, begins + len(pages))  # a full disk says so here
-            with ThreadPoolExecutor(_LANES, "state-disk") as pool:
+            with ThreadPoolExecutor(LANES, "state-disk") as pool:
                 sums = list(
                     pool.map(
                         lambda piece: _write_piece(descriptor, begins + piece[0], piece[1]), pieces
@@ -123,7 +140,13 @@ def _open(path: Path, flags: int) -> tuple[int, bool]:
 
 
 def _pieces(pages: Bytes) -> list[tuple[int, Bytes]]:
-    return [(start, pages[start : start + _PIECE]) for start in range(0, len(pages), _PIECE)]
+    return [(start, pages[start : start + PIECE]) for start in range(0, len(pages), PIECE)]
+
+
+def _sum(piece: Bytes) -> int:
+    import xxhash  # only where there is a disk tier
+
+    return int(xxhash.xxh3_64_intdigest(piece.data))
 
 
 def _write_piece(descriptor: int, place: int, piece: Bytes) -> int:
@@ -131,7 +154,7 @@ def _write_piece(descriptor: int, place: int, piece: Bytes) -> int:
     while view:
         written = os.pwrite(descriptor, view, place)
         view, place = view[written:], place + written
-    return zlib.crc32(piece.data)
+    return _sum(piece)
 
 
 def _read_piece(descriptor: int, place: int, piece: Bytes, path: Path) -> int:
@@ -141,7 +164,7 @@ def _read_piece(descriptor: int, place: int, piece: Bytes, path: Path) -> int:
         if not got:
             raise _unusable(path, "it is cut short")
         view, place = view[got:], place + got
-    return zlib.crc32(piece.data)
+    return _sum(piece)
 
 
 def _padded(text: bytes, size: int) -> Bytes:

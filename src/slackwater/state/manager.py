@@ -20,6 +20,7 @@ from slackwater.control.state import events as on
 from slackwater.control.state.book import StateBook
 from slackwater.model.errors import NotFoundError, RefusedError, SlackwaterError, UnavailableError
 from slackwater.model.residency import Part, StateBudgets, Tier
+from slackwater.state.arrival import Arrival
 from slackwater.state.catalogue import Catalogue
 from slackwater.state.disk import DiskTier
 from slackwater.state.image import HostImage, pages_for
@@ -39,6 +40,9 @@ class StateManager:
         self._holders: dict[str, Holder] = {}
         self._held_by: dict[str, str] = {}
         self._images: dict[str, HostImage] = {}
+        self._arriving: dict[str, tuple[HostImage, Arrival]] = {}  # being read from disk
+        self._to_follow: dict[str, do.Move] = {}  # wait for the first byte of what they follow
+        self._following: dict[str, str | None] = {}  # with what became of the reading, if it failed
         self._spare: list[HostImage] = []  # of states that left: their pages are made already
         self._abouts: dict[str, About] = {}
         self._orphans: set[str] = set()  # forgotten, but others still share their frozen parts
@@ -59,6 +63,9 @@ class StateManager:
         with self._lock:
             self._holders.pop(name, None)
             self._tell(on.HolderGone(time.monotonic(), name))
+            for deployment in [d for d, holder in self._held_by.items() if holder == name]:
+                self._to_follow.pop(deployment, None)
+                self._followed(deployment)
 
     def register(
         self, deployment: str, holder: str, parts: Sequence[Part], *, warm: bool = True
@@ -251,12 +258,18 @@ class StateManager:
         if not device:
             self._disk_work.submit(self._disk_move, move)
             return
+        if move.follows and name not in self._arriving:
+            self._to_follow[name] = move
+            return
         holder = self._holders.get(self._held_by.get(name, ""))
         if holder is None:
             self._later(on.MoveFailed(time.monotonic(), name, to, f"{name}: its worker has gone"))
             return
         wanted = {name, *self.catalogue.entries[name].borrowed_from}
         images = {image: self._images[image] for image in wanted if image in self._images}
+        arrival = None
+        if move.follows:
+            images[name], arrival = self._arriving[name]
         if images.keys() != wanted:
             missing = ", ".join(sorted(wanted - images.keys()))
             reason = f"{name}: {missing} is not in host memory"
@@ -264,8 +277,10 @@ class StateManager:
             return
         about = self._abouts.get(name, {})
         held = self._held_by[name]
+        if arrival is not None:
+            self._following[name] = None
         holder.begin(
-            HolderMove(name, to, move.blank, images, about),
+            HolderMove(name, to, move.blank, images, about, arrival),
             lambda ended: self._device_move_ended(name, to, held, ended),
         )
 
@@ -276,7 +291,9 @@ class StateManager:
             now_s = time.monotonic()
             if ended.failed is not None:
                 self._tell(on.MoveFailed(now_s, name, to, ended.failed))
+                self._followed(name)
                 return
+            self._followed(name)
             if to is Tier.HOST:
                 self._abouts[name] = ended.about or {}
             entry = self.catalogue.entries.get(name)
@@ -290,9 +307,10 @@ class StateManager:
     def _disk_move(self, move: do.Move) -> None:
         """On the disk's own thread: the lock is not held while bytes move."""
         name, to = move.deployment, move.to
+        read: tuple[HostImage, Arrival] | None = None
         try:
             if to is Tier.HOST:
-                self._from_disk(name, move.blank)
+                read = self._from_disk(name, move.blank)
             else:
                 with self._lock:
                     image, about = self._images[name], dict(self._abouts.get(name, {}))
@@ -303,13 +321,17 @@ class StateManager:
                 if isinstance(error, SlackwaterError)
                 else f"{type(error).__name__}: {error}"
             )
-            with self._lock:
-                self._tell(on.MoveFailed(time.monotonic(), name, to, said))
+            self._disk_move_failed(name, to, said)
             return
         with self._lock:
             if not move.blank:
                 self._count(Tier(1 - to), to, self.catalogue.entries[name].stored.bytes)
+            if read is not None:
+                self._arriving.pop(name, None)
+                self._images[name] = read[0]
             self._tell(on.MoveDone(time.monotonic(), name, to))
+            if read is not None:  # and only now may a move that follows end
+                read[1].reach(len(read[0].pages))
 
     def _spare_of(self, size: int) -> HostImage | None:
         """Pages of a state that left, if they are as many; those that would now pass the budget are given back."""
@@ -323,20 +345,57 @@ class StateManager:
                 self._spare.pop(0).close()
             return fitting
 
-    def _from_disk(self, name: str, blank: bool) -> None:
+    def _from_disk(self, name: str, blank: bool) -> tuple[HostImage, Arrival]:
+        """The image as it is on disk; its last bytes are not yet said to have arrived."""
         size = self.catalogue.entries[name].stored.bytes
         image = self._spare_of(size) or HostImage.create(name, size)
-        try:
-            about = {} if blank else self.disk.read(name, image.pages)
-        except BaseException:
-            image.close()
-            raise
+        arrival = Arrival()
         if blank:
             image.pages.fill(0)
-        with self._lock:
-            self._images[name] = image
-            if not blank:
+        else:
+            self._read(name, image, arrival)
+        return image, arrival
+
+    def _read(self, name: str, image: HostImage, arrival: Arrival) -> None:
+        def began(about: About) -> None:
+            with self._lock:
                 self._abouts[name] = about
+                self._arriving[name] = (image, arrival)
+                follower = self._to_follow.pop(name, None)
+                if follower is not None:
+                    self._move(follower)
+
+        def reached(so_far: int) -> None:
+            if so_far < len(image.pages):
+                arrival.reach(so_far)
+
+        try:
+            self.disk.read(name, image.pages, began, reached)
+        except BaseException as error:
+            with self._lock:
+                self._arriving.pop(name, None)
+            arrival.fail(str(error))
+            image.close()
+            raise
+
+    def _disk_move_failed(self, name: str, to: Tier, reason: str) -> None:
+        """A move that follows one that failed ends first: it must not be begun again while it lasts."""
+        with self._lock:
+            now_s = time.monotonic()
+            if self._to_follow.pop(name, None) is not None:
+                self._tell(on.MoveFailed(now_s, name, Tier.DEVICE, reason))
+            if name in self._following:
+                self._following[name] = reason
+            else:
+                self._tell(on.MoveFailed(now_s, name, to, reason))
+
+    def _followed(self, name: str) -> None:
+        """A move that followed a reading has ended, or its worker has gone."""
+        unread = self._following.pop(name, None)
+        if unread is not None:
+            for holder in self._holders.values():
+                holder.drop_image(name)
+            self._tell(on.MoveFailed(time.monotonic(), name, Tier.HOST, unread))
 
     def _later(self, event: on.StateEvent) -> None:
         """Events that come from doing a command wait until the command's own event is done."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from slackwater.model.residency import Part, Tier
+from slackwater.state.arrival import Arrival
 from slackwater.state.image import HostImage
 
 # Counters and the like, that belong to a state and are no tensors. "meta" goes into checkpoints; "empty_kinds" are kinds that are
@@ -46,13 +47,17 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class HolderMove:
-    """Load from the images or save to them, and say how it ended. `blank`: come to the device as zeros."""
+    """Load from the images or save to them, and say how it ended. `blank`: come to the device as zeros.
+
+    `arrival`: the deployment's own image is still coming from disk, and is loaded as it comes.
+    """
 
     deployment: str
     to: Tier
     blank: bool
     images: Mapping[str, HostImage]
     about: About
+    arrival: Arrival | None = None
 
 
 class Holder(Protocol):

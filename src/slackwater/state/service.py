@@ -45,9 +45,14 @@ class RemoteHolder:
                     self._sent[name] = image.descriptor
                     descriptors.append(image.descriptor)
             order = says.StateMoveOrder(
-                number, move.deployment, int(move.to), move.blank, images, dict(move.about)
+                *(number, move.deployment, int(move.to), move.blank, images, dict(move.about)),
+                arriving=move.arrival is not None,
             )
             self._tell(order, descriptors)
+        if move.arrival is not None:
+            move.arrival.listen(
+                lambda reached, why: self._tell(says.ImageArrived(number, reached, why))
+            )
 
     def free(self, deployment: str) -> None:
         self._tell(says.FreeDevice(deployment))

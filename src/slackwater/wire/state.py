@@ -106,7 +106,10 @@ class StateAnswer(Message, frozen=True):
 
 
 class StateMoveOrder(Message, frozen=True):
-    """Load or save a deployment. `images` are names, sizes and whether the descriptor comes with this message, in order."""
+    """Load or save a deployment. `images` are names, sizes and whether the descriptor comes with this message, in order.
+
+    `arriving`: the deployment's own image is still coming; ImageArrived with the same number says how far.
+    """
 
     number: int
     deployment: str
@@ -114,6 +117,15 @@ class StateMoveOrder(Message, frozen=True):
     blank: bool
     images: list[tuple[str, int, bool]]
     about: dict[str, Any]
+    arriving: bool = False
+
+
+class ImageArrived(Message, frozen=True):
+    """So many bytes of the image that a move waits for are there; or why the rest will not come."""
+
+    number: int
+    reached: int
+    failed: str | None
 
 
 class FreeDevice(Message, frozen=True):
@@ -138,4 +150,4 @@ FromHolder = (
     | HintStates
     | StateMoveEnded
 )
-ToHolder = StateAnswer | StateMoveOrder | FreeDevice | DropImage
+ToHolder = StateAnswer | StateMoveOrder | ImageArrived | FreeDevice | DropImage

@@ -189,6 +189,28 @@ def test_the_next_state_is_loaded_while_this_one_computes(tmp_path: Path) -> Non
     node.close()
 
 
+def test_a_state_that_cannot_be_read_is_an_error_and_leaves_room_for_others(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is spoiled in its last piece: the device has some of it by then."""
+    monkeypatch.setattr("slackwater.state.disk.PIECE", 4096)
+    for name in "ab":
+        body = node.add(name, [part(name, "w", 20 * KB)], warm=False)
+        with node.device.use(name):
+            body.change(torch.Generator())
+    node.device.evict("b"), node.device.evict("a", Tier.DISK)
+    path = node.manager.disk.path("a")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(RefusedError, match="not as written"), node.device.use("a", timeout_s=30.0):
+        pass
+    with node.device.use("b", timeout_s=30.0):
+        pass
+    path.write_bytes(whole)
+    with node.device.use("a", timeout_s=30.0):
+        assert node.bodies["a"].wrong == node.bodies["b"].wrong == []
+
+
 def test_what_is_not_as_written_on_disk_is_refused(tmp_path: Path) -> None:
     disk = DiskTier(tmp_path)
     image = HostImage.create("x", 100_000)

@@ -2,7 +2,7 @@
 
     events -> book.handle(event) -> commands
 
-A state moves one tier at a time. On the device it keeps its place on the host, so that it can always come back there, and
+A state moves one tier at a time; from disk to the device the second move may follow close behind the first. On the device it keeps its place on the host, so that it can always come back there, and
 its last image there stays whole until the next one is written: what a worker's death can lose is what was computed since. Waits are
 served in the order in which they came. Budgets hold at every moment, moves under way included.
 """
@@ -171,6 +171,8 @@ class StateBook:
             return
         down = record.tier > to
         record.tier, record.moving_to, record.stuck = to, None, None
+        if record.following:  # the move that follows goes on by itself
+            record.following, record.moving_to = False, Tier.DEVICE
         match to:
             case Tier.DEVICE:
                 record.blank = False
@@ -191,9 +193,14 @@ class StateBook:
 
     def _failed(self, name: str, to: Tier, reason: str, out: Out) -> None:
         record = self._records.get(name)
-        if record is None or record.moving_to is not to:
+        if record is None:
             return
-        record.moving_to, record.stuck = None, reason
+        if to is Tier.DEVICE and record.following:
+            record.following = False
+        elif record.moving_to is to:
+            record.moving_to, record.following, record.stuck = None, False, reason
+        else:
+            return
         if record.doomed:
             self._forget(name, out)
             return
@@ -203,7 +210,7 @@ class StateBook:
 
     def _holder_gone(self, holder: str, out: Out) -> None:
         for record in [r for r in self._records.values() if r.holder == holder]:
-            record.holder, record.leases = None, 0
+            record.holder, record.leases, record.following = None, 0, False
             touched = record.tier is Tier.DEVICE or record.moving_to is Tier.DEVICE
             for wait in [w for w in self._waits if w.deployment == record.name]:
                 if wait.tier is Tier.DEVICE or touched:
@@ -254,9 +261,11 @@ class StateBook:
         full: set[Tier] = set()
         for wait in list(self._waits):
             record = self._records.get(wait.deployment)
-            if record is None or wait not in self._waits or record.moving_to is not None:
+            if record is None or wait not in self._waits:
                 continue
-            if wait.up and record.tier >= wait.tier:
+            if record.moving_to is not None:
+                self._follow(wait, record, full, out)
+            elif wait.up and record.tier >= wait.tier:
                 record.leases += wait.lease
                 record.last_used_s = now_s
                 if wait.lease:
@@ -265,14 +274,32 @@ class StateBook:
             elif not wait.up and record.tier <= wait.tier:
                 self._answer(wait, out)
             elif wait.up:
-                to = Tier(record.tier + 1)
-                if to in full or not self._rise(record, to, None, out):
-                    full.add(to)
-                    self._give_up_if_hopeless(wait, to, out)
+                self._raise_for(wait, record, full, out)
             elif record.idle:
                 self._sink(record, out)
                 if wait in self._waits and record.tier <= wait.tier:
                     self._answer(wait, out)
+
+    def _raise_for(self, wait: Wait, record: Record, full: set[Tier], out: Out) -> None:
+        to = Tier(record.tier + 1)
+        if to in full or not self._rise(record, to, None, out):
+            full.add(to)
+            self._give_up_if_hopeless(wait, to, out)
+        else:
+            self._follow(wait, record, full, out)
+
+    def _follow(self, wait: Wait, record: Record, full: set[Tier], out: Out) -> None:
+        """A state that is wanted on the device and comes from disk: its bytes go on to the device as they arrive on the host."""
+        coming = record.tier is Tier.DISK and record.moving_to is Tier.HOST
+        if not (coming and wait.up and wait.tier is Tier.DEVICE and record.holder is not None):
+            return
+        if record.following or record.blank or record.doomed or Tier.DEVICE in full:
+            return
+        if self._make_room(record, Tier.DEVICE, None, out):
+            record.following = True
+            out.append(do.Move(record.name, Tier.DEVICE, follows=True))
+        else:
+            full.add(Tier.DEVICE)
 
     def _give_up_if_hopeless(self, wait: Wait, to: Tier, out: Out) -> None:
         """Others that cannot be moved away (a full disk) keep this one out: say so now, instead of waiting for ever."""
@@ -285,13 +312,19 @@ class StateBook:
 
     def _rise(self, record: Record, to: Tier, next_use: int | None, out: Out) -> bool:
         """Begin the move if there is room; else begin to make room. False where room must be waited for."""
+        if not self._make_room(record, to, next_use, out):
+            return False
+        record.moving_to = to
+        out.append(do.Move(record.name, to, record.blank))
+        return True
+
+    def _make_room(self, record: Record, to: Tier, next_use: int | None, out: Out) -> bool:
+        """Whether there is room; where there is not, others begin to leave, as far as they may."""
         need = record.device_bytes if to is Tier.DEVICE else record.host_bytes
         if to is Tier.HOST and record.warm:
             need = 0  # reserved
         free = self._budget(to) - self.used(to)
         if need <= free:
-            record.moving_to = to
-            out.append(do.Move(record.name, to, record.blank))
             return True
         freeing = sum(
             self._size(r, to)
@@ -304,11 +337,8 @@ class StateBook:
         ]
         for name in victims(candidates, need - free - freeing) or ():
             self._sink(self._records[name], out)
-        if (
-            self._budget(to) - self.used(to) >= need
-        ):  # where the image below was still good, room is there at once
-            return self._rise(record, to, next_use, out)
-        return False
+        # Where the image below was still good, room is there at once.
+        return self._budget(to) - self.used(to) >= need
 
     def _candidates(self, tier: Tier) -> list[Candidate]:
         order = {name: number for number, name in reversed(list(enumerate(self._hint)))}
@@ -371,6 +401,8 @@ class StateBook:
             assert record.leases >= 0 and record.readers >= 0
             assert not record.leases or (record.tier is Tier.DEVICE and record.moving_to is None)
             assert record.moving_to is None or abs(record.moving_to - record.tier) == 1
+            coming = record.tier is Tier.DISK and record.moving_to is Tier.HOST
+            assert not record.following or (coming and not record.blank)
             if record.doomed:
                 continue
             if record.tier is Tier.HOST and record.moving_to is not Tier.DISK:

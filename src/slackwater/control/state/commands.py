@@ -23,11 +23,15 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Copy the state to the neighbouring tier; say MoveDone or MoveFailed. `blank`: there is nothing to copy yet."""
+    """Copy the state to the neighbouring tier; say MoveDone or MoveFailed. `blank`: there is nothing to copy yet.
+
+    `follows`: the move to the host is still under way, and this one goes on behind it, as the bytes arrive; it is done later than that one.
+    """
 
     deployment: str
     to: Tier
     blank: bool = False
+    follows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

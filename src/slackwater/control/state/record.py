@@ -10,7 +10,8 @@ class Record:
     """Where one deployment's state is.
 
     `tier` has the newest copy. `on_host` and `on_disk` say whether a whole image is there, perhaps an older one than the device's;
-    an image that is being overwritten is not whole. `blank`: nothing was ever computed.
+    an image that is being overwritten is not whole. `blank`: nothing was ever computed. `following`: beside its move to the host,
+    its move to the device is under way.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Record:
     on_host: bool = False
     on_disk: bool = False
     moving_to: Tier | None = None
+    following: bool = False
     leases: int = 0
     readers: int = 0
     last_used_s: float = 0.0
@@ -36,7 +38,7 @@ class Record:
 
     @property
     def uses_device(self) -> bool:
-        return self.tier is Tier.DEVICE or self.moving_to is Tier.DEVICE
+        return self.following or Tier.DEVICE in (self.tier, self.moving_to)
 
     @property
     def uses_host(self) -> bool:

@@ -191,6 +191,60 @@ def test_an_image_that_the_disk_still_has_is_not_written_again() -> None:
     assert node.moves == [] and node.book.tier("a") is Tier.DISK
 
 
+def a_state_on_disk(node: Node) -> None:
+    node.register("a", warm=False)
+    node.run("a")
+    node.release("a")
+    node.evict("a", Tier.DISK)
+    node.finish()
+    assert node.book.tier("a") is Tier.DISK
+
+
+def test_from_disk_the_bytes_go_on_to_the_device_as_they_arrive() -> None:
+    node = Node()
+    a_state_on_disk(node)
+    ticket = node.ask("a")
+    assert node.moves == [do.Move("a", Tier.HOST), do.Move("a", Tier.DEVICE, follows=True)]
+    assert node.book.used(Tier.DEVICE) == 10
+    node.finish()
+    assert node.answers[ticket] is None and node.book.tier("a") is Tier.DEVICE
+
+
+def test_from_disk_the_device_is_cleared_while_the_disk_is_read() -> None:
+    node = Node(host=30)
+    a_state_on_disk(node)
+    node.register("b")
+    node.run("b")
+    node.release("b")
+    ticket = node.ask("a")
+    assert node.moves == [do.Move("a", Tier.HOST), do.Move("b", Tier.HOST)]
+    node.tell(lambda t: on.MoveDone(t, node.moves.pop().deployment, Tier.HOST))
+    assert node.moves == [do.Move("a", Tier.HOST), do.Move("a", Tier.DEVICE, follows=True)]
+    node.finish()
+    assert node.answers[ticket] is None
+
+
+def test_a_worker_that_dies_while_its_state_comes_from_disk_finds_it_on_the_host() -> None:
+    node = Node()
+    a_state_on_disk(node)
+    ticket = node.ask("a")
+    node.tell(lambda t: on.HolderGone(t, "w"))
+    assert "worker has gone" in str(node.answers[ticket]) and node.book.used(Tier.DEVICE) == 0
+    node.finish()
+    assert node.book.tier("a") is Tier.HOST
+
+
+def test_a_disk_that_fails_leaves_the_state_there_and_the_device_free() -> None:
+    node = Node()
+    a_state_on_disk(node)
+    ticket = node.ask("a")
+    node.moves.clear()
+    node.tell(lambda t: on.MoveFailed(t, "a", Tier.DEVICE, "unreadable"))
+    node.tell(lambda t: on.MoveFailed(t, "a", Tier.HOST, "unreadable"))
+    assert node.answers[ticket] == "unreadable" and node.book.tier("a") is Tier.DISK
+    assert node.book.used(Tier.DEVICE) == node.book.used(Tier.HOST) == 0
+
+
 @given(st.integers(0, 2**32))
 def test_whatever_happens_budgets_hold_and_nobody_waits_for_ever(seed: int) -> None:
     storm(random.Random(seed), 120)
@@ -242,7 +296,13 @@ class Storm:
     def end_move(self, name: str) -> None:
         if not self.node.moves:
             return
-        move = self.node.moves.pop(self.draw.randrange(len(self.node.moves)))
+        move = self.draw.choice(self.node.moves)
+        if move.to is Tier.DEVICE and any(
+            other.to is Tier.HOST and other.deployment == move.deployment
+            for other in self.node.moves
+        ):
+            return  # what follows ends later than what it follows
+        self.node.moves.remove(move)
         if self.draw.random() < 0.15:
             self.node.tell(lambda t: on.MoveFailed(t, move.deployment, move.to, "broken"))
         else:
