@@ -19,6 +19,7 @@ BENCHES: dict[str, str] = {
     "fleet": "fleet.nodes",
     "jobs": "fleet.jobs",
     "fleet_faults": "fleet.faults",
+    "coexec_kills": "fleet.job_kills",
     "routing": "rollout.routing",
     "elastic": "rollout.elastic",
     "spot": "rollout.spot",

@@ -78,3 +78,29 @@ class StateBudgets:
         for name in self.__slots__:
             if getattr(self, name) < 0:
                 raise ConfigError.of(f"state: {name}", getattr(self, name), "must not be negative")
+
+
+# In an agent's environment: megabytes of each tier.
+DEVICE_MB, HOST_MB, DISK_MB = (f"SLACKWATER_STATE_{tier}_MB" for tier in ("DEVICE", "HOST", "DISK"))
+
+
+@dataclass(frozen=True, slots=True)
+class ResidencySettings:
+    """What every node of a service gives to managed state, in megabytes (2**20 bytes). Without `host_mb` half of the node's memory."""
+
+    device_mb: float
+    host_mb: float | None = None
+    disk_mb: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.device_mb < float("inf"):
+            raise ConfigError.of("residency: device_mb", self.device_mb, "must be above 0")
+        for name in ("host_mb", "disk_mb"):
+            size = getattr(self, name)
+            if size is not None and not 0 <= size < float("inf"):
+                raise ConfigError.of(f"residency: {name}", size, "must not be negative")
+
+    def environment(self) -> dict[str, str]:
+        """For the nodes' agents."""
+        sizes = {DEVICE_MB: self.device_mb, HOST_MB: self.host_mb, DISK_MB: self.disk_mb}
+        return {name: str(size) for name, size in sizes.items() if size is not None}

@@ -58,6 +58,7 @@ from slackwater.runtime.store.database import Store
 from slackwater.runtime.store.future_board import FutureBoard
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.runtime.store.versions import VersionShelf
+from slackwater.wire.agent import PrefetchStates
 
 ROLLOUT_SETTINGS = RolloutSettings(lease_s=SILENT_AFTER_S)  # without a configuration file
 
@@ -96,7 +97,9 @@ class ControlPlane:
         plans = WorkerPlans(settings, self.bases, judges)
         self._model_folders = self.bases.directories() | judges.directories()
         depot = Depot(state.root, self._model_folders, secret)
-        self.fleet = Fleet(file, state, self.hub, depot, plans.of, secret)
+        given = settings.residency
+        budgets = None if given is None else given.environment()
+        self.fleet = Fleet(file, state, self.hub, depot, plans.of, secret, budgets)
         self.sessions = Sessions(self.store, settings.session_silent_after_s)
         self._recording = Recording(settings.record)
         shared = settings.coschedule
@@ -261,8 +264,16 @@ class ControlPlane:
             self.training.gate,
             self._end_refused,
             lambda: phases.save_soon(self.store, self.background),
+            self._prefetch,
         )
         phases.body = self.rollout.phases = PhasesBody(tuple(places_of(self._places)), hands)
+
+    def _prefetch(self, job: JobId) -> None:
+        """The job trains next: let the agents of its models' nodes bring their states up."""
+        for worker, models in self.training.models_by_trainer(job).items():
+            node = self.fleet.nodes.node_of(worker)
+            if node is not None:
+                self.hub.send(agent_name(node), PrefetchStates(models))
 
     def _write_timeline(self) -> None:
         """Every run leaves one."""

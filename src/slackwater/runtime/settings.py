@@ -9,6 +9,7 @@ from slackwater.control.coschedule.settings import CoscheduleSettings
 from slackwater.control.operations.controller import OperationsConfig
 from slackwater.control.rollout.settings import RolloutSettings, rollout_settings
 from slackwater.model.errors import ConfigError
+from slackwater.model.residency import ResidencySettings
 from slackwater.model.serving import ServingSlo
 from slackwater.runtime.launch.fleet_file import FleetFile, one_node
 from slackwater.runtime.launch.instance_list import InstanceList, ListedInstance
@@ -58,7 +59,8 @@ class ServiceSettings:
     """`models` maps names to directories; `engines` is per model; `record` is a file for events.
 
     `instances` lists engines beside those, under names of the operator's. `train_dtype` is what trainers compute in
-    (master weights and moments are fp32 always); None is the device's own: bfloat16 on CUDA, float32 on a CPU.
+    (master weights and moments are fp32 always); None is the device's own: bfloat16 on CUDA, float32 on a CPU. Without
+    `residency` the models of a trainer stay on its device, unmanaged.
     """
 
     state: Path
@@ -95,6 +97,7 @@ class ServiceSettings:
     rollout: Mapping[str, Any] = field(default_factory=dict)
     serving: ServingSettings | None = None
     coschedule: CoscheduleSettings | None = None
+    residency: ResidencySettings | None = None
     operations: OperationsConfig = field(default_factory=OperationsConfig)
 
     def __post_init__(self) -> None:

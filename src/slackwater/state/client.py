@@ -14,7 +14,7 @@ from slackwater.model import errors
 from slackwater.model.errors import SlackwaterError, UnavailableError
 from slackwater.model.residency import Part, Tier
 from slackwater.state.arrival import Arrival
-from slackwater.state.frames import Frames
+from slackwater.state.frames import Frames, socket_address
 from slackwater.state.image import HostImage
 from slackwater.state.port import Ended, Holder, HolderMove, Registered, Stretch
 from slackwater.wire import state as says
@@ -31,7 +31,7 @@ class StateClient:
         self.name = name
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            connection.connect(path)
+            connection.connect(socket_address(path))
         except OSError as error:
             connection.close()
             raise UnavailableError(f"state manager: {path} does not answer: {error}") from error

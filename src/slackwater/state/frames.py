@@ -18,6 +18,11 @@ _LONGEST = 256 << 20
 M = TypeVar("M")
 
 
+def socket_address(path: str) -> str:
+    """`@NAME` is a name in Linux's abstract namespace, which is gone with its process however that ends; all else is a file."""
+    return f"\0{path[1:]}" if path.startswith("@") else path
+
+
 class Frames:
     """One end of a connection. Sending is safe from any thread; one thread receives."""
 

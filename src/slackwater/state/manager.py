@@ -121,6 +121,12 @@ class StateManager:
         with self._lock:
             self._tell(on.NextHinted(time.monotonic(), tuple(deployments)))
 
+    def prefetch_models(self, models: Sequence[str]) -> None:
+        """As `prefetch`, for the deployments of trainers' models, which are called MODEL@WORKER."""
+        with self._lock:
+            known = list(self.catalogue.entries)
+            self.prefetch([d for model in models for d in known if d.startswith(f"{model}@")])
+
     def materialize(self, deployment: str, path: str, kinds: Sequence[str] | None = None) -> None:
         """Write a checkpoint (or with one of `kinds`, weights) from managed state, while other deployments run.
 

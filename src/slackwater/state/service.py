@@ -13,7 +13,7 @@ import msgspec
 
 from slackwater.model.errors import SlackwaterError
 from slackwater.model.residency import Part, Role, StateKey, Tier
-from slackwater.state.frames import Frames, close_all
+from slackwater.state.frames import Frames, close_all, socket_address
 from slackwater.state.manager import StateManager
 from slackwater.state.port import Ended, HolderMove
 from slackwater.wire import state as says
@@ -76,16 +76,16 @@ class RemoteHolder:
 
 
 class StateServer:
-    """Listens while it is open. Only processes that know the secret are heard."""
+    """Listens while it is open, at a file or an abstract `@NAME`. Only processes that know the secret are heard."""
 
-    def __init__(self, manager: StateManager, path: Path, secret: str) -> None:
-        self.path = path
+    def __init__(self, manager: StateManager, path: Path | str, secret: str) -> None:
+        self.path = str(path)
         self._manager = manager
         self._secret = secret
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         before = os.umask(0o177)
         try:
-            self._listener.bind(str(path))
+            self._listener.bind(socket_address(self.path))
         finally:
             os.umask(before)
         self._listener.listen(16)
@@ -95,7 +95,8 @@ class StateServer:
 
     def close(self) -> None:
         self._listener.close()
-        self.path.unlink(missing_ok=True)
+        if not self.path.startswith("@"):
+            Path(self.path).unlink(missing_ok=True)
         for frames in list(self._open):
             frames.close()
 

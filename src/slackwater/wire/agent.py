@@ -56,6 +56,12 @@ class CargoBroke(Message, frozen=True):
     error: str
 
 
+class PrefetchStates(Message, frozen=True):
+    """These models' states are needed on the node's devices next, in order."""
+
+    models: list[str]
+
+
 class StartWorker(Message, frozen=True):
     """Run `python -m module arguments` under a worker's name; its output goes to the log called `log`."""
 

@@ -308,6 +308,7 @@ ToWorker: TypeAlias = (
     | agent.StartWorker
     | agent.SignalWorker
     | agent.BringCargo
+    | agent.PrefetchStates
     | agent.DropCargo
     | ToSandbox
     | ToRewards

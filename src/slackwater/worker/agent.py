@@ -16,7 +16,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from slackwater.wire import agent as says
 from slackwater.wire import messages
 from slackwater.worker.connection import Connection, DisconnectedError, RefusedByPlaneError
 from slackwater.worker.process import address_of, pin, run_worker, secret
-from slackwater.worker.state_service import state_service
+from slackwater.worker.state_service import NodeStates, state_service
 
 logger = logging.getLogger(__name__)
 
@@ -50,14 +49,14 @@ class NodeAgent:
         *,
         node: str = "",
         relay: NodeRelay | None = None,
-        environment: Mapping[str, str] | None = None,
+        states: NodeStates | None = None,
     ) -> None:
         self._connection = connection
         self._node, self._relay = node, relay
         self._connect = connect
         self._files = files
         self._logs = logs
-        self._environment = dict(environment or {})
+        self._states = states or NodeStates()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._lock = threading.Lock()
 
@@ -72,6 +71,8 @@ class NodeAgent:
                         self._start(message)
                     case says.SignalWorker(worker, number):
                         self._signal(worker, number)
+                    case says.PrefetchStates(models):
+                        self._states.prefetch(models)
                     case says.BringCargo(version, base, source, address):
                         if self._relay is not None:
                             cargo = Cargo(version, base)
@@ -104,7 +105,7 @@ class NodeAgent:
             arguments += ["--node", self._node, "--relay", f"{host}:{port}"]
         # Threads that wait by spinning take the cores from each other: on a busy machine a pass took ten times the CPU time.
         environment = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ | {"OMP_NUM_THREADS": "1"}
-        environment |= self._environment | {says.PARENT: str(os.getpid())}
+        environment |= {**self._states.environment, says.PARENT: str(os.getpid())}
         try:
             self._logs.mkdir(parents=True, exist_ok=True)
             path = self._logs / f"{order.log}.log"
@@ -205,7 +206,7 @@ def _facts(options: argparse.Namespace, relay: tuple[str, int] | None) -> says.N
     )
 
 
-def serve_once(options: argparse.Namespace, environment: Mapping[str, str]) -> None:
+def serve_once(options: argparse.Namespace, states: NodeStates) -> None:
     """One connection, from the hello to its end."""
     hung_up = threading.Event()
     address = address_of(options.connect)
@@ -217,7 +218,7 @@ def serve_once(options: argparse.Namespace, environment: Mapping[str, str]) -> N
             if relay is not None:
                 relay.tell = partial(_told, connection)
             told = (connection, options.connect, options.files, Path(options.logs))
-            agent = NodeAgent(*told, node=options.node, relay=relay, environment=environment)
+            agent = NodeAgent(*told, node=options.node, relay=relay, states=states)
             try:
                 agent.run()
             finally:
@@ -245,17 +246,17 @@ def main() -> None:
     parser.add_argument(_BY_HAND, action="store_true", help="outlive whoever started it")
     options = parser.parse_args()
     # The states outlive the connection to the control plane, and every worker.
-    with state_service(Path(options.logs), secret()) as environment:
-        serve_until_told(options, environment)
+    with state_service(Path(options.logs), secret()) as states:
+        serve_until_told(options, states)
 
 
-def serve_until_told(options: argparse.Namespace, environment: Mapping[str, str]) -> None:
+def serve_until_told(options: argparse.Namespace, states: NodeStates) -> None:
     """One connection after another, where `--redial` says so."""
     pause_s = 0.5
     while True:
         began_s = time.monotonic()
         try:
-            serve_once(options, environment)
+            serve_once(options, states)
             return
         except (DisconnectedError, UnavailableError) as error:
             final = isinstance(error, RefusedByPlaneError) and not error.again

@@ -8,6 +8,7 @@ import itertools
 import os
 from collections.abc import Iterator
 
+from slackwater.model.residency import DISK_MB
 from slackwater.state.client import SOCKET_VARIABLE, StateClient
 from slackwater.state.device import DeviceTier
 from slackwater.training.managed_state import ManagedState
@@ -58,7 +59,7 @@ class ResidentModels:
 
 
 def _spills() -> bool:
-    return bool(os.environ.get("SLACKWATER_STATE_DISK_MB"))
+    return float(os.environ.get(DISK_MB) or 0) > 0
 
 
 def resident_models(worker: str, secret: str, device: str) -> ResidentModels | None:

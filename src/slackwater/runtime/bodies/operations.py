@@ -256,6 +256,15 @@ class OperationsBody:
         """Where the job's operations may run, as its permit says."""
         self._feed(on.OpsGated(_now_s(), job, nodes))
 
+    def models_by_trainer(self, job: JobId) -> dict[WorkerId, list[str]]:
+        """Which trainers have which models of a job."""
+        found: dict[WorkerId, list[str]] = {}
+        for name, worker in self._controller.holders().items():
+            model = self._models.get(name)
+            if model is not None and self._parts.job_of(model.session) == job:
+                found.setdefault(worker, []).append(name)
+        return found
+
     # ---- for the hub ----
     def trainer_joined(self, worker: WorkerId) -> None:
         self._feed(on.TrainerJoined(_now_s(), worker, self._parts.node_of(worker)))

@@ -22,12 +22,13 @@ _LATENCIES = 10_000
 @dataclass(frozen=True, slots=True)
 class PhaseHands:
     """What the body works with: `gate_ops` reaches the trainers' line, `refused` ends what a job has running, `changed` is told when
-    what must survive a crash of the control plane did."""
+    what must survive a crash of the control plane did, `prefetch` whose states are needed on devices next."""
 
     feed: Callable[[BrainEvent], None]
     gate_ops: Callable[[JobId, tuple[NodeId, ...] | None], None]
     refused: Callable[[JobId, str], None]
     changed: Callable[[], None]
+    prefetch: Callable[[JobId], None] = lambda job: None
 
 
 class PhasesBody:
@@ -89,7 +90,9 @@ class PhasesBody:
 
     def _permit_given(self, command: phase_do.PermitGiven) -> None:
         self.given += 1
-        self.switches += command.switch
+        if command.switch:  # of a rollout, too: what it rolls out for trains next
+            self.switches += 1
+            self._hands.prefetch(command.job)
         self.lost.pop(command.job, None)
         self.spans.given(command.permit, command.job, command.phase, command.nodes, _now_s())
         if self._event_s is not None:

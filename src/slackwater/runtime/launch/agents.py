@@ -29,18 +29,19 @@ _NICE = 5
 
 @dataclass(frozen=True, slots=True)
 class JoinAddress:
-    """What an agent must know to join: where the control plane and its depot listen, and what proves both sides."""
+    """What an agent must know to join: where the control plane and its depot listen, what proves both sides, and for agents that
+    we start, in `budgets`, what of the node its state manager may have."""
 
     hub: str
     depot: str
     secret: str
     pin: str | None = None
+    budgets: tuple[tuple[str, str], ...] = ()
 
     def environment(self) -> dict[str, str]:
         """The part that stands on no command line."""
-        return {SECRET_VARIABLE: self.secret} | (
-            {} if self.pin is None else {PIN_VARIABLE: self.pin}
-        )
+        pinned = {} if self.pin is None else {PIN_VARIABLE: self.pin}
+        return {SECRET_VARIABLE: self.secret} | pinned | dict(self.budgets)
 
 
 @dataclass(frozen=True, slots=True)

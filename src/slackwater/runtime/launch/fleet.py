@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,10 @@ class Fleet:
         depot: Depot,
         plans_of: PlansOf,
         secret: str,
+        budgets: Mapping[str, str] | None = None,
     ) -> None:
         self.file = file
+        self._budgets = tuple((budgets or {}).items())
         self.nodes = Nodes(hub)
         self.supervisor = Supervisor(self.nodes.spawn)
         self._state = state
@@ -81,7 +83,7 @@ class Fleet:
         scheme = "http" if certificate is None else "https"
         depot = f"{scheme}://{host}:{self._depot.port}"
         pin = None if certificate is None else certificate.pin
-        return JoinAddress(f"{host}:{port}", depot, self._secret, pin)
+        return JoinAddress(f"{host}:{port}", depot, self._secret, pin, self._budgets)
 
     def _places(self, directory: str | None, join: JoinAddress) -> tuple[str, str]:
         """Where a node of the local launcher has its files and its logs."""
