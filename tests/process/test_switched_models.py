@@ -33,12 +33,14 @@ def example(shift: int) -> types.Datum:
     )
 
 
-def losses(service: ServiceProcess) -> list[float]:
+def losses(service: ServiceProcess, *, kill_before: int | None = None) -> list[float]:
     """Two models in turn, three steps each; the gradient of one is left over while the other steps."""
     sdk = tinker.ServiceClient(base_url=service.url, api_key=service.key)
     clients = [sdk.create_lora_training_client(base_model="tiny", rank=4, seed=n) for n in range(2)]
     found = []
     for step in range(3):
+        if step == kill_before:
+            service.kill_worker("trainer")
         for number, client in enumerate(clients):
             output = client.forward_backward([example(number + step)], "cross_entropy").result()
             found.append(output.metrics["loss:sum"])
@@ -48,9 +50,7 @@ def losses(service: ServiceProcess) -> list[float]:
 
 
 def test_models_that_take_turns_on_the_device_learn_as_without_a_manager(
-    new_service: Callable[..., ServiceProcess],
-    tiny_model: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    new_service: Callable[..., ServiceProcess], tiny_model: Path
 ) -> None:
     plain = new_service()
     plain.start()
@@ -59,11 +59,15 @@ def test_models_that_take_turns_on_the_device_learn_as_without_a_manager(
 
     parts = ManagedState(Trainer.create(tiny_model, LoraSpec(4)), "j", "m").parts()
     one = sum(part.bytes for part in parts) / (1 << 20)
-    monkeypatch.setenv("SLACKWATER_STATE_DEVICE_MB", str(1.5 * one))
-    monkeypatch.setenv("SLACKWATER_STATE_HOST_MB", str(2.5 * one))
-    managed = new_service()
+    budgets = {"device_mb": 1.5 * one, "host_mb": 4.5 * one}
+    managed = new_service(*(w for k, v in budgets.items() for w in ("--set", f"residency.{k}={v}")))
     managed.start()
     assert losses(managed) == expected
+
+    # A trainer that dies leaves the state that it had offloaded, and the next one goes on from there.
+    assert losses(managed, kill_before=2) == expected
+    logs = "".join(path.read_text() for path in (managed.state / "logs").glob("trainer*.log"))
+    assert "outlived its trainer" in logs
 
     # A model that is larger than the device is refused with the numbers, and the others go on.
     sdk = tinker.ServiceClient(base_url=managed.url, api_key=managed.key)

@@ -86,6 +86,9 @@ class StateClient:
     def forget_abandoned(self, prefix: str) -> None:
         self._ask(lambda ask: says.NoteState(ask, prefix, "forget_abandoned"))
 
+    def survivor(self, prefix: str, after: int, at_most: int) -> str | None:
+        return self._ask(lambda ask: says.SurvivorAsked(ask, prefix, after, at_most)).survivor
+
     def prefetch(self, deployments: Sequence[str]) -> None:
         self._ask(lambda ask: says.HintStates(ask, list(deployments)))
 

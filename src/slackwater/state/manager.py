@@ -177,6 +177,17 @@ class StateManager:
                 if self._held_by.get(name) not in self._holders:
                     self.forget_when_unused(name)
 
+    def survivor(self, prefix: str, after: int, at_most: int) -> str | None:
+        """The newest state of that beginning whose worker has gone, with operations in it beyond `after` and none beyond `at_most`."""
+        with self._lock:
+            found = [
+                (int(self._abouts.get(name, {}).get("seq", -1)), name)
+                for name in self.catalogue.entries
+                if name.startswith(prefix) and self._held_by.get(name) not in self._holders
+                if not self.book.is_blank(name)
+            ]
+            return max((one for one in found if after < one[0] <= at_most), default=(0, None))[1]
+
     def tiers(self) -> dict[str, Tier]:
         """Where every deployment's newest state is."""
         with self._lock:

@@ -9,7 +9,7 @@ from slackwater.state.arrival import Arrival
 from slackwater.state.image import HostImage
 
 # Counters and the like, that belong to a state and are no tensors. "meta" goes into checkpoints; "empty_kinds" are kinds that are
-# all zeros, and are neither copied nor stored until they are not.
+# all zeros, and are neither copied nor stored until they are not. "seq" is the last operation whose effect is in it.
 About = Mapping[str, Any]
 
 

@@ -171,6 +171,8 @@ class StateServer:
                 manager.evict(deployment, Tier(tier), timeout_s=timeout_s)
             case says.MaterializeState(_, deployment, path, kinds):
                 manager.materialize(deployment, path, kinds)
+            case says.SurvivorAsked(_, prefix, after, at_most):
+                return says.StateAnswer(ask, survivor=manager.survivor(prefix, after, at_most))
             case says.HintStates(_, deployments):
                 manager.prefetch(deployments)
             case says.NoteState(_, deployment, what):

@@ -17,10 +17,11 @@ _SCRATCH = ("live", "live_gradient")
 
 
 class ManagedState:
-    """The body of one deployment: binds the trainer's vectors and its frozen base."""
+    """The body of one deployment: binds the trainer's vectors and its frozen base. `seq` is the last operation whose effect it has."""
 
-    def __init__(self, trainer: Trainer, job: str, model: str) -> None:
+    def __init__(self, trainer: Trainer, job: str, model: str, seq: int = -1) -> None:
         self.trainer = trainer
+        self.seq = seq
         self._job, self._model = job, model
         self._first = True
         self._kinds = list(trainer.flat.vectors())
@@ -58,8 +59,11 @@ class ManagedState:
                     places[kind].copy_(vector)
                 for name, tensor in frozen.items():
                     tensors[self._frozen_key(name)].copy_(tensor.detach().reshape(-1))
-            self._first = False
             flat.rebind(places)
+            if about and self._first:  # what another trainer left
+                self.trainer.count_from(about["meta"])
+                self.seq = int(about["seq"])
+            self._first = False
             for name, tensor in frozen.items():
                 place = tensors[self._frozen_key(name)]
                 tensor.data = place.view(self._frozen_shapes[name])
@@ -70,7 +74,7 @@ class ManagedState:
         for tensor in self.trainer.frozen().values():
             tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         empty = [] if meta.accumulated_passes else ["gradient"]
-        return {"meta": meta.to_json(), "empty_kinds": empty}
+        return {"meta": meta.to_json(), "empty_kinds": empty, "seq": self.seq}
 
     def _key(self, kind: str, name: str) -> StateKey:
         part, _ = self.trainer.flat.slices[name]

@@ -8,6 +8,7 @@ end in the same bits (fp32, CPU, one thread count), so a log of operations can b
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -112,6 +113,12 @@ class Trainer:
     def meta(self) -> TrainerMeta:
         """The net, its origin and the counters."""
         return self._meta
+
+    def count_from(self, meta: Mapping[str, Any]) -> None:
+        """Take the counters of a state whose tensors have been put in place (`TrainerMeta.to_json`)."""
+        names = ("optimizer_steps", "accumulated_passes", "trained_tokens")
+        self._meta = dataclasses.replace(self._meta, **{name: int(meta[name]) for name in names})
+        self._flat.steps = self._meta.optimizer_steps
 
     def forward_backward(
         self,

@@ -167,6 +167,8 @@ class GenerateRefused(Message, frozen=True):
 
 
 # ---- trainer ----
+# `seq` is the operation's number among its model's. `at_most`: a state of that model that a trainer left behind in the node's memory
+# may be taken instead of what is asked for, if it has the effects of later operations, but of none after that one.
 class CreateModel(Message, frozen=True):
     """Make a model's trainable state from its base model."""
 
@@ -175,6 +177,8 @@ class CreateModel(Message, frozen=True):
     source: str
     lora: LoraShape
     seed: int
+    seq: int = -1
+    at_most: int = -1
 
 
 class RestoreModel(Message, frozen=True):
@@ -184,6 +188,8 @@ class RestoreModel(Message, frozen=True):
     model: str
     saved: str
     source: str = ""
+    seq: int = -1
+    at_most: int = -1
 
 
 class RunPass(Message, frozen=True):
@@ -192,6 +198,7 @@ class RunPass(Message, frozen=True):
     op: int
     model: str
     batch: bytes
+    seq: int = -1
 
 
 class StepOptimizer(Message, frozen=True):
@@ -200,6 +207,7 @@ class StepOptimizer(Message, frozen=True):
     op: int
     model: str
     adam: Adam
+    seq: int = -1
 
 
 class DiscardGradients(Message, frozen=True):
@@ -207,6 +215,7 @@ class DiscardGradients(Message, frozen=True):
 
     op: int
     model: str
+    seq: int = -1
 
 
 class SaveState(Message, frozen=True):
@@ -224,6 +233,7 @@ class LoadState(Message, frozen=True):
     model: str
     saved: str
     optimizer: bool
+    seq: int = -1
 
 
 class PublishWeights(Message, frozen=True):
@@ -279,11 +289,12 @@ class VersionStocked(Message, frozen=True):
 
 
 class OpDone(Message, frozen=True):
-    """An operation succeeded; `result` is a `PassResult`, metrics, or empty."""
+    """An operation succeeded; `result` is a `PassResult`, metrics, or empty. `reached`: the last operation in a state that was found."""
 
     op: int
     elapsed_s: float
     result: bytes = b""
+    reached: int | None = None
 
 
 class OpFailed(Message, frozen=True):

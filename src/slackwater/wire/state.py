@@ -79,6 +79,15 @@ class NoteState(Message, frozen=True):
     what: str
 
 
+class SurvivorAsked(Message, frozen=True):
+    """Which state of a worker that has gone may be taken over: of that beginning, with operations beyond `after` and none beyond `at_most`?"""
+
+    ask: int
+    prefix: str
+    after: int
+    at_most: int
+
+
 class HintStates(Message, frozen=True):
     """What runs next, in order."""
 
@@ -103,6 +112,7 @@ class StateAnswer(Message, frozen=True):
     blank: bool = False
     stretches: tuple[StretchFacts, ...] = ()
     device_bytes: int = 0
+    survivor: str | None = None
 
 
 class StateMoveOrder(Message, frozen=True):
@@ -148,6 +158,7 @@ FromHolder = (
     | MaterializeState
     | NoteState
     | HintStates
+    | SurvivorAsked
     | StateMoveEnded
 )
 ToHolder = StateAnswer | StateMoveOrder | ImageArrived | FreeDevice | DropImage

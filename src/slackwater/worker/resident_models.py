@@ -5,6 +5,7 @@ Which models are there together is the manager's to say: the one that an operati
 
 import contextlib
 import itertools
+import logging
 import os
 from collections.abc import Iterator
 
@@ -13,6 +14,8 @@ from slackwater.state.client import SOCKET_VARIABLE, StateClient
 from slackwater.state.device import DeviceTier
 from slackwater.training.managed_state import ManagedState
 from slackwater.training.trainer import Trainer
+
+logger = logging.getLogger(__name__)
 
 _NO_LIMIT = 1 << 62  # the budget is the manager's
 
@@ -25,23 +28,35 @@ class ResidentModels:
         self._tier = DeviceTier(client, client.name, _NO_LIMIT, device)
         client.attach(self._tier)
         self._deployments: dict[str, str] = {}
+        self._states: dict[str, ManagedState] = {}
         self._numbers = itertools.count(1)
 
-    def add(self, model: str, trainer: Trainer) -> None:
-        """Have a model's state managed; RefusedError says what does not fit."""
-        self._client.forget_abandoned(f"{model}@")
-        deployment = f"{model}@{self._client.name}-{os.getpid()}.{next(self._numbers)}"
-        state = ManagedState(trainer, model, deployment)
+    def add(self, model: str, trainer: Trainer, seq: int = -1, at_most: int = -1) -> int | None:
+        """Have a model's state, which is that after operation `seq`, managed; RefusedError says what does not fit.
+
+        Where a worker that died left a later one in the node's memory, up to `at_most`, that is the model's state: the answer is its number.
+        """
+        mine = f"{model}@{self._client.name}-{os.getpid()}.{next(self._numbers)}"
+        left = self._client.survivor(f"{model}@", seq, at_most)
+        deployment = left or mine
+        state = ManagedState(trainer, model, deployment, seq)
         self._tier.add(deployment, state.parts(), state, warm=not _spills())
-        self._deployments[model] = deployment
+        self._client.forget_abandoned(f"{model}@")
+        self._deployments[model], self._states[model] = deployment, state
         with self._tier.use(deployment):
             pass  # its memory is the managed one from here on
+        if left is None:
+            return None
+        logger.info("model %s: its state after operation %d outlived its trainer", model, state.seq)
+        return state.seq
 
     @contextlib.contextmanager
-    def use(self, model: str) -> Iterator[None]:
-        """The model's state is on the device inside."""
+    def use(self, model: str, seq: int | None = None) -> Iterator[None]:
+        """The model's state is on the device inside; what is done to it there is operation `seq`."""
         with self._tier.use(self._deployments[model]):
             yield
+            if seq is not None:
+                self._states[model].seq = seq
 
     def hint(self, models: list[str]) -> None:
         """What runs next, in order."""
@@ -49,6 +64,7 @@ class ResidentModels:
         self._client.prefetch(known)
 
     def drop(self, model: str) -> None:
+        self._states.pop(model, None)
         deployment = self._deployments.pop(model, None)
         if deployment is not None:
             self._client.forget_when_unused(deployment)

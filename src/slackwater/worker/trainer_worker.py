@@ -28,6 +28,12 @@ from slackwater.worker.publishing import Publishing
 from slackwater.worker.resident_models import ResidentModels, resident_models
 
 logger = logging.getLogger(__name__)
+_NUMBERED = (
+    messages.RunPass,
+    messages.StepOptimizer,
+    messages.DiscardGradients,
+    messages.LoadState,
+)
 
 
 class TrainerWorker:
@@ -55,6 +61,7 @@ class TrainerWorker:
         self._device, self._dtype = device, dtype
         self._trainers: dict[str, Trainer] = {}
         self._resident = resident
+        self._reached: int | None = None  # of a state that was found by the running operation
 
     def run(self) -> None:
         """Until told to stop."""
@@ -72,6 +79,7 @@ class TrainerWorker:
             logger.warning("not for a trainer: %s", type(message).__name__)
             return
         started_s = time.perf_counter()
+        self._reached = None
         try:
             result = self._result(message)
         except Exception as error:  # noqa: BLE001  (the process edge: one operation fails, not all)
@@ -80,7 +88,8 @@ class TrainerWorker:
         elapsed_s = time.perf_counter() - started_s
         if isinstance(message, messages.PublishWeights):
             return  # it says itself when it is written
-        self._connection.send(messages.encode(messages.OpDone(message.op, elapsed_s, result)))
+        done = messages.OpDone(message.op, elapsed_s, result, self._reached)
+        self._connection.send(messages.encode(done))
 
     def _failure(self, message: messages.TrainerOp, error: Exception) -> messages.OpFailed:
         """Refusals leave the state as it was; so does a disk that is full. After anything else it is dropped."""
@@ -98,29 +107,35 @@ class TrainerWorker:
         if self._resident is not None:
             self._resident.drop(model)
 
-    def _take(self, model: str, trainer: Trainer) -> None:
+    def _take(
+        self, message: messages.CreateModel | messages.RestoreModel, trainer: Trainer
+    ) -> None:
         """A refusal, for want of host memory, leaves the model uncreated."""
+        model = message.model
         if self._resident is not None:
             self._resident.drop(model)
-            self._resident.add(model, trainer)
+            self._reached = self._resident.add(model, trainer, message.seq, message.at_most)
         self._trainers[model] = trainer
 
-    def _on_device(self, model: str) -> contextlib.AbstractContextManager[None]:
+    def _on_device(self, message: messages.TrainerOp) -> contextlib.AbstractContextManager[None]:
         """Where the node has a state manager: the model's state is on the device, and another's has made room for it."""
-        return contextlib.nullcontext() if self._resident is None else self._resident.use(model)
+        if self._resident is None:
+            return contextlib.nullcontext()
+        seq = message.seq if isinstance(message, _NUMBERED) else None
+        return self._resident.use(message.model, seq)
 
     def _result(self, message: messages.TrainerOp) -> bytes:
         match message:
             case messages.CreateModel():
-                self._take(message.model, self._created(message))
+                self._take(message, self._created(message))
                 return b""
-            case messages.RestoreModel(_, model, saved, source):
-                self._take(model, self._restored(saved, source))
+            case messages.RestoreModel(_, _, saved, source):
+                self._take(message, self._restored(saved, source))
                 return b""
         trainer = self._trainers.get(message.model)
         if trainer is None:
             raise NotFoundError(f"model {message.model}: has no state here; was it ever created?")
-        with self._on_device(message.model):
+        with self._on_device(message):
             return self._operated(trainer, message)
 
     def _operated(self, trainer: Trainer, message: messages.TrainerOp) -> bytes:

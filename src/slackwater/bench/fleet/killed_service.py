@@ -195,8 +195,7 @@ def _shared_memory() -> set[str]:
 
 def _free_port() -> int:
     for port in random.Random(os.urandom(8)).sample(range(21_000, 32_000), 50):
-        with socket.socket() as probe:
-            with contextlib.suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                return port
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
     raise UnavailableError("no free port below 32000")

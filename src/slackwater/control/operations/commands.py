@@ -10,31 +10,40 @@ from slackwater.model.operation import FaultOwner, Operation
 
 @dataclass(frozen=True, slots=True)
 class RunOp:
-    """Run an operation; `replay` says that its result is known and only its effect is wanted."""
+    """Run an operation; `replay` says that its result is known and only its effect is wanted.
+
+    `at_most` of a replayed creation is as that of `RestoreState`.
+    """
 
     worker: WorkerId
     ticket: int
     operation: Operation
     replay: bool
+    at_most: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreState:
-    """Load the state that was saved after `seq`."""
+    """Load the state that was saved after `seq`; or, where the node has kept one of a trainer that died, a later one.
+
+    Such a state may have the effects of operations up to `at_most`, and of no later one.
+    """
 
     worker: WorkerId
     ticket: int
     model: ModelId
     seq: int
+    at_most: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class DropGradients:
-    """Clear what was accumulated: the slate is clean after a failed optim_step."""
+    """Clear what was accumulated: the slate is clean after the failed optim_step `seq`."""
 
     worker: WorkerId
     ticket: int
     model: ModelId
+    seq: int
 
 
 @dataclass(frozen=True, slots=True)

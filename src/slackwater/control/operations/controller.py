@@ -364,11 +364,13 @@ class OperationsController:
         self._run_head(worker, ticket, line, operation)
 
     def _restore(self, worker: WorkerId, ticket: int, line: ModelLine, seq: int) -> None:
-        def done(_: on.TicketDone) -> None:
+        def done(event: on.TicketDone) -> None:
             line.residency = Residency.READY
+            if event.reached is not None:
+                line.caught_up(event.reached)
 
         self._fly(worker, _Flight(ticket, line, done, self._replay_failed(line), restores=True))
-        self._out.append(do.RestoreState(worker, ticket, line.model, seq))
+        self._out.append(do.RestoreState(worker, ticket, line.model, seq, line.usable_state()))
 
     def _replay(self, worker: WorkerId, ticket: int, line: ModelLine) -> None:
         entry = line.log[line.applied]
@@ -377,6 +379,8 @@ class OperationsController:
             if entry not in line.log:
                 return  # written meanwhile, by the trainer that had it before
             line.applied += 1
+            if event.reached is not None:
+                line.caught_up(event.reached)
             if entry.operation.seq in line.aside:  # written at last
                 line.finish_aside(entry.operation)
                 self._out.append(do.CompleteOp(entry.operation.request, event.ticket))
@@ -387,9 +391,10 @@ class OperationsController:
         replayed = entry.operation
         self._fly(worker, _Flight(ticket, line, done, failed, restores=True, replayed=replayed))
         if entry.ran:
-            self._out.append(do.RunOp(worker, ticket, entry.operation, replay=True))
+            usable = line.usable_state() if replayed.kind is OpKind.CREATE else -1
+            self._out.append(do.RunOp(worker, ticket, replayed, replay=True, at_most=usable))
         else:
-            self._out.append(do.DropGradients(worker, ticket, line.model))
+            self._out.append(do.DropGradients(worker, ticket, line.model, replayed.seq))
 
     def _replay_failed(self, line: ModelLine) -> Callable[[on.TicketFailed], None]:
         def failed(event: on.TicketFailed) -> None:

@@ -80,12 +80,13 @@ class TicketAside:
 
 @dataclass(frozen=True, slots=True)
 class TicketDone:
-    """A trainer did what a ticket told it."""
+    """A trainer did what a ticket told it. `reached`: it found a state that has the effects of all operations up to that one."""
 
     now_s: float
     worker: WorkerId
     ticket: int
     elapsed_s: float
+    reached: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

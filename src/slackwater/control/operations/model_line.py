@@ -154,6 +154,14 @@ class ModelLine:
         self.saved_seq = seq
         self.log_cost_s = 0.0
 
+    def usable_state(self) -> int:
+        """The last operation that a state found elsewhere may have in it; a version that is not yet written must be made again."""
+        return -1 if self.aside else self.next_seq - 1
+
+    def caught_up(self, reached: int) -> None:
+        """The trainer has the effects of all operations up to `reached`."""
+        self.applied = sum(entry.operation.seq <= reached for entry in self.log)
+
     def lose_state(self) -> None:
         """The trainer no longer has this model."""
         self.worker = None

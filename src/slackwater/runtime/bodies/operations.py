@@ -288,10 +288,10 @@ class OperationsBody:
                 self._aside.discard((worker, op))
                 owned = FaultOwner(owner)
                 self._feed(on.TicketFailed(_now_s(), worker, op, error, owned, lost))
-            case messages.OpDone(op, elapsed_s, result):
+            case messages.OpDone(op, elapsed_s, result, reached):
                 stepped = worker in self._stepping
                 self._stepping.discard(worker)
-                self._feed(on.TicketDone(_now_s(), worker, op, elapsed_s), result)
+                self._feed(on.TicketDone(_now_s(), worker, op, elapsed_s, reached), result)
                 self._parts.devices.done(worker, elapsed_s, ends_step=stepped)
             case messages.OpFailed(op, error, owner, state_lost):
                 owned = FaultOwner(owner)
@@ -316,13 +316,11 @@ class OperationsBody:
                 case do.RunOp():
                     self._parts.devices.want(command.worker)
                     spawn(self._run(command))
-                case do.RestoreState(worker, ticket, model, seq):
-                    saved = self._snapshot(model, seq)
-                    self._hand(
-                        worker, messages.RestoreModel(ticket, model, saved, self._source(model))
-                    )
-                case do.DropGradients(worker, ticket, model):
-                    self._hand(worker, messages.DiscardGradients(ticket, model))
+                case do.RestoreState(worker, ticket, model, seq, at_most):
+                    named = (ticket, model, self._snapshot(model, seq), self._source(model))
+                    self._hand(worker, messages.RestoreModel(*named, seq, at_most))
+                case do.DropGradients(worker, ticket, model, seq):
+                    self._hand(worker, messages.DiscardGradients(ticket, model, seq))
                 case do.TakeSnapshot(worker, ticket, model, seq):
                     saved = self._snapshot(model, seq)
                     self._hand(worker, messages.SaveState(ticket, model, saved))
@@ -345,7 +343,7 @@ class OperationsBody:
         if payload is None:
             payload = await self._parts.store.call(lambda c: log.payload_of(c, op.request))
         try:
-            message = self._message(command.ticket, op, payload)
+            message = self._message(command.ticket, op, payload, command.at_most)
         except SlackwaterError as error:  # the model was closed, or its base is no longer served
             user, now_s = FaultOwner.USER, _now_s()
             failed = on.TicketFailed(now_s, command.worker, command.ticket, str(error), user, False)
@@ -377,24 +375,27 @@ class OperationsBody:
     def _snapshot(self, model: ModelId, seq: int) -> str:
         return self._parts.state.uri(self._parts.state.snapshot(model, seq))
 
-    def _message(self, ticket: int, op: Operation, payload: bytes) -> messages.TrainerOp:
+    def _message(
+        self, ticket: int, op: Operation, payload: bytes, at_most: int
+    ) -> messages.TrainerOp:
         match op.kind:
             case OpKind.CREATE:
                 model = self._models.get(op.model)
                 if model is None:
                     raise NotFoundError(f"model {op.model} has ended")
                 source = self._parts.bases.get(model.base_model).uri
-                return messages.CreateModel(ticket, op.model, source, model.lora, model.seed)
+                made = (model.lora, model.seed, op.seq, at_most)
+                return messages.CreateModel(ticket, op.model, source, *made)
             case OpKind.FORWARD | OpKind.FORWARD_BACKWARD:
-                return messages.RunPass(ticket, op.model, payload)
+                return messages.RunPass(ticket, op.model, payload, op.seq)
             case OpKind.OPTIM_STEP:
-                return messages.StepOptimizer(ticket, op.model, decode_optim(payload))
+                return messages.StepOptimizer(ticket, op.model, decode_optim(payload), op.seq)
             case OpKind.SAVE:
                 folder = self._parts.state.checkpoint(op.model, decode_save(payload).name, op.seq)
                 return messages.SaveState(ticket, op.model, self._parts.state.uri(folder))
             case OpKind.LOAD:
                 load = decode_load(payload)
-                return messages.LoadState(ticket, op.model, load.saved, load.optimizer)
+                return messages.LoadState(ticket, op.model, load.saved, load.optimizer, op.seq)
             case OpKind.PUBLISH:
                 publish = decode_publish(payload)
                 named = publish.sampling_session is None

@@ -92,6 +92,8 @@ class Body:
     saved: dict[ModelId, tuple[int, State]] = field(default_factory=dict)
     drafts: dict[tuple[ModelId, int], State] = field(default_factory=dict)
     trainers: dict[WorkerId, dict[ModelId, State]] = field(default_factory=dict)
+    kept: dict[ModelId, tuple[int, State]] = field(default_factory=dict)  # by the node, after a seq
+    taken: int = 0  # states that outlived their trainer
     inbox: dict[WorkerId, list[do.Command]] = field(default_factory=dict)
     writing: dict[WorkerId, list[tuple[int, str | None]]] = field(default_factory=dict)
     timers: dict[str, float] = field(default_factory=dict)
@@ -122,13 +124,17 @@ class Body:
         self.feed(on.TrainerJoined(self.now_s, worker))
 
     def lose_trainer(self, worker: WorkerId) -> None:
+        """Its node keeps what it had offloaded, perhaps with the effect of an operation that nobody heard the end of."""
+        unheard = self.inbox[worker][:1]
+        if unheard and isinstance(unheard[0], do.RunOp) and self.chance.random() < 0.5:
+            self._do(self.trainers[worker], unheard[0])
         del self.trainers[worker], self.inbox[worker]
         self.writing.pop(worker, None)
         self.feed(on.TrainerLost(self.now_s, worker, "killed"))
 
     def restart_service(self) -> None:
         """Everything in memory is gone; the log and the saved states are not."""
-        self.trainers, self.inbox, self.timers, self.writing = {}, {}, {}, {}
+        self.trainers, self.inbox, self.timers, self.writing, self.kept = {}, {}, {}, {}, {}
         self.controller = OperationsController(self.config)
         for model, records in self.log.items():
             saved_seq = self.saved[model][0] if model in self.saved else None
@@ -148,15 +154,40 @@ class Body:
         held = self.trainers[worker]
         if isinstance(command, do.ForgetModel):
             held.pop(command.model, None)
+            self.kept.pop(command.model, None)
             return
         assert isinstance(command, do.RunOp | do.RestoreState | do.DropGradients | do.TakeSnapshot)
         result = self._do(held, command)
+        if (reached := self._found(held, command)) is not None:
+            done = on.TicketDone(self.now_s, worker, command.ticket, 1.0, reached)
+            self.feed(done, result or "")
+            return
         publishes = isinstance(command, do.RunOp) and command.operation.kind is OpKind.PUBLISH
         if publishes and self.chance.random() < 0.7:
             self.writing.setdefault(worker, []).append((command.ticket, result))
             self.feed(on.TicketAside(self.now_s, worker, command.ticket))
         else:
             self._report(worker, command.ticket, result)
+
+    def _found(self, held: dict[ModelId, State], command: do.Command) -> int | None:
+        """The node may have kept a later state than the one that was to be made."""
+        if isinstance(command, do.RestoreState):
+            model, made = command.model, command.seq
+        elif isinstance(command, do.RunOp) and command.operation.kind is OpKind.CREATE:
+            model, made = command.operation.model, command.operation.seq
+        else:
+            return None
+        seq, state = self.kept.get(model, (-1, State()))
+        if not made < seq <= command.at_most:
+            return None
+        self.taken += 1
+        held[model] = state.copy()
+        return seq
+
+    def _keep(self, model: ModelId, seq: int, state: State) -> None:
+        """Now and then a state is offloaded."""
+        if self.chance.random() < 0.5:
+            self.kept[model] = (seq, state.copy())
 
     def write(self, worker: WorkerId) -> None:
         """One of the publishes that a trainer set aside is written, or could not be."""
@@ -183,12 +214,15 @@ class Body:
                     unwritten = operation.kind is OpKind.PUBLISH
                     assert not replay or unwritten, "a refused operation was replayed"
                     return None
-                return run_operation(held[operation.model], operation)
+                result = run_operation(held[operation.model], operation)
+                self._keep(operation.model, operation.seq, held[operation.model])
+                return result
             case do.RestoreState(_, _, model, seq):
                 assert self.saved[model][0] == seq
                 held[model] = self.saved[model][1].copy()
-            case do.DropGradients(_, _, model):
+            case do.DropGradients(_, _, model, seq):
                 held[model].gradients = ()
+                self._keep(model, seq, held[model])
             case do.TakeSnapshot(_, _, model, seq):
                 self.drafts[model, seq] = held[model].copy()
         return ""
