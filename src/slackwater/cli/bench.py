@@ -54,6 +54,7 @@ BENCHES: dict[str, str] = {
     "switch": "state.switch",
     "trl_coexec": "state.trl_coexec",
     "coexec": "coscheduling.coexec",
+    "joint_storm": "coscheduling.storm",
 }
 
 app = typer.Typer(add_completion=False)

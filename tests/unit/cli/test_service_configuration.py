@@ -78,3 +78,17 @@ def test_a_wrong_setting_is_refused_in_one_line(
         resolved(tmp_path, *options)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_what_a_node_gives_to_managed_state_is_said_in_the_file(tmp_path: Path) -> None:
+    text = "[residency]\ndevice_mb = 64.0\ndisk_mb = 10.0\n"
+    settings = decode(ServiceSettings, tomllib.loads(resolved(tmp_path, text=text)))
+    assert settings.residency is not None
+    said = settings.residency.environment()
+    assert said == {"SLACKWATER_STATE_DEVICE_MB": "64.0", "SLACKWATER_STATE_DISK_MB": "10.0"}
+    for line, fix in (
+        ("device_mb = 0.0", "above 0"),
+        ("device_mb = 1.0\ndisk_mb = -1.0", "negative"),
+    ):
+        with pytest.raises(ConfigError, match=f"residency: .* must .*{fix}"):
+            resolved(tmp_path, text=f"[residency]\n{line}\n")

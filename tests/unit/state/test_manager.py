@@ -189,6 +189,20 @@ def test_the_next_state_is_loaded_while_this_one_computes(tmp_path: Path) -> Non
     node.close()
 
 
+def test_a_models_state_is_brought_up_by_the_models_name(tmp_path: Path) -> None:
+    node = Node(tmp_path, StateBudgets(64 * KB, 64 * KB, 0))
+    for name in ("a@w-1.1", "b@w-1.2", "ab@w-1.3"):
+        node.add(name, [part(name, "w", 4 * KB)])
+        with node.device.use(name):
+            pass
+        node.device.evict(name)
+    node.manager.prefetch_models(["a", "unknown"])
+    node.manager.ensure("a@w-1.1", Tier.DEVICE, timeout_s=30.0)
+    moved = node.manager.moved_bytes[Tier.HOST, Tier.DEVICE]
+    assert moved == 4 * 16 * KB, "three first uses, and one that was hinted at"
+    node.close()
+
+
 def test_a_state_that_cannot_be_read_is_an_error_and_leaves_room_for_others(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ import random
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,17 +66,20 @@ def kills_of(seed: int) -> list[Kill]:
 
 def run(options: BenchOptions) -> dict[str, object]:
     """Fifty runs from the seed on."""
-    runs = 2 if options.quick else 50
-    seeds = list(range(options.seed, options.seed + runs))
+    return measured(range(options.seed, options.seed + (2 if options.quick else 50)), options)
+
+
+def measured(seeds: Sequence[int], options: BenchOptions) -> dict[str, object]:
+    """One run for each seed; a fresh service for every ten."""
     found = Found()
     with tempfile.TemporaryDirectory(prefix="slackwater-job-kills-") as made:
         make_model("tiny", Path(made) / "model", 0)
-        for start in range(0, runs, _RUNS_A_SERVICE):
+        for start in range(0, len(seeds), _RUNS_A_SERVICE):
             service = KilledService(Path(made) / f"service-{start}", Path(made) / "model")
             with service:
                 wanted = {job: _alone(service, job) for job in _RECIPES}
                 for seed in seeds[start : start + _RUNS_A_SERVICE]:
-                    options.progress(f"run {seed}", found.runs / runs)
+                    options.progress(f"run {seed}", found.runs / len(seeds))
                     _disturbed(service, seed, wanted, found)
             found.orphans += service.left_behind()
     return {
