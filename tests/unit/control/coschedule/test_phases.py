@@ -1,6 +1,9 @@
 """Phases are inferred from turns and operations, and permits open and close their gates."""
 
-from phase_stage import PhaseStage
+from dataclasses import replace
+
+import pytest
+from phase_stage import PROFILE, PhaseStage
 
 from slackwater.control.coschedule.commands import StartJob
 from slackwater.control.coschedule.phase_commands import PermitBack
@@ -210,3 +213,20 @@ def test_own_code_is_given_its_permits_again_after_a_restart() -> None:
     stage.tell(PermitAsked(1.0, a, Phase.ROLLOUT, 5))
     one = stage.keeper.find(a)
     assert one is not None and one.hold is not None and one.hold.known_as > 5
+
+
+@pytest.mark.parametrize("placement", ["group", "ours", "horizon"])
+def test_a_state_that_no_node_can_keep_warm_is_refused_and_one_that_fits_not_beside_others_waits(
+    placement: str,
+) -> None:
+    """A node keeps 16 GB (`host_memory_gb`)."""
+    stage = PhaseStage(placement)
+    first = stage.submit("first", replace(PROFILE, train_state_gb=10.0))
+    huge = stage.submit("huge", replace(PROFILE, train_state_gb=17.0))
+    entry = stage.brain.jobs.find(huge)
+    assert entry is not None and entry.stage is JobStage.REFUSED
+    assert "keeps 17 GB on a train node and a node has 16 GB of host memory" in entry.reason
+    second = stage.submit("second", replace(PROFILE, train_state_gb=10.0))
+    assert stage.stage_of(first) is JobStage.PLACED and stage.stage_of(second) is JobStage.HELD
+    stage.tell(JobEnded(stage.now_s, first, "finished"))
+    assert stage.stage_of(second) is JobStage.PLACED
