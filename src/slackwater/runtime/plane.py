@@ -25,6 +25,7 @@ from slackwater.runtime.bodies.rollout import RolloutBody
 from slackwater.runtime.bodies.vital_controller import VitalController
 from slackwater.runtime.launch.agents import JoinAddress
 from slackwater.runtime.launch.fleet import Fleet
+from slackwater.runtime.launch.nodes import agent_name
 from slackwater.runtime.launch.worker_plans import WorkerPlans, reward_models
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.net.certificate import Certificate

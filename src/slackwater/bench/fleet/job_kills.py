@@ -23,6 +23,7 @@ _STEPS = 4
 _RUNS_A_SERVICE = 10
 _RUN_LIMIT_S = 120.0
 _VICTIMS = ("driver", "keeper", "engine", "trainer", "agent", "plane")
+_OVER = ("finished", "failed", "stopped", "refused")
 _RECIPES = {"digits": "copy-digits", "sums": "arithmetic"}
 
 
@@ -41,6 +42,7 @@ class Found:
     """What all runs showed. `others_differ`: of jobs none of whose own processes was killed."""
 
     runs: int = 0
+    updates: float = 0.0  # that the undisturbed jobs made: there is something to compare
     others_differ: int = 0
     hit_differ: int = 0
     lost: int = 0
@@ -78,12 +80,15 @@ def measured(seeds: Sequence[int], options: BenchOptions) -> dict[str, object]:
             service = KilledService(Path(made) / f"service-{start}", Path(made) / "model")
             with service:
                 wanted = {job: _alone(service, job) for job in _RECIPES}
+                curves = list(wanted.values())
+                found.updates += sum(row.get("optim/updates", 0) for rows in curves for row in rows)
                 for seed in seeds[start : start + _RUNS_A_SERVICE]:
                     options.progress(f"run {seed}", found.runs / len(seeds))
                     _disturbed(service, seed, wanted, found)
             found.orphans += service.left_behind()
     return {
         "runs": found.runs,
+        "updates_alone": found.updates,
         "kills": dict(found.kills),
         "others_differ": found.others_differ,
         "hit_differ": found.hit_differ,
@@ -118,11 +123,9 @@ def _disturbed(
     rows: dict[str, dict[str, Any]] = {}
     while True:
         if time.monotonic() > began_s + _RUN_LIMIT_S:
-            stages = {name: row.get("stage") for name, row in rows.items()}
-            found.unfinished.append(f"seed {seed}: {stages}")
             break
         rows = {name: service.job(name) for name in names.values()}
-        if all(row["stage"] in ("finished", "failed") for row in rows.values()):
+        if all(row["stage"] in _OVER for row in rows.values()):
             break
         done = sum(len(service.curve(name)) for name in names.values())
         if due and done >= due[0].after:
@@ -140,8 +143,9 @@ def _disturbed(
         steps = [row["step"] for row in curve]
         said = rows[name].get("iteration") or 0
         found.lost += len(set(range(said)) - set(steps)) + (len(steps) - len(set(steps)))
-        if rows[name]["stage"] == "failed":
-            found.unfinished.append(f"seed {seed}: {name} failed: {rows[name]['reason']}")
+        if rows[name]["stage"] != "finished":
+            how = f"{rows[name]['stage']}: {rows[name]['reason']}"
+            found.unfinished.append(f"seed {seed}: {name} {how}")
         differ = curve != wanted[job]
         found.hit_differ += differ and job in hit
         found.others_differ += differ and job not in hit
@@ -150,7 +154,7 @@ def _disturbed(
 
 def _job_file(name: str, job: str) -> dict[str, Any]:
     """A few iterations of a few tokens; the profile is known, so that nothing waits for one."""
-    grpo = {"groups": 2, "max_groups": 2, "group_size": 2, "checkpoint_every": 1}
+    grpo = {"groups": 4, "max_groups": 4, "group_size": 4, "checkpoint_every": 1}
     return {
         "name": name,
         "model": "tiny",
@@ -158,5 +162,5 @@ def _job_file(name: str, job: str) -> dict[str, Any]:
         "iterations": _STEPS,
         "slo": 20.0,
         "profile": {"rollout_s": 0.3, "train_s": 0.3, "sync_s": 0.1},
-        "options": {"warm_up": {"steps": 1}, "grpo": grpo},
+        "options": {"warm_up": {"steps": 3}, "grpo": grpo},
     }
