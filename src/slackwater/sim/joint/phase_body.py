@@ -176,7 +176,9 @@ class PhaseBody:
         self.tail_migrations += 1
         keeper = self._fleet.brain.phases
         held = None if keeper is None else keeper.find(run.job)
-        assert held is not None and held.hold is not None and held.hold.kept is not None
+        assert held is not None and held.hold is not None
+        if held.hold.kept is None:
+            return  # it has no engine just now: the next one that comes is its own
         for instance in sorted(set(run.engines) - set(held.hold.kept)):
             self._fleet.tell(of_rollout.DrainAsked(self._fleet.now_s, instance, move_turns=True))
 
