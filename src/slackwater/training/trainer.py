@@ -116,8 +116,12 @@ class Trainer:
 
     def count_from(self, meta: Mapping[str, Any]) -> None:
         """Take the counters of a state whose tensors have been put in place (`TrainerMeta.to_json`)."""
-        names = ("optimizer_steps", "accumulated_passes", "trained_tokens")
-        self._meta = dataclasses.replace(self._meta, **{name: int(meta[name]) for name in names})
+        self._meta = dataclasses.replace(
+            self._meta,
+            optimizer_steps=int(meta["optimizer_steps"]),
+            accumulated_passes=int(meta["accumulated_passes"]),
+            trained_tokens=int(meta["trained_tokens"]),
+        )
         self._flat.steps = self._meta.optimizer_steps
 
     def forward_backward(

@@ -212,7 +212,8 @@ def test_a_state_that_cannot_be_read_is_an_error_and_leaves_room_for_others(
         body = node.add(name, [part(name, "w", 20 * KB)], warm=False)
         with node.device.use(name):
             body.change(torch.Generator())
-    node.device.evict("b"), node.device.evict("a", Tier.DISK)
+    node.device.evict("b")
+    node.device.evict("a", Tier.DISK)
     path = node.manager.disk.path("a")
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
