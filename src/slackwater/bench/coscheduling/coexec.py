@@ -19,7 +19,7 @@ from slackwater.zoo.tiny import make_model
 
 _SLO = 2.0
 # Rollout and training take about as long.
-_SHAPE = Shape(groups=2, answers=5, tokens=128)
+_SHAPE = Shape(groups=2, answers=5, tokens=96)
 _LIMIT_S = 150.0
 _SETTINGS = CoscheduleSettings(placement="ours", tails=False)
 
