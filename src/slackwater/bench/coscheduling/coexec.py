@@ -1,7 +1,7 @@
 """bench coexec: real GRPO jobs that share one training core and one rollout core, against each alone in turn on the same cores.
 
-One service, two nodes: an engine on one core, a trainer on the other; control plane and drivers run on both. Jobs are submitted without a
-profile, so each is profiled live, placed, and given permits phase by phase; their drivers are plain clients of the SDK. Rates are taken over
+One service, two nodes: an engine on one core, a trainer on the other; control plane and drivers run on both. Alone a job is submitted without a
+profile, so it is profiled live; together jobs come with what was measured of them alone. Their drivers are plain clients of the SDK. Rates are taken over
 the time in which all jobs of a run made steps, after their first few. The joint simulator is given what was measured alone.
 """
 
@@ -65,9 +65,9 @@ def run(options: BenchOptions) -> dict[str, object]:
                     options.progress(f"job {seed} alone", 0.1 + 0.13 * seed)
                     alone.append(shop.run("alone", [seed], steps, _LIMIT_S))
                 options.progress("two together", 0.5)
-                two = shop.run("two", [0, 1], steps, _LIMIT_S)
+                two = shop.run("two", [0, 1], steps, _LIMIT_S, alone)
                 options.progress("three together", 0.75)
-                three = shop.run("three", [0, 1, 2], steps, _LIMIT_S)
+                three = shop.run("three", [0, 1, 2], steps, _LIMIT_S, alone)
             finally:
                 shop.close()
     figures: dict[str, object] = {"slo": _SLO, "placement": _SETTINGS.placement}

@@ -95,9 +95,20 @@ class Shop:
     def close(self) -> None:
         self._client.close()
 
-    def run(self, run: str, seeds: Sequence[int], steps: int, limit_s: float) -> Run:
-        """Jobs with these seeds together."""
-        drivers = [self._start(f"{run}-{seed}", seed, steps) for seed in seeds]
+    def run(
+        self,
+        run: str,
+        seeds: Sequence[int],
+        steps: int,
+        limit_s: float,
+        known: Sequence[Run] = (),
+    ) -> Run:
+        """Jobs with these seeds together; what is `known` of each from a run before is its profile, and without that it is profiled."""
+        profiles = [next(iter(one.account.jobs.values())).profile() for one in known]
+        drivers = [
+            self._start(f"{run}-{seed}", seed, steps, profiles[seed] if profiles else None)
+            for seed in seeds
+        ]
         pids = tuple(process.pid for process, _ in drivers)
         looks: list[tuple[float, dict[str, float]]] = []
         deadline_s = time.monotonic() + limit_s
@@ -129,8 +140,11 @@ class Shop:
         state: dict[str, Any] = self._client.get("/slackwater/coschedule").raise_for_status().json()
         return state
 
-    def _start(self, name: str, seed: int, steps: int) -> tuple["subprocess.Popen[bytes]", Path]:
-        terms = {"name": name, "iterations": steps, "slo": self._slo}
+    def _start(
+        self, name: str, seed: int, steps: int, profile: dict[str, float] | None
+    ) -> tuple["subprocess.Popen[bytes]", Path]:
+        terms: dict[str, object] = {"name": name, "iterations": steps, "slo": self._slo}
+        terms |= {} if profile is None else {"profile": profile}
         self._client.post("/slackwater/jobs", json=terms).raise_for_status()
         folder = self._folder / "runs" / name
         folder.mkdir(parents=True)

@@ -52,6 +52,10 @@ class JobTimes:
     rollout_wait_s: float
     train_wait_s: float
 
+    def profile(self) -> dict[str, float]:
+        """As a job is submitted with."""
+        return {"rollout_s": self.rollout_s, "train_s": self.train_s, "sync_s": self.sync_s}
+
     def rounded(self) -> dict[str, float]:
         return {name: round(getattr(self, name), 4) for name in self.__slots__}
 
