@@ -17,6 +17,7 @@ from slackwater.engine.cuda.rank_pool import UNIT
 from slackwater.nets.lora import LoraAdapter
 
 _INVARIANT_ROWS = 128
+_HALF = 2  # bytes
 _INVARIANT_UNITS = 4
 
 
@@ -77,6 +78,8 @@ class Site:
 
     def tiling(self, units: int) -> Tiling | None:
         """How our own kernel would share out a product of few rows, if it is the better one."""
+        if self._weight.is_cuda and self._weight.itemsize > _HALF:
+            return None  # its tiles would not fit into shared memory
         return tiling(self._rows(units), self._weight.shape[1], processors())
 
     def few_rows_product(self, x: Tensor, units: int) -> Tensor:
