@@ -1,0 +1,68 @@
+"""What a generation's listener is told: every token once, those that came while nobody looked together."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from slackwater.model.ids import TenantId, TurnId
+from slackwater.model.turn import FinishReason
+from slackwater.runtime.bodies.rollout import TurnResult, TurnTokens
+from slackwater.runtime.services.loop_shares import LoopShares
+from slackwater.serve.openai.generation import Asked, Generation, Piece, Whole
+
+
+def generation(choices: int) -> Generation:
+    plane: Any = SimpleNamespace(loop_shares=LoopShares(1), broken_engine=lambda *_: None)
+    asked: Any = Asked([1], None, "m", "v", "job")  # type: ignore[arg-type]  # nothing is submitted
+    return Generation(plane, TenantId("t"), [asked] * choices, stream=True)
+
+
+def piece(choice: int, *tokens: int) -> Piece:
+    return Piece(choice, TurnTokens(TurnId("t"), list(tokens), [-1.0] * len(tokens)))
+
+
+def whole(choice: int) -> Whole:
+    return Whole(choice, TurnResult(TurnId("t"), [], [], FinishReason.LENGTH, "v", 0))
+
+
+def heard(told: Generation) -> list[tuple[int, list[int]]]:
+    async def read() -> list[tuple[int, list[int]]]:
+        async with asyncio.timeout(10):
+            return [
+                (event.choice, list(event.more.tokens) if isinstance(event, Piece) else [])
+                async for event in told.events()
+            ]
+
+    return asyncio.run(read())
+
+
+def test_tokens_that_wait_are_told_together_and_choices_apart() -> None:
+    told = generation(2)
+    for event in (piece(0, 1), piece(0, 2, 3), piece(1, 9), piece(0, 4), whole(1), whole(0)):
+        told.say(event, event.choice)
+    assert heard(told) == [(0, [1, 2, 3]), (1, [9]), (0, [4]), (1, []), (0, [])]
+
+
+def test_who_leaves_hears_nothing_more() -> None:
+    told = generation(1)
+    told.say(piece(0, 1), 0)
+    told.leave()
+    assert heard(told) == []
+
+
+def test_one_that_waits_is_woken() -> None:
+    told = generation(1)
+
+    async def scenario() -> list[int]:
+        async def listen() -> list[int]:
+            return [event.choice async for event in told.events()]
+
+        listening = asyncio.create_task(listen())
+        await asyncio.sleep(0)
+        told.say(piece(0, 1), 0)
+        await asyncio.sleep(0)
+        told.say(whole(0), 0)
+        async with asyncio.timeout(10):
+            return await listening
+
+    assert asyncio.run(scenario()) == [0, 0]
