@@ -130,9 +130,10 @@ def _disturbed(
             break
         done = sum(len(service.curve(name)) for name in names.values())
         if due and done >= due[0].after:
-            kill = due.pop(0)
+            kill = due[0]
             time.sleep(kill.delay_s)
-            if service.kill(kill.victim, names[kill.job]):
+            if service.kill(kill.victim, names[kill.job]):  # else there is none of it just now
+                due.pop(0)
                 found.kills[kill.victim] += 1
                 if kill.victim in ("driver", "keeper"):
                     hit.add(kill.job)

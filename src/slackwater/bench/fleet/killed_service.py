@@ -146,7 +146,7 @@ class KilledService:
             found = [int(node["agent_pid"]) for node in nodes if "agent_pid" in node]
             return random.Random(job).sample(found, len(found))
         pids = self._get("/slackwater/status")["pids"]
-        return [int(pid) for name, pid in sorted(pids.items()) if name.startswith(victim)]
+        return [int(pid) for name, pid in sorted(pids.items()) if victim in name]
 
     # ---- what is left ----
     def drivers_left(self, names: Iterable[str]) -> list[str]:
