@@ -134,10 +134,7 @@ def trainer_alone(model: Path, work: StepWork, rank: int) -> dict[str, float]:
 
 
 def gap(model: Path, work: StepWork, rank: int) -> dict[str, float]:
-    """How far the trainer's log-probs of sampled tokens are from the sampler's, plain and batch-invariant, and what the latter costs.
-
-    `rescored`: the same when the engine itself passes the sampled sequences once more, as prompts.
-    """
+    """How far the trainer's log-probs of sampled tokens are from the sampler's, plain and batch-invariant, and what the latter costs."""
     del rank
     config, device = NetConfig.from_directory(model), device_name()
     dtype = "bfloat16" if device == "cuda" else "float32"
@@ -155,14 +152,6 @@ def gap(model: Path, work: StepWork, rank: int) -> dict[str, float]:
         gaps = np.concatenate([np.abs(one[-len(own) :] - own) for one, own in pairs])
         figures |= {f"{name}.gap_mean": float(gaps.mean()), f"{name}.gap_max": float(gaps.max())}
         figures[f"{name}.tokens_per_s"] = sum(map(len, drawn)) / took_s
-        again = _scored_again(engine, data)
-        gaps = np.concatenate(
-            [np.abs(one[-len(own) :] - own) for one, own in zip(again, drawn, strict=True)]
-        )
-        figures |= {
-            f"{name}.rescored_mean": float(gaps.mean()),
-            f"{name}.rescored_max": float(gaps.max()),
-        }
         engine.close()
     return figures
 
@@ -194,20 +183,6 @@ def _sampled(
         for n, drawn in tokens.items()
     ]
     return data, [np.array(each, np.float32) for each in logprobs.values()], took_s
-
-
-def _scored_again(engine: Engine, data: list[Datum]) -> list[NDArray[np.float32]]:
-    """The engine's own log-probs of the data's targets, computed as prompts."""
-    scores: dict[int, NDArray[np.float32]] = {}
-    for number, each in enumerate(data):
-        whole = (*each.tokens.tolist(), int(each.inputs["target_tokens"][-1]))
-        request = GenerationRequest(
-            number, whole, Sampling(max_tokens=0), "base", prompt_logprobs=True
-        )
-        engine.add(request)
-    while engine.busy:
-        scores |= {done.request_id: done.logprobs for done in engine.step().prompt_scores}
-    return [scores[number] for number in range(len(data))]
 
 
 PARTS = {"engine": engine_alone, "trainer": trainer_alone, "gap": gap}
