@@ -89,6 +89,11 @@ class PhaseKeeper:
                     self._lose(one, "")
                     one.epoch = None
                 self._tell(event)
+            case on.PhaseRequested(_, job, epoch):
+                one = self._jobs.get(job)
+                if one is not None and epoch == one.epoch:
+                    one.requested_s = None  # asked for in so many words: it has something to do
+                self._tell(event)
             case of_phase.PermitsNumbered(_, after):
                 self.scheduler.permits.number_after(after)
             case _ if isinstance(event, of_phase.OfJob):
