@@ -18,6 +18,7 @@ if DEVICE == "cpu":
     os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton", reason="the kernels are Triton's")
 
+from slackwater.engine.cuda import straight_pass  # noqa: E402
 from slackwater.engine.cuda.adapter_rows import (  # noqa: E402
     PROMPT_TILE,
     AdapterRows,
@@ -132,6 +133,12 @@ class Setup:
 def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
     tolerance = 2e-3 if DEVICE == "cpu" else 5e-2  # products and dots in tf32 there
     torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+
+
+@pytest.fixture(autouse=True)
+def own_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the kernels that must be asked for (`SLACKWATER_OWN_PRODUCTS=1`)."""
+    monkeypatch.setattr(straight_pass, "FEW_ROWS", 32)
 
 
 @pytest.mark.parametrize("config", [QWEN3, QWEN2, WIDE], ids=["qwen3", "qwen2", "wide"])

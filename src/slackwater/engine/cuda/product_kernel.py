@@ -7,6 +7,7 @@ kernel adds up. While the predecessor still runs, every program begins to read i
 # ruff: noqa: N803  (compile-time constants are upper case, as everywhere in Triton)
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
 
+import os
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -17,7 +18,8 @@ from torch import Tensor
 
 from slackwater.engine.cuda.early_start import early_start, let_successor_start, starts_early
 
-FEW_ROWS = 32
+# Off unless asked for: the last form of these kernels has run in Triton's interpreter, not yet whole on a device.
+FEW_ROWS = 32 if os.environ.get("SLACKWATER_OWN_PRODUCTS") == "1" else 0
 _FILLED = 0.6  # of the multiprocessors are enough to read as fast as the memory gives
 _MOST_PARTS = 8
 _WARPS, _STAGES = 4, 5

@@ -7,14 +7,17 @@ output and, in further columns, its low-rank states under every adapter up to th
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from slackwater.engine.cuda.product_kernel import Tiling, few_rows_product, processors, tiling
 from slackwater.engine.cuda.rank_pool import UNIT
 from slackwater.nets.lora import LoraAdapter
+
+if TYPE_CHECKING:  # Triton is not there where there is no GPU
+    from slackwater.engine.cuda.product_kernel import Tiling
 
 _INVARIANT_ROWS = 128
 _HALF = 2  # bytes
@@ -76,14 +79,18 @@ class Site:
         bias = None if self._bias is None else self._bias[:rows]
         return functional.linear(x, self._weight[:rows], bias)[None]
 
-    def tiling(self, units: int) -> Tiling | None:
+    def tiling(self, units: int) -> "Tiling | None":
         """How our own kernel would share out a product of few rows, if it is the better one."""
         if self._weight.is_cuda and self._weight.itemsize > _HALF:
             return None  # its tiles would not fit into shared memory
+        from slackwater.engine.cuda.product_kernel import processors, tiling
+
         return tiling(self._rows(units), self._weight.shape[1], processors())
 
     def few_rows_product(self, x: Tensor, units: int) -> Tensor:
         """The same in parts, `[parts, ...]`, to be added up."""
+        from slackwater.engine.cuda.product_kernel import few_rows_product
+
         how = self.tiling(units)
         if how is None:
             return self.product(x, units)
