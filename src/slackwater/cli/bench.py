@@ -54,7 +54,6 @@ BENCHES: dict[str, str] = {
     "switch": "state.switch",
     "trl_coexec": "state.trl_coexec",
     "coexec": "coscheduling.coexec",
-    "joint_storm": "coscheduling.storm",
 }
 
 app = typer.Typer(add_completion=False)

@@ -1,7 +1,9 @@
 """Versions are pulled beside the decode loop: bytes arrive and are laid out in a thread, the flip is between two steps."""
 
+import os
 import queue
 import socket
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +18,8 @@ from slackwater.nets.lora import LoraSpec
 from slackwater.wire import messages
 from slackwater.worker.published import lora_of
 from slackwater.worker.weight_lane import WeightLane
+
+_NICENESS = 10  # a tenth of a core that a step wants too, all of one that is idle
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +150,8 @@ class VersionPuller:
         return messages.VersionFailed(version, str(error))
 
     def _work(self) -> None:
+        if sys.platform == "linux":  # where a thread has a priority of its own: steps come first
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         while (what := self._to_do.get()) is not None:
             self._done.put(self._result(what))
             self._button.send(b"!")

@@ -1,4 +1,4 @@
-"""Five hundred simulated hours of node loss, partitions and agents that lie over all controllers together.
+"""A thousand simulated hours of node loss, partitions and agents that lie over all controllers together.
 
 The invariants of every controller, and those between them, are checked after every event. A seed that fails is named in the
 error, and run again by `slackwater storm --joint --seed N`.
@@ -9,7 +9,7 @@ from slackwater.bench.seeds import run_seeds
 from slackwater.sim.joint.weather import joint_weather
 
 HOURS_PER_SEED = 10.0
-SEEDS = 50
+SEEDS = 100
 QUICK_SEEDS = 4
 
 
