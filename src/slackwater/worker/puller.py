@@ -19,7 +19,7 @@ from slackwater.wire import messages
 from slackwater.worker.published import lora_of
 from slackwater.worker.weight_lane import WeightLane
 
-_NICENESS = 10  # a tenth of a core that a step wants too, all of one that is idle
+_NICENESS = 19  # hardly any of a core that a step wants too, all of one that is idle
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 
 SECRET_VARIABLE = "SLACKWATER_WORKER_SECRET"  # as in worker/process.py, which imports no runtime
 PIN_VARIABLE = "SLACKWATER_HUB_PIN"
-# Workers of a node that is a few cores of this machine give way to the control plane, which needs milliseconds at a time.
+# Workers of a node that is a few cores of this machine give way to the control plane, which needs milliseconds at a time: a lower priority, and
+# no core of another when they wake (SCHED_BATCH).
 _NICE = 5
 
 
@@ -128,9 +129,10 @@ class LocalAgents:
                     stderr=log,
                     env=os.environ | join.environment() | {PARENT: str(os.getpid())},
                 )
-            if plan.cores:  # before it starts a worker, which inherits both
+            if plan.cores:  # before it starts a worker, which inherits all three
                 os.sched_setaffinity(process.pid, plan.cores)
                 os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
+                os.sched_setscheduler(process.pid, os.SCHED_BATCH, os.sched_param(0))
             self._processes[plan.node] = process
             status = await process.wait()
             deaths = self._policy.deaths_after(deaths, loop.time() - began_s)
