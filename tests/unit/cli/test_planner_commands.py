@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -376,7 +376,16 @@ def test_the_planner_runs_with_no_more_than_its_own_requirements(tmp_path: Path)
     assert (tmp_path / "p.png").stat().st_size > 10_000
 
 
+@pytest.fixture
+def hears_ctrl_c() -> Iterator[None]:
+    """A suite that a shell runs in the background ignores Ctrl-C, and so would every program that it starts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.process
+@pytest.mark.usefixtures("hears_ctrl_c")
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_leaves_nothing_under_the_final_names(
     tmp_path: Path, kind: signal.Signals
