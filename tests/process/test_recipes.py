@@ -82,10 +82,12 @@ def test_arithmetic_resumes_after_a_kill_where_it_was(workspace: Workspace) -> N
     wait_for("two checkpoints", lambda: saved.exists() and len(saved.read_text().splitlines()) >= 2)
     first.send_signal(signal.SIGKILL)
     first.wait(30)
+    # The recipe saves a step before it writes the step's metrics: the kill may fall between the two.
+    done = json.loads(saved.read_text().splitlines()[-1])["batch"]
+    before = len(workspace.metrics("killed"))
+    assert done - 1 <= before <= done
     rows = workspace.run("math_rl.train", "killed", within_s=180, **settings)
-    steps = [row["step"] for row in rows]
-    assert steps[-1] == 4
-    assert sorted(set(steps)) == [0, 1, 2, 3, 4]
+    assert [row["step"] for row in rows[before:]] == list(range(done, 5))
     assert "resum" in workspace.tail("killed", lines=2000).lower()
 
 
