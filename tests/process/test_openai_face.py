@@ -223,7 +223,7 @@ def test_trained_weights_have_a_friendly_name(
     training = sdk.create_lora_training_client(base_model="tiny", rank=2)
     path = training.save_weights_for_sampler("friendly").result().path
     cards = {model.id: model for model in client.models.list()}
-    assert cards["tiny:friendly"].root == path  # type: ignore[attr-defined]  # vLLM's field, not in the SDK's type
+    assert cards["tiny:friendly"].root == path
     assert path in cards
     assert complete(client, model="tiny:friendly").choices
     assert client.models.retrieve("tiny:friendly").id == "tiny:friendly"
