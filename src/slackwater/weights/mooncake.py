@@ -19,7 +19,7 @@ from torch import Tensor
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, UnavailableError
 from slackwater.tensors.checked_file import checksum as crc32_of
 from slackwater.tensors.header import TensorHeader
-from slackwater.weights.relay.bucket import Manifest, part_checksums, whole_views
+from slackwater.weights.relay.bucket import Manifest, part_checksums, tensor_memory, whole_views
 from slackwater.weights.relay.host_copy import host_version, torch_tensors
 from slackwater.weights.relay.manifest import BUCKET_BYTES
 from slackwater.weights.relay.publisher import HostVersion, publish
@@ -88,7 +88,7 @@ class MooncakeWeightStore:
     def pull(self, version: str, device: str = "cpu") -> dict[str, Tensor]:
         """The version's tensors, exactly as published."""
         manifest = self._present(version).manifest
-        arrays = tuple(np.empty(tensor.size, np.uint8) for tensor in manifest.tensors)
+        arrays = tensor_memory(tensor.size for tensor in manifest.tensors)
         for number, bucket in enumerate(manifest.buckets()):
             size = manifest.sizes[""][number]
             key = self._key(version, str(number))

@@ -4,7 +4,8 @@ In a bucket of changes each part is a 32-bit length and a frame (docs/delta-form
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +21,26 @@ from slackwater.weights.relay.manifest import Manifest as Manifest
 from slackwater.weights.relay.manifest import TensorEntry as TensorEntry
 from slackwater.weights.relay.manifest import buckets_of as buckets_of
 from slackwater.weights.relay.manifest import tag_of as tag_of
+from slackwater.weights.relay.memory import anonymous
 
 _LENGTH = struct.Struct("<I")
+_APART = 64  # a cache line, and more than any element needs
 Bytes = NDArray[np.uint8]
+
+
+def tensor_memory(sizes: Iterable[int]) -> tuple[Bytes, ...]:
+    """Arrays of these sizes in one piece of memory, which goes with the last of them.
+
+    Each is over a view of its own and no slice of one array: whoever reads a part of an array then refers to that array, and
+    counting its references tells whether anybody does.
+    """
+    sizes = list(sizes)
+    starts = [0, *accumulate(size + -size % _APART for size in sizes)]
+    memory = anonymous(starts[-1])
+    return tuple(
+        np.frombuffer(memory[start : start + size], np.uint8) if size else np.empty(0, np.uint8)
+        for start, size in zip(starts, sizes, strict=False)
+    )
 
 
 def part_checksums(arrays: Sequence[Bytes], bucket: Bucket) -> list[int]:

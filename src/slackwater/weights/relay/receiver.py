@@ -22,6 +22,7 @@ from slackwater.weights.relay.bucket import (
     Manifest,
     apply_changes,
     part_checksums,
+    tensor_memory,
     whole_views,
 )
 from slackwater.weights.relay.publisher import HostVersion
@@ -136,7 +137,7 @@ class Receiver:
             memory: Memory | None = None
             coming: _ComingSums | None = None
             if not cargo.base:
-                arrays = tuple(np.empty(tensor.size, np.uint8) for tensor in at.tensors)
+                arrays = tensor_memory(tensor.size for tensor in at.tensors)
                 memory = [tuple(whole_views(arrays, bucket)) for bucket in at.buckets()]
                 coming = _ComingSums(memory)
             seen = None if coming is None else coming.seen
@@ -173,7 +174,10 @@ class Receiver:
         ):
             del self._held[version]
             return arrays
-        return tuple(array.copy() for array in arrays)
+        copies = tensor_memory(map(len, arrays))
+        for copy, array in zip(copies, arrays, strict=True):
+            np.copyto(copy, array)
+        return copies
 
     def _keep_newest(self, found: HostVersion, manifest: Manifest) -> None:
         self._held[found.version] = (found, manifest)

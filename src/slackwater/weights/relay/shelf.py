@@ -12,8 +12,10 @@ import msgspec
 from slackwater.model.cargo import Cargo
 from slackwater.model.errors import NotFoundError, RefusedError, UnavailableError
 from slackwater.weights.relay.manifest import Manifest, tag_of
+from slackwater.weights.relay.memory import anonymous
 
 _GIVEN_UP = 64  # versions that are remembered as given up
+_NOBODY = 1 << 62
 
 
 class Key(msgspec.Struct, frozen=True, array_like=True):
@@ -25,7 +27,10 @@ class Key(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A bucket's memory, in pieces; `filled` bytes of it are there. With a `descriptor` others on this node may map it."""
+    """A bucket's memory, in pieces; `filled` bytes of it are there. With a `descriptor` others on this node may map it.
+
+    Whoever waits for more bytes than `wake_above` is woken when they are there, and not at every piece before.
+    """
 
     key: Key
     size: int
@@ -36,6 +41,7 @@ class Slot:
     failed: bool = False
     readers: int = 0
     dropped: bool = False
+    wake_above: int = _NOBODY
 
     @property
     def complete(self) -> bool:
@@ -122,10 +128,12 @@ class Shelf:
             return slot
 
     def advance(self, slot: Slot, filled: int) -> None:
-        """More of a slot is there: its readers go on."""
+        """More of a slot is there: readers who can use it go on."""
         with self._changed:
             slot.filled = filled
-            self._changed.notify_all()
+            if filled > slot.wake_above or slot.complete:
+                slot.wake_above = _NOBODY
+                self._changed.notify_all()
 
     def fail(self, slot: Slot) -> None:
         """The one who filled it has gone; what is there stays, for the next to go on from."""
@@ -241,6 +249,7 @@ class Shelf:
                 broken = slot.failed and slot.key.cargo not in self._expected
                 if broken or slot.dropped:
                     raise UnavailableError(f"bucket {slot.key.number} broke off at {slot.filled}")
+                slot.wake_above = min(slot.wake_above, beyond)
                 if not self._changed.wait(max(deadline_s - time.monotonic(), 0.0)):
                     raise UnavailableError(f"bucket {slot.key.number} stands at {slot.filled}")
             return slot.filled
@@ -305,17 +314,17 @@ class Shelf:
         if size < 4096:
             return memoryview(bytearray(size)), None
         if not self.shared or not hasattr(os, "memfd_create"):
-            return _anonymous(size), None
+            return anonymous(size), None
         try:
             descriptor = os.memfd_create("slackwater weights")
         except OSError:  # too many are open: this bucket goes over sockets
-            return _anonymous(size), None
+            return anonymous(size), None
         try:
             os.posix_fallocate(descriptor, 0, size)
             return memoryview(mmap.mmap(descriptor, size)), descriptor
         except OSError:
             os.close(descriptor)
-            return _anonymous(size), None
+            return anonymous(size), None
 
 
 def _anonymous(size: int) -> memoryview:
