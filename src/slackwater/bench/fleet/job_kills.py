@@ -155,8 +155,8 @@ def _disturbed(
 
 
 def _job_file(name: str, job: str) -> dict[str, Any]:
-    """A few iterations of a few tokens; the profile is known, so that nothing waits for one."""
-    grpo = {"groups": 4, "max_groups": 4, "group_size": 4, "checkpoint_every": 1}
+    """A few iterations of a few tokens, each with an update; the profile is known, so that nothing waits for one."""
+    grpo = {"groups": 4, "max_groups": 4, "group_size": 8, "checkpoint_every": 1}
     return {
         "name": name,
         "model": "tiny",
@@ -164,5 +164,5 @@ def _job_file(name: str, job: str) -> dict[str, Any]:
         "iterations": _STEPS,
         "slo": 20.0,
         "profile": {"rollout_s": 0.3, "train_s": 0.3, "sync_s": 0.1},
-        "options": {"warm_up": {"steps": 3}, "grpo": grpo},
+        "options": {"warm_up": {"steps": 20}, "grpo": grpo},
     }

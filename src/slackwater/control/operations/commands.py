@@ -73,6 +73,23 @@ class ForgetModel:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveState:
+    """Let the node of `worker` send a model's state to the memory of the node of `to`; `StateMoved` says how it went."""
+
+    worker: WorkerId
+    ticket: int
+    model: ModelId
+    to: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetStrays:
+    """States of the model that no trainer holds, on whatever node, are of no use any more; nothing is reported back."""
+
+    model: ModelId
+
+
+@dataclass(frozen=True, slots=True)
 class CompleteOp:
     """The result that came with `ticket` is this request's: make it durable, then tell."""
 
@@ -96,6 +113,8 @@ Command: TypeAlias = (
     | TakeSnapshot
     | CommitSnapshot
     | ForgetModel
+    | MoveState
+    | ForgetStrays
     | CompleteOp
     | FailOp
     | SetTimer

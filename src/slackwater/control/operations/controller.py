@@ -3,7 +3,8 @@
 Invariants: an operation runs only when all before it are over; a trainer does one thing at a time; a
 model's state is never used unless it is the saved state plus the whole log, applied in order; a request
 ends exactly once. When a trainer is lost, its models come back elsewhere from the last saved state by
-replaying the log, and the operation that was running runs again.
+replaying the log, and the operation that was running runs again. A model whose permit is for another node
+moves there with its state; where that fails, it comes there in the same way as from a trainer that was lost.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from typing import assert_never
 
 from slackwater.control.operations import commands as do
 from slackwater.control.operations import events as on
-from slackwater.control.operations.model_line import ModelLine, Residency
+from slackwater.control.operations.model_line import ModelLine, Move, Residency
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.errors import ConfigError, UnavailableError
 from slackwater.model.ids import JobId, ModelId, NodeId, TenantId, WorkerId
@@ -23,10 +24,12 @@ from slackwater.model.operation import FaultOwner, Operation, OpKind
 class OperationsConfig:
     """`save_log_after_s` bounds how long a replay takes; a snapshot may cost a tenth of the time.
 
-    `max_skipped` is how far a number may lie ahead of the one whose turn it is.
+    `max_skipped` is how far a number may lie ahead of the one whose turn it is. A move between nodes that is not heard of is given
+    up after `give_up_move_after_s`; one that breaks off is heard of much sooner.
     """
 
     give_up_gap_after_s: float = 60.0
+    give_up_move_after_s: float = 300.0
     save_log_after_s: float = 30.0
     snapshot_share: float = 0.1
     max_attempts: int = 5
@@ -87,8 +90,12 @@ class OperationsController:
             case on.TrainerJoined(_, worker, node):
                 self._flights.setdefault(worker, None)
                 self._nodes[worker] = node
+            case on.OpsGated(_, job, None):
+                self._gates.pop(job, None)
             case on.OpsGated(_, job, nodes):
-                self._gate(job, nodes)
+                self._gates[job] = nodes
+            case on.StateMoved(_, model, ticket, error):
+                self._moved(model, ticket, error)
             case on.TrainerLost(_, worker, reason):
                 self._lost(worker, reason)
             case on.TicketAside(_, worker, ticket):
@@ -99,6 +106,7 @@ class OperationsController:
                 self._timer(name)
             case _:
                 assert_never(event)
+        self._move_away(event.now_s)
         self._dispatch()
         self._watch_gaps(event.now_s)
         return self._out
@@ -157,6 +165,8 @@ class OperationsController:
         line = self._lines.get(ModelId(model))
         if kind == "gap" and line is not None and line.next_seq == int(seq) and line.has_gap():
             line.give_up_gap()
+        if kind == "move" and line is not None and line.move and line.move.ticket == int(seq):
+            self._moved(line.model, int(seq), "nothing was heard of it")
 
     def _close(self, model: ModelId, reason: str) -> None:
         line = self._lines.pop(model, None)
@@ -169,6 +179,7 @@ class OperationsController:
         line.waiting.clear()
         line.aside.clear()
         self._forget(line)
+        self._out.append(do.ForgetStrays(model))
 
     def _forget(self, line: ModelLine) -> None:
         """Let the trainer drop a state that is no longer wanted or trusted."""
@@ -231,7 +242,8 @@ class OperationsController:
             line.skip_refused()
         else:
             operation = flight.replayed
-            if operation is None or line.log[line.applied].operation is not operation:
+            entry = line.log[line.applied] if line.applied < len(line.log) else None
+            if entry is None or entry.operation is not operation:
                 self._flights[worker] = None  # written meanwhile, by the trainer that had it before
                 return
             if operation.seq not in line.aside:
@@ -287,18 +299,39 @@ class OperationsController:
             while self._flights[worker] is None and (line := self._pick(worker)) is not None:
                 self._next(worker, line)
 
-    def _gate(self, job: JobId, nodes: tuple[NodeId, ...] | None) -> None:
-        """A state that waits on a trainer of another node is brought to the new ones from the log."""
-        if nodes is None:
-            self._gates.pop(job, None)
+    # ---- moves ----
+    def _move_away(self, now_s: float) -> None:
+        """A state that waits where its permit is not goes to a trainer that has it."""
+        if not self._gates:
             return
-        self._gates[job] = nodes
         busy = {id(flight.line) for flight in self._flights.values() if flight is not None}
         for line in self._lines.values():
-            head = line.head()
-            waits = nodes and head is not None and head.job == job and id(line) not in busy
-            if waits and line.worker is not None and not self._may(line, line.worker):
-                self._forget(line)
+            if line.worker is None or line.move or id(line) in busy or self._may(line, line.worker):
+                continue
+            able = [worker for worker in sorted(self._flights) if self._may(line, worker)]
+            if not able:
+                continue  # a closed gate, or nobody there yet
+            if line.usable_state() < 0 or line.residency is Residency.ABSENT:
+                self._forget(line)  # it must be made from the log anyhow
+                continue
+            loads = self._loads()
+            self._tickets += 1
+            line.move = Move(self._tickets, min(able, key=lambda worker: (loads[worker], worker)))
+            named = (line.worker, line.move.ticket, line.model, line.move.to)
+            self._out.append(do.MoveState(*named))
+            at_s = now_s + self._config.give_up_move_after_s
+            self._out.append(SetTimer(f"move:{line.move.ticket}:{line.model}", at_s))
+
+    def _moved(self, model: ModelId, ticket: int, error: str) -> None:
+        """The trainer there finds the state when it restores the model; after an error it finds none."""
+        line = self._lines.get(model)
+        move = None if line is None else line.move
+        if line is None or move is None or move.ticket != ticket:
+            self._out.append(do.ForgetStrays(model))  # it came too late
+            return
+        self._forget(line)
+        if not error and move.to in self._flights:
+            line.worker = move.to
 
     def _may(self, line: ModelLine, worker: WorkerId) -> bool:
         """Whether the head may run there: passes and steps of a gated job need its permit."""
@@ -309,14 +342,12 @@ class OperationsController:
         return nodes is None or self._nodes.get(worker) in nodes
 
     def _pick(self, worker: WorkerId) -> ModelLine | None:
-        loads = dict.fromkeys(self._flights, 0)
-        for line in self._lines.values():
-            if line.worker is not None:
-                loads[line.worker] += 1
+        loads = self._loads()
         able = [
             line
             for line in self._lines.values()
             if line.has_work()
+            and line.move is None
             and self._may(line, worker)
             and (
                 line.worker == worker or (line.worker is None and self._least(line, worker, loads))
@@ -331,6 +362,14 @@ class OperationsController:
             ),
             default=None,
         )
+
+    def _loads(self) -> dict[WorkerId, int]:
+        """How many models each trainer has."""
+        loads = dict.fromkeys(self._flights, 0)
+        for line in self._lines.values():
+            if line.worker is not None:
+                loads[line.worker] += 1
+        return loads
 
     def _least(self, line: ModelLine, worker: WorkerId, loads: dict[WorkerId, int]) -> bool:
         """Whether no trainer that may have the model has fewer."""
@@ -368,6 +407,7 @@ class OperationsController:
             line.residency = Residency.READY
             if event.reached is not None:
                 line.caught_up(event.reached)
+            self._out.append(do.ForgetStrays(line.model))
 
         self._fly(worker, _Flight(ticket, line, done, self._replay_failed(line), restores=True))
         self._out.append(do.RestoreState(worker, ticket, line.model, seq, line.usable_state()))
@@ -381,6 +421,8 @@ class OperationsController:
             line.applied += 1
             if event.reached is not None:
                 line.caught_up(event.reached)
+            if entry.operation.kind is OpKind.CREATE:
+                self._out.append(do.ForgetStrays(line.model))
             if entry.operation.seq in line.aside:  # written at last
                 line.finish_aside(entry.operation)
                 self._out.append(do.CompleteOp(entry.operation.request, event.ticket))
@@ -479,6 +521,7 @@ class OperationsController:
             assert seqs == sorted(set(seqs)), "the log is out of order"
             assert line.saved_seq is None or all(seq > line.saved_seq for seq in seqs)
             assert line.worker is None or line.worker in self._flights, "state on a lost trainer"
+            assert line.move is None or line.worker is not None, "a state moves from nowhere"
             assert line.worker is not None or line.applied == 0
             assert line.aside.keys() <= set(seqs), "a publish that no replay would make again"
             if line.next_seq in line.refused:

@@ -63,6 +63,16 @@ class OpsGated:
 
 
 @dataclass(frozen=True, slots=True)
+class StateMoved:
+    """What became of a `MoveState`; without an error the state is in the memory of the other trainer's node."""
+
+    now_s: float
+    model: ModelId
+    ticket: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class TrainerLost:
     now_s: float
     worker: WorkerId
@@ -108,6 +118,7 @@ Event: TypeAlias = (
     | ModelClosed
     | TrainerJoined
     | OpsGated
+    | StateMoved
     | TrainerLost
     | TicketAside
     | TicketDone
@@ -123,6 +134,7 @@ EVENT_TYPES: dict[str, type] = {
         ModelClosed,
         TrainerJoined,
         OpsGated,
+        StateMoved,
         TrainerLost,
         TicketAside,
         TicketDone,

@@ -31,6 +31,14 @@ class LogEntry:
     ran: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The state is sent to the node of another trainer."""
+
+    ticket: int
+    to: WorkerId
+
+
 @dataclass(slots=True)
 class ModelLine:
     """The mutable state of one model; only the controller touches it."""
@@ -49,6 +57,7 @@ class ModelLine:
     snapshot_cost_s: float = 0.0
     worker: WorkerId | None = None
     residency: Residency = Residency.ABSENT
+    move: Move | None = None  # under way: nothing else is done with the state
     attempts: int = 0
     failed_restores: int = 0
     furthest_applied: int = 0  # of this log, by any trainer: progress resets `failed_restores`
@@ -165,11 +174,15 @@ class ModelLine:
     def lose_state(self) -> None:
         """The trainer no longer has this model."""
         self.worker = None
+        self.move = None
         self.residency = Residency.ABSENT
         self.applied = 0
 
     def adopt(self, saved_seq: int | None, records: tuple[OperationRecord, ...]) -> None:
-        """Take over from the durable log; a hole between finished numbers is one that was given up."""
+        """Take over from the durable log; a hole before a number that ran is one that was given up.
+
+        A number behind a hole that failed may have been refused before the hole's own number came, which is waited for.
+        """
         self.saved_seq = saved_seq
         self.next_seq = 0 if saved_seq is None else saved_seq + 1
         ran = [r.operation.seq for r in records if r.status is OpStatus.DONE]
@@ -181,7 +194,7 @@ class ModelLine:
                 self.set_head_aside()
             elif record.status is OpStatus.WAITING:
                 self.waiting[operation.seq] = operation
-            elif self.waiting:
+            elif self.waiting or self.next_seq < operation.seq > max(ran, default=-1):
                 self.refused[operation.seq] = (operation, "before the service was restarted")
             else:
                 self._pass_over(operation.seq)

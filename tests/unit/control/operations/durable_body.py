@@ -1,4 +1,4 @@
-"""A body for the operations controller: a durable log, trainers that can be lost, and a service that can die.
+"""A body for the operations controller: a durable log, trainers of two nodes that can be lost, gates, and a service that can die.
 
 State is a chain of hashes, so that any operation that is skipped, doubled or out of order shows in every
 result after it.
@@ -12,8 +12,15 @@ from slackwater.control.operations import commands as do
 from slackwater.control.operations import events as on
 from slackwater.control.operations.controller import OperationsConfig, OperationsController
 from slackwater.control.timer import SetTimer, TimerFired
-from slackwater.model.ids import ModelId, RequestId, WorkerId
-from slackwater.model.operation import FaultOwner, Operation, OperationRecord, OpKind, OpStatus
+from slackwater.model.ids import ModelId, NodeId, RequestId, WorkerId
+from slackwater.model.operation import (
+    NO_JOB,
+    FaultOwner,
+    Operation,
+    OperationRecord,
+    OpKind,
+    OpStatus,
+)
 
 
 @dataclass(frozen=True)
@@ -24,6 +31,9 @@ class Script:
     rejected: bool = False  # refused at the door
     refused: bool = False  # refused by the trainer
     lost: bool = False  # never sent: it counts as a refused forward_backward
+
+
+NODES = (NodeId("n0"), NodeId("n1"))
 
 
 def chain(value: str, *more: object) -> str:
@@ -92,8 +102,13 @@ class Body:
     saved: dict[ModelId, tuple[int, State]] = field(default_factory=dict)
     drafts: dict[tuple[ModelId, int], State] = field(default_factory=dict)
     trainers: dict[WorkerId, dict[ModelId, State]] = field(default_factory=dict)
-    kept: dict[ModelId, tuple[int, State]] = field(default_factory=dict)  # by the node, after a seq
-    taken: int = 0  # states that outlived their trainer
+    nodes: dict[WorkerId, NodeId] = field(default_factory=dict)
+    # By a node, in its memory: the state of a model after a seq.
+    kept: dict[tuple[NodeId, ModelId], tuple[int, State]] = field(default_factory=dict)
+    reached: dict[tuple[WorkerId, ModelId], int] = field(default_factory=dict)
+    moves: list[do.MoveState] = field(default_factory=list)
+    taken: int = 0  # states that outlived their trainer, or came from another node
+    arrived: int = 0
     inbox: dict[WorkerId, list[do.Command]] = field(default_factory=dict)
     writing: dict[WorkerId, list[tuple[int, str | None]]] = field(default_factory=dict)
     timers: dict[str, float] = field(default_factory=dict)
@@ -120,21 +135,44 @@ class Body:
     def join_trainer(self) -> None:
         self.made += 1
         worker = WorkerId(f"t{self.made}")
+        others = {self.nodes[other] for other in self.trainers}
+        self.nodes[worker] = self.chance.choice([n for n in NODES if n not in others] or NODES)
         self.trainers[worker], self.inbox[worker] = {}, []
-        self.feed(on.TrainerJoined(self.now_s, worker))
+        self.feed(on.TrainerJoined(self.now_s, worker, self.nodes[worker]))
 
     def lose_trainer(self, worker: WorkerId) -> None:
         """Its node keeps what it had offloaded, perhaps with the effect of an operation that nobody heard the end of."""
         unheard = self.inbox[worker][:1]
         if unheard and isinstance(unheard[0], do.RunOp) and self.chance.random() < 0.5:
-            self._do(self.trainers[worker], unheard[0])
+            self._do(worker, unheard[0])
         del self.trainers[worker], self.inbox[worker]
         self.writing.pop(worker, None)
         self.feed(on.TrainerLost(self.now_s, worker, "killed"))
 
+    def gate(self, nodes: tuple[NodeId, ...] | None) -> None:
+        """All models are of one job, whose permit is for these nodes."""
+        self.feed(on.OpsGated(self.now_s, NO_JOB, nodes))
+
+    def move(self) -> None:
+        """A state arrives in another node's memory, or does not; or it does, and nobody hears of it in time."""
+        order = self.moves.pop(self.chance.randrange(len(self.moves)))
+        held = self.trainers.get(order.worker, {}).get(order.model)
+        how = self.chance.choice(("well", "well", "badly", "unheard"))
+        if held is not None and how != "badly" and order.to in self.nodes:
+            seq = self.reached[order.worker, order.model]
+            self.kept[self.nodes[order.to], order.model] = (seq, held.copy())
+            self.arrived += 1
+        if how == "unheard":
+            name = f"move:{order.ticket}:{order.model}"
+            self.now_s = max(self.now_s, self.timers.pop(name, 0.0))
+            self.feed(TimerFired(self.now_s, name))
+        error = "" if held is not None and how == "well" else "broke off"
+        self.feed(on.StateMoved(self.now_s, order.model, order.ticket, error))
+
     def restart_service(self) -> None:
         """Everything in memory is gone; the log and the saved states are not."""
         self.trainers, self.inbox, self.timers, self.writing, self.kept = {}, {}, {}, {}, {}
+        self.moves = []
         self.controller = OperationsController(self.config)
         for model, records in self.log.items():
             saved_seq = self.saved[model][0] if model in self.saved else None
@@ -154,11 +192,11 @@ class Body:
         held = self.trainers[worker]
         if isinstance(command, do.ForgetModel):
             held.pop(command.model, None)
-            self.kept.pop(command.model, None)
+            self.kept.pop((self.nodes[worker], command.model), None)
             return
         assert isinstance(command, do.RunOp | do.RestoreState | do.DropGradients | do.TakeSnapshot)
-        result = self._do(held, command)
-        if (reached := self._found(held, command)) is not None:
+        result = self._do(worker, command)
+        if (reached := self._found(worker, command)) is not None:
             done = on.TicketDone(self.now_s, worker, command.ticket, 1.0, reached)
             self.feed(done, result or "")
             return
@@ -169,7 +207,7 @@ class Body:
         else:
             self._report(worker, command.ticket, result)
 
-    def _found(self, held: dict[ModelId, State], command: do.Command) -> int | None:
+    def _found(self, worker: WorkerId, command: do.Command) -> int | None:
         """The node may have kept a later state than the one that was to be made."""
         if isinstance(command, do.RestoreState):
             model, made = command.model, command.seq
@@ -177,17 +215,25 @@ class Body:
             model, made = command.operation.model, command.operation.seq
         else:
             return None
-        seq, state = self.kept.get(model, (-1, State()))
+        seq, state = self.kept.get((self.nodes[worker], model), (-1, State()))
         if not made < seq <= command.at_most:
             return None
         self.taken += 1
-        held[model] = state.copy()
+        self.trainers[worker][model] = state.copy()
+        self.reached[worker, model] = seq
         return seq
 
-    def _keep(self, model: ModelId, seq: int, state: State) -> None:
+    def _keep(self, worker: WorkerId, model: ModelId, seq: int) -> None:
         """Now and then a state is offloaded."""
+        self.reached[worker, model] = seq
         if self.chance.random() < 0.5:
-            self.kept[model] = (seq, state.copy())
+            state = self.trainers[worker][model]
+            self.kept[self.nodes[worker], model] = (seq, state.copy())
+
+    def _forget_strays(self, model: ModelId) -> None:
+        held = {self.nodes[worker] for worker, states in self.trainers.items() if model in states}
+        for node in set(NODES) - held:
+            self.kept.pop((node, model), None)
 
     def write(self, worker: WorkerId) -> None:
         """One of the publishes that a trainer set aside is written, or could not be."""
@@ -203,9 +249,10 @@ class Body:
 
     def _do(
         self,
-        held: dict[ModelId, State],
+        worker: WorkerId,
         command: do.RunOp | do.RestoreState | do.DropGradients | do.TakeSnapshot,
     ) -> str | None:
+        held = self.trainers[worker]
         match command:
             case do.RunOp(_, _, operation, replay):
                 if operation.kind is OpKind.CREATE:
@@ -215,14 +262,15 @@ class Body:
                     assert not replay or unwritten, "a refused operation was replayed"
                     return None
                 result = run_operation(held[operation.model], operation)
-                self._keep(operation.model, operation.seq, held[operation.model])
+                self._keep(worker, operation.model, operation.seq)
                 return result
             case do.RestoreState(_, _, model, seq):
                 assert self.saved[model][0] == seq
                 held[model] = self.saved[model][1].copy()
+                self.reached[worker, model] = seq
             case do.DropGradients(_, _, model, seq):
                 held[model].gradients = ()
-                self._keep(model, seq, held[model])
+                self._keep(worker, model, seq)
             case do.TakeSnapshot(_, _, model, seq):
                 self.drafts[model, seq] = held[model].copy()
         return ""
@@ -239,6 +287,10 @@ class Body:
                     self.saved[model] = (seq, self.drafts[model, seq])
                 case SetTimer(name, at_s):
                     self.timers[name] = at_s
+                case do.MoveState():
+                    self.moves.append(command)
+                case do.ForgetStrays(model):
+                    self._forget_strays(model)
                 case _:
                     self.inbox[command.worker].append(command)
         self.controller.check_integrity()
