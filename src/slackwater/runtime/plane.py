@@ -22,13 +22,13 @@ from slackwater.runtime.bodies.operations import OperationsBody, OperationsParts
 from slackwater.runtime.bodies.phases import PhaseHands, PhasesBody
 from slackwater.runtime.bodies.rehearsal import rehearse, rehearse_sharing
 from slackwater.runtime.bodies.rollout import RolloutBody
+from slackwater.runtime.bodies.state_moves import StateMoves
 from slackwater.runtime.bodies.vital_controller import VitalController
 from slackwater.runtime.launch.agents import JoinAddress
 from slackwater.runtime.launch.fleet import Fleet
 from slackwater.runtime.launch.nodes import agent_name
 from slackwater.runtime.launch.worker_plans import WorkerPlans, reward_models
 from slackwater.runtime.net.background import Background
-from slackwater.runtime.net.certificate import Certificate
 from slackwater.runtime.net.depot import Depot
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.recording import Recording
@@ -60,6 +60,7 @@ from slackwater.runtime.store.future_board import FutureBoard
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.runtime.store.versions import VersionShelf
 from slackwater.wire.agent import PrefetchStates
+from slackwater.wire.certificate import Certificate
 
 ROLLOUT_SETTINGS = RolloutSettings(lease_s=SILENT_AFTER_S)  # without a configuration file
 
@@ -176,7 +177,8 @@ class ControlPlane:
         self.training = OperationsBody(
             OperationsParts(
                 *(self.store, self.board, self.hub, state, self.bases, self.background),
-                *(self.rollout.devices, self.sessions.job_of),
+                *(self.rollout.devices, StateMoves(self.hub, self.fleet.nodes.node_of)),
+                self.sessions.job_of,
                 None if shared is None else self.rollout.feed,
                 partial(self._coscheduled_node, "train"),
             ),

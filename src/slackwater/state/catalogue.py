@@ -72,25 +72,36 @@ class Catalogue:
             if (part.key.job, part.key.model) == (job, model)
         }
 
-    def stretches(self, deployment: str) -> tuple[Stretch, ...]:
-        """Where the device image's bytes are on the host, in few long runs."""
+    def places(self, deployment: str) -> list[tuple[str, int] | None]:
+        """For every part on the device, in order: whose image stores it, and where; None if it is not stored."""
         entry = self.entries[deployment]
         own = {part.key for part in entry.stored.parts}
-        places: dict[tuple[str, bool, str], dict[int, tuple[int, int]]] = {}
         offsets: dict[str, dict[StateKey, int]] = {}
-        for part, on_device in zip(entry.on_device.parts, entry.on_device.offsets, strict=True):
+        found: list[tuple[str, int] | None] = []
+        for part in entry.on_device.parts:
             if part.role is Role.SCRATCH:
+                found.append(None)
                 continue
             owner = deployment if part.key in own else self._owners[part.key]
             if owner not in offsets:
                 stored = self.entries[owner].stored
-                found = zip(stored.parts, stored.offsets, strict=True)
-                offsets[owner] = {held.key: offset for held, offset in found}
+                held = zip(stored.parts, stored.offsets, strict=True)
+                offsets[owner] = {each.key: offset for each, offset in held}
+            found.append((owner, offsets[owner][part.key]))
+        return found
+
+    def stretches(self, deployment: str) -> tuple[Stretch, ...]:
+        """Where the device image's bytes are on the host, in few long runs."""
+        layout = self.entries[deployment].on_device
+        places: dict[tuple[str, bool, str], dict[int, tuple[int, int]]] = {}
+        stored = self.places(deployment)
+        for part, on_device, place in zip(layout.parts, layout.offsets, stored, strict=True):
+            if place is None:
+                continue
+            owner, on_host = place
             writes = owner == deployment and part.role is Role.KEPT
-            places.setdefault((owner, writes, part.key.kind), {})[on_device] = (
-                offsets[owner][part.key],
-                part.bytes,
-            )
+            run = places.setdefault((owner, writes, part.key.kind), {})
+            run[on_device] = (on_host, part.bytes)
         return tuple(
             Stretch(owner, to, source, length, writes, kind)
             for (owner, writes, kind), runs in places.items()

@@ -11,9 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from slackwater.control.state import commands as do
 from slackwater.control.state import events as on
@@ -23,11 +22,19 @@ from slackwater.model.residency import Part, StateBudgets, Tier
 from slackwater.state.arrival import Arrival
 from slackwater.state.catalogue import Catalogue
 from slackwater.state.disk import DiskTier
-from slackwater.state.image import HostImage, pages_for
+from slackwater.state.image import Bytes, HostImage, pages_for
 from slackwater.state.materials import write_checkpoint
 from slackwater.state.port import About, Ended, Holder, HolderMove, Registered
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredParts:
+    """A deployment's parts as they lie on the device, and the memory of those that are stored, by their number."""
+
+    on_device: tuple[Part, ...]
+    stored: dict[int, Bytes]
 
 
 class StateManager:
@@ -151,6 +158,28 @@ class StateManager:
             with self._lock:
                 self._tell(on.ReadingEnded(time.monotonic(), deployment))
 
+    @contextlib.contextmanager
+    def reading_parts(self, deployment: str) -> Iterator[StoredParts]:
+        """All parts as they are in host memory, those that it shares too; nobody overwrites or drops them meanwhile."""
+        with contextlib.ExitStack() as stack:
+            with self._lock:
+                entry = self.catalogue.entries.get(deployment)
+                if entry is None:
+                    raise NotFoundError(f"state of {deployment}: is not known here")
+                names = (deployment, *sorted(entry.borrowed_from))
+                images = {name: stack.enter_context(self.reading(name)) for name in names}
+                places = self.catalogue.places(deployment)
+            yield StoredParts(
+                entry.on_device.parts,
+                {
+                    number: images[place[0]].data[place[1] : place[1] + part.bytes]
+                    for number, (part, place) in enumerate(
+                        zip(entry.on_device.parts, places, strict=True)
+                    )
+                    if place is not None
+                },
+            )
+
     def is_blank(self, deployment: str) -> bool:
         """Whether nothing was ever computed on it, or it is not known."""
         with self._lock:
@@ -176,6 +205,12 @@ class StateManager:
             for name in [n for n in self.catalogue.entries if n.startswith(prefix)]:
                 if self._held_by.get(name) not in self._holders:
                     self.forget_when_unused(name)
+
+    def held(self, prefix: str) -> str | None:
+        """The state of that beginning that a worker has."""
+        with self._lock:
+            known = [name for name in self.catalogue.entries if name.startswith(prefix)]
+            return next((n for n in known if self._held_by.get(n) in self._holders), None)
 
     def survivor(self, prefix: str, after: int, at_most: int) -> str | None:
         """The newest state of that beginning whose worker has gone, with operations in it beyond `after` and none beyond `at_most`."""
@@ -207,19 +242,36 @@ class StateManager:
             except KeyError:
                 raise NotFoundError(f"state of {deployment}: is not in host memory") from None
 
-    def adopt(
-        self, deployment: str, parts: Sequence[Part], data: bytes | bytearray, about: About
-    ) -> None:
-        """Take over a state that came from another node, into host memory; its worker registers later."""
-        self.register(deployment, "", parts)
-        self.ensure(deployment, Tier.HOST)
-        with self._lock:
-            image = self._images[deployment]
-            image.data[:] = np.frombuffer(data, dtype=np.uint8)
-            self._abouts[deployment] = about
-            self.catalogue.sealed.add(deployment)
-            self._tell(on.DeploymentFilled(time.monotonic(), deployment))
-            self._tell(on.HolderGone(time.monotonic(), ""))
+    @contextlib.contextmanager
+    def taking(
+        self, deployment: str, parts: Sequence[Part], about: About, *, warm: bool = True
+    ) -> Iterator[dict[int, Bytes]]:
+        """Take over a state that comes from another node, into host memory; its worker registers later.
+
+        Inside the memory of the parts that are not here yet is to be filled, by their number among `parts`. If that fails, it is forgotten.
+        """
+        holder = f"arrival of {deployment}"
+        self.register(deployment, holder, parts, warm=warm)
+        try:
+            self.ensure(deployment, Tier.HOST)
+            with self.reading_parts(deployment) as stored:
+                own = {part.key for part in self.catalogue.entries[deployment].stored.parts}
+                asked = {part.key: number for number, part in enumerate(parts)}
+                yield {
+                    asked[part.key]: stored.stored[number]
+                    for number, part in enumerate(stored.on_device)
+                    if part.key in own
+                }
+            with self._lock:
+                if deployment not in self.catalogue.entries:
+                    raise UnavailableError(f"state of {deployment}: was forgotten as it came")
+                self._abouts[deployment] = about
+                self.catalogue.sealed.add(deployment)
+                self._tell(on.DeploymentFilled(time.monotonic(), deployment))
+                self._tell(on.HolderGone(time.monotonic(), holder))
+        except BaseException:
+            self.forget_when_unused(deployment)
+            raise
 
     def close(self) -> None:
         """Give all host memory back. Holders must have ended."""

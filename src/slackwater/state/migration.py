@@ -1,73 +1,96 @@
-"""A deployment's state from one node to another: its image over a connection, checked, into the other manager's host memory (PlexRL 4.5.3).
+"""A deployment's state from one node to another, checked, into the other manager's host memory (PlexRL 4.5.3).
 
-The sender keeps its own until the receiver has said that all of it is there.
+Both sides prove the fleet's secret; then the sender says which parts there are, the receiver which of them it lacks (a frozen base that
+others brought is there already), and only those travel. Encrypted where the receiver has a certificate, whose SHA-256 the sender must know.
 """
 
-import hmac
+import contextlib
 import json
 import logging
 import socket
+import ssl
 import struct
 import threading
 import zlib
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from slackwater.model.errors import ConfigError, RefusedError, SlackwaterError, UnavailableError
 from slackwater.model.residency import Part, Role, StateKey, Tier
+from slackwater.state.image import Bytes
 from slackwater.state.manager import StateManager
+from slackwater.wire.proof import pinned, prove_as_client, prove_as_server
 
 logger = logging.getLogger(__name__)
 _LENGTH = struct.Struct("<Q")
+_SUM = struct.Struct("<I")
 _PIECE = 4 << 20
 _LONGEST_HEAD = 64 << 20
-_SILENT_S = 60.0
+_SILENT_S = 30.0
+_PURPOSE = b"states 1"
 
 
-def migrate(manager: StateManager, deployment: str, address: tuple[str, int], secret: str) -> None:
-    """Send the state to the node at the address and forget it here; on any error it is still here, whole."""
-    manager.evict(deployment, Tier.HOST)
-    manager.ensure(deployment, Tier.HOST)
+def migrate(
+    manager: StateManager,
+    deployment: str,
+    address: tuple[str, int],
+    secret: str,
+    *,
+    arrives_as: str | None = None,
+    pin: str | None = None,
+) -> int:
+    """Send the state to the node at the address, under its own name or another; how many bytes had to travel.
+
+    It is still here afterwards: whoever uses it forgets it, once it is in use over there.
+    """
+    manager.evict(deployment, Tier.HOST, timeout_s=_SILENT_S)
+    manager.ensure(deployment, Tier.HOST, timeout_s=_SILENT_S)
     if manager.is_blank(deployment):
         raise RefusedError(f"state of {deployment}: has no content yet")
-    with manager.reading(deployment) as image:
-        entry = manager.catalogue.entries[deployment]
-        if entry.borrowed_from:
-            raise RefusedError(
-                f"state of {deployment}: parts of it are stored with {', '.join(sorted(entry.borrowed_from))}; migrate those first"
-            )
-        data = image.data
-        head = {
-            "secret": secret,
-            "deployment": deployment,
-            "parts": [_facts(part) for part in entry.on_device.parts],
-            "about": dict(manager.about(deployment)),
-            "bytes": len(data),
-            "crc32": zlib.crc32(data.data),
-        }
+    name = arrives_as or deployment
+    with manager.reading_parts(deployment) as parts:
+        about = dict(manager.about(deployment))
+        facts = [_facts(_renamed(part, deployment, name)) for part in parts.on_device]
+        head = {"deployment": name, "parts": facts, "about": about}
         try:
-            with socket.create_connection(address, timeout=_SILENT_S) as connection:
-                _send(connection, json.dumps(head).encode())
-                connection.sendall(data.data)
-                said = json.loads(_receive(connection))
-        except (OSError, EOFError, ValueError) as error:
+            with _dialled(address, pin) as connection:
+                prove_as_client(connection, secret.encode(), _PURPOSE)
+                _send(connection, head)
+                wanted = _answer(connection)["wanted"]
+                found = [parts.stored[int(number)] for number in wanted]
+                _send_bytes(connection, found)
+                _answer(connection)
+        except RefusedError as error:
+            raise RefusedError(f"state of {deployment}: {error}; it is still here") from error
+        except (OSError, EOFError, ValueError, KeyError, TypeError, UnavailableError) as error:
             raise UnavailableError(
                 f"state of {deployment}: {address[0]}:{address[1]} took it not: {error}; it is still here"
             ) from error
-    if said.get("error"):
-        raise RefusedError(f"state of {deployment}: {said['error']}; it is still here")
-    manager.forget(deployment)
+    return sum(len(each) for each in found)
 
 
 class MigrationServer:
-    """Takes states from other nodes that know the secret."""
+    """Takes states from other nodes that know the secret. `warm` is as that of `StateManager.register`."""
 
-    def __init__(self, manager: StateManager, secret: str, host: str = "127.0.0.1") -> None:
-        self._manager, self._secret = manager, secret
+    def __init__(
+        self,
+        manager: StateManager,
+        secret: str,
+        host: str = "127.0.0.1",
+        *,
+        warm: bool = True,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        self._manager, self._secret, self._warm = manager, secret.encode(), warm
+        self._context = context
         self._listener = socket.create_server((host, 0))
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         threading.Thread(target=self._accept, daemon=True, name="state-migration").start()
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):  # wakes the thread that accepts
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def _accept(self) -> None:
@@ -78,32 +101,54 @@ class MigrationServer:
                 return
             threading.Thread(target=self._take, args=(connection,), daemon=True).start()
 
-    def _take(self, connection: socket.socket) -> None:
-        with connection:
-            connection.settimeout(_SILENT_S)
-            try:
-                error = self._taken(connection)
-                _send(connection, json.dumps({"error": error}).encode())
-            except (OSError, EOFError, ValueError, KeyError, TypeError) as problem:
-                logger.warning("a state did not arrive: %s", problem)
+    def _take(self, plain: socket.socket) -> None:
+        plain.settimeout(_SILENT_S)
+        try:
+            with self._encrypted(plain) as connection:
+                prove_as_server(connection, self._secret, _PURPOSE)
+                try:
+                    self._taken(connection)
+                    said: dict[str, Any] = {}
+                except SlackwaterError as refused:
+                    said = {"error": str(refused)}
+                _send(connection, said)
+        except (OSError, EOFError, ValueError, KeyError, TypeError, SlackwaterError) as problem:
+            logger.warning("a state did not arrive: %s", problem)
 
-    def _taken(self, connection: socket.socket) -> str | None:
-        """Why the state was not taken; None if it was."""
-        head: dict[str, Any] = json.loads(_receive(connection))
-        if not hmac.compare_digest(str(head["secret"]), self._secret):
-            return "the secret is not this fleet's"
+    def _encrypted(self, plain: socket.socket) -> socket.socket:
+        if self._context is None:
+            return plain
         try:
-            parts = [_part(facts) for facts in head["parts"]]
-        except (ConfigError, ValueError) as problem:
-            return str(problem)
-        data = _exactly(connection, int(head["bytes"]))
-        if zlib.crc32(data) != head["crc32"]:
-            return "its bytes changed on the way"
-        try:
-            self._manager.adopt(str(head["deployment"]), parts, data, head["about"])
-        except SlackwaterError as problem:
-            return str(problem)
-        return None
+            return self._context.wrap_socket(plain, server_side=True)
+        except BaseException:
+            plain.close()
+            raise
+
+    def _taken(self, connection: socket.socket) -> None:
+        head = _receive(connection)
+        parts = [_part(facts) for facts in head["parts"]]
+        name, about = str(head["deployment"]), dict(head["about"])
+        with self._manager.taking(name, parts, about, warm=self._warm) as places:
+            empty = about.get("empty_kinds", ())
+            wanted = [n for n in sorted(places) if parts[n].key.kind not in empty]
+            _send(connection, {"wanted": wanted})
+            _receive_bytes(connection, [places[number] for number in wanted])
+
+
+def _dialled(address: tuple[str, int], pin: str | None) -> socket.socket:
+    plain = socket.create_connection(address, timeout=_SILENT_S)
+    if pin is None:
+        return plain
+    try:
+        return pinned(plain, pin)
+    except BaseException:
+        plain.close()
+        raise
+
+
+def _renamed(part: Part, before: str, after: str) -> Part:
+    key = part.key
+    return replace(part, key=replace(key, model=after)) if key.model == before else part
 
 
 def _facts(part: Part) -> list[Any]:
@@ -116,26 +161,60 @@ def _facts(part: Part) -> list[Any]:
 
 def _part(facts: list[Any]) -> Part:
     *key, dtype, element_bytes, role, shape = facts
-    return Part(StateKey(*key), dtype, element_bytes, Role(role), tuple(shape))
+    try:
+        return Part(StateKey(*key), dtype, element_bytes, Role(role), tuple(shape))
+    except ValueError as error:
+        raise ConfigError.of("part of a state", str(facts)[:200], str(error)) from None
 
 
-def _send(connection: socket.socket, data: bytes) -> None:
+def _send(connection: socket.socket, message: dict[str, Any]) -> None:
+    data = json.dumps(message).encode()
     connection.sendall(_LENGTH.pack(len(data)) + data)
 
 
-def _receive(connection: socket.socket) -> bytes:
-    (size,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
+def _receive(connection: socket.socket) -> dict[str, Any]:
+    head = bytearray(_LENGTH.size)
+    _fill(connection, memoryview(head))
+    (size,) = _LENGTH.unpack(head)
     if size > _LONGEST_HEAD:
         raise ValueError("no head of a state")
-    return bytes(_exactly(connection, size))
-
-
-def _exactly(connection: socket.socket, size: int) -> bytearray:
     data = bytearray(size)
-    view, at = memoryview(data), 0
-    while at < size:
-        got = connection.recv_into(view[at:], min(size - at, _PIECE))
+    _fill(connection, memoryview(data))
+    found = json.loads(data)
+    if not isinstance(found, dict):
+        raise ValueError("no head of a state")
+    return found
+
+
+def _answer(connection: socket.socket) -> dict[str, Any]:
+    said = _receive(connection)
+    if said.get("error"):
+        raise RefusedError(str(said["error"]))
+    return said
+
+
+def _send_bytes(connection: socket.socket, found: Iterable[Bytes]) -> None:
+    total = 0
+    for each in found:
+        total = zlib.crc32(each.data, total)
+        connection.sendall(each.data)
+    connection.sendall(_SUM.pack(total))
+
+
+def _receive_bytes(connection: socket.socket, places: Iterable[Bytes]) -> None:
+    total = 0
+    for place in places:
+        _fill(connection, place.data)
+        total = zlib.crc32(place.data, total)
+    said = bytearray(_SUM.size)
+    _fill(connection, memoryview(said))
+    if _SUM.unpack(said) != (total,):
+        raise RefusedError("its bytes changed on the way")
+
+
+def _fill(connection: socket.socket, view: memoryview) -> None:
+    while view:
+        got = connection.recv_into(view, min(len(view), _PIECE))
         if not got:
             raise EOFError("the connection ended")
-        at += got
-    return data
+        view = view[got:]

@@ -8,10 +8,18 @@ from slackwater.wire.message import Message
 PARENT = "SLACKWATER_PARENT"
 
 
+class StatePlace(msgspec.Struct, frozen=True):
+    """HOST:PORT at which a node takes states from others; encrypted if `pin` is the SHA-256 of the certificate that it shows."""
+
+    address: str
+    pin: str | None = None
+
+
 class NodeFacts(msgspec.Struct, frozen=True):
     """What an agent says of its node. `pool` is the pool of the fleet file that the node belongs to, if there is one.
 
-    `relay` is HOST:PORT of its weight relay, `site` the name of the fast network that it is on.
+    `relay` is HOST:PORT of its weight relay, `site` the name of the fast network that it is on, `states` where it takes states, if it
+    has a state manager.
     """
 
     node: str
@@ -22,6 +30,7 @@ class NodeFacts(msgspec.Struct, frozen=True):
     pid: int = 0
     relay: str = ""
     site: str = ""
+    states: StatePlace | None = None
 
 
 class BringCargo(Message, frozen=True):
@@ -60,6 +69,28 @@ class PrefetchStates(Message, frozen=True):
     """These models' states are needed on the node's devices next, in order."""
 
     models: list[str]
+
+
+class SendState(Message, frozen=True):
+    """Send the state of a model to another node's memory; `StateSent` says how it went."""
+
+    move: int
+    model: str
+    to: StatePlace
+
+
+class StateSent(Message, frozen=True):
+    """What became of a `SendState`; without an error the state is there."""
+
+    move: int
+    model: str
+    error: str = ""
+
+
+class ForgetStates(Message, frozen=True):
+    """States of the model that no worker of the node has are of no use any more."""
+
+    model: str
 
 
 class StartWorker(Message, frozen=True):

@@ -320,6 +320,8 @@ ToWorker: TypeAlias = (
     | agent.SignalWorker
     | agent.BringCargo
     | agent.PrefetchStates
+    | agent.SendState
+    | agent.ForgetStates
     | agent.DropCargo
     | ToSandbox
     | ToRewards
@@ -342,6 +344,7 @@ FromWorker: TypeAlias = (
     | OpFailed
     | agent.CargoArrived
     | agent.CargoBroke
+    | agent.StateSent
     | agent.WorkerStarted
     | agent.WorkerNotStarted
     | agent.WorkerEnded

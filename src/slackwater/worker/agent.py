@@ -71,8 +71,8 @@ class NodeAgent:
                         self._start(message)
                     case says.SignalWorker(worker, number):
                         self._signal(worker, number)
-                    case says.PrefetchStates(models):
-                        self._states.prefetch(models)
+                    case says.PrefetchStates() | says.SendState() | says.ForgetStates():
+                        self._about_states(message)
                     case says.BringCargo(version, base, source, address):
                         if self._relay is not None:
                             cargo = Cargo(version, base)
@@ -139,6 +139,23 @@ class NodeAgent:
             said = last_words(log, before) if status > 0 else ""
             self._tell(says.WorkerEnded(worker, status, said))
 
+    def _about_states(
+        self, message: says.PrefetchStates | says.SendState | says.ForgetStates
+    ) -> None:
+        match message:
+            case says.PrefetchStates(models):
+                self._states.prefetch(models)
+            case says.ForgetStates(model):
+                self._states.forget(model)
+            case says.SendState():
+                sending = threading.Thread(target=self._send_state, args=(message,), daemon=True)
+                sending.start()
+
+    def _send_state(self, order: says.SendState) -> None:
+        error = self._states.send(order.model, order.to, secret())
+        with contextlib.suppress(DisconnectedError):
+            self._tell(says.StateSent(order.move, order.model, error))
+
     def _signal(self, worker: str, number: int) -> None:
         with self._lock:
             process = self._processes.get(worker)
@@ -192,7 +209,9 @@ def _own_host(hub: tuple[str, int]) -> str:
         return host
 
 
-def _facts(options: argparse.Namespace, relay: tuple[str, int] | None) -> says.NodeFacts:
+def _facts(
+    options: argparse.Namespace, relay: tuple[str, int] | None, states: says.StatePlace | None
+) -> says.NodeFacts:
     pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return says.NodeFacts(
         node=options.node,
@@ -203,6 +222,7 @@ def _facts(options: argparse.Namespace, relay: tuple[str, int] | None) -> says.N
         pid=os.getpid(),
         relay="" if relay is None else f"{relay[0]}:{relay[1]}",
         site=options.site,
+        states=states,
     )
 
 
@@ -210,9 +230,13 @@ def serve_once(options: argparse.Namespace, states: NodeStates) -> None:
     """One connection, from the hello to its end."""
     hung_up = threading.Event()
     address = address_of(options.connect)
-    relay = _relay(options, address)
-    try:
-        facts = _facts(options, None if relay is None else relay.address)
+    with contextlib.ExitStack() as open_here:
+        relay = _relay(options, address)
+        if relay is not None:
+            open_here.callback(relay.close)
+        taking = states.taking(partial(_own_host, address), secret(), encrypted=pin() is not None)
+        place = open_here.enter_context(taking)
+        facts = _facts(options, None if relay is None else relay.address, place)
         hello = messages.Hello(secret(), f"agent:{options.node}", "agent", node=facts)
         with Connection(address, hello, pin=pin(), orphaned=hung_up.set) as connection:
             if relay is not None:
@@ -223,9 +247,6 @@ def serve_once(options: argparse.Namespace, states: NodeStates) -> None:
                 agent.run()
             finally:
                 agent.end_workers()
-    finally:
-        if relay is not None:
-            relay.close()
 
 
 def main() -> None:

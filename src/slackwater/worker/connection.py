@@ -4,8 +4,6 @@ A worker never outlives the control plane: when the connection ends it leaves, e
 operation, because nothing that it does then would be kept.
 """
 
-import hashlib
-import hmac
 import logging
 import os
 import select
@@ -19,6 +17,7 @@ from typing import Protocol
 from slackwater.model.errors import UnavailableError
 from slackwater.wire import messages
 from slackwater.wire.frames import FrameDecoder, FrameError, FrameKind
+from slackwater.wire.proof import pinned
 
 logger = logging.getLogger(__name__)
 
@@ -174,21 +173,3 @@ def _connected(address: tuple[str, int], pin: str | None) -> socket.socket:
     plain = socket.create_connection(address, timeout=_HELLO_TIMEOUT_S)
     plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return plain if pin is None else pinned(plain, pin)
-
-
-def pinned(plain: socket.socket, pin: str) -> ssl.SSLSocket:
-    """An encrypted connection to the peer whose certificate has this SHA-256; to any other, none."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = (
-        False  # the certificate itself is compared below, which says more than a name
-    )
-    context.verify_mode = ssl.CERT_NONE
-    encrypted = context.wrap_socket(plain)
-    found = hashlib.sha256(encrypted.getpeercert(binary_form=True) or b"").hexdigest()
-    if not hmac.compare_digest(found, pin):
-        encrypted.close()
-        raise UnavailableError(
-            f"the control plane's certificate is not the fleet's: its SHA-256 begins {found[:16]}, "
-            f"expected {pin[:16]}; take a new token with `slackwater node token`"
-        )
-    return encrypted

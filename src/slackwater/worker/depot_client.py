@@ -14,7 +14,7 @@ from typing import IO, TypeVar
 
 from slackwater.model.errors import ConfigError, NotFoundError, UnavailableError
 from slackwater.model.uri import Uri
-from slackwater.worker.connection import pinned
+from slackwater.wire.proof import pinned
 
 _TIMEOUT_S = 60.0
 _TRIES = 5

@@ -14,6 +14,7 @@ from slackwater.state.client import SOCKET_VARIABLE, StateClient
 from slackwater.state.device import DeviceTier
 from slackwater.training.managed_state import ManagedState
 from slackwater.training.trainer import Trainer
+from slackwater.worker.state_service import MOVED
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,8 @@ class ResidentModels:
             pass  # its memory is the managed one from here on
         if left is None:
             return None
-        logger.info("model %s: its state after operation %d outlived its trainer", model, state.seq)
+        how = "came from another node" if f"@{MOVED}" in left else "outlived its trainer"
+        logger.info("model %s: its state after operation %d %s", model, state.seq, how)
         return state.seq
 
     @contextlib.contextmanager

@@ -8,20 +8,28 @@ SLACKWATER_STATE_DISK_MB      disk for states that are spilled (none, if unset)
 """
 
 import contextlib
+import logging
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+import ssl
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slackwater.model.errors import ConfigError
+from slackwater.model.errors import ConfigError, SlackwaterError
 from slackwater.model.residency import DEVICE_MB, DISK_MB, HOST_MB, StateBudgets
+from slackwater.wire.agent import StatePlace
+from slackwater.worker.process import address_of
 
 if TYPE_CHECKING:
     from slackwater.state.manager import StateManager
 
+logger = logging.getLogger(__name__)
+
 SOCKET_VARIABLE = "SLACKWATER_STATE_SOCKET"
+MOVED = "moved-"  # begins the names of states that came from another node
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +43,54 @@ class NodeStates:
         """What these models' trainers compute on next."""
         if self.manager is not None:
             self.manager.prefetch_models(models)
+
+    def forget(self, model: str) -> None:
+        """What no worker has of a model is of no use any more."""
+        if self.manager is not None:
+            self.manager.forget_abandoned(f"{model}@")
+
+    @contextlib.contextmanager
+    def taking(
+        self, host: Callable[[], str], secret: str, *, encrypted: bool
+    ) -> Iterator[StatePlace | None]:
+        """Take states from other nodes at an address of the host; none where there is no manager."""
+        if self.manager is None:
+            yield None
+            return
+        from slackwater.state.migration import MigrationServer
+
+        context, pin = _certified() if encrypted else (None, None)
+        warm = self.manager.book.budgets.disk_bytes == 0
+        server = MigrationServer(self.manager, secret, host(), warm=warm, context=context)
+        try:
+            yield StatePlace("{}:{}".format(*server.address), pin)
+        finally:
+            server.close()
+
+    def send(self, model: str, to: StatePlace, secret: str) -> str:
+        """Send a worker's state of the model to another node; why that did not go, if it did not."""
+        from slackwater.state.migration import migrate
+
+        found = None if self.manager is None else self.manager.held(f"{model}@")
+        if self.manager is None or found is None:
+            return f"no worker has a state of {model} here"
+        arrives_as = f"{model}@{MOVED}{secrets.token_hex(4)}"
+        try:
+            address = address_of(to.address)
+            sent = migrate(self.manager, found, address, secret, arrives_as=arrives_as, pin=to.pin)
+        except SlackwaterError as error:
+            return str(error)
+        logger.info("model %s: %d bytes of its state went to %s", model, sent, to.address)
+        return ""
+
+
+def _certified() -> "tuple[ssl.SSLContext, str]":
+    """A certificate for as long as this process lives."""
+    from slackwater.wire.certificate import Certificate
+
+    with tempfile.TemporaryDirectory(prefix="slackwater-states-") as folder:
+        made = Certificate.kept_in(Path(folder))
+        return made.context(), made.pin
 
 
 @contextlib.contextmanager

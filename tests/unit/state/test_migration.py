@@ -8,10 +8,11 @@ import torch
 from state_bodies import PlainBody, part, summed
 
 from slackwater.model.errors import RefusedError, UnavailableError
-from slackwater.model.residency import StateBudgets, Tier
+from slackwater.model.residency import Part, Role, StateBudgets, Tier
 from slackwater.state.device import DeviceTier
 from slackwater.state.manager import StateManager
 from slackwater.state.migration import MigrationServer, migrate
+from slackwater.wire.certificate import Certificate
 
 KB = 1024
 PARTS = [part("job", "w", 4 * KB), part("job", "w", 4 * KB, "moment1")]
@@ -40,12 +41,14 @@ def here(tmp_path: Path) -> Iterator[tuple[StateManager, DeviceTier, PlainBody, 
 Here = tuple[StateManager, DeviceTier, PlainBody, list[int]]
 
 
-def test_a_state_arrives_whole_and_is_forgotten_where_it_was(here: Here, tmp_path: Path) -> None:
+def test_a_state_arrives_whole_and_is_found_by_whoever_goes_on_with_it(
+    here: Here, tmp_path: Path
+) -> None:
     manager, _, _, sums = here
     other, tier = node(tmp_path / "there", 64 * KB)
     server = MigrationServer(other, "secret")
-    migrate(manager, "job", server.address, "secret")
-    assert manager.tiers() == {} and other.tiers() == {"job": Tier.HOST}
+    assert migrate(manager, "job", server.address, "secret") == 32 * KB
+    assert manager.tiers() == other.tiers() == {"job": Tier.HOST}
     body = PlainBody.of(PARTS)
     assert tier.add("job", PARTS, body) is False
     with tier.use("job", timeout_s=30.0):
@@ -53,6 +56,53 @@ def test_a_state_arrives_whole_and_is_forgotten_where_it_was(here: Here, tmp_pat
         assert body.steps == 1
     server.close()
     tier.close()
+    other.close()
+
+
+def test_an_encrypted_state_goes_only_to_the_certificate_that_was_named(
+    here: Here, tmp_path: Path
+) -> None:
+    manager = here[0]
+    other, tier = node(tmp_path / "there", 64 * KB)
+    shown = Certificate.kept_in(tmp_path)
+    server = MigrationServer(other, "secret", context=shown.context())
+    with pytest.raises(UnavailableError, match=r"certificate.*still here"):
+        migrate(manager, "job", server.address, "secret", pin="0" * 64)
+    assert other.tiers() == {}
+    migrate(manager, "job", server.address, "secret", arrives_as="job@1", pin=shown.pin)
+    assert other.tiers() == {"job@1": Tier.HOST}
+    server.close()
+    tier.close()
+    other.close()
+
+
+def test_a_base_that_the_other_node_has_does_not_travel(tmp_path: Path) -> None:
+    def adapter(name: str) -> list[Part]:
+        return [
+            part(name, "a", KB, model=name),
+            part("", "base", 4 * KB, "frozen", Role.FROZEN, model="base"),
+        ]
+
+    manager, tier = node(tmp_path / "here", 64 * KB)
+    other, there = node(tmp_path / "there", 64 * KB)
+    for where, name in ((tier, "x"), (tier, "y"), (there, "z")):
+        body = PlainBody.of(adapter(name))
+        where.add(name, adapter(name), body)
+        with where.use(name):
+            for key, tensor in body.tensors.items():
+                tensor.fill_(7.0 if key.kind == "frozen" else float(ord(name)))
+    server = MigrationServer(other, "secret")
+    for name in "xy":  # y's base is stored with x
+        assert migrate(manager, name, server.address, "secret") == 4 * KB
+        body = PlainBody.of(adapter(name))
+        there.add(name, adapter(name), body)
+        with there.use(name, timeout_s=30.0):
+            own, base = body.tensors.values()
+            assert set(own.tolist()) == {float(ord(name))} and set(base.tolist()) == {7.0}
+    server.close()
+    for each in (tier, there):
+        each.close()
+    manager.close()
     other.close()
 
 
@@ -66,6 +116,7 @@ def test_a_node_without_room_or_that_is_not_there_leaves_the_state_where_it_is(
         migrate(manager, "job", server.address, "secret")
     with pytest.raises(RefusedError, match="secret"):
         migrate(manager, "job", server.address, "guess")
+    assert other.tiers() == {}
     server.close()
     with pytest.raises(UnavailableError, match="still here"):
         migrate(manager, "job", ("127.0.0.1", 9), "secret")

@@ -90,10 +90,8 @@ class OperationsController:
             case on.TrainerJoined(_, worker, node):
                 self._flights.setdefault(worker, None)
                 self._nodes[worker] = node
-            case on.OpsGated(_, job, None):
-                self._gates.pop(job, None)
             case on.OpsGated(_, job, nodes):
-                self._gates[job] = nodes
+                self._gate(job, nodes)
             case on.StateMoved(_, model, ticket, error):
                 self._moved(model, ticket, error)
             case on.TrainerLost(_, worker, reason):
@@ -332,6 +330,12 @@ class OperationsController:
         self._forget(line)
         if not error and move.to in self._flights:
             line.worker = move.to
+
+    def _gate(self, job: JobId, nodes: tuple[NodeId, ...] | None) -> None:
+        if nodes is None:
+            self._gates.pop(job, None)
+        else:
+            self._gates[job] = nodes
 
     def _may(self, line: ModelLine, worker: WorkerId) -> bool:
         """Whether the head may run there: passes and steps of a gated job need its permit."""

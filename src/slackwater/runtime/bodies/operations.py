@@ -33,6 +33,7 @@ from slackwater.model.errors import (
 from slackwater.model.ids import JobId, ModelId, NodeId, RequestId, SessionId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OpKind
 from slackwater.model.session import TrainedModel
+from slackwater.runtime.bodies.state_moves import StateMoves
 from slackwater.runtime.bodies.timers import Timers
 from slackwater.runtime.bodies.trainer_devices import TrainerDevices
 from slackwater.runtime.net.background import Background
@@ -51,6 +52,7 @@ from slackwater.runtime.store.op_payloads import (
 from slackwater.runtime.store.schema import models
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.wire import messages
+from slackwater.wire.agent import NodeFacts, StateSent
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +71,7 @@ class OperationsParts:
     bases: BaseModels
     background: Background
     devices: TrainerDevices
+    moves: StateMoves
     job_of: Callable[[SessionId], JobId]
     feed: Callable[[PhaseEvent], None] | None = None  # where phases are kept
     node_of: Callable[[WorkerId], NodeId | None] = lambda worker: None
@@ -266,6 +269,18 @@ class OperationsBody:
         return found
 
     # ---- for the hub ----
+    def agent_joined(self, facts: NodeFacts) -> None:
+        self._parts.moves.joined(facts)
+
+    def agent_lost(self, node: NodeId) -> None:
+        self._parts.moves.lost(node)
+
+    def state_sent(self, said: StateSent) -> None:
+        """How a move of a state between nodes went."""
+        if said.error:
+            logger.warning("state did not move model=%s: %s", said.model, said.error)
+        self._feed(on.StateMoved(_now_s(), ModelId(said.model), said.move, said.error))
+
     def trainer_joined(self, worker: WorkerId) -> None:
         self._feed(on.TrainerJoined(_now_s(), worker, self._parts.node_of(worker)))
 
@@ -328,6 +343,8 @@ class OperationsBody:
                     spawn(self._commit_snapshot(model, seq))
                 case do.ForgetModel(worker, model):
                     self._parts.hub.send(worker, messages.DropModel(model))
+                case do.MoveState() | do.ForgetStrays():
+                    spawn(self._tell_agents(command))
                 case do.CompleteOp(request, _):
                     spawn(self._complete(request, result))
                     self._over(request, done=True)
@@ -336,6 +353,12 @@ class OperationsBody:
                     self._over(request, done=False)
                 case SetTimer(name, at_s):
                     self._timers.set(name, at_s)
+
+    async def _tell_agents(self, order: do.MoveState | do.ForgetStrays) -> None:
+        if isinstance(order, do.ForgetStrays):
+            self._parts.moves.forget_strays(order.model)
+        elif refused := self._parts.moves.begin(order):
+            self.state_sent(StateSent(order.ticket, order.model, refused))
 
     async def _run(self, command: do.RunOp) -> None:
         op = command.operation

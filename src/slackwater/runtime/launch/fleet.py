@@ -18,12 +18,12 @@ from slackwater.runtime.launch.fleet_file import FleetFile, FleetPool
 from slackwater.runtime.launch.nodes import Nodes
 from slackwater.runtime.launch.port import WorkerPlan, WorkerProcess
 from slackwater.runtime.launch.supervisor import Supervisor
-from slackwater.runtime.net.certificate import Certificate
 from slackwater.runtime.net.depot import Depot
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.wire import agent as says
 from slackwater.wire import messages
+from slackwater.wire.certificate import Certificate
 
 logger = logging.getLogger(__name__)
 

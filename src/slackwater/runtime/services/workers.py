@@ -13,7 +13,7 @@ from slackwater.runtime.launch.fleet import Fleet
 from slackwater.runtime.launch.nodes import agent_name
 from slackwater.runtime.services.instances import InstanceService
 from slackwater.wire import messages
-from slackwater.wire.agent import CargoArrived, CargoBroke
+from slackwater.wire.agent import CargoArrived, CargoBroke, StateSent
 from slackwater.wire.frames import Frame, FrameKind
 
 logger = logging.getLogger(__name__)
@@ -46,6 +46,7 @@ class Workers:
                 raise ConfigError.of("hello: worker", worker, "must be agent:NODE of its node")
             to.fleet.agent_joined(hello.node)
             to.rollout.relays.joined(hello.node)
+            to.training.agent_joined(hello.node)
         self._roles[worker] = hello.role
         to.fleet.supervisor.joined(worker)
         logger.info("worker joined worker=%s role=%s", worker, hello.role)
@@ -72,6 +73,8 @@ class Workers:
                     to.rollout.relays.said(_node_of(worker), message)
                 elif isinstance(message, messages.VersionStocked):
                     to.rollout.relays.stocked(message)
+                elif isinstance(message, StateSent):
+                    to.training.state_sent(message)
                 elif role == "agent":
                     to.fleet.agent_said(_node_of(worker), message)
                 else:
@@ -84,6 +87,7 @@ class Workers:
         if role == "agent":
             node = _node_of(worker)
             to.rollout.relays.lost(node)
+            to.training.agent_lost(node)
             to.fleet.agent_lost(node)
             to.node_lost(node)
             return

@@ -1,12 +1,8 @@
-"""What relays and their clients say to each other: a handshake that proves the fleet's secret, then requests.
-
-    server: 32 random bytes        client: 32 random bytes + HMAC(secret, "client" + both)        server: HMAC(secret, "server" + both), or 32 zeros and no more
+"""What relays and their clients say to each other: a handshake that proves the fleet's secret (`wire/proof.py`), then requests.
 
 After it each message is a 32-bit length and MessagePack; a bucket's bytes follow their message bare.
 """
 
-import hmac
-import secrets
 import socket
 import struct
 from collections.abc import Sequence
@@ -24,10 +20,10 @@ from slackwater.model.errors import (
 )
 from slackwater.weights.relay.manifest import Manifest
 from slackwater.weights.relay.shelf import Key
+from slackwater.wire import proof
 
 MAX_MESSAGE_BYTES = 64 << 20
-_NONCE = 32
-_REFUSED = bytes(32)
+_PURPOSE = b"weights 1"
 _LENGTH = struct.Struct("<I")
 _TIMEVAL = struct.Struct("@ll")
 _ERRORS: dict[str, type[SlackwaterError]] = {
@@ -240,30 +236,9 @@ def send_views(connection: socket.socket, views: Sequence[memoryview], offset: i
 
 def prove_as_server(connection: socket.socket, secret: bytes) -> None:
     """The server's side of the handshake; UnavailableError if the client does not know the secret."""
-    ours = secrets.token_bytes(_NONCE)
-    connection.sendall(ours)
-    answer = bytearray(_NONCE + 32)
-    receive_into(connection, memoryview(answer))
-    both = ours + bytes(answer[:_NONCE])
-    if not hmac.compare_digest(bytes(answer[_NONCE:]), _proof(secret, b"client", both)):
-        connection.sendall(_REFUSED)
-        raise UnavailableError("a client does not know the fleet's secret")
-    connection.sendall(_proof(secret, b"server", both))
+    proof.prove_as_server(connection, secret, _PURPOSE)
 
 
 def prove_as_client(connection: socket.socket, secret: bytes) -> None:
     """The client's side of the handshake."""
-    theirs = bytearray(_NONCE)
-    receive_into(connection, memoryview(theirs))
-    both = bytes(theirs) + secrets.token_bytes(_NONCE)
-    connection.sendall(both[_NONCE:] + _proof(secret, b"client", both))
-    answer = bytearray(32)
-    receive_into(connection, memoryview(answer))
-    if bytes(answer) == _REFUSED:
-        raise RefusedError("the relay refused this fleet secret; give it the relay's")
-    if not hmac.compare_digest(bytes(answer), _proof(secret, b"server", both)):
-        raise RefusedError("the relay does not know the fleet's secret; nothing was sent to it")
-
-
-def _proof(secret: bytes, side: bytes, nonces: bytes) -> bytes:
-    return hmac.digest(secret, b"slackwater weights 1 " + side + nonces, "sha256")
+    proof.prove_as_client(connection, secret, _PURPOSE)

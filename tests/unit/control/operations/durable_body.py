@@ -149,6 +149,9 @@ class Body:
         self.writing.pop(worker, None)
         self.feed(on.TrainerLost(self.now_s, worker, "killed"))
 
+    def gate_anew(self) -> None:
+        self.gate(self.chance.choice((NODES[:1], NODES[1:], NODES, (), None)))
+
     def gate(self, nodes: tuple[NodeId, ...] | None) -> None:
         """All models are of one job, whose permit is for these nodes."""
         self.feed(on.OpsGated(self.now_s, NO_JOB, nodes))

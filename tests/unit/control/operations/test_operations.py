@@ -17,7 +17,7 @@ from slackwater.model.errors import ConfigError, UnavailableError
 from slackwater.model.ids import ModelId, RequestId, SessionId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OperationRecord, OpKind, OpStatus
 
-from .durable_body import NODES, Body, Script, expected_results
+from .durable_body import Body, Script, expected_results
 
 MODEL, TRAINER = ModelId("m"), WorkerId("t")
 FB, STEP, SAVE = OpKind.FORWARD_BACKWARD, OpKind.OPTIM_STEP, OpKind.SAVE
@@ -330,7 +330,7 @@ def test_a_hole_in_what_was_done_before_a_restart_spoils_the_next_step() -> None
         assert isinstance(replayed, do.RunOp)
         assert replayed.replay
         commands = controller.handle(on.TicketDone(0.0, TRAINER, replayed.ticket, 1.0))
-        replayed = [c for c in commands if not isinstance(c, do.ForgetStrays)][0]
+        replayed = next(c for c in commands if not isinstance(c, do.ForgetStrays))
     assert isinstance(replayed, do.FailOp)
     assert "forward_backward seq 1 never arrived" in replayed.error
 
@@ -410,11 +410,11 @@ def choices(body: Body, arriving: list[Script], quiet: bool) -> list[str]:
     found += [f"write {worker}" for worker, left in body.writing.items() if left]
     found += ["move"] * (2 * len(body.moves))
     if len(body.trainers) < 2:
-        found += ["join"] * (4 if not body.trainers else 1)
+        found += ["join_trainer"] * (4 if not body.trainers else 1)
     if not quiet:
         found += [f"lose {worker}" for worker in body.trainers]
-        found += ["restart"] if body.chance.random() < 0.3 else []
-        found += ["gate", "gate"]
+        found += ["restart_service"] if body.chance.random() < 0.3 else []
+        found += ["gate_anew", "gate_anew"]
     return found
 
 
@@ -433,7 +433,7 @@ def test_any_kills_at_any_moment_change_no_answer(seed: int) -> None:
         if not options and not body.timers:
             break
         if not options:
-            options = ["wait"]
+            options = ["fire_timer"]
         what, _, worker = chance.choice(options).partition(" ")
         match what:
             case "submit":
@@ -444,16 +444,8 @@ def test_any_kills_at_any_moment_change_no_answer(seed: int) -> None:
                 body.write(WorkerId(worker))
             case "lose":
                 body.lose_trainer(WorkerId(worker))
-            case "join":
-                body.join_trainer()
-            case "wait":
-                body.fire_timer()
-            case "restart":
-                body.restart_service()
-            case "gate":
-                body.gate(chance.choice((NODES[:1], NODES[1:], NODES, (), None)))
-            case "move":
-                body.move()
+            case _:
+                getattr(body, what)()
     expected = {r: v for script in scripts.values() for r, v in expected_results(script).items()}
     answered = {
         request: (expected[request] if value == "saved" else value)

@@ -15,9 +15,9 @@ from slackwater.model.ids import NodeId, WorkerId
 from slackwater.runtime.launch.agents import AgentPlan, JoinAddress
 from slackwater.runtime.launch.nodes import Nodes, agent_name
 from slackwater.runtime.launch.port import WorkerPlan
-from slackwater.runtime.net.certificate import Certificate
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.wire import messages
+from slackwater.wire.certificate import Certificate
 from slackwater.wire.frames import Frame
 
 DEADLINE_S = 200.0
