@@ -4,16 +4,17 @@ import subprocess
 
 import pytest
 
-from slackwater.bench.weights.namespaces import may_make_namespaces, slow_site
+from slackwater.bench.namespaces import can_make_hosts, hosts
 from slackwater.bench.weights.sync import pulled
 
 
 @pytest.mark.process
-@pytest.mark.skipif(not may_make_namespaces(), reason="this user may make no network namespaces")
+@pytest.mark.skipif(not can_make_hosts(), reason="this user may make no network namespaces")
 def test_one_copy_crosses_a_slow_link_and_nothing_of_the_network_is_left() -> None:
-    with slow_site(2, 200) as site:
-        names = [site.sender, *(name for name, _ in site.receivers)]
-        found = pulled(site, 8 << 20, 0, flat=False)
+    with hosts(3) as site:
+        site.hosts[0].shape(200)
+        names = [host.name for host in site.hosts]
+        found = pulled(site.hosts, 8 << 20, 0, flat=False)
     assert found["exact"]
     assert found["crossed"] == 8 << 20
     assert found["delta_bytes"] < 0.03 * (8 << 20)

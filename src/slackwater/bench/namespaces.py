@@ -3,9 +3,14 @@
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import FrameType
+
+from slackwater.model.errors import RefusedError
 
 _SUBNET = "10.213.{net}"
 
@@ -64,6 +69,9 @@ def hosts(count: int) -> Iterator[Hosts]:
     subnet = _SUBNET.format(net=net)
     bridge = f"swbr{net}"
     made: list[Host] = []
+    before = None
+    if threading.current_thread() is threading.main_thread():
+        before = signal.signal(signal.SIGTERM, _leave)
     try:
         _run("ip", "link", "add", bridge, "type", "bridge")
         _run("ip", "addr", "add", f"{subnet}.1/24", "dev", bridge)
@@ -79,6 +87,14 @@ def hosts(count: int) -> Iterator[Hosts]:
             _quietly("ip", "netns", "del", host.name)
             _quietly("ip", "link", "del", host.link)
         _quietly("ip", "link", "del", bridge)
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Asked to end: by way of what takes the network away."""
+    del frame
+    raise SystemExit(128 + number)
 
 
 def _add(host: Host, bridge: str) -> None:
@@ -109,7 +125,9 @@ def pids_of(host: Host) -> list[int]:
 
 
 def _run(*words: str) -> None:
-    subprocess.run(words, check=True, capture_output=True)
+    done = subprocess.run(words, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise RefusedError(f"network: {' '.join(words)}: {done.stderr.strip()}")
 
 
 def _quietly(*words: str) -> None:

@@ -10,13 +10,14 @@ import secrets
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack
 from multiprocessing import get_context
 from typing import Any
 
+from slackwater.bench.namespaces import Host, can_make_hosts, hosts
 from slackwater.bench.options import BenchOptions
-from slackwater.bench.weights.namespaces import Site, may_make_namespaces, slow_site
 from slackwater.bench.weights.pulling import decode_while_pulling
 from slackwater.bench.weights.sequences import Outcome, run_sequence
 from slackwater.model.errors import UnavailableError
@@ -30,12 +31,12 @@ _SHARE = 0.01
 class _Actor:
     """A process of the measurement; every request is one line, every answer too."""
 
-    def __init__(self, stack: ExitStack, role: str, namespace: str | None, **settings: Any) -> None:
-        inside = ["ip", "netns", "exec", namespace] if namespace else []
+    def __init__(self, stack: ExitStack, role: str, inside: Host | None, **settings: Any) -> None:
         module = "slackwater.bench.weights.sync_process"
+        command = [sys.executable, "-m", module, role, json.dumps(settings)]
         self._process = stack.enter_context(
             subprocess.Popen(
-                [*inside, sys.executable, "-m", module, role, json.dumps(settings)],
+                command if inside is None else inside.command(*command),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -130,15 +131,16 @@ def _slow_link(
     size: int, options: BenchOptions, sequences: "Future[dict[str, object]] | None"
 ) -> dict[str, object]:
     """Flat takes minutes and hardly a processor: the sequences run beside it, and are over before what is timed closely."""
-    if not may_make_namespaces():
+    if not can_make_hosts():
         return {"slow_link": "not measured: this user may make no network namespaces"}
-    with slow_site(_RECEIVERS, _RATE_MBIT) as site:
+    with hosts(1 + _RECEIVERS) as site:
+        site.hosts[0].shape(_RATE_MBIT)
         options.progress("flat", 0.1)
-        flat = pulled(site, size, options.seed, flat=True)
+        flat = pulled(site.hosts, size, options.seed, flat=True)
         if sequences is not None:
             sequences.exception()  # until they are over
         options.progress("one copy", 0.6)
-        tree = pulled(site, size, options.seed, flat=False)
+        tree = pulled(site.hosts, size, options.seed, flat=False)
     one_copy_s, delta_s = tree["whole_s"], tree["delta_s"]
     return {
         "flat_s": flat["whole_s"],
@@ -154,20 +156,21 @@ def _slow_link(
     }
 
 
-def pulled(site: Site, size: int, seed: int, *, flat: bool) -> dict[str, Any]:
-    """All receivers pull the whole at once; then, unless flat, the next version."""
+def pulled(site: Sequence[Host], size: int, seed: int, *, flat: bool) -> dict[str, Any]:
+    """The first host sends; all others pull the whole at once, and then, unless flat, the next version."""
     secret = secrets.token_hex(16)
+    source = site[0]
     with ExitStack() as stack:
         sender = _Actor(
-            stack, "sender", site.sender, host=site.sender_host, secret=secret, size=size,
+            stack, "sender", source, host=source.address, secret=secret, size=size,
             seed=seed, flat=flat,
         )  # fmt: skip
         receivers = [
             _Actor(
-                stack, "receiver", name, host=host, secret=secret, size=size,
-                relay=sender.ready["address"], name=name, site="rollout",
+                stack, "receiver", host, host=host.address, secret=secret, size=size,
+                relay=sender.ready["address"], name=host.name, site="rollout",
             )
-            for name, host in site.receivers
+            for host in site[1:]
         ]  # fmt: skip
         found: dict[str, Any] = {}
         found["whole_s"], answers = _together(receivers, "v0")
