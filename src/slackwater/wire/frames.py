@@ -30,6 +30,9 @@ class FrameKind(IntEnum):
     TOKENS = 2
 
 
+_KINDS = {kind.value: kind for kind in FrameKind}
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """One message's bytes."""
@@ -54,10 +57,10 @@ def decode_header(header: bytes, max_bytes: int = MAX_FRAME_BYTES) -> tuple[Fram
         raise FrameError(f"frame version {version}, this process speaks {VERSION}")
     if length > max_bytes:
         raise FrameError(f"frame of {length} bytes is above the limit {max_bytes}")
-    try:
-        return FrameKind(kind), length
-    except ValueError:
-        raise FrameError(f"frame kind {kind} is unknown") from None
+    known = _KINDS.get(kind)
+    if known is None:
+        raise FrameError(f"frame kind {kind} is unknown")
+    return known, length
 
 
 class FrameDecoder:

@@ -4,6 +4,8 @@ count u32 | request ids u32[count] | tokens u32[count] | log-probs f32[count]   
 """
 
 import struct
+import sys
+from array import array
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,16 +38,24 @@ def encode_tokens(columns: TokenColumns) -> bytes:
     )
 
 
-def decode_tokens(body: bytes) -> TokenColumns:
-    """The columns of a TOKENS frame's body."""
+def decode_tokens(body: bytes) -> "tuple[array[int], array[int], array[float]]":
+    """The columns of a TOKENS frame's body: requests, tokens, log-probs. Arrays, since the books keep arrays."""
     if len(body) < _COUNT.size:
         raise FrameError(f"token frame of {len(body)} bytes has no count")
     (count,) = _COUNT.unpack_from(body)
     if len(body) != _COUNT.size + count * _ROW_BYTES:
         raise FrameError(f"token frame of {len(body)} bytes does not hold {count} rows")
-    start = _COUNT.size
-    return TokenColumns(
-        requests=np.frombuffer(body, "<u4", count, start),
-        tokens=np.frombuffer(body, "<u4", count, start + 4 * count),
-        logprobs=np.frombuffer(body, "<f4", count, start + 8 * count),
+    tokens = _COUNT.size + 4 * count
+    logprobs = tokens + 4 * count
+    return (
+        _ids(body[_COUNT.size : tokens]),
+        _ids(body[tokens:logprobs]),
+        array("d", np.frombuffer(body, "<f4", count, logprobs).astype(np.float64).tobytes()),
     )
+
+
+def _ids(column: bytes) -> "array[int]":
+    found = array("I", column)
+    if sys.byteorder == "big":
+        found.byteswap()
+    return found

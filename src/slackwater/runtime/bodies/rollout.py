@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import logging
-from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
@@ -43,7 +42,7 @@ from slackwater.runtime.services.meters import Meters
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame, FrameKind
 from slackwater.wire.lending import BudgetReport, LoanOver
-from slackwater.wire.tokens import TokenColumns, decode_tokens
+from slackwater.wire.tokens import decode_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -206,7 +205,8 @@ class RolloutBody:
         """One frame; token frames go the short way."""
         now_s, instance = _now_s(), InstanceId(worker)
         if frame.kind is FrameKind.TOKENS:
-            self.feed(self._tokens(now_s, worker, decode_tokens(frame.body)))
+            topk = self._topk.pop(worker, ())
+            self.feed(on.TokensArrived(now_s, instance, *decode_tokens(frame.body), topk=topk))
             return
         match messages.decode_from_worker(frame.body):
             case messages.Ended(request, reason, total_tokens, version):
@@ -245,32 +245,25 @@ class RolloutBody:
                 if self.lending is not None:
                     self.lending.over(worker, error)
 
-    def _tokens(self, now_s: float, worker: WorkerId, columns: TokenColumns) -> on.TokensArrived:
-        """Columns stay columns all the way into the manager's books."""
-        return on.TokensArrived(
-            now_s,
-            InstanceId(worker),
-            array("I", columns.requests.astype(np.uintc, copy=False).tobytes()),
-            array("I", columns.tokens.astype(np.uintc, copy=False).tobytes()),
-            array("d", columns.logprobs.astype(np.float64).tobytes()),
-            topk=self._topk.pop(worker, ()),
-        )
-
     # ---- commands ----
     def feed(self, event: BrainEvent) -> None:
         """Tell the brain and do what it says; events that follow from that wait their turn."""
-        self._inbox.append(event)
         if self._feeding:
+            self._inbox.append(event)
             return
         self._feeding = True
         try:
+            self._handle(event)
             while self._inbox:
-                if self.phases is not None:
-                    self.phases.event_came()
-                for command in self._brain.handle(self._inbox.popleft()):
-                    self._apply(command)
+                self._handle(self._inbox.popleft())
         finally:
             self._feeding = False
+
+    def _handle(self, event: BrainEvent) -> None:
+        if self.phases is not None:
+            self.phases.event_came()
+        for command in self._brain.handle(event):
+            self._apply(command)
 
     def _apply(self, command: BrainCommand) -> None:
         match command:
