@@ -181,7 +181,7 @@ def _measure(
     for number in range(rounds):
         for place, ((prefix, clients), one) in enumerate(seen.items()):
             options.progress(f"{prefix}{clients} clients", (number + place / len(seen)) / rounds)
-            one.measure(services[prefix], clients, max((4 if options.quick else 16) // clients, 2))
+            one.measure(services[prefix], clients, max((4 if options.quick else 64) // clients, 4))
     figures: dict[str, float] = {"rounds": rounds, "tokens_each": _TOKENS}
     for (prefix, clients), one in seen.items():
         figures.update(one.figures(f"{prefix}{clients}"))

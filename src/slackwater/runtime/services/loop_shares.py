@@ -87,7 +87,8 @@ class LoopShares:
                 began_s = self._clock()
                 more = self._slice(left, work, began_s + self._slice_s)
                 self.spent(tenant, self._clock() - began_s)
-                await asyncio.sleep(self._rest_s(tenant) if more and self.shared(tenant) else 0)
+                if more:  # those that wait for the turn wait for no round of the loop if there is nothing left to do
+                    await asyncio.sleep(self._rest_s(tenant) if self.shared(tenant) else 0)
 
     def _owed_s(self, tenant: TenantId, now_s: float) -> float:
         owed_s, at_s = self._owed.get(tenant, (0.0, now_s))
