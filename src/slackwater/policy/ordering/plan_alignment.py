@@ -34,17 +34,14 @@ def align(plan: GroupPlan, members: Sequence[LoadedJob]) -> Alignment:
         (slot for slot in plan.slots if slot.job in present),
         key=lambda slot: (slot.start_s % plan.period_s, slot.job, slot.phase),
     )
-    best: tuple[tuple[float, float], Alignment] | None = None
+    forward = _Forward(slots, plan, members)
+    best_cut, best_score = 0, (float("inf"), float("inf"))
     for cut in range(max(len(slots), 1)):
-        order = (*slots[cut:], *slots[:cut])
-        skip = _unusable_first(order, members)
-        losses = _losses(order, skip, plan, members)
-        beyond = max((loss - slack for loss, slack in losses), default=0.0)
-        score = (max(beyond, 0.0), sum(loss for loss, _ in losses))
-        if best is None or score < best[0]:
-            best = (score, Alignment(order, skip, max(beyond, 0.0)))
-    assert best is not None
-    return best[1]
+        score = forward.score(cut)
+        if score < best_score:
+            best_cut, best_score = cut, score
+    order = (*slots[best_cut:], *slots[:best_cut])
+    return Alignment(order, _unusable_first(order, members), best_score[0])
 
 
 def _unusable_first(order: Sequence[PhaseSlot], members: Sequence[LoadedJob]) -> tuple[bool, ...]:
@@ -57,44 +54,70 @@ def _unusable_first(order: Sequence[PhaseSlot], members: Sequence[LoadedJob]) ->
     return tuple(skip)
 
 
-def _losses(
-    order: Sequence[PhaseSlot], skip: Sequence[bool], plan: GroupPlan, members: Sequence[LoadedJob]
-) -> list[tuple[float, float]]:
-    """Per member, how far it is behind an even pace after some rounds at worst, and how far it may be."""
-    by_job = {member.job: member for member in members}
-    ready = {member.job: member.running_s for member in members}
-    free: dict[NodeId, float] = {}
-    for member in members:
-        held = member.rollout_nodes if member.next_phase is Phase.TRAIN else member.train_nodes
-        after = 0.0 if member.next_phase is Phase.TRAIN else member.sync_s
-        for node in held:
-            free[node] = max(free.get(node, 0.0), member.running_s - after)
-    # Who trains now is about to end an iteration that counts as one of those left.
-    made: dict[JobId, int] = {
-        member.job: int(member.next_phase is Phase.ROLLOUT and member.running_s > member.sync_s)
-        for member in members
-    }
-    begun: dict[JobId, float] = {member.job: 0.0 for member in members if member.clock_runs}
-    for number in range(_ROUNDS):
-        for slot, skipped in zip(order, skip, strict=True):
-            if skipped and number == 0:
-                continue
-            start = max(ready[slot.job], max(free.get(node, 0.0) for node in slot.nodes))
-            begun.setdefault(slot.job, start)
-            end = start + slot.length_s
-            for node in slot.nodes:
-                free[node] = end
-            ready[slot.job] = end
-            if slot.phase is Phase.TRAIN:
-                ready[slot.job] = end + by_job[slot.job].sync_s
-                made[slot.job] += 1
-    losses = []
-    for member in members:
-        pace = plan.period_s / max(plan.rounds(member.job), 1)
-        taken = ready[member.job] - begun.get(member.job, 0.0)
-        slack = member.budget_s - member.iterations_left * pace
-        losses.append((taken - made[member.job] * pace, slack))
-    return losses
+class _Forward:
+    """The plan run forward from a cut. Members and nodes are numbers here: a group that changes is tried at every cut, while permits wait."""
+
+    def __init__(
+        self, slots: Sequence[PhaseSlot], plan: GroupPlan, members: Sequence[LoadedJob]
+    ) -> None:
+        self._members = members
+        numbers = {member.job: number for number, member in enumerate(members)}
+        nodes: dict[NodeId, int] = {}
+        self._slots = [
+            (
+                numbers[slot.job],
+                slot.phase,
+                [nodes.setdefault(node, len(nodes)) for node in slot.nodes],
+                slot.length_s,
+            )
+            for slot in slots
+        ]
+        self._free = [0.0] * len(nodes)
+        for member in members:
+            trains = member.next_phase is Phase.TRAIN
+            held_s = member.running_s - (0.0 if trains else member.sync_s)
+            for node in member.rollout_nodes if trains else member.train_nodes:
+                if node in nodes:
+                    self._free[nodes[node]] = max(self._free[nodes[node]], held_s)
+        # Who trains now is about to end an iteration that counts as one of those left.
+        self._made = [
+            int(m.next_phase is Phase.ROLLOUT and m.running_s > m.sync_s) for m in members
+        ]
+        self._paces = [plan.period_s / max(plan.rounds(member.job), 1) for member in members]
+
+    def score(self, cut: int) -> tuple[float, float]:
+        """The worst loss of a member beyond what it can bear, and what all lose together."""
+        ready = [member.running_s for member in self._members]
+        begun = [0.0 if member.clock_runs else None for member in self._members]
+        free, made = self._free.copy(), self._made.copy()
+        first: list[Phase | None] = [member.next_phase for member in self._members]
+        order = self._slots[cut:] + self._slots[:cut]
+        for number in range(_ROUNDS):
+            for job, phase, nodes, length_s in order:
+                if number == 0 and (wanted := first[job]) is not None:
+                    first[job] = None
+                    if wanted is not phase:
+                        continue
+                start = ready[job]
+                for node in nodes:
+                    if free[node] > start:
+                        start = free[node]
+                if begun[job] is None:
+                    begun[job] = start
+                end = start + length_s
+                for node in nodes:
+                    free[node] = end
+                if phase is Phase.TRAIN:
+                    end += self._members[job].sync_s
+                    made[job] += 1
+                ready[job] = end
+        beyond = together = 0.0
+        for job, member in enumerate(self._members):
+            pace = self._paces[job]
+            loss = ready[job] - (begun[job] or 0.0) - made[job] * pace
+            beyond = max(beyond, loss - (member.budget_s - member.iterations_left * pace))
+            together += loss
+        return beyond, together
 
 
 def worst_period_s(
