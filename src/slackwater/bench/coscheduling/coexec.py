@@ -2,13 +2,15 @@
 
 One service, two nodes: an engine on one core, a trainer on the other; control plane and drivers run on both. Alone a job is submitted without a
 profile, so it is profiled live; together jobs come with what was measured of them alone. Their drivers are plain clients of the SDK. Rates are taken over
-the time in which all jobs of a run made steps, after their first few. The joint simulator is given what was measured alone.
+the time in which all jobs of a run made steps, after their first few. A machine's speed drifts within minutes, so each job runs alone both before and after the jobs
+together, and the mean of both counts. The joint simulator is given what was measured alone.
 """
 
 import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 
 from slackwater.bench.coscheduling.coexec_prediction import both_cores_slow, predicted_throughput
 from slackwater.bench.coscheduling.coexec_shop import Run, Shape, Shop
@@ -43,8 +45,8 @@ cores = [{train}]
 
 
 def run(options: BenchOptions) -> dict[str, object]:
-    """Three jobs alone, two together, three together."""
-    steps = 5 if options.quick else 8
+    """Three jobs alone, two together, three together, and the three alone again."""
+    steps = 6 if options.quick else 8
     cores = sorted(os.sched_getaffinity(0))
     options.progress("how much two cores slow each other", 0.0)
     both_slow = both_cores_slow((cores[0], cores[-1]), 1.0 if options.quick else 4.0)
@@ -60,30 +62,38 @@ def run(options: BenchOptions) -> dict[str, object]:
         ) as (url, key):
             shop = Shop(url, key, folder, _SHAPE, _SLO)
             try:
-                alone = []
-                for seed in (0, 1, 2):
-                    options.progress(f"job {seed} alone", 0.1 + 0.13 * seed)
-                    alone.append(shop.run("alone", [seed], steps, _LIMIT_S))
-                options.progress("two together", 0.5)
-                two = shop.run("two", [0, 1], steps, _LIMIT_S, alone)
-                options.progress("three together", 0.75)
-                three = shop.run("three", [0, 1, 2], steps, _LIMIT_S, alone)
+                before = _each_alone(shop, "before", steps, options, 0.1)
+                options.progress("two together", 0.4)
+                two = shop.run("two", [0, 1], steps, _LIMIT_S, before)
+                options.progress("three together", 0.55)
+                three = shop.run("three", [0, 1, 2], steps, _LIMIT_S, before)
+                after = _each_alone(shop, "after", steps, options, 0.75)
             finally:
                 shop.close()
     figures: dict[str, object] = {"slo": _SLO, "placement": _SETTINGS.placement}
     figures["two_cores_slow_each_other"] = round(both_slow, 3)
-    figures["alone"] = [_shown(one) for one in alone]
+    figures["alone"] = [_shown(one) for one in before]
+    figures["alone_after"] = [_shown(one) for one in after]
+    alone = (before, after)
     figures |= _together("two", two, alone, both_slow) | _together("three", three, alone, both_slow)
     figures["predicted_over_live"] = figures["two_jobs_predicted_over_live"]
     permits = three.state["permits"]
     figures |= {f"permit_{name}": permits[name] for name in ("p50_ms", "p99_ms")}
     figures["permits"], figures["switches"] = permits["given"], permits["switches"]
     figures["different"] = sum(
-        result.differs(alone[result.seed].results[0])
-        for together in (two, three)
-        for result in together.results
+        result.differs(before[result.seed].results[0])
+        for run in (two, three, *after)
+        for result in run.results
     )
     return figures
+
+
+def _each_alone(shop: Shop, when: str, steps: int, options: BenchOptions, done: float) -> list[Run]:
+    found = []
+    for seed in (0, 1, 2):
+        options.progress(f"job {seed} alone, {when} the jobs together", done + 0.08 * seed)
+        found.append(shop.run(f"alone-{when}", [seed], steps, _LIMIT_S))
+    return found
 
 
 def _shown(run: Run) -> dict[str, object]:
@@ -95,14 +105,20 @@ def _shown(run: Run) -> dict[str, object]:
     }
 
 
-def _together(word: str, run: Run, alone: Sequence[Run], both_slow: float) -> dict[str, object]:
+def _together(
+    word: str, run: Run, alone: Sequence[Sequence[Run]], both_slow: float
+) -> dict[str, object]:
     window = run.window()
     slowdowns = []
     for result in run.results:
-        twin = alone[result.seed]
-        slowdowns.append(twin.results[0].rate(*twin.window()) / result.rate(*window))
+        twins = [each[result.seed] for each in alone]
+        step_s = mean(1 / twin.results[0].rate(*twin.window()) for twin in twins)
+        slowdowns.append(1 / result.rate(*window) / step_s)
     live = sum(1 / slowdown for slowdown in slowdowns)
-    predicted = predicted_throughput(alone[: len(run.results)], _SETTINGS, _SLO, both_slow)
+    jobs = len(run.results)
+    predicted = mean(
+        predicted_throughput(each[:jobs], _SETTINGS, _SLO, both_slow) for each in alone
+    )
     return {
         f"{word}_jobs_throughput": round(live, 3),
         f"{word}_jobs_slowdowns": [round(slowdown, 3) for slowdown in slowdowns],
