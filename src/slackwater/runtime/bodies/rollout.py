@@ -205,8 +205,9 @@ class RolloutBody:
         """One frame; token frames go the short way."""
         now_s, instance = _now_s(), InstanceId(worker)
         if frame.kind is FrameKind.TOKENS:
-            topk = self._topk.pop(worker, ())
-            self.feed(on.TokensArrived(now_s, instance, *decode_tokens(frame.body), topk=topk))
+            columns = decode_tokens(frame.body)
+            others = self._topk.pop(worker, ())
+            self.feed(on.TokensArrived(now_s, instance, *columns, topk=others))
             return
         match messages.decode_from_worker(frame.body):
             case messages.Ended(request, reason, total_tokens, version):
