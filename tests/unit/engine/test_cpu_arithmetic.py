@@ -10,6 +10,8 @@ from torch.nn import functional
 from slackwater.engine.cpu.attention import BLOCK_TOKENS, attend_rows
 from slackwater.engine.cpu.compiled import exp_of, lane_max, lane_sum
 from slackwater.engine.cpu.ops import add_and_norm_rows, norm_rows, silu_mul_rows
+from slackwater.engine.cpu.panel_kernel import PANEL
+from slackwater.engine.cpu.panel_writing import LINE, write_panels
 from slackwater.engine.cpu.sites import AdapterSpan, SiteAdapters
 from slackwater.engine.cpu.straight_pass import PagedRows, StraightPass
 from slackwater.engine.cpu.weights import Floats, LibraryWeight, PanelWeight
@@ -90,6 +92,27 @@ def test_rows_of_a_weight_are_written_where_they_belong(
     np.testing.assert_allclose(
         problem.product(), problem.x @ problem.values.T, rtol=1e-4, atol=1e-4
     )
+
+
+@pytest.mark.parametrize("shift", [0, 1])  # floats by which the panels miss a line of the caches
+@pytest.mark.parametrize(
+    ("first", "rows", "depth"), [(0, 64, 48), (0, 70, 37), (5, 64, 16), (32, 33, 7), (31, 98, 100)]
+)
+def test_every_element_of_written_rows_is_where_its_panel_has_it(
+    first: int, rows: int, depth: int, shift: int
+) -> None:
+    values = np.random.default_rng(first).standard_normal((rows, 2 * depth), np.float32)[:, :depth]
+    count = -(-(first + rows) // PANEL)
+    memory = np.full(count * depth * PANEL + 32, np.nan, np.float32)
+    start = -memory.ctypes.data % LINE // 4 + shift
+    panels = memory[start : start + count * depth * PANEL].reshape(count, depth, PANEL)
+    for given in (values, np.ascontiguousarray(values)):
+        panels[:] = np.nan
+        write_panels(given, panels, first)
+        columns = panels.transpose(0, 2, 1).reshape(count * PANEL, depth)
+        assert np.array_equal(columns[first : first + rows], values)
+        assert np.isnan(columns[:first]).all()
+        assert np.isnan(columns[first + rows :]).all()
 
 
 def test_the_compiled_exponential_is_within_two_units_in_the_last_place() -> None:

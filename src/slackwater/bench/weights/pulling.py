@@ -1,7 +1,8 @@
 """How fast an engine decodes while it pulls a version, over the same engine at rest.
 
-The relay is another process; the engine steps in this one, and its puller works in a thread beside it. Windows with and without a
-pull take turns, so that whatever else the machine does falls on both.
+The relay is another process; the engine steps in this one, and its puller works in a thread beside it. Every pull is compared with
+the steps right before and right after it, so that whatever else the machine does falls on both; the figure is the median of the pulls. A
+window has all that the stepping thread does: steps, and what it does for the pull between them.
 """
 
 import json
@@ -11,7 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -33,6 +36,7 @@ from slackwater.worker.weight_lane import WeightLane
 
 _SECRET = "of this measurement"
 _REQUESTS = 8
+_STEPS = 8  # of a window at rest before a pull has shown how many it takes
 
 
 def decode_while_pulling(pulls: int, seed: int) -> dict[str, object]:
@@ -91,57 +95,106 @@ def _measured(
     pulls: int,
     seed: int,
 ) -> dict[str, object]:
-    torch.manual_seed(seed)
-    number = 0
-    rested: list[tuple[float, float]] = []
-    pulling: list[tuple[float, float]] = []
-    took: list[float] = []
-    for pull in range(pulls + 1):
-        for tensor in tensors.values():
-            mask = torch.rand(tensor.shape) < 0.01
-            tensor[mask] *= 1.01
+    generator = torch.Generator().manual_seed(seed)
+    stepping = _Stepping(engine)
+    pairs: list[tuple[_Window, _Window]] = []
+    for pull in range(pulls + 2):
+        _change(tensors, generator)
         name = f"v{pull}"
         manifest = stocker.stock("model", host_version(name, tensors, lora_meta(None)))
         base = min((base for base in manifest.sizes), key=manifest.bytes_of)
-        began_s = time.perf_counter()
+        steps = pairs[-1][1].steps if pairs else _STEPS
+        stepping.steps(2)  # publishing has had the caches
+        before = stepping.steps(steps)
         puller.ask(name, [Cargo(name, base)], keep=True)
-        during: list[tuple[float, float]] = []
-        while not puller.settle():
-            number = _keep_busy(engine, number)
-            during.append(_step_s(engine))
-        took.append(time.perf_counter() - began_s)
-        after: list[tuple[float, float]] = []
-        while len(after) < max(len(during), 8):
-            number = _keep_busy(engine, number)
-            after.append(_step_s(engine))
-        if pull:  # the first compiles and takes the whole
-            pulling += during
-            rested += after
+        during = stepping.until(lambda: bool(puller.settle()))
+        after = stepping.steps(steps)
+        pairs.append((before + after, during))
+        if pull:
             engine.drop_version(f"v{pull - 1}")
-    (rested_s, rested_cpu_s), (pulling_s, pulling_cpu_s) = (
-        (statistics.fmean(wall), statistics.fmean(cpu))
-        for wall, cpu in (zip(*rested, strict=True), zip(*pulling, strict=True))
-    )
+    pairs = pairs[
+        2:
+    ]  # the first compiles and takes the whole, the second makes the last of the places for weights
+    rates = [rest.step_s / during.step_s for rest, during in pairs]
+    low, median, high = statistics.quantiles(rates, n=4)
     return {
-        "decode_steps_during_pulls": len(pulling),
-        "decode_while_pulling": rested_s / pulling_s,
-        "decode_cpu_while_pulling": rested_cpu_s / pulling_cpu_s,
-        "decode_processor_share": rested_cpu_s / rested_s,
-        "pull_beside_decode_s": statistics.median(took[1:]),
+        "decode_steps_during_pulls": sum(during.steps for _, during in pairs),
+        "decode_while_pulling": median,
+        "decode_while_pulling_quarters": [low, high],
+        "decode_cpu_while_pulling": statistics.median(
+            rest.cpu_step_s / during.cpu_step_s for rest, during in pairs
+        ),
+        "decode_processor_share": statistics.median(rest.cpu_s / rest.took_s for rest, _ in pairs),
+        "pull_beside_decode_s": statistics.median(during.took_s for _, during in pairs),
+        "pull_cpu_s": statistics.median(during.beside_cpu_s for _, during in pairs),
     }
 
 
-def _step_s(engine: Engine) -> tuple[float, float]:
-    """How long a step took, and how long this thread had a processor in it."""
-    began_s, began_cpu_s = time.perf_counter(), time.thread_time()
-    engine.step()
-    return time.perf_counter() - began_s, time.thread_time() - began_cpu_s
+def _change(tensors: dict[str, torch.Tensor], generator: torch.Generator) -> None:
+    """A hundredth of every tensor's elements, here and there."""
+    for tensor in tensors.values():
+        flat = tensor.view(-1)
+        places = torch.randint(len(flat), (max(len(flat) // 100, 1),), generator=generator)
+        flat[places] *= 1.01
 
 
-def _keep_busy(engine: Engine, number: int) -> int:
-    """Always the same number of requests under way."""
-    while engine.gauges()["running"] + engine.gauges()["waiting"] < _REQUESTS:
-        params = Sampling(max_tokens=400, temperature=1.0, seed=number)
-        engine.add(GenerationRequest(number, (1, 2, 3, number % 4000), params, "base"))
-        number += 1
-    return number
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """Steps one after the other, and all that the stepping thread did between them."""
+
+    steps: int
+    took_s: float
+    cpu_s: float
+    beside_cpu_s: float  # of this process's other threads
+
+    def __add__(self, other: "_Window") -> "_Window":
+        return _Window(
+            self.steps + other.steps,
+            self.took_s + other.took_s,
+            self.cpu_s + other.cpu_s,
+            self.beside_cpu_s + other.beside_cpu_s,
+        )
+
+    @property
+    def step_s(self) -> float:
+        return self.took_s / self.steps
+
+    @property
+    def cpu_step_s(self) -> float:
+        return self.cpu_s / self.steps
+
+
+class _Stepping:
+    """Steps an engine that always has the same number of requests under way, of lengths that do not end together."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._number = 0
+
+    def steps(self, count: int) -> _Window:
+        left = iter(range(count - 1, -1, -1))
+        return self.until(lambda: next(left) == 0)
+
+    def until(self, is_over: Callable[[], bool]) -> _Window:
+        """Step until it is over, which is asked after every step."""
+        began_s, began_cpu_s, began_all_s = (
+            time.perf_counter(), time.thread_time(), time.process_time(),
+        )  # fmt: skip
+        steps = 0
+        while True:
+            self._keep_busy()
+            self._engine.step()
+            steps += 1
+            if is_over():
+                break
+        cpu_s = time.thread_time() - began_cpu_s
+        all_s = time.process_time() - began_all_s
+        return _Window(steps, time.perf_counter() - began_s, cpu_s, all_s - cpu_s)
+
+    def _keep_busy(self) -> None:
+        while self._engine.gauges()["running"] + self._engine.gauges()["waiting"] < _REQUESTS:
+            number = self._number
+            params = Sampling(max_tokens=200 + 37 * number % 200, temperature=1.0, seed=number)
+            prompt = (1, 2, 3, number % 4000)
+            self._engine.add(GenerationRequest(number, prompt, params, "base"))
+            self._number += 1

@@ -78,7 +78,7 @@ def run(options: BenchOptions) -> dict[str, object]:
             figures |= sequences.result()
     if options.wants("decode"):
         options.progress("decoding beside pulls", 0.95)
-        figures |= decode_while_pulling(3 if options.quick else 12, options.seed)
+        figures |= decode_while_pulling(4 if options.quick else 60, options.seed)
     return figures
 
 

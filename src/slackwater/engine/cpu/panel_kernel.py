@@ -117,17 +117,3 @@ def panel_product(x: Any, panels: Any, first: int, last: int, out: Any, adds: in
                     _tile(count, start, x_stride, panel, depth, edge.ctypes.data, PANEL, adds)
                     out[row : row + count, width - left :] = edge[:count, :left]
                 row += count
-
-
-@numba.njit(cache=True, error_model="numpy", nogil=True)  # written beside the steps, which go on
-def write_panels(values: Any, panels: Any, first: int) -> None:
-    """Put `values`, rows of the weight, in place from row `first` on."""
-    rows, depth = values.shape
-    row = 0
-    while row < rows:
-        number, place = (first + row) // PANEL, (first + row) % PANEL
-        count = min(PANEL - place, rows - row)
-        for k in range(depth):
-            for j in range(count):
-                panels[number, k, place + j] = values[row + j, k]
-        row += count

@@ -3,13 +3,15 @@
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import pairwise
+from math import prod
 from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from slackwater.engine.cpu.panel_kernel import PANEL, panel_product, write_panels
+from slackwater.engine.cpu.panel_kernel import PANEL, panel_product
+from slackwater.engine.cpu.panel_writing import LINE, write_panels
 
 Floats = NDArray[np.float32]
 _SHARED_FLOATS = 1 << 18  # smaller products than this are not worth a second thread
@@ -31,7 +33,7 @@ class PanelWeight:
     """In panels of 32 columns; a row's results have the same bits in every batch, on any number of threads."""
 
     def __init__(self, width: int, depth: int) -> None:
-        self._panels = np.zeros((-(-width // PANEL), depth, PANEL), np.float32)
+        self._panels = _zeros((-(-width // PANEL), depth, PANEL))
 
     def write(self, first: int, values: Floats) -> None:
         write_panels(values, self._panels, first)
@@ -50,6 +52,13 @@ class PanelWeight:
         panel_product(x, self._panels, 0, edges[1], out, int(adds))
         for other in others:
             other.result()
+
+
+def _zeros(shape: tuple[int, ...]) -> Floats:
+    """Memory that begins a line of the caches, so that no vector lies in two of them."""
+    room = np.zeros(prod(shape) + LINE // 4, np.float32)
+    start = -room.ctypes.data % LINE // 4
+    return room[start : start + prod(shape)].reshape(shape)
 
 
 class LibraryWeight:

@@ -5,6 +5,7 @@ against the number of elements before a byte is unpacked.
 """
 
 import struct
+import threading
 import zlib
 from dataclasses import dataclass
 from enum import IntEnum
@@ -132,6 +133,7 @@ def _streams(content: memoryview, elements: int, item_bytes: int) -> list[bytes]
 
 
 _SAMPLE = 1 << 16
+_kept = threading.local()
 
 
 def _squeezed(plane: bytes) -> tuple[int, bytes]:
@@ -150,6 +152,14 @@ def _squeezed(plane: bytes) -> tuple[int, bytes]:
     return (1, found) if len(found) < 0.97 * len(plane) else (0, plane)
 
 
+def _decompressor() -> "zstandard.ZstdDecompressor":
+    """This thread's own: making one takes longer than a small stream."""
+    found: zstandard.ZstdDecompressor | None = getattr(_kept, "decompressor", None)
+    if found is None:
+        found = _kept.decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27)
+    return found
+
+
 def _unsqueezed(stored: memoryview, coding: int, raw: int) -> bytes:
     if coding == 0:
         if len(stored) != raw:
@@ -160,9 +170,7 @@ def _unsqueezed(stored: memoryview, coding: int, raw: int) -> bytes:
     try:
         if zstandard.frame_content_size(stored) != raw:
             raise refused("a compressed stream is not of the size that it names")
-        found = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompress(
-            stored, max_output_size=raw
-        )
+        found = _decompressor().decompress(stored, max_output_size=raw)
     except zstandard.ZstdError as error:
         raise refused(f"a compressed stream is damaged ({error})") from None
     if len(found) != raw:

@@ -1,0 +1,97 @@
+"""A weight's rows into panels of 32 columns: squares of 16 by 16 are turned in registers and stored past the caches.
+
+Versions are written beside the steps. What is stored past the caches leaves in them the weights that the steps read, and is not
+read from memory first, so that writing a version takes less than copying it.
+"""
+
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+
+from slackwater.engine.cpu.compiled import generated
+from slackwater.engine.cpu.panel_kernel import PANEL
+from slackwater.engine.cpu.vector_code import INT32, INT64, LANES, VECTOR, Value
+
+LINE = 64  # bytes; panels that begin a line are written past the caches
+_MASK = ir.VectorType(INT32, LANES)
+
+
+def _turned(builder: Any, rows: list[Value]) -> list[Value]:
+    """The columns of 16 vectors, as vectors: of growing blocks, the two beside the diagonal change places."""
+    for size in (1, 2, 4, 8):
+        turned = list(rows)
+        for upper in (number for number in range(LANES) if not number & size):
+            lower = upper | size
+            left = [LANES + (n ^ size) if n & size else n for n in range(LANES)]
+            right = [LANES + n if n & size else n | size for n in range(LANES)]
+            for number, mask in ((upper, left), (lower, right)):
+                pair = (rows[upper], rows[lower], ir.Constant(_MASK, mask))
+                turned[number] = builder.shuffle_vector(*pair)
+        rows = turned
+    return rows
+
+
+@generated
+def _write_square(typing: Any, source: Any, stride: Any, target: Any) -> Any:
+    """16 floats of each of 16 rows, `stride` bytes apart, as 16 columns of a panel; `target` begins a line."""
+    del typing, source, stride, target
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        del signature
+        source, stride, target = arguments
+
+        def at(start: Value, offset: Value) -> Value:
+            return builder.inttoptr(builder.add(start, offset), VECTOR.as_pointer())
+
+        rows = [
+            builder.load(at(source, builder.mul(stride, INT64(row))), align=4)
+            for row in range(LANES)
+        ]
+        for number, column in enumerate(_turned(builder, rows)):
+            stored = builder.store(column, at(target, INT64(4 * PANEL * number)), align=LINE)
+            stored.set_metadata("nontemporal", builder.module.add_metadata([INT32(1)]))
+        return context.get_dummy_value()
+
+    return types.void(types.uintp, types.uintp, types.uintp), build
+
+
+@generated
+def _all_stored(typing: Any) -> Any:
+    """Whoever is told of it from here on sees what was stored past the caches."""
+    del typing
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        del signature, arguments
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), build
+
+
+@numba.njit(cache=True, error_model="numpy", nogil=True)  # written beside the steps, which go on
+def write_panels(values: Any, panels: Any, first: int) -> None:
+    """Put `values`, rows of the weight, in place from row `first` on."""
+    rows, depth = values.shape
+    in_line = panels.ctypes.data % LINE == 0 and values.strides[1] == 4
+    stride, row = values.strides[0], 0
+    while row < rows:
+        number, place = (first + row) // PANEL, (first + row) % PANEL
+        count = min(PANEL - place, rows - row)
+        turned = 0
+        if count == PANEL and in_line:
+            turned = depth - depth % LANES
+            for k in range(0, turned, LANES):
+                for half in range(0, PANEL, LANES):
+                    _write_square(
+                        np.uintp(values.ctypes.data + (row + half) * stride + 4 * k),
+                        np.uintp(stride),
+                        np.uintp(panels.ctypes.data + 4 * ((number * depth + k) * PANEL + half)),
+                    )
+        for k in range(turned, depth):
+            for j in range(count):
+                panels[number, k, place + j] = values[row + j, k]
+        row += count
+    _all_stored()
