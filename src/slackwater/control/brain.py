@@ -280,9 +280,9 @@ def _heard_by(
 ) -> Sequence[BrainCommand | Said]:
     """What the phase keeper says to what another part said."""
     match command:
-        case rollout_do.TurnOpened(job, _, sequence) if phases.find(job) is not None:
+        case rollout_do.TurnOpened(job, _, sequence):
             return phases.turn_opened(job, sequence, now_s)
-        case rollout_do.TurnClosed(job=job, sequence=sequence) if phases.find(job) is not None:
+        case rollout_do.TurnClosed(job=job, sequence=sequence):
             return phases.turn_closed(job, sequence, now_s)
         case rollout_do.ReleaseInstance(instance) | rollout_do.ReportFault(instance):
             return phases.instance_failed(instance, now_s)

@@ -271,12 +271,18 @@ class ControlPlane:
         )
         phases.body = self.rollout.phases = PhasesBody(tuple(places_of(self._places)), hands)
 
-    def _prefetch(self, job: JobId) -> None:
-        """The job trains next: let the agents of its models' nodes bring their states up."""
-        for worker, models in self.training.models_by_trainer(job).items():
-            node = self.fleet.nodes.node_of(worker)
-            if node is not None:
-                self.hub.send(agent_name(node), PrefetchStates(models))
+    def _prefetch(self, training: list[JobId], rolling: list[JobId]) -> None:
+        """Let the agents of these jobs' models' nodes bring states up: those of jobs that train now, then of those that train next."""
+        hints: dict[NodeId, PrefetchStates] = {}
+        for job in (*training, *rolling):
+            for worker, models in self.training.models_by_trainer(job).items():
+                node = self.fleet.nodes.node_of(worker)
+                if node is not None:
+                    hint = hints.setdefault(node, PrefetchStates([], []))
+                    hint.models.extend(models)
+                    hint.holding.extend(models if job in training else ())
+        for node, hint in hints.items():
+            self.hub.send(agent_name(node), hint)
 
     def _write_timeline(self) -> None:
         """Every run leaves one."""

@@ -128,11 +128,23 @@ class StateManager:
         with self._lock:
             self._tell(on.NextHinted(time.monotonic(), tuple(deployments)))
 
-    def prefetch_models(self, models: Sequence[str]) -> None:
-        """As `prefetch`, for the deployments of trainers' models, which are called MODEL@WORKER."""
+    def prefetch_models(self, models: Sequence[str], holding: Sequence[str] = ()) -> None:
+        """As `prefetch`, for the deployments of trainers' models, which are called MODEL@WORKER.
+
+        Those of `holding` are in the middle of a phase, and are not pushed out by it.
+        """
+
+        def of(names: Sequence[str]) -> tuple[str, ...]:
+            return tuple(d for name in names for d in known if d.startswith(f"{name}@"))
+
         with self._lock:
             known = list(self.catalogue.entries)
-            self.prefetch([d for model in models for d in known if d.startswith(f"{model}@")])
+            self._tell(on.NextHinted(time.monotonic(), of(models), of(holding)))
+
+    def counts(self) -> dict[str, float]:
+        """Of operations so far: how many found their state on the device, how many waited for it; and the loads before anybody asked."""
+        book = self.book
+        return {"found": book.found, "waited": book.waited, "early": book.early}
 
     def materialize(self, deployment: str, path: str, kinds: Sequence[str] | None = None) -> None:
         """Write a checkpoint (or with one of `kinds`, weights) from managed state, while other deployments run.

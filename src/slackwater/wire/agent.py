@@ -66,9 +66,10 @@ class CargoBroke(Message, frozen=True):
 
 
 class PrefetchStates(Message, frozen=True):
-    """These models' states are needed on the node's devices next, in order."""
+    """These models' states are needed on the node's devices next, in order; those of `holding` now, by a job in its train phase."""
 
     models: list[str]
+    holding: list[str] = msgspec.field(default_factory=list)
 
 
 class SendState(Message, frozen=True):

@@ -143,8 +143,8 @@ class NodeAgent:
         self, message: says.PrefetchStates | says.SendState | says.ForgetStates
     ) -> None:
         match message:
-            case says.PrefetchStates(models):
-                self._states.prefetch(models)
+            case says.PrefetchStates(models, holding):
+                self._states.prefetch(models, holding)
             case says.ForgetStates(model):
                 self._states.forget(model)
             case says.SendState():
@@ -239,6 +239,7 @@ def serve_once(options: argparse.Namespace, states: NodeStates) -> None:
         facts = _facts(options, None if relay is None else relay.address, place)
         hello = messages.Hello(secret(), f"agent:{options.node}", "agent", node=facts)
         with Connection(address, hello, pin=pin(), orphaned=hung_up.set) as connection:
+            connection.report_gauges(states.counts)
             if relay is not None:
                 relay.tell = partial(_told, connection)
             told = (connection, options.connect, options.files, Path(options.logs))

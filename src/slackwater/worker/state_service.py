@@ -39,10 +39,13 @@ class NodeStates:
     manager: "StateManager | None" = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    def prefetch(self, models: list[str]) -> None:
-        """What these models' trainers compute on next."""
+    def prefetch(self, models: list[str], holding: list[str]) -> None:
+        """What these models' trainers compute on next, and which of them are in the middle of a phase."""
         if self.manager is not None:
-            self.manager.prefetch_models(models)
+            self.manager.prefetch_models(models, holding)
+
+    def counts(self) -> dict[str, float]:
+        return {} if self.manager is None else self.manager.counts()
 
     def forget(self, model: str) -> None:
         """What no worker has of a model is of no use any more."""

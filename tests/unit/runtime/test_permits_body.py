@@ -2,14 +2,16 @@
 
 import asyncio
 
-from slackwater.control.coschedule.phase_commands import PermitGiven
+from slackwater.control.coschedule.phase_commands import PermitBack, PermitGiven
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import Phase
 from slackwater.runtime.bodies.phases import PhaseHands, PhasesBody
 
+A, B = JobId("a"), JobId("b")
 
-def test_a_permit_with_a_switch_has_the_jobs_state_brought_up() -> None:
-    hinted: list[JobId] = []
+
+def test_a_permit_with_a_switch_and_the_end_of_training_have_states_brought_up() -> None:
+    hinted: list[tuple[list[JobId], list[JobId]]] = []
 
     async def given() -> None:
         hands = PhaseHands(
@@ -17,13 +19,14 @@ def test_a_permit_with_a_switch_has_the_jobs_state_brought_up() -> None:
             lambda job, nodes: None,
             lambda job, reason: None,
             lambda: None,
-            hinted.append,
+            lambda training, rolling: hinted.append((training, rolling)),
         )
         body = PhasesBody((NodeId("n"),), hands)
-        for number, (job, switch) in enumerate((("a", False), ("b", True), ("b", False))):
-            permit = (JobId(job), number, Phase.ROLLOUT, 0, (NodeId("n"),))
-            assert body.obey(PermitGiven(*permit, switch, False))
+        for number, (job, phase) in enumerate(((A, Phase.TRAIN), (B, Phase.ROLLOUT))):
+            assert body.obey(PermitGiven(job, number, phase, 0, (NodeId("n"),), job == B, False))
         assert body.switches == 1
+        assert body.obey(PermitBack(A, 0))
+        assert body.obey(PermitBack(B, 1))
 
     asyncio.run(given())
-    assert hinted == [JobId("b")]
+    assert hinted == [([A], [B]), ([], [B])]

@@ -28,6 +28,8 @@ class StateBook:
         self._records: dict[str, Record] = {}
         self._waits: list[Wait] = []
         self._hint: tuple[str, ...] = ()
+        self._holding: tuple[str, ...] = ()
+        self.found = self.waited = self.early = 0  # operations' states there or not; early loads
 
     def tier(self, deployment: str) -> Tier | None:
         """Where the newest copy is; None if the deployment is not known."""
@@ -64,8 +66,8 @@ class StateBook:
                 self._moved(name, to, out)
             case on.MoveFailed(_, name, to, reason):
                 self._failed(name, to, reason, out)
-            case on.NextHinted(_, names):
-                self._hint = names
+            case on.NextHinted(_, names, holding):
+                self._hint, self._holding = names, holding
             case on.HolderGone(_, holder):
                 self._holder_gone(holder, out)
             case on.DeploymentForgotten(_, name):
@@ -142,6 +144,9 @@ class StateBook:
         else:
             record.last_used_s = now_s
             record.stuck = None
+            there = record.tier is Tier.DEVICE and record.moving_to is None
+            self.found += wait.lease and there
+            self.waited += wait.lease and not there
             self._waits.append(wait)
 
     def _unhint(self, name: str) -> None:
@@ -333,7 +338,9 @@ class StateBook:
             if to is Tier.DEVICE or not r.warm
         )
         candidates = [
-            c for c in self._candidates(to) if next_use is None or may_give_way(c, next_use)
+            c
+            for c in self._candidates(to)
+            if next_use is None or (may_give_way(c, next_use) and c.name not in self._holding)
         ]
         for name in victims(candidates, need - free - freeing) or ():
             self._sink(self._records[name], out)
@@ -381,6 +388,7 @@ class StateBook:
                 to = Tier(record.tier + 1)
                 if to in waiting or not self._rise(record, to, number, out):
                     return
+                self.early += to is Tier.DEVICE
 
     def _budget(self, tier: Tier) -> int:
         return self.budgets.device_bytes if tier is Tier.DEVICE else self.budgets.host_bytes

@@ -87,10 +87,14 @@ class MoveFailed:
 
 @dataclass(frozen=True, slots=True)
 class NextHinted:
-    """The scheduler says what runs next, in order. Replaces the hint before."""
+    """The scheduler says what runs next, in order. Replaces the hint before.
+
+    `holding` are in the middle of their jobs' phases: between two of their operations, too, an early load does not push them out.
+    """
 
     now_s: float
     deployments: tuple[str, ...]
+    holding: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

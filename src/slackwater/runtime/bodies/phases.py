@@ -12,6 +12,7 @@ from slackwater.control.coschedule import commands as do
 from slackwater.control.coschedule import phase_commands as phase_do
 from slackwater.control.jobs.events import JobCrashed
 from slackwater.model.ids import JobId, NodeId
+from slackwater.model.placement import Phase
 from slackwater.timeline.permit_spans import PermitSpans
 
 logger = logging.getLogger(__name__)
@@ -22,13 +23,14 @@ _LATENCIES = 10_000
 @dataclass(frozen=True, slots=True)
 class PhaseHands:
     """What the body works with: `gate_ops` reaches the trainers' line, `refused` ends what a job has running, `changed` is told when
-    what must survive a crash of the control plane did, `prefetch` whose states are needed on devices next."""
+    what must survive a crash of the control plane did, `prefetch` which jobs train now, and which roll out and train next: their states are
+    needed on devices."""
 
     feed: Callable[[BrainEvent], None]
     gate_ops: Callable[[JobId, tuple[NodeId, ...] | None], None]
     refused: Callable[[JobId, str], None]
     changed: Callable[[], None]
-    prefetch: Callable[[JobId], None] = lambda job: None
+    prefetch: Callable[[list[JobId], list[JobId]], None] = lambda training, rolling: None
 
 
 class PhasesBody:
@@ -38,6 +40,7 @@ class PhasesBody:
         self._hands = hands
         self._waiters: dict[JobId, set[asyncio.Future[None]]] = {}
         self.spans = PermitSpans(nodes, _now_s())
+        self._live: dict[int, tuple[JobId, Phase]] = {}
         self.given = self.switches = self.tails = 0
         self.lost: dict[JobId, tuple[int, str]] = {}
         self._grant_s: deque[float] = deque(maxlen=_LATENCIES)
@@ -62,6 +65,8 @@ class PhasesBody:
                 self._permit_given(command)
             case phase_do.PermitBack(job, permit, lost):
                 self.spans.back(permit, _now_s())
+                if self._live.pop(permit, None) == (job, Phase.TRAIN):
+                    self._hint()
                 if lost:
                     self.lost[job] = (permit, lost)
                     logger.warning("permit lost job=%s permit=%d reason=%s", job, permit, lost)
@@ -90,9 +95,10 @@ class PhasesBody:
 
     def _permit_given(self, command: phase_do.PermitGiven) -> None:
         self.given += 1
-        if command.switch:  # of a rollout, too: what it rolls out for trains next
+        self._live[command.permit] = (command.job, command.phase)
+        if command.switch:
             self.switches += 1
-            self._hands.prefetch(command.job)
+            self._hint()
         self.lost.pop(command.job, None)
         self.spans.given(command.permit, command.job, command.phase, command.nodes, _now_s())
         if self._event_s is not None:
@@ -100,6 +106,13 @@ class PhasesBody:
         if command.asked:
             self._hands.changed()
         self._wake(command.job)
+
+    def _hint(self) -> None:
+        """Who trains needs its state now; who rolls out trains next."""
+        training = [job for job, phase in self._live.values() if phase is Phase.TRAIN]
+        rolling = [job for job, phase in self._live.values() if phase is Phase.ROLLOUT]
+        if training or rolling:
+            self._hands.prefetch(training, rolling)
 
     # ---- who waits ----
     async def wait(self, job: JobId, until_s: float) -> bool:

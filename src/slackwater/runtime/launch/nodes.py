@@ -59,6 +59,7 @@ class Node:
     facts: says.NodeFacts
     joined_s: float
     processes: dict[WorkerId, NodeProcess] = field(default_factory=dict)
+    states: dict[str, float] = field(default_factory=dict)  # what its state manager counts
 
 
 class Nodes:
@@ -106,8 +107,8 @@ class Nodes:
                 process = here.processes.pop(WorkerId(worker), None)
                 if process is not None:
                     process.end(status, said)
-            case messages.Heartbeat():
-                pass
+            case messages.Heartbeat(gauges):
+                here.states = gauges
             case _:
                 logger.warning("not from an agent: %s", type(message).__name__)
 
@@ -151,6 +152,7 @@ class Nodes:
                 "agent_pid": node.facts.pid,
                 "here_s": round(now_s - node.joined_s, 1),
                 "workers": sorted(node.processes),
+                **({"states": node.states} if node.states else {}),
             }
             for name, node in sorted(self._nodes.items())
         ]

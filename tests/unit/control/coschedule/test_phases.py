@@ -58,6 +58,24 @@ def test_the_second_job_rolls_out_while_the_first_trains() -> None:
     assert stage.gates == {a: (), b: TRAIN_NODE}
 
 
+@pytest.mark.parametrize("profile", [PROFILE, None])
+def test_what_was_there_before_its_job_was_placed_asks_for_its_phase(
+    profile: JobProfile | None,
+) -> None:
+    """As after a restart: turns and operations come from the store, then drivers are found and their jobs placed."""
+    stage = PhaseStage(engines=0)
+    a, b = JobId("a"), JobId("b")
+    stage.turn(a)
+    over = stage.op(b, OpKind.FORWARD_BACKWARD)
+    stage.op(b, OpKind.OPTIM_STEP)
+    stage.end_op(b, over, OpKind.FORWARD_BACKWARD)
+    stage.submit("a", profile)
+    assert stage.permits() == [("a", "rollout")]
+    stage.submit("b", profile)
+    stage.tell(JobEnded(1.0, a, "stopped", ""))
+    assert stage.permits() == [("b", "train")]
+
+
 def test_turns_that_come_while_a_pass_waits_belong_to_the_next_rollout() -> None:
     stage = PhaseStage()
     job = stage.submit("a")

@@ -113,6 +113,38 @@ def test_a_hint_never_pushes_out_what_is_needed_sooner() -> None:
     assert node.book.tier("a") is Tier.DEVICE
 
 
+def test_a_hint_never_pushes_out_a_state_between_two_operations_of_its_phase() -> None:
+    node = Node(device=20)
+    for name in "abc":
+        node.register(name)
+        node.run(name)
+        node.release(name)
+    node.finish()  # b and c are there
+    for _ in range(2):
+        node.tell(lambda t: on.NextHinted(t, ("b", "a"), ("b",)))
+        node.run("b")
+        node.release("b")
+        node.finish()
+        assert node.book.tier("a") is Tier.DEVICE and node.book.tier("b") is Tier.DEVICE
+    node.tell(lambda t: on.NextHinted(t, ("c", "b", "a"), ("b", "a")))
+    node.finish()
+    assert node.book.tier("c") is Tier.HOST
+    node.tell(lambda t: on.NextHinted(t, ("c",)))  # the phases are over
+    node.finish()
+    assert node.book.tier("c") is Tier.DEVICE
+
+
+def test_operations_that_find_their_state_are_counted_apart_from_those_that_wait() -> None:
+    node = Node(device=10)
+    node.register("a"), node.register("b")
+    node.run("a")
+    node.release("a")
+    node.tell(lambda t: on.NextHinted(t, ("b",)))
+    node.finish()
+    node.run("b")
+    assert (node.book.found, node.book.waited, node.book.early) == (1, 1, 1)
+
+
 def test_what_was_offloaded_survives_its_worker_and_is_taken_over_by_another() -> None:
     node = Node()
     node.register("a")
