@@ -9,11 +9,13 @@ before is lost with it, and the next start goes on from there.
 """
 
 import asyncio
+import contextlib
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -58,7 +60,7 @@ class Store:
         self._engine = sa.create_engine(self._url, poolclass=sa.pool.NullPool)
         if self._url.get_backend_name() == "sqlite":
             sa.event.listen(self._engine, "connect", _tune_sqlite)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
+        self._thread = _OneThread("store")
         self._connection: Connection | None = None
         self._patience_s = patience_s
         self._announce_loss = lost
@@ -67,7 +69,7 @@ class Store:
 
     async def open(self) -> None:
         """Connect, and bring the tables up to date."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._open)
+        await self._thread.run(self._open)
 
     def _open(self) -> None:
         try:
@@ -84,7 +86,7 @@ class Store:
     async def call(self, work: Callable[[Connection], T]) -> T:
         """Run `work` in a transaction; it is durable when this returns. It may be run more than once."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, work)
+            return await self._thread.run(lambda: self._run(work))
         except StoreLostError:
             self._announce_loss()
             raise
@@ -127,13 +129,57 @@ class Store:
     async def close(self) -> None:
         """Finish what was asked before, and disconnect."""
         self._closing.set()
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._drop_connection)
-        self._thread.shutdown()
+        await self._thread.run(self._drop_connection)
+        self._thread.end()
 
     def _drop_connection(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+class _OneThread:
+    """Calls for a thread, done in order. Every request waits for some, so they are handed over with less ado than by an executor."""
+
+    def __init__(self, name: str) -> None:
+        self._asked: queue.SimpleQueue[
+            tuple[Callable[[], Any], asyncio.Future[Any], asyncio.AbstractEventLoop] | None
+        ] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._live, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Callable[[], T]) -> "asyncio.Future[T]":
+        """What the work returns or raises. A call that nobody waits for any more is left out if it has not begun."""
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[T] = loop.create_future()
+        self._asked.put((work, found, loop))
+        return found
+
+    def end(self) -> None:
+        self._asked.put(None)
+        self._thread.join()
+
+    def _live(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            work, found, loop = asked
+            if found.cancelled():
+                continue
+            try:
+                tell = partial(_settle, found, work(), None)
+            except BaseException as error:  # noqa: BLE001  (whoever waits gets it)
+                tell = partial(_settle, found, None, error)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+                loop.call_soon_threadsafe(tell)
+            del asked, work, found, loop, tell
+
+
+def _settle(found: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
+    if found.cancelled():
+        return
+    if error is None:
+        found.set_result(result)
+    else:
+        found.set_exception(error)
 
 
 def _tune_sqlite(connection: Any, _: Any) -> None:
