@@ -39,6 +39,7 @@ class VersionStore:
     def __init__(self, net: CausalLM, config: EngineConfig, executor: Executor) -> None:
         self._base, self._config, self._executor = net, config, executor
         executor.prepare(net)
+        self._shapes = {name: tensor.shape for name, tensor in net_tensors(net).items()}
         self._versions = {config.base_version: Version(net, None, 0)}
         self._spare: list[CausalLM] = []
         self._begun = 0
@@ -142,7 +143,7 @@ class VersionStore:
         held.generation = self._generations
 
     def _check_full(self, tensors: Mapping[str, Tensor]) -> None:
-        wanted = {name: tensor.shape for name, tensor in net_tensors(self._base).items()}
+        wanted = self._shapes
         given = {name for name in tensors if name != "lm_head.weight" or name in wanted}
         if given != wanted.keys():
             odd = sorted(given ^ wanted.keys())[:3]

@@ -11,6 +11,7 @@ from slackwater.weights.relay.client import Address, RelayClient
 from slackwater.weights.relay.manifest import Manifest, tag_of
 from slackwater.weights.relay.shelf import Key, Shelf, Slot
 
+_WORTH_A_STREAM = 4 << 20  # bytes; for fewer, one more connection takes longer than it saves
 Memory = Sequence[tuple[memoryview, ...]]  # a bucket's pieces, by its number
 Seen = Callable[[int, int, int], None]  # of a bucket, these bytes have come: from, to
 
@@ -81,11 +82,12 @@ class Fetch:
             except SlackwaterError as error:
                 failures.append(error)
 
-        count = min(self._streams, len(missing))
+        to_come = sum(size for _, size, _ in missing)
+        count = min(self._streams, len(missing), to_come // _WORTH_A_STREAM + 1)
         threads = [threading.Thread(target=work, daemon=True) for _ in range(count - 1)]
         for thread in threads:
             thread.start()
-        if count:
+        if missing:
             work()
         for thread in threads:
             thread.join()
