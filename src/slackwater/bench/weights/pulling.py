@@ -28,6 +28,7 @@ from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net, net_tensors
 from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.relay.__main__ import SECRET_VARIABLE
+from slackwater.weights.relay.client import RelayClient
 from slackwater.weights.relay.host_copy import host_version
 from slackwater.weights.relay.stocker import Stocker
 from slackwater.worker.published import lora_meta
@@ -67,7 +68,8 @@ def decode_while_pulling(pulls: int, seed: int) -> dict[str, object]:
         puller = VersionPuller(engine, lane)
         for each in (lane, puller):
             stack.callback(each.close)
-        return _measured(engine, stocker, puller, tensors, pulls, seed)
+        client = stack.enter_context(RelayClient(relay, _SECRET.encode()))
+        return _measured(engine, stocker, client, puller, tensors, pulls, seed)
 
 
 def _relay(stack: ExitStack) -> tuple[str, int]:
@@ -90,6 +92,7 @@ def _relay(stack: ExitStack) -> tuple[str, int]:
 def _measured(
     engine: Engine,
     stocker: Stocker,
+    relay: RelayClient,
     puller: VersionPuller,
     tensors: dict[str, torch.Tensor],
     pulls: int,
@@ -112,6 +115,8 @@ def _measured(
         pairs.append((before + after, during))
         if pull:
             engine.drop_version(f"v{pull - 1}")
+        for each in manifest.sizes:
+            relay.drop(Cargo(name, each))
     pairs = pairs[
         2:
     ]  # the first compiles and takes the whole, the second makes the last of the places for weights
