@@ -288,6 +288,7 @@ class StateManager:
     def close(self) -> None:
         """Give all host memory back. Holders must have ended."""
         self._disk_work.shutdown()
+        self.disk.close()
         with self._lock:
             for image in (*self._images.values(), *self._spare):
                 image.close()

@@ -226,6 +226,21 @@ def test_a_state_that_cannot_be_read_is_an_error_and_leaves_room_for_others(
         assert node.bodies["a"].wrong == node.bodies["b"].wrong == []
 
 
+def test_a_file_that_is_dropped_is_gone_before_the_next_is_written(tmp_path: Path) -> None:
+    disk = DiskTier(tmp_path)
+    image = HostImage.create("x", 100_000)
+    for content in (1, 2):
+        image.data[:] = content
+        disk.write("x", image.pages, {})
+        assert list(tmp_path.iterdir()) == [disk.path("x")]
+        disk.drop("x")
+        assert not disk.path("x").exists()
+        disk.drop("x")  # there is none
+    disk.close()
+    assert list(tmp_path.iterdir()) == []
+    image.close()
+
+
 def test_what_is_not_as_written_on_disk_is_refused(tmp_path: Path) -> None:
     disk = DiskTier(tmp_path)
     image = HostImage.create("x", 100_000)
