@@ -16,8 +16,9 @@ def anonymous(size: int) -> memoryview:
     if size < _HUGE:
         return memoryview(mmap.mmap(-1, max(size, 1), _PRIVATE))[:size]
     mapped = mmap.mmap(-1, size + _HUGE, _PRIVATE)
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(mapped)) % _HUGE
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a system without them
-            mapped.madvise(mmap.MADV_HUGEPAGE)
-    start = -ctypes.addressof(ctypes.c_char.from_buffer(mapped)) % _HUGE
+            # What is left over has small pages, so that no more is taken than was asked for.
+            mapped.madvise(mmap.MADV_HUGEPAGE, start, size - size % _HUGE)
     return memoryview(mapped)[start : start + size]
