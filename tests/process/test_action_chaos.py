@@ -46,7 +46,7 @@ def command_lines() -> list[bytes]:
 
 def left(marker: str) -> int:
     """Processes of anybody whose command has the marker, after they had time to go."""
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     while time.monotonic() < deadline_s:
         count = sum(marker.encode() in line for line in command_lines())
         if count == 0:
@@ -59,11 +59,11 @@ def left(marker: str) -> int:
     ("script", "limit_s", "outcomes"),
     [
         (f"exec python3 -c '{BOMB}' 8101", 2.0, {"timed_out", "failed"}),
-        ("yes 8102", 20.0, {"failed"}),
-        ("while :; do head -c 400000 /dev/zero > 8103-$RANDOM-$(date +%N); done", 20.0, {"failed"}),
+        ("yes 8102", 60.0, {"failed"}),
+        ("while :; do head -c 400000 /dev/zero > 8103-$RANDOM-$(date +%N); done", 60.0, {"failed"}),
         ("setsid sleep 8104 & setsid sh -c 'sleep 8104; :' & sleep 8104", 1.0, {"timed_out"}),
         ("trap '' TERM INT HUP; while :; do sleep 8105; done", 1.0, {"timed_out"}),
-        ("exec python3 -c 'x = [bytearray(1 << 20) for _ in range(4000)]' 8106", 20.0, {"failed", "done"}),
+        ("exec python3 -c 'x = [bytearray(1 << 20) for _ in range(4000)]' 8106", 60.0, {"failed", "done"}),
     ],
     ids=["fork bomb", "flood", "disk filler", "sleepers", "deaf to signals", "memory hog"],
 )  # fmt: skip
@@ -164,9 +164,9 @@ def test_random_kills_leave_every_action_with_exactly_one_outcome(
 
 
 def test_after_all_that_nothing_is_left_on_the_machine(service: ActionServiceProcess) -> None:
-    pids = service.status()["pids"].values()
+    pids = list(service.status()["pids"].values())
     assert service.stop() in (0, -signal.SIGTERM)
-    assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
+    wait_for("all to be gone", lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 30)
     mark = service.sandboxes.name
     assert mark not in Path("/proc/self/mounts").read_text()
     kept = list((service.sandboxes / "sandbox-0" / "environments").iterdir())

@@ -80,6 +80,8 @@ def test_a_deadline_a_limit_and_a_cancellation_end_an_action(service: ActionServ
 
 def test_a_full_queue_says_so_and_loses_nothing(service: ActionServiceProcess) -> None:
     running = [service.submit("sleep", "1000") for _ in os.sched_getaffinity(0)]
+    many = len(running)
+    wait_for("them to run", lambda: service.status()["gauges"]["actions_running"] >= many)
     waiting = [service.submit("true") for _ in range(4)]
     answer = service.post("/slackwater/actions", {"command": ["true"]})
     assert answer.status_code == 429
@@ -111,7 +113,7 @@ def test_output_is_streamed_while_the_action_runs(service: ActionServiceProcess)
     assert heard[0] == {"stream": "stdout", "data": "first\n"}
     view = service.sandboxes / "sandbox-0" / "environments" / environment / "view"
     (view / "go").touch()
-    listener.join(30)
+    listener.join(60)
     assert heard[1] == {"stream": "stdout", "data": "second\n"}
     assert heard[-1]["outcome"] == "done"
 
@@ -211,7 +213,8 @@ def test_over_a_kill_of_the_service_every_action_has_one_outcome_and_environment
     environment = service.open()
     service.run("sh", "-c", "echo kept > note", environment=environment)
     running = service.submit("sh", "-c", "echo x >> ran; sleep 7022", environment=environment)
-    wait_for("it to run", lambda: service.status()["gauges"]["actions_running"] == 1)
+    ran = service.sandboxes / "sandbox-0" / "environments" / environment / "view" / "ran"
+    wait_for("it to run", lambda: ran.exists() and ran.read_text() == "x\n")
     waiting = service.submit("sh", "-c", "cat note ran", environment=environment)
     service.kill()
     service.start()
@@ -227,14 +230,19 @@ def test_a_stopped_service_leaves_no_process(service: ActionServiceProcess) -> N
     wait_for("it to run", lambda: service.status()["gauges"]["actions_running"] == 1)
     pids = service.status()["pids"]
     assert service.stop() in (0, -signal.SIGTERM)
-    for pid in pids.values():
-        assert not Path(f"/proc/{pid}").exists()
-    left = [
-        entry for entry in Path("/proc").glob("[0-9]*/cmdline") if b"sleep\x007023" in _read(entry)
-    ]
-    assert left == []
+
+    def left() -> list[Path]:
+        running = Path("/proc").glob("[0-9]*/cmdline")
+        found = [entry for entry in running if b"sleep\x007023" in _read(entry)]
+        return found + [Path(f"/proc/{pid}") for pid in pids.values() if _lives(pid)]
+
+    wait_for("all to be gone", lambda: left() == [], 30)
     service.start()
     assert service.run("echo", "back")["stdout"] == "back\n"
+
+
+def _lives(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
 
 
 def _read(path: Path) -> bytes:

@@ -46,11 +46,15 @@ def test_a_run_on_lent_processors_equals_one_on_an_engine_of_its_own(
 def test_a_local_engine_that_is_killed_while_it_seeds_costs_nothing_but_time(
     lent: ServiceProcess, expected: Run
 ) -> None:
+    killers = [threading.Timer(0.02, lent.kill_worker, ("local",)) for _ in range(2)]
+
     def kill(step: int) -> None:
         if step in (2, 5):
-            threading.Timer(0.02, lent.kill_worker, ("local",)).start()
+            killers[step // 5].start()
 
     found = train(lent, kill)
+    for killer in killers:
+        killer.join(120)
     assert (found.tokens, found.losses) == (expected.tokens, expected.losses)
 
 
@@ -65,6 +69,6 @@ def test_other_clients_turns_and_training_take_turns_with_the_processors(
     )
     crowd.start()
     found = train(lent, lambda step: None)
-    crowd.join(120)
+    crowd.join(240)
     assert (found.tokens, found.losses) == (expected.tokens, expected.losses)
     assert answers == [wanted] * 3

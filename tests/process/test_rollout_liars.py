@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from slackwater.model.sampling import Sampling
 from slackwater.model.turn import TurnSpec
 from slackwater.zoo.tiny import make_model
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 LIAR = Path(__file__).with_name("lying_engine.py")
 SETTINGS = RolloutSettings(
@@ -41,6 +42,8 @@ DISCONNECTED = {
     "mute": "",
 }
 REFUSED = ("wrong_secret", "no_hello", "same_name")
+# These are found out by waiting, so all are waited for at once.
+SILENT = ("silent", "deaf", "mute")
 
 
 def turns(label: str, count: int) -> list[TurnSpec]:
@@ -70,28 +73,34 @@ async def liar(fleet: LiveFleet, mode: str, name: str) -> asyncio.subprocess.Pro
     )
 
 
-async def gone(fleet: LiveFleet, name: InstanceId) -> None:
+async def until(ready: Callable[[], bool]) -> None:
     while True:
-        if name not in fleet.floor.manager.books.instances.records:
+        if ready():
             return
         await asyncio.sleep(0.02)
 
 
-async def one_lie(fleet: LiveFleet, mode: str, wanted: list[list[int]]) -> None:
-    """The liar joins beside the honest engine and is given turns; all must come out right, and it must go."""
-    name = InstanceId(mode)
-    process = await liar(fleet, mode, name)
+async def lies(fleet: LiveFleet, modes: Sequence[str], wanted: list[list[int]]) -> None:
+    """Liars join beside the honest engine and are given turns; all must come out right, and they must go."""
+    records = fleet.floor.manager.books.instances.records
+    names = [InstanceId(mode) for mode in modes]
+    processes = [await liar(fleet, mode, name) for mode, name in zip(modes, names, strict=True)]
+    label = "+".join(modes)
     try:
-        async with asyncio.timeout(40):
-            await fleet.until_ready(2)
-            results = await fleet.generate(turns(mode, 8))
-            await gone(fleet, name)
+        async with asyncio.timeout(120):
+            await fleet.until_ready(1 + len(modes))
+            asked = asyncio.create_task(fleet.generate(turns(label, 8)))
+            if len(modes) > 1:
+                await until(lambda: all(records[name].attempts for name in names))
+            results = await asked
+            await until(lambda: not any(name in records for name in names))
     finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-    assert [list(result.tokens) for result in results] == wanted, mode
-    assert any(result.moves for result in results), f"{mode}: the liar was given nothing"
+        for process in processes:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+    assert [list(result.tokens) for result in results] == wanted, label
+    assert any(result.moves for result in results), f"{label}: the liar was given nothing"
     fleet.floor.manager.check_integrity()
 
 
@@ -101,15 +110,17 @@ def test_turns_survive_every_kind_of_lying_instance(
     async def scenario() -> None:
         make_model("tiny", tmp_path / "model")
         plan = FleetPlan(tmp_path / "model", tmp_path)
-        async with asyncio.timeout(280), LiveFleet(plan, SETTINGS) as fleet:
+        async with asyncio.timeout(560), LiveFleet(plan, SETTINGS) as fleet:
             (honest,) = fleet.provider.start(1)
             await fleet.until_ready(1)
             wanted = [list(result.tokens) for result in await fleet.generate(turns("calm", 8))]
             for mode in (*REPORTED, *DISCONNECTED):
-                await one_lie(fleet, mode, wanted)
+                if mode not in SILENT:
+                    await lies(fleet, [mode], wanted)
+            await lies(fleet, SILENT, wanted)
             for mode in REFUSED:
                 process = await liar(fleet, mode, honest if mode == "same_name" else mode)
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     await process.wait()
             after = await fleet.generate(turns("after", 8))
             assert [list(result.tokens) for result in after] == wanted

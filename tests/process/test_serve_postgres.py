@@ -159,7 +159,7 @@ def test_calls_made_while_the_database_restarts_are_done_when_it_is_back(cluster
         cluster.stop()
         calls = [asyncio.create_task(store.call(add_session(f"ss-{n}"))) for n in range(3)]
         await asyncio.to_thread(cluster.start)
-        await asyncio.wait_for(asyncio.gather(*calls), 30)
+        await asyncio.wait_for(asyncio.gather(*calls), 120)
         for number in range(3):
             joined = SamplingSessionId(f"ss-{number}")
             assert await store.call(partial(sample_log.join_session, sampling_session=joined)) == 1

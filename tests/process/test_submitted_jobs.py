@@ -24,11 +24,11 @@ import fcntl, json, os, pathlib, sys, time
 run = pathlib.Path(os.environ["SLACKWATER_RUN"]); run.mkdir(exist_ok=True)
 alone = open(run / "alone", "w")
 fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)
-with open(run / "starts", "a") as starts:
-    print(os.getpid(), os.environ["SLACKWATER_JOB"], file=starts)
 curves = run / "metrics.jsonl"
 done = len(curves.read_text().splitlines()) if curves.exists() else 0
 print("from", done, "with", len(os.environ["TINKER_API_KEY"]), flush=True)
+with open(run / "starts", "a") as starts:  # the last word before it works: it may be killed as soon as this is seen
+    print(os.getpid(), os.environ["SLACKWATER_JOB"], file=starts)
 for step in range(done, int(os.environ["SLACKWATER_ITERATIONS"])):
     with open(curves, "a") as file:
         print(json.dumps({"step": step, "reward": step / 10}), file=file)
@@ -116,6 +116,11 @@ def steps(plane: ServiceProcess, name: str) -> list[int]:
     return [json.loads(line)["step"] for line in lines]
 
 
+def said(plane: ServiceProcess, name: str) -> str:
+    """What its drivers printed, as far as their keepers have written it down."""
+    return str(plane.get(f"/slackwater/jobs/{name}/logs").json()["text"])
+
+
 def gone(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] == "Z"
@@ -151,10 +156,11 @@ def test_a_recipe_runs_as_its_job_and_a_killed_driver_goes_on(
     file.write_text(RECIPE)
     done = slackwater(plane, "job", "submit", str(file), "--json")
     assert done.returncode == 0, done.stderr
-    wait_for("a step", lambda: (run_of(plane, "digits") / "checkpoint.json").exists())
+    wait_for("its driver", lambda: shown(plane, "digits")["driver"]["pid"] is not None)
     pid = shown(plane, "digits")["driver"]["pid"]
     command = Path(f"/proc/{pid}/cmdline").read_text()
     assert "tml-" not in command and "train" in command
+    wait_for("a step", lambda: (run_of(plane, "digits") / "checkpoint.json").exists())
     os.kill(pid, signal.SIGKILL)
     found = wait_stage(plane, "digits", "finished", 120)
     assert steps(plane, "digits") == [0, 1, 2, 3]
@@ -172,6 +178,7 @@ def test_two_jobs_and_the_death_of_one_driver_leaves_the_other_alone(plane: Serv
     killed, other = held_at_work(plane, "one"), held_at_work(plane, "two")
     os.kill(killed, signal.SIGKILL)
     assert held_at_work(plane, "one", 2) != killed
+    wait_for("its words", lambda: said(plane, "one").count("from") == 2)
     keeper = shown(plane, "one")["driver"]["keeper_pid"]
     os.kill(keeper, signal.SIGKILL)  # the keeper itself: its driver goes with it
     held_at_work(plane, "one", 3)

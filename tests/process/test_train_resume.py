@@ -47,7 +47,8 @@ def start(service: ServiceProcess, recipe: Path, run: Path) -> subprocess.Popen[
 
 def rows(run: Path, name: str) -> list[dict[str, Any]]:
     path = run / name
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    whole, _, _ = path.read_text().rpartition("\n") if path.exists() else ("", "", "")
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 def finish(process: subprocess.Popen[bytes], run: Path) -> None:
@@ -62,16 +63,19 @@ def test_a_run_killed_between_checkpoints_uses_every_prompt_once_and_ends_in_the
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(RECIPE)
 
-    whole = tmp_path / "whole"
-    finish(start(service, recipe, whole), whole)
-
-    cut = tmp_path / "cut"
-    first = start(service, recipe, cut)
-    wait_for("step 5", lambda: len(rows(cut, "metrics.jsonl")) >= 5, 120)
-    first.send_signal(signal.SIGKILL)
-    first.wait(10)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    undisturbed, first = start(service, recipe, whole), start(service, recipe, cut)
+    try:
+        wait_for("step 5", lambda: len(rows(cut, "metrics.jsonl")) >= 5, 240)
+        first.send_signal(signal.SIGKILL)
+        first.wait(60)
+        finish(undisturbed, whole)
+    finally:
+        for process in (undisturbed, first):
+            process.kill()
     assert len(rows(cut, "metrics.jsonl")) < STEPS, "it was killed too late to show anything"
-    assert json.loads((cut / "checkpoint.json").read_text())["steps_done"] == 3
+    # On a busy machine a step or two may follow the fifth before the kill.
+    assert json.loads((cut / "checkpoint.json").read_text())["steps_done"] in (3, 6)
     finish(start(service, recipe, cut), cut)
 
     for run in (whole, cut):

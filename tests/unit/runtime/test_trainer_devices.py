@@ -143,7 +143,7 @@ def test_a_trainer_that_is_lost_while_it_waits_does_not_keep_local_engines_away(
         while floor.ended < 1:
             floor.answer()
             await asyncio.sleep(0)
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, 60)
         floor.submit(1)
         floor.answer()
         floor.answer()

@@ -21,7 +21,7 @@ from slackwater.sandbox.reports import Over, Printed
 from slackwater.sandbox.supervisor import Means, Supervisor
 from slackwater.sandbox.users import users_here
 
-ENDS_WITHIN_S = 60.0
+ENDS_WITHIN_S = 240.0
 _numbers = itertools.count()
 
 
@@ -53,7 +53,7 @@ class Stage:
             environment=environment,
             command=command,
             cores=cores,
-            limits=replace(Limits(wall_s=20.0, processes=64), **given),
+            limits=replace(Limits(wall_s=120.0, processes=64), **given),
             **more,
         )
         self.supervisor.start(order)
@@ -120,7 +120,7 @@ def processes_with(marker: str) -> list[int]:
     return found
 
 
-def wait_until_gone(marker: str, within_s: float = 10.0) -> list[int]:
+def wait_until_gone(marker: str, within_s: float = 60.0) -> list[int]:
     """What is left of the marked processes once they had time to go."""
     deadline_s = time.monotonic() + within_s
     while (left := processes_with(marker)) and time.monotonic() < deadline_s:

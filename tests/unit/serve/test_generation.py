@@ -27,7 +27,7 @@ def whole(choice: int) -> Whole:
 
 def heard(told: Generation) -> list[tuple[int, list[int]]]:
     async def read() -> list[tuple[int, list[int]]]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return [
                 (event.choice, list(event.more.tokens) if isinstance(event, Piece) else [])
                 async for event in told.events()
@@ -62,7 +62,7 @@ def test_one_that_waits_is_woken() -> None:
         told.say(piece(0, 1), 0)
         await asyncio.sleep(0)
         told.say(whole(0), 0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await listening
 
     assert asyncio.run(scenario()) == [0, 0]

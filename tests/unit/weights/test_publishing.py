@@ -18,7 +18,7 @@ from slackwater.weights.relay.stocker import Stocker
 from slackwater.wire import messages
 from slackwater.worker.publishing import Publishing
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 SECRET = b"of this fleet"
 
 

@@ -50,7 +50,7 @@ def test_a_lock_lives_as_long_as_the_process_that_inherited_it(tmp_path: Path) -
     os.close(lock)
     assert files.lives()
     process.kill()
-    process.wait(10)
+    process.wait(60)
     assert process.stdin is not None
     process.stdin.close()
     assert not files.lives()

@@ -39,7 +39,7 @@ class Told:
         self.events.append(event)
         self._more.set()
 
-    async def until(self, done: Callable[["Told"], bool], within_s: float = 10.0) -> None:
+    async def until(self, done: Callable[["Told"], bool], within_s: float = 60.0) -> None:
         async with asyncio.timeout(within_s):
             while not done(self):
                 self._more.clear()
@@ -66,7 +66,7 @@ def children(told: Told, *command: str, leave_grace_s: float = 0.2, attempts: in
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await test()
 
     asyncio.run(bounded())

@@ -21,7 +21,7 @@ from slackwater.weights.relay.node_relay import Brought, NodeRelay
 from slackwater.weights.relay.stocker import Stocker
 from slackwater.worker.weight_lane import WeightLane
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 
 class Node:
