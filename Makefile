@@ -15,7 +15,7 @@ run-one: $(STAMP)  # one job on a service of its own, to the end of its curve
 	$(BIN)/slackwater train copy-digits --up --fresh --run runs/copy-digits --models runs/models
 
 test: $(STAMP)  # what starts services and kills them has the machine to itself, the rest takes all cores
-	$(BIN)/python -m pytest -q -n auto --dist loadfile tests/unit tests/sim
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist loadfile tests/unit tests/sim
 	$(BIN)/python -m pytest -q tests/process
 
 test-vllm: $(STAMP)  # the vLLM adapter against a real server: $$SLACKWATER_VLLM, else one made in .venv-vllm (2 GB)
@@ -23,7 +23,7 @@ test-vllm: $(STAMP)  # the vLLM adapter against a real server: $$SLACKWATER_VLLM
 	SLACKWATER_VLLM=$${SLACKWATER_VLLM:-$(CURDIR)/.venv-vllm/bin/vllm} $(BIN)/python -m pytest -q tests/process/test_rollout_vllm.py tests/process/test_vllm_deltas.py
 
 check: lint  # what to run before a commit: lint, types, and the unit suite on all cores
-	$(BIN)/python -m pytest -q -n auto --dist loadfile tests/unit
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist loadfile tests/unit
 
 GPU_TESTS := $(wildcard tests/unit/engine/test_cuda*.py) tests/unit/engine/test_engine.py tests/unit/engine/test_steps_ahead.py \
 	tests/unit/training/test_cuda_training.py tests/unit/weights/delta/test_codec_cuda.py

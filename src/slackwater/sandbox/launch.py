@@ -147,11 +147,12 @@ def start(launch: Launch) -> Child:
             os.waitpid(pid, 0)
             raise RefusedError(why.decode(errors="replace"))
         return own.child(pid, Ended.reaped)
-    except (OSError, UnavailableError, RefusedError) as error:
+    except (UnavailableError, RefusedError):
         own.close()
-        if isinstance(error, OSError):
-            raise UnavailableError(f"no process can be started: {error.strerror}") from None
         raise
+    except OSError as error:
+        own.close()
+        raise UnavailableError(f"no process can be started: {error.strerror}") from None
     finally:
         others.close()
         os.close(heard)
@@ -159,17 +160,22 @@ def start(launch: Launch) -> Child:
             os.close(said)
 
 
-def _heard(descriptor: int) -> bytes:
+def _heard(descriptor: int, most: int = 4096) -> bytes:
     if not select.select([descriptor], [], [], _SAID_WITHIN_S)[0]:
         raise UnavailableError("a process that was started does not say what became of it")
-    return os.read(descriptor, 4096)
+    return os.read(descriptor, most)
 
 
 def _pid_of_second(heard: int) -> int:
-    """The process that runs the program is one that was made in a process namespace."""
-    said = _heard(heard)
+    """The process that runs the program is one that was made in a process namespace.
+
+    No more is read than says which: why it does not run may have been said behind it already.
+    """
+    said = _heard(heard, _SECOND.size)
     if len(said) == _SECOND.size and said.startswith(_SECOND_MARK):
         return int(_SECOND.unpack(said)[1])
+    if said:
+        said += _heard(heard)
     raise UnavailableError(said.decode(errors="replace") or "a process that was started has gone")
 
 
