@@ -1,6 +1,6 @@
 """Trainer workers under the node's state manager: models that take turns on a device for one of them learn what they learn alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,8 @@ from slackwater.nets.lora import LoraSpec
 from slackwater.training.managed_state import ManagedState
 from slackwater.training.trainer import Trainer
 
-from .service_process import ServiceProcess
+from .conftest import free_port
+from .service_process import ServiceProcess, wait_for
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
@@ -49,19 +50,29 @@ def losses(service: ServiceProcess, *, kill_before: int | None = None) -> list[f
     return found
 
 
+@pytest.fixture(scope="module")
+def managed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    """A device for one model, host memory for four."""
+    parts = ManagedState(Trainer.create(tiny_model, LoraSpec(4)), "j", "m").parts()
+    one = sum(part.bytes for part in parts) / (1 << 20)
+    budgets = {"device_mb": 1.5 * one, "host_mb": 4.5 * one}
+    options = [word for k, v in budgets.items() for word in ("--set", f"residency.{k}={v}")]
+    options += ["--set", "coschedule.placement=group"]
+    folder = tmp_path_factory.mktemp("managed")
+    service = ServiceProcess(folder / "state", tiny_model, free_port(), *options)
+    service.start()
+    yield service
+    assert service.stop() == 0
+
+
 def test_models_that_take_turns_on_the_device_learn_as_without_a_manager(
-    new_service: Callable[..., ServiceProcess], tiny_model: Path
+    new_service: Callable[..., ServiceProcess], managed: ServiceProcess
 ) -> None:
     plain = new_service()
     plain.start()
     expected = losses(plain)
     plain.stop()
 
-    parts = ManagedState(Trainer.create(tiny_model, LoraSpec(4)), "j", "m").parts()
-    one = sum(part.bytes for part in parts) / (1 << 20)
-    budgets = {"device_mb": 1.5 * one, "host_mb": 4.5 * one}
-    managed = new_service(*(w for k, v in budgets.items() for w in ("--set", f"residency.{k}={v}")))
-    managed.start()
     assert losses(managed) == expected
 
     # A trainer that dies leaves the state that it had offloaded, and the next one goes on from there.
@@ -74,3 +85,50 @@ def test_models_that_take_turns_on_the_device_learn_as_without_a_manager(
     with pytest.raises(tinker.TinkerError, match="bytes on the device"):
         sdk.create_lora_training_client(base_model="tiny", rank=64, seed=9)
     assert losses(managed) == expected
+
+
+class Job:
+    """A client of a submitted job; it publishes at the end of each step, as a job does whose next rollout is to begin at once."""
+
+    def __init__(self, service: ServiceProcess, name: str, seed: int) -> None:
+        terms = {"iterations": 50, "slo": 100.0, "profile": {"rollout_s": 20.0, "train_s": 20.0}}
+        answer = service.post("/slackwater/jobs", {"name": name, **terms})
+        assert answer.json()["stage"] == "placed", answer.text
+        sdk = tinker.ServiceClient(
+            base_url=service.url, api_key=service.key, user_metadata={"slackwater_job": name}
+        )
+        self._client = sdk.create_lora_training_client(base_model="tiny", rank=4, seed=seed)
+        self._sampler = self._client.save_weights_and_get_sampling_client()
+
+    def roll_out(self) -> None:
+        prompt = types.ModelInput.from_ints(TEXT)
+        self._sampler.sample(prompt, 1, types.SamplingParams(max_tokens=2, seed=1)).result()
+
+    def train(self) -> None:
+        self._client.forward_backward([example(0)], "cross_entropy").result()
+        self._client.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+        self._sampler = self._client.save_weights_and_get_sampling_client()
+
+
+def test_a_jobs_state_is_on_the_device_before_its_first_pass(managed: ServiceProcess) -> None:
+    """While a job rolls out its state is brought up in the other's place, and its operations wait for nothing."""
+
+    def counts() -> dict[str, float]:
+        (node,) = managed.get("/slackwater/nodes").json()["nodes"]
+        found: dict[str, float] = node["states"]
+        return found
+
+    def counted(what: str, above: float) -> dict[str, float]:
+        wait_for(f"{what} above {above}", lambda: counts()[what] > above, 30)
+        return counts()
+
+    jobs = [Job(managed, name, seed) for seed, name in enumerate(("left", "right"))]
+    for job in jobs:
+        job.roll_out()
+        job.train()
+    before = counted("found", counts()["found"] - 1)
+    jobs[0].roll_out()
+    brought = counted("early", before["early"])
+    jobs[0].train()
+    after = counted("found", brought["found"])
+    assert after["waited"] == brought["waited"]
