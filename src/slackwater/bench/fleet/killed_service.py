@@ -191,8 +191,9 @@ def _settled(look: Any, limit_s: float = 10.0) -> list[str]:
 def _shared_memory() -> set[str]:
     if not _SHARED_MEMORY.is_dir():
         return set()
+    # Named semaphores are of multiprocessing, which nothing of a service uses, and so of somebody else.
     names = (path.name for path in _SHARED_MEMORY.iterdir())
-    return {name for name in names if name.startswith(("slackwater", "torch", "psm_", "sem."))}
+    return {name for name in names if name.startswith(("slackwater", "torch", "psm_"))}
 
 
 def _free_port() -> int:
