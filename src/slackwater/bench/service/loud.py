@@ -21,7 +21,7 @@ from slackwater.model.errors import UnavailableError
 from slackwater.runtime.services.helper_processes import give_way
 
 JSON = "application/json"
-_BEGUN_S = 60.0
+_BEGUN_S = 180.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,8 @@ def _samples(count: int, tokens: int, at_once: int) -> Loud:
     """Through the Tinker API, from one sampling session, each with a number of its own."""
 
     def bodies(url: str, key: str) -> Iterator[bytes]:
-        with httpx.Client(base_url=f"{url}/api/v1", headers={"x-api-key": key}) as client:
+        signed = {"x-api-key": key}
+        with httpx.Client(base_url=f"{url}/api/v1", headers=signed, timeout=_BEGUN_S) as client:
             session = client.post("/create_session", json={"tags": [], "sdk_version": "0"})
             opened = {"session_id": session.json()["session_id"], "sampling_session_seq_id": 0}
             opened |= {"base_model": "tiny"}
@@ -128,9 +129,9 @@ class Attack:
 
 
 def attack(name: str, url: str, key: str, began: Any) -> None:
-    """The attack of that name, for as long as this process lives; it has the least priority, since it would be on another machine."""
+    """The attack of that name, for as long as this process lives; from its first request on it has the least priority, since it
+    would be on another machine."""
     os.setsid()
-    give_way(19)
     loud = ATTACKS[name]
     asyncio.run(_all_at_once(loud, url, key, loud.bodies(url, key), began))
 
@@ -157,7 +158,9 @@ async def _send(loud: Loud, url: str, key: str, body: bytes, began: Any) -> None
     try:
         writer.write(head.encode())
         writer.write(body)
-        began.set()
+        if not began.is_set():
+            give_way(19)
+            began.set()
         while await reader.read(1 << 18):
             pass
     finally:
