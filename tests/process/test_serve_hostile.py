@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -28,6 +29,44 @@ TOKENS = list(b"good text")
 @pytest.fixture(scope="module")
 def sdk(service: ServiceProcess) -> tinker.ServiceClient:
     return tinker.ServiceClient(base_url=service.url, api_key=service.key)
+
+
+@dataclass
+class SlowClients:
+    """They dribble from the first test of this file on, and remember whether the service hung up on them."""
+
+    threads: list[threading.Thread] = field(default_factory=list)
+    hung_up: set[str] = field(default_factory=set)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def slow_clients(service: ServiceProcess) -> SlowClients:
+    host, port = service.url.removeprefix("http://").split(":")
+    slow_ones = SlowClients()
+
+    def dribble(name: str, head: bytes) -> None:
+        """Send a head, then a byte a second, until the service hangs up."""
+        with socket.create_connection((host, int(port)), timeout=60) as slow:
+            started_s = time.monotonic()
+            slow.sendall(head)
+            slow.settimeout(1.0)
+            while name not in slow_ones.hung_up and time.monotonic() - started_s < 120:
+                try:
+                    if name == "head":
+                        slow.sendall(b"x")
+                    if not slow.recv(4096):
+                        slow_ones.hung_up.add(name)
+                except TimeoutError:
+                    continue
+                except OSError:
+                    slow_ones.hung_up.add(name)
+
+    request = b"POST /api/v1/telemetry HTTP/1.1\r\nHost: x\r\n"
+    stories = {"head": request + b"X-Slow: ", "body": request + b"Content-Length: 9\r\n\r\n{"}
+    for story in stories.items():
+        slow_ones.threads.append(threading.Thread(target=dribble, args=story))
+        slow_ones.threads[-1].start()
+    return slow_ones
 
 
 def tensor(values: list[float]) -> types.TensorData:
@@ -162,38 +201,6 @@ def test_unknown_paths_methods_and_broken_json_are_clear_errors(service: Service
     is_clear(service.post("/api/v1/asample", too_many), 422, "num_samples")
 
 
-def test_slow_clients_are_cut_off_and_others_are_served_meanwhile(service: ServiceProcess) -> None:
-    host, port = service.url.removeprefix("http://").split(":")
-    hung_up: set[str] = set()
-
-    def dribble(name: str, head: bytes) -> None:
-        """Send a head, then a byte a second, until the service hangs up."""
-        with socket.create_connection((host, int(port)), timeout=60) as slow:
-            started_s = time.monotonic()
-            slow.sendall(head)
-            slow.settimeout(1.0)
-            while name not in hung_up and time.monotonic() - started_s < 120:
-                try:
-                    if name == "head":
-                        slow.sendall(b"x")
-                    if not slow.recv(4096):
-                        hung_up.add(name)
-                except TimeoutError:
-                    continue
-                except OSError:
-                    hung_up.add(name)
-
-    request = b"POST /api/v1/telemetry HTTP/1.1\r\nHost: x\r\n"
-    stories = {"head": request + b"X-Slow: ", "body": request + b"Content-Length: 9\r\n\r\n{"}
-    threads = [threading.Thread(target=dribble, args=story) for story in stories.items()]
-    for thread in threads:
-        thread.start()
-    assert service.get("/healthz").status_code == 200
-    for thread in threads:
-        thread.join(130)
-    assert hung_up == {"head", "body"}
-
-
 def test_random_bytes_on_the_port_harm_nobody(service: ServiceProcess) -> None:
     host, port = service.url.removeprefix("http://").split(":")
     noise = random.Random(3)
@@ -252,3 +259,12 @@ def test_no_request_that_the_document_allows_or_forbids_is_a_server_error(
     assert attack.returncode == 0, attack.stdout[-5000:] + attack.stderr[-2000:]
     assert json.loads(report.read_text())["test_cases"]["generated"] > 1000
     assert service.get("/healthz").status_code == 200
+
+
+def test_slow_clients_are_cut_off_and_others_were_served_meanwhile(
+    service: ServiceProcess, slow_clients: SlowClients
+) -> None:
+    assert service.get("/healthz").status_code == 200
+    for thread in slow_clients.threads:
+        thread.join(130)
+    assert slow_clients.hung_up == {"head", "body"}
