@@ -10,7 +10,7 @@ import pytest
 
 from .service_process import (
     ServiceProcess,
-    beating_sdk_sessions,
+    living_sdk_sessions,
     sdk_clients_closed,
     wait_for,
 )
@@ -18,10 +18,10 @@ from .service_process import (
 
 @pytest.fixture(scope="session", autouse=True)
 def the_suite_ends_silent() -> Iterator[None]:
-    """After the last test no session of the SDK sends heartbeats, which would fail aloud for lack of a service."""
+    """After the last test no session of the SDK sends heartbeats or telemetry, which would fail aloud for lack of a service."""
     yield
     if "tinker" in sys.modules:
-        wait_for("the SDK's last heartbeat", lambda: not beating_sdk_sessions(), 60)
+        wait_for("the SDK's last session", lambda: not living_sdk_sessions(), 120)
 
 
 @pytest.fixture(scope="module", autouse=True)

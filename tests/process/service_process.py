@@ -47,12 +47,16 @@ def sdk_clients_closed() -> Iterator[None]:
             holder.close()
 
 
-def beating_sdk_sessions() -> "list[asyncio.Task[Any]]":
-    """Heartbeats of this process that are still sent."""
+def living_sdk_sessions() -> "list[asyncio.Task[Any]]":
+    """Heartbeats of this process that are still sent, and sessions that are being closed, which may say that nobody takes their last words."""
     from tinker.lib.internal_client_holder import _internal_client_holder_thread_singleton
 
     tasks = asyncio.all_tasks(_internal_client_holder_thread_singleton.get_loop())
-    return [task for task in tasks if "_session_heartbeat" in repr(task.get_coro())]
+    return [
+        task
+        for task in tasks
+        if any(name in repr(task.get_coro()) for name in ("_session_heartbeat", "_async_cleanup"))
+    ]
 
 
 class ServiceProcess:
