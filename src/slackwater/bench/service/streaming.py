@@ -22,6 +22,7 @@ import httpx
 import numpy as np
 
 from slackwater.bench.options import BenchOptions
+from slackwater.bench.service.processor_time import started_by, used_cpu_s
 from slackwater.model.errors import UnavailableError
 
 CLIENTS = (1, 16, 64, 256)
@@ -84,25 +85,12 @@ class StreamedService:
 
     def cpu_s(self) -> tuple[float, float]:
         """Processor time of the service, and of all that it started."""
-        return _cpu_s(self.process.pid), sum(_cpu_s(pid) for pid in _started_by(self.process.pid))
+        started = started_by(self.process.pid)
+        return used_cpu_s(self.process.pid), sum(used_cpu_s(pid) for pid in started)
 
     def stop(self) -> None:
         self.process.terminate()
         self.process.wait(60)
-
-
-def _started_by(pid: int) -> list[int]:
-    """A process' children, and theirs; each thread has children of its own."""
-    found: list[int] = []
-    for file in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in file.read_text().split():
-            found += [int(child), *_started_by(int(child))]
-    return found
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class _Seen:
