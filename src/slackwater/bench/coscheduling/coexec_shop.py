@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from slackwater.bench.coscheduling.permit_account import Account, account, stretches
-from slackwater.bench.coscheduling.processor_use import ProcessorUse, beside_phases
+from slackwater.bench.processor_use import ProcessorUse, beside_phases
 from slackwater.model.errors import UnavailableError
 from slackwater.runtime.store.state_directory import StateDirectory
 

@@ -22,7 +22,7 @@ import httpx
 import numpy as np
 
 from slackwater.bench.options import BenchOptions
-from slackwater.bench.service.processor_time import started_by, used_cpu_s
+from slackwater.bench.processor_use import PLANE, ProcessorUse
 from slackwater.model.errors import UnavailableError
 
 CLIENTS = (1, 16, 64, 256)
@@ -85,8 +85,9 @@ class StreamedService:
 
     def cpu_s(self) -> tuple[float, float]:
         """Processor time of the service, and of all that it started."""
-        started = started_by(self.process.pid)
-        return used_cpu_s(self.process.pid), sum(used_cpu_s(pid) for pid in started)
+        used = ProcessorUse(self.process.pid).seconds()
+        plane_s = used.pop(PLANE)
+        return plane_s, sum(used.values())
 
     def stop(self) -> None:
         self.process.terminate()

@@ -21,9 +21,9 @@ import httpx
 import numpy as np
 
 from slackwater.bench.options import BenchOptions
+from slackwater.bench.processor_use import PLANE, ProcessorUse
 from slackwater.bench.service.engine_shares import engine_shares
 from slackwater.bench.service.loud import ATTACKS, Attack
-from slackwater.bench.service.processor_time import started_by, used_cpu_s
 from slackwater.model.errors import UnavailableError
 
 _QUIET_BODY = {
@@ -80,7 +80,7 @@ class TwoTenants:
 
     def cpu_s(self) -> float:
         """Processor time of the service's process so far."""
-        return used_cpu_s(self._process.pid)
+        return ProcessorUse(self._process.pid).seconds()[PLANE]
 
     def rest(self, limit_s: float = 60.0) -> None:
         """Until it and its workers do next to nothing: what a client that has left began may still be decoded."""
@@ -93,7 +93,7 @@ class TwoTenants:
         raise UnavailableError(f"the service did not come to rest within {limit_s:g} s")
 
     def _all_cpu_s(self) -> float:
-        return self.cpu_s() + sum(used_cpu_s(pid) for pid in started_by(self._process.pid))
+        return sum(ProcessorUse(self._process.pid).seconds().values())
 
     def client(self, tenant: str) -> httpx.Client:
         headers = {"authorization": f"Bearer {self.key(tenant)}"}

@@ -35,14 +35,6 @@ class Hold:
 
 
 @dataclass(slots=True)
-class OpenWork:
-    """What a job that takes no part has open. After a restart of the control plane turns and operations are there before their job is placed."""
-
-    turns: set[int] = field(default_factory=set)
-    ops: set[RequestId] = field(default_factory=set)
-
-
-@dataclass(slots=True)
 class JobPhases:
     """One job that takes part; `epoch` is the co-scheduler's, None while it has no place."""
 

@@ -14,16 +14,17 @@ from slackwater.control.coschedule import commands as do
 from slackwater.control.coschedule import events as on
 from slackwater.control.coschedule import phase_commands as phase_do
 from slackwater.control.coschedule import phase_events as of_phase
-from slackwater.control.coschedule.job_phases import Hold, JobPhases, OpenWork
+from slackwater.control.coschedule.job_phases import Hold, JobPhases
 from slackwater.control.coschedule.job_state import JobStatus
 from slackwater.control.coschedule.phase_gates import EnginesOn, PhaseGates
 from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.scheduler import CoScheduler
+from slackwater.control.coschedule.work_apart import OpenWork, WorkApart
 from slackwater.control.jobs import events as of_job
 from slackwater.control.jobs.commands import PlaceJob, ProfileJob
 from slackwater.control.rollout.events import JobGated
 from slackwater.control.timer import SetTimer, TimerFired
-from slackwater.model.ids import InstanceId, JobId, NodeId, RequestId
+from slackwater.model.ids import InstanceId, JobId, NodeId
 from slackwater.model.job import JobSpec, JobTerms
 from slackwater.model.operation import OpKind
 from slackwater.model.placement import Phase
@@ -58,7 +59,7 @@ class PhaseKeeper:
         self.scheduler = scheduler
         self.limits = limits or PhaseLimits()
         self._jobs: dict[JobId, JobPhases] = {}
-        self._apart: dict[JobId, OpenWork] = {}
+        self._apart = WorkApart()
         self._gates = PhaseGates(self._jobs, scheduler.permits, engines_on)
         self._queue: deque[do.Command] = deque()
         self._out: list[Said] = []
@@ -102,7 +103,7 @@ class PhaseKeeper:
                 if one is not None:
                     self._heard(one, event)
                 else:
-                    self._heard_apart(event)
+                    self._apart.heard(event)
             case _:
                 self._tell(event)
         return self._settled()
@@ -163,7 +164,7 @@ class PhaseKeeper:
         self._begin(now_s)
         one = self._jobs.get(job)
         if one is None:
-            self._apart.setdefault(job, OpenWork()).turns.add(sequence)
+            self._apart.turn_opened(job, sequence)
             return []
         one.turn_opened(sequence)
         self._look(one)
@@ -173,7 +174,7 @@ class PhaseKeeper:
         self._begin(now_s)
         one = self._jobs.get(job)
         if one is None:
-            self._close_apart(job, sequence)
+            self._apart.turn_closed(job, sequence)
             return []
         one.turn_closed(sequence)
         if not one.asks and one.at_tail() and one.hold is not None:
@@ -191,27 +192,6 @@ class PhaseKeeper:
         return self._settled()
 
     # ---- what jobs say and do ----
-    def _heard_apart(self, event: of_phase.OfJob) -> None:
-        """A job that takes no part, or not yet."""
-        match event:
-            case of_phase.OpQueued(_, job, request, kind) if kind.needs_permit:
-                self._apart.setdefault(job, OpenWork()).ops.add(request)
-            case of_phase.OpOver(_, job, request):
-                self._close_apart(job, request)
-            case _:
-                pass
-
-    def _close_apart(self, job: JobId, done: int | RequestId) -> None:
-        work = self._apart.get(job)
-        if work is None:
-            return
-        if isinstance(done, int):
-            work.turns.discard(done)
-        else:
-            work.ops.discard(done)
-        if not (work.turns or work.ops):
-            del self._apart[job]
-
     def _heard(self, one: JobPhases, event: of_phase.OfJob) -> None:
         match event:
             case of_phase.PermitAsked():
@@ -472,7 +452,7 @@ class PhaseKeeper:
         one = self._jobs.get(job)
         if one is None:
             one = self._jobs[job] = JobPhases(job, terms)
-            work = self._apart.pop(job, OpenWork())
+            work = self._apart.taken(job)
             one.turns, one.ops = work.turns, work.ops
             self._close_gates(one)
         one.terms = terms
@@ -481,8 +461,8 @@ class PhaseKeeper:
     def _leave(self, job: JobId) -> JobPhases | None:
         """It takes no part any more, whatever it has open."""
         one = self._jobs.pop(job, None)
-        if one is not None and (one.turns or one.ops):
-            self._apart[job] = OpenWork(one.turns, one.ops)
+        if one is not None:
+            self._apart.given(job, OpenWork(one.turns, one.ops))
         return one
 
     def _answer(self, job: JobId, answer: Answer, reason: str) -> None:

@@ -13,6 +13,7 @@ from typing import assert_never
 
 from slackwater.control.operations import commands as do
 from slackwater.control.operations import events as on
+from slackwater.control.operations.integrity import check_lines
 from slackwater.control.operations.model_line import ModelLine, Move, Residency
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.errors import ConfigError, UnavailableError
@@ -516,21 +517,6 @@ class OperationsController:
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
-        for model, line in self._lines.items():
-            assert line.model == model
-            assert all(seq >= line.next_seq for seq in line.waiting), "an operation was passed over"
-            assert not set(line.waiting) & set(line.refused)
-            assert line.applied <= len(line.log)
-            seqs = [entry.operation.seq for entry in line.log]
-            assert seqs == sorted(set(seqs)), "the log is out of order"
-            assert line.saved_seq is None or all(seq > line.saved_seq for seq in seqs)
-            assert line.worker is None or line.worker in self._flights, "state on a lost trainer"
-            assert line.move is None or line.worker is not None, "a state moves from nowhere"
-            assert line.worker is not None or line.applied == 0
-            assert line.aside.keys() <= set(seqs), "a publish that no replay would make again"
-            if line.next_seq in line.refused:
-                raise AssertionError("a refused number blocks the line")
-            if line.has_gap() and line.watched_seq != line.next_seq:
-                raise AssertionError("nobody watches for a missing number")
+        check_lines(self._lines, self._flights)
         tickets = [flight.ticket for flight in self._flights.values() if flight is not None]
         assert len(tickets) == len(set(tickets))

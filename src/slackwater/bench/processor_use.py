@@ -12,6 +12,7 @@ _ROLES = (
     ("slackwater.serve.http.helper", "helpers"),
     ("grpo_driver", "drivers"),
 )
+PLANE = "plane"
 _PHASES = ("engine", "trainer")  # the work that permits are for
 
 
@@ -28,7 +29,7 @@ class ProcessorUse:
         for process in self._processes((self.service, *also)):
             try:
                 times = process.cpu_times()
-                role = "plane" if process.pid == self.service else _role(process)
+                role = PLANE if process.pid == self.service else _role(process)
             except psutil.NoSuchProcess:
                 continue
             found[role] = found.get(role, 0.0) + times.user + times.system
