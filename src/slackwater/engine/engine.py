@@ -61,6 +61,8 @@ class Engine:
         longest = net.config.max_positions
         self.max_context = min(config.max_context or longest, longest)
         self._executor = executor or default_executor(net, config)
+        # What else a machine does with its processors says nothing about a step.
+        self._clock = time.monotonic if net.device.type == "cuda" else time.thread_time
         self._versions = VersionStore(net, config, self._executor)
         block_tokens = self._executor.block_tokens
         self._slots = SlotTable(config.max_running, self.max_context, block_tokens)
@@ -122,12 +124,12 @@ class Engine:
     def step(self, prompt_tokens: int | None = None) -> StepOutput:
         """One pass over all that can run; with at most `prompt_tokens` of prompts, if that is said."""
         early, self._done_on_arrival = self._done_on_arrival, []
-        began_s = time.monotonic()
-        plan = self._scheduler.plan(prompt_tokens, began_s)
+        plan = self._scheduler.plan(prompt_tokens, time.monotonic())
         if plan is None:
             return StepOutput(finished=tuple(early))
+        began_s = self._clock()
         sampled = self._runner.run(plan)
-        self._scheduler.took(plan, time.monotonic() - began_s)
+        self._scheduler.took(plan, self._clock() - began_s)
         self._scheduler.computed(plan)
         self._steps += 1
         self._tokens_computed += int(plan.counts.sum())

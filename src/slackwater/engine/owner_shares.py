@@ -1,6 +1,6 @@
 """Whose tokens a step computes, where several owners have requests: so that one's many do not slow another's few.
 
-A step takes about a + b * tokens; both are learned from the steps made. While several owners are about, a step is kept so short that it takes
+A step takes about a + b * tokens; both are learned from the steps made, and from some that are kept short for it. While several owners are about, a step is kept so short that it takes
 little longer than one for the owner with least to do would take: a quarter longer for every other owner. Within that, owners get equal shares,
 and what one leaves the others take. An owner counts as being about for a while after its last request, or its next one would
 meet a long step under way. Where a step's fixed part outweighs its tokens, as on a GPU, nobody is held back.
@@ -15,36 +15,69 @@ from numpy.typing import NDArray
 
 ABOUT_S = 2.0
 _LONGER = 0.25  # for every other owner
-_FORGET = 0.98  # of what earlier steps said, per step
-_LEAST_SPREAD = 4.0  # of token counts (variance), before a slope can be told
+_SHORT_EVERY, _SELDOM = 64, 1024  # steps; where nobody has to be held back
+_GROWTH = 2  # of a step over those before
+_OF_SHORT, _OF_LONG = 0.1, 0.05  # how much the newest step says of the mean
+# A step that took long may have been held up; one that took short has not.
+_SHORTER, _OUTLIER = 3.0, 2.0  # times as much said; times what was expected, at most
+
+
+class _Mean:
+    """Tokens and seconds of the steps of one kind, mostly of the last few."""
+
+    def __init__(self, newest: float) -> None:
+        self._newest = newest
+        self.tokens = self.seconds = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        weight = self._newest
+        if not self.tokens:
+            weight = 1.0
+        else:
+            expected_s = self.seconds * max(tokens / self.tokens, 1.0)
+            if seconds < expected_s:
+                weight *= _SHORTER
+            seconds = min(seconds, _OUTLIER * expected_s)
+        self.tokens += weight * (tokens - self.tokens)
+        self.seconds += weight * (seconds - self.seconds)
 
 
 class StepLaw:
-    """Seconds of a step by its tokens: a straight line through what was seen of late."""
+    """Seconds of a step by its tokens: the line through the short steps and the others of late.
+
+    Steps that are all alike say nothing about it, and what a token costs grows with the contexts: so every now and then a step is short. And no step
+    has more than twice the tokens of the last long one, so that a line that is wrong is found out by a step that is little too long.
+    """
 
     def __init__(self) -> None:
-        self._n = self._x = self._y = self._xx = self._xy = 0.0
+        self._short, self._long = _Mean(_OF_SHORT), _Mean(_OF_LONG)
+        self._floor = self._last_long = self._since_short = 0
+        self._short_every = _SHORT_EVERY
 
     def add(self, tokens: int, seconds: float) -> None:
-        self._n = self._n * _FORGET + 1
-        self._x = self._x * _FORGET + tokens
-        self._y = self._y * _FORGET + seconds
-        self._xx = self._xx * _FORGET + tokens * tokens
-        self._xy = self._xy * _FORGET + tokens * seconds
+        if tokens <= self._floor:
+            self._since_short = 0
+            self._short.add(tokens, seconds)
+        else:
+            self._since_short += 1
+            self._long.add(tokens, seconds)
+            self._last_long = tokens
 
-    def most_tokens(self, least: int, longer: float) -> int | None:
-        """How many may be in a step that takes `1 + longer` times as long as one of `least`; None: not known, or any number."""
-        if self._n < 8:
-            return None
-        mean_x, mean_y = self._x / self._n, self._y / self._n
-        spread = self._xx / self._n - mean_x * mean_x
-        if spread < _LEAST_SPREAD:
-            return None
-        slope = (self._xy / self._n - mean_x * mean_y) / spread
-        if slope <= 0:
-            return None
-        fixed = max(mean_y - slope * mean_x, 0.0)
-        return int((1 + longer) * least + longer * fixed / slope)
+    def most_tokens(self, least: int, longer: float, floor: int, wanted: int) -> int:
+        """How many of those wanted may be in a step that takes `1 + longer` times as long as one of `least`; never fewer than `floor`."""
+        self._floor = floor
+        short, long = self._short, self._long
+        if not short.tokens or self._since_short >= self._short_every:
+            return floor
+        if long.tokens < short.tokens + 1:
+            return _GROWTH * floor
+        most = _GROWTH * max(self._last_long, floor)
+        slope = (long.seconds - short.seconds) / (long.tokens - short.tokens)
+        if slope > 0:
+            fixed = max(short.seconds - slope * short.tokens, 0.0)
+            most = min(most, int((1 + longer) * least + longer * fixed / slope))
+        self._short_every = _SHORT_EVERY if most < wanted else _SELDOM
+        return max(most, floor)
 
 
 class OwnerShares:
@@ -92,30 +125,32 @@ class OwnerShares:
         """As `several` last found."""
         return len(self._seen_s) > 1
 
-    def share(self, slots: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
-        """Cut `counts`, of the tokens of each slot, in place, to what the step may take."""
+    def share(self, slots: NDArray[np.int64], counts: NDArray[np.int64]) -> bool:
+        """Cut `counts`, of the tokens of each slot, in place, to what the step may take; whether that is less."""
         owner = self._owner[slots]
         sums = np.bincount(owner, counts)
         wants = {code: int(sums[code]) for code in np.flatnonzero(sums).tolist()}
         if not wants:
-            return
+            return False
         about = len(self._seen_s)
         least = min(wants.values()) if len(wants) == about else 1
-        most = self.law.most_tokens(least, _LONGER * (about - 1))
-        if most is None or sum(wants.values()) <= most:
-            return
-        most = max(most, least * len(wants))  # the one with least to do is never cut
+        floor = least * len(wants)  # the one with least to do is never cut
+        wanted = sum(wants.values())
+        most = self.law.most_tokens(least, _LONGER * (about - 1), floor, wanted)
+        if wanted <= most:
+            return False
         for code, allowed in even_shares(wants, most).items():
             if allowed < wants[code]:
                 self._cut(np.flatnonzero((owner == code) & (counts > 0)), allowed, slots, counts)
+        return True
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """A step was made."""
-        self._step += 1
+        """A step was made in which every row had one token."""
         self.law.add(tokens, seconds)
 
     def served(self, slots: NDArray[np.int64]) -> None:
-        """These were in it."""
+        """These were in a step."""
+        self._step += 1
         self._last_step[slots] = self._step
 
     def _cut(

@@ -20,6 +20,7 @@ from slackwater.engine.slots import SlotTable
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.lora import LoraAdapter
 
+TURN_STEPS = 8  # that rows have in a row where others are held back: choosing them anew would lengthen every step
 _LOOK_AHEAD = 64  # waiting requests looked at in one step when the first must wait
 
 
@@ -68,6 +69,9 @@ class Scheduler:
         self._in_flight: dict[Digest, int] = {}
         self._order: NDArray[np.int64] | None = None
         self._order_groups: tuple[WeightGroup, ...] | None = None
+        self._at_turn: StepPlan | None = None
+        self._turn_groups: tuple[WeightGroup, ...] | None = None
+        self._turn_steps = 0
         self.preemptions = 0
         self._owners = OwnerShares(slots.capacity)
 
@@ -133,23 +137,35 @@ class Scheduler:
         """
         self._admit()
         while self._running:
-            order = self._by_weights()
-            table = self.slots
-            pending = table.length[order] - table.computed[order]
-            counts = np.minimum(pending, 1)
-            self._give_chunks(order, pending, counts, prompt_tokens)
-            if self._owners.several(now_s):
-                self._owners.share(order, counts)
-            short = self._hold_blocks(order, counts)
-            if short is None:
-                chosen = counts > 0
-                if chosen.all():
-                    return StepPlan(order, counts)
-                if not chosen.any():
-                    return None
-                return StepPlan(order[chosen], counts[chosen])
+            plan = self._rows_at_turn(now_s) or self._new_plan(prompt_tokens)
+            if plan is None or self._hold_blocks(plan.slots, plan.counts) is None:
+                return plan
             self._preempt_youngest()
         return None
+
+    def _rows_at_turn(self, now_s: float) -> StepPlan | None:
+        """The rows of the last step again, if others are held back for them and their turn is not over."""
+        self._turn_steps -= 1
+        if not self._owners.several(now_s) or self._order is None or self._turn_steps <= 0:
+            self._at_turn = None
+        return self._at_turn
+
+    def _new_plan(self, prompt_tokens: int | None) -> StepPlan | None:
+        order, table = self._by_weights(), self.slots
+        pending = table.length[order] - table.computed[order]
+        counts = np.minimum(pending, 1)
+        self._give_chunks(order, pending, counts, prompt_tokens)
+        held_back = self._owners.shared and self._owners.share(order, counts)
+        chosen = counts > 0
+        if chosen.all():
+            return StepPlan(order, counts)
+        if not chosen.any():
+            return None
+        plan = StepPlan(order[chosen], counts[chosen])
+        if held_back and int(pending.max()) == 1:
+            self._at_turn, self._turn_groups = plan, None
+            self._turn_steps = TURN_STEPS
+        return plan
 
     def hold_ahead(self, plan: StepPlan) -> bool:
         """Hold a block for the token after the planned one of every row; whether there was one for each."""
@@ -161,6 +177,10 @@ class Scheduler:
 
     def groups(self, plan: StepPlan) -> tuple[WeightGroup, ...]:
         """The plan cut by model and adapter."""
+        if plan is self._at_turn:
+            if self._turn_groups is None:
+                self._turn_groups = self._cut(plan.slots)
+            return self._turn_groups
         if plan.slots is not self._order:
             return self._cut(plan.slots)
         if self._order_groups is None:
@@ -169,7 +189,10 @@ class Scheduler:
 
     def took(self, plan: StepPlan, seconds: float) -> None:
         """How long the step was under way."""
-        self._owners.computed(int(plan.counts.sum()), seconds)
+        rows = len(plan.slots)
+        first = plan is self._at_turn and self._turn_steps == TURN_STEPS
+        if int(plan.counts.sum()) == rows and not first:  # others cost something else
+            self._owners.computed(rows, seconds)
         if self._owners.shared:
             self._owners.served(plan.slots)
 

@@ -1,12 +1,15 @@
 """One owner's many requests do not slow another's few, and nobody's answer changes for it."""
 
+from collections.abc import Callable
+
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_engine import engine as tiny_engine
 
 from slackwater.engine.owner_shares import ABOUT_S, OwnerShares, StepLaw, even_shares
 from slackwater.engine.request import GenerationRequest
+from slackwater.engine.scheduler import TURN_STEPS
 from slackwater.model.sampling import Sampling
 
 FIXED_S, TOKEN_S = 0.001, 0.0001
@@ -15,6 +18,7 @@ FIXED_S, TOKEN_S = 0.001, 0.0001
 def knowing_shares(*owners: str) -> OwnerShares:
     """Shares that know a step's cost, 1 ms and 0.1 ms a token; the owners' requests are in slots 0, 1, ..."""
     shares = OwnerShares(300)
+    shares.law.most_tokens(1, 0.25, 1, 1)
     for tokens in (1, 20, 50) * 5:
         shares.computed(tokens, FIXED_S + TOKEN_S * tokens)
     enter(shares, *owners)
@@ -68,20 +72,55 @@ def test_rows_that_are_held_back_take_turns() -> None:
     assert served == set(range(31))
 
 
-def test_where_the_fixed_part_outweighs_the_tokens_nobody_is_held_back() -> None:
-    shares = OwnerShares(256)
-    for tokens in (1, 200, 256) * 5:
-        shares.computed(tokens, 0.020 + 1e-5 * tokens)
-    enter(shares, "quiet", *["loud"] * 255)
-    assert shares.several(0.0)
-    assert cut(shares, [1] * 256) == [1] * 256
-
-
-def test_a_law_that_was_never_seen_to_vary_bounds_nothing() -> None:
-    law = StepLaw()
+def steps_made(wanted: int, seconds: Callable[[int, int], float], steps: int) -> list[int]:
+    """The tokens of so many steps of two owners that want `wanted` together, each of which took what `seconds(tokens, number)` says."""
+    law, made = StepLaw(), list[int]()
     for _ in range(100):
-        law.add(7, 0.001)
-    assert law.most_tokens(1, 0.5) is None
+        law.add(wanted, seconds(wanted, 0))  # when there was one owner, all steps were alike
+    while len(made) < steps:
+        tokens = min(law.most_tokens(1, 0.25, 2, wanted), wanted)
+        for _ in range(TURN_STEPS if tokens < wanted else 1):
+            made.append(tokens)
+            law.add(tokens, seconds(tokens, len(made)))
+    return made
+
+
+@settings(deadline=None)
+@given(st.integers(20, 400), st.floats(1e-5, 1e-3), st.floats(0.02, 1.0))
+def test_what_a_step_costs_is_found_out_also_when_all_were_alike(
+    wanted: int, fixed_s: float, share: float
+) -> None:
+    token_s = fixed_s * share
+    made = steps_made(wanted, lambda tokens, number: fixed_s + token_s * tokens, 300)
+    bound = max(1.25 * (fixed_s + token_s), fixed_s + 2 * token_s)
+    late = [fixed_s + token_s * tokens for tokens in made[3 * TURN_STEPS :]]
+    assert max(late) <= bound * 1.001
+    assert np.mean(late) >= 0.9 * min(bound - token_s, fixed_s + token_s * wanted), (
+        "nor is it cut further"
+    )
+
+
+def test_tokens_that_cost_more_as_contexts_grow_are_followed() -> None:
+    def seconds(tokens: int, number: int) -> float:
+        return FIXED_S + tokens * (TOKEN_S / 10) * (1 + number / 100)
+
+    made = steps_made(60, seconds, 3000)
+    longer = [seconds(tokens, number) / seconds(2, number) for number, tokens in enumerate(made)]
+    assert np.mean(longer[500:]) <= 1.25
+    assert np.max(longer[500:]) <= 1.5
+
+
+def test_steps_that_the_machine_held_up_do_not_let_all_rows_in() -> None:
+    def seconds(tokens: int, number: int) -> float:
+        held_up = 40 if number % 17 == 0 else 1
+        return (FIXED_S + TOKEN_S * tokens) * held_up
+
+    assert max(steps_made(60, seconds, 3000)[200:]) <= 16
+
+
+def test_where_the_fixed_part_outweighs_the_tokens_nobody_is_held_back() -> None:
+    made = steps_made(256, lambda tokens, number: 0.020 + 1e-6 * tokens, 1000)
+    assert sum(made[100:]) >= 0.95 * 256 * len(made[100:])
 
 
 @given(st.dictionaries(st.text("abc", min_size=1), st.integers(0, 99)), st.integers(0, 200))
@@ -120,3 +159,23 @@ def test_answers_are_the_same_in_company_as_alone() -> None:
         for n in range(12)
     ]
     assert tokens_of(*loud) == tokens_of()
+
+
+def test_rows_have_several_steps_in_a_row_and_then_others_do() -> None:
+    class Known(StepLaw):
+        def add(self, tokens: int, seconds: float) -> None:
+            super().add(tokens, FIXED_S + TOKEN_S * tokens)
+
+    engine = tiny_engine(max_running=32)
+    engine._scheduler._owners.law = Known()
+    forever = Sampling(max_tokens=400, ignore_eos=True)
+    for name in range(24):
+        engine.add(GenerationRequest(name, (1, 2), forever, "base", owner="loud"))
+    engine.add(GenerationRequest(99, (1, 2), forever, "base", owner="quiet"))
+    steps = [tuple(engine.step().request_ids.tolist()) for _ in range(30 * TURN_STEPS)]
+    cut = [rows for rows in steps if len(rows) < 25]
+    assert len(cut) > len(steps) // 2
+    assert all(99 in rows for rows in steps[1:])
+    assert len(set(cut)) <= 1 + len(cut) // 4, "choosing anew at each step would lengthen each"
+    assert {name for rows in cut for name in rows} == {*range(24), 99}, "and nobody starves"
+    engine.check_integrity()
