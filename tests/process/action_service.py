@@ -1,5 +1,6 @@
 """A service that brokers actions and nothing else, in a process of its own."""
 
+import secrets
 import shutil
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ class ActionServiceProcess(ServiceProcess):
 
     def __init__(self, state: Path, port: int, backend: str, *options: str) -> None:
         super().__init__(state, state, port)
-        self.sandboxes = Path("/var/tmp") / f"slackwater-test-{state.parent.name}-{state.name}"
+        self.sandboxes = Path("/var/tmp") / f"slackwater-test-{secrets.token_hex(4)}"
         self._command = [sys.executable, "-m", "slackwater", "up", "--state", str(state)]
         self._command += ["--port", str(port), "--engines", "0", "--trainers", "0"]
         self._command += ["--sandboxes", "1", "--sandbox-backend", backend]

@@ -1,5 +1,6 @@
 """What process tests share: a tiny model, and ports."""
 
+import os
 import random
 import socket
 import sys
@@ -41,14 +42,21 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+_given: set[int] = set()
+
+
 def free_port() -> int:
-    """Below the ephemeral range."""
-    for port in random.sample(range(21_000, 32_000), 50):
+    """Below where services look for ports themselves, never one twice, and none that another process of this run may give: a port is taken later than it is chosen."""
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    ports = set(range(4_000 + number, 10_000, processes)) - _given
+    for port in random.sample(sorted(ports), 50):
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
+            _given.add(port)
             return port
     raise AssertionError("no free port")
 

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-READY_S = 120.0
+READY_S = 240.0
 
 
 def wait_for(what: str, ready: Callable[[], bool], limit_s: float = READY_S) -> None:

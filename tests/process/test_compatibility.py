@@ -34,7 +34,7 @@ def outcome(method: str, how: Callable[[], probes.Call]) -> pages.Outcome:
     return pages.Outcome(method, None)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_at_least_nine_in_ten_public_methods_work_and_the_page_says_which(
     new_service: NewService, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,7 +48,7 @@ def test_answers_and_rollouts_are_the_same_to_the_bit_with_and_without_lending(
     pytest.skip("the service left no slack in three tries: this machine is too busy to lend")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_promise_that_cannot_be_kept_even_alone_is_said_and_the_service_serves_without_lending(
     models: Path, tmp_path: Path
 ) -> None:
@@ -56,7 +56,7 @@ def test_a_promise_that_cannot_be_kept_even_alone_is_said_and_the_service_serves
     asyncio.run(_serves_without_lending(plan, "tpot"))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_rollout_model_that_does_not_fit_is_refused_by_name_and_the_service_goes_on(
     models: Path, tmp_path: Path
 ) -> None:
@@ -89,7 +89,7 @@ async def _refused(plan: ServingPlan) -> None:
         assert len(await rolling) == 1, "the turn went on where there was room"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_cut_budget_stays_cut_until_the_borrowers_next_step_and_is_set_anew_by_it(
     models: Path, tmp_path: Path
 ) -> None:

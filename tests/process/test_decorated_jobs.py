@@ -14,7 +14,7 @@ import pytest
 from .conftest import free_port
 from .service_process import ServiceProcess
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 PROGRAM = """
 import json, sys, time

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 LARGE, SMALL = "groups = 24\nmax_groups = 24", "groups = 4\nmax_groups = 4"
 LONG, SHORT = "updates = 4", "updates = 1"
@@ -25,7 +25,7 @@ def test_the_demo_runs_two_jobs_to_their_end_and_says_what_sharing_cost(
     command = [sys.executable, "-m", "slackwater", "demo", str(jobs), "--json"]
     command += ["--run", str(tmp_path / "run"), "--models", str(tiny_model.parent)]
     command += ["--iterations", "3", "--alone", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=840)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
     assert [row["job"] for row in found["jobs"]] == ["digits", "sums"]

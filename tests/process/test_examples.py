@@ -8,7 +8,7 @@ import pytest
 
 from .service_process import ServiceProcess
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -34,7 +34,7 @@ def test_the_example_of_a_policy_runs() -> None:
 
 def output(*words: object) -> str:
     done = subprocess.run(
-        [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=840, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

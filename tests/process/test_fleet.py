@@ -15,7 +15,7 @@ from .service_process import ServiceProcess, wait_for
 from .test_rollout_service import completions
 from .test_serve_faults import STEPS, train
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 FLEET = """
 launcher = "local"

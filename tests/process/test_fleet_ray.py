@@ -3,7 +3,7 @@
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -101,9 +101,14 @@ def agents_of(folder: Path) -> list[int]:
 
 
 def test_turns_go_on_when_a_ray_node_dies_and_a_new_one_is_followed(
-    cluster: Any, fleet: ServiceProcess
+    cluster: Any, fleet: ServiceProcess, new_service: Callable[..., ServiceProcess]
 ) -> None:
-    wanted = completions(fleet, 200)
+    alone = new_service()
+    alone.start()
+    alone.wait_for_workers()
+    wanted = completions(alone, 200)
+    assert alone.stop() == 0
+    assert completions(fleet, 200) == wanted
     with ThreadPoolExecutor(1) as pool:
         again = pool.submit(completions, fleet, 200)
         cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)

@@ -15,7 +15,7 @@ from .test_rollout_service import (
 )
 from .test_serve_faults import Run, train
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from slackwater.bench.fleet.jobs import JobsPlan, many_jobs
 from slackwater.bench.options import BenchOptions
 from slackwater.bench.rollout.live_fleet import FleetPlan
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 
 def test_each_engine_pulls_each_version_once_and_no_turn_waits_for_an_evicted_one(

@@ -12,7 +12,7 @@ from .service_process import ServiceProcess, wait_for
 from .test_permits import Owner
 from .test_switched_models import TEXT, example
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 # The job is placed on the first train node, a model is made by the trainer whose name comes first.
 FLEET = """

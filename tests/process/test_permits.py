@@ -11,7 +11,7 @@ import pytest
 from .conftest import free_port
 from .service_process import ServiceProcess, wait_for
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 PROFILE = {"rollout_s": 1.0, "train_s": 1.0}
 SHORT = ("--set", "coschedule.limits.lease_s=4.0", "--set", "coschedule.limits.least_s=30.0")

@@ -53,7 +53,7 @@ def workspace(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     service.stop()
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_arithmetic_runs_off_policy_and_synchronously_with_a_kl_after_the_step(
     workspace: Workspace,
 ) -> None:
@@ -84,7 +84,7 @@ def test_arithmetic_runs_off_policy_and_synchronously_with_a_kl_after_the_step(
     assert any("kl_pre_post" in key for row in after for key in row), sorted(after[0])
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_arithmetic_resumes_after_a_kill_where_it_was(workspace: Workspace) -> None:
     settings = {**ARITHMETIC, "behavior_if_log_dir_exists": "resume", "max_steps": 5}
     first = workspace.start("math_rl.train", "killed", **settings)
@@ -101,7 +101,7 @@ def test_arithmetic_resumes_after_a_kill_where_it_was(workspace: Workspace) -> N
     assert "resum" in workspace.tail("killed", lines=2000).lower()
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_guess_number_and_the_plain_loop_run(workspace: Workspace) -> None:
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(

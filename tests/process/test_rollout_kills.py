@@ -13,7 +13,7 @@ from slackwater.zoo.tiny import make_model
 
 
 @pytest.mark.process
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_disturbed_run_gives_the_tokens_of_an_undisturbed_one(tmp_path: Path) -> None:
     make_model("small", tmp_path / "model")
     plan = FleetPlan(tmp_path / "model", tmp_path, max_running=16)

@@ -15,7 +15,7 @@ from slackwater.model.sampling import Sampling
 from slackwater.model.turn import TurnSpec
 from slackwater.zoo.tiny import make_model
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 LIAR = Path(__file__).with_name("lying_engine.py")
 SETTINGS = RolloutSettings(

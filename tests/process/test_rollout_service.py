@@ -14,7 +14,7 @@ from slackwater.cli import instance as instance_command
 from .conftest import free_port
 from .service_process import ServiceProcess, wait_for
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

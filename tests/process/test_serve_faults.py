@@ -126,7 +126,7 @@ def kills_of(service: ServiceProcess) -> list[Callable[[], object]]:
     return kills
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_run_disturbed_by_kills_equals_an_undisturbed_one(service: ServiceProcess) -> None:
     expected = train(service, lambda step: None)
     assert len(set(expected.losses)) == STEPS  # it did train
@@ -164,7 +164,7 @@ RECIPE = {
 }
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_cookbook_recipe_disturbed_by_kills_has_the_curve_of_an_undisturbed_one(
     service: ServiceProcess, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -48,7 +48,7 @@ def replay(service: ServiceProcess, trace: Path) -> dict[str, Any]:
     return figures
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_users_are_answered_and_counted_while_a_job_borrows_the_device_and_gives_it_back(
     new_service: Callable[..., ServiceProcess], tmp_path: Path
 ) -> None:

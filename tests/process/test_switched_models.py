@@ -14,7 +14,7 @@ from slackwater.training.trainer import Trainer
 from .conftest import free_port
 from .service_process import ServiceProcess, wait_for
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 TEXT = [3 + ord(letter) for letter in "the tide turns"]
 

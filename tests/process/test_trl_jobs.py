@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(
         importlib.util.find_spec("trl") is None, reason="needs the peers extra (trl)"
     ),
@@ -26,7 +26,7 @@ def test_a_trl_job_runs_its_phases_offline() -> None:
         capture_output=True,
         text=True,
         env=environment,
-        timeout=250,
+        timeout=840,
         check=False,
     )
     assert found.returncode == 0, found.stderr[-2000:]

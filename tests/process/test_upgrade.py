@@ -11,7 +11,7 @@ from tinker import types
 from .conftest import free_port
 from .service_process import ServiceProcess
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 # Written by version 0.1.0 over the tiny model of seed 0: two steps, a saved state, a third step, a saved sampler, two more steps.
 KEPT = Path(__file__).with_name("data") / "state-0.1.0.tar.xz"

@@ -15,7 +15,7 @@ from .conftest import free_port
 from .service_process import ServiceProcess, wait_for
 from .test_serve_faults import Run, take_step
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 STEPS = 4
 FLEET = """

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+import transformers  # its models are read when one is first asked for
 
 from slackwater.model.errors import ConfigError
 from slackwater.nets.attention import PackedCausalAttention
@@ -31,18 +31,20 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 CONFIGS = {
-    "llama": LlamaConfig(**SHAPE | {"tie_word_embeddings": True}),
-    "llama with biases": LlamaConfig(**SHAPE | {"attention_bias": True, "mlp_bias": True}),
-    "llama 3 rope": LlamaConfig(**SHAPE | {"rope_parameters": LLAMA3_ROPE}),
-    "qwen2": Qwen2Config(**SHAPE | {"tie_word_embeddings": False}),
-    "qwen3": Qwen3Config(**SHAPE | {"head_dim": 16, "tie_word_embeddings": True}),
+    "llama": transformers.LlamaConfig(**SHAPE | {"tie_word_embeddings": True}),
+    "llama with biases": transformers.LlamaConfig(
+        **SHAPE | {"attention_bias": True, "mlp_bias": True}
+    ),
+    "llama 3 rope": transformers.LlamaConfig(**SHAPE | {"rope_parameters": LLAMA3_ROPE}),
+    "qwen2": transformers.Qwen2Config(**SHAPE | {"tie_word_embeddings": False}),
+    "qwen3": transformers.Qwen3Config(**SHAPE | {"head_dim": 16, "tie_word_embeddings": True}),
 }
 
 
 def saved(name: str, directory: Path) -> Any:
     """A transformers model with unit-scale random weights, and its saved directory."""
     torch.manual_seed(0)
-    reference = AutoModelForCausalLM.from_config(CONFIGS[name], dtype=torch.float32)
+    reference = transformers.AutoModelForCausalLM.from_config(CONFIGS[name], dtype=torch.float32)
     with torch.no_grad():
         for parameter in reference.parameters():
             parameter.normal_(0, 0.15)
@@ -90,7 +92,9 @@ def test_gradients_are_those_of_transformers(name: str, recompute: bool, tmp_pat
 def test_what_we_save_transformers_loads_bit_for_bit(name: str, tmp_path: Path) -> None:
     reference = saved(name, tmp_path / "theirs")
     save_net(load_net(tmp_path / "theirs"), tmp_path / "ours")
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32)
+    again = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "ours", dtype=torch.float32
+    )
     for name_, tensor in reference.state_dict().items():
         assert torch.equal(again.state_dict()[name_], tensor), name_
     tokens = torch.arange(50)[None]

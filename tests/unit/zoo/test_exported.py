@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import peft
 import pytest
 import torch
 import transformers
@@ -142,6 +141,8 @@ FAMILIES = pytest.mark.parametrize("family", SHAPES)
 @BOTH
 @FAMILIES
 def test_an_adapter_gives_our_logprobs_in_peft(tmp_path: Path, family: str, tied: bool) -> None:
+    import peft  # slow to read, and for this test alone
+
     trained = Trained(tmp_path, replace(SHAPES[family], tied=tied), LoraSpec(4))
     agree(trained.ours, peft.PeftModel.from_pretrained(loaded(trained.base), trained.exported))
 
