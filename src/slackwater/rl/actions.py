@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-import aiohttp
-
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, UnavailableError
+from slackwater.rl.service_calls import Answer, CallError, ServiceCalls
 
 _HOLD_S = 20.0
 _MOST_CONNECTIONS = 1024
@@ -63,9 +62,9 @@ class ActionClient:
     ) -> None:
         self._job = job
         self._patience_s = patience_s
-        self._url = url.rstrip("/")
-        self._key = key
-        self._session: aiohttp.ClientSession | None = None
+        self._calls = ServiceCalls(
+            url, key, silent_s=_HOLD_S + 20, most_connections=_MOST_CONNECTIONS
+        )
 
     async def __aenter__(self) -> "ActionClient":
         return self
@@ -76,19 +75,7 @@ class ActionClient:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._session is not None:
-            await self._session.close()
-
-    @property
-    def _http(self) -> aiohttp.ClientSession:
-        """Made on the loop that uses it."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                headers={"x-api-key": self._key},
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=_HOLD_S + 20),
-                connector=aiohttp.TCPConnector(limit=_MOST_CONNECTIONS),
-            )
-        return self._session
+        self._calls.close()
 
     async def run(
         self, *command: str, environment: str | None = None, **given: Any
@@ -107,8 +94,8 @@ class ActionClient:
                 path = f"/slackwater/actions/{answer.said['action']}"
                 answer = await self._ask("GET", f"{path}?wait_s={_HOLD_S:g}")
         except asyncio.CancelledError:
-            with contextlib.suppress(aiohttp.ClientError):
-                await asyncio.shield(self._once("POST", f"/slackwater/actions/{name}/cancel", None))
+            with contextlib.suppress(CallError):
+                await asyncio.shield(self._calls.ask("POST", f"/slackwater/actions/{name}/cancel"))
             raise
         return _result(answer.said)
 
@@ -158,38 +145,22 @@ class ActionClient:
         finally:
             await self._ask("POST", f"{path}/done", {"ran_s": time.monotonic() - began_s})
 
-    async def _ask(self, method: str, path: str, body: object = None) -> "_Answer":
+    async def _ask(self, method: str, path: str, body: object = None) -> Answer:
         """Ask until there is an answer that is not "later"."""
         deadline_s = time.monotonic() + self._patience_s
         pause_s = 0.05
         while True:
             try:
-                answer = await self._once(method, path, body)
+                answer = await self._calls.ask(method, path, body)
                 if answer.status not in (429, 503):
                     return _checked(answer)
                 why = str(answer.said)
-            except (aiohttp.ClientError, TimeoutError) as error:
-                why = f"{type(error).__name__}: {error}"
+            except CallError as error:
+                why = str(error)
             if time.monotonic() + pause_s > deadline_s:
                 raise UnavailableError(f"{path}: no answer within {self._patience_s:g} s: {why}")
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 2.0)
-
-    async def _once(self, method: str, path: str, body: object) -> "_Answer":
-        async with self._http.request(method, self._url + path, json=body) as answer:
-            text = await answer.text()
-            try:
-                return _Answer(answer.status, json.loads(text))
-            except ValueError:
-                return _Answer(answer.status, text)
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What the service said: JSON if it was that, else text."""
-
-    status: int
-    said: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +177,7 @@ class Place:
         await self.client.snapshot(self.name, name)
 
 
-def _checked(answer: _Answer) -> _Answer:
+def _checked(answer: Answer) -> Answer:
     if answer.status < 400:
         return answer
     found = answer.said.get("error") if isinstance(answer.said, dict) else None

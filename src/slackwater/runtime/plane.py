@@ -72,6 +72,7 @@ class ControlPlane:
         self, settings: ServiceSettings, state: StateDirectory, shelf: VersionShelf
     ) -> None:
         self.settings = settings
+        self.brokers_actions = settings.brokers_actions
         self.state = state
         self.shelf = shelf
         self.bases = BaseModels(
@@ -248,7 +249,7 @@ class ControlPlane:
         await self._publications.adopt(self.store, self.bases)
         await self.training.adopt()
         await self.sampling.adopt()
-        if self.settings.brokers_actions:
+        if self.brokers_actions:
             await asyncio.to_thread(rehearse)
         await self.actions.adopt()
         self.background.spawn(self.housekeeping.run())

@@ -69,13 +69,27 @@ def _write(file: Path, value: object) -> None:
         os.close(descriptor)
 
 
-def _read(file: str) -> str:
-    """These are read for every action; a `Path` would take several times as long."""
+def _read_anew(file: str) -> bytes:
+    """Hazard: who is in a group of version 1 must be asked with a file that was just opened; one that was read before
+    says again what it said, for a second."""
     descriptor = os.open(file, os.O_RDONLY)
     try:
-        return os.read(descriptor, 1 << 16).decode()
+        return os.read(descriptor, 1 << 16)
     finally:
         os.close(descriptor)
+
+
+class _Dial:
+    """A counter of the kernel's that is read for every action, so it stays open; what is read is as of then."""
+
+    def __init__(self, file: Path) -> None:
+        self._descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self) -> bytes:
+        return os.pread(self._descriptor, 1 << 16, 0)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
 
 
 class CgroupFence:
@@ -83,7 +97,6 @@ class CgroupFence:
 
     def __init__(self, knobs: Knobs, folders: Mapping[str, Path], *, own_network: bool) -> None:
         self._knobs = knobs
-        self._at = folders
         self._own_network = own_network
         self._folders = sorted(set(folders.values()))
         for folder in self._folders:
@@ -94,20 +107,26 @@ class CgroupFence:
                 _write(cpuset / name, (cpuset.parent / name).read_text().strip())
             # Or a change of cores makes the kernel lay out its scheduling domains anew.
             _write(cpuset / "cpuset.sched_load_balance", 0)
-        self._all_cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
         self._turned: dict[Path, object] = {}
+        self._cores = folders["cpuset"] / knobs.cores
+        self._memory = folders["memory"] / knobs.memory
+        self._processes = folders["pids"] / knobs.processes
         self._procs = [str(folder / "cgroup.procs") for folder in self._folders]
         self._cpu_used = (
-            str(folders[knobs.cpu_controller] / knobs.cpu_used)
+            _Dial(folders[knobs.cpu_controller] / knobs.cpu_used)
             if knobs.cpu_controller in folders
             else None
         )
-        self._memory_kills = str(folders["memory"] / knobs.memory_kills)
+        self._memory_kills = _Dial(folders["memory"] / knobs.memory_kills)
         self._keeper: Keeper | None = None
 
     def own(self) -> set[int]:
         """Processes inside that are no action's."""
         return set() if self._keeper is None else {self._keeper.pid}
+
+    def is_on(self, cores: frozenset[int]) -> bool:
+        """Whether it has these cores already."""
+        return self._turned.get(self._cores) == _written(cores)
 
     def _turn(self, file: Path, value: object) -> None:
         if self._turned.get(file) != value:
@@ -119,11 +138,9 @@ class CgroupFence:
         return {resource.RLIMIT_NPROC: limits.processes} if os.getuid() == 0 else {}
 
     def start(self, launch: Launch, limits: Limits) -> Child:
-        knobs, at = self._knobs, self._at
-        cores = ",".join(str(core) for core in sorted(launch.cores))
-        self._turn(at["cpuset"] / knobs.cores, cores)
-        self._turn(at["memory"] / knobs.memory, limits.memory_bytes)
-        self._turn(at["pids"] / knobs.processes, limits.processes + _OWN_PROCESSES)
+        self._turn(self._cores, _written(launch.cores))
+        self._turn(self._memory, limits.memory_bytes)
+        self._turn(self._processes, limits.processes + _OWN_PROCESSES)
         try:
             return self._kept().start(launch)
         except UnavailableError:  # somebody killed the keeper
@@ -144,7 +161,7 @@ class CgroupFence:
         found: set[int] = set()
         for file in self._procs:
             with contextlib.suppress(OSError):
-                found.update(int(line) for line in _read(file).split())
+                found.update(map(int, _read_anew(file).split()))
         return sorted(found - self.own())
 
     def kill_all(self) -> None:
@@ -152,7 +169,7 @@ class CgroupFence:
         inside = self._inside()
         deadline_s = time.monotonic() + _KILL_WITHIN_S
         while inside and time.monotonic() < deadline_s:
-            self._turn(self._at["pids"] / self._knobs.processes, 0)
+            self._turn(self._processes, 0)
             for pid in inside:
                 process_tree.kill(pid)
             time.sleep(0.001)
@@ -162,15 +179,14 @@ class CgroupFence:
         if self._cpu_used is None:
             return 0.0
         with contextlib.suppress(OSError, ValueError):
-            text = _read(self._cpu_used)
-            return float(text.removeprefix("usage_usec ").split()[0]) * self._knobs.cpu_unit_s
+            text = self._cpu_used.read()
+            return float(text.removeprefix(b"usage_usec ").split()[0]) * self._knobs.cpu_unit_s
         return 0.0
 
     def prepare(self) -> None:
-        """Between actions: the next process is made ready, on whichever core has time."""
+        """Between actions: the next process is made ready. The cores stay as they are, since most often the next action
+        has the same, and to change them takes as long as to start a program."""
         if self._keeper is not None:
-            cpuset = self._at["cpuset"]
-            self._turn(cpuset / self._knobs.cores, self._all_cores)
             try:
                 self._keeper.prepare()
             except UnavailableError:
@@ -178,17 +194,24 @@ class CgroupFence:
 
     def memory_kills(self) -> int:
         with contextlib.suppress(OSError):
-            for line in _read(self._memory_kills).splitlines():
-                name, _, count = line.partition(" ")
-                if name == "oom_kill":
+            for line in self._memory_kills.read().splitlines():
+                name, _, count = line.partition(b" ")
+                if name == b"oom_kill":
                     return int(count)
         return 0
 
     def remove(self) -> None:
         self._drop_keeper()
         self.kill_all()
+        for dial in (self._cpu_used, self._memory_kills):
+            if dial is not None:
+                dial.close()
         for folder in self._folders:
             _remove(folder)
+
+
+def _written(cores: frozenset[int]) -> str:
+    return ",".join(str(core) for core in sorted(cores))
 
 
 def _remove(folder: Path) -> None:
@@ -236,7 +259,10 @@ class CgroupFences:
                 time.sleep(0.002)
             _remove(folder)
 
-    def take(self, environment: str, user: int | None) -> CgroupFence:
+    def take(self, environment: str, user: int | None, cores: frozenset[int]) -> CgroupFence:
+        for place, fence in enumerate(self._free):
+            if fence.is_on(cores):
+                return self._free.pop(place)
         if self._free:
             return self._free.pop()
         name = f"lane-{len(self._made)}"
@@ -307,13 +333,9 @@ def _tried(knobs: Knobs, folders: Mapping[str, Path], why: list[str]) -> CgroupF
     """Make a fence and take it down again: the one way to know."""
     try:
         fences = CgroupFences(knobs, folders)
-        fence = fences.take("probe", None)
-        launch = Launch(
-            argv=["/bin/true"],
-            variables={},
-            folder=Path("/"),
-            cores=frozenset(os.sched_getaffinity(0)),
-        )
+        cores = frozenset(os.sched_getaffinity(0))
+        fence = fences.take("probe", None, cores)
+        launch = Launch(argv=["/bin/true"], variables={}, folder=Path("/"), cores=cores)
         child = fence.start(launch, Limits())
         child.reap()
         child.close()

@@ -48,8 +48,8 @@ class Fences(Protocol):
     name: str
     pins_for_good: bool  # whether a process cannot take more cores than it was given
 
-    def take(self, environment: str, user: int | None) -> Fence:
-        """For one action."""
+    def take(self, environment: str, user: int | None, cores: frozenset[int]) -> Fence:
+        """For one action on these cores."""
         ...
 
     def give_back(self, fence: Fence) -> None:
@@ -121,7 +121,7 @@ class PinnedFences:
     def __init__(self) -> None:
         self._takers: Counter[str] = Counter()
 
-    def take(self, environment: str, user: int | None) -> Fence:
+    def take(self, environment: str, user: int | None, cores: frozenset[int]) -> Fence:
         self._takers[environment] += 1
         return PinnedFence(environment, user, self._takers)
 

@@ -15,8 +15,8 @@ everybody in its group and goes too.
 import contextlib
 import errno
 import gc
+import marshal
 import os
-import pickle
 import resource
 import signal
 import socket
@@ -38,7 +38,7 @@ from slackwater.sandbox.launch import (
 )
 
 _ORDER = struct.Struct("<ci")
-_ANSWER = struct.Struct("<ii")
+_ANSWER = struct.Struct("<iid")
 _ENDED = struct.Struct("<iddq")
 _START, _REAP, _PREPARE = b"s", b"r", b"p"
 _ANSWER_WITHIN_S = 20.0
@@ -77,11 +77,11 @@ class Keeper:
         """Have a program started in the control group; RefusedError says why it cannot be."""
         own, others = make_pipes()
         try:
-            body = pickle.dumps(_Order.of(launch), pickle.HIGHEST_PROTOCOL)
+            body = marshal.dumps(tuple(_Order.of(launch)))
             ends = [others.stdin, others.stdout, others.stderr, *launch.enter.values()]
             socket.send_fds(self._socket, [_ORDER.pack(_START, len(body))], ends)
             self._socket.sendall(body)
-            pid, length = _ANSWER.unpack(_whole(self._socket, _ANSWER.size))
+            pid, length, began_s = _ANSWER.unpack(_whole(self._socket, _ANSWER.size))
             if pid <= 0:
                 raise RefusedError(_whole(self._socket, length).decode(errors="replace"))
         except OSError as error:
@@ -94,7 +94,7 @@ class Keeper:
             others.close()
         # The plane and the supervisor, which all actions wait for, come first.
         linux.give_way(pid)
-        return own.child(pid, self._reaped)
+        return own.child(pid, self._reaped, began_s)
 
     def _reaped(self, pid: int) -> Ended:
         """How it ended; asked for when it has. If the keeper has gone, its children are the supervisor's."""
@@ -129,7 +129,8 @@ class _Life:
         self._homes: dict[int, int] = {}
         self._away: set[int] = set()
         self._oom_score = -1
-        self._inside = -1
+        self._began_s = 0.0
+        self._group = -1
 
     def live(self) -> NoReturn:
         """Until the supervisor's end of the socket is closed."""
@@ -149,7 +150,7 @@ class _Life:
         for file in self._join_files:
             Path(file).write_text("0")
         flags = os.O_RDONLY | os.O_CLOEXEC
-        self._inside = os.open(self._join_files[0], flags)
+        self._group = os.open(Path(self._join_files[0]).parent, flags | os.O_DIRECTORY)
         with contextlib.suppress(OSError):
             self._oom_score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
         if self._own_network:
@@ -180,13 +181,13 @@ class _Life:
         else:
             body = _whole(self._ends, number)
             try:
-                pid, said = self._start(pickle.loads(body), descriptors), b""
+                pid, said = self._start(_Order(*marshal.loads(body)), descriptors), b""
             except OSError as error:
                 pid, said = 0, str(error).encode()[:4000]
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
-            self._ends.sendall(_ANSWER.pack(pid, len(said)) + said)
+            self._ends.sendall(_ANSWER.pack(pid, len(said), self._began_s) + said)
         return True
 
     def _start(self, order: "_Order", descriptors: Sequence[int]) -> int:
@@ -210,7 +211,9 @@ class _Life:
             os.setresgid(order.user, order.user, 0)
             os.setresuid(order.user, order.user, 0)
         try:
-            return _spawned(order, descriptors)
+            pid = _spawned(order, descriptors)
+            self._began_s = time.monotonic()
+            return pid
         finally:
             if order.user is not None:
                 os.setresuid(0, 0, 0)
@@ -243,12 +246,21 @@ class _Life:
         """Again and again until nobody is left, since a process may fork while it is being looked for."""
         deadline_s = time.monotonic() + _KILL_WITHIN_S
         while time.monotonic() < deadline_s:
-            left = {int(pid) for pid in os.pread(self._inside, 1 << 16, 0).split()} - {os.getpid()}
+            left = self._inside() - {os.getpid()}
             if not left:
                 return
             for pid in left:
                 process_tree.kill(pid)
             time.sleep(0.001)
+
+    def _inside(self) -> set[int]:
+        """Hazard: a file that was read before may say again what it said then, so it is opened anew; by its folder, since
+        the mounts may be an environment's."""
+        file = os.open("cgroup.procs", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._group)
+        try:
+            return {int(pid) for pid in os.read(file, 1 << 16).split()}
+        finally:
+            os.close(file)
 
 
 class _Order(NamedTuple):

@@ -10,6 +10,7 @@ import resource
 import select
 import signal
 import struct
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,7 +60,7 @@ class Ended(NamedTuple):
 
 @dataclass(slots=True)
 class Child:
-    """A process that was started; its parent says how it ended."""
+    """A process that was started; its parent says how it ended. It has run since `began_s`, monotonic."""
 
     pid: int
     pidfd: int
@@ -67,6 +68,7 @@ class Child:
     stdout: int
     stderr: int
     reaped: Callable[[int], Ended]
+    began_s: float
 
     def reap(self) -> Ended:
         """Once, when it has ended."""
@@ -110,8 +112,9 @@ class OwnEnds:
         for descriptor in (self.stdin, self.stdout, self.stderr):
             os.close(descriptor)
 
-    def child(self, pid: int, reaped: Callable[[int], Ended]) -> Child:
-        return Child(pid, os.pidfd_open(pid), self.stdin, self.stdout, self.stderr, reaped)
+    def child(self, pid: int, reaped: Callable[[int], Ended], began_s: float) -> Child:
+        ends = (self.stdin, self.stdout, self.stderr)
+        return Child(pid, os.pidfd_open(pid), *ends, reaped, began_s)
 
 
 def make_pipes() -> tuple[OwnEnds, ChildEnds]:
@@ -146,7 +149,7 @@ def start(launch: Launch) -> Child:
         if why:
             os.waitpid(pid, 0)
             raise RefusedError(why.decode(errors="replace"))
-        return own.child(pid, Ended.reaped)
+        return own.child(pid, Ended.reaped, time.monotonic())
     except (UnavailableError, RefusedError):
         own.close()
         raise

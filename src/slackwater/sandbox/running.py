@@ -24,7 +24,7 @@ class Running:
         self.fence = fence
         self.child = child
         self.asked_s = asked_s
-        self.began_s = time.monotonic()
+        self.began_s = child.began_s
         self.memory_kills = fence.memory_kills()
         self.cpu_s = fence.cpu_s()
         self.killed: tuple[End, str] | None = None

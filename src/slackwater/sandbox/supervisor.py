@@ -202,7 +202,7 @@ class Supervisor:
         if not order.command or not order.cores:
             raise ConfigError.of("action", order.action, "needs a command and at least one core")
         self._tidy()
-        fence = self._means.fences.take(environment.name, environment.user)
+        fence = self._means.fences.take(environment.name, environment.user, order.cores)
         try:
             rlimits = fence.rlimits(order.limits)
             launch = self._means.backend.launch(environment, order, rlimits)

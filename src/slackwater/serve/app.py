@@ -5,6 +5,7 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slackwater.model.errors import SlackwaterError
 from slackwater.runtime.plane import ControlPlane
@@ -41,9 +42,22 @@ BODY_STALL_S = 10.0
 LEAST_JSON_BYTES = 2 << 20
 
 
+class App(FastAPI):
+    """What every request passes (`front`) is before FastAPI with all its layers, since not every request goes on to them."""
+
+    front: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.front(scope, receive, send)
+
+    async def behind(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The routes."""
+        await super().__call__(scope, receive, send)
+
+
 def create_app(plane: ControlPlane) -> FastAPI:
     """Every route parses, calls the control plane, and answers; errors are mapped once."""
-    app = FastAPI(
+    app = App(
         title="Slackwater",
         version=version("slackwater"),
         responses=ERROR_RESPONSES,
@@ -93,9 +107,8 @@ def create_app(plane: ControlPlane) -> FastAPI:
     app.include_router(extra_routes(plane, face))
     app.include_router(refused_routes(plane))
     longest = max((base.max_text_chars for base in plane.bases), default=0)
-    app.add_middleware(ShortWay, plane=plane)
-    app.add_middleware(
-        BodyLimits,
+    app.front = BodyLimits(
+        ShortWay(app.behind, plane=plane),
         max_bytes=plane.settings.max_body_bytes,
         max_json_bytes=min(max(LEAST_JSON_BYTES, longest), plane.settings.max_body_bytes),
         stall_s=BODY_STALL_S,

@@ -136,7 +136,7 @@ class ActionService:
         try:
             now, add = time.time(), log.add_action
             add = partial(add, tenant=tenant, request=request, now_s=now, started=started)
-            known = await self._store.call(add)
+            known = await self._store.call_small(add)
         finally:
             self._arriving -= 1
         if known is None:
@@ -341,7 +341,7 @@ class ActionService:
         while self._ending:
             batch, self._ending = self._ending, []
             write = partial(log.end_actions, results=batch, now_s=time.time())
-            await self._store.call(write)
+            await self._store.call_small(write)
             for action, result in batch:
                 self._settle(action, result)
         self._writing = False

@@ -4,6 +4,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
@@ -28,7 +29,7 @@ LATER: dict[int | str, dict[str, Any]] = {202: {"description": "Not yet."}}
 
 
 def _check_sandboxes(plane: ControlPlane, needed: bool = True) -> None:
-    if needed and not plane.settings.brokers_actions:
+    if needed and not plane.brokers_actions:
         raise RefusedError("this service has no sandboxes: start it with --sandboxes 1")
 
 
@@ -81,7 +82,7 @@ async def _answer(plane: ControlPlane, tenant: TenantId, name: ActionId, wait_s:
     result = await plane.actions.result(tenant, name, wait_s)
     if result is None:
         return JSONResponse({"action": name, "state": plane.actions.state(name)}, 202)
-    return JSONResponse(shown(name, result))
+    return Response(msgspec.json.encode(shown(name, result)), media_type="application/json")
 
 
 def action_routes(plane: ControlPlane) -> APIRouter:

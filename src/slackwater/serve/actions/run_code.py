@@ -97,7 +97,7 @@ def run_code_routes(plane: ControlPlane) -> APIRouter:
     @router.post("/run_code")
     async def run_code(body: RunCodeBody, tenant: caller) -> dict[str, Any]:
         """Run a program with its files, in an environment that goes with it."""
-        if not plane.settings.brokers_actions:
+        if not plane.brokers_actions:
             raise RefusedError("this service has no sandboxes: start it with --sandboxes 1")
         place = await actions.open(tenant, body.environment().request(tenant))
         try:

@@ -108,11 +108,12 @@ class BodyLimits:
         if declared.isdecimal() and int(declared) > limit:
             raise _RefusedBodyError(413, f"body: {declared} bytes, must be at most {limit} bytes")
         pieces: list[bytes] = []
+        clock = asyncio.get_running_loop().time
+        latest_s = clock() + self._whole_s
         try:
-            async with asyncio.timeout(self._whole_s):
+            async with asyncio.timeout(min(self._stall_s, self._whole_s)) as patience:
                 while True:
-                    async with asyncio.timeout(self._stall_s):
-                        message = await receive()
+                    message = await receive()
                     if message["type"] == "http.disconnect":
                         return None
                     pieces.append(message.get("body", b""))
@@ -122,7 +123,9 @@ class BodyLimits:
                     if not message.get("more_body", False):
                         return await _joined(pieces, held.size)
                     if held.size > _LARGE_BYTES and tenant and self._shares.shared(tenant):
+                        patience.reschedule(latest_s)
                         await asyncio.sleep(len(pieces[-1]) / _SHARED_BYTES_PER_S)
+                    patience.reschedule(min(clock() + self._stall_s, latest_s))
         except TimeoutError:
             raise _RefusedBodyError(408, "body: it came too slowly") from None
 
