@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+import sqlite3
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,65 @@ def test_what_was_written_is_there_after_the_store_is_opened_again(tmp_path: Pat
 
     asyncio.run(write())
     asyncio.run(read())
+
+
+def test_small_calls_keep_their_place_among_others_and_last(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'db'}"
+
+    async def scenario() -> None:
+        store = Store(url)
+        await store.open()
+        await store.call(lambda c: c.exec_driver_sql("CREATE TABLE seen (number INTEGER)"))
+
+        def write(number: int) -> Callable[[sa.Connection], object]:
+            return lambda c: c.exec_driver_sql(f"INSERT INTO seen VALUES ({number})")
+
+        waiting = []
+        for number in range(300):
+            call = store.call if number % 3 else store.call_small
+            waiting.append(asyncio.ensure_future(call(write(number))))
+            if number % 7 == 0:
+                await asyncio.gather(*waiting)
+        await asyncio.gather(*waiting)
+        for number in range(300, 600):  # nothing else is asked for: each at once
+            await store.call_small(write(number))
+        with pytest.raises(RuntimeError):
+            await store.call_small(half_written)
+        await store.close()
+        again = Store(url)
+        await again.open()
+        rows = await again.call(lambda c: c.exec_driver_sql("SELECT number FROM seen").all())
+        assert [row.number for row in rows] == list(range(600))
+        await again.close()
+
+    def half_written(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("INSERT INTO seen VALUES (-1)")
+        raise RuntimeError("in the middle")
+
+    asyncio.run(scenario())
+
+
+def test_a_small_call_that_finds_the_database_locked_waits_beside_the_loop(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+
+    async def scenario() -> None:
+        store = Store(f"sqlite:///{path}")
+        await store.open()
+        await store.call(lambda c: c.exec_driver_sql("CREATE TABLE seen (number INTEGER)"))
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        asked = asyncio.ensure_future(
+            store.call_small(lambda c: c.exec_driver_sql("INSERT INTO seen VALUES (1)"))
+        )
+        await asyncio.sleep(0)  # it has been tried, and the loop goes on
+        assert not asked.done()
+        other.execute("COMMIT")
+        await asyncio.wait_for(asked, 60)
+        assert other.execute("SELECT number FROM seen").fetchall() == [(1,)]
+        other.close()
+        await store.close()
+
+    asyncio.run(scenario())
 
 
 def test_a_transaction_that_fails_leaves_nothing(tmp_path: Path) -> None:
