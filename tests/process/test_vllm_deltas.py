@@ -48,6 +48,26 @@ def trained_logprobs(trainer: tinker.TrainingClient, tokens: list[int]) -> list[
     return found[len(PROMPT) - 1 :]
 
 
+FLEET = """
+launcher = "local"
+[[pools]]
+name = "train"
+engines = 0
+trainers = 1
+[[pools]]
+name = "rollout"
+engines = 1
+[[nodes]]
+name = "t"
+pool = "train"
+directory = "{folder}/t"
+[[nodes]]
+name = "r"
+pool = "rollout"
+directory = "{folder}/r"
+"""
+
+
 def quick_to_start(folder: Path) -> str:
     """The program, told to compile nothing and to keep a short context."""
     wrapper = folder / "vllm"
@@ -62,7 +82,10 @@ def test_a_server_that_takes_deltas_samples_from_every_version(
 ) -> None:
     make_model("small", tmp_path / "model", 0)
     monkeypatch.setenv("SLACKWATER_VLLM", quick_to_start(tmp_path))
-    service = ServiceProcess(tmp_path / "state", tmp_path / "model", free_port())
+    fleet = tmp_path / "fleet.toml"
+    fleet.write_text(FLEET.format(folder=tmp_path))
+    options = ("--fleet", str(fleet))
+    service = ServiceProcess(tmp_path / "state", tmp_path / "model", free_port(), *options)
     service.start()
     try:
         service.wait_for_workers()

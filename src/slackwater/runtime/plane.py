@@ -182,6 +182,7 @@ class ControlPlane:
                 self.sessions.job_of,
                 None if shared is None else self.rollout.feed,
                 partial(self._coscheduled_node, "train"),
+                lambda: self.brain.weights.routes.lead_elsewhere,
             ),
             operations_controller,
             self._vital("operations", operations_controller),

@@ -237,12 +237,16 @@ class LoadState(Message, frozen=True):
 
 
 class PublishWeights(Message, frozen=True):
-    """Put what a sampler needs into the weight store; `durable` where it must outlive a loss of power."""
+    """Put what a sampler needs into the weight store; `durable` where it must outlive a loss of power.
+
+    `stock`: on the relay of the trainer's node too, for other nodes to take it from there.
+    """
 
     op: int
     model: str
     version: str
     durable: bool = True
+    stock: bool = False
 
 
 class DropModel(Message, frozen=True):

@@ -1,5 +1,9 @@
-"""Publishing beside training: the trainer waits for its own copy alone; stocking the relay and writing go on in a thread."""
+"""Publishing beside training: the trainer waits for its own copy alone; stocking the relay and writing go on in a thread.
 
+The copy stays on the trainer's device if there is room, where it takes milliseconds, and leaves it by streams of its own.
+"""
+
+import contextlib
 import logging
 import queue
 import threading
@@ -8,13 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from slackwater.model.errors import SlackwaterError
 from slackwater.policy.weights.way import worth_a_relay
 from slackwater.weights.port import WeightStore
-from slackwater.weights.relay.host_copy import host_version, torch_tensors
-from slackwater.weights.relay.publisher import HostVersion
+from slackwater.weights.relay.host_copy import host_version
 from slackwater.weights.relay.stocker import Stocker
 from slackwater.wire import messages
 
@@ -25,8 +29,11 @@ logger = logging.getLogger(__name__)
 class _Job:
     op: int
     line: str
-    copy: HostVersion
+    version: str
+    tensors: Mapping[str, Tensor]
+    meta: Mapping[str, Any]
     durable: bool
+    stock: bool
 
 
 class Publishing:
@@ -59,10 +66,14 @@ class Publishing:
         meta: Mapping[str, Any],
         *,
         durable: bool,
+        stock: bool,
     ) -> None:
-        """Copy the tensors, say `OpAside`, and return; `OpDone` or `OpFailed` is told when they are written."""
+        """Copy the tensors, say `OpAside`, and return; `OpDone` or `OpFailed` is told when they are written.
+
+        `stock`: other nodes may want the version from this node's relay.
+        """
         began_s = time.perf_counter()
-        job = _Job(op, line, host_version(version, tensors, meta), durable)
+        job = _Job(op, line, version, _own(tensors), meta, durable, stock)
         self._tell(messages.OpAside(op, time.perf_counter() - began_s))
         self._jobs.put(job)
 
@@ -75,10 +86,10 @@ class Publishing:
         while (job := self._jobs.get()) is not None:
             began_s = time.perf_counter()
             try:
-                self._stock(job)
-                tensors = torch_tensors(job.copy)
-                version, meta = job.copy.version, job.copy.meta
-                self._store.publish(version, tensors, meta, durable=job.durable)
+                with _beside_the_trainer(job.tensors):
+                    if job.stock:
+                        self._stock(job)
+                    self._store.publish(job.version, job.tensors, job.meta, durable=job.durable)
             except Exception as error:  # noqa: BLE001  (the thread's edge: one publish fails, not all)
                 self._tell(self._failed(job.op, error))
             else:
@@ -86,13 +97,35 @@ class Publishing:
 
     def _stock(self, job: _Job) -> None:
         """Onto the relay of this node, where that pays; its failure costs speed alone."""
-        size = sum(entry.size for entry in job.copy.tensors)
+        size = sum(tensor.nbytes for tensor in job.tensors.values())
         if self._stocker is None or not worth_a_relay(size):
             return
         try:
-            manifest = self._stocker.stock(job.line, job.copy)
+            on_host = host_version(job.version, job.tensors, job.meta, own=True)
+            manifest = self._stocker.stock(job.line, on_host)
         except SlackwaterError as error:
-            logger.warning("relay left out version=%s: %s", job.copy.version, error)
+            logger.warning("relay left out version=%s: %s", job.version, error)
             return
         sizes = {base: manifest.bytes_of(base) for base in manifest.sizes}
-        self._tell(messages.VersionStocked(job.copy.version, self._node, sizes))
+        self._tell(messages.VersionStocked(job.version, self._node, sizes))
+
+
+def _own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A copy that nobody changes, complete when this returns: beside the tensors, or on the host where there is no room."""
+    try:
+        copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    except torch.OutOfMemoryError:
+        return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+    if any(copy.is_cuda for copy in copies.values()):
+        torch.cuda.current_stream().synchronize()
+    return copies
+
+
+def _beside_the_trainer(tensors: Mapping[str, Tensor]) -> contextlib.AbstractContextManager[Any]:
+    """What this thread asks of the device does not queue behind the trainer's next pass."""
+    if not any(tensor.is_cuda for tensor in tensors.values()):
+        return contextlib.nullcontext()
+    new_stream: Any = torch.cuda.Stream
+    beside: Any = torch.cuda.stream
+    stream: contextlib.AbstractContextManager[Any] = beside(new_stream())
+    return stream

@@ -152,11 +152,9 @@ class TrainerWorker:
             case messages.LoadState(_, _, saved, optimizer):
                 with self._files.saved_state(saved) as folder:
                     trainer.load_into(folder, optimizer)
-            case messages.PublishWeights(op, model, version, durable):
-                about = lora_meta(trainer.meta.lora)
-                self._publishing.begin(
-                    op, model, version, trainer.weights(), about, durable=durable
-                )
+            case messages.PublishWeights(op, model, version, durable, stock):
+                what = (op, model, version, trainer.weights(), lora_meta(trainer.meta.lora))
+                self._publishing.begin(*what, durable=durable, stock=stock)
         return b""
 
     def _restored(self, saved: str, source: str) -> Trainer:

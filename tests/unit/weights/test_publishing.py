@@ -50,7 +50,7 @@ def test_the_copy_is_all_that_publishing_waits_for(tmp_path: Path) -> None:
     store = GatedStore(tmp_path)
     publishing = Publishing(store, said.put, failed)
     weights = {"w": torch.ones(8)}
-    publishing.begin(1, "model", "v1", weights, {"lora": None}, durable=False)
+    publishing.begin(1, "model", "v1", weights, {"lora": None}, durable=False, stock=True)
     assert isinstance(said.get(timeout=DEADLINE_S), messages.OpAside)
     weights["w"].add_(1)  # the trainer goes on
     assert said.empty() and not store.versions()
@@ -68,7 +68,7 @@ def test_what_cannot_be_written_is_said_of_its_operation_alone(tmp_path: Path) -
     publishing = Publishing(store, said.put, failed)
     for op, value in ((1, 1.0), (2, 2.0)):
         weights = {"w": torch.full((8,), value)}
-        publishing.begin(op, "model", "v1", weights, {"lora": None}, durable=False)
+        publishing.begin(op, "model", "v1", weights, {"lora": None}, durable=False, stock=True)
     publishing.close()
     told = [message for message in said.queue if not isinstance(message, messages.OpAside)]
     assert isinstance(told[0], messages.OpDone) and isinstance(told[1], messages.OpFailed)
@@ -89,10 +89,10 @@ def test_a_version_is_on_the_relay_before_it_is_said_to_be_written(tmp_path: Pat
         )
         weights = {"w": torch.ones(300_000)}
         for op in (1, 2):
-            publishing.begin(op, "model", f"v{op}", weights, {"lora": None}, durable=False)
+            publishing.begin(op, "model", f"v{op}", weights, {"lora": None}, durable=False, stock=True)
             weights["w"][:10] += 1
         small = {"w": torch.ones(3)}
-        publishing.begin(3, "small", "s1", small, {"lora": None}, durable=False)
+        publishing.begin(3, "small", "s1", small, {"lora": None}, durable=False, stock=True)
         publishing.close()
         kinds = [
             (type(m).__name__, getattr(m, "op", getattr(m, "version", None)))
@@ -109,3 +109,19 @@ def test_a_version_is_on_the_relay_before_it_is_said_to_be_written(tmp_path: Pat
         stocked = [m for m in said.queue if isinstance(m, messages.VersionStocked)]
         assert stocked[0].sizes == {"": 1_200_000}
         assert stocked[1].sizes["v1"] < 10_000 and stocked[1].node == "node"
+
+
+def test_a_version_that_no_other_node_can_want_is_left_to_the_store(tmp_path: Path) -> None:
+    said: queue.Queue[messages.Message] = queue.Queue()
+    with ExitStack() as stack:
+        relay = NodeRelay(SECRET, "node", "127.0.0.1", 64 << 20)
+        stack.callback(relay.close)
+        stocker = Stocker(relay.address, SECRET)
+        store = DirectoryWeightStore(tmp_path)
+        publishing = Publishing(store, said.put, failed, stocker=stocker, node="node")
+        weights = {"w": torch.ones(300_000)}
+        publishing.begin(1, "model", "v1", weights, {"lora": None}, durable=False, stock=False)
+        publishing.close()
+        assert not relay.shelf.cargoes()
+    assert not any(isinstance(message, messages.VersionStocked) for message in said.queue)
+    assert torch.equal(store.pull("v1")["w"], weights["w"])

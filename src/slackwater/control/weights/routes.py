@@ -73,6 +73,11 @@ class Routes:
         """Whether the node has a relay."""
         return node in self._sites
 
+    @property
+    def lead_elsewhere(self) -> bool:
+        """Whether a relay has others to give to. On one node everybody reads the store's file out of the page cache."""
+        return len(self._sites) > 1
+
     # ---- cargoes ----
     def stocked(
         self,

@@ -75,6 +75,7 @@ class OperationsParts:
     job_of: Callable[[SessionId], JobId]
     feed: Callable[[PhaseEvent], None] | None = None  # where phases are kept
     node_of: Callable[[WorkerId], NodeId | None] = lambda worker: None
+    stock: Callable[[], bool] = lambda: False  # whether versions are wanted on relays
 
 
 class OperationsBody:
@@ -421,8 +422,8 @@ class OperationsBody:
                 return messages.LoadState(ticket, op.model, load.saved, load.optimizer, op.seq)
             case OpKind.PUBLISH:
                 publish = decode_publish(payload)
-                named = publish.sampling_session is None
-                return messages.PublishWeights(ticket, op.model, publish.version, durable=named)
+                named, stock = publish.sampling_session is None, self._parts.stock()
+                return messages.PublishWeights(ticket, op.model, publish.version, named, stock)
 
     async def _complete(self, request: RequestId, result: bytes) -> None:
         operation = self._operations[request]

@@ -19,17 +19,16 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def host_version(
-    version: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]
+    version: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], *, own: bool = False
 ) -> HostVersion:
-    """A copy of the tensors in host memory, in the order of their names."""
+    """A copy of the tensors in host memory, in the order of their names. `own`: nobody will change them, so that those which are there stay."""
     entries: list[TensorEntry] = []
     arrays: list[Bytes] = []
     for name in sorted(tensors):
         tensor = tensors[name].detach()
         entries.append(TensorEntry(name, _NAMES[tensor.dtype], tuple(tensor.shape)))
-        host = torch.empty(tensor.shape, dtype=tensor.dtype)
-        host.copy_(tensor)
-        arrays.append(host.reshape(-1).view(torch.uint8).numpy())
+        host = tensor.cpu() if own else torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+        arrays.append(host.contiguous().reshape(-1).view(torch.uint8).numpy())
     return HostVersion(version, tuple(entries), tuple(arrays), dict(meta))
 
 
