@@ -89,7 +89,9 @@ def test_a_version_is_on_the_relay_before_it_is_said_to_be_written(tmp_path: Pat
         )
         weights = {"w": torch.ones(300_000)}
         for op in (1, 2):
-            publishing.begin(op, "model", f"v{op}", weights, {"lora": None}, durable=False, stock=True)
+            publishing.begin(
+                op, "model", f"v{op}", weights, {"lora": None}, durable=False, stock=True
+            )
             weights["w"][:10] += 1
         small = {"w": torch.ones(3)}
         publishing.begin(3, "small", "s1", small, {"lora": None}, durable=False, stock=True)
