@@ -91,3 +91,24 @@ def test_a_late_timer_lets_others_speak_first() -> None:
         assert order == ["said", "lease"]
 
     asyncio.run(body())
+
+
+def test_what_a_worker_said_while_nobody_listened_is_passed_on_with_others_in_between() -> None:
+    async def body() -> None:
+        heard = Heard()
+        hub = WorkerHub(heard, "s")
+        await hub.start()
+        _, writer = await connect(hub)
+        writer.write(messages.encode(messages.Heartbeat()) * 2000)
+        await writer.drain()
+        most = 0
+        async with asyncio.timeout(60):
+            while heard.frames < 2000:
+                before = heard.frames
+                await asyncio.sleep(0)
+                most = max(most, heard.frames - before)
+        assert most <= 64
+        writer.close()
+        await hub.close()
+
+    asyncio.run(body())

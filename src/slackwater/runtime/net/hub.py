@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 18
 _LAST_LOOK_S = 0.5
+_FRAMES_AT_ONCE = 16  # passed on before others have the event loop: an engine that was not heard for a while has said thousands
 
 
 class WorkerListener(Protocol):
@@ -184,8 +185,11 @@ class WorkerHub:
         """Pass frames on until the connection ends; returns why it did."""
         try:
             while True:
-                if frames:
-                    self._listener.worker_said(worker, frames)
+                for first in range(0, len(frames), _FRAMES_AT_ONCE):
+                    if first:
+                        await asyncio.sleep(0)
+                    some = frames[first : first + _FRAMES_AT_ONCE]
+                    self._listener.worker_said(worker, some)
                 data = await self._read(reader)
                 if not data:
                     decoder.finish()

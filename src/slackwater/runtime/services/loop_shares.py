@@ -68,10 +68,7 @@ class LoopShares:
         if not self.waits(tenant):
             return
         async with self._turns[tenant]:
-            rest_s = self._rest_s(tenant)
-            while rest_s > 0 and self.shared(tenant):
-                await asyncio.sleep(rest_s)
-                rest_s = self._rest_s(tenant)  # streams spend without waiting for a turn
+            await self._paid(tenant)
 
     async def metered(self, tenant: TenantId, work: Coroutine[Any, Any, T]) -> T:
         """The work's result; the time of its steps is counted as the tenant's."""
@@ -84,11 +81,19 @@ class LoopShares:
         left, more = iter(items), True
         while more:
             async with self._turns[tenant]:
+                await self._paid(tenant)
                 began_s = self._clock()
                 more = self._slice(left, work, began_s + self._slice_s)
                 self.spent(tenant, self._clock() - began_s)
                 if more:  # those that wait for the turn wait for no round of the loop if there is nothing left to do
-                    await asyncio.sleep(self._rest_s(tenant) if self.shared(tenant) else 0)
+                    await asyncio.sleep(0)
+
+    async def _paid(self, tenant: TenantId) -> None:
+        """When the tenant owes nothing, or nobody else is about."""
+        rest_s = self._rest_s(tenant)
+        while rest_s > 0 and self.shared(tenant):
+            await asyncio.sleep(rest_s)
+            rest_s = self._rest_s(tenant)  # streams spend without waiting for a turn
 
     def _owed_s(self, tenant: TenantId, now_s: float) -> float:
         owed_s, at_s = self._owed.get(tenant, (0.0, now_s))

@@ -41,7 +41,7 @@ class EventStream(Response):
     async def _until_gone(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self._generation.leave()
+        await self._generation.leave()
 
     async def _events(self) -> AsyncIterator[bytes]:
         answers = self._answers

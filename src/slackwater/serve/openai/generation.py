@@ -106,9 +106,9 @@ class Generation:
     def close(self) -> None:
         """Cancel what still runs; others get the event loop in between where that is much."""
         left = sorted(self._running, reverse=True)  # the last ones wait: they are cheap to stop
-        if len(left) > _AT_ONCE:
-            cancelling = self._plane.loop_shares.each(self._tenant, left, self._cancel)
-            self._plane.background.spawn(cancelling)
+        shares = self._plane.loop_shares
+        if len(left) > _AT_ONCE or (left and shares.waits(self._tenant)):
+            self._plane.background.spawn(shares.each(self._tenant, left, self._cancel))
             return
         for place in left:
             self._cancel(place)
@@ -131,8 +131,9 @@ class Generation:
         self._heard.append(event)
         self._wake()
 
-    def leave(self) -> None:
-        """Nobody listens any more: `events` ends."""
+    async def leave(self) -> None:
+        """Nobody listens any more: `events` ends, when it is the tenant's turn, for a thousand clients may leave at once."""
+        await self._plane.loop_shares.turn(self._tenant)
         self._open.clear()
         self._wake()
 
