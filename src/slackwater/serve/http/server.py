@@ -16,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from slackwater.model.errors import RefusedError
 from slackwater.runtime.plane import ControlPlane
+from slackwater.serve.http.door import Door
 from slackwater.serve.http.errors import error_body
 
 HEAD_DEADLINE_S = 10.0
@@ -105,7 +106,23 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class HttpServer(uvicorn.Server):
-    """Signals are ours: the control plane must stop after the last answer."""
+    """Signals are ours: the control plane must stop after the last answer. So is the door."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._doors: list[Door] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=[])
+        self._doors = [Door(listening, self._new_protocol) for listening in sockets or ()]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for door in self._doors:
+            door.close()
+        await super().shutdown(sockets)
+
+    def _new_protocol(self) -> asyncio.Protocol:
+        return PatientOnce(self.config, self.server_state, self.lifespan.state)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -1,0 +1,65 @@
+"""Many that connect at once come in a few at a time, and all of them do."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
+
+from slackwater.serve.http.door import AT_ONCE, Door
+
+MANY = 200
+
+
+class Guest(asyncio.Protocol):
+    """Says hello when it has come in."""
+
+    entered = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        Guest.entered += 1
+        transport.write(b"hello")
+        transport.close()
+
+
+@contextmanager
+def crowd(count: int) -> Iterator[tuple[socket.socket, list[socket.socket]]]:
+    """A listening socket with so many that wait before it."""
+    Guest.entered = 0
+    with ExitStack() as stack:
+        listening = stack.enter_context(socket.socket())
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(2 * MANY)
+        clients = [
+            stack.enter_context(socket.create_connection(listening.getsockname(), 60))
+            for _ in range(count)
+        ]
+        yield listening, clients
+
+
+def test_a_crowd_comes_in_a_few_in_every_round_of_the_loop() -> None:
+    async def rounds(listening: socket.socket) -> list[int]:
+        door, entered = Door(listening, Guest), [0]
+        async with asyncio.timeout(60):
+            while entered[-1] < MANY:
+                await asyncio.sleep(0)
+                entered.append(Guest.entered)
+        door.close()
+        return entered
+
+    with crowd(MANY) as (listening, clients):
+        entered = asyncio.run(rounds(listening))
+        assert max(now - before for before, now in pairwise(entered)) <= 2 * AT_ONCE
+        assert all(client.recv(5) == b"hello" for client in clients)
+
+
+def test_nobody_comes_in_by_a_door_that_was_closed() -> None:
+    async def rounds(listening: socket.socket) -> None:
+        Door(listening, Guest).close()
+        for _ in range(100):
+            await asyncio.sleep(0)
+
+    with crowd(3) as (listening, _):
+        asyncio.run(rounds(listening))
+        assert Guest.entered == 0
