@@ -30,10 +30,9 @@ def engine_shares(model: Path, turns: int) -> dict[str, float]:
             model, device="cpu", kv_mb=256, max_running=_ROWS + 8, base_version=_VERSION
         )
         alone_s = _turns_cpu_s(engine, turns, 1000)
-        sampling = Sampling(10**6, ignore_eos=True)
         for row in range(_ROWS):
-            engine.add(GenerationRequest(row, (97,), sampling, _VERSION, owner=owner))
-        beside_s = _turns_cpu_s(engine, turns, 2000)
+            engine.add(_loud(row, owner))
+        beside_s = _turns_cpu_s(engine, turns, 2000, owner)
         if name == "beside":
             figures["engine_alone_cpu_ms"] = float(np.median(alone_s)) * 1e3
             figures["engine_p50_ratio"] = float(np.median(beside_s) / np.median(alone_s))
@@ -44,8 +43,13 @@ def engine_shares(model: Path, turns: int) -> dict[str, float]:
     return figures
 
 
-def _turns_cpu_s(engine: Engine, turns: int, first: int) -> list[float]:
-    """Processor time of each of so many turns, one after the other; some more before, to learn a step's cost."""
+def _loud(row: int, owner: str) -> GenerationRequest:
+    """One that ends when the model's context does."""
+    return GenerationRequest(row, (97,), Sampling(10**6, ignore_eos=True), _VERSION, owner=owner)
+
+
+def _turns_cpu_s(engine: Engine, turns: int, first: int, loud: str = "") -> list[float]:
+    """Processor time of each of so many turns, one after the other; some more before, to learn a step's cost. Loud rows that end begin again."""
     sampling = Sampling(8, temperature=0.0, ignore_eos=True)
     taken_s = []
     for number in range(first, first + turns + 20):
@@ -53,6 +57,9 @@ def _turns_cpu_s(engine: Engine, turns: int, first: int) -> list[float]:
         engine.add(GenerationRequest(number, prompt, sampling, _VERSION, owner="quiet"))
         began_s, over = time.process_time(), False
         while not over:
-            over = any(done.request_id == number for done in engine.step().finished)
+            for done in engine.step().finished:
+                over = over or done.request_id == number
+                if done.request_id < _ROWS:
+                    engine.add(_loud(done.request_id, loud))
         taken_s.append(time.process_time() - began_s)
     return taken_s[20:]
