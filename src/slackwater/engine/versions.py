@@ -1,6 +1,6 @@
 """Weight versions: several full sets of weights and adapters, readable at once, bounded in number."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -84,10 +84,12 @@ class VersionStore:
         self._begun += 1
         return room
 
-    def fill(self, room: Room, tensors: Mapping[str, Tensor]) -> None:
+    def fill(
+        self, room: Room, tensors: Mapping[str, Tensor], rest: Callable[[], None] = lambda: None
+    ) -> None:
         """Write full weights where no request sees them; the one call that another thread may make meanwhile."""
         self._check_full(tensors)
-        self._executor.write(room.net, tensors)
+        self._executor.write(room.net, tensors, rest)
 
     def finish(self, version: str, room: Room) -> None:
         """Show what was filled, under a name that is not held."""

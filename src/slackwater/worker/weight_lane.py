@@ -6,7 +6,7 @@ The durable store is the truth: whatever the relay cannot give is pulled from it
 import argparse
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,13 +66,20 @@ class WeightLane:
             self._receiver = Receiver(self._agent, keep=_COPIES)
         self.pulled_over_relay = self.pulled_from_store = 0
 
-    def take(self, version: str, way: Sequence[Cargo] = (), *, keep: bool = False) -> Taken:
-        """The version, exactly as published."""
+    def take(
+        self,
+        version: str,
+        way: Sequence[Cargo] = (),
+        *,
+        keep: bool = False,
+        rest: Callable[[], None] = lambda: None,
+    ) -> Taken:
+        """The version, exactly as published; `rest` is called after every part of it that changes."""
         with self._lock:
             if way and self._receiver is not None:
                 try:
                     found, kept = self._receiver.take(
-                        version, way, keep=keep, within_s=self._within_s
+                        version, way, keep=keep, within_s=self._within_s, rest=rest
                     )
                     self.pulled_over_relay += 1
                     return Taken(torch_tensors(found), found.meta, kept)

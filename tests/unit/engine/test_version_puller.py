@@ -162,3 +162,51 @@ def test_adapters_travel_as_adapters(
     puller.ask("a1")
     assert outcome(puller) == messages.VersionReady("a1")
     assert len(tokens(engine, 1, "a1")) == 40
+
+
+class Clock:
+    """Time as the puller sees it; what it slept."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now_s += seconds
+
+
+def test_between_tensors_the_puller_rests_as_long_as_it_worked_while_steps_are_under_way(
+    engine: Engine, store: GatedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("slackwater.worker.puller.time", clock)
+    puller = VersionPuller(engine, WeightLane(store))
+    puller._rest()  # nobody has looked between two steps: there are none
+    assert clock.slept == []
+    puller.settle()
+    for worked_s in (0.0004, 0.5, 0.0002):
+        puller._rest()
+        clock.now_s += worked_s
+        if worked_s == 0.5:
+            puller.settle()  # a step was long; there are more
+    puller._rest()
+    assert clock.slept == pytest.approx([0.0, 0.0004, 0.001, 0.0002])
+    clock.now_s += 10.0
+    puller._rest()
+    assert len(clock.slept) == 4
+    puller.close()
+
+
+def test_who_fills_a_place_may_rest_after_every_tensor(engine: Engine) -> None:
+    tensors = net_tensors(tiny_engine.net(seed=7))
+    rests: list[None] = []
+    room = engine.begin_version()
+    engine.fill_version(room, tensors, lambda: rests.append(None))
+    engine.finish_version("v7", room)
+    assert len(rests) == len(tensors)
+    fresh = tiny_engine.engine(seed=7, base_version="v7")
+    assert tokens(engine, 1, "v7") == tokens(fresh, 1, "v7")

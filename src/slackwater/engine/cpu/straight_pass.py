@@ -4,7 +4,7 @@
 Python's modules, views and allocations.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -87,15 +87,17 @@ class StraightPass:
         self._buffers: dict[int, _Buffers] = {}
         self._logits = np.empty((0, config.vocab_size), np.float32)
 
-    def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take new weights, in place."""
+    def write(
+        self, tensors: Mapping[str, torch.Tensor], rest: Callable[[], None] = lambda: None
+    ) -> None:
+        """Take new weights, in place; `rest` is called after each."""
         for name, tensor in tensors.items():
             layer, _, kind = name.rpartition(".")
             if name in self._kept:
                 self._kept[name].copy_(tensor)
             elif layer in self._places:
-                values = tensor.detach().to("cpu", torch.float32).contiguous()
-                self._place(layer, kind, values.numpy())
+                self._place(layer, kind, _host_floats(tensor))
+            rest()
         if self._config.tied:
             self._place("lm_head", "weight", self._embedding)
 
@@ -191,3 +193,11 @@ class StraightPass:
 
 def _norm(norm: RmsNorm | None) -> Floats:
     return _NO_NORM if norm is None else norm.weight.detach().numpy()
+
+
+def _host_floats(tensor: torch.Tensor) -> Floats:
+    """Every call of Torch lets go of the interpreter's lock and waits to have it again; most often none is needed."""
+    if tensor.dtype != torch.float32 or tensor.is_cuda or tensor.requires_grad:
+        tensor = tensor.detach().to("cpu", torch.float32)
+    found: Floats = np.ascontiguousarray(tensor.numpy())
+    return found

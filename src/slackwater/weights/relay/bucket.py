@@ -4,7 +4,7 @@ In a bucket of changes each part is a 32-bit length and a frame (docs/delta-form
 """
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -66,9 +66,13 @@ def encode_changes(old: Sequence[Bytes], new: Sequence[Bytes], bucket: Bucket) -
 
 
 def apply_changes(
-    arrays: Sequence[Bytes], bucket: Bucket, data: memoryview, known: Sequence[int]
+    arrays: Sequence[Bytes],
+    bucket: Bucket,
+    data: memoryview,
+    known: Sequence[int],
+    rest: Callable[[], None] = lambda: None,
 ) -> list[int]:
-    """Apply a bucket of changes in place; the parts' new checksums. `known` are those that they have now."""
+    """Apply a bucket of changes in place; the parts' new checksums. `known` are those that they have now; `rest` is called after each part."""
     at, reached = 0, list(known)
     for number, part in enumerate(bucket):
         if len(data) - at < _LENGTH.size:
@@ -80,6 +84,7 @@ def apply_changes(
         if length:
             elements = arrays[part.tensor][part.start : part.stop].view(f"u{part.item_bytes}")
             reached[number] = apply(elements, data[at : at + length], known[number])
+            rest()
         at += length
     if at != len(data):
         raise refused(f"{len(data) - at} bytes follow a bucket's last part")

@@ -37,5 +37,6 @@ def torch_tensors(held: HostVersion, device: str = "cpu") -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for entry, array in zip(held.tensors, held.arrays, strict=True):
         flat = torch.from_numpy(array) if len(array) else torch.empty(0, dtype=torch.uint8)
-        found[entry.name] = flat.view(_DTYPES[entry.dtype]).reshape(entry.shape).to(device)
+        tensor = flat.view(_DTYPES[entry.dtype]).reshape(entry.shape)
+        found[entry.name] = tensor if device == "cpu" else tensor.to(device)
     return found

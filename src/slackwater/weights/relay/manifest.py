@@ -5,6 +5,7 @@ A bucket is a list of parts, each a range of one tensor's bytes; both sides find
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 import msgspec
@@ -70,6 +71,9 @@ def buckets_of(
     return tuple(map(tuple, buckets))
 
 
+_buckets_of = lru_cache(maxsize=2)(buckets_of)  # one model's versions have the same
+
+
 def tag_of(checksums: Sequence[int]) -> int:
     """One number for a bucket's bytes: another sender's bytes under the same name have another."""
     tag = 0
@@ -93,7 +97,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
     def buckets(self) -> tuple[Bucket, ...]:
         """The buckets, which both sides find alike."""
-        return buckets_of(self.tensors, self.bucket_bytes)
+        return _buckets_of(self.tensors, self.bucket_bytes)
 
     def bytes_of(self, base: str) -> int:
         """How much there is to fetch of one cargo."""

@@ -2,7 +2,7 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from sys import getrefcount
@@ -68,16 +68,25 @@ class Receiver:
             return found
 
     def take(
-        self, version: str, way: Sequence[Cargo], *, keep: bool, within_s: float = 600.0
+        self,
+        version: str,
+        way: Sequence[Cargo],
+        *,
+        keep: bool,
+        within_s: float = 600.0,
+        rest: Callable[[], None] = lambda: None,
     ) -> tuple[HostVersion, bool]:
-        """The version by a way that somebody else chose, and whether a copy is kept. A copy that it was made from is gone, whatever happens."""
+        """The version by a way that somebody else chose, and whether a copy is kept. A copy that it was made from is gone, whatever happens.
+
+        `rest` is called after every part that a delta changes.
+        """
         deadline_s = time.monotonic() + within_s
         base = way[0].base
         if base and base not in self._held:
             raise NotFoundError(f"version: {base!r}, which {version!r} changes, is not held here")
         manifest = self._visible(version, deadline_s)
         try:
-            found = self._follow(way, manifest, deadline_s, set())
+            found = self._follow(way, manifest, deadline_s, set(), rest)
         except _UnusableError:
             raise refused(f"a delta on the way to {version!r} is damaged") from None
         finally:
@@ -119,6 +128,7 @@ class Receiver:
         manifest: Manifest,
         deadline_s: float,
         refusals: set[Cargo],
+        rest: Callable[[], None] = lambda: None,
     ) -> HostVersion:
         arrays: tuple[Bytes, ...] = ()
         sums: list[list[int]] = []
@@ -144,7 +154,7 @@ class Receiver:
             arrival = Arrival(self._agent, cargo, at, deadline_s, memory, seen)
             try:
                 if memory is None or coming is None:
-                    sums = _applied(arrival, at, arrays, sums)
+                    sums = _applied(arrival, at, arrays, sums, rest)
                 else:
                     sums = _whole(arrival, at, arrays, memory, coming)
                 if [tuple(each) for each in sums] != list(at.checksums):
@@ -242,13 +252,17 @@ def _whole(
 
 
 def _applied(
-    arrival: Arrival, manifest: Manifest, arrays: tuple[Bytes, ...], known: list[list[int]]
+    arrival: Arrival,
+    manifest: Manifest,
+    arrays: tuple[Bytes, ...],
+    known: list[list[int]],
+    rest: Callable[[], None],
 ) -> list[list[int]]:
     """Apply a delta in place; the checksums that the parts have now."""
     reached: list[list[int]] = []
     for number, bucket in enumerate(manifest.buckets()):
         with arrival.bucket(number) as views:
-            reached.append(apply_changes(arrays, bucket, views[0], known[number]))
+            reached.append(apply_changes(arrays, bucket, views[0], known[number], rest))
     return reached
 
 
