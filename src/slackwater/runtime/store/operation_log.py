@@ -13,7 +13,7 @@ from slackwater.model.ids import ModelId, RequestId, SessionId, TenantId
 from slackwater.model.operation import Operation, OperationRecord, OpKind, OpStatus
 from slackwater.model.session import LoraShape, TrainedModel
 from slackwater.runtime.store.future_board import Outcome
-from slackwater.runtime.store.schema import models, operations
+from slackwater.runtime.store.schema import models, operation_payloads, operations
 
 
 def digest_of(payload: bytes) -> str:
@@ -55,11 +55,11 @@ def add_operation(connection: Connection, new: Submission) -> tuple[RequestId, b
             seq=op.seq,
             kind=op.kind.value,
             digest=digest,
-            payload=new.payload,
             status=OpStatus.WAITING.value,
             created_s=new.now_s,
         )
     )
+    connection.execute(operation_payloads.insert().values(request=op.request, payload=new.payload))
     return op.request, True
 
 
@@ -92,32 +92,33 @@ def finish_operation(
 
 
 def payload_of(connection: Connection, request: RequestId) -> bytes:
-    found = connection.execute(
-        sa.select(operations.c.payload).where(operations.c.request == request)
-    ).scalar_one()
-    return bytes(found)
+    payload = sa.select(operation_payloads.c.payload)
+    found = connection.execute(payload.where(operation_payloads.c.request == request))
+    return bytes(found.scalar_one())
 
 
 def forget_replayed(connection: Connection, model: ModelId, seq: int) -> None:
     """The state after `seq` is saved: operations up to it will not be replayed."""
     connection.execute(models.update().where(models.c.model == model).values(saved_seq=seq))
-    connection.execute(
-        operations.update()
-        .where(
-            operations.c.model == model,
-            operations.c.seq <= seq,
-            operations.c.status != OpStatus.WAITING.value,
-        )
-        .values(payload=None)
+    _forget_payloads(
+        connection,
+        operations.c.model == model,
+        operations.c.seq <= seq,
+        operations.c.status != OpStatus.WAITING.value,
     )
 
 
 def drop_orphans(connection: Connection, oldest_s: float) -> None:
     """Operations of models that are closed, once their results would have expired."""
     closed = sa.select(models.c.model).where(models.c.closed.is_not(None))
-    connection.execute(
-        operations.delete().where(operations.c.created_s < oldest_s, operations.c.model.in_(closed))
-    )
+    of_them = (operations.c.created_s < oldest_s, operations.c.model.in_(closed))
+    _forget_payloads(connection, *of_them)
+    connection.execute(operations.delete().where(*of_them))
+
+
+def _forget_payloads(connection: Connection, *of_operations: sa.ColumnElement[bool]) -> None:
+    named = sa.select(operations.c.request).where(*of_operations)
+    connection.execute(operation_payloads.delete().where(operation_payloads.c.request.in_(named)))
 
 
 def add_model(connection: Connection, model: TrainedModel, user_metadata: Any) -> None:

@@ -26,7 +26,6 @@ def _asked_and_answered() -> list[Column[Any]]:
     """What is kept of any request, from its coming to its answer."""
     return [
         Column("digest", String, nullable=False),
-        Column("payload", LargeBinary),
         Column("status", String, nullable=False),
         Column("result", LargeBinary),
         Column("error", Text),
@@ -94,6 +93,14 @@ operations = Table(
     Index("operations_finished", "finished_s"),
 )
 
+# What an operation brought with it, which may be megabytes, lies apart: a database writes a row anew when one of its columns changes.
+operation_payloads = Table(
+    "operation_payloads",
+    metadata,
+    Column("request", String, primary_key=True),
+    Column("payload", LargeBinary, nullable=False),
+)
+
 sampling_sessions = Table(
     "sampling_sessions",
     metadata,
@@ -117,6 +124,7 @@ samples = Table(
     Column("sampling_session", String, nullable=False),
     Column("tenant", String, nullable=False),
     Column("seq", BigInteger, nullable=False),
+    Column("payload", LargeBinary),
     *_asked_and_answered(),
     UniqueConstraint("sampling_session", "seq"),
     Index("samples_finished", "finished_s"),
