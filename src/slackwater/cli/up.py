@@ -250,7 +250,7 @@ async def _serve(settings: Any, folder: Any) -> int:
     plane = ControlPlane(settings, folder, VersionCatalog(folder.weights))
     url = f"http://{settings.host}:{listening.getsockname()[1]}"
     key = plane.tenants.key_of(settings.tenants[0])
-    server = http_server(create_app(plane))
+    server = http_server(create_app(plane), several_tenants=plane.loop_shares.several)
     await plane.start(_reached_at(settings.host, listening.getsockname()[1]))
     try:
         join = plane.join_address()

@@ -89,12 +89,14 @@ class ControlPlane:
         file = settings.whole_fleet
         self._certificate = Certificate.kept_in(state.root) if file.encrypted else None
         self.workers = Workers()
+        self.loop_shares = LoopShares(len(self.tenants.names()))
         self.hub = WorkerHub(
             self.workers,
             secret,
             silent_after_s=SILENT_AFTER_S,
             listen=file.address(),
             context=None if self._certificate is None else self._certificate.context(),
+            crowded=self.loop_shares.crowded,
         )
         judges = reward_models(settings)
         plans = WorkerPlans(settings, self.bases, judges)
@@ -164,7 +166,6 @@ class ControlPlane:
         names = self.tenants.names()
         self.shares = TurnShares(settings.max_live_turns, names)
         self.fair_work = FairWork(len(names))
-        self.loop_shares = LoopShares(len(names))
         self.loop_watch = LoopWatch()
         self.helpers = HelperProcesses("slackwater.serve.http.helper")
         self.sampling = SamplingService(

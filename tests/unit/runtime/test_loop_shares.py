@@ -179,3 +179,16 @@ def test_what_is_metered_ends_and_is_cancelled_as_it_would_be_alone() -> None:
         assert cleaned == ["up"]
 
     asyncio.run(scenario())
+
+
+def test_it_is_crowded_while_several_are_about() -> None:
+    clock = Clock()
+    shares = LoopShares(2, clock=clock)
+    clock.now_s = 10.0
+    shares.seen(LOUD)
+    assert not shares.crowded()
+    shares.seen(QUIET)
+    assert shares.crowded()
+    clock.now_s = 13.0
+    shares.seen(LOUD)
+    assert not shares.crowded()

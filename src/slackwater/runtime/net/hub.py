@@ -9,7 +9,7 @@ import contextlib
 import hmac
 import logging
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from slackwater.model.errors import SlackwaterError
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 18
 _LAST_LOOK_S = 0.5
-_FRAMES_AT_ONCE = 16  # passed on before others have the event loop: an engine that was not heard for a while has said thousands
+_FRAMES_AT_ONCE = 16  # in a crowd: an engine that was not heard for a while has said thousands
 
 
 class WorkerListener(Protocol):
@@ -38,7 +38,10 @@ class _TakenError(PermissionError):
 
 
 class WorkerHub:
-    """Listens on the loopback, or on `listen` with `context` for workers of other machines; one connection per worker."""
+    """Listens on the loopback, or on `listen` with `context` for workers of other machines; one connection per worker.
+
+    While it is `crowded`, what came together is passed on in pieces, and others have the event loop in between.
+    """
 
     def __init__(
         self,
@@ -51,7 +54,9 @@ class WorkerHub:
         most_unread_bytes: int = 256 << 20,
         listen: tuple[str, int] = ("127.0.0.1", 0),
         context: ssl.SSLContext | None = None,
+        crowded: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._crowded = crowded
         self._listener = listener
         self._secret = secret
         self._heartbeat_every_s = heartbeat_every_s
@@ -185,11 +190,12 @@ class WorkerHub:
         """Pass frames on until the connection ends; returns why it did."""
         try:
             while True:
-                for first in range(0, len(frames), _FRAMES_AT_ONCE):
-                    if first:
+                while frames:
+                    some = _FRAMES_AT_ONCE if self._crowded() else len(frames)
+                    self._listener.worker_said(worker, frames[:some])
+                    frames = frames[some:]
+                    if frames:
                         await asyncio.sleep(0)
-                    some = frames[first : first + _FRAMES_AT_ONCE]
-                    self._listener.worker_said(worker, some)
                 data = await self._read(reader)
                 if not data:
                     decoder.finish()

@@ -51,6 +51,13 @@ class LoopShares:
         since_s = self._clock() - self._about_s
         return any(name != tenant and seen_s > since_s for name, seen_s in self._seen_s.items())
 
+    def crowded(self) -> bool:
+        """Whether several tenants are about."""
+        if not self.several:
+            return False
+        since_s = self._clock() - self._about_s
+        return sum(seen_s > since_s for seen_s in self._seen_s.values()) > 1
+
     def spent(self, tenant: TenantId, seconds: float) -> None:
         """So much of the loop's time went to the tenant, which is thus about."""
         if not self.several:

@@ -1,4 +1,4 @@
-"""Connections are taken in a few in every round of the event loop, whoever sends them.
+"""Connections are taken in a few in every round of the event loop, where several tenants may send them.
 
 An event loop's own server takes in all that wait at once, and then reads the first request of each: with a thousand of them everybody
 else waits for a tenth of a second, before it is known whose they are.
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE = 8
+AT_ONCE, AT_ONCE_ALONE = 8, 1024  # of several tenants; of one
 _FULL_S = 1.0  # until it is tried again when no more files may be open
 
 
@@ -19,8 +19,12 @@ class Door:
     """Open until `close`. The rest waits in the kernel's line, in which nobody is refused."""
 
     def __init__(
-        self, listening: socket.socket, new_protocol: Callable[[], asyncio.Protocol]
+        self,
+        listening: socket.socket,
+        new_protocol: Callable[[], asyncio.Protocol],
+        at_once: int = AT_ONCE,
     ) -> None:
+        self._at_once = at_once
         self._listening = listening
         self._new_protocol = new_protocol
         self._loop = asyncio.get_running_loop()
@@ -40,7 +44,7 @@ class Door:
         self._loop.add_reader(self._listening.fileno(), self._take)
 
     def _take(self) -> None:
-        for _ in range(AT_ONCE):
+        for _ in range(self._at_once):
             try:
                 connection, _ = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):

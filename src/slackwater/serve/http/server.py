@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from slackwater.model.errors import RefusedError
 from slackwater.runtime.plane import ControlPlane
-from slackwater.serve.http.door import Door
+from slackwater.serve.http.door import AT_ONCE, AT_ONCE_ALONE, Door
 from slackwater.serve.http.errors import error_body
 
 HEAD_DEADLINE_S = 10.0
@@ -108,13 +108,16 @@ def bind(host: str, port: int) -> socket.socket:
 class HttpServer(uvicorn.Server):
     """Signals are ours: the control plane must stop after the last answer. So is the door."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, at_once: int) -> None:
         super().__init__(config)
+        self._at_once = at_once
         self._doors: list[Door] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])
-        self._doors = [Door(listening, self._new_protocol) for listening in sockets or ()]
+        self._doors = [
+            Door(listening, self._new_protocol, self._at_once) for listening in sockets or ()
+        ]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for door in self._doors:
@@ -129,7 +132,7 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def http_server(app: FastAPI) -> HttpServer:
+def http_server(app: FastAPI, *, several_tenants: bool = True) -> HttpServer:
     config = uvicorn.Config(
         app,
         http=PatientOnce,
@@ -142,7 +145,7 @@ def http_server(app: FastAPI) -> HttpServer:
         server_header=False,
         backlog=2048,
     )
-    return HttpServer(config)
+    return HttpServer(config, AT_ONCE if several_tenants else AT_ONCE_ALONE)
 
 
 async def serve_until_signalled(
