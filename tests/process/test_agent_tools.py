@@ -158,7 +158,7 @@ def test_the_cookbooks_code_tool_and_reward_run_their_tests_through_the_broker(
     async def graded() -> None:
         client = SandboxFusionClient(address)
         monkeypatch.setattr(code_grading, "_sandboxfusion_client", client)
-        reward = DeepcoderReward(task)
+        reward = DeepcoderReward(task, timeout=60)  # six are few on a busy machine
         for code, correct in ((right, 1.0), ("print(5)", 0.0), ("import nothing_such", 0.0)):
             answer = Message(role="assistant", content=f"So:\n```python\n{code}\n```")
             assert (await reward([answer]))[1] == {"format": 1.0, "correct": correct}
