@@ -21,7 +21,7 @@ from slackwater.model.errors import UnavailableError
 Parts = tuple[bytes, bytes]
 
 _LENGTH = struct.Struct("<Q")
-_ANSWER_S = 60.0
+_ANSWER_S = 240.0  # on a busy machine it gives way to everybody, also while it starts
 _NICE = 10
 
 

@@ -9,61 +9,49 @@ import base64
 import binascii
 import contextlib
 import secrets
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
-from pydantic import ConfigDict, Field
 
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
 from slackwater.model.ids import TenantId
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.store.action_log import ActionResult
 from slackwater.serve.actions.bodies import ActionBody, EnvironmentBody
+from slackwater.serve.actions.code_body import RunCodeBody
 from slackwater.serve.http.auth import tenant_reader
 from slackwater.serve.http.large_bodies import LargeBodyRoute
-from slackwater.serve.tinker.bodies import Body, Finite
 
 _COMMANDS = {"python": ("main.py", "python3"), "bash": ("main.sh", "bash")}
 _MOST_WAIT_S = 600.0
 _HOLD_S = 30.0
 
 
-class RunCodeBody(Body):
-    """`files` are base64; other fields of SandboxFusion are passed over."""
+def _environment(body: RunCodeBody) -> EnvironmentBody:
+    """Its files, with the code among them. UTF-8 only, as everything that goes into an environment."""
+    files = {}
+    for name, text in body.files.items():
+        try:
+            files[name] = base64.b64decode(text or "", validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError):
+            raise ConfigError.of("files", name, "must be base64 of UTF-8 text") from None
+    files[_COMMANDS[body.language][0]] = body.code
+    return EnvironmentBody(environment=f"code-{secrets.token_hex(12)}", files=files)
 
-    model_config = ConfigDict(extra="ignore")
 
-    code: str
-    language: Literal["python", "bash"] = "python"
-    run_timeout: Annotated[Finite, Field(gt=0, le=3600)] = 10.0
-    stdin: str | None = None
-    files: dict[str, str | None] = Field(default_factory=dict)
-    memory_limit_MB: Annotated[int, Field(ge=-1, le=1 << 20)] = -1  # noqa: N815  (the API's name)
-
-    def environment(self) -> EnvironmentBody:
-        """Its files, with the code among them. UTF-8 only, as everything that goes into an environment."""
-        files = {}
-        for name, text in self.files.items():
-            try:
-                files[name] = base64.b64decode(text or "", validate=True).decode()
-            except (binascii.Error, UnicodeDecodeError):
-                raise ConfigError.of("files", name, "must be base64 of UTF-8 text") from None
-        files[_COMMANDS[self.language][0]] = self.code
-        return EnvironmentBody(environment=f"code-{secrets.token_hex(12)}", files=files)
-
-    def action(self, environment: str) -> ActionBody:
-        file, program = _COMMANDS[self.language]
-        limits = {} if self.memory_limit_MB < 1 else {"memory_mib": self.memory_limit_MB}
-        return ActionBody.model_validate(
-            {
-                "command": [program, file],
-                "environment": environment,
-                "kind": "run_code",
-                "limit_s": self.run_timeout,
-                "stdin": self.stdin or "",
-                "limits": limits,
-            }
-        )
+def _action(body: RunCodeBody, environment: str) -> ActionBody:
+    file, program = _COMMANDS[body.language]
+    limits = {} if body.memory_limit_MB < 1 else {"memory_mib": body.memory_limit_MB}
+    return ActionBody.model_validate(
+        {
+            "command": [program, file],
+            "environment": environment,
+            "kind": "run_code",
+            "limit_s": body.run_timeout,
+            "stdin": body.stdin or "",
+            "limits": limits,
+        }
+    )
 
 
 def said(result: ActionResult) -> dict[str, Any]:
@@ -99,9 +87,9 @@ def run_code_routes(plane: ControlPlane) -> APIRouter:
         """Run a program with its files, in an environment that goes with it."""
         if not plane.brokers_actions:
             raise RefusedError("this service has no sandboxes: start it with --sandboxes 1")
-        place = await actions.open(tenant, body.environment().request(tenant))
+        place = await actions.open(tenant, _environment(body).request(tenant))
         try:
-            action = await actions.submit(tenant, body.action(place).request(tenant))
+            action = await actions.submit(tenant, _action(body, place).request(tenant))
             waits = int((_MOST_WAIT_S + body.run_timeout) / _HOLD_S) + 1
             for _ in range(waits):
                 result = await actions.result(tenant, action, _HOLD_S)

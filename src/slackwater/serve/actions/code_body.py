@@ -1,0 +1,20 @@
+"""What SandboxFusion's `run_code` is asked. A large one is read in a helper process, which loads this file and little else."""
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from slackwater.serve.tinker.bodies import Body, Finite
+
+
+class RunCodeBody(Body):
+    """`files` are base64; other fields of SandboxFusion are passed over."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    code: str
+    language: Literal["python", "bash"] = "python"
+    run_timeout: Annotated[Finite, Field(gt=0, le=3600)] = 10.0
+    stdin: str | None = None
+    files: dict[str, str | None] = Field(default_factory=dict)
+    memory_limit_MB: Annotated[int, Field(ge=-1, le=1 << 20)] = -1  # noqa: N815  (the API's name)
