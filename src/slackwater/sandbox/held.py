@@ -53,6 +53,12 @@ class _Helper:
     def has_ended(self) -> bool:
         return bool(select.select([self._descriptor], [], [], 0)[0])
 
+    def leave(self) -> None:
+        """Kill it, and leave it to the supervisor, which looks for children that have ended: an action waits meanwhile."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+        os.close(self._descriptor)
+
     def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
@@ -97,17 +103,17 @@ class HeldMounts:
         except FileNotFoundError:
             raise UnavailableError("no mounts can be made: who makes them has gone") from None
         finally:
-            self._drop_maker()
+            helper, ready = self._maker
+            self._maker = None
+            os.close(ready)
+            helper.leave()
 
-    def _drop_maker(self) -> None:
+    def close(self) -> None:
         if self._maker is not None:
             helper, ready = self._maker
             self._maker = None
             os.close(ready)
             helper.end()
-
-    def close(self) -> None:
-        self._drop_maker()
         for descriptor in self._open.values():
             os.close(descriptor)
 

@@ -5,6 +5,8 @@ import select
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 from sandbox_stage import Stage, processes_with, wait_until_gone
@@ -28,6 +30,26 @@ def test_files_survive_between_actions_and_stay_with_their_environment(stage: St
     stage.supervisor.open("neighbour")
     assert stage.sh("ls", environment="neighbour").stdout == ""
     stage.supervisor.close_environment("neighbour")
+
+
+def test_who_made_an_environment_and_ended_is_not_left_to_lie(stage: Stage) -> None:
+    for name in ("one", "two", "three"):
+        stage.supervisor.open(name)
+        assert stage.sh("true", environment=name).over.end is End.EXITED
+        stage.supervisor.close_environment(name)
+    deadline_s = time.monotonic() + 60.0
+    while any(map(has_ended, process_tree.children(os.getpid()))):
+        assert time.monotonic() < deadline_s
+        stage.sh("true")
+        stage.supervisor.step(0.0)  # who has ended is looked for after an action
+
+
+def has_ended(pid: int) -> bool:
+    """Whether the process waits for its parent to ask how it ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_files_of_the_owner_are_there_and_can_be_changed(stage: Stage) -> None:
