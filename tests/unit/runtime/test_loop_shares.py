@@ -192,3 +192,31 @@ def test_it_is_crowded_while_several_are_about() -> None:
     clock.now_s = 13.0
     shares.seen(LOUD)
     assert not shares.crowded()
+
+
+def test_a_burst_of_requests_of_a_tenant_that_is_alone_leaves_the_loop_to_others_that_come() -> (
+    None
+):
+    begun, most = 0, 0
+
+    async def scenario() -> None:
+        nonlocal most
+        clock = Clock()
+        shares = LoopShares(2, clock=clock)
+
+        async def request() -> None:
+            nonlocal begun
+            await shares.first_turn(LOUD)
+            begun += 1
+            shares.spent(LOUD, 0.001)
+
+        asked = [asyncio.create_task(request()) for _ in range(64)]
+        async with asyncio.timeout(60):
+            while begun < 64:
+                before = begun
+                await asyncio.sleep(0)
+                most = max(most, begun - before)
+            await asyncio.gather(*asked)
+
+    asyncio.run(scenario())
+    assert most <= 4

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 18
 _LAST_LOOK_S = 0.5
-_FRAMES_AT_ONCE = 16  # in a crowd: an engine that was not heard for a while has said thousands
+_FRAMES_AT_ONCE = 4  # in a crowd: an engine that was not heard for a while has said thousands
 
 
 class WorkerListener(Protocol):

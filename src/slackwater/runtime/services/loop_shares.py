@@ -2,7 +2,7 @@
 
 All that the loop does for a tenant is counted: the steps of its requests (`metered`), what its streams write (`spent`), and many small things that are done in
 slices (`each`). A tenant that several others are about beside may have two fifths of the loop's time; what it had beyond that it owes, and
-it waits (`turn`), one of its requests at a time, until the debt is paid. Alone it never waits.
+it waits (`turn`), one of its requests at a time, until the debt is paid. Alone it never waits for longer than a round of the loop.
 """
 
 import asyncio
@@ -67,8 +67,17 @@ class LoopShares:
 
     def waits(self, tenant: TenantId) -> bool:
         """Whether `turn` would not return at once."""
-        late = self._turns[tenant].locked() or self._rest_s(tenant) > 0
-        return late and self.shared(tenant)
+        return self._late(tenant) and self.shared(tenant)
+
+    def _late(self, tenant: TenantId) -> bool:
+        return self._turns[tenant].locked() or self._rest_s(tenant) > 0
+
+    async def first_turn(self, tenant: TenantId) -> None:
+        """When a request of the tenant's may begin: as `turn`; and alone, once it has had much, one in a round of the loop, for others may come."""
+        if self.several and self._late(tenant):
+            async with self._turns[tenant]:
+                await asyncio.sleep(0)
+                await self._paid(tenant)
 
     async def turn(self, tenant: TenantId) -> None:
         """When the tenant may go on."""

@@ -136,7 +136,7 @@ class BodyLimits:
         if tenant is None:
             await self._app(scope, body, send)
             return
-        await self._shares.turn(tenant)
+        await self._shares.first_turn(tenant)
         await self._shares.metered(tenant, self._app_call(scope, body, send))
 
     async def _app_call(self, scope: Scope, body: "_Replay", send: Send) -> None:
