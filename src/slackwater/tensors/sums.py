@@ -4,6 +4,8 @@ The sum of two strings laid end to end follows from their sums and the length of
 two elements, times x to the power of that many bits, modulo CRC-32's own polynomial, plus the second sum.
 """
 
+from functools import lru_cache
+
 _POLYNOMIAL = 0xEDB88320  # bit 31 is the power 0
 
 
@@ -23,6 +25,7 @@ def _times(one: int, other: int) -> int:
     return product
 
 
+@lru_cache(maxsize=64)  # most pieces are of one length
 def _power(exponent: int) -> int:
     """x to the power of `exponent`, by squaring."""
     result, base = 1 << 31, 1 << 30
