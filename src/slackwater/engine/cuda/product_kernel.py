@@ -18,7 +18,7 @@ from torch import Tensor
 
 from slackwater.engine.cuda.early_start import early_start, let_successor_start, starts_early
 
-# Off unless asked for: the last form of these kernels has run in Triton's interpreter, not yet whole on a device.
+# Off unless asked for: the base's step gains more than an adapter's, which the bars are set against (docs/results/gpu.md).
 FEW_ROWS = 32 if os.environ.get("SLACKWATER_OWN_PRODUCTS") == "1" else 0
 _FILLED = 0.6  # of the multiprocessors are enough to read as fast as the memory gives
 _MOST_PARTS = 8
