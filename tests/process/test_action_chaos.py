@@ -108,25 +108,27 @@ def test_random_kills_leave_every_action_with_exactly_one_outcome(
     asked: dict[str, float] = {}
     stop = threading.Event()
 
+    def action(name: str) -> dict[str, object]:
+        return {
+            "command": ["sh", "-c", f"sleep {drawn.choice((0, 0, 0.05, 0.3))}; echo 8111"],
+            "action": name,
+            "retries": drawn.choice((0, 0, 2)),
+            "limits": SMALL,
+        }
+
     def submit() -> None:
-        number = 0
+        body = action("chaos-0")
         with httpx.Client(headers={"x-api-key": service.key}, timeout=30) as client:
             while not stop.is_set():
-                name = f"chaos-{number}"
-                body = {
-                    "command": ["sh", "-c", f"sleep {drawn.choice((0, 0, 0.05, 0.3))}; echo 8111"],
-                    "action": name,
-                    "retries": drawn.choice((0, 0, 2)),
-                    "limits": SMALL,
-                }
+                name = str(body["action"])
                 try:
                     answer = client.post(f"{service.url}/slackwater/actions", json=body)
                 except httpx.TransportError:
                     time.sleep(0.05)
-                    continue  # the same one again, under its name
+                    continue  # the same one again, under its name: it may have been heard
                 assert answer.status_code in (200, 202), answer.text
                 asked[name] = time.monotonic()
-                number += 1
+                body = action(f"chaos-{len(asked)}")
                 if drawn.random() < 0.15:
                     with_cancel = f"{service.url}/slackwater/actions/{name}/cancel"
                     try:
