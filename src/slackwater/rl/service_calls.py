@@ -62,9 +62,8 @@ class ServiceCalls:
             self._busy.add(line)
             try:
                 answer = await line.ask(head.encode("ascii") + sent, self._silent_s)
-            except (
-                BaseException
-            ):  # also one that was cancelled: what comes on the line is not the next one's
+            except BaseException:
+                # Also one that was cancelled: what comes on the line is not the next one's.
                 line.close()
                 raise
             finally:
