@@ -12,6 +12,7 @@ from slackwater.zoo.tiny import make_model
 from .conftest import free_port
 from .service_process import ServiceProcess, wait_for
 from .test_serve_faults import Run, take_step
+from .test_weight_relays import fleet_file
 
 pytestmark = [
     pytest.mark.process,
@@ -48,26 +49,6 @@ def trained_logprobs(trainer: tinker.TrainingClient, tokens: list[int]) -> list[
     return found[len(PROMPT) - 1 :]
 
 
-FLEET = """
-launcher = "local"
-[[pools]]
-name = "train"
-engines = 0
-trainers = 1
-[[pools]]
-name = "rollout"
-engines = 1
-[[nodes]]
-name = "t"
-pool = "train"
-directory = "{folder}/t"
-[[nodes]]
-name = "r"
-pool = "rollout"
-directory = "{folder}/r"
-"""
-
-
 def quick_to_start(folder: Path) -> str:
     """The program, told to compile nothing and to keep a short context."""
     wrapper = folder / "vllm"
@@ -82,9 +63,7 @@ def test_a_server_that_takes_deltas_samples_from_every_version(
 ) -> None:
     make_model("small", tmp_path / "model", 0)
     monkeypatch.setenv("SLACKWATER_VLLM", quick_to_start(tmp_path))
-    fleet = tmp_path / "fleet.toml"
-    fleet.write_text(FLEET.format(folder=tmp_path))
-    options = ("--fleet", str(fleet))
+    options = ("--fleet", str(fleet_file(tmp_path, "r")))
     service = ServiceProcess(tmp_path / "state", tmp_path / "model", free_port(), *options)
     service.start()
     try:

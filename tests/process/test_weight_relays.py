@@ -30,6 +30,18 @@ engines = 1
 """
 
 
+def fleet_file(folder: Path, rollout_nodes: str) -> Path:
+    """A node that trains, and others of another site by letters; each with a directory of its own."""
+    listed = [
+        f'[[nodes]]\nname = "{name}"\npool = "{pool}"\nsite = "{pool}"\n'
+        f'directory = "{folder / name}"\n'
+        for name, pool in (("t", "train"), *((letter, "rollout") for letter in rollout_nodes))
+    ]
+    file = folder / "fleet.toml"
+    file.write_text(FLEET + "".join(listed))
+    return file
+
+
 def train(service: ServiceProcess, at_step: Callable[[int], None] = lambda step: None) -> Run:
     """Whole weights are trained: every step publishes a version that every engine samples from."""
     client = tinker.ServiceClient(base_url=service.url, api_key=service.key)
@@ -68,13 +80,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def fleet(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
     folder = tmp_path_factory.mktemp("relays")
-    listed = [
-        f'[[nodes]]\nname = "{name}"\npool = "{pool}"\nsite = "{pool}"\n'
-        f'directory = "{folder / name}"\n'
-        for name, pool in (("t", "train"), ("a", "rollout"), ("b", "rollout"))
-    ]
-    file = folder / "fleet.toml"
-    file.write_text(FLEET + "".join(listed))
+    file = fleet_file(folder, "ab")
     service = ServiceProcess(folder / "state", model, free_port(), "--fleet", str(file))
     service.start()
     wait_for("all nodes", lambda: len(rows(service)) == 3, 240)
