@@ -59,6 +59,7 @@ from slackwater.runtime.store.database import Store
 from slackwater.runtime.store.future_board import FutureBoard
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.runtime.store.versions import VersionShelf
+from slackwater.runtime.store.write_ahead import WriteAhead
 from slackwater.wire.agent import PrefetchStates
 from slackwater.wire.certificate import Certificate
 
@@ -199,11 +200,11 @@ class ControlPlane:
         )
         self._publications.housekeeping = self.housekeeping
         broker = ActionBroker(BrokerSettings(max_waiting=settings.max_waiting_actions))
-        self._action_body = ActionsBody(
-            self.hub, self.store, self._vital("actions", broker), self.background.spawn
-        )
+        ahead = WriteAhead(self.store, self.background)
+        self._action_body = ActionsBody(self.hub, ahead, self._vital("actions", broker))
         self.actions = ActionService(
-            *(self.store, self.background, self._action_body, broker, settings.results_kept_s)
+            *(self.store, ahead, self.background, self._action_body),
+            *(broker, settings.results_kept_s),
         )
         self.outcomes = Outcomes(self.store, self.board)
         self.workers.hearers = Hearers(

@@ -1,13 +1,13 @@
 """Actions, live: the broker's commands become messages to sandbox workers, their answers its events.
 
-What goes to workers goes through one outbox, in order: an action is marked as started in the durable log before
+What goes to workers goes out in order (`store/write_ahead.py`): an action is marked as started in the durable log before
 its worker hears of it, so that a restart never runs twice what may not be.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -28,7 +28,7 @@ from slackwater.model.ids import (
 from slackwater.runtime.bodies.timers import Timers
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.store import action_log as log
-from slackwater.runtime.store.database import Store
+from slackwater.runtime.store.write_ahead import WriteAhead
 from slackwater.wire import messages, rewards, sandbox
 from slackwater.wire.frames import Frame, FrameKind
 
@@ -64,29 +64,18 @@ class _Attempt:
     over: sandbox.ActionOver | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Posted:
-    """A message to a worker (another one on its node would not know what it is about), and the action that it starts."""
-
-    worker: WorkerId
-    message: messages.Message
-    starts: ActionId | None = None
-
-
 class ActionsBody:
     """One broker, all sandbox workers."""
 
     def __init__(
         self,
         hub: WorkerHub,
-        store: Store,
+        ahead: WriteAhead,
         broker: Controller[on.Event, do.Command],
-        spawn: Callable[..., None],
     ) -> None:
         self._hub = hub
-        self._store = store
+        self._ahead = ahead
         self._broker = broker
-        self._spawn = spawn
         self._owner: ActionOwner | None = None
         self._timers = Timers(lambda name: self.feed(TimerFired(now_s(), name)))
         self._attempts: dict[int, _Attempt] = {}
@@ -96,8 +85,6 @@ class ActionsBody:
         self.services: set[ServiceName] = set()
         self.facts: dict[WorkerId, sandbox.SandboxFacts] = {}
         self.gauges: dict[WorkerId, dict[str, float]] = {}
-        self._outbox: list[_Posted] = []
-        self._posting = False
         self._marked: set[ActionId] = set()
         self._snapshots: dict[int, asyncio.Future[str | None]] = {}
         self._snapshot_number = 0
@@ -296,27 +283,12 @@ class ActionsBody:
         if starts in self._marked:
             self._marked.remove(starts)
             starts = None
+        # Another worker on its node would not know what it is about.
         worker = self._workers.get(node)
         if worker is None:
             return  # the broker has heard, or will hear, that it is lost
-        if starts is None and not self._posting:
-            self._hub.send(worker, message)
-            return
-        self._outbox.append(_Posted(worker, message, starts))
-        if not self._posting:
-            self._posting = True
-            self._spawn(self._deliver())
-
-    async def _deliver(self) -> None:
-        """Send what is posted, batch by batch; starts are durable first."""
-        while self._outbox:
-            batch, self._outbox = self._outbox, []
-            starts = [posted.starts for posted in batch if posted.starts is not None]
-            if starts:
-                await self._store.call(partial(log.mark_started, names=starts))
-            for posted in batch:
-                self._hub.send(posted.worker, posted.message)
-        self._posting = False
+        mark = None if starts is None else partial(log.mark_started, names=[starts])
+        self._ahead.then(partial(self._hub.send, worker, message), mark)
 
     async def keep_snapshot(
         self, node: NodeId, environment: EnvironmentId, name: str

@@ -24,6 +24,7 @@ from slackwater.runtime.bodies.actions import ActionsBody, now_s
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.store import action_log as log
 from slackwater.runtime.store.database import Store
+from slackwater.runtime.store.write_ahead import WriteAhead
 from slackwater.wire.sandbox import Stream
 
 _FORGET_EVERY_S = 60.0
@@ -61,12 +62,14 @@ class ActionService:
     def __init__(
         self,
         store: Store,
+        ahead: WriteAhead,
         background: Background,
         body: ActionsBody,
         broker: ActionBroker,
         kept_s: float,
     ) -> None:
         self._store = store
+        self._ahead = ahead
         self._background = background
         self._body = body
         self._broker = broker
@@ -75,8 +78,6 @@ class ActionService:
         self._places: dict[EnvironmentId, _Place] = {}
         self._recent: dict[ActionId, tuple[TenantId, log.ActionResult]] = {}
         self._last: deque[tuple[ActionId, log.ActionRequest, log.ActionResult]] = deque(maxlen=200)
-        self._ending: list[tuple[ActionId, log.ActionResult]] = []
-        self._writing = False
         self._arriving = 0
         self._closed = False
         self._stopping = asyncio.Event()
@@ -155,7 +156,7 @@ class ActionService:
         self._body.feed(on.ActionSubmitted(now_s(), request.spec))
         if started and live.attempt is None:
             self._body.is_marked(name, False)
-            await self._store.call(partial(log.mark_waiting, name=name))
+            await self._store.call_small(partial(log.mark_waiting, name=name))
 
     def _check_room(self, job: JobId) -> None:
         """Those that are being written to the log will stand in the queue too."""
@@ -332,19 +333,8 @@ class ActionService:
 
     def ended(self, action: ActionId, result: log.ActionResult) -> None:
         """Its one outcome: written first, told then."""
-        self._ending.append((action, result))
-        if not self._writing:
-            self._writing = True
-            self._background.spawn(self._write_ends())
-
-    async def _write_ends(self) -> None:
-        while self._ending:
-            batch, self._ending = self._ending, []
-            write = partial(log.end_actions, results=batch, now_s=time.time())
-            await self._store.call_small(write)
-            for action, result in batch:
-                self._settle(action, result)
-        self._writing = False
+        write = partial(log.end_actions, results=[(action, result)], now_s=time.time())
+        self._ahead.then(partial(self._settle, action, result), write)
 
     def _settle(self, action: ActionId, result: log.ActionResult) -> None:
         live = self._live.pop(action)

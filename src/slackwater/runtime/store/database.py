@@ -104,17 +104,23 @@ class Store:
 
     async def call_small(self, work: Callable[[Connection], T]) -> T:
         """As `call`, for a few rows: at once if nothing else is being done, and never before what was asked for earlier."""
-        if self._is_local and self._connection is not None and self._thread.is_idle:
-            try:
-                result = self._attempt_at_once(self._connection, work)
-            except (OperationalError, InterfaceError):
-                pass  # nothing was written; the thread tries again, and waits
-            else:
-                self._small_calls += 1
-                if self._small_calls % _CHECKPOINT_EVERY == 0:
-                    self._thread.run(self._checkpoint)
-                return result
+        found: list[T] = []
+        if self.at_once(lambda connection: found.append(work(connection))):
+            return found[-1]
         return await self.call(work)
+
+    def at_once(self, work: Callable[[Connection], None]) -> bool:
+        """Write a few rows here and now; False if nothing was written, since the store has other things to do or has to wait."""
+        if not self._is_local or self._connection is None or not self._thread.is_idle:
+            return False
+        try:
+            self._attempt_at_once(self._connection, work)
+        except (OperationalError, InterfaceError):
+            return False
+        self._small_calls += 1
+        if self._small_calls % _CHECKPOINT_EVERY == 0:
+            self._thread.run(self._checkpoint)
+        return True
 
     def _attempt_at_once(self, connection: Connection, work: Callable[[Connection], T]) -> T:
         """Without waiting for another process that has the database locked."""
