@@ -1,0 +1,69 @@
+"""What must be in the durable log before anybody hears of it.
+
+What is written in one turn of the event loop is one transaction: an action that ends and the one that takes its cores wait for a single
+write. Then whoever waited for it is told, in the order in which it was asked for.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from sqlalchemy.engine import Connection
+
+from slackwater.runtime.net.background import Background
+from slackwater.runtime.store.database import Store
+
+Write: TypeAlias = Callable[[Connection], None]
+Tell: TypeAlias = Callable[[], None]
+
+
+class WriteAhead:
+    """One line of writes, and of what is told after each."""
+
+    def __init__(self, store: Store, background: Background) -> None:
+        self._store = store
+        self._background = background
+        self._line: list[tuple[Write | None, Tell]] = []
+        self._under_way = False
+
+    def then(self, tell: Tell, write: Write | None = None) -> None:
+        """Write, then tell; without a write, tell at once unless others are in line."""
+        if write is None and not self._under_way:
+            tell()
+            return
+        self._line.append((write, tell))
+        if not self._under_way:
+            self._under_way = True
+            asyncio.get_running_loop().call_soon(self._begin)
+
+    def _begin(self) -> None:
+        """Most often the store has nothing else to do, and all of it is done here."""
+        batch, self._line = self._line, []
+        try:
+            if self._store.at_once(lambda connection: _write_all(connection, batch)):
+                self._told(batch)
+            else:
+                self._background.spawn(self._wait(batch))
+        except Exception as error:  # noqa: BLE001  (it takes the service down, as that of a task does)
+            self._background.spawn(_raised(error))
+
+    async def _wait(self, batch: Sequence[tuple[Write | None, Tell]]) -> None:
+        await self._store.call(lambda connection: _write_all(connection, batch))
+        self._told(batch)
+
+    def _told(self, batch: Sequence[tuple[Write | None, Tell]]) -> None:
+        for _, tell in batch:
+            tell()
+        self._under_way = bool(self._line)
+        if self._line:
+            asyncio.get_running_loop().call_soon(self._begin)
+
+
+def _write_all(connection: Connection, batch: Sequence[tuple[Write | None, Tell]]) -> None:
+    for write, _ in batch:
+        if write is not None:
+            write(connection)
+
+
+async def _raised(error: Exception) -> None:
+    raise error
