@@ -8,16 +8,18 @@ becomes itself again: what takes a forked copy of an interpreter three milliseco
 As root a keeper also has a network of its own, which all its actions have after each other: to make and take down
 one for every action costs as much again, since the kernel does not make one while it takes one down.
 
-It is the parent of what it starts, and says how that ended when it is asked. When the supervisor goes, it kills
-everybody in its group and goes too.
+It is the parent of what it starts, and says how that ended as soon as it has; the supervisor knows it by a descriptor,
+since its number may be somebody else's by then. When the supervisor goes, it kills everybody in its group and goes too.
 """
 
+import array
 import contextlib
 import errno
 import gc
 import marshal
 import os
 import resource
+import select
 import signal
 import socket
 import struct
@@ -40,10 +42,11 @@ from slackwater.sandbox.launch import (
 _ORDER = struct.Struct("<ci")
 _ANSWER = struct.Struct("<iid")
 _ENDED = struct.Struct("<iddq")
-_START, _REAP, _PREPARE = b"s", b"r", b"p"
+_START, _PREPARE = b"s", b"p"
 _ANSWER_WITHIN_S = 20.0
 _KILL_WITHIN_S = 5.0
 _MOST_DESCRIPTORS = 16
+_DESCRIPTOR_BYTES = array.array("i").itemsize
 _HOMES = {
     linux.CLONE_NEWPID: "pid_for_children",
     linux.CLONE_NEWUTS: "uts",
@@ -79,9 +82,13 @@ class Keeper:
         try:
             body = marshal.dumps(tuple(_Order.of(launch)))
             ends = [others.stdin, others.stdout, others.stderr, *launch.enter.values()]
-            socket.send_fds(self._socket, [_ORDER.pack(_START, len(body))], ends)
-            self._socket.sendall(body)
-            pid, length, began_s = _ANSWER.unpack(_whole(self._socket, _ANSWER.size))
+            order = _ORDER.pack(_START, len(body)) + body
+            sent = socket.send_fds(self._socket, [order], ends)
+            if sent < len(order):
+                self._socket.sendall(order[sent:])
+            head, pidfds = _received(self._socket, _ANSWER.size)
+            head += _whole(self._socket, _ANSWER.size - len(head))
+            pid, length, began_s = _ANSWER.unpack(head)
             if pid <= 0:
                 raise RefusedError(_whole(self._socket, length).decode(errors="replace"))
         except OSError as error:
@@ -92,14 +99,11 @@ class Keeper:
             raise
         finally:
             others.close()
-        # The plane and the supervisor, which all actions wait for, come first.
-        linux.give_way(pid)
-        return own.child(pid, self._reaped, began_s)
+        return own.child(pid, self._reaped, began_s, pidfds[0])
 
     def _reaped(self, pid: int) -> Ended:
         """How it ended; asked for when it has. If the keeper has gone, its children are the supervisor's."""
         try:
-            self._socket.sendall(_ORDER.pack(_REAP, pid))
             return Ended(*_ENDED.unpack(_whole(self._socket, _ENDED.size)))
         except (OSError, UnavailableError):
             return Ended.reaped(pid)
@@ -128,9 +132,9 @@ class _Life:
         self._cores = os.sched_getaffinity(0)
         self._homes: dict[int, int] = {}
         self._away: set[int] = set()
-        self._oom_score = -1
+        self._oom_score = self._processes = self._group = -1
         self._began_s = 0.0
-        self._group = -1
+        self._running: tuple[int, int] | None = None  # the action: its number and its descriptor
 
     def live(self) -> NoReturn:
         """Until the supervisor's end of the socket is closed."""
@@ -151,6 +155,7 @@ class _Life:
             Path(file).write_text("0")
         flags = os.O_RDONLY | os.O_CLOEXEC
         self._group = os.open(Path(self._join_files[0]).parent, flags | os.O_DIRECTORY)
+        self._processes = os.open("/proc", flags | os.O_DIRECTORY)
         with contextlib.suppress(OSError):
             self._oom_score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
         if self._own_network:
@@ -169,31 +174,51 @@ class _Life:
         gc.disable()  # a collection would touch, and so copy, every page
 
     def _serve(self) -> bool:
-        """One order; whether there may be another."""
-        head, descriptors, _, _ = socket.recv_fds(self._ends, _ORDER.size, _MOST_DESCRIPTORS)
+        """One order, or the end of what was started; whether there may be another."""
+        if self._running is not None:
+            _, ended = self._running
+            orders = self._ends.fileno()
+            readable, _, _ = select.select([orders, ended], [], [])
+            if ended in readable:
+                self._reap()
+            if orders not in readable:
+                return True
+        head, descriptors = _received(self._ends, _ORDER.size)
         if len(head) < _ORDER.size:
             return False
         kind, number = _ORDER.unpack(head)
-        if kind == _REAP:
-            self._ends.sendall(_ENDED.pack(*Ended.reaped(number)))
-        elif kind == _PREPARE:
+        if kind == _PREPARE:
             self._prepare()
         else:
-            body = _whole(self._ends, number)
-            try:
-                pid, said = self._start(_Order(*marshal.loads(body)), descriptors), b""
-            except OSError as error:
-                pid, said = 0, str(error).encode()[:4000]
-            finally:
-                for descriptor in descriptors:
-                    os.close(descriptor)
-            self._ends.sendall(_ANSWER.pack(pid, len(said), self._began_s) + said)
+            self._begin(_whole(self._ends, number), descriptors)
         return True
+
+    def _begin(self, body: bytes, descriptors: Sequence[int]) -> None:
+        """Start what is ordered, and say so with a descriptor of it, or why not."""
+        try:
+            pid = self._start(_Order(*marshal.loads(body)), descriptors)
+        except OSError as error:
+            said = str(error).encode()[:4000]
+            self._ends.sendall(_ANSWER.pack(0, len(said), 0.0) + said)
+            return
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        self._running = pid, os.pidfd_open(pid)
+        answer = _ANSWER.pack(pid, 0, self._began_s)
+        socket.send_fds(self._ends, [answer], [self._running[1]])
+        # The plane and the supervisor, which all actions wait for, come first.
+        linux.give_way(pid, self._processes)
+
+    def _reap(self) -> None:
+        assert self._running is not None
+        pid, descriptor = self._running
+        self._running = None
+        self._ends.sendall(_ENDED.pack(*Ended.reaped(pid)))
+        os.close(descriptor)
 
     def _start(self, order: "_Order", descriptors: Sequence[int]) -> int:
         """Become what the action shall be, have it started, and become oneself again."""
-        for descriptor in descriptors:
-            os.set_inheritable(descriptor, False)
         self._enter(dict(zip(order.enter, descriptors[3:], strict=True)))
         os.chdir(order.folder)
         if order.cores:
@@ -311,6 +336,17 @@ def _spawned(order: _Order, ends: Sequence[int]) -> int:
         except PermissionError as error:
             fault = error
     raise fault
+
+
+def _received(ends: socket.socket, length: int) -> tuple[bytes, list[int]]:
+    """Bytes, and descriptors that no program which is started inherits (`socket.recv_fds` cannot be asked for such)."""
+    room = socket.CMSG_SPACE(_MOST_DESCRIPTORS * _DESCRIPTOR_BYTES)
+    body, beside, _, _ = ends.recvmsg(length, room, socket.MSG_CMSG_CLOEXEC)
+    found = array.array("i")
+    for level, kind, data in beside:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            found.frombytes(data[: len(data) - len(data) % _DESCRIPTOR_BYTES])
+    return body, found.tolist()
 
 
 def _whole(ends: socket.socket, length: int) -> bytes:

@@ -5,6 +5,7 @@ that a successful exec closes; so a started process is known to be confined, and
 The process that forks must have one thread only.
 """
 
+import contextlib
 import os
 import resource
 import select
@@ -53,8 +54,11 @@ class Ended(NamedTuple):
 
     @classmethod
     def reaped(cls, pid: int) -> "Ended":
-        """Of one's own child that has ended, or will."""
-        _, status, used = os.wait4(pid, 0)
+        """Of one's own child that has ended, or will; of one that somebody reaped who was then killed, no more is known."""
+        try:
+            _, status, used = os.wait4(pid, 0)
+        except ChildProcessError:
+            return cls(signal.SIGKILL, 0.0, 0.0, 0)
         return cls(status, used.ru_utime, used.ru_stime, used.ru_maxrss)
 
 
@@ -73,6 +77,11 @@ class Child:
     def reap(self) -> Ended:
         """Once, when it has ended."""
         return self.reaped(self.pid)
+
+    def kill(self) -> None:
+        """SIGKILL, if it is still there; whoever has its number by then is left alone."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def close_stdin(self) -> None:
         """Its input is over. Once only: the number may be somebody else's by then."""
@@ -112,9 +121,8 @@ class OwnEnds:
         for descriptor in (self.stdin, self.stdout, self.stderr):
             os.close(descriptor)
 
-    def child(self, pid: int, reaped: Callable[[int], Ended], began_s: float) -> Child:
-        ends = (self.stdin, self.stdout, self.stderr)
-        return Child(pid, os.pidfd_open(pid), *ends, reaped, began_s)
+    def child(self, pid: int, reaped: Callable[[int], Ended], began_s: float, pidfd: int) -> Child:
+        return Child(pid, pidfd, self.stdin, self.stdout, self.stderr, reaped, began_s)
 
 
 def make_pipes() -> tuple[OwnEnds, ChildEnds]:
@@ -149,7 +157,7 @@ def start(launch: Launch) -> Child:
         if why:
             os.waitpid(pid, 0)
             raise RefusedError(why.decode(errors="replace"))
-        return own.child(pid, Ended.reaped, time.monotonic())
+        return own.child(pid, Ended.reaped, time.monotonic(), os.pidfd_open(pid))
     except (UnavailableError, RefusedError):
         own.close()
         raise

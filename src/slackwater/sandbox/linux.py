@@ -89,11 +89,14 @@ def clone_file(source: int, target: int) -> None:
     fcntl.ioctl(target, _FICLONE, source)
 
 
-def give_way(pid: int, niceness: int = 10) -> None:
-    """Let others have a processor before this process and what it starts; where sessions are scheduled as groups, before its session."""
+def give_way(pid: int, processes: int, niceness: int = 10) -> None:
+    """Let others have a processor before this process and what it starts; where sessions are scheduled as groups, before its session.
+
+    `processes` is the machine's `/proc`, opened: an environment may have another one, or none.
+    """
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, pid, niceness)
-        descriptor = os.open(f"/proc/{pid}/autogroup", os.O_WRONLY)
+        descriptor = os.open(f"{pid}/autogroup", os.O_WRONLY, dir_fd=processes)
         try:
             os.write(descriptor, str(niceness).encode())
         finally:

@@ -315,7 +315,7 @@ class Supervisor:
     def _kill(self, running: Running, end: End, reason: str) -> None:
         if running.killed is None:
             running.killed = (end, reason)
-        process_tree.kill(running.child.pid)
+        running.child.kill()
         running.fence.kill_all()
 
     def _finish(self, running: Running) -> None:
