@@ -258,6 +258,8 @@ class _Life:
                 self._away.discard(kind)
 
     def _prepare(self) -> None:
+        """Home first: whoever is last in a namespace takes it down, and an action would wait for that."""
+        self._enter({})
         if self._own_network:
             linux.unshare(linux.CLONE_NEWIPC)
         os.sched_setaffinity(0, self._cores)
