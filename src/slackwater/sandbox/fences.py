@@ -102,7 +102,7 @@ class PinnedFence:
         found = [] if self._first is None else list(process_tree.below(self._first))
         if self._takers[self.environment] > 1:
             return found
-        for pid in process_tree.children(os.getpid()):
+        for pid in set(process_tree.children(os.getpid())) - process_tree.helpers:
             whose = process_tree.variables(pid)
             if pid != self._first and whose.get(TOKEN, self.environment) == self.environment:
                 found += process_tree.below(pid)

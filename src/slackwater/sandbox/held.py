@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from slackwater.model.errors import UnavailableError
 from slackwater.sandbox import linux, process_tree
 from slackwater.sandbox.fences import TOKEN
+from slackwater.sandbox.mount_maker import MountMaker
 from slackwater.sandbox.mounts import Mounts
 
 _READY_WITHIN_S = 20.0
@@ -53,12 +54,6 @@ class _Helper:
     def has_ended(self) -> bool:
         return bool(select.select([self._descriptor], [], [], 0)[0])
 
-    def leave(self) -> None:
-        """Kill it, and leave it to the supervisor, which looks for children that have ended: an action waits meanwhile."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
-        os.close(self._descriptor)
-
     def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
@@ -68,67 +63,28 @@ class _Helper:
 
 
 class HeldMounts:
-    """Mounts without a process: who makes them is begun at once, and waited for when they are first entered."""
+    """Mounts without a process: they are asked for at once, and waited for when they are first entered."""
 
-    def __init__(self, mounts: Mounts) -> None:
+    def __init__(self, mounts: Mounts, maker: MountMaker) -> None:
         self._mounts = mounts
+        self._maker = maker
+        self._number = maker.ask(mounts)
         self._open: dict[int, int] = {}
-        self._maker: tuple[_Helper, int] | None = self._start()
-
-    def _start(self) -> tuple[_Helper, int]:
-        ready, said = os.pipe2(os.O_CLOEXEC)
-        pid = os.fork()
-        if pid == 0:
-            _make(self._mounts, said)
-        os.close(said)
-        return _Helper(pid), ready
 
     def enter(self) -> Mapping[int, int]:
         """Descriptors by kind; waits until they are there."""
         if not self._open:
             try:
-                self._open = self._collected()
-            except UnavailableError:  # a fence may have taken the maker for an orphan
-                self._maker = self._start()
-                self._open = self._collected()
+                self._open = {linux.CLONE_NEWNS: self._maker.take(self._number)}
+            except UnavailableError:  # somebody may have killed the maker
+                self._number = self._maker.ask(self._mounts)
+                self._open = {linux.CLONE_NEWNS: self._maker.take(self._number)}
         return self._open
 
-    def _collected(self) -> dict[int, int]:
-        assert self._maker is not None
-        heard = _heard(self._maker[1])
-        try:
-            if heard != b"+":
-                raise UnavailableError(f"no mounts can be made: {heard.decode(errors='replace')}")
-            return _opened(self._maker[0].pid, (linux.CLONE_NEWNS,))
-        except FileNotFoundError:
-            raise UnavailableError("no mounts can be made: who makes them has gone") from None
-        finally:
-            helper, ready = self._maker
-            self._maker = None
-            os.close(ready)
-            helper.leave()
-
     def close(self) -> None:
-        if self._maker is not None:
-            helper, ready = self._maker
-            self._maker = None
-            os.close(ready)
-            helper.end()
         for descriptor in self._open.values():
             os.close(descriptor)
-
-
-def _make(mounts: Mounts, said: int) -> None:
-    try:
-        linux.die_with_parent(signal.SIGKILL)
-        os.umask(0o022)  # others pass through the folders that are made on the way
-        mounts.make()
-        os.write(said, b"+")
-        signal.pause()
-    except BaseException as error:  # noqa: BLE001  (this process must end here, whatever went wrong)
-        os.write(said, str(error).encode()[:4000])
-    finally:
-        os._exit(1)
+        self._maker.forget(self._number)
 
 
 @dataclass(slots=True)

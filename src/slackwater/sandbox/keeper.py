@@ -12,7 +12,6 @@ It is the parent of what it starts, and says how that ended as soon as it has; t
 since its number may be somebody else's by then. When the supervisor goes, it kills everybody in its group and goes too.
 """
 
-import array
 import contextlib
 import errno
 import gc
@@ -30,6 +29,7 @@ from typing import NamedTuple, NoReturn
 
 from slackwater.model.errors import RefusedError, UnavailableError
 from slackwater.sandbox import linux, process_tree
+from slackwater.sandbox.descriptors import received, whole
 from slackwater.sandbox.launch import (
     Child,
     Ended,
@@ -45,8 +45,6 @@ _ENDED = struct.Struct("<iddq")
 _START, _PREPARE = b"s", b"p"
 _ANSWER_WITHIN_S = 20.0
 _KILL_WITHIN_S = 5.0
-_MOST_DESCRIPTORS = 16
-_DESCRIPTOR_BYTES = array.array("i").itemsize
 _HOMES = {
     linux.CLONE_NEWPID: "pid_for_children",
     linux.CLONE_NEWUTS: "uts",
@@ -86,11 +84,11 @@ class Keeper:
             sent = socket.send_fds(self._socket, [order], ends)
             if sent < len(order):
                 self._socket.sendall(order[sent:])
-            head, pidfds = _received(self._socket, _ANSWER.size)
-            head += _whole(self._socket, _ANSWER.size - len(head))
+            head, pidfds = received(self._socket, _ANSWER.size)
+            head += whole(self._socket, _ANSWER.size - len(head))
             pid, length, began_s = _ANSWER.unpack(head)
             if pid <= 0:
-                raise RefusedError(_whole(self._socket, length).decode(errors="replace"))
+                raise RefusedError(whole(self._socket, length).decode(errors="replace"))
         except OSError as error:
             own.close()
             raise UnavailableError(f"the keeper of a group has gone: {error}") from None
@@ -104,7 +102,7 @@ class Keeper:
     def _reaped(self, pid: int) -> Ended:
         """How it ended; asked for when it has. If the keeper has gone, its children are the supervisor's."""
         try:
-            return Ended(*_ENDED.unpack(_whole(self._socket, _ENDED.size)))
+            return Ended(*_ENDED.unpack(whole(self._socket, _ENDED.size)))
         except (OSError, UnavailableError):
             return Ended.reaped(pid)
 
@@ -171,6 +169,7 @@ class _Life:
         os.setsid()
         os.umask(0o022)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        linux.be_quick()  # or a program that it has just started keeps it from saying so
         gc.disable()  # a collection would touch, and so copy, every page
 
     def _serve(self) -> bool:
@@ -183,14 +182,14 @@ class _Life:
                 self._reap()
             if orders not in readable:
                 return True
-        head, descriptors = _received(self._ends, _ORDER.size)
+        head, descriptors = received(self._ends, _ORDER.size)
         if len(head) < _ORDER.size:
             return False
         kind, number = _ORDER.unpack(head)
         if kind == _PREPARE:
             self._prepare()
         else:
-            self._begin(_whole(self._ends, number), descriptors)
+            self._begin(whole(self._ends, number), descriptors)
         return True
 
     def _begin(self, body: bytes, descriptors: Sequence[int]) -> None:
@@ -338,24 +337,3 @@ def _spawned(order: _Order, ends: Sequence[int]) -> int:
         except PermissionError as error:
             fault = error
     raise fault
-
-
-def _received(ends: socket.socket, length: int) -> tuple[bytes, list[int]]:
-    """Bytes, and descriptors that no program which is started inherits (`socket.recv_fds` cannot be asked for such)."""
-    room = socket.CMSG_SPACE(_MOST_DESCRIPTORS * _DESCRIPTOR_BYTES)
-    body, beside, _, _ = ends.recvmsg(length, room, socket.MSG_CMSG_CLOEXEC)
-    found = array.array("i")
-    for level, kind, data in beside:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            found.frombytes(data[: len(data) - len(data) % _DESCRIPTOR_BYTES])
-    return body, found.tolist()
-
-
-def _whole(ends: socket.socket, length: int) -> bytes:
-    body = b""
-    while len(body) < length:
-        piece = ends.recv(length - len(body))
-        if not piece:
-            raise UnavailableError("the keeper of a group has gone")
-        body += piece
-    return body

@@ -1,5 +1,6 @@
 """The mounts that a plain process of root's sees: temporary folders of its own, and nobody else's."""
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,12 +38,16 @@ class Mounts:
         """
         linux.unshare(linux.CLONE_NEWNS)
         linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
+        with contextlib.ExitStack() as opened:
+            self._mount(opened)
+
+    def _mount(self, opened: contextlib.ExitStack) -> None:
         folders = (self.folder, *(one.folder for one in self.shown))
-        needed = {path: _opened(path) for path in folders}
+        needed = {path: _opened(path, opened) for path in folders}
         covered = {one.barrier for one in self.shown}
         for barrier in covered:
             linux.mount("none", str(barrier), "tmpfs", linux.MS_NOSUID, f"mode=755,{_COVER}")
-        tmp = _opened(self.own_tmp)
+        tmp = _opened(self.own_tmp, opened)
         for shared in SHARED_TMP:
             if any(path.is_relative_to(shared) for path in needed):
                 linux.mount("none", shared, "tmpfs", linux.MS_NOSUID, f"mode=1777,{_COVER}")
@@ -55,8 +60,10 @@ class Mounts:
                 linux.mount(f"/proc/self/fd/{descriptor}", str(path), flags=linux.MS_BIND)
 
 
-def _opened(path: Path) -> int:
-    return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+def _opened(path: Path, opened: contextlib.ExitStack) -> int:
+    descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    opened.callback(os.close, descriptor)
+    return descriptor
 
 
 def barrier_of(folder: Path) -> Path | None:

@@ -6,6 +6,9 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+# Children of this process that no action started: nobody takes them for what an action has left behind.
+helpers: set[int] = set()
+
 
 def children(pid: int) -> list[int]:
     """Of any of the process's threads; none if it has ended."""

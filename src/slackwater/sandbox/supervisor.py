@@ -260,6 +260,7 @@ class Supervisor:
                 with contextlib.suppress(OSError):
                     linux.unmount(str(environment.view))
         self._tidy()
+        self._means.backend.close()
         self._means.fences.close()
         self._selector.close()
         if self._means.users is not None:
@@ -350,9 +351,8 @@ class Supervisor:
                 return
         except ChildProcessError:
             return
-        ours = {
-            running.child.pid for running in self._running.values()
-        } | self._means.fences.others()
+        ours = {running.child.pid for running in self._running.values()}
+        ours |= self._means.fences.others() | process_tree.helpers
         for pid in process_tree.children(os.getpid()):
             if pid not in ours:
                 with contextlib.suppress(ChildProcessError):

@@ -135,6 +135,9 @@ class BubblewrapBackend:
             if held is not None:
                 held.close()
 
+    def close(self) -> None:
+        """Nothing is held beside the environments'."""
+
 
 def _readable(more: tuple[Path, ...]) -> list[str]:
     """The machine's programs; links as links, so that paths look as they do outside."""

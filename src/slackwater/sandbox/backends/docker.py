@@ -228,3 +228,6 @@ class DockerBackend:
         container = self._containers.pop(environment.name, None)
         if container is not None:
             container.close()
+
+    def close(self) -> None:
+        """Nothing is held beside the environments'."""

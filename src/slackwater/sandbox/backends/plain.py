@@ -12,6 +12,7 @@ from slackwater.sandbox.backends.port import Guarantee, Order, hidden_pythons, v
 from slackwater.sandbox.environment import Environment
 from slackwater.sandbox.held import HeldMounts
 from slackwater.sandbox.launch import Launch
+from slackwater.sandbox.mount_maker import MountMaker
 from slackwater.sandbox.mounts import Mounts
 
 _WITH_USERS: frozenset[Guarantee] = frozenset(("neighbours' files", "signals", "leftovers"))
@@ -26,6 +27,7 @@ class PlainBackend:
     def __init__(self, has_users: bool, has_namespaces: bool) -> None:
         self._has_namespaces = has_namespaces
         self._shown = hidden_pythons()
+        self._maker = MountMaker()
         self._held: dict[str, HeldMounts] = {}
         promised = _WITH_USERS if has_users else frozenset[Guarantee]()
         self.guarantees = promised | (_WITH_NAMESPACES if has_namespaces else frozenset())
@@ -33,7 +35,7 @@ class PlainBackend:
     def opened(self, environment: Environment) -> None:
         if self._has_namespaces:
             mounts = Mounts(environment.view, environment.tmp, self._shown)
-            self._held[environment.name] = HeldMounts(mounts)
+            self._held[environment.name] = HeldMounts(mounts, self._maker)
 
     def launch(self, environment: Environment, order: Order, rlimits: Mapping[int, int]) -> Launch:
         confined = self._has_namespaces
@@ -61,3 +63,6 @@ class PlainBackend:
         held = self._held.pop(environment.name, None)
         if held is not None:
             held.close()
+
+    def close(self) -> None:
+        self._maker.close()

@@ -57,6 +57,10 @@ class Backend(Protocol):
         """Let go of what is held for the environment."""
         ...
 
+    def close(self) -> None:
+        """Let go of what is held for all of them together."""
+        ...
+
 
 def variables(order: Order, home: str, tmp: str) -> dict[str, str]:
     """What every action is started with; its own variables win."""
