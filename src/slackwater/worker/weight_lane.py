@@ -20,6 +20,7 @@ from slackwater.weights.relay.client import Address
 from slackwater.weights.relay.host_copy import torch_tensors
 from slackwater.weights.relay.receiver import Receiver
 from slackwater.worker.process import address_of, secret
+from slackwater.worker.published import lora_of
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ _MEMORY_BYTES = 1 << 40  # what a puller receives into is the version's own memo
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A version in host memory, not to be changed; `kept` if a copy stays for later deltas."""
+    """A version in host memory, or an adapter on the device, not to be changed; `kept` if a copy stays for later deltas."""
 
     tensors: Mapping[str, Tensor]
     meta: Mapping[str, Any]
@@ -38,7 +39,7 @@ class Taken:
 
 
 class WeightLane:
-    """One worker's pulls, one at a time. Without a `relay` everything comes from the store."""
+    """One worker's pulls, one at a time. Without a `relay` everything comes from the store, adapters straight to the `device`."""
 
     def __init__(
         self,
@@ -48,9 +49,10 @@ class WeightLane:
         secret: bytes = b"",
         worker: str = "",
         node: str = "",
+        device: str = "cpu",
         within_s: float = _WITHIN_S,
     ) -> None:
-        self._durable = durable
+        self._durable, self._device = durable, device
         self._within_s = within_s
         self._lock = threading.Lock()
         self._agent: Agent | None = None
@@ -86,7 +88,8 @@ class WeightLane:
                 except SlackwaterError as error:
                     logger.warning("relay gave no version=%s: %s", version, error)
             meta = self._durable.manifest(version).meta
-            tensors = self._durable.pull(version)
+            device = "cpu" if lora_of(meta) is None else self._device
+            tensors = self._durable.pull(version, device)
             self.pulled_from_store += 1
             return Taken(tensors, meta)
 
@@ -96,8 +99,10 @@ class WeightLane:
             self._agent.close()
 
 
-def weight_lane(durable: WeightStore, options: argparse.Namespace) -> WeightLane:
+def weight_lane(
+    durable: WeightStore, options: argparse.Namespace, device: str = "cpu"
+) -> WeightLane:
     """From a worker's options: over the relay of its node, if that has one."""
     relay = address_of(options.relay) if options.relay else None
-    named = {"worker": options.worker, "node": options.node}
+    named = {"worker": options.worker, "node": options.node, "device": device}
     return WeightLane(durable, relay, secret=secret().encode(), **named)

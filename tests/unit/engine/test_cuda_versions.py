@@ -12,6 +12,7 @@ from test_cuda import CONFIG, SETTINGS, plain_logprobs, prompt
 
 from slackwater.engine.guide import Guide
 from slackwater.engine.request import GenerationRequest
+from slackwater.model.errors import ConfigError
 from slackwater.model.sampling import Grammar, Sampling
 from slackwater.nets.loading import load_net, net_tensors
 from slackwater.tensors.checked_file import read_tensors, write_tensors
@@ -110,6 +111,15 @@ def test_tensors_on_the_device_are_written_with_sums_that_hold(tmp_path: Path) -
         "large": torch.randn(9_000_001, device="cuda"),
         "small": torch.randn(3, 5, device="cuda", dtype=torch.bfloat16),
     }
+    tensors |= {f"of many {number}": torch.randn(number, 7, device="cuda") for number in range(40)}
     write_tensors(file, tensors, {}, durable=False)
     found, _ = read_tensors(file, "cuda")
     assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+    assert all(found[name].shape == tensors[name].shape for name in tensors)
+    on_host, _ = read_tensors(file)
+    assert all(torch.equal(on_host[name], tensors[name].cpu()) for name in tensors)
+    held = bytearray(file.read_bytes())
+    held[-1] ^= 1
+    file.write_bytes(held)
+    with pytest.raises(ConfigError, match="not as written"):
+        read_tensors(file, "cuda")

@@ -1,6 +1,7 @@
 """The live parts one by one: store, hub, folder, tenants, futures."""
 
 import asyncio
+import contextlib
 import json
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -159,6 +160,26 @@ def test_small_calls_keep_their_place_among_others_and_last(tmp_path: Path) -> N
         raise RuntimeError("in the middle")
 
     asyncio.run(scenario())
+
+
+def test_the_log_of_the_store_stays_short_however_much_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+
+    async def scenario() -> int:
+        store = Store(f"sqlite:///{path}")
+        await store.open()
+        await store.call(lambda c: c.exec_driver_sql("CREATE TABLE kept (data BLOB)"))
+        longest = 0
+        for number in range(60):
+            call = store.call if number % 2 else store.call_small
+            await call(lambda c: c.exec_driver_sql("INSERT INTO kept VALUES (zeroblob(1000000))"))
+            longest = max(longest, (tmp_path / "db-wal").stat().st_size)
+        await store.close()
+        return longest
+
+    assert asyncio.run(scenario()) < 12_000_000
+    with contextlib.closing(sqlite3.connect(path)) as again:
+        assert again.execute("SELECT count(*) FROM kept").fetchone() == (60,)
 
 
 def test_a_small_call_that_finds_the_database_locked_waits_beside_the_loop(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -41,7 +42,7 @@ T = TypeVar("T")
 PATIENCE_S = 30.0
 RETRY_S = 0.25
 _BUSY_MS = 10_000
-_CHECKPOINT_EVERY = 100  # small calls, of a few pages each; SQLite's own are after a thousand pages
+_LOG_BYTES = 4 << 20
 
 
 class StoreLostError(UnavailableError):
@@ -76,7 +77,7 @@ class Store:
         self._announce_loss = lost
         self._closing = threading.Event()
         self._is_lost = False
-        self._small_calls = 0
+        self._is_tidying = False
 
     async def open(self) -> None:
         """Connect, and bring the tables up to date."""
@@ -97,10 +98,12 @@ class Store:
     async def call(self, work: Callable[[Connection], T]) -> T:
         """Run `work` in a transaction; it is durable when this returns. It may be run more than once."""
         try:
-            return await self._thread.run(lambda: self._run(work))
+            result = await self._thread.run(lambda: self._run(work))
         except StoreLostError:
             self._announce_loss()
             raise
+        self._tidy_up()
+        return result
 
     async def call_small(self, work: Callable[[Connection], T]) -> T:
         """As `call`, for a few rows: at once if nothing else is being done, and never before what was asked for earlier."""
@@ -117,9 +120,7 @@ class Store:
             self._attempt_at_once(self._connection, work)
         except (OperationalError, InterfaceError):
             return False
-        self._small_calls += 1
-        if self._small_calls % _CHECKPOINT_EVERY == 0:
-            self._thread.run(self._checkpoint)
+        self._tidy_up()
         return True
 
     def _attempt_at_once(self, connection: Connection, work: Callable[[Connection], T]) -> T:
@@ -131,12 +132,26 @@ class Store:
         finally:
             driver.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
 
+    def _tidy_up(self) -> None:
+        """Bring a long log into the database, which waits for the disk, after the answer instead of inside of some commit."""
+        if self._is_local and not self._is_tidying and self._log_bytes() > _LOG_BYTES:
+            self._is_tidying = True
+            self._thread.run(self._checkpoint)
+
+    def _log_bytes(self) -> int:
+        try:
+            return Path(f"{self._url.database}-wal").stat().st_size
+        except FileNotFoundError:
+            return 0
+
     def _checkpoint(self) -> None:
-        """Before SQLite does it in a small call: it waits for the disk."""
-        if self._connection is not None:
-            with contextlib.suppress(DBAPIError):
-                self._connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)")
-            self._connection.rollback()
+        try:
+            if self._connection is not None:
+                with contextlib.suppress(DBAPIError):
+                    self._connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)")
+                self._connection.rollback()
+        finally:
+            self._is_tidying = False
 
     def _run(self, work: Callable[[Connection], T]) -> T:
         deadline_s = time.monotonic() + self._patience_s
@@ -237,5 +252,8 @@ class _OneThread:
 
 
 def _tune_sqlite(connection: Any, _: Any) -> None:
-    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", f"busy_timeout={_BUSY_MS}"):
-        connection.execute(f"PRAGMA {pragma}")
+    connection.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=NORMAL")
+    connection.execute("PRAGMA wal_autocheckpoint=0")  # the store does it itself, out of the way
+    connection.execute("PRAGMA journal_size_limit=0")  # so that the file's length tells when
