@@ -30,21 +30,24 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-CONFIGS = {
-    "llama": transformers.LlamaConfig(**SHAPE | {"tie_word_embeddings": True}),
-    "llama with biases": transformers.LlamaConfig(
-        **SHAPE | {"attention_bias": True, "mlp_bias": True}
-    ),
-    "llama 3 rope": transformers.LlamaConfig(**SHAPE | {"rope_parameters": LLAMA3_ROPE}),
-    "qwen2": transformers.Qwen2Config(**SHAPE | {"tie_word_embeddings": False}),
-    "qwen3": transformers.Qwen3Config(**SHAPE | {"head_dim": 16, "tie_word_embeddings": True}),
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {"tie_word_embeddings": True}),
+    "llama with biases": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True}),
+    "llama 3 rope": ("LlamaConfig", {"rope_parameters": LLAMA3_ROPE}),
+    "qwen2": ("Qwen2Config", {"tie_word_embeddings": False}),
+    "qwen3": ("Qwen3Config", {"head_dim": 16, "tie_word_embeddings": True}),
 }
+
+
+def config_of(name: str) -> Any:
+    kind, more = CONFIGS[name]
+    return getattr(transformers, kind)(**SHAPE | more)
 
 
 def saved(name: str, directory: Path) -> Any:
     """A transformers model with unit-scale random weights, and its saved directory."""
     torch.manual_seed(0)
-    reference = transformers.AutoModelForCausalLM.from_config(CONFIGS[name], dtype=torch.float32)
+    reference = transformers.AutoModelForCausalLM.from_config(config_of(name), dtype=torch.float32)
     with torch.no_grad():
         for parameter in reference.parameters():
             parameter.normal_(0, 0.15)
@@ -125,6 +128,6 @@ def test_a_wrong_directory_says_which_tensor_is_wrong(tmp_path: Path) -> None:
 def test_a_model_that_is_not_supported_is_refused_by_field(
     change: dict[str, Any], field: str
 ) -> None:
-    raw = CONFIGS["llama"].to_dict() | change
+    raw = config_of("llama").to_dict() | change
     with pytest.raises(ConfigError, match=field):
         NetConfig.from_hf(raw)

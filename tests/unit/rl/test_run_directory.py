@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from slackwater.model.errors import ConfigError
 from slackwater.rl.prompt_order import PromptUse
@@ -47,6 +46,8 @@ def test_without_a_checkpoint_a_run_begins_again(tmp_path: Path) -> None:
 
 
 def test_curves_open_in_tensorboard(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     files = RunDirectory(tmp_path / "run", RECIPE)
     record(files, range(4))
     files.close()

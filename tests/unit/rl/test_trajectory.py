@@ -15,7 +15,7 @@ END = 258
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> transformers.PreTrainedTokenizerFast:
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> "transformers.PreTrainedTokenizerFast":
     folder: Path = tmp_path_factory.mktemp("tokenizer")
     byte_tokenizer().save(str(folder / "tokenizer.json"))
     settings = {
@@ -48,7 +48,7 @@ def test_a_datum_predicts_each_next_token_and_pushes_the_sampled_ones_only() -> 
 
 
 def test_plain_text_is_itself_and_an_answer_ends_with_the_end_token(
-    tokenizer: transformers.PreTrainedTokenizerFast,
+    tokenizer: "transformers.PreTrainedTokenizerFast",
 ) -> None:
     text = text_of("plain", tokenizer)
     assert isinstance(text, PlainText)
@@ -61,7 +61,7 @@ def test_plain_text_is_itself_and_an_answer_ends_with_the_end_token(
 
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_chat_grows_to_what_the_template_makes_of_the_whole(
-    tokenizer: transformers.PreTrainedTokenizerFast, ended: bool
+    tokenizer: "transformers.PreTrainedTokenizerFast", ended: bool
 ) -> None:
     text = text_of("chat", tokenizer)
     assert isinstance(text, ChatText)

@@ -5,7 +5,6 @@ import io
 import numpy as np
 import pytest
 from handmade_reports import two_jobs_taking_turns
-from matplotlib.image import imread
 from numpy.typing import NDArray
 
 from slackwater.model.ids import JobId, NodeId
@@ -23,6 +22,8 @@ def share_of(image: NDArray[np.float64], colour: str) -> float:
 
 
 def picture(cycles: int, hours: tuple[float, float] | None = None) -> NDArray[np.float64]:
+    from matplotlib.image import imread
+
     image = timeline_image(two_jobs_taking_turns(cycles).timeline(), "png", hours)
     return np.asarray(imread(io.BytesIO(image), format="png"), dtype=np.float64)
 
