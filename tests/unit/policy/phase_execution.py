@@ -53,10 +53,10 @@ def run_in_turn(
     node_free: dict[int, float] = defaultdict(float)
     ready = [0.0] * len(roll_s)
     ends: list[list[float]] = [[] for _ in roll_s]
+    pinned = [[node for node in range(64) if pin >> node & 1] for pin in pins]
     for _ in range(cycles):
         rolled = []
-        for job, pinned in enumerate(pins):
-            nodes = [node for node in range(64) if pinned >> node & 1]
+        for job, nodes in enumerate(pinned):
             begin = max([ready[job], *(node_free[node] for node in nodes)])
             end = begin + roll_s[job] * share()
             for node in nodes:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sharded_model import HEAD_DIM, SECRET, SENDERS, SHAPES, whole_model
 
 from slackwater.model.errors import NotFoundError
 from slackwater.weights.plan.layout import Layout
@@ -18,35 +19,13 @@ from slackwater.weights.plan.transfer import bytes_by_receiver, fetches, publish
 from slackwater.weights.relay.client import Address, RelayClient
 from slackwater.weights.relay.sharded import pull_slices
 
-SECRET = "of the ranks"
 DEADLINE_S = 60.0
-HEAD_DIM = 8
-SENDERS, RECEIVERS = Layout(tp=2, dp=2), Layout(tp=4, pp=2, fused=True)
-SHAPES = {
-    "model.embed_tokens.weight": (96, 64),
-    "model.norm.weight": (64,),
-    "lm_head.weight": (96, 64),
-    **{
-        f"model.layers.{layer}.{name}.weight": shape
-        for layer in range(2)
-        for name, shape in {
-            "self_attn.q_proj": (64, 64),
-            "self_attn.k_proj": (32, 64),
-            "self_attn.v_proj": (32, 64),
-            "self_attn.o_proj": (64, 64),
-            "mlp.gate_proj": (128, 64),
-            "mlp.up_proj": (128, 64),
-            "mlp.down_proj": (64, 128),
-            "input_layernorm": (64,),
-            "post_attention_layernorm": (64,),
-        }.items()
-    },
-}
+RECEIVERS = Layout(tp=4, pp=2, fused=True)
 SENDER = """
 import json, sys
 import numpy as np
 sys.path.insert(0, sys.argv[3])
-from test_sharded import SECRET, SENDERS, SHAPES, HEAD_DIM, whole_model
+from sharded_model import SECRET, SENDERS, SHAPES, HEAD_DIM, whole_model
 from slackwater.weights.plan.shard_map import ShardMap
 from slackwater.weights.plan.transfer import publishing
 from slackwater.weights.relay.client import RelayClient
@@ -62,11 +41,6 @@ with RelayClient(address, SECRET.encode()) as client:
     publish_part(client, "v1", rank, SENDERS.ranks, slices, "F32", bucket_bytes=1 << 14)
     print("sealed", flush=True)
 """
-
-
-def whole_model() -> dict[str, "np.ndarray[tuple[int, ...], np.dtype[np.float32]]"]:
-    rng = np.random.default_rng(5)
-    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
 
 
 @pytest.fixture
@@ -94,7 +68,10 @@ class Sender:
             stdout=subprocess.PIPE,
             text=True,
         )
+
+    def ready(self) -> "Sender":
         assert self._said() == "ready"
+        return self
 
     def publish(self) -> None:
         assert self.process.stdin is not None
@@ -123,13 +100,15 @@ def test_receivers_get_exactly_their_slices_once_the_last_rank_has_published(
     ranks = SENDERS.ranks
     senders = [Sender(rank, relay) for rank in range(ranks)]
     try:
+        for sender in senders:
+            sender.ready()
         for sender in senders[:-1]:
             sender.publish()
         missing = pytest.raises(NotFoundError, match="v1#4of4")
         with RelayClient(relay, SECRET.encode()) as client, missing:
             pull_slices(client, "v1", ranks, published, receivers.rank(0), "float32")
         senders[-1].close(signal.SIGKILL)  # it dies before it has published
-        senders[-1] = Sender(ranks - 1, relay)
+        senders[-1] = Sender(ranks - 1, relay).ready()
         senders[-1].publish()
         plans = {r: fetches(published, receivers.rank(r)) for r in range(RECEIVERS.ranks)}
         wanted = bytes_by_receiver(plans, 4)
