@@ -1,4 +1,4 @@
-"""One RL step through the whole service on one GPU: `python -m slackwater.bench.engine.service_gpu` prints one JSON object.
+"""One RL step through the whole service on one GPU: `python -m slackwater.bench.service_gpu` prints one JSON object.
 
 Rollout through the HTTP face and back, forward_backward, optim_step, publish and the first token of the new version, with the
 `tinker` SDK as the client; beside each what the part does alone in the same run. Shapes of Qwen3-1.7B and 8B with random weights,
