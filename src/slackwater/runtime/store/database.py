@@ -145,10 +145,13 @@ class Store:
             return 0
 
     def _checkpoint(self) -> None:
+        """The first write after it begins the log anew, and waits for the disk too: it is made here as well, and changes nothing."""
         try:
             if self._connection is not None:
                 with contextlib.suppress(DBAPIError):
                     self._connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)")
+                    self._connection.exec_driver_sql("PRAGMA user_version = 0")
+                    self._connection.commit()
                 self._connection.rollback()
         finally:
             self._is_tidying = False
