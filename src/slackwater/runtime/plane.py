@@ -177,10 +177,11 @@ class ControlPlane:
         self._publications = Publications(
             self.rollout, self.sampling, self.sessions, self.background
         )
+        self._state_moves = StateMoves(self.hub, self.fleet.nodes.node_of)
         self.training = OperationsBody(
             OperationsParts(
                 *(self.store, self.board, self.hub, state, self.bases, self.background),
-                *(self.rollout.devices, StateMoves(self.hub, self.fleet.nodes.node_of)),
+                *(self.rollout.devices, self._state_moves),
                 self.sessions.job_of,
                 None if shared is None else self.rollout.feed,
                 partial(self._coscheduled_node, "train"),
@@ -276,12 +277,15 @@ class ControlPlane:
         phases.body = self.rollout.phases = PhasesBody(tuple(places_of(self._places)), hands)
 
     def _prefetch(self, training: list[JobId], rolling: list[JobId]) -> None:
-        """Let the agents of these jobs' models' nodes bring states up: those of jobs that train now, then of those that train next."""
+        """Let the agents of these jobs' models' nodes bring states up, where they keep any: those of jobs that train now, then of those that
+        train next."""
+        if not self._state_moves.nodes:
+            return
         hints: dict[NodeId, PrefetchStates] = {}
         for job in (*training, *rolling):
             for worker, models in self.training.models_by_trainer(job).items():
                 node = self.fleet.nodes.node_of(worker)
-                if node is not None:
+                if node is not None and node in self._state_moves.nodes:
                     hint = hints.setdefault(node, PrefetchStates([], []))
                     hint.models.extend(models)
                     hint.holding.extend(models if job in training else ())

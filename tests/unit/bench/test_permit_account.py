@@ -20,6 +20,7 @@ def test_phases_waits_and_hand_overs_of_a_job_add_up_to_its_cycle() -> None:
             Stretch("b", "rollout", at_s + 5, at_s + 9),
         ]
     found = account(permits, ["a", "b"], 1)
+    assert found is not None
     mine = found.jobs["a"]
     assert mine.rollout_s == pytest.approx(4)
     assert mine.train_s == pytest.approx(3.5)

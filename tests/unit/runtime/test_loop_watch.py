@@ -31,3 +31,19 @@ def test_a_loop_that_was_held_is_seen_and_a_watch_that_ended_sees_nothing_more()
         assert watch.longest() == seen
 
     asyncio.run(scenario())
+
+
+def test_what_held_a_loop_that_had_little_to_do_is_seen_in_processor_time_too() -> None:
+    async def scenario() -> tuple[float, float]:
+        watch = LoopWatch()
+        task = asyncio.ensure_future(watch.run())
+        await asyncio.sleep(0.3)  # looks become rare
+        until_s = time.thread_time() + 0.4
+        while time.thread_time() < until_s:
+            pass
+        await asyncio.sleep(0.2)
+        task.cancel()
+        return watch.longest()
+
+    held_cpu_s, held_s = asyncio.run(scenario())
+    assert held_cpu_s > 0.25 and held_s > 0.25  # all of it but for one pause between looks

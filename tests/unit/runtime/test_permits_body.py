@@ -10,23 +10,70 @@ from slackwater.runtime.bodies.phases import PhaseHands, PhasesBody
 A, B = JobId("a"), JobId("b")
 
 
+def _hands(
+    hinted: list[tuple[list[JobId], list[JobId]]], saved: list[None] | None = None
+) -> PhaseHands:
+    return PhaseHands(
+        lambda event: None,
+        lambda job, nodes: None,
+        lambda job, reason: None,
+        lambda: None if saved is None else saved.append(None),
+        lambda training, rolling: hinted.append((training, rolling)),
+    )
+
+
+def _given(
+    number: int, job: JobId, phase: Phase, *, switch: bool = False, asked: bool = False
+) -> PermitGiven:
+    return PermitGiven(job, number, phase, 0, (NodeId("n"),), switch, asked)
+
+
 def test_a_permit_with_a_switch_and_the_end_of_training_have_states_brought_up() -> None:
     hinted: list[tuple[list[JobId], list[JobId]]] = []
 
     async def given() -> None:
-        hands = PhaseHands(
-            lambda event: None,
-            lambda job, nodes: None,
-            lambda job, reason: None,
-            lambda: None,
-            lambda training, rolling: hinted.append((training, rolling)),
-        )
-        body = PhasesBody((NodeId("n"),), hands)
-        for number, (job, phase) in enumerate(((A, Phase.TRAIN), (B, Phase.ROLLOUT))):
-            assert body.obey(PermitGiven(job, number, phase, 0, (NodeId("n"),), job == B, False))
+        body = PhasesBody((NodeId("n"),), _hands(hinted))
+        body.obey(_given(0, A, Phase.TRAIN))
+        body.obey(_given(1, B, Phase.ROLLOUT, switch=True))
+        assert not hinted  # permits do not wait for it
+        await asyncio.sleep(0)
         assert body.switches == 1
-        assert body.obey(PermitBack(A, 0))
-        assert body.obey(PermitBack(B, 1))
+        body.obey(PermitBack(A, 0))
+        await asyncio.sleep(0)
+        body.obey(PermitBack(B, 1))
+        await asyncio.sleep(0)
 
     asyncio.run(given())
     assert hinted == [([A], [B]), ([], [B])]
+
+
+def test_what_follows_from_one_event_is_one_hint() -> None:
+    hinted: list[tuple[list[JobId], list[JobId]]] = []
+
+    async def given() -> None:
+        body = PhasesBody((NodeId("n"),), _hands(hinted))
+        body.obey(_given(0, A, Phase.TRAIN, switch=True))
+        body.obey(_given(1, B, Phase.ROLLOUT, switch=True))
+        await asyncio.sleep(0)
+
+    asyncio.run(given())
+    assert hinted == [([A], [B])]
+
+
+def test_ends_of_iterations_and_asked_permits_are_written_down_inferred_rollouts_not() -> None:
+    saved: list[None] = []
+
+    async def given() -> None:
+        body = PhasesBody((NodeId("n"),), _hands([], saved))
+        body.obey(_given(0, A, Phase.ROLLOUT))
+        body.obey(PermitBack(A, 0))
+        assert not saved
+        body.obey(_given(1, A, Phase.TRAIN))
+        body.obey(PermitBack(A, 1))
+        assert len(saved) == 1
+        body.obey(_given(2, B, Phase.ROLLOUT, asked=True))
+        assert len(saved) == 2
+        body.obey(PermitBack(B, 2))
+        assert len(saved) == 3
+
+    asyncio.run(given())

@@ -4,9 +4,6 @@ Its inputs are lengths of phases and hand-overs, the processor time that control
 cores slow each other; all of them from runs in which no two jobs met. The co-scheduler is the service's own.
 """
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from statistics import mean
 
@@ -28,7 +25,7 @@ def predicted_throughput(
     alone: Sequence[Run], settings: CoscheduleSettings, slo: float, both_slow: float
 ) -> float:
     """Of the jobs together over each alone in turn."""
-    times = [next(iter(run.account.jobs.values())) for run in alone]
+    times = [run.times for run in alone]
     specs = tuple(
         JobSpec(
             *(JobId(f"j{number}"), 0.0, _ITERATIONS, slo),
@@ -61,59 +58,3 @@ def predicted_throughput(
         scheduler=settings.new_coscheduler(1, 1),
     )
     return sum(_ITERATIONS * cycle_s for cycle_s in cycles_s) / report.end_s
-
-
-_WORK = """
-import os, sys, time, torch
-torch.set_num_threads(1)
-os.sched_setaffinity(0, {int(sys.argv[1])})
-few, many = torch.randn(8, 512), torch.randn(512, 512)
-weights = [torch.randn(512, 1536) for _ in range(8)]
-rows = few if sys.argv[2] == "rollout" else many
-def once():
-    for weight in weights:
-        rows @ weight
-for _ in range(20):
-    once()
-print("ready", flush=True)
-sys.stdin.readline()
-until_s, done = time.perf_counter() + float(sys.argv[3]), 0
-while time.perf_counter() < until_s:
-    once()
-    done += 1
-print(done, flush=True)
-"""
-
-
-def both_cores_slow(cores: tuple[int, int], seconds: float) -> float:
-    """How much longer products of a rollout's and of a training's size take side by side than one at a time: the machine's own share."""
-    works = tuple(zip(cores, ("rollout", "train"), strict=True))
-    apart = [_rates([work], seconds)[0] for work in works]
-    together = _rates(works, seconds)
-    return mean(a / b for a, b in zip(apart, together, strict=True))
-
-
-def _rates(works: Sequence[tuple[int, str]], seconds: float) -> list[float]:
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", _WORK, str(core), kind, str(seconds)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-        for core, kind in works
-    ]
-    try:
-        for process in processes:
-            assert process.stdout is not None
-            process.stdout.readline()
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.write(b"go\n")
-            process.stdin.flush()
-        return [float(process.communicate(timeout=60 + seconds)[0]) for process in processes]
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()

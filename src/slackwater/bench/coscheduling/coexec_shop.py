@@ -6,20 +6,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import httpx
 
-from slackwater.bench.coscheduling.permit_account import Account, account, stretches
+from slackwater.bench.coscheduling.permit_account import Account, JobTimes, account, stretches
 from slackwater.bench.processor_use import ProcessorUse, beside_phases
 from slackwater.model.errors import UnavailableError
+from slackwater.model.job_life import JobStage
 from slackwater.runtime.store.state_directory import StateDirectory
 
 FIRST_STEPS = 3  # profiled, placed, and in step with the others by then
 _MODULE = "slackwater.bench.coscheduling.grpo_driver"
 _LOOK_S = 1.0
+_ASK_EVERY = 5  # looks; the control plane has the same cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +49,18 @@ class JobResult:
 
     def rate(self, from_s: float, to_s: float) -> float:
         """Steps a second between two moments."""
-        inside = [at_s for at_s in self.ended_s if from_s <= at_s <= to_s]
-        if len(inside) < 2:
-            raise UnavailableError(f"job {self.seed}: made too few steps beside the others")
+        inside = self.inside(from_s, to_s)
         return (len(inside) - 1) / (inside[-1] - inside[0])
+
+    def inside(self, from_s: float, to_s: float) -> list[float]:
+        """When steps between two moments ended."""
+        return [at_s for at_s in self.ended_s if from_s <= at_s <= to_s]
 
     def differs(self, other: "JobResult") -> int:
         """How many answers and losses are not the same to the bit."""
         found = 0
-        for field in ("tokens", "losses"):
-            mine, others = self.wrote[field], other.wrote[field]
+        for part in ("tokens", "losses"):
+            mine, others = self.wrote[part], other.wrote[part]
             found += abs(len(mine) - len(others))
             found += sum(int(a != b) for a, b in zip(mine, others, strict=False))
         return found
@@ -63,12 +68,14 @@ class JobResult:
 
 @dataclass(slots=True)
 class Run:
-    """Jobs that ran at the same time. `used` is processor time by role while all of them made steps, per second of that."""
+    """Jobs that ran at the same time. `used` is processor time by role while all of them made steps, per second of that; `held` says why
+    jobs were kept waiting by the co-scheduler, by their names."""
 
     results: list[JobResult]
-    account: Account
+    found: Account | None
     used: dict[str, float]
     state: dict[str, Any]
+    held: dict[str, str] = field(default_factory=dict)
 
     def window(self) -> tuple[float, float]:
         """While all of them made steps."""
@@ -76,9 +83,37 @@ class Run:
         return from_s, min(result.ended_s[-1] for result in self.results)
 
     @property
+    def together(self) -> bool:
+        """Whether there was such a time, with two steps of each in it: a job that is held runs after the others."""
+        window = self.window()
+        return self.found is not None and all(
+            len(result.inside(*window)) > 1 for result in self.results
+        )
+
+    @property
+    def account(self) -> Account:
+        """Where the time of jobs that ran together went."""
+        assert self.found is not None
+        return self.found
+
+    @property
+    def times(self) -> JobTimes:
+        """Of a run's only job."""
+        (times,) = self.account.jobs.values()
+        return times
+
+    @property
     def beside(self) -> float:
         """Processors used by everybody but the workers that phases run on."""
         return beside_phases(self.used)
+
+
+def profile_of(runs: Sequence[Run]) -> dict[str, float]:
+    """What a job is submitted with: the means of what was seen of it alone, more than once if it was."""
+    return {
+        name: mean(getattr(run.times, name) for run in runs)
+        for name in ("rollout_s", "train_s", "sync_s")
+    }
 
 
 class Shop:
@@ -101,16 +136,17 @@ class Shop:
         seeds: Sequence[int],
         steps: int,
         limit_s: float,
-        known: Sequence[Run] = (),
+        known: Sequence[Sequence[Run]] = (),
     ) -> Run:
-        """Jobs with these seeds together; what is `known` of each from a run before is its profile, and without that it is profiled."""
-        profiles = [next(iter(one.account.jobs.values())).profile() for one in known]
+        """Jobs with these seeds together; each comes with the profile that runs of its own, in `known`, give it, and without them it is profiled."""
         drivers = [
-            self._start(f"{run}-{seed}", seed, steps, profiles[seed] if profiles else None)
+            self._start(f"{run}-{seed}", seed, steps, profile_of(known[seed]) if known else None)
             for seed in seeds
         ]
+        names = [f"default/{run}-{seed}" for seed in seeds]
         pids = tuple(process.pid for process, _ in drivers)
         looks: list[tuple[float, dict[str, float]]] = []
+        held: dict[str, str] = {}
         deadline_s = time.monotonic() + limit_s
         try:
             while any(process.poll() is None for process, _ in drivers):
@@ -120,6 +156,8 @@ class Shop:
                     ]
                     raise UnavailableError(f"run {run} took over {limit_s:.0f} s; jobs: {stood}")
                 looks.append((time.time(), self._use.seconds(pids)))
+                if len(looks) % _ASK_EVERY == 0 and len(seeds) > 1:
+                    held |= self._held(names)
                 time.sleep(_LOOK_S)
         finally:
             for process, _ in drivers:
@@ -131,10 +169,18 @@ class Shop:
             for seed, (process, folder) in zip(seeds, drivers, strict=True)
         ]
         trace = self._client.get("/slackwater/coschedule/timeline").raise_for_status().content
-        names = [f"default/{run}-{seed}" for seed in seeds]
-        found = Run(results, account(stretches(trace), names, FIRST_STEPS), {}, self._state())
+        permits = account(stretches(trace), names, FIRST_STEPS)
+        found = Run(results, permits, {}, self._state(), held)
         found.used = _used(looks, *found.window())
         return found
+
+    def _held(self, names: Sequence[str]) -> dict[str, str]:
+        """Which of them wait for room now, and why."""
+        return {
+            row["job"]: row["reason"]
+            for row in self._state()["jobs"]
+            if row["job"] in names and row["stage"] == JobStage.HELD
+        }
 
     def _state(self) -> dict[str, Any]:
         state: dict[str, Any] = self._client.get("/slackwater/coschedule").raise_for_status().json()

@@ -52,10 +52,6 @@ class JobTimes:
     rollout_wait_s: float
     train_wait_s: float
 
-    def profile(self) -> dict[str, float]:
-        """As a job is submitted with."""
-        return {"rollout_s": self.rollout_s, "train_s": self.train_s, "sync_s": self.sync_s}
-
     def rounded(self) -> dict[str, float]:
         return {name: round(getattr(self, name), 4) for name in self.__slots__}
 
@@ -70,14 +66,16 @@ class Account:
     utilisation: Mapping[str, float]
 
 
-def account(permits: Sequence[Stretch], jobs: Sequence[str], first_steps: int) -> Account:
-    """Of these jobs, from when each had made its first steps until one had made its last."""
+def account(permits: Sequence[Stretch], jobs: Sequence[str], first_steps: int) -> Account | None:
+    """Of these jobs, from when each had made its first steps until one had made its last; None if there is no such time."""
     ours = [one for one in permits if one.job in jobs]
     ends = {
         job: [one.end_s for one in ours if one.job == job and one.phase == "train"] for job in jobs
     }
     start_s = max(found[first_steps - 1] for found in ends.values())
     end_s = min(found[-1] for found in ends.values())
+    if end_s <= start_s:
+        return None
     used = {
         phase: sum(one.inside(start_s, end_s) for one in ours if one.phase == phase)
         / (end_s - start_s)

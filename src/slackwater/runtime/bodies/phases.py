@@ -41,6 +41,8 @@ class PhasesBody:
         self._waiters: dict[JobId, set[asyncio.Future[None]]] = {}
         self.spans = PermitSpans(nodes, _now_s())
         self._live: dict[int, tuple[JobId, Phase]] = {}
+        self._asking: set[JobId] = set()  # those whose own code asks
+        self._hinting = False
         self.given = self.switches = self.tails = 0
         self.lost: dict[JobId, tuple[int, str]] = {}
         self._grant_s: deque[float] = deque(maxlen=_LATENCIES)
@@ -64,14 +66,7 @@ class PhasesBody:
             case phase_do.PermitGiven():
                 self._permit_given(command)
             case phase_do.PermitBack(job, permit, lost):
-                self.spans.back(permit, _now_s())
-                if self._live.pop(permit, None) == (job, Phase.TRAIN):
-                    self._hint()
-                if lost:
-                    self.lost[job] = (permit, lost)
-                    logger.warning("permit lost job=%s permit=%d reason=%s", job, permit, lost)
-                self._hands.changed()
-                self._wake(job)
+                self._permit_back(job, permit, lost)
             case phase_do.PermitShrunk(job, permit):
                 self.tails += 1
                 self.spans.shrunk(permit, _now_s())
@@ -104,11 +99,32 @@ class PhasesBody:
         if self._event_s is not None:
             self._grant_s.append(time.perf_counter() - self._event_s)
         if command.asked:
+            self._asking.add(command.job)
             self._hands.changed()
         self._wake(command.job)
 
+    def _permit_back(self, job: JobId, permit: int, lost: str) -> None:
+        self.spans.back(permit, _now_s())
+        trained = self._live.pop(permit, None) == (job, Phase.TRAIN)
+        if trained:
+            self._hint()
+        if lost:
+            self.lost[job] = (permit, lost)
+            logger.warning("permit lost job=%s permit=%d reason=%s", job, permit, lost)
+        # The end of an inferred rollout is nothing that a new control plane must know.
+        if trained or lost or job in self._asking:
+            self._hands.changed()
+        self._wake(job)
+
     def _hint(self) -> None:
+        """Soon, once for all that follows from one event: permits do not wait for it."""
+        if not self._hinting:
+            self._hinting = True
+            asyncio.get_running_loop().call_soon(self._hint_now)
+
+    def _hint_now(self) -> None:
         """Who trains needs its state now; who rolls out trains next."""
+        self._hinting = False
         training = [job for job, phase in self._live.values() if phase is Phase.TRAIN]
         rolling = [job for job, phase in self._live.values() if phase is Phase.ROLLOUT]
         if training or rolling:

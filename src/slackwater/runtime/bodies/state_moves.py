@@ -1,7 +1,7 @@
 """States of models on their way between nodes, live: what the operations controller orders goes to the nodes' agents, which send and take."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from slackwater.control.operations import commands as do
@@ -29,6 +29,11 @@ class StateMoves:
     def lost(self, node: NodeId) -> None:
         """It has gone."""
         self._places.pop(node, None)
+
+    @property
+    def nodes(self) -> Collection[NodeId]:
+        """Those with a state manager."""
+        return self._places.keys()
 
     def begin(self, order: do.MoveState) -> str:
         """Let the state be sent; why that cannot be, if it cannot. Else the agent says how it went."""

@@ -1,12 +1,15 @@
 """How long the event loop was held: the longest time between two looks at it, in processor time and by the clock.
 
 Processor time says what the service's own code did in one go; what the clock says beyond that is waiting, for a processor or for Python's lock.
+A loop that has little to do is looked at less often: each look wakes the process, on a processor that a worker may need.
 """
 
 import asyncio
 import time
 
 _LOOK_EVERY_S = 0.005
+_REST_S = 0.1  # between two looks at a loop that has little to do
+_BUSY = 0.25  # the share of the time since the last look that it used a processor
 _WINDOW_S = 10.0
 
 
@@ -16,17 +19,18 @@ class LoopWatch:
     def __init__(self) -> None:
         self._now = (0.0, 0.0)
         self._before = (0.0, 0.0)
+        self._every_s = _LOOK_EVERY_S
 
     def longest(self) -> tuple[float, float]:
         """Processor time, and lag by the clock."""
         return max(self._now[0], self._before[0]), max(self._now[1], self._before[1])
 
     async def run(self) -> None:
-        """For as long as the service lives; a timer without a task, since there are two hundred looks a second."""
+        """For as long as the service lives; a timer without a task, since there are up to two hundred looks a second."""
         loop = asyncio.get_running_loop()
         self._window_s = self._last_s = time.monotonic()
         self._last_cpu_s = time.thread_time()
-        self._timer = loop.call_later(_LOOK_EVERY_S, self._look, loop)
+        self._timer = loop.call_later(self._every_s, self._look, loop)
         try:
             await loop.create_future()
         finally:
@@ -34,9 +38,13 @@ class LoopWatch:
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         now_s, cpu_s = time.monotonic(), time.thread_time()
-        lag_s = now_s - self._last_s - _LOOK_EVERY_S
-        self._now = (max(self._now[0], cpu_s - self._last_cpu_s), max(self._now[1], lag_s))
+        lag_s, used_s = now_s - self._last_s - self._every_s, cpu_s - self._last_cpu_s
+        # Of a long pause only what the look itself waited for was surely done in one go.
+        held_s = min(used_s, lag_s + _LOOK_EVERY_S)
+        self._now = (max(self._now[0], held_s), max(self._now[1], lag_s))
+        busy = used_s > _BUSY * (now_s - self._last_s)
+        self._every_s = _LOOK_EVERY_S if busy else min(2 * self._every_s, _REST_S)
         self._last_s, self._last_cpu_s = now_s, cpu_s
         if now_s - self._window_s > _WINDOW_S:
             self._before, self._now, self._window_s = self._now, (0.0, 0.0), now_s
-        self._timer = loop.call_later(_LOOK_EVERY_S, self._look, loop)
+        self._timer = loop.call_later(self._every_s, self._look, loop)
