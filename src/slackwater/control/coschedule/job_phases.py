@@ -2,7 +2,8 @@
 
 Of a job whose own code asks for permits that is what was asked. Of any other it is inferred from what its client does (fleet.md, Permits):
 turns are the rollout phase, passes and optimizer steps the train phase. A rollout is over when an operation waits and the turns that
-came before it have ended; a train phase when no operation is left and either a turn waits or the step's weights are published.
+came before it have ended; a train phase when no operation is left and either a turn waits or the step's weights are published, or copied
+and on their way: what is left of that is the sync, which needs no trainer.
 """
 
 from dataclasses import dataclass, field

@@ -69,7 +69,16 @@ class OpOver:
     done: bool
 
 
-OfJob = PermitAsked | PermitProgress | PermitReturned | OpQueued | OpOver
+@dataclass(frozen=True, slots=True)
+class OpAside:
+    """A publish of the job has copied what it writes: the trainer is free, and the rest is written beside."""
+
+    now_s: float
+    job: JobId
+    request: RequestId
+
+
+OfJob = PermitAsked | PermitProgress | PermitReturned | OpQueued | OpAside | OpOver
 PhaseEvent = OfJob | PermitsNumbered
 
 EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in PhaseEvent.__args__}

@@ -208,6 +208,9 @@ class PhaseKeeper:
                 if kind.needs_permit:
                     one.ops.add(request)
                     self._look(one)
+            case of_phase.OpAside():
+                one.published = True
+                self._look(one)
             case of_phase.OpOver():
                 self._op_over(one, event)
             case _:

@@ -252,6 +252,11 @@ class OperationsController:
         self._flights[worker] = None
         self._aside[ticket] = _Aside(worker, line, operation)
 
+    def aside(self, ticket: int) -> Operation | None:
+        """The publish that is written beside under this ticket."""
+        found = self._aside.get(ticket)
+        return None if found is None else found.operation
+
     def _over_aside(self, worker: WorkerId, ticket: int) -> Operation | None:
         """The publish that a report is about, which is over now."""
         aside = self._aside.get(ticket)

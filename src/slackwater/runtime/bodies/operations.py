@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from slackwater.control.controller import Controller
-from slackwater.control.coschedule.phase_events import OpOver, OpQueued, PhaseEvent
+from slackwater.control.coschedule.phase_events import OpAside, OpOver, OpQueued, PhaseEvent
 from slackwater.control.operations import commands as do
 from slackwater.control.operations import events as on
 from slackwater.control.operations.controller import OperationsController
@@ -256,6 +256,11 @@ class OperationsBody:
             name = (operation.job, request, operation.kind)
             self._parts.feed(OpOver(_now_s(), *name, done))
 
+    def _written_beside(self, ticket: int) -> None:
+        operation = self._controller.aside(ticket)
+        if self._parts.feed is not None and operation is not None:
+            self._parts.feed(OpAside(_now_s(), operation.job, operation.request))
+
     def gate(self, job: JobId, nodes: tuple[NodeId, ...] | None) -> None:
         """Where the job's operations may run, as its permit says."""
         self._feed(on.OpsGated(_now_s(), job, nodes))
@@ -297,6 +302,7 @@ class OperationsBody:
                 self._aside.add((worker, op))
                 self._feed(on.TicketAside(_now_s(), worker, op))
                 self._parts.devices.done(worker, elapsed_s)
+                self._written_beside(op)
             case messages.OpDone(op, elapsed_s, result) if (worker, op) in self._aside:
                 self._aside.discard((worker, op))
                 self._feed(on.TicketDone(_now_s(), worker, op, elapsed_s), result)

@@ -7,13 +7,18 @@ from phase_stage import PROFILE, PhaseStage
 
 from slackwater.control.coschedule.commands import StartJob
 from slackwater.control.coschedule.phase_commands import PermitBack
-from slackwater.control.coschedule.phase_events import PermitAsked, PermitReturned, PermitsNumbered
+from slackwater.control.coschedule.phase_events import (
+    OpAside,
+    PermitAsked,
+    PermitReturned,
+    PermitsNumbered,
+)
 from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.phases import REST, WATCH
 from slackwater.control.jobs.events import JobEnded
 from slackwater.control.rollout import commands as do
 from slackwater.control.rollout import events as of_rollout
-from slackwater.model.ids import JobId, NodeId
+from slackwater.model.ids import JobId, NodeId, RequestId
 from slackwater.model.job import JobProfile, JobTerms
 from slackwater.model.job_life import JobStage
 from slackwater.model.operation import OpKind
@@ -56,6 +61,27 @@ def test_the_second_job_rolls_out_while_the_first_trains() -> None:
         stage.end_op(a, stage.op(a, kind), kind)
     assert stage.permits() == [("b", "train")] and waits
     assert stage.gates == {a: (), b: TRAIN_NODE}
+
+
+def test_another_trains_as_soon_as_the_step_s_weights_are_copied_and_written_beside() -> None:
+    stage = PhaseStage()
+    a, b = stage.submit("a"), stage.submit("b")
+    for job in (a, b):
+        stage.end_turn(stage.turn(job), 1.0)
+        stage.op(job, OpKind.FORWARD_BACKWARD)
+    assert stage.gates == {a: TRAIN_NODE, b: ()}
+    stage.permits()
+    stage.end_op(a, RequestId("a.op1"), OpKind.FORWARD_BACKWARD)
+    step = stage.op(a, OpKind.OPTIM_STEP)
+    publish = stage.op(a, OpKind.PUBLISH)
+    stage.tell(OpAside(stage.now_s, a, RequestId("of the step before")))
+    stage.end_op(a, step, OpKind.OPTIM_STEP)
+    assert stage.permits() == []  # its own weights are still to be copied
+    stage.tell(OpAside(stage.now_s, a, publish))
+    assert stage.permits() == [("b", "train")]
+    assert stage.gates == {a: (), b: TRAIN_NODE}
+    stage.end_op(a, publish, OpKind.PUBLISH, 5.0)
+    assert stage.permits() == [] and stage.gates[b] == TRAIN_NODE
 
 
 @pytest.mark.parametrize("profile", [PROFILE, None])

@@ -256,6 +256,8 @@ def test_a_trainer_goes_on_while_what_it_published_is_written() -> None:
     assert not controller.handle(on.OpSubmitted(0.0, op(2, FB)))
     (passing,) = controller.handle(on.TicketAside(0.0, TRAINER, publish.ticket))
     assert isinstance(passing, do.RunOp) and passing.operation.seq == 2
+    assert controller.aside(publish.ticket) == op(1, PUBLISH)
+    assert controller.aside(passing.ticket) is None
     (written,) = controller.handle(on.TicketDone(0.0, TRAINER, publish.ticket, 1.0))
     assert written == do.CompleteOp(op(1, PUBLISH).request, publish.ticket)
     controller.check_integrity()
