@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 
 from slackwater.serve.http.door import Door
+from slackwater.serve.http.few_in_a_round import FewInARound
 
 MANY = 200
 
@@ -63,3 +64,21 @@ def test_nobody_comes_in_by_a_door_that_was_closed() -> None:
     with crowd(3) as (listening, _):
         asyncio.run(rounds(listening))
         assert Guest.entered == 0
+
+
+def test_what_many_say_first_is_heard_in_order_and_a_few_in_every_round() -> None:
+    async def heard_by_round() -> tuple[list[int], list[int]]:
+        line, heard, by_round = FewInARound(3), list[int](), [0]
+        for number in range(MANY):
+            line.put(lambda number=number: heard.append(number))  # type: ignore[misc]
+        async with asyncio.timeout(60):
+            while len(heard) < MANY:
+                await asyncio.sleep(0)
+                by_round.append(len(heard))
+        line.put(lambda: heard.append(MANY))
+        await asyncio.sleep(0)
+        return heard, by_round
+
+    heard, by_round = asyncio.run(heard_by_round())
+    assert heard == list(range(MANY + 1))
+    assert max(now - before for before, now in pairwise(by_round)) <= 3

@@ -7,6 +7,7 @@ import random
 import signal
 import socket
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -18,22 +19,32 @@ from slackwater.model.errors import RefusedError
 from slackwater.runtime.plane import ControlPlane
 from slackwater.serve.http.door import AT_ONCE, AT_ONCE_ALONE, Door
 from slackwater.serve.http.errors import error_body
+from slackwater.serve.http.few_in_a_round import FewInARound
 
 HEAD_DEADLINE_S = 10.0
 MAX_HEAD_BYTES = 64 << 10
 
 
 class PatientOnce(HttpToolsProtocol):
-    """Closes a connection whose request head does not come in time, or does not end."""
+    """Closes a connection whose request head does not come in time, or does not end.
+
+    What a new connection says first waits in the `newcomers`' line, if there is one: whose it is will be known when it is read.
+    """
 
     _head_bytes = 0
     _deadline: asyncio.TimerHandle | None = None
+    newcomers: FewInARound | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it so too
         super().connection_made(transport)
         self._expect_head()
 
     def data_received(self, data: bytes) -> None:
+        if self.newcomers is not None:
+            self.transport.pause_reading()
+            self.newcomers.put(partial(self._begin, data))
+            self.newcomers = None
+            return
         if self._deadline is not None:
             self._head_bytes += len(data)
         elif self.timeout_keep_alive_task is not None:
@@ -42,6 +53,11 @@ class PatientOnce(HttpToolsProtocol):
         super().data_received(data)
         if self._deadline is not None and self._head_bytes > MAX_HEAD_BYTES:
             self.transport.close()
+
+    def _begin(self, data: bytes) -> None:
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+            self.data_received(data)
 
     def on_headers_complete(self) -> None:
         self._head_came()
@@ -111,6 +127,7 @@ class HttpServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, at_once: int) -> None:
         super().__init__(config)
         self._at_once = at_once
+        self._newcomers = FewInARound(at_once)
         self._doors: list[Door] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -125,7 +142,9 @@ class HttpServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     def _new_protocol(self) -> asyncio.Protocol:
-        return PatientOnce(self.config, self.server_state, self.lifespan.state)
+        made = PatientOnce(self.config, self.server_state, self.lifespan.state)
+        made.newcomers = self._newcomers
+        return made
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
