@@ -88,7 +88,7 @@ class PhaseKeeper:
             case on.JobDied(_, job, epoch) | on.JobFinished(_, job, epoch):
                 one = self._jobs.get(job)
                 if one is not None and epoch == one.epoch:
-                    self._lose(one, "")
+                    self._lose(one, "its job is not placed any more")
                     one.epoch = None
                 self._tell(event)
             case on.PhaseRequested(_, job, epoch):
@@ -153,7 +153,7 @@ class PhaseKeeper:
         self._begin(now_s)
         one = self._leave(job)
         if one is not None:
-            self._lose(one, "")
+            self._lose(one, "its job is over" if one.asks else "")
             state = self.scheduler.find(job)
             epoch = one.epoch if one.epoch is not None else (state.epoch if state else 0)
             self._tell(on.JobFinished(now_s, job, epoch))
@@ -319,11 +319,11 @@ class PhaseKeeper:
         return True
 
     def _lose(self, one: JobPhases, why: str) -> None:
-        """Its permit, if it has one, is gone; its gates are closed."""
+        """Its permit, if it has one, is gone, and `why` if nobody gave it back; its gates are closed."""
         one.requested_s = None
         if one.hold is not None:
             hold = one.end(self._now_s, 0.0)
-            self._close(one, hold, why or "its job is not placed any more")
+            self._close(one, hold, why)
             if hold.kept:
                 self._widen(hold.nodes)
 

@@ -160,6 +160,20 @@ def test_a_guest_takes_only_what_nobody_waits_for() -> None:
     assert unknown not in stage.running
 
 
+def test_who_ends_in_its_last_phase_lost_nothing_but_code_that_holds_a_permit_is_told() -> None:
+    stage = PhaseStage()
+    a, b = stage.submit("a"), stage.submit("b")
+    stage.end_turn(stage.turn(a), 1.0)
+    stage.op(a, OpKind.OPTIM_STEP)
+    stage.tell(PermitAsked(stage.now_s, b, Phase.ROLLOUT, 0))
+    assert ("a", "train") in stage.permits()
+    stage.of(PermitBack)
+    for job, why in ((a, ""), (b, "its job is over")):
+        stage.tell(JobEnded(stage.now_s, job, "finished"))
+        (back,) = stage.of(PermitBack)
+        assert (back.job, back.lost) == (job, why)
+
+
 def test_a_phase_that_never_ends_is_given_up_and_the_others_go_on() -> None:
     stage = PhaseStage(limits=PhaseLimits(factor=2.0, least_s=5.0, strikes=2))
     a, b = stage.submit("a"), stage.submit("b")
