@@ -27,6 +27,14 @@ def wait_for(what: str, ready: Callable[[], bool], limit_s: float = READY_S) -> 
         time.sleep(0.05)
 
 
+def gone(pid: int) -> bool:
+    """Whether a process has ended, be it that nobody has asked how yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
 @contextlib.contextmanager
 def sdk_clients_closed() -> Iterator[None]:
     """Close every session that the SDK opens inside, whoever asked for it: each sends heartbeats from a thread."""

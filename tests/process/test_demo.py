@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from slackwater.runtime.store.state_directory import StateDirectory
+
+from .service_process import gone, wait_for
+
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 LARGE, SMALL = "groups = 24\nmax_groups = 24", "groups = 4\nmax_groups = 4"
@@ -35,3 +39,29 @@ def test_the_demo_runs_two_jobs_to_their_end_and_says_what_sharing_cost(
     for pool in found["pools"].values():
         assert pool["used_together"] >= 0
     assert json.loads((tmp_path / "run" / "result.json").read_text()) == found
+
+
+COMMAND = """
+import pathlib, sys
+from slackwater.cli.own_service import own_actions
+with own_actions(pathlib.Path(sys.argv[1])):
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_service_that_a_command_started_for_itself_ends_when_the_command_is_killed(
+    tmp_path: Path,
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", COMMAND, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as command:
+        assert command.stdout is not None
+        assert command.stdout.readline() == "ready\n"
+        service = StateDirectory(tmp_path).read_server()
+        assert service is not None and not gone(service["pid"])
+        command.kill()
+    wait_for("the service's end", lambda: gone(service["pid"]), 60)

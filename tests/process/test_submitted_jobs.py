@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from .conftest import free_port
-from .service_process import ServiceProcess, wait_for
+from .service_process import ServiceProcess, gone, wait_for
 
 pytestmark = pytest.mark.process
 
@@ -119,13 +119,6 @@ def steps(plane: ServiceProcess, name: str) -> list[int]:
 def said(plane: ServiceProcess, name: str) -> str:
     """What its drivers printed, as far as their keepers have written it down."""
     return str(plane.get(f"/slackwater/jobs/{name}/logs").json()["text"])
-
-
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 def test_a_file_that_cannot_be_is_refused_and_leaves_nothing(

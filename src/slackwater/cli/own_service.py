@@ -1,15 +1,18 @@
-"""A service for one command: started before it, stopped after it, whatever happens in between."""
+"""A service for one command: started before it, stopped after it or when it dies, whatever happens in between."""
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from slackwater.model.errors import UnavailableError
 from slackwater.runtime.store.state_directory import StateDirectory
+from slackwater.sandbox.linux import die_with_parent
 
 START_S = 240.0  # a first start compiles
 STOP_S = 30.0
@@ -43,11 +46,20 @@ def _started(state: Path, *options: str) -> Iterator[tuple[str, str]]:
             stdout=output,
             stderr=output,
             start_new_session=True,  # Ctrl-C reaches this process, which then stops the service in order
+            preexec_fn=partial(_end_with, os.getpid()),
         )
         try:
             yield _ready(folder, process, log)
         finally:
             _stop(process)
+
+
+def _end_with(command: int) -> None:
+    """The service is asked to stop when the thread of the command that started it dies."""
+    if sys.platform == "linux":
+        die_with_parent(signal.SIGTERM)
+    if os.getppid() != command:  # it died before the call
+        os._exit(1)
 
 
 def _ready(folder: StateDirectory, process: subprocess.Popen[bytes], log: Path) -> tuple[str, str]:
