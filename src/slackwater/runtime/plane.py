@@ -29,7 +29,6 @@ from slackwater.runtime.launch.fleet import Fleet
 from slackwater.runtime.launch.nodes import agent_name
 from slackwater.runtime.launch.worker_plans import WorkerPlans, reward_models
 from slackwater.runtime.net.background import Background
-from slackwater.runtime.net.depot import Depot
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.recording import Recording
 from slackwater.runtime.services.actions import ActionService
@@ -102,10 +101,10 @@ class ControlPlane:
         judges = reward_models(settings)
         plans = WorkerPlans(settings, self.bases, judges)
         self._model_folders = self.bases.directories() | judges.directories()
-        depot = Depot(state.root, self._model_folders, secret)
         given = settings.residency
         budgets = None if given is None else given.environment()
-        self.fleet = Fleet(file, state, self.hub, depot, plans.of, secret, budgets)
+        models = self._model_folders
+        self.fleet = Fleet(file, state, self.hub, models, plans.of, secret, budgets)
         self.sessions = Sessions(self.store, settings.session_silent_after_s)
         self._recording = Recording(settings.record)
         shared = settings.coschedule

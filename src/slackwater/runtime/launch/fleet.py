@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slackwater.model.ids import NodeId, WorkerId
 from slackwater.runtime.launch.agents import (
@@ -18,12 +18,14 @@ from slackwater.runtime.launch.fleet_file import FleetFile, FleetPool
 from slackwater.runtime.launch.nodes import Nodes
 from slackwater.runtime.launch.port import WorkerPlan, WorkerProcess
 from slackwater.runtime.launch.supervisor import Supervisor
-from slackwater.runtime.net.depot import Depot
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.wire import agent as says
 from slackwater.wire import messages
 from slackwater.wire.certificate import Certificate
+
+if TYPE_CHECKING:
+    from slackwater.runtime.net.depot import Depot
 
 logger = logging.getLogger(__name__)
 
@@ -32,14 +34,14 @@ PlansOf = Callable[[NodeId, FleetPool], Sequence[WorkerPlan]]
 
 
 class Fleet:
-    """Nodes and their workers. `hub` is where everybody dials in, `depot` where nodes without our disk get files."""
+    """Nodes and their workers. `hub` is where everybody dials in; nodes without our disk get the `models`' files from a depot."""
 
     def __init__(
         self,
         file: FleetFile,
         state: StateDirectory,
         hub: WorkerHub,
-        depot: Depot,
+        models: Mapping[str, Path],
         plans_of: PlansOf,
         secret: str,
         budgets: Mapping[str, str] | None = None,
@@ -50,7 +52,8 @@ class Fleet:
         self.supervisor = Supervisor(self.nodes.spawn)
         self._state = state
         self._hub = hub
-        self._depot = depot
+        self._models = models
+        self._depot: Depot | None = None
         self._plans_of = plans_of
         self._secret = secret
         self._launcher = _launcher(file, state.logs)
@@ -59,6 +62,9 @@ class Fleet:
         """Open the depot, and begin to bring agents up."""
         host, _ = self.file.address()
         if self.needs_depot:
+            from slackwater.runtime.net.depot import Depot  # a web server, which few fleets need
+
+            self._depot = Depot(self._state.root, self._models, self._secret)
             await self._depot.start(host, 0, None if certificate is None else certificate.context())
         join = self.join_address(certificate)
         plans = [
@@ -81,7 +87,7 @@ class Fleet:
         listened, port = self._hub.address
         host = self.file.advertise or listened
         scheme = "http" if certificate is None else "https"
-        depot = f"{scheme}://{host}:{self._depot.port}"
+        depot = f"{scheme}://{host}:{0 if self._depot is None else self._depot.port}"
         pin = None if certificate is None else certificate.pin
         return JoinAddress(f"{host}:{port}", depot, self._secret, pin, self._budgets)
 
@@ -123,7 +129,8 @@ class Fleet:
         """After the hub has told everybody to stop."""
         await self.supervisor.close()
         await self._launcher.close()
-        await self._depot.close()
+        if self._depot is not None:
+            await self._depot.close()
 
 
 def _launcher(file: FleetFile, logs: Path) -> AgentLauncher:
