@@ -1,7 +1,7 @@
 """The engine: add requests, step, take tokens. One step is plan, run, settle."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as ListLike
 
 import numpy as np
@@ -162,11 +162,9 @@ class Engine:
         """A place for full weights that will be filled beside the steps, then shown between two of them."""
         return self._versions.begin()
 
-    def fill_version(
-        self, room: Room, tensors: Mapping[str, Tensor], rest: Callable[[], None] = lambda: None
-    ) -> None:
-        """Write full weights to a place; another thread may do so while this engine steps, and `rest` between two tensors."""
-        self._versions.fill(room, tensors, rest)
+    def fill_version(self, room: Room, tensors: Mapping[str, Tensor]) -> None:
+        """Write full weights to a place; another thread may do so while this engine steps."""
+        self._versions.fill(room, tensors)
 
     def finish_version(self, version: str, room: Room) -> None:
         """Show a filled place under a name; call it between steps."""

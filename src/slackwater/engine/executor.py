@@ -3,7 +3,7 @@
 `cpu/` and `cuda/` implement it; the scheduler and the block pool know nothing of devices.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -77,10 +77,8 @@ class Executor(Protocol):
         """Lay a model's weights out as this device reads them, in place."""
         ...
 
-    def write(
-        self, net: CausalLM, tensors: Mapping[str, Tensor], rest: Callable[[], None] = lambda: None
-    ) -> None:
-        """Give a prepared model new weights, in place; who writes tensor by tensor calls `rest` between two."""
+    def write(self, net: CausalLM, tensors: Mapping[str, Tensor]) -> None:
+        """Give a prepared model new weights, in place; another thread may do so while other models' rows are run."""
         ...
 
     def prepare_adapter(self, net: CausalLM, adapter: LoraAdapter) -> None:

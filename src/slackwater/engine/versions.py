@@ -1,6 +1,6 @@
 """Weight versions: several full sets of weights and adapters, readable at once, bounded in number."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -84,12 +84,10 @@ class VersionStore:
         self._begun += 1
         return room
 
-    def fill(
-        self, room: Room, tensors: Mapping[str, Tensor], rest: Callable[[], None] = lambda: None
-    ) -> None:
+    def fill(self, room: Room, tensors: Mapping[str, Tensor]) -> None:
         """Write full weights where no request sees them; the one call that another thread may make meanwhile."""
         self._check_full(tensors)
-        self._executor.write(room.net, tensors, rest)
+        self._executor.write(room.net, tensors)
 
     def finish(self, version: str, room: Room) -> None:
         """Show what was filled, under a name that is not held."""

@@ -268,7 +268,7 @@ def main() -> None:
     hello = messages.Hello(secret(), options.worker, "engine", facts)
     with dial(options.connect, hello) as connection:
         connection.report_gauges(lambda: heartbeat_gauges(engine))
-        lane = weight_lane(files.weights(), options, options.device)
+        lane = weight_lane(files.weights(), options, options.device, beside=True)
         EngineWorker(connection, engine, lane, options.least_step_ms / 1e3).run()
 
 

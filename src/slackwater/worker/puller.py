@@ -5,7 +5,6 @@ import queue
 import socket
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,8 +20,6 @@ from slackwater.worker.published import lora_of
 from slackwater.worker.weight_lane import WeightLane
 
 _NICENESS = 19  # hardly any of a core that a step wants too, all of one that is idle
-_LONGEST_REST_S = 0.001
-_STEPPING_S = 0.25  # after so long without a look between two steps, there are no steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +75,6 @@ class VersionPuller:
         self._to_do: queue.SimpleQueue[_Wanted | _Filling | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[_Arrived | _Filled | _Failed] = queue.SimpleQueue()
         self._bell, self._button = socket.socketpair()
-        self._looked_s = 0.0
-        self._worked_since_s = 0.0
         self._pulling: dict[str, bool] = {}  # whether it is to be dropped as soon as it is there
         self._thread = threading.Thread(target=self._work, name="weight puller", daemon=True)
         self._thread.start()
@@ -110,7 +105,6 @@ class VersionPuller:
     def settle(self) -> list[messages.VersionReady | messages.VersionFailed]:
         """Between two steps: give places to what has arrived, show what is laid out, and say what became of pulls."""
         said: list[messages.VersionReady | messages.VersionFailed] = []
-        self._looked_s = time.monotonic()
         while not self._done.empty():
             self._bell.recv(1)
             match self._done.get():
@@ -164,23 +158,11 @@ class VersionPuller:
 
     def _result(self, what: _Wanted | _Filling) -> _Arrived | _Filled | _Failed:
         room = what.room if isinstance(what, _Filling) else None
-        self._worked_since_s = time.monotonic()
         try:
             if isinstance(what, _Filling):
-                self._engine.fill_version(what.room, what.tensors, self._rest)
+                self._engine.fill_version(what.room, what.tensors)
                 return _Filled(what.version, what.room, what.kept)
-            taken = self._lane.take(what.version, what.way, keep=what.keep, rest=self._rest)
+            taken = self._lane.take(what.version, what.way, keep=what.keep)
             return _Arrived(what.version, taken.tensors, lora_of(taken.meta), taken.kept)
         except Exception as error:  # noqa: BLE001  (the thread's edge: the loop decides what it means)
             return _Failed(what.version, error, room)
-
-    def _rest(self) -> None:
-        """Between two tensors: while steps are under way, rest as long as the tensor took, a millisecond at most.
-
-        Whatever its size, a tensor takes the interpreter for some fifty microseconds, and a step waits for it. So a version of
-        many small tensors takes up to twice as long, and one of large tensors hardly longer.
-        """
-        now_s = time.monotonic()
-        if now_s - self._looked_s < _STEPPING_S:
-            time.sleep(min(now_s - self._worked_since_s, _LONGEST_REST_S))
-        self._worked_since_s = time.monotonic()

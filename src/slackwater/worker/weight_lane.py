@@ -6,7 +6,7 @@ The durable store is the truth: whatever the relay cannot give is pulled from it
 import argparse
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from slackwater.weights.port import WeightStore
 from slackwater.weights.relay.agent import Agent
 from slackwater.weights.relay.client import Address
 from slackwater.weights.relay.host_copy import torch_tensors
+from slackwater.weights.relay.pull_process import PullProcess
 from slackwater.weights.relay.receiver import Receiver
 from slackwater.worker.process import address_of, secret
 from slackwater.worker.published import lora_of
@@ -39,7 +40,10 @@ class Taken:
 
 
 class WeightLane:
-    """One worker's pulls, one at a time. Without a `relay` everything comes from the store, adapters straight to the `device`."""
+    """One worker's pulls, one at a time. Without a `relay` everything comes from the store, adapters straight to the `device`.
+
+    `beside`: what comes over the relay is pulled in a process of its own, so that steps of this one wait for nothing of it.
+    """
 
     def __init__(
         self,
@@ -51,13 +55,16 @@ class WeightLane:
         node: str = "",
         device: str = "cpu",
         within_s: float = _WITHIN_S,
+        beside: bool = False,
     ) -> None:
         self._durable, self._device = durable, device
         self._within_s = within_s
         self._lock = threading.Lock()
         self._agent: Agent | None = None
-        self._receiver: Receiver | None = None
-        if relay is not None:
+        self._receiver: Receiver | PullProcess | None = None
+        if relay is not None and beside:
+            self._receiver = PullProcess(relay, secret, worker, node=node, keep=_COPIES)
+        elif relay is not None:
             self._agent = Agent(
                 *(relay, secret, worker),
                 node=node,
@@ -74,14 +81,13 @@ class WeightLane:
         way: Sequence[Cargo] = (),
         *,
         keep: bool = False,
-        rest: Callable[[], None] = lambda: None,
     ) -> Taken:
-        """The version, exactly as published; `rest` is called after every part of it that changes."""
+        """The version, exactly as published."""
         with self._lock:
             if way and self._receiver is not None:
                 try:
                     found, kept = self._receiver.take(
-                        version, way, keep=keep, within_s=self._within_s, rest=rest
+                        version, way, keep=keep, within_s=self._within_s
                     )
                     self.pulled_over_relay += 1
                     return Taken(torch_tensors(found), found.meta, kept)
@@ -97,12 +103,18 @@ class WeightLane:
         """End the connections to the relay."""
         if self._agent is not None:
             self._agent.close()
+        if isinstance(self._receiver, PullProcess):
+            self._receiver.close()
 
 
 def weight_lane(
-    durable: WeightStore, options: argparse.Namespace, device: str = "cpu"
+    durable: WeightStore,
+    options: argparse.Namespace,
+    device: str = "cpu",
+    *,
+    beside: bool = False,
 ) -> WeightLane:
     """From a worker's options: over the relay of its node, if that has one."""
     relay = address_of(options.relay) if options.relay else None
     named = {"worker": options.worker, "node": options.node, "device": device}
-    return WeightLane(durable, relay, secret=secret().encode(), **named)
+    return WeightLane(durable, relay, secret=secret().encode(), beside=beside, **named)

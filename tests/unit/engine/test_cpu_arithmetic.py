@@ -11,7 +11,7 @@ from slackwater.engine.cpu.attention import BLOCK_TOKENS, attend_rows
 from slackwater.engine.cpu.compiled import exp_of, lane_max, lane_sum
 from slackwater.engine.cpu.ops import add_and_norm_rows, norm_rows, silu_mul_rows
 from slackwater.engine.cpu.panel_kernel import PANEL
-from slackwater.engine.cpu.panel_writing import LINE, write_panels
+from slackwater.engine.cpu.panel_writing import LINE, Writing
 from slackwater.engine.cpu.sites import AdapterSpan, SiteAdapters
 from slackwater.engine.cpu.straight_pass import PagedRows, StraightPass
 from slackwater.engine.cpu.weights import Floats, LibraryWeight, PanelWeight
@@ -42,12 +42,18 @@ class Problem:
         return out
 
 
+def written(weight: PanelWeight | LibraryWeight, first: int, values: Floats) -> None:
+    writing = Writing()
+    weight.write(first, values, writing)
+    writing.run()
+
+
 def weights(width: int, depth: int, kind: type[PanelWeight] | type[LibraryWeight]) -> Problem:
     generator = torch.Generator().manual_seed(width + depth)
     values = torch.randn(width, depth, generator=generator)
     x = torch.randn(300, depth, generator=generator)
     weight = kind(width, depth)
-    weight.write(0, values.numpy())
+    written(weight, 0, values.numpy())
     return Problem(x.numpy(), values.numpy(), weight)
 
 
@@ -87,7 +93,7 @@ def test_rows_of_a_weight_are_written_where_they_belong(
 ) -> None:
     problem = weights(100, 24, kind)
     fresh = np.random.default_rng(1).random((50, 24), np.float32)
-    problem.weight.write(17, fresh)
+    written(problem.weight, 17, fresh)
     problem.values[17:67] = fresh
     np.testing.assert_allclose(
         problem.product(), problem.x @ problem.values.T, rtol=1e-4, atol=1e-4
@@ -108,11 +114,28 @@ def test_every_element_of_written_rows_is_where_its_panel_has_it(
     panels = memory[start : start + count * depth * PANEL].reshape(count, depth, PANEL)
     for given in (values, np.ascontiguousarray(values)):
         panels[:] = np.nan
-        write_panels(given, panels, first)
+        writing = Writing()
+        writing.panels(given, panels, first)
+        writing.run()
         columns = panels.transpose(0, 2, 1).reshape(count * PANEL, depth)
         assert np.array_equal(columns[first : first + rows], values)
         assert np.isnan(columns[:first]).all()
         assert np.isnan(columns[first + rows :]).all()
+
+
+def test_what_is_written_together_is_written_in_order() -> None:
+    values = np.arange(64, dtype=np.float32).reshape(32, 2)
+    between, panels = np.zeros((32, 2), np.float32), np.zeros((1, 2, PANEL), np.float32)
+    writing = Writing()
+    writing.copy(values, between)
+    writing.panels(between, panels, 0)
+    assert not between.any() and not panels.any()
+    writing.run()
+    assert np.array_equal(between, values)
+    assert np.array_equal(panels[0].T, values)
+    between[:] = 0
+    writing.run()
+    assert not between.any(), "written twice"
 
 
 def test_the_compiled_exponential_is_within_two_units_in_the_last_place() -> None:

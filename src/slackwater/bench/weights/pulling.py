@@ -64,6 +64,7 @@ def decode_while_pulling(pulls: int, seed: int) -> dict[str, object]:
             secret=_SECRET.encode(),
             worker="engine",
             node="node",
+            beside=True,
         )
         puller = VersionPuller(engine, lane)
         for each in (lane, puller):

@@ -1,6 +1,6 @@
 """The CPU executor: float32, the cache in host pages, compiled loops."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -51,10 +51,8 @@ class CpuExecutor:
         net.requires_grad_(False)
         self._passes[net] = StraightPass(net, self._new_weight)
 
-    def write(
-        self, net: CausalLM, tensors: Mapping[str, Tensor], rest: Callable[[], None] = lambda: None
-    ) -> None:
-        self._passes[net].write(tensors, rest)
+    def write(self, net: CausalLM, tensors: Mapping[str, Tensor]) -> None:
+        self._passes[net].write(tensors)
 
     def prepare_adapter(self, net: CausalLM, adapter: LoraAdapter) -> None:
         sites = self._passes[net].sites()

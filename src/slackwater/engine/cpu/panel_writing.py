@@ -1,7 +1,8 @@
-"""A weight's rows into panels of 32 columns: squares of 16 by 16 are turned in registers and stored past the caches.
+"""Weights' rows into panels of 32 columns: squares of 16 by 16 are turned in registers and stored past the caches.
 
 Versions are written beside the steps. What is stored past the caches leaves in them the weights that the steps read, and is not
-read from memory first, so that writing a version takes less than copying it.
+read from memory first, so that writing a version takes less than copying it. A version is written in one call: beside steps, every
+call costs a turn at the interpreter's lock, which the steps wait for.
 """
 
 from typing import Any
@@ -10,12 +11,16 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.np.numpy_support import carray
+from numpy.typing import NDArray
 
 from slackwater.engine.cpu.compiled import generated
 from slackwater.engine.cpu.panel_kernel import PANEL
 from slackwater.engine.cpu.vector_code import INT32, INT64, LANES, VECTOR, Value
 
 LINE = 64  # bytes; panels that begin a line are written past the caches
+_pointer_to: Any = types.CPointer
+_FLOATS = _pointer_to(types.float32)
 _MASK = ir.VectorType(INT32, LANES)
 
 
@@ -71,7 +76,19 @@ def _all_stored(typing: Any) -> Any:
     return types.void(), build
 
 
-@numba.njit(cache=True, error_model="numpy", nogil=True)  # written beside the steps, which go on
+@generated
+def _floats_at(typing: Any, address: Any) -> Any:
+    """A pointer to floats."""
+    del typing, address
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = context.get_value_type(signature.return_type)
+        return builder.inttoptr(arguments[0], pointer)
+
+    return _FLOATS(types.uintp), build
+
+
+@numba.njit(cache=True, error_model="numpy", nogil=True)
 def write_panels(values: Any, panels: Any, first: int) -> None:
     """Put `values`, rows of the weight, in place from row `first` on."""
     rows, depth = values.shape
@@ -95,3 +112,59 @@ def write_panels(values: Any, panels: Any, first: int) -> None:
                 panels[number, k, place + j] = values[row + j, k]
         row += count
     _all_stored()
+
+
+@numba.njit(cache=True, error_model="numpy", nogil=True)  # written beside the steps, which go on
+def _write_all(jobs: Any) -> None:
+    for number in range(len(jobs)):
+        source, target = (
+            _floats_at(np.uintp(jobs[number, 0])),
+            _floats_at(np.uintp(jobs[number, 1])),
+        )
+        rows, depth, first = jobs[number, 2], jobs[number, 3], jobs[number, 4]
+        if depth == 0:
+            given, taken = carray(source, rows), carray(target, rows)
+            for i in range(rows):
+                taken[i] = given[i]
+        else:
+            panels = (-(-(first + rows) // PANEL), depth, PANEL)
+            write_panels(carray(source, (rows, depth)), carray(target, panels), first)
+
+
+class Writing:
+    """Weights to be written, each in the order in which it was added, in one call that leaves the interpreter to others."""
+
+    def __init__(self) -> None:
+        self._jobs: list[tuple[int, int, int, int, int]] = []
+        self._kept: list[NDArray[np.float32]] = []  # until it is written from
+
+    def copy(self, values: NDArray[np.float32], target: NDArray[np.float32]) -> None:
+        """`target` shall have these values; its memory is in one piece."""
+        values = self._source(values)
+        assert target.flags.c_contiguous and target.size == values.size
+        self._jobs.append((_address(values), _address(target), values.size, 0, 0))
+
+    def panels(self, values: NDArray[np.float32], panels: NDArray[np.float32], first: int) -> None:
+        """`values` shall be the rows of a weight in panels from `first` on."""
+        values = self._source(values)
+        rows, depth = values.shape
+        assert panels.flags.c_contiguous and depth == panels.shape[1]
+        assert first + rows <= len(panels) * PANEL
+        self._jobs.append((_address(values), _address(panels), rows, depth, first))
+
+    def run(self) -> None:
+        """Write what was added."""
+        if self._jobs:
+            _write_all(np.array(self._jobs, np.int64))
+        self._jobs.clear()
+        self._kept.clear()
+
+    def _source(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        assert values.dtype == np.float32
+        self._kept.append(np.ascontiguousarray(values))
+        return self._kept[-1]
+
+
+def _address(array: NDArray[np.float32]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from slackwater.engine.cpu.panel_writing import Writing
 from slackwater.engine.cpu.weights import Floats, Weight
 from slackwater.nets.lora import LoraAdapter
 
@@ -28,6 +29,7 @@ class SiteAdapters:
     def __init__(self, adapter: LoraAdapter, sites: Iterable[Site], new_weight: NewWeight) -> None:
         self._factors: dict[tuple[str, ...], tuple[Weight, Weight, int]] = {}
         rank, scale = adapter.spec.rank, adapter.spec.scale
+        writing = Writing()
         for site in sites:
             pairs = [adapter.pair(name) for name in site.names]
             held = [number for number, pair in enumerate(pairs) if pair is not None]
@@ -39,10 +41,11 @@ class SiteAdapters:
                     inner = rank * len(held)
                     down, up = new_weight(inner, first.shape[1]), new_weight(site.width, inner)
                     self._factors[site.names] = (down, up, inner)
-                down.write(place * rank, np.ascontiguousarray(first))
+                down.write(place * rank, first, writing)
                 block = np.zeros((len(second), inner), np.float32)
                 block[:, place * rank : (place + 1) * rank] = second * np.float32(scale)
-                up.write(site.starts[number], block)
+                up.write(site.starts[number], block, writing)
+        writing.run()
 
     def add(self, site: Site, x: Floats, out: Floats) -> None:
         """Add the low-rank update of `x` to `out`."""

@@ -4,7 +4,7 @@
 Python's modules, views and allocations.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -15,6 +15,7 @@ from torch import nn
 
 from slackwater.engine.cpu.attention import attend_rows
 from slackwater.engine.cpu.ops import add_and_norm_rows, norm_rows, silu_mul_rows
+from slackwater.engine.cpu.panel_writing import Writing
 from slackwater.engine.cpu.sites import AdapterSpan, NewWeight, Site, apply
 from slackwater.engine.cpu.weights import Floats
 from slackwater.nets.causal_lm import CausalLM, Layer, RmsNorm
@@ -80,26 +81,28 @@ class StraightPass:
             unembedding.weight = nn.Parameter(net.model.embed_tokens.weight.detach())
         self._unembedding = self._site({"lm_head": unembedding})
         named = net_tensors(net).items()
-        self._kept = {name: tensor for name, tensor in named if not tensor.is_meta}
+        self._kept = {name: tensor.numpy() for name, tensor in named if not tensor.is_meta}
         self._norms = [layer.norm for layer in self._layers[1:]] + [self._last_norm]
         cos, sin = net.rotary.at(torch.arange(config.max_positions))
         self._cos, self._sin = cos.reshape(-1).numpy(), sin.reshape(-1).numpy()
         self._buffers: dict[int, _Buffers] = {}
         self._logits = np.empty((0, config.vocab_size), np.float32)
 
-    def write(
-        self, tensors: Mapping[str, torch.Tensor], rest: Callable[[], None] = lambda: None
-    ) -> None:
-        """Take new weights, in place; `rest` is called after each."""
+    def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take new weights, in place."""
+        writing = Writing()
         for name, tensor in tensors.items():
             layer, _, kind = name.rpartition(".")
+            values = _host_floats(tensor)
             if name in self._kept:
-                self._kept[name].copy_(tensor)
+                writing.copy(values, self._kept[name])
             elif layer in self._places:
-                self._place(layer, kind, _host_floats(tensor))
-            rest()
+                self._place(layer, kind, values, writing)
+            if tensor.dtype != torch.float32:
+                writing.run()  # one converted copy at a time
         if self._config.tied:
-            self._place("lm_head", "weight", self._embedding)
+            self._place("lm_head", "weight", self._embedding, writing)
+        writing.run()
 
     def sites(self) -> Iterator[Site]:
         """Every product, the unembedding last."""
@@ -165,21 +168,23 @@ class StraightPass:
         biased = all(part.bias is not None for part in parts.values())
         bias = np.zeros(stops[-1], np.float32) if biased else None
         site = Site(tuple(parts), starts, stops[-1], self._new_weight(stops[-1], depth), bias)
+        writing = Writing()
         for (name, part), start in zip(parts.items(), starts, strict=True):
             self._places[name] = (site, start)
             for kind, parameter in list(part.named_parameters()):
-                self._place(name, kind, parameter.detach().numpy())
+                self._place(name, kind, parameter.detach().numpy(), writing)
                 shape = torch.empty(parameter.shape, device="meta")
                 part.register_parameter(kind, nn.Parameter(shape, requires_grad=False))
+        writing.run()
         return site
 
-    def _place(self, layer: str, kind: str, values: Floats) -> None:
+    def _place(self, layer: str, kind: str, values: Floats, writing: Writing) -> None:
         site, start = self._places[layer]
         if kind == "weight":
-            site.weight.write(start, values)
+            site.weight.write(start, values, writing)
         else:
             assert site.bias is not None
-            site.bias[start : start + len(values)] = values
+            writing.copy(values, site.bias[start : start + len(values)])
 
     def _at_hand(self, rows: int) -> _Buffers:
         """Buffers of so many rows; those of a few numbers of rows are kept."""

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from slackwater.engine.cpu.panel_kernel import PANEL, panel_product
-from slackwater.engine.cpu.panel_writing import LINE, write_panels
+from slackwater.engine.cpu.panel_writing import LINE, Writing
 
 Floats = NDArray[np.float32]
 _SHARED_FLOATS = 1 << 18  # smaller products than this are not worth a second thread
@@ -20,8 +20,8 @@ _SHARED_FLOATS = 1 << 18  # smaller products than this are not worth a second th
 class Weight(Protocol):
     """`[width, depth]`, written by rows."""
 
-    def write(self, first: int, values: Floats) -> None:
-        """Set rows from `first` on."""
+    def write(self, first: int, values: Floats, writing: Writing) -> None:
+        """Set rows from `first` on, at the latest when `writing` is run."""
         ...
 
     def product(self, x: Floats, out: Floats, *, adds: bool = False) -> None:
@@ -35,8 +35,8 @@ class PanelWeight:
     def __init__(self, width: int, depth: int) -> None:
         self._panels = _zeros((-(-width // PANEL), depth, PANEL))
 
-    def write(self, first: int, values: Floats) -> None:
-        write_panels(values, self._panels, first)
+    def write(self, first: int, values: Floats, writing: Writing) -> None:
+        writing.panels(values, self._panels, first)
 
     def product(self, x: Floats, out: Floats, *, adds: bool = False) -> None:
         count = len(self._panels)
@@ -67,7 +67,8 @@ class LibraryWeight:
     def __init__(self, width: int, depth: int) -> None:
         self._columns = torch.zeros(depth, width)
 
-    def write(self, first: int, values: Floats) -> None:
+    def write(self, first: int, values: Floats, writing: Writing) -> None:
+        writing.run()  # what is written from may be among it
         self._columns[:, first : first + len(values)] = torch.from_numpy(values).T
 
     def product(self, x: Floats, out: Floats, *, adds: bool = False) -> None:

@@ -1,6 +1,6 @@
 """The CUDA executor: the cache in device pages, decode steps as graphs, the rest eager."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
@@ -80,9 +80,7 @@ class CudaExecutor:
         net.requires_grad_(False)
         self._passes[net] = StraightPass(net, batch_invariant=self._batch_invariant)
 
-    def write(
-        self, net: CausalLM, tensors: Mapping[str, Tensor], rest: Callable[[], None] = lambda: None
-    ) -> None:
+    def write(self, net: CausalLM, tensors: Mapping[str, Tensor]) -> None:
         self._queued = None
         with torch.no_grad():
             targets = net_tensors(net)

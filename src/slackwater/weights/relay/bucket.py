@@ -26,17 +26,18 @@ from slackwater.weights.relay.memory import anonymous
 _LENGTH = struct.Struct("<I")
 _APART = 64  # a cache line, and more than any element needs
 Bytes = NDArray[np.uint8]
+MemoryOf = Callable[[int], memoryview]  # of so many bytes
 
 
-def tensor_memory(sizes: Iterable[int]) -> tuple[Bytes, ...]:
-    """Arrays of these sizes in one piece of memory, which goes with the last of them.
+def tensor_memory(sizes: Iterable[int], memory_of: MemoryOf = anonymous) -> tuple[Bytes, ...]:
+    """Arrays of these sizes in one piece of memory, which goes with the last of them. Their places in it follow from the sizes alone.
 
     Each is over a view of its own and no slice of one array: whoever reads a part of an array then refers to that array, and
     counting its references tells whether anybody does.
     """
     sizes = list(sizes)
     starts = [0, *accumulate(size + -size % _APART for size in sizes)]
-    memory = anonymous(starts[-1])
+    memory = memory_of(starts[-1])
     return tuple(
         np.frombuffer(memory[start : start + size], np.uint8) if size else np.empty(0, np.uint8)
         for start, size in zip(starts, sizes, strict=False)
@@ -70,9 +71,8 @@ def apply_changes(
     bucket: Bucket,
     data: memoryview,
     known: Sequence[int],
-    rest: Callable[[], None] = lambda: None,
 ) -> list[int]:
-    """Apply a bucket of changes in place; the parts' new checksums. `known` are those that they have now; `rest` is called after each part."""
+    """Apply a bucket of changes in place; the parts' new checksums. `known` are those that they have now."""
     at, reached = 0, list(known)
     for number, part in enumerate(bucket):
         if len(data) - at < _LENGTH.size:
@@ -84,7 +84,6 @@ def apply_changes(
         if length:
             elements = arrays[part.tensor][part.start : part.stop].view(f"u{part.item_bytes}")
             reached[number] = apply(elements, data[at : at + length], known[number])
-            rest()
         at += length
     if at != len(data):
         raise refused(f"{len(data) - at} bytes follow a bucket's last part")

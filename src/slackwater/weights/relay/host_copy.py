@@ -15,6 +15,10 @@ _DTYPES = {
     "I16": torch.int16, "F16": torch.float16, "BF16": torch.bfloat16,
     "I32": torch.int32, "F32": torch.float32, "I64": torch.int64, "F64": torch.float64,
 }  # fmt: skip
+# What NumPy has too.
+_PLAIN = {
+    "U8": "u1", "I8": "i1", "I16": "i2", "F16": "f2", "I32": "i4", "F32": "f4", "I64": "i8", "F64": "f8",
+}  # fmt: skip
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
@@ -36,7 +40,15 @@ def torch_tensors(held: HostVersion, device: str = "cpu") -> dict[str, Tensor]:
     """The version's tensors; on the CPU they are the version's own memory, not to be changed."""
     found: dict[str, Tensor] = {}
     for entry, array in zip(held.tensors, held.arrays, strict=True):
-        flat = torch.from_numpy(array) if len(array) else torch.empty(0, dtype=torch.uint8)
-        tensor = flat.view(_DTYPES[entry.dtype]).reshape(entry.shape)
+        tensor = _tensor(array, entry)
         found[entry.name] = tensor if device == "cpu" else tensor.to(device)
     return found
+
+
+def _tensor(array: Bytes, entry: TensorEntry) -> Tensor:
+    """Most calls of Torch let go of the interpreter's lock and wait to have it again, beside steps for long: for most tensors there is one that does not."""
+    if not len(array):
+        return torch.empty(entry.shape, dtype=_DTYPES[entry.dtype])
+    if entry.dtype in _PLAIN:
+        return torch.from_numpy(array.view(_PLAIN[entry.dtype]).reshape(entry.shape))
+    return torch.from_numpy(array).view(_DTYPES[entry.dtype]).reshape(entry.shape)

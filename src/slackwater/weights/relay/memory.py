@@ -1,11 +1,17 @@
-"""Memory in huge pages, where the system has them.
+"""Memory in huge pages, where the system has them, and memory that another process can map.
 
 A system gives memory out page by page, at first touch: a gigabyte is a quarter of a million interruptions in small pages, and five hundred in huge ones.
 """
 
 import ctypes
 import mmap
+import os
+import tempfile
+import weakref
 from contextlib import suppress
+
+import numpy as np
+from numpy.typing import NDArray
 
 _HUGE = 2 << 20
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory, the default, has small pages
@@ -22,3 +28,46 @@ def anonymous(size: int) -> memoryview:
             # What is left over has small pages, so that no more is taken than was asked for.
             mapped.madvise(mmap.MADV_HUGEPAGE, start, size - size % _HUGE)
     return memoryview(mapped)[start : start + size]
+
+
+class SharedMap(mmap.mmap):
+    """Memory with a descriptor, by which another process maps it too; gone when nobody maps it any more."""
+
+    descriptor: int
+
+
+def shared(size: int) -> memoryview:
+    """Memory of zeros, all of it there already, that `descriptor_of` gives to another process."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("slackwater version")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    try:
+        os.truncate(descriptor, max(size, 1))
+        if hasattr(
+            os, "posix_fallocate"
+        ):  # a system without room says so here, not by a signal later
+            os.posix_fallocate(descriptor, 0, max(size, 1))
+        every_page = getattr(mmap, "MAP_POPULATE", 0)
+        mapped = SharedMap(descriptor, max(size, 1), mmap.MAP_SHARED | every_page)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    mapped.descriptor = descriptor
+    weakref.finalize(mapped, os.close, descriptor)
+    return memoryview(mapped)[:size]
+
+
+def mapped(descriptor: int, size: int) -> memoryview:
+    """The memory of another process's `shared`; what is written to it here, the other does not see."""
+    return memoryview(mmap.mmap(descriptor, size, mmap.MAP_PRIVATE))
+
+
+def descriptor_of(array: NDArray[np.uint8]) -> int:
+    """The descriptor of the memory that `shared` made and that this array is a part of."""
+    part: object = array.base
+    assert isinstance(part, memoryview)
+    whole: object = part.obj
+    assert isinstance(whole, SharedMap)
+    return whole.descriptor

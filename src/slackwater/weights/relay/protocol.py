@@ -157,11 +157,11 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 Reply = Ok | Failed
 _decode_request = msgspec.msgpack.Decoder(Request).decode
-_decode_reply = msgspec.msgpack.Decoder(Reply).decode
+decode_reply = msgspec.msgpack.Decoder(Reply).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def send(connection: socket.socket, message: Request | Reply) -> None:
+def send(connection: socket.socket, message: msgspec.Struct) -> None:
     """Send one message."""
     body = _encode(message)
     connection.sendall(_LENGTH.pack(len(body)) + body)
@@ -169,7 +169,7 @@ def send(connection: socket.socket, message: Request | Reply) -> None:
 
 def receive_request(connection: socket.socket) -> Request | None:
     """The next request; None if the peer has gone."""
-    body = _message(connection)
+    body = receive_message(connection)
     if body is None:
         return None
     try:
@@ -181,16 +181,17 @@ def receive_request(connection: socket.socket) -> Request | None:
 
 def receive_reply(connection: socket.socket) -> Any:
     """The value of the next reply, or its error raised."""
-    body = _message(connection)
+    body = receive_message(connection)
     if body is None:
         raise UnavailableError("the relay closed the connection")
-    reply = _decode_reply(body)
+    reply = decode_reply(body)
     if isinstance(reply, Failed):
         raise reply.error()
     return reply.value
 
 
-def _message(connection: socket.socket) -> bytes | None:
+def receive_message(connection: socket.socket) -> bytes | None:
+    """The next message's MessagePack; None if the peer has gone."""
     head = bytearray(_LENGTH.size)
     if not receive_into(connection, memoryview(head), at_edge=True):
         return None

@@ -2,7 +2,7 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import accumulate
 from sys import getrefcount
@@ -20,11 +20,13 @@ from slackwater.weights.relay.bucket import (
     Bytes,
     Cargo,
     Manifest,
+    MemoryOf,
     apply_changes,
     part_checksums,
     tensor_memory,
     whole_views,
 )
+from slackwater.weights.relay.memory import anonymous
 from slackwater.weights.relay.publisher import HostVersion
 
 _UNSHARED = 3  # an array's references: its tuple, the loop, the call that counts
@@ -33,11 +35,19 @@ _UNSHARED = 3  # an array's references: its tuple, the loop, the call that count
 class Receiver:
     """Pulls versions through an agent, whole or by deltas, whichever is smaller.
 
-    The `keep` newest pulled versions stay in host memory as bases, and their cargoes on the agent's shelf for its neighbours.
+    The `keep` newest pulled versions stay in host memory (`memory_of`) as bases, and their cargoes on the agent's shelf for its neighbours.
     """
 
-    def __init__(self, agent: Agent, *, keep: int = 1, way: WayPolicy | None = None) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        *,
+        keep: int = 1,
+        way: WayPolicy | None = None,
+        memory_of: MemoryOf = anonymous,
+    ) -> None:
         self._agent = agent
+        self._memory_of = memory_of
         self._keep = keep
         self._way = way or WayPolicy()
         self._held: OrderedDict[str, tuple[HostVersion, Manifest]] = OrderedDict()
@@ -74,19 +84,15 @@ class Receiver:
         *,
         keep: bool,
         within_s: float = 600.0,
-        rest: Callable[[], None] = lambda: None,
     ) -> tuple[HostVersion, bool]:
-        """The version by a way that somebody else chose, and whether a copy is kept. A copy that it was made from is gone, whatever happens.
-
-        `rest` is called after every part that a delta changes.
-        """
+        """The version by a way that somebody else chose, and whether a copy is kept. A copy that it was made from is gone, whatever happens."""
         deadline_s = time.monotonic() + within_s
         base = way[0].base
         if base and base not in self._held:
             raise NotFoundError(f"version: {base!r}, which {version!r} changes, is not held here")
         manifest = self._visible(version, deadline_s)
         try:
-            found = self._follow(way, manifest, deadline_s, set(), rest)
+            found = self._follow(way, manifest, deadline_s, set())
         except _UnusableError:
             raise refused(f"a delta on the way to {version!r} is damaged") from None
         finally:
@@ -128,7 +134,6 @@ class Receiver:
         manifest: Manifest,
         deadline_s: float,
         refusals: set[Cargo],
-        rest: Callable[[], None] = lambda: None,
     ) -> HostVersion:
         arrays: tuple[Bytes, ...] = ()
         sums: list[list[int]] = []
@@ -147,14 +152,15 @@ class Receiver:
             memory: Memory | None = None
             coming: _ComingSums | None = None
             if not cargo.base:
-                arrays = tensor_memory(tensor.size for tensor in at.tensors)
+                sizes = [tensor.size for tensor in at.tensors]
+                arrays = tensor_memory(sizes, self._memory_of)
                 memory = [tuple(whole_views(arrays, bucket)) for bucket in at.buckets()]
                 coming = _ComingSums(memory)
             seen = None if coming is None else coming.seen
             arrival = Arrival(self._agent, cargo, at, deadline_s, memory, seen)
             try:
                 if memory is None or coming is None:
-                    sums = _applied(arrival, at, arrays, sums, rest)
+                    sums = _applied(arrival, at, arrays, sums)
                 else:
                     sums = _whole(arrival, at, arrays, memory, coming)
                 if [tuple(each) for each in sums] != list(at.checksums):
@@ -184,7 +190,7 @@ class Receiver:
         ):
             del self._held[version]
             return arrays
-        copies = tensor_memory(map(len, arrays))
+        copies = tensor_memory(map(len, arrays), self._memory_of)
         for copy, array in zip(copies, arrays, strict=True):
             np.copyto(copy, array)
         return copies
@@ -256,13 +262,12 @@ def _applied(
     manifest: Manifest,
     arrays: tuple[Bytes, ...],
     known: list[list[int]],
-    rest: Callable[[], None],
 ) -> list[list[int]]:
     """Apply a delta in place; the checksums that the parts have now."""
     reached: list[list[int]] = []
     for number, bucket in enumerate(manifest.buckets()):
         with arrival.bucket(number) as views:
-            reached.append(apply_changes(arrays, bucket, views[0], known[number], rest))
+            reached.append(apply_changes(arrays, bucket, views[0], known[number]))
     return reached
 
 

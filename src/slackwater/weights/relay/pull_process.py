@@ -1,0 +1,215 @@
+"""Pulling in a process of its own, beside one that may not wait: an engine's steps and a pull would share an interpreter's lock.
+
+The process receives, checks and applies, and keeps the copies for later deltas; the caller maps what is ready. The two talk
+over a pair of sockets. When the caller's end closes, however the caller ended, the process ends at once; its memory has no
+name and goes with those who map it. If the process itself ends, the pull under way is an error, its copies are lost, and the next pull starts another.
+"""
+
+import logging
+import mmap
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from slackwater.model.cargo import Cargo
+from slackwater.model.errors import RefusedError, SlackwaterError, UnavailableError
+from slackwater.weights.relay import protocol as say
+from slackwater.weights.relay.agent import Agent
+from slackwater.weights.relay.bucket import TensorEntry, tensor_memory
+from slackwater.weights.relay.client import Address
+from slackwater.weights.relay.memory import descriptor_of, mapped, shared
+from slackwater.weights.relay.publisher import HostVersion
+from slackwater.weights.relay.receiver import Receiver
+
+logger = logging.getLogger(__name__)
+
+SECRET_VARIABLE = "SLACKWATER_WORKER_SECRET"  # as workers get it
+NICENESS = 19  # hardly any of a core that a step wants too, all of one that is idle
+_ENDS_WITHIN_S = 10.0
+_LATE_S = 60.0  # after a pull's own time, before its process counts as stuck
+_MEMORY_BYTES = 1 << 40  # what is received into is the version's own memory
+
+
+class Take(msgspec.Struct, frozen=True):
+    """Take a version by this way; of those given out before, `reading` are still read and not to be changed."""
+
+    version: str
+    way: tuple[Cargo, ...]
+    keep: bool
+    within_s: float
+    reading: tuple[str, ...]
+
+
+class Given(msgspec.Struct, frozen=True):
+    """A version in memory whose descriptor follows, if it has a byte; `kept` if its copy stays for later deltas."""
+
+    tensors: tuple[TensorEntry, ...]
+    meta: dict[str, Any]
+    kept: bool
+
+
+class PullProcess:
+    """The caller's end: one pull at a time. The process is started by the first pull, and keeps `keep` copies."""
+
+    def __init__(self, relay: Address, secret: bytes, member: str, *, node: str, keep: int) -> None:
+        self._secret = secret
+        self._arguments = (relay[0], str(relay[1]), member, node, str(keep))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+        self._given: dict[str, weakref.ref[mmap.mmap]] = {}
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, if there is one."""
+        return None if self._process is None else self._process.pid
+
+    def take(
+        self, version: str, way: Sequence[Cargo], *, keep: bool, within_s: float = 600.0
+    ) -> tuple[HostVersion, bool]:
+        """The version by this way, and whether a copy is kept; a copy that it was made from is gone, whatever happens."""
+        if self._closed:
+            raise RefusedError("this worker pulls no more")
+        channel = self._started()
+        self._given = {name: held for name, held in self._given.items() if held() is not None}
+        try:
+            say.limit_silence(channel, within_s + _LATE_S)
+            say.send(channel, Take(version, tuple(way), keep, within_s, tuple(self._given)))
+            body = say.receive_message(channel)
+            if body is None:
+                raise UnavailableError("it closed its end")
+            reply = say.decode_reply(body)
+            if isinstance(reply, say.Ok):
+                return self._mapped(version, channel, msgspec.convert(reply.value, Given))
+        except (OSError, UnavailableError, msgspec.MsgspecError) as error:
+            status = self._end()
+            raise UnavailableError(
+                f"the process that pulled {version!r} ended with {status} ({error}); the next pull starts another"
+            ) from None
+        raise reply.error()
+
+    def close(self) -> None:
+        """End the process; a pull under way ends with an error."""
+        self._closed = True
+        self._end()
+
+    def _mapped(
+        self, version: str, channel: socket.socket, given: Given
+    ) -> tuple[HostVersion, bool]:
+        def memory_of(size: int) -> memoryview:
+            if size == 0:
+                return memoryview(b"")
+            _, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
+            if not descriptors:
+                raise UnavailableError("it gave no memory")
+            try:
+                memory = mapped(descriptors[0], size)
+            finally:
+                os.close(descriptors[0])
+            if given.kept:
+                assert isinstance(memory.obj, mmap.mmap)
+                self._given[version] = weakref.ref(memory.obj)
+            return memory
+
+        arrays = tensor_memory((tensor.size for tensor in given.tensors), memory_of)
+        return HostVersion(version, given.tensors, arrays, given.meta), given.kept
+
+    def _started(self) -> socket.socket:
+        """The way to the process, which is started if there is none."""
+        if self._process is not None and self._process.poll() is not None:
+            logger.warning("the process that pulls ended with %s; starting another", self._end())
+        if self._channel is None:
+            self._given.clear()
+            ours, theirs = socket.socketpair()
+            module = "slackwater.weights.relay.pull_process"
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", module, str(theirs.fileno()), *self._arguments],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                    env=os.environ | {SECRET_VARIABLE: self._secret.decode()},
+                )
+            self._channel = ours
+        return self._channel
+
+    def _end(self) -> int | None:
+        """Be without a process; how it ended, if there was one."""
+        process, channel = self._process, self._channel
+        self._process = self._channel = None
+        if channel is not None:
+            with suppress(OSError):
+                channel.shutdown(socket.SHUT_RDWR)  # also for a thread that waits on it
+            channel.close()
+        if process is None:
+            return None
+        try:
+            return process.wait(_ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+
+def _listen(channel: socket.socket, asked: "queue.SimpleQueue[Take]") -> None:
+    """Hear what is asked; when nobody is there to ask, end, whatever this process is in the middle of."""
+    decode = msgspec.msgpack.Decoder(Take).decode
+    try:
+        while (body := say.receive_message(channel)) is not None:
+            asked.put(decode(body))
+    finally:
+        os._exit(0)
+
+
+def _serve(channel: socket.socket, receiver: Receiver) -> None:
+    asked: queue.SimpleQueue[Take] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(channel, asked), daemon=True).start()
+    given: dict[str, HostVersion] = {}
+    while True:
+        ask = asked.get()
+        given = {name: held for name, held in given.items() if name in ask.reading}
+        try:
+            found, kept = receiver.take(ask.version, ask.way, keep=ask.keep, within_s=ask.within_s)
+        except (SlackwaterError, OSError) as error:
+            say.send(channel, say.Failed(type(error).__name__, str(error)))
+            continue
+        say.send(channel, say.Ok(Given(found.tensors, dict(found.meta), kept)))
+        _give_memory(channel, found)
+        if kept:
+            given[ask.version] = found
+        del found  # who refers to a copy keeps it from being changed
+
+
+def _give_memory(channel: socket.socket, found: HostVersion) -> None:
+    for array in found.arrays:
+        if len(array):
+            socket.send_fds(channel, [b"!"], [descriptor_of(array)])
+            return
+
+
+def main() -> None:
+    descriptor, host, port, member, node, keep = sys.argv[1:]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller, which ends us
+    os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+    secret = os.environ[SECRET_VARIABLE].encode()
+    agent = Agent(
+        *((host, int(port)), secret, member),
+        node=node,
+        site="",
+        max_bytes=_MEMORY_BYTES,
+        serve=False,
+    )
+    with socket.socket(fileno=int(descriptor)) as channel:
+        _serve(channel, Receiver(agent, keep=int(keep), memory_of=shared))
+
+
+if __name__ == "__main__":
+    main()
