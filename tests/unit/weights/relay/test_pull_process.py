@@ -174,7 +174,8 @@ def test_a_process_that_was_killed_between_two_pulls_is_replaced_without_an_erro
     killed = pulls.pid
     assert killed is not None
     os.kill(killed, signal.SIGKILL)
-    assert until(lambda: not alive(killed))
+    ended = os.WEXITED | os.WNOWAIT | os.WNOHANG  # it stays to be waited for
+    assert until(lambda: os.waitid(os.P_PID, killed, ended) is not None)
     assert same(taken(pulls, 1), content(1))
     with pytest.raises(NotFoundError, match="'v0', which 'v1' changes, is not held here"):
         pulls.take("v1", [Cargo("v1", "v0")], keep=True)
