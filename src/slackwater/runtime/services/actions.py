@@ -254,7 +254,7 @@ class ActionService:
     async def open(self, tenant: TenantId, request: log.EnvironmentRequest) -> EnvironmentId:
         """Ask for an environment; actions in it may be submitted at once."""
         name = request.spec.environment
-        added = await self._store.call(
+        added = await self._store.call_small(
             lambda c: log.add_environment(c, tenant, request, time.time())
         )
         if added:
@@ -356,9 +356,8 @@ class ActionService:
             return
         place.ended = reason
         place.ready.set()
-        self._background.spawn(
-            self._store.call(lambda c: log.end_environment(c, environment, reason, time.time()))
-        )
+        end = partial(log.end_environment, name=environment, why=reason, now_s=time.time())
+        self._background.spawn(self._store.call_small(end))
 
     # ---- for operators ----
     def gauges(self) -> dict[str, float]:

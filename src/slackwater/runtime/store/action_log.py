@@ -11,6 +11,7 @@ from sqlalchemy.engine import Connection, Row
 from slackwater.model.action import ActionSpec, EnvironmentSpec
 from slackwater.model.errors import RefusedError
 from slackwater.model.ids import ActionId, EnvironmentId, TenantId
+from slackwater.runtime.store.op_payloads import FORMAT
 from slackwater.runtime.store.schema import actions, environments, facts
 from slackwater.wire.sandbox import ActionLimits
 
@@ -18,8 +19,9 @@ WAITING, STARTED, ENDED = "waiting", "started", "ended"
 
 # Written out, and once: these run for every action, and to put a statement together takes longer than to run it.
 _ADD = sa.text(
-    "INSERT INTO actions (action, tenant, payload, status, created_s) "
-    "VALUES (:action, :tenant, :payload, :status, :created_s) ON CONFLICT (action) DO NOTHING"
+    "INSERT INTO actions (action, tenant, payload, status, created_s, format) "
+    f"VALUES (:action, :tenant, :payload, :status, :created_s, {FORMAT}) "
+    "ON CONFLICT (action) DO NOTHING"
 )
 _START = sa.text(f"UPDATE actions SET status = '{STARTED}' WHERE action = :name")
 _WAIT = sa.text(
@@ -28,6 +30,15 @@ _WAIT = sa.text(
 _END = sa.text(
     f"UPDATE actions SET status = '{ENDED}', result = :said, finished_s = :now_s "
     "WHERE action = :name"
+)
+_ADD_ENVIRONMENT = sa.text(
+    "INSERT INTO environments (environment, tenant, payload, created_s, format) "
+    f"VALUES (:environment, :tenant, :payload, :created_s, {FORMAT}) "
+    "ON CONFLICT (environment) DO NOTHING"
+)
+_END_ENVIRONMENT = sa.text(
+    "UPDATE environments SET ended = :why, finished_s = :now_s "
+    "WHERE environment = :name AND ended IS NULL"
 )
 
 
@@ -162,16 +173,12 @@ def add_environment(
 ) -> bool:
     """Whether it is new. Another one by its name is refused."""
     name, payload = request.spec.environment, encode(request)
+    row = {"environment": name, "tenant": tenant, "payload": payload, "created_s": now_s}
+    if _execute(connection, _ADD_ENVIRONMENT, [row]):
+        return True
     known = connection.execute(
         sa.select(environments).where(environments.c.environment == name)
-    ).first()
-    if known is None:
-        connection.execute(
-            environments.insert().values(
-                environment=name, tenant=tenant, payload=payload, created_s=now_s
-            )
-        )
-        return True
+    ).one()
     if known.payload != payload or known.ended is not None:
         why = "has ended" if known.ended is not None else "was another one"
         raise RefusedError(f"environment: {name!r} {why}; give each environment a name of its own")
@@ -179,11 +186,7 @@ def add_environment(
 
 
 def end_environment(connection: Connection, name: EnvironmentId, why: str, now_s: float) -> None:
-    connection.execute(
-        environments.update()
-        .where(environments.c.environment == name, environments.c.ended.is_(None))
-        .values(ended=why, finished_s=now_s)
-    )
+    _execute(connection, _END_ENVIRONMENT, [{"name": name, "why": why, "now_s": now_s}])
 
 
 def open_environments(connection: Connection) -> list[tuple[TenantId, EnvironmentRequest]]:

@@ -24,6 +24,7 @@ from slackwater.serve.http.auth import tenant_reader
 from slackwater.serve.http.large_bodies import LargeBodyRoute
 
 PATH = "/slackwater/actions"
+ENVIRONMENTS = "/slackwater/environments"
 Hold = Annotated[float, Query(ge=0, le=30)]
 LATER: dict[int | str, dict[str, Any]] = {202: {"description": "Not yet."}}
 
@@ -83,6 +84,22 @@ async def _answer(plane: ControlPlane, tenant: TenantId, name: ActionId, wait_s:
     if result is None:
         return JSONResponse({"action": name, "state": plane.actions.state(name)}, 202)
     return Response(msgspec.json.encode(shown(name, result)), media_type="application/json")
+
+
+async def environment_opened(
+    plane: ControlPlane, body: EnvironmentBody, tenant: TenantId
+) -> Response:
+    """Make an environment, and wait until it is open as long as the caller likes."""
+    _check_sandboxes(plane)
+    name = await plane.actions.open(tenant, body.request(tenant))
+    is_open = await plane.actions.opened(tenant, name, body.wait_s)
+    return JSONResponse({"environment": name, "open": is_open}, 201 if is_open else 202)
+
+
+async def environment_closed(plane: ControlPlane, name: str, tenant: TenantId) -> Response:
+    """Take an environment away."""
+    await plane.actions.close_environment(tenant, EnvironmentId(name))
+    return JSONResponse({"environment": name})
 
 
 def action_routes(plane: ControlPlane) -> APIRouter:
@@ -155,19 +172,14 @@ def permit_routes(plane: ControlPlane) -> APIRouter:
 
 
 def environment_routes(plane: ControlPlane) -> APIRouter:
-    router = APIRouter(
-        route_class=LargeBodyRoute, prefix="/slackwater/environments", tags=["actions"]
-    )
+    router = APIRouter(route_class=LargeBodyRoute, prefix=ENVIRONMENTS, tags=["actions"])
     caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
     actions = plane.actions
 
     @router.post("", response_model=None, status_code=201, responses=LATER)
     async def opened(body: EnvironmentBody, tenant: caller) -> Response:
         """Ask for an environment; 201 when it is open, 202 if it still waits for room."""
-        _check_sandboxes(plane)
-        name = await actions.open(tenant, body.request(tenant))
-        is_open = await actions.opened(tenant, name, body.wait_s)
-        return JSONResponse({"environment": name, "open": is_open}, 201 if is_open else 202)
+        return await environment_opened(plane, body, tenant)
 
     @router.get("")
     async def listed(tenant: caller) -> dict[str, list[EnvironmentId]]:
@@ -180,11 +192,10 @@ def environment_routes(plane: ControlPlane) -> APIRouter:
         await actions.snapshot(tenant, EnvironmentId(environment), kept_as)
         return {"snapshot": body.snapshot}
 
-    @router.delete("/{environment}")
-    async def close(environment: str, tenant: caller) -> dict[str, str]:
+    @router.delete("/{environment}", response_model=None)
+    async def close(environment: str, tenant: caller) -> Response:
         """Take it away; actions in it are cancelled."""
-        await actions.close_environment(tenant, EnvironmentId(environment))
-        return {"environment": environment}
+        return await environment_closed(plane, environment, tenant)
 
     return router
 

@@ -1,8 +1,12 @@
-"""The short way of an action's request: what is asked for every tool call does not go through the whole of FastAPI.
+"""The short way of an action's request, and of opening and closing an environment: what is asked for every tool call or trajectory does not
+go through the whole of FastAPI.
 
-It does what the route of `api.py` does, with the same body and the same answers; whatever is unusual (a body that is large or wrong, a caller
+It does what the routes of `api.py` do, with the same bodies and the same answers; whatever is unusual (a body that is large or wrong, a caller
 without a key) takes the usual way.
 """
+
+from collections.abc import Coroutine
+from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 from starlette.requests import Request
@@ -10,13 +14,21 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slackwater.model.errors import SlackwaterError
+from slackwater.model.ids import TenantId
 from slackwater.runtime.plane import ControlPlane
-from slackwater.serve.actions.api import PATH, submitted
-from slackwater.serve.actions.bodies import ActionBody
+from slackwater.serve.actions.api import (
+    ENVIRONMENTS,
+    PATH,
+    environment_closed,
+    environment_opened,
+    submitted,
+)
+from slackwater.serve.actions.bodies import ActionBody, EnvironmentBody
 from slackwater.serve.http.errors import answer, status_of
 from slackwater.serve.http.large_bodies import BODY, LARGE_JSON_BYTES, TENANT
 
 _JSON = (b"content-type", b"application/json")
+Work: TypeAlias = Coroutine[Any, Any, Response]
 
 
 class ShortWay:
@@ -27,28 +39,38 @@ class ShortWay:
         self._plane = plane
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = self._body(scope)
-        if body is None:
+        work = self._work(scope)
+        if work is None:
             await self._app(scope, receive, send)
             return
         scope[BODY].take()
         response: Response
         try:
-            response = await submitted(self._plane, body, scope[TENANT])
+            response = await work
         except SlackwaterError as error:
             response = answer(Request(scope), status_of(error), str(error))
         await response(scope, receive, send)
 
-    def _body(self, scope: Scope) -> ActionBody | None:
-        """What is asked, if it can go the short way."""
-        if scope["type"] != "http" or scope["path"] != PATH or scope["method"] != "POST":
+    def _work(self, scope: Scope) -> Work | None:
+        """What is to be done, if it can go the short way."""
+        if scope["type"] != "http" or scope.get(TENANT) is None or BODY not in scope:
             return None
-        if scope.get(TENANT) is None or BODY not in scope or _JSON not in scope["headers"]:
-            return None
-        raw = scope[BODY].shown()
+        path, tenant = scope["path"], scope[TENANT]
+        match scope["method"]:
+            case "POST" if path in (PATH, ENVIRONMENTS) and _JSON in scope["headers"]:
+                return self._posted(path, scope[BODY].shown(), tenant)
+            case "DELETE" if path.startswith(f"{ENVIRONMENTS}/"):
+                name = path.removeprefix(f"{ENVIRONMENTS}/")
+                return None if "/" in name else environment_closed(self._plane, name, tenant)
+        return None
+
+    def _posted(self, path: str, raw: bytes, tenant: TenantId) -> Work | None:
         if len(raw) > LARGE_JSON_BYTES:
             return None
         try:
-            return ActionBody.model_validate_json(raw)
+            if path == PATH:
+                return submitted(self._plane, ActionBody.model_validate_json(raw), tenant)
+            body = EnvironmentBody.model_validate_json(raw)
+            return environment_opened(self._plane, body, tenant)
         except ValidationError:
             return None
