@@ -61,6 +61,33 @@ def test_an_environment_keeps_files_between_actions_and_begins_others(
     assert "is not one of yours, or has ended" in answer.json()["error"]
 
 
+@pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-8"])
+def test_environments_are_answered_alike_on_the_short_way_and_on_the_usual_one(
+    service: ActionServiceProcess, kind: str
+) -> None:
+    """Only a plain JSON body takes the short way."""
+    name, headers = f"alike-{len(kind)}", {"x-api-key": service.key, "content-type": kind}
+    path = f"{service.url}/slackwater/environments"
+
+    def opened(**given: object) -> httpx.Response:
+        return httpx.post(path, headers=headers, content=json.dumps(given), timeout=60)
+
+    first, again = (opened(environment=name, memory_mib=8) for _ in range(2))
+    whole = first.json()["environment"]
+    assert whole.endswith(f".{name}")
+    for answer in (first, again):
+        assert (answer.status_code, answer.json()) == (201, {"environment": whole, "open": True})
+    other = opened(environment=name, memory_mib=9)
+    assert (other.status_code, "was another one" in other.json()["error"]) == (400, True)
+    wrong = opened(environment=name, memory_mib=-1)
+    assert (wrong.status_code, "memory_mib" in wrong.json()["error"]) == (422, True)
+    gone, missing = (httpx.delete(f"{path}/{whole}", headers=headers) for _ in range(2))
+    assert (gone.status_code, gone.json()) == (200, {"environment": whole})
+    assert (missing.status_code, "has ended" in missing.json()["error"]) == (404, True)
+    ended = opened(environment=name, memory_mib=8)
+    assert (ended.status_code, "has ended" in ended.json()["error"]) == (400, True)
+
+
 def test_an_elastic_command_is_told_its_cores(service: ActionServiceProcess) -> None:
     every = len(os.sched_getaffinity(0))
     ended = service.run("echo", "{cores}", cores=list(range(1, every + 1)), single_core_s=5.0)
