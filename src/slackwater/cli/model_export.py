@@ -48,8 +48,10 @@ class WeightSource:
             return
         import tinker  # a training state leaves by way of a short-lived export, as in the SDK's own tools
 
+        from slackwater.rl.sdk_client import closing
+
         progress("exporting the training state", 0.05)
-        with tinker.ServiceClient(base_url=self._url, api_key=self._key) as service:
+        with closing(tinker.ServiceClient(base_url=self._url, api_key=self._key)) as service:
             client = service.create_training_client_from_state(path)
             saved = client.save_weights_external("export", ttl_seconds=_TEMPORARY_S).result()
             self._fetch(saved.path, folder, progress)

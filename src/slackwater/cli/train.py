@@ -110,6 +110,7 @@ def _train(settings: "Recipe", url: str, key: str, folder: Path) -> None:
     from slackwater.cli.train_display import display
     from slackwater.rl.grpo import run
     from slackwater.rl.run_directory import RunDirectory
+    from slackwater.rl.sdk_client import closing
 
     console = Console()
     files = RunDirectory(folder, settings)
@@ -119,7 +120,7 @@ def _train(settings: "Recipe", url: str, key: str, folder: Path) -> None:
     with (
         contextlib.closing(files),
         _actions(settings, url, key) as actions,
-        tinker.ServiceClient(base_url=url, api_key=key) as service,
+        closing(tinker.ServiceClient(base_url=url, api_key=key)) as service,
         display(console, settings.grpo.steps, begun) as watch,
     ):
         weights = run(settings, service, files, watch, actions)

@@ -28,6 +28,7 @@ from slackwater.rl.grpo import policy_data, warm_up
 from slackwater.rl.prompt_order import PromptOrder, PromptUse
 from slackwater.rl.recipe import Recipe, load_recipe
 from slackwater.rl.rollout import Group, Rollout
+from slackwater.rl.sdk_client import closing
 from slackwater.rl.text import text_of
 from slackwater.zoo.tiny import make_model
 
@@ -58,7 +59,7 @@ def _compared(recipe: Recipe, url: str, key: str, steps: int) -> dict[str, objec
     reserved: dict[int, list[float]] = {1: [], 2: []}  # by how many share a core
     with (
         ActionThread(url, key, job="bench") as actions,
-        tinker.ServiceClient(base_url=url, api_key=key) as service,
+        closing(tinker.ServiceClient(base_url=url, api_key=key)) as service,
     ):
         training = service.create_lora_training_client(recipe.model.base, rank=0, seed=0)
         text = text_of("plain", training.get_tokenizer())

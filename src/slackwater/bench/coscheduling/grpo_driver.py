@@ -26,15 +26,18 @@ def main(url: str, job: str, file: Path, numbers: Sequence[int]) -> None:
     """Run the job to its end."""
     import tinker
 
+    from slackwater.rl.sdk_client import closing
+
     seed, steps, groups, size, tokens = numbers
     draw = np.random.default_rng(seed)
     prompts = draw.integers(32, 127, (groups, _PROMPT_TOKENS)).tolist()
     result: dict[str, Any] = {"began_s": time.time(), "ended_s": [], "losses": [], "tokens": []}
-    with tinker.ServiceClient(
+    client = tinker.ServiceClient(
         base_url=url,
         api_key=os.environ["SLACKWATER_KEY"],
         user_metadata={"slackwater_job": job},
-    ) as service:
+    )
+    with closing(client) as service:
         training = service.create_lora_training_client(base_model="job", rank=_RANK, seed=seed)
         for step in range(steps):
             sampler = training.save_weights_and_get_sampling_client()

@@ -65,7 +65,9 @@ def train(url: str, key: str, answers: Answers, steps: int, at_step: Callable[[i
     """A policy-gradient run through the public SDK: sample, reward small bytes, take a step."""
     import tinker
 
-    with tinker.ServiceClient(base_url=url, api_key=key) as client:
+    from slackwater.rl.sdk_client import closing
+
+    with closing(tinker.ServiceClient(base_url=url, api_key=key)) as client:
         _train(client, answers, steps, at_step)
 
 

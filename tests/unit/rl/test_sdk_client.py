@@ -1,0 +1,42 @@
+"""A block with the SDK's client ends, whatever the client's own end waits for."""
+
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from slackwater.rl.sdk_client import closing
+
+
+class Client:
+    """Closes as the SDK's does; with a heartbeat that beats on, its future never comes."""
+
+    def __init__(self, *, ends: bool) -> None:
+        self.told: list[str] = []
+        self._ends = ends
+
+    def close(self, status: str) -> "Future[None]":
+        self.told.append(status)
+        future: Future[None] = Future()
+        if self._ends:
+            future.set_result(None)
+        return future
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_the_block_ends_though_the_clients_own_end_never_comes(ends: bool) -> None:
+    client = Client(ends=ends)
+    service: Any = client
+    with closing(service, 0.01) as same:
+        assert same is service
+    assert client.told == ["success"]
+
+
+@pytest.mark.parametrize(
+    ("raised", "status"), [(ValueError("a"), "errored"), (KeyboardInterrupt(), "interrupted")]
+)
+def test_what_ended_the_block_is_said_and_goes_on(raised: BaseException, status: str) -> None:
+    client: Any = Client(ends=False)
+    with pytest.raises(type(raised)), closing(client, 0.01):
+        raise raised
+    assert client.told == [status]
