@@ -44,7 +44,7 @@ class Problem:
 
 def written(weight: PanelWeight | LibraryWeight, first: int, values: Floats) -> None:
     writing = Writing()
-    weight.write(first, values, writing)
+    weight.write(first, torch.from_numpy(values), writing)
     writing.run()
 
 
@@ -115,7 +115,7 @@ def test_every_element_of_written_rows_is_where_its_panel_has_it(
     for given in (values, np.ascontiguousarray(values)):
         panels[:] = np.nan
         writing = Writing()
-        writing.panels(given, panels, first)
+        writing.panels(torch.from_numpy(given), torch.from_numpy(panels), first)
         writing.run()
         columns = panels.transpose(0, 2, 1).reshape(count * PANEL, depth)
         assert np.array_equal(columns[first : first + rows], values)
@@ -127,8 +127,8 @@ def test_what_is_written_together_is_written_in_order() -> None:
     values = np.arange(64, dtype=np.float32).reshape(32, 2)
     between, panels = np.zeros((32, 2), np.float32), np.zeros((1, 2, PANEL), np.float32)
     writing = Writing()
-    writing.copy(values, between)
-    writing.panels(between, panels, 0)
+    writing.copy(torch.from_numpy(values), torch.from_numpy(between))
+    writing.panels(torch.from_numpy(between), torch.from_numpy(panels), 0)
     assert not between.any() and not panels.any()
     writing.run()
     assert np.array_equal(between, values)

@@ -9,10 +9,11 @@ from typing import Any
 
 import numba
 import numpy as np
+import torch
 from llvmlite import ir
 from numba import types
 from numba.np.numpy_support import carray
-from numpy.typing import NDArray
+from torch import Tensor
 
 from slackwater.engine.cpu.compiled import generated
 from slackwater.engine.cpu.panel_kernel import PANEL
@@ -132,25 +133,26 @@ def _write_all(jobs: Any) -> None:
 
 
 class Writing:
-    """Weights to be written, each in the order in which it was added, in one call that leaves the interpreter to others."""
+    """Weights to be written, in the order in which they were added, in one call that leaves the interpreter to others.
+
+    Adding is on the steps' time as well, so it asks Torch alone, for what costs nothing.
+    """
 
     def __init__(self) -> None:
         self._jobs: list[tuple[int, int, int, int, int]] = []
-        self._kept: list[NDArray[np.float32]] = []  # until it is written from
+        self._kept: list[Tensor] = []  # until it is written from
 
-    def copy(self, values: NDArray[np.float32], target: NDArray[np.float32]) -> None:
-        """`target` shall have these values; its memory is in one piece."""
-        values = self._source(values)
-        assert target.flags.c_contiguous and target.size == values.size
-        self._jobs.append((_address(values), _address(target), values.size, 0, 0))
+    def copy(self, values: Tensor, target: Tensor) -> None:
+        """`target` shall have these values."""
+        assert target.is_contiguous() and target.dtype == torch.float32
+        self._add(values, target, values.numel(), 0, 0)
 
-    def panels(self, values: NDArray[np.float32], panels: NDArray[np.float32], first: int) -> None:
+    def panels(self, values: Tensor, panels: Tensor, first: int) -> None:
         """`values` shall be the rows of a weight in panels from `first` on."""
-        values = self._source(values)
         rows, depth = values.shape
-        assert panels.flags.c_contiguous and depth == panels.shape[1]
-        assert first + rows <= len(panels) * PANEL
-        self._jobs.append((_address(values), _address(panels), rows, depth, first))
+        count, panel_depth, _ = panels.shape
+        assert depth == panel_depth and first + rows <= count * PANEL
+        self._add(values, panels, rows, depth, first)
 
     def run(self) -> None:
         """Write what was added."""
@@ -159,12 +161,9 @@ class Writing:
         self._jobs.clear()
         self._kept.clear()
 
-    def _source(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        assert values.dtype == np.float32
-        self._kept.append(np.ascontiguousarray(values))
-        return self._kept[-1]
-
-
-def _address(array: NDArray[np.float32]) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
+    def _add(self, values: Tensor, target: Tensor, rows: int, depth: int, first: int) -> None:
+        assert values.dtype == torch.float32
+        if not values.is_contiguous():
+            values = values.contiguous()
+        self._kept.append(values)
+        self._jobs.append((values.data_ptr(), target.data_ptr(), rows, depth, first))

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from slackwater.engine.cpu.panel_writing import Writing
 from slackwater.engine.cpu.weights import Floats, Weight
@@ -36,14 +37,14 @@ class SiteAdapters:
             for place, number in enumerate(held):
                 pair = pairs[number]
                 assert pair is not None
-                first, second = (factor.detach().numpy() for factor in pair)
+                first, second = (factor.detach() for factor in pair)
                 if place == 0:
                     inner = rank * len(held)
                     down, up = new_weight(inner, first.shape[1]), new_weight(site.width, inner)
                     self._factors[site.names] = (down, up, inner)
                 down.write(place * rank, first, writing)
-                block = np.zeros((len(second), inner), np.float32)
-                block[:, place * rank : (place + 1) * rank] = second * np.float32(scale)
+                block = torch.zeros(len(second), inner)
+                block[:, place * rank : (place + 1) * rank] = second * scale
                 up.write(site.starts[number], block, writing)
         writing.run()
 

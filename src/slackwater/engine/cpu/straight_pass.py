@@ -81,7 +81,7 @@ class StraightPass:
             unembedding.weight = nn.Parameter(net.model.embed_tokens.weight.detach())
         self._unembedding = self._site({"lm_head": unembedding})
         named = net_tensors(net).items()
-        self._kept = {name: tensor.numpy() for name, tensor in named if not tensor.is_meta}
+        self._kept = {name: tensor for name, tensor in named if not tensor.is_meta}
         self._norms = [layer.norm for layer in self._layers[1:]] + [self._last_norm]
         cos, sin = net.rotary.at(torch.arange(config.max_positions))
         self._cos, self._sin = cos.reshape(-1).numpy(), sin.reshape(-1).numpy()
@@ -101,7 +101,7 @@ class StraightPass:
             if tensor.dtype != torch.float32:
                 writing.run()  # one converted copy at a time
         if self._config.tied:
-            self._place("lm_head", "weight", self._embedding, writing)
+            self._place("lm_head", "weight", self._kept["model.embed_tokens.weight"], writing)
         writing.run()
 
     def sites(self) -> Iterator[Site]:
@@ -172,19 +172,19 @@ class StraightPass:
         for (name, part), start in zip(parts.items(), starts, strict=True):
             self._places[name] = (site, start)
             for kind, parameter in list(part.named_parameters()):
-                self._place(name, kind, parameter.detach().numpy(), writing)
+                self._place(name, kind, parameter.detach(), writing)
                 shape = torch.empty(parameter.shape, device="meta")
                 part.register_parameter(kind, nn.Parameter(shape, requires_grad=False))
         writing.run()
         return site
 
-    def _place(self, layer: str, kind: str, values: Floats, writing: Writing) -> None:
+    def _place(self, layer: str, kind: str, values: torch.Tensor, writing: Writing) -> None:
         site, start = self._places[layer]
         if kind == "weight":
             site.weight.write(start, values, writing)
         else:
             assert site.bias is not None
-            writing.copy(values, site.bias[start : start + len(values)])
+            writing.copy(values, torch.from_numpy(site.bias[start : start + len(values)]))
 
     def _at_hand(self, rows: int) -> _Buffers:
         """Buffers of so many rows; those of a few numbers of rows are kept."""
@@ -200,9 +200,8 @@ def _norm(norm: RmsNorm | None) -> Floats:
     return _NO_NORM if norm is None else norm.weight.detach().numpy()
 
 
-def _host_floats(tensor: torch.Tensor) -> Floats:
+def _host_floats(tensor: torch.Tensor) -> torch.Tensor:
     """Every call of Torch lets go of the interpreter's lock and waits to have it again; most often none is needed."""
     if tensor.dtype != torch.float32 or tensor.is_cuda or tensor.requires_grad:
         tensor = tensor.detach().to("cpu", torch.float32)
-    found: Floats = np.ascontiguousarray(tensor.numpy())
-    return found
+    return tensor

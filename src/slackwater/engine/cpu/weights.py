@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from slackwater.engine.cpu.panel_kernel import PANEL, panel_product
 from slackwater.engine.cpu.panel_writing import LINE, Writing
@@ -20,7 +21,7 @@ _SHARED_FLOATS = 1 << 18  # smaller products than this are not worth a second th
 class Weight(Protocol):
     """`[width, depth]`, written by rows."""
 
-    def write(self, first: int, values: Floats, writing: Writing) -> None:
+    def write(self, first: int, values: Tensor, writing: Writing) -> None:
         """Set rows from `first` on, at the latest when `writing` is run."""
         ...
 
@@ -34,9 +35,10 @@ class PanelWeight:
 
     def __init__(self, width: int, depth: int) -> None:
         self._panels = _zeros((-(-width // PANEL), depth, PANEL))
+        self._to_write = torch.from_numpy(self._panels)
 
-    def write(self, first: int, values: Floats, writing: Writing) -> None:
-        writing.panels(values, self._panels, first)
+    def write(self, first: int, values: Tensor, writing: Writing) -> None:
+        writing.panels(values, self._to_write, first)
 
     def product(self, x: Floats, out: Floats, *, adds: bool = False) -> None:
         count = len(self._panels)
@@ -67,9 +69,9 @@ class LibraryWeight:
     def __init__(self, width: int, depth: int) -> None:
         self._columns = torch.zeros(depth, width)
 
-    def write(self, first: int, values: Floats, writing: Writing) -> None:
+    def write(self, first: int, values: Tensor, writing: Writing) -> None:
         writing.run()  # what is written from may be among it
-        self._columns[:, first : first + len(values)] = torch.from_numpy(values).T
+        self._columns[:, first : first + len(values)] = values.T
 
     def product(self, x: Floats, out: Floats, *, adds: bool = False) -> None:
         torch.from_numpy(out).addmm_(torch.from_numpy(x), self._columns, beta=int(adds))

@@ -11,6 +11,7 @@ import os
 import queue
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -36,6 +37,8 @@ logger = logging.getLogger(__name__)
 SECRET_VARIABLE = "SLACKWATER_WORKER_SECRET"  # as workers get it
 NICENESS = 19  # hardly any of a core that a step wants too, all of one that is idle
 _ENDS_WITHIN_S = 10.0
+_LENGTH = struct.Struct("<I")
+_REPLY_BYTES = 1 << 16
 _LATE_S = 60.0  # after a pull's own time, before its process counts as stuck
 _MEMORY_BYTES = 1 << 40  # what is received into is the version's own memory
 
@@ -51,7 +54,7 @@ class Take(msgspec.Struct, frozen=True):
 
 
 class Given(msgspec.Struct, frozen=True):
-    """A version in memory whose descriptor follows, if it has a byte; `kept` if its copy stays for later deltas."""
+    """A version in memory whose descriptor comes with this, if it has a byte; `kept` if its copy stays for later deltas."""
 
     tensors: tuple[TensorEntry, ...]
     meta: dict[str, Any]
@@ -80,17 +83,12 @@ class PullProcess:
         """The version by this way, and whether a copy is kept; a copy that it was made from is gone, whatever happens."""
         if self._closed:
             raise RefusedError("this worker pulls no more")
-        channel = self._started()
-        self._given = {name: held for name, held in self._given.items() if held() is not None}
         try:
-            say.limit_silence(channel, within_s + _LATE_S)
-            say.send(channel, Take(version, tuple(way), keep, within_s, tuple(self._given)))
-            body = say.receive_message(channel)
-            if body is None:
-                raise UnavailableError("it closed its end")
+            channel = self._asked(version, way, keep, within_s)
+            body, descriptor = _received(channel)
             reply = say.decode_reply(body)
             if isinstance(reply, say.Ok):
-                return self._mapped(version, channel, msgspec.convert(reply.value, Given))
+                return self._mapped(version, descriptor, msgspec.convert(reply.value, Given))
         except (OSError, UnavailableError, msgspec.MsgspecError) as error:
             status = self._end()
             raise UnavailableError(
@@ -103,19 +101,34 @@ class PullProcess:
         self._closed = True
         self._end()
 
+    def _asked(
+        self, version: str, way: Sequence[Cargo], keep: bool, within_s: float
+    ) -> socket.socket:
+        """Ask the process, or another one if that has ended since the last pull."""
+        for last in (False, True):
+            channel = self._started(within_s)
+            self._given = {name: held for name, held in self._given.items() if held() is not None}
+            try:
+                say.send(channel, Take(version, tuple(way), keep, within_s, tuple(self._given)))
+                break
+            except OSError:
+                if last:
+                    raise
+                logger.warning("the process that pulls ended with %s", self._end())
+        return channel
+
     def _mapped(
-        self, version: str, channel: socket.socket, given: Given
+        self, version: str, descriptor: int | None, given: Given
     ) -> tuple[HostVersion, bool]:
         def memory_of(size: int) -> memoryview:
             if size == 0:
                 return memoryview(b"")
-            _, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
-            if not descriptors:
+            if descriptor is None:
                 raise UnavailableError("it gave no memory")
             try:
-                memory = mapped(descriptors[0], size)
+                memory = mapped(descriptor, size)
             finally:
-                os.close(descriptors[0])
+                os.close(descriptor)
             if given.kept:
                 assert isinstance(memory.obj, mmap.mmap)
                 self._given[version] = weakref.ref(memory.obj)
@@ -124,10 +137,8 @@ class PullProcess:
         arrays = tensor_memory((tensor.size for tensor in given.tensors), memory_of)
         return HostVersion(version, given.tensors, arrays, given.meta), given.kept
 
-    def _started(self) -> socket.socket:
+    def _started(self, within_s: float) -> socket.socket:
         """The way to the process, which is started if there is none."""
-        if self._process is not None and self._process.poll() is not None:
-            logger.warning("the process that pulls ended with %s; starting another", self._end())
         if self._channel is None:
             self._given.clear()
             ours, theirs = socket.socketpair()
@@ -139,6 +150,7 @@ class PullProcess:
                     pass_fds=(theirs.fileno(),),
                     env=os.environ | {SECRET_VARIABLE: self._secret.decode()},
                 )
+            say.limit_silence(ours, within_s + _LATE_S)
             self._channel = ours
         return self._channel
 
@@ -157,6 +169,26 @@ class PullProcess:
         except subprocess.TimeoutExpired:
             process.kill()
             return process.wait()
+
+
+def _received(channel: socket.socket) -> tuple[bytes, int | None]:
+    """A reply and the descriptor that came with it, most often in one call: each one more is a turn at the interpreter's lock."""
+    data, descriptors, _, _ = socket.recv_fds(channel, _REPLY_BYTES, 1)
+    if len(data) < _LENGTH.size:
+        raise UnavailableError("it closed its end")
+    (length,) = _LENGTH.unpack_from(data)
+    body = bytearray(length)
+    came = len(data) - _LENGTH.size
+    body[:came] = data[_LENGTH.size :]
+    say.receive_into(channel, memoryview(body)[came:])
+    return bytes(body), descriptors[0] if descriptors else None
+
+
+def _reply(channel: socket.socket, reply: say.Reply, descriptor: int | None = None) -> None:
+    body = msgspec.msgpack.encode(reply)
+    data = _LENGTH.pack(len(body)) + body
+    sent = socket.send_fds(channel, [data], [] if descriptor is None else [descriptor])
+    channel.sendall(data[sent:])
 
 
 def _listen(channel: socket.socket, asked: "queue.SimpleQueue[Take]") -> None:
@@ -179,20 +211,21 @@ def _serve(channel: socket.socket, receiver: Receiver) -> None:
         try:
             found, kept = receiver.take(ask.version, ask.way, keep=ask.keep, within_s=ask.within_s)
         except (SlackwaterError, OSError) as error:
-            say.send(channel, say.Failed(type(error).__name__, str(error)))
+            _reply(channel, say.Failed(type(error).__name__, str(error)))
             continue
-        say.send(channel, say.Ok(Given(found.tensors, dict(found.meta), kept)))
-        _give_memory(channel, found)
+        given_out = Given(found.tensors, dict(found.meta), kept)
+        _reply(channel, say.Ok(given_out), _descriptor(found))
         if kept:
             given[ask.version] = found
         del found  # who refers to a copy keeps it from being changed
 
 
-def _give_memory(channel: socket.socket, found: HostVersion) -> None:
+def _descriptor(found: HostVersion) -> int | None:
+    """Of the one piece of memory that has all its tensors; None if they have no byte."""
     for array in found.arrays:
         if len(array):
-            socket.send_fds(channel, [b"!"], [descriptor_of(array)])
-            return
+            return descriptor_of(array)
+    return None
 
 
 def main() -> None:
