@@ -197,6 +197,7 @@ def become(launch: Launch, ends: ChildEnds, said: int) -> NoReturn:
             _go_on_inside(launch.enter[linux.CLONE_NEWPID], said)
         os.setsid()
         os.umask(0o022)
+        linux.give_way(0, os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         for target, source in enumerate((ends.stdin, ends.stdout, ends.stderr)):
             os.dup2(source, target)
         if launch.own_network:

@@ -98,12 +98,12 @@ def give_way(pid: int, processes: int, niceness: int = 10) -> None:
     """Let others have a processor before this process and what it starts, as soon as they can use it; where sessions are
     scheduled as groups, before its session.
 
-    `processes` is the machine's `/proc`, opened: an environment may have another one, or none.
+    Process 0 is this one. `processes` is the machine's `/proc`, opened: an environment may have another one, or none.
     """
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, pid, niceness)
         _schedule(pid, _SCHED_BATCH, niceness, _LONG_SLICE_NS)
-        descriptor = os.open(f"{pid}/autogroup", os.O_WRONLY, dir_fd=processes)
+        descriptor = os.open(f"{pid or 'self'}/autogroup", os.O_WRONLY, dir_fd=processes)
         try:
             os.write(descriptor, str(niceness).encode())
         finally:

@@ -103,3 +103,9 @@ def test_processor_time_is_counted(stage: Stage) -> None:
 def test_a_limit_of_nothing_is_refused(stage: Stage, name: str) -> None:
     with pytest.raises(ConfigError, match=f"limits.{name}: 0 must be above 0"):
         Limits(**{name: 0})  # type: ignore[arg-type]
+
+
+def test_an_action_gives_way_to_everybody_else(stage: Stage) -> None:
+    """It is told so while it runs already."""
+    script = 'until [ "$(nice) $(cut -d" " -f41 /proc/self/stat)" = "10 3" ]; do :; done; echo yes'
+    assert stage.sh(script).stdout == "yes\n"
