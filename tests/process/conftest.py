@@ -18,10 +18,11 @@ from .service_process import (
 
 # Those that take longest begin first, so that none of them is still running alone when the others are done.
 LONGEST = (
-    *("serve_faults", "recipes", "coserving", "submitted_jobs", "serve_hostile", "agent_tools"),
-    *("rollout_service", "demo", "weight_relays", "train_resume", "serve_start", "switched_models"),
-    *("rollout_kills", "action_chaos", "fleet", "local_engines", "serve_clients", "permits"),
-    *("export", "decorated_jobs", "reward_worker", "examples", "compatibility", "action_service"),
+    *("demo", "serve_faults", "recipes", "serve_hostile", "train_resume", "rollout_service"),
+    *("coserving", "serve_start", "submitted_jobs", "weight_relays", "switched_models"),
+    *("agent_tools", "fleet", "rollout_kills", "local_engines", "moved_models", "served_promise"),
+    *("serve_two_tenants", "action_chaos", "export", "serve_clients", "decorated_jobs"),
+    *("permits", "action_service", "examples", "reward_worker", "compatibility"),
 )
 
 
