@@ -52,7 +52,7 @@ def test_spot_instances_make_steps_shorter_and_seeding_bridges_their_absence() -
 
 
 def test_seeding_and_what_is_remembered_help_when_instances_vanish_and_return() -> None:
-    few = ReturningInstances(settle_s=300.0, return_every_s=150.0, most=3)
+    few = ReturningInstances(settle_s=150.0, return_every_s=150.0, most=2)
     for rule in ("rlboost", "ours"):
         rates = {
             off: run(f"{rule}{off}", few.trace(), few.end_s).tokens_per_s_since(few.lost_s)
