@@ -15,6 +15,7 @@ from slackwater.rl.environments.episode import Reply
 from slackwater.rl.grpo import run
 from slackwater.rl.recipe import GrpoSettings, ModelSettings, Recipe, SamplingSettings
 from slackwater.rl.run_directory import RunDirectory
+from slackwater.rl.sdk_client import closing
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ recipe = Recipe(
 )
 with (
     tempfile.TemporaryDirectory() as folder,
-    tinker.ServiceClient(base_url=url, api_key=key) as service,
+    closing(tinker.ServiceClient(base_url=url, api_key=key)) as service,
 ):
     files = RunDirectory(Path(folder), recipe)
     run(recipe, service, files, lambda *_: None)

@@ -11,8 +11,8 @@ import pytest
 
 from .service_process import (
     ServiceProcess,
-    living_sdk_sessions,
     sdk_clients_closed,
+    sdk_sessions_ended,
     wait_for,
 )
 
@@ -37,7 +37,7 @@ def the_suite_ends_silent() -> Iterator[None]:
     """After the last test no session of the SDK sends heartbeats or telemetry, which would fail aloud for lack of a service."""
     yield
     if "tinker" in sys.modules:
-        wait_for("the SDK's last session", lambda: not living_sdk_sessions(), 120)
+        wait_for("the SDK's last session", sdk_sessions_ended, 120)
 
 
 @pytest.fixture(scope="module", autouse=True)

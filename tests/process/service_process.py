@@ -67,6 +67,15 @@ def living_sdk_sessions() -> "list[asyncio.Task[Any]]":
     ]
 
 
+def sdk_sessions_ended() -> bool:
+    """Whether none is left. A heartbeat that was cancelled in the middle of a request may have missed it: it is cancelled again."""
+    living = living_sdk_sessions()
+    for task in living:
+        if "_session_heartbeat" in repr(task.get_coro()):
+            task.get_loop().call_soon_threadsafe(task.cancel)
+    return not living
+
+
 class ServiceProcess:
     """`slackwater up` on a folder; `port` stays the same over restarts."""
 
