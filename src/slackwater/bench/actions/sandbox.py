@@ -66,7 +66,7 @@ def run(options: BenchOptions) -> dict[str, object]:
         options.progress(f"{trajectories} trajectories, {backend}", number * 0.35)
         ran, health_ms, begun_ms = _measured(backend, trajectories, options.seed)
         started_ms[backend] = median(r.result.ran_s for r in ran if r.what == "true") * 1e3
-        own_ms = started_ms[backend] - started_ms["process"]
+        own_ms = max(started_ms[backend] - started_ms["process"], 0.0)
         overheads = sorted(r.overhead_s * 1e3 + own_ms for r in ran)
         figures |= {
             f"{backend}_actions": len(ran),
