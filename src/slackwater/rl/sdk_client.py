@@ -1,5 +1,7 @@
 """The SDK's client of a service, for a block whose end nothing holds up."""
 
+import atexit
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Literal
@@ -8,6 +10,7 @@ if TYPE_CHECKING:
     import tinker
 
 CLOSE_S = 30.0
+_END_S = 5.0
 
 
 @contextmanager
@@ -20,6 +23,8 @@ def closing(
     miss that and beat on. The service has been told of the session's end by then.
     """
     status: Literal["success", "errored", "interrupted"] = "interrupted"
+    atexit.unregister(end_loop)
+    atexit.register(end_loop)
     try:
         yield service
         status = "success"
@@ -29,3 +34,14 @@ def closing(
     finally:
         with suppress(TimeoutError):
             service.close(status).result(within_s)
+
+
+def end_loop() -> None:
+    """Stop the event loop that the SDK runs in a thread of its own, before the interpreter ends: if the thread is at work while the
+    interpreter is taken down, the C library may abort the process, and a job that has done everything counts as failed."""
+    inside = sys.modules.get("tinker.lib.internal_client_holder")
+    held = getattr(inside, "_internal_client_holder_thread_singleton", None)
+    loop, thread = getattr(held, "_loop", None), getattr(held, "_thread", None)
+    if loop is not None and thread is not None:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(_END_S)

@@ -1,5 +1,7 @@
 """A block with the SDK's client ends, whatever the client's own end waits for."""
 
+import subprocess
+import sys
 from concurrent.futures import Future
 from typing import Any
 
@@ -40,3 +42,22 @@ def test_what_ended_the_block_is_said_and_goes_on(raised: BaseException, status:
     with pytest.raises(type(raised)), closing(client, 0.01):
         raise raised
     assert client.told == [status]
+
+
+_WITH_A_LOOP = """
+from tinker.lib.internal_client_holder import _internal_client_holder_thread_singleton as held
+from slackwater.rl.sdk_client import end_loop
+
+held.get_loop()
+assert held._thread.is_alive()
+end_loop()
+print(held._thread.is_alive())
+"""
+
+
+def test_the_loop_that_the_sdk_runs_in_a_thread_ends_before_the_interpreter() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _WITH_A_LOOP], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "False"
