@@ -23,7 +23,7 @@ from slackwater.zoo.tiny import make_model
 
 _SLO = 2.0
 # Rollout and training take about as long.
-_SHAPE = Shape(groups=2, answers=5, tokens=96)
+_SHAPE = Shape(groups=2, answers=6, tokens=84)
 _LIMIT_S = 240.0
 _SETTINGS = CoscheduleSettings(placement="ours", tails=False)
 _JOBS = (0, 1, 2)
