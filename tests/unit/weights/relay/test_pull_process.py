@@ -82,6 +82,14 @@ def taken(pulls: PullProcess, number: int, base: str = "") -> dict[str, Tensor]:
     return torch_tensors(found)
 
 
+def started(relay: NodeRelay, pulls: PullProcess) -> int:
+    """The process, after its first pull."""
+    stocked(Stocker(relay.address, SECRET), 1)
+    assert same(taken(pulls, 1), content(1))
+    assert pulls.pid is not None
+    return pulls.pid
+
+
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
@@ -169,10 +177,7 @@ def test_a_process_that_is_killed_is_an_error_of_its_pull_and_the_next_pull_has_
 def test_a_process_that_was_killed_between_two_pulls_is_replaced_without_an_error(
     relay: NodeRelay, pulls: PullProcess
 ) -> None:
-    stocked(Stocker(relay.address, SECRET), 1)
-    taken(pulls, 1)
-    killed = pulls.pid
-    assert killed is not None
+    killed = started(relay, pulls)
     os.kill(killed, signal.SIGKILL)
     ended = os.WEXITED | os.WNOWAIT | os.WNOHANG  # it stays to be waited for
     assert until(lambda: os.waitid(os.P_PID, killed, ended) is not None)
@@ -199,10 +204,7 @@ def test_when_its_caller_is_killed_the_process_ends_in_the_middle_of_a_pull(
 def test_who_is_closed_leaves_no_process_and_pulls_no_more(
     relay: NodeRelay, pulls: PullProcess
 ) -> None:
-    stocked(Stocker(relay.address, SECRET), 1)
-    taken(pulls, 1)
-    pid = pulls.pid
-    assert pid is not None
+    pid = started(relay, pulls)
     pulls.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
