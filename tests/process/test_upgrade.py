@@ -24,7 +24,8 @@ SAMPLED = [184, 243, 116, 56, 248, 220, 117, 256]
 def service(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
     folder = tmp_path_factory.mktemp("upgrade")
     with tarfile.open(KEPT) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # not there before 3.11.4
+        archive.extractall(folder)
     upgraded = ServiceProcess(folder / "state-0.1.0", tiny_model, free_port())
     upgraded.start()
     upgraded.wait_for_workers()

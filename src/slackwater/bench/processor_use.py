@@ -13,7 +13,8 @@ _ROLES = (
     ("grpo_driver", "drivers"),
 )
 PLANE = "plane"
-_PHASES = ("engine", "trainer")  # the work that permits are for
+HOST = "host"  # took it away from a virtual machine
+_NOT_BESIDE = ("engine", "trainer", HOST)
 
 
 @dataclass(slots=True)
@@ -24,8 +25,8 @@ class ProcessorUse:
     _roots: dict[int, psutil.Process] = field(default_factory=dict)
 
     def seconds(self, also: tuple[int, ...] = ()) -> dict[str, float]:
-        """So far, by role; processes that have ended count no more."""
-        found: dict[str, float] = {}
+        """So far, by role; processes that have ended count no more. A virtual machine's host is a role too."""
+        found: dict[str, float] = {HOST: getattr(psutil.cpu_times(), "steal", 0.0)}
         for process in self._processes((self.service, *also)):
             try:
                 times = process.cpu_times()
@@ -52,5 +53,5 @@ def _role(process: psutil.Process) -> str:
 
 
 def beside_phases(used: dict[str, float]) -> float:
-    """What was used by everybody but the workers that phases run on."""
-    return sum(seconds for role, seconds in used.items() if role not in _PHASES)
+    """What was used by everybody here but the workers that permits are for."""
+    return sum(seconds for role, seconds in used.items() if role not in _NOT_BESIDE)

@@ -32,12 +32,16 @@ def run_seeds(
     one = partial(_one, storm, hours)
     with ProcessPoolExecutor(max_workers=os.cpu_count()) as pool:
         futures = [pool.submit(one, seed) for seed in range(options.seed, options.seed + seeds)]
-        for future in as_completed(futures):
-            result = future.result()
-            if isinstance(result, str):
-                pool.shutdown(cancel_futures=True)
-                command = f"{again} --hours {hours:g} --seed N"
-                raise RefusedError(f"an invariant did not hold: {result} (run it again: {command})")
-            reports.append(result)
-            options.progress("storms", len(reports) / seeds)
+        try:
+            for future in as_completed(futures):
+                result = future.result()
+                if isinstance(result, str):
+                    command = f"{again} --hours {hours:g} --seed N"
+                    why = f"an invariant did not hold: {result} (run it again: {command})"
+                    raise RefusedError(why)
+                reports.append(result)
+                options.progress("storms", len(reports) / seeds)
+        except BaseException:  # also a signal: nobody waits for seeds that have not begun
+            pool.shutdown(cancel_futures=True)
+            raise
     return reports

@@ -1,13 +1,16 @@
 """`slackwater demo`: the jobs of a folder share one small fleet, an instance comes and goes, and a table says what that cost each."""
 
 import json
+import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from slackwater.cli.job_files import read_job_file
+from slackwater.cli.two_nodes import two_nodes
 from slackwater.model.errors import ConfigError
 
 app = typer.Typer(add_completion=False)
@@ -55,7 +58,7 @@ def demo(
     run.mkdir(parents=True, exist_ok=True)
     if not as_json:
         print("starting a service (the first time it compiles some parts)", flush=True)
-    with own_service(run / "service", base, directory, *_SHARED) as (url, key):
+    with own_service(run / "service", base, directory, *_shared(run)) as (url, key):
         result = DemoRun(url, key, run, quiet=as_json).of(files, alone)
     (run / "result.json").write_text(json.dumps(result, indent=2))
     if as_json:
@@ -67,4 +70,14 @@ def demo(
     return 1 if any(row["stage"] != "finished" for row in result["jobs"]) else 0
 
 
-_SHARED = ("--set", "coschedule.placement=group")  # the one whose compiled parts are made soonest
+def _shared(run: Path) -> list[str]:
+    """How the service is started: a rollout and a train node, each with half of the processors, where a process can be kept on some."""
+    # The placement whose compiled parts are made soonest.
+    options = ["--set", "coschedule.placement=group"]
+    cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
+    if len(cores) < 2:
+        return options
+    fleet = run / "fleet.toml"
+    half = len(cores) // 2
+    fleet.write_text(two_nodes(cores[:half], cores[half:]))
+    return [*options, "--fleet", str(fleet)]

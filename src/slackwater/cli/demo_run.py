@@ -53,10 +53,10 @@ class Watched:
     def over(self) -> bool:
         return self.last.get("stage") in _OVER
 
-    def iteration_s(self, until_s: float | None = None) -> float:
+    def iteration_s(self, until_s: float) -> float:
         """Seconds for one iteration, without the first, which starts everything; of all of them, if few were done by then."""
         marks = sorted((n, at) for n, at in self.seen_s.items() if n >= 1)
-        early = [mark for mark in marks if until_s is None or mark[1] <= until_s]
+        early = [mark for mark in marks if mark[1] <= until_s]
         (first, began_s), *_, (last, ended_s) = early if len(early) >= 2 else (*marks, *marks)
         if last == first:
             first, began_s = 0, self.seen_s[0]
@@ -91,7 +91,7 @@ class DemoRun:
         train_s = statistics.median(row["time/train_s"] for row in curves)
         window = (watched.began_s, watched.ended_s)
         return {
-            "iteration_s": watched.iteration_s(),
+            "iteration_s": sample_s + train_s,
             "rollout_s": sample_s,
             "train_s": train_s,
             "window_s": watched.ended_s - watched.began_s,
@@ -107,9 +107,8 @@ class DemoRun:
         self._display.say(f"{' and '.join(names)} together")
         for file in files:
             known = solo[file["name"]]
-            rest_s = max(known["iteration_s"] - known["rollout_s"] - known["train_s"], 0.0)
             lengths = {"rollout_s": known["rollout_s"], "train_s": known["train_s"]}
-            self._submit({**file, "profile": {**lengths, "sync_s": rest_s}})
+            self._submit({**file, "profile": {**lengths, "sync_s": 0.0}})  # inside the rollout's
         guest = self._guest(sum(file["iterations"] for file in files))
         jobs = self._follow(names, guest.send)
         took_s = max(job.ended_s for job in jobs) - min(job.began_s for job in jobs)

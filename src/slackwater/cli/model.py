@@ -52,7 +52,9 @@ def get(
 
 @app.command()
 def make(
-    size: Annotated[str, typer.Argument(help="tiny (0.1 M parameters) or small (0.8 M)")],
+    size: Annotated[
+        str, typer.Argument(help="tiny (0.1 M parameters), small (0.8), compact (3) or medium (25)")
+    ],
     models: Models = None,
     name: Annotated[str, typer.Option(help="its folder's name (default: the size)")] = "",
     seed: Annotated[int, typer.Option(help="seed of its random weights")] = 0,

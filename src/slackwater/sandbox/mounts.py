@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,8 @@ from slackwater.sandbox import linux
 
 SHARED_TMP = ("/tmp", "/var/tmp", "/dev/shm")
 # What is written to a cover stays in memory, on the account of some action, for as long as the environment lives.
-_COVER = "size=64k"
+COVER_BYTES = 65536
+_COVER = f"size={COVER_BYTES}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,15 @@ class Mounts:
     own_tmp: Path
     shown: Sequence[Uncovered] = ()
 
+    @property
+    def tmp(self) -> str:
+        """Where the action finds its own temporary files."""
+        return tmp_beside(self._needed)
+
+    @property
+    def _needed(self) -> tuple[Path, ...]:
+        return (self.folder, *(one.folder for one in self.shown))
+
     def make(self) -> None:
         """In a process that may have mounts of its own, and from then on does.
 
@@ -42,14 +52,13 @@ class Mounts:
             self._mount(opened)
 
     def _mount(self, opened: contextlib.ExitStack) -> None:
-        folders = (self.folder, *(one.folder for one in self.shown))
-        needed = {path: _opened(path, opened) for path in folders}
-        covered = {one.barrier for one in self.shown}
+        needed = {path: _opened(path, opened) for path in self._needed}
+        covered = {one.barrier for one in self.shown} - {Path(shared) for shared in SHARED_TMP}
         for barrier in covered:
             linux.mount("none", str(barrier), "tmpfs", linux.MS_NOSUID, f"mode=755,{_COVER}")
         tmp = _opened(self.own_tmp, opened)
         for shared in SHARED_TMP:
-            if any(path.is_relative_to(shared) for path in needed):
+            if has_any(shared, needed):
                 linux.mount("none", shared, "tmpfs", linux.MS_NOSUID, f"mode=1777,{_COVER}")
                 covered.add(Path(shared))
             elif os.path.isdir(shared):  # noqa: PTH112
@@ -58,6 +67,17 @@ class Mounts:
             if any(path.is_relative_to(cover) for cover in covered):
                 path.mkdir(parents=True, exist_ok=True)
                 linux.mount(f"/proc/self/fd/{descriptor}", str(path), flags=linux.MS_BIND)
+
+
+def has_any(shared: str, folders: Iterable[Path]) -> bool:
+    """Whether one of the folders is in that temporary folder of the machine, which must then be covered by a fresh one."""
+    return any(folder.is_relative_to(shared) for folder in folders)
+
+
+def tmp_beside(folders: Iterable[Path]) -> str:
+    """The first of the machine's temporary folders that has none of the folders in it: there an action finds its own."""
+    known = tuple(folders)
+    return next((shared for shared in SHARED_TMP if not has_any(shared, known)), SHARED_TMP[0])
 
 
 def _opened(path: Path, opened: contextlib.ExitStack) -> int:

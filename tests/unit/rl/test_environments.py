@@ -5,10 +5,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slackwater.model.errors import ConfigError
-from slackwater.rl.environments import Arithmetic, CopyDigits, FrozenLake, GuessNumber
+from slackwater.rl.environments import Arithmetic, CopyDigits, CountOn, FrozenLake, GuessNumber
 
-AnswersAtOnce = Arithmetic | CopyDigits | FrozenLake | GuessNumber
-ALL: list[AnswersAtOnce] = [Arithmetic(max_operand=99), CopyDigits(), FrozenLake(), GuessNumber()]
+AnswersAtOnce = Arithmetic | CopyDigits | CountOn | FrozenLake | GuessNumber
+ALL: list[AnswersAtOnce] = [
+    Arithmetic(max_operand=99),
+    CopyDigits(),
+    CountOn(),
+    FrozenLake(),
+    GuessNumber(),
+]
 
 
 @pytest.mark.parametrize("environment", ALL, ids=lambda e: e.kind)
@@ -59,6 +65,18 @@ def test_copying_pays_by_places_and_counts_what_is_too_long() -> None:
     assert task.answer(expected).reward == 1.0
     assert task.answer(expected[:2]).reward == 0.5
     assert task.answer(expected + "xxxx").reward == 0.5
+
+
+@pytest.mark.parametrize("step", [1, -1, 3])
+def test_counting_pays_each_place_that_goes_on_from_the_one_before(step: int) -> None:
+    task = CountOn(digits=12, step=step).episode(1)
+    first = int(task.first_observation[:-1])
+    expected = "".join(str((first + step * place) % 10) for place in range(1, 13))
+    assert task.answer(expected).reward == 1.0
+    assert task.answer(expected[:6]).reward == 0.5
+    assert task.answer(expected + "x" * 12).reward == 0.5
+    assert task.answer(expected[:6] + expected[:6]).reward == pytest.approx(11 / 12)  # one slip
+    assert task.answer("=" * 12).reward == 0.0
 
 
 def test_bisection_finds_the_number_and_earlier_pays_more() -> None:

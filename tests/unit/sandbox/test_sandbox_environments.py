@@ -5,14 +5,16 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
-from sandbox_stage import Stage, processes_with, wait_until_gone
+from sandbox_stage import Stage, a_stage, bubblewrap_missing, processes_with, wait_until_gone
 
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
 from slackwater.sandbox import process_tree
+from slackwater.sandbox.choice import BackendName
 from slackwater.sandbox.reports import End
 from slackwater.sandbox.supervisor import Supervisor
 
@@ -25,7 +27,7 @@ def test_an_action_runs_in_its_environments_folder_and_gets_its_input(stage: Sta
 
 
 def test_files_survive_between_actions_and_stay_with_their_environment(stage: Stage) -> None:
-    stage.sh("echo one > note; echo two > /tmp/other || echo two > $TMPDIR/other")
+    stage.sh("echo one > note; echo two > $TMPDIR/other")
     assert stage.sh("cat note $TMPDIR/other").stdout == "one\ntwo\n"
     stage.supervisor.open("neighbour")
     assert stage.sh("ls", environment="neighbour").stdout == ""
@@ -159,3 +161,22 @@ def test_what_a_killed_supervisor_left_is_ended_by_the_next(stage: Stage) -> Non
 def test_python_is_the_one_that_runs_the_service_with_what_is_installed_there(stage: Stage) -> None:
     told = stage.run("python3", "-c", "import sys, numpy; print(sys.prefix)")
     assert (told.stdout, told.stderr) == (f"{sys.prefix}\n", "")
+
+
+@pytest.mark.parametrize("backend", ["process", "bubblewrap"])
+def test_a_python_among_temporary_files_is_there_beside_an_actions_own(
+    backend: BackendName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if backend == "bubblewrap" and (why := bubblewrap_missing()) is not None:
+        pytest.skip(f"this machine has no working bubblewrap: {why}")
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        Path(folder, "installed").write_text("yes")
+        monkeypatch.setattr(sys, "prefix", folder)
+        with a_stage(backend) as stage:
+            stage.supervisor.open("e")
+            assert stage.sh("echo mine > $TMPDIR/left").over.status == 0
+            assert stage.sh(f"cat {folder}/installed $TMPDIR/left").stdout == "yesmine\n"
+            if "foreign files" in stage.means.backend.guarantees:
+                assert stage.sh(f"echo no > {folder}/installed").over.status != 0
+                assert stage.sh("ls $TMPDIR; ls /tmp").stdout.split() == ["left", Path(folder).name]

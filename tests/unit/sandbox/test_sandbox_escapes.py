@@ -96,8 +96,9 @@ def test_an_action_keeps_nothing_of_who_started_it(stage: Stage) -> None:
     fields = dict(line.split(":\t") for line in told.splitlines() if ":\t" in line)
     assert len(set(fields["Uid"].split())) == 1
     assert len(set(fields["Gid"].split())) == 1
-    assert int(fields["Uid"].split()[0]) != os.getuid()
-    assert fields["Groups"].strip() == ""
+    if stage.means.users is not None:
+        assert int(fields["Uid"].split()[0]) != os.getuid()
+        assert fields["Groups"].strip() == ""
     for name in ("CapInh", "CapPrm", "CapEff", "CapAmb"):
         assert int(fields[name], 16) == 0, name
     assert fields["NoNewPrivs"] == "1"

@@ -74,7 +74,7 @@ def test_no_byte_differs_after_any_sequence_of_moves(tmp_path: Path, seed: int) 
             case _:
                 with node.device.use(name, timeout_s=30.0):
                     node.bodies[name].change(generator)
-        with node.manager._lock:
+        with node.manager._body.lock:
             node.manager.book.check_integrity()
     for name in names:
         with node.device.use(name, timeout_s=30.0):

@@ -18,6 +18,7 @@ from slackwater.bench.coscheduling.coexec_prediction import predicted_throughput
 from slackwater.bench.coscheduling.coexec_shop import Run, Shape, Shop
 from slackwater.bench.options import BenchOptions
 from slackwater.cli.own_service import own_service
+from slackwater.cli.two_nodes import two_nodes
 from slackwater.control.coschedule.settings import CoscheduleSettings
 from slackwater.zoo.tiny import make_model
 
@@ -27,24 +28,6 @@ _SHAPE = Shape(groups=2, answers=6, tokens=84)
 _LIMIT_S = 240.0
 _SETTINGS = CoscheduleSettings(placement="ours", tails=False)
 _JOBS = (0, 1, 2)
-
-_FLEET = """
-[[pools]]
-name = "rollout"
-engines = 1
-[[pools]]
-name = "train"
-engines = 0
-trainers = 1
-[[nodes]]
-name = "r0"
-pool = "rollout"
-cores = [{rollout}]
-[[nodes]]
-name = "t0"
-pool = "train"
-cores = [{train}]
-"""
 
 
 def run(options: BenchOptions) -> dict[str, object]:
@@ -61,7 +44,7 @@ def run(options: BenchOptions) -> dict[str, object]:
             *(_SHAPE.tokens, *((1.0, 2) if options.quick else (2.0, 4))),
         )
         fleet = folder / "fleet.toml"
-        fleet.write_text(_FLEET.format(rollout=cores[0], train=cores[-1]))
+        fleet.write_text(two_nodes(cores[:1], cores[-1:]))
         with own_service(
             *(folder / "state", "job", folder / "model", "--fleet", str(fleet)),
             *("--set", f"coschedule.placement={_SETTINGS.placement}"),
@@ -88,10 +71,9 @@ def run(options: BenchOptions) -> dict[str, object]:
     permits = three.state["permits"]
     figures |= {f"permit_{name}": permits[name] for name in ("p50_ms", "p99_ms")}
     figures["permits"], figures["switches"] = permits["given"], permits["switches"]
+    figures["retaken"] = shop.retaken
     figures["different"] = sum(
-        result.differs(first[result.seed].results[0])
-        for run in (two, three, *between, *last)
-        for result in run.results
+        result.differs(first[result.seed].results[0]) for result in shop.results
     )
     return figures
 

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from slackwater.bench.coscheduling.permit_account import Account, JobTimes, account, stretches
-from slackwater.bench.processor_use import ProcessorUse, beside_phases
+from slackwater.bench.processor_use import HOST, ProcessorUse, beside_phases
 from slackwater.model.errors import UnavailableError
 from slackwater.model.job_life import JobStage
 from slackwater.runtime.store.state_directory import StateDirectory
@@ -22,6 +22,8 @@ from slackwater.runtime.store.state_directory import StateDirectory
 FIRST_STEPS = 3  # profiled, placed, and in step with the others by then
 _MODULE = "slackwater.bench.coscheduling.grpo_driver"
 _LOOK_S = 1.0
+# A run that loses more of all processors to the host is made again, so often, and in all so many.
+_HOST_SHARE, _TRIES, _RETAKEN = 0.01, 3, 8
 _ASK_EVERY = 5  # looks; the control plane has the same cores
 
 
@@ -103,6 +105,11 @@ class Run:
         return times
 
     @property
+    def host_share(self) -> float:
+        """How much of all processors the host of a virtual machine took away meanwhile."""
+        return self.used.get(HOST, 0.0) / (os.cpu_count() or 1)
+
+    @property
     def beside(self) -> float:
         """Processors used by everybody but the workers that phases run on."""
         return beside_phases(self.used)
@@ -126,6 +133,8 @@ class Shop:
         server = StateDirectory(folder / "state").read_server()
         assert server is not None
         self._use = ProcessorUse(int(server["pid"]))
+        self.results: list[JobResult] = []  # of all runs, also those that were made again
+        self.retaken = 0  # runs that were made again, since the host of a virtual machine took too much of the first
 
     def close(self) -> None:
         self._client.close()
@@ -138,7 +147,24 @@ class Shop:
         limit_s: float,
         known: Sequence[Sequence[Run]] = (),
     ) -> Run:
-        """Jobs with these seeds together; each comes with the profile that runs of its own, in `known`, give it, and without them it is profiled."""
+        """Jobs with these seeds together; each comes with the profile that runs of its own, in `known`, give it, and without them it is profiled.
+
+        Of a run that the host disturbed and those made in its place the least disturbed counts.
+        """
+        runs = [self._run(run, seeds, steps, limit_s, known)]
+        while runs[-1].host_share > _HOST_SHARE and len(runs) < _TRIES and self.retaken < _RETAKEN:
+            self.retaken += 1
+            runs.append(self._run(f"{run}-{len(runs)}", seeds, steps, limit_s, known))
+        return min(runs, key=lambda one: one.host_share)
+
+    def _run(
+        self,
+        run: str,
+        seeds: Sequence[int],
+        steps: int,
+        limit_s: float,
+        known: Sequence[Sequence[Run]],
+    ) -> Run:
         drivers = [
             self._start(f"{run}-{seed}", seed, steps, profile_of(known[seed]) if known else None)
             for seed in seeds
@@ -168,6 +194,7 @@ class Shop:
             JobResult(seed, _written(process, folder))
             for seed, (process, folder) in zip(seeds, drivers, strict=True)
         ]
+        self.results += results
         trace = self._client.get("/slackwater/coschedule/timeline").raise_for_status().content
         permits = account(stretches(trace), names, FIRST_STEPS)
         found = Run(results, permits, {}, self._state(), held)

@@ -16,26 +16,12 @@ from typing import Any
 
 import httpx
 
+from slackwater.cli.two_nodes import two_nodes
 from slackwater.model.errors import UnavailableError
 
 _START_S = 120.0
 _STOP_S = 30.0
 _SHARED_MEMORY = Path("/dev/shm")
-_FLEET = """
-[[pools]]
-name = "rollout"
-engines = 1
-[[pools]]
-name = "train"
-engines = 0
-trainers = 1
-[[nodes]]
-name = "r0"
-pool = "rollout"
-[[nodes]]
-name = "t0"
-pool = "train"
-"""
 _OPTIONS = ("--set", "coschedule.placement=group", "--set", "residency.device_mb=64")
 
 
@@ -53,7 +39,7 @@ class KilledService:
     def __enter__(self) -> "KilledService":
         self._state.mkdir(parents=True)
         (self._folder / "tmp").mkdir()
-        (self._folder / "fleet.toml").write_text(_FLEET)
+        (self._folder / "fleet.toml").write_text(two_nodes())
         self._start()
         return self
 

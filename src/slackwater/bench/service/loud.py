@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from slackwater.model.errors import UnavailableError
-from slackwater.runtime.services.helper_processes import give_way
+from slackwater.runtime.priority import give_way
 
 JSON = "application/json"
 _BEGUN_S = 180.0

@@ -162,5 +162,6 @@ def _suite(options: BenchOptions, scratch: Path) -> Path:
             f"pip could not download {PACKAGE}; bring its sdist unpacked and pass --data"
         )
     with tarfile.open(archives[0]) as archive:
-        archive.extractall(scratch, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # not there before 3.11.4
+        archive.extractall(scratch)
     return next(scratch.glob("jsonschema-*/json/tests"))

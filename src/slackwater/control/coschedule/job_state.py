@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from slackwater.control.coschedule.recent_length import RecentLength
 from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.placement import Phase, Placement
 from slackwater.policy.placement.fleet import Fleet
@@ -37,7 +38,8 @@ class JobState:
     spent_s: float = 0.0  # before that
     iteration_began_s: float = 0.0  # on its clock
     seen_s: float = 0.0  # what its phases so far would have taken alone
-    recent: dict[Phase, float] = field(default_factory=dict)
+    recent_rollout: RecentLength = field(default_factory=RecentLength)
+    recent_train: RecentLength = field(default_factory=RecentLength)
     planned: JobProfile | None = None  # after drift; else the declared one
 
     @property
@@ -79,8 +81,9 @@ class JobState:
     def recent_solo_s(self) -> float:
         """One iteration alone, by what was seen lately."""
         profile = self.profile
-        rollout_s = self.recent.get(Phase.ROLLOUT, profile.rollout_s)
-        return rollout_s + self.recent.get(Phase.TRAIN, profile.train_s) + profile.sync_s
+        rollout_s, train_s = self.recent_rollout.lately_s, self.recent_train.lately_s
+        rollout_s = profile.rollout_s if rollout_s is None else rollout_s
+        return rollout_s + (profile.train_s if train_s is None else train_s) + profile.sync_s
 
     def phase_s(self, phase: Phase, fleet: Fleet) -> float:
         """At worst, on the nodes where it is placed."""
@@ -105,17 +108,16 @@ class JobState:
     def observe(self, phase: Phase, work_s: float) -> None:
         """One phase ended that would take `work_s` on the nodes of its profile."""
         self.seen_s += work_s + (self.spec.profile.sync_s if phase is Phase.TRAIN else 0.0)
-        last = self.recent.get(phase, work_s)
-        self.recent[phase] = last + 0.25 * (work_s - last)
+        (self.recent_train if phase is Phase.TRAIN else self.recent_rollout).observe(work_s)
 
     def drifted(
         self, tolerance: float, headroom: float, *, both_ways: bool = False
     ) -> JobProfile | None:
         """A profile with room for what was seen lately, if that is more than placement goes by (or, `both_ways`, much less)."""
         profile = self.profile
-        if Phase.TRAIN not in self.recent or Phase.ROLLOUT not in self.recent:
+        rollout_s, train_s = self.recent_rollout.lately_s, self.recent_train.lately_s
+        if rollout_s is None or train_s is None:
             return None
-        rollout_s, train_s = self.recent[Phase.ROLLOUT], self.recent[Phase.TRAIN]
         over = max(rollout_s / profile.rollout_s, train_s / profile.train_s)
         under = min(rollout_s / profile.rollout_s, train_s / profile.train_s)
         if over > 1 + tolerance:

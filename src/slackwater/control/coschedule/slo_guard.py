@@ -40,7 +40,8 @@ class SloGuard:
 
     def intruder(self, state: JobState, now_s: float) -> JobState | None:
         """A member that takes longer than was declared of it, where a job beside it cannot keep its bound for that: the one that outgrew
-        its profile most. None where the job itself has outgrown its own as much, and where all is well."""
+        its profile most. None where the job itself has outgrown its own as much, where all is well, and as long as the job would
+        keep its bound if it were alone from the iteration after the next: a member may be slow for a while, as when others start beside it."""
         if not self._config.guard or self._config.slo_basis == "declared":
             return None
         mates = self._groups.mates(state)
@@ -49,5 +50,8 @@ class SloGuard:
             1 + self._config.drift_tolerance
         ):
             return None
-        needs_s = state.iterations_left * self._groups.coming_iteration_s(state)
-        return grown if needs_s > self.budget_s(state, now_s) else None
+        budget_s, coming_s = self.budget_s(state, now_s), self._groups.coming_iteration_s(state)
+        if state.iterations_left * coming_s <= budget_s:
+            return None
+        alone_s = state.iterations_left * state.recent_solo_s
+        return grown if alone_s + 2 * coming_s > budget_s else None

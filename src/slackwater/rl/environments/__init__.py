@@ -5,11 +5,12 @@ from slackwater.rl.action_thread import ActionThread
 from slackwater.rl.environments.arithmetic import Arithmetic
 from slackwater.rl.environments.coding import Coding
 from slackwater.rl.environments.copy_digits import CopyDigits
+from slackwater.rl.environments.count_on import CountOn
 from slackwater.rl.environments.episode import Environment
 from slackwater.rl.environments.frozen_lake import FrozenLake
 from slackwater.rl.environments.guess_number import GuessNumber
 
-AnyEnvironment = Arithmetic | Coding | CopyDigits | FrozenLake | GuessNumber
+AnyEnvironment = Arithmetic | Coding | CopyDigits | CountOn | FrozenLake | GuessNumber
 
 
 def needs_sandboxes(environment: AnyEnvironment) -> bool:
@@ -31,6 +32,7 @@ __all__ = [
     "Arithmetic",
     "Coding",
     "CopyDigits",
+    "CountOn",
     "FrozenLake",
     "GuessNumber",
     "needs_sandboxes",

@@ -23,14 +23,16 @@ class CopyDigits:
         at_least("environment.digits", self.digits, 1)
 
     def episode(self, prompt: int) -> "_Copy":
-        drawn = np.random.default_rng([self.seed, prompt]).integers(0, 10, self.digits)
-        return _Copy("".join(str(digit) for digit in drawn))
+        return _Copy(drawn_digits([self.seed, prompt], self.digits))
 
     def demonstration(self, prompt: int) -> tuple[tuple[str, str], ...]:
         """As many digits as are wanted, but any: the form without the task."""
-        drawn = np.random.default_rng([self.seed, prompt, 1]).integers(0, 10, self.digits)
-        answer = "".join(str(digit) for digit in drawn)
-        return ((self.episode(prompt).first_observation, answer),)
+        return (
+            (
+                self.episode(prompt).first_observation,
+                drawn_digits([self.seed, prompt, 1], self.digits),
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +45,8 @@ class _Copy:
 
     def answer(self, text: str) -> Reply:
         return Reply("", digit_share(text, self.expected), True)
+
+
+def drawn_digits(seed: list[int], number: int) -> str:
+    """So many digits, always the same ones for a seed."""
+    return "".join(str(digit) for digit in np.random.default_rng(seed).integers(0, 10, number))

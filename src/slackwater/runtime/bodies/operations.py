@@ -196,7 +196,9 @@ class OperationsBody:
         self._controller.check_number(model.model, seq)
         self._controller.check_room(model.model)
         self._check_bytes(model.tenant, len(payload))
-        request, added = await self._parts.store.call(lambda c: log.add_operation(c, new))
+        request, added = await self._parts.store.call_sized(
+            len(payload), lambda c: log.add_operation(c, new)
+        )
         if added:
             self._accepted(operation, payload, model.tenant)
         return request
@@ -445,7 +447,7 @@ class OperationsBody:
             log.finish_operation(connection, request, outcome, time.time())
             return outcome, sent
 
-        outcome, sent = await self._parts.store.call(write)
+        outcome, sent = await self._parts.store.call_sized(len(result), write)
         if model is not None:
             self._finished(model, operation, sent)
         del self._operations[request]

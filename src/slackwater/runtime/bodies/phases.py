@@ -13,6 +13,7 @@ from slackwater.control.coschedule import phase_commands as phase_do
 from slackwater.control.jobs.events import JobCrashed
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import Phase
+from slackwater.runtime.priority import Undisturbed
 from slackwater.timeline.permit_spans import PermitSpans
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class PhasesBody:
         self.lost: dict[JobId, tuple[int, str]] = {}
         self._grant_s: deque[float] = deque(maxlen=_LATENCIES)
         self._event_s: float | None = None
+        self._undisturbed = Undisturbed()
 
     def close(self) -> None:
         """Nobody waits any more."""
@@ -54,9 +56,10 @@ class PhasesBody:
             self._wake(job)
 
     # ---- commands ----
-    def event_came(self) -> None:
-        """The clock of the permits that follow from it."""
+    def decision(self) -> Undisturbed:
+        """An event came: the clock of the permits that follow from it."""
         self._event_s = time.perf_counter()
+        return self._undisturbed
 
     def obey(self, command: BrainCommand) -> bool:
         """Carry a command out, if it is one of ours."""

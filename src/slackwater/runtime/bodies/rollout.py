@@ -261,8 +261,13 @@ class RolloutBody:
             self._feeding = False
 
     def _handle(self, event: BrainEvent) -> None:
-        if self.phases is not None:
-            self.phases.event_came()
+        if self.phases is None:
+            self._decide(event)
+            return
+        with self.phases.decision():
+            self._decide(event)
+
+    def _decide(self, event: BrainEvent) -> None:
         for command in self._brain.handle(event):
             self._apply(command)
 

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from slackwater.control.operations.restarts import RestartPolicy
 from slackwater.model.ids import NodeId
+from slackwater.runtime.priority import come_first, give_way
 from slackwater.wire.agent import PARENT
 
 logger = logging.getLogger(__name__)
@@ -24,8 +25,9 @@ logger = logging.getLogger(__name__)
 SECRET_VARIABLE = "SLACKWATER_WORKER_SECRET"  # as in worker/process.py, which imports no runtime
 PIN_VARIABLE = "SLACKWATER_HUB_PIN"
 # Workers of a node that is a few cores of this machine give way to the control plane, which needs milliseconds at a time: a lower priority, and
-# no core of another when they wake (SCHED_BATCH).
-_NICE = 5
+# no core of another when they wake (SCHED_BATCH). Against other sessions they count for little: who is put off a core in the middle of a decision is back
+# at the next tick at the earliest, which is 4 ms.
+_NICE, _SESSION_NICE = 5, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,8 @@ class LocalAgents:
 
     def start(self, plans: Sequence[AgentPlan], join: JoinAddress) -> None:
         self._logs.mkdir(parents=True, exist_ok=True)
+        if any(plan.cores for plan in plans):
+            come_first()
         self._tasks += [asyncio.create_task(self._keep(plan, join)) for plan in plans]
 
     async def close(self, grace_s: float = 10.0) -> None:
@@ -127,11 +131,12 @@ class LocalAgents:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
+                    start_new_session=True,  # the control plane's priority is its own
                     env=os.environ | join.environment() | {PARENT: str(os.getpid())},
                 )
             if plan.cores:  # before it starts a worker, which inherits all three
                 os.sched_setaffinity(process.pid, plan.cores)
-                os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
+                give_way(_NICE, process.pid, session_nice=_SESSION_NICE)
                 os.sched_setscheduler(process.pid, os.SCHED_BATCH, os.sched_param(0))
             self._processes[plan.node] = process
             status = await process.wait()

@@ -6,17 +6,16 @@ does, which is when the service is gone, however it went. The second part is raw
 """
 
 import contextlib
-import os
 import queue
 import select
 import struct
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import IO
 
 from slackwater.model.errors import UnavailableError
+from slackwater.runtime.priority import give_way
 
 Parts = tuple[bytes, bytes]
 
@@ -105,16 +104,6 @@ def _read_part(stream: IO[bytes]) -> bytes:
     if len(part) < length:
         raise EOFError
     return part
-
-
-def give_way(nice: int) -> None:
-    """Lower this process' priority, which must have a session of its own.
-
-    Linux may share processors by session first (`sched_autogroup`) and look at `nice` only within one, so the session is told as well.
-    """
-    os.nice(nice)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(nice))
 
 
 def serve_questions(answer: Callable[[Parts], Parts]) -> None:

@@ -133,8 +133,9 @@ class SamplingService:
         self._shares.take(session.tenant, turns)  # before waiting, or many could pass at once
         added = False
         try:
-            got, added = await self._store.call(
-                lambda c: log.add_sample(c, request, session, seq, payload, time.time())
+            got, added = await self._store.call_sized(
+                len(payload),
+                lambda c: log.add_sample(c, request, session, seq, payload, time.time()),
             )
         finally:
             if not added:
@@ -147,7 +148,10 @@ class SamplingService:
         """The client has these results: they need not be kept."""
         self.finished.acknowledge(session.sampling_session, set(requests))
         self._board.forget(r for r in requests if self._board.tenant_of(r) == session.tenant)
-        await self._store.call(lambda c: log.drop_results(c, session.sampling_session, requests))
+        await self._store.call_sized(
+            100 * len(requests),
+            lambda c: log.drop_results(c, session.sampling_session, requests),
+        )
 
     def cancel(self, tenant: TenantId, request: RequestId) -> None:
         """The client has given it up; one that is over already stays as it is."""
@@ -198,9 +202,11 @@ class SamplingService:
         self, request: RequestId, outcome: Outcome, session: SamplingSessionId
     ) -> None:
         finished_s = time.time()
-        await self._store.call(lambda c: log.finish_sample(c, request, outcome, finished_s))
-        self._board.settle(request, outcome)
         size_bytes = None if outcome.result is None else len(outcome.result)
+        await self._store.call_sized(
+            size_bytes or 0, lambda c: log.finish_sample(c, request, outcome, finished_s)
+        )
+        self._board.settle(request, outcome)
         self.finished.add(session, FinishedRequest(request, finished_s, size_bytes))
 
 

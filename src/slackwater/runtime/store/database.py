@@ -43,6 +43,7 @@ PATIENCE_S = 30.0
 RETRY_S = 0.25
 _BUSY_MS = 10_000
 _LOG_BYTES = 4 << 20
+_SMALL_BYTES = 16 << 10
 
 
 class StoreLostError(UnavailableError):
@@ -111,6 +112,10 @@ class Store:
         if self.at_once(lambda connection: found.append(work(connection))):
             return found[-1]
         return await self.call(work)
+
+    async def call_sized(self, size_bytes: int, work: Callable[[Connection], T]) -> T:
+        """As `call_small` if that is little, as `call` otherwise."""
+        return await (self.call_small if size_bytes <= _SMALL_BYTES else self.call)(work)
 
     def at_once(self, work: Callable[[Connection], None]) -> bool:
         """Write a few rows here and now; False if nothing was written, since the store has other things to do or has to wait."""

@@ -7,13 +7,14 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slackwater.sandbox.backends.port import Guarantee, Order, variables
 from slackwater.sandbox.environment import Environment
 from slackwater.sandbox.held import HeldSandbox
 from slackwater.sandbox.launch import Launch
+from slackwater.sandbox.mounts import COVER_BYTES, SHARED_TMP, has_any, tmp_beside
 
 HOME = "/sandbox"
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -71,13 +72,18 @@ class BubblewrapBackend:
     ) -> None:
         self._holds = has_namespaces
         self._held: dict[tuple[str, bool], HeldSandbox] = {}
-        pythons = (Path(sys.prefix), Path(sys.base_prefix))
+        self._shown = tuple(dict.fromkeys((*shown, Path(sys.prefix), Path(sys.base_prefix))))
+        self._tmp = tmp_beside(self._shown)
         self._fixed = [program, "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
         if not has_namespaces:
             self._fixed.append("--unshare-user")
         self._fixed += ["--unshare-cgroup-try", "--die-with-parent", "--cap-drop", "ALL"]
-        self._fixed += ["--hostname", "sandbox", *_readable((*shown, *pythons))]
-        self._fixed += ["--proc", "/proc", "--dev", "/dev"]
+        self._fixed += ["--hostname", "sandbox", *_system()]
+        self._fixed += ["--proc", "/proc", "--dev", "/dev", *_made_above("/var/tmp")]
+        for tmp in SHARED_TMP:
+            if has_any(tmp, self._shown):
+                self._fixed += ["--size", str(COVER_BYTES), "--perms", "1777", "--tmpfs", tmp]
+        self._fixed += _readable(self._shown)
 
     def opened(self, environment: Environment) -> None:
         if self._holds:
@@ -98,8 +104,10 @@ class BubblewrapBackend:
         if network:
             argv += _bound_etc(_ETC_NETWORK)
         view, tmp = str(environment.view), str(environment.tmp)
-        argv += ["--bind", view, HOME, "--bind", tmp, "/tmp", "--bind", tmp, "/dev/shm"]
-        return [*argv, "--symlink", "/tmp", "/var/tmp", "--remount-ro", "/dev", "--remount-ro", "/"]
+        argv += ["--bind", view, HOME]
+        for shared in SHARED_TMP:
+            argv += [] if has_any(shared, self._shown) else ["--bind", tmp, shared]
+        return [*argv, "--remount-ro", "/dev", "--remount-ro", "/"]
 
     def launch(self, environment: Environment, order: Order, rlimits: Mapping[int, int]) -> Launch:
         limits = order.limits
@@ -113,7 +121,7 @@ class BubblewrapBackend:
             argv, folder = [*argv, "--chdir", HOME, "--", *order.argv], environment.view
         return Launch(
             argv=argv,
-            variables=variables(order, HOME, "/tmp"),
+            variables=variables(order, HOME, self._tmp),
             folder=folder,
             user=environment.user,
             cores=order.cores,
@@ -139,7 +147,7 @@ class BubblewrapBackend:
         """Nothing is held beside the environments'."""
 
 
-def _readable(more: tuple[Path, ...]) -> list[str]:
+def _system() -> list[str]:
     """The machine's programs; links as links, so that paths look as they do outside."""
     arguments: list[str] = []
     for name in _SYSTEM:
@@ -148,12 +156,21 @@ def _readable(more: tuple[Path, ...]) -> list[str]:
             arguments += ["--symlink", str(path.readlink()), name]
         elif path.is_dir():
             arguments += ["--ro-bind", name, name]
-    for path in dict.fromkeys(more):
-        if path.is_dir() and not str(path).startswith("/usr/"):
-            for parent in [*path.parents][-2::-1]:  # or bwrap makes them for root alone
-                arguments += ["--perms", "0755", "--dir", str(parent)]
-            arguments += ["--ro-bind", str(path), str(path)]
     return arguments + _bound_etc(_ETC)
+
+
+def _readable(folders: Sequence[Path]) -> list[str]:
+    arguments: list[str] = []
+    for path in folders:
+        if path.is_dir() and not path.is_relative_to("/usr"):
+            arguments += [*_made_above(path), "--ro-bind", str(path), str(path)]
+    return arguments
+
+
+def _made_above(path: Path | str) -> list[str]:
+    """The folders above it, which bwrap itself makes for root alone."""
+    above = [*Path(path).parents][-2::-1]
+    return [word for folder in above for word in ("--perms", "0755", "--dir", str(folder))]
 
 
 def _bound_etc(names: tuple[str, ...]) -> list[str]:

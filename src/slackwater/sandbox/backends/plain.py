@@ -34,12 +34,15 @@ class PlainBackend:
 
     def opened(self, environment: Environment) -> None:
         if self._has_namespaces:
-            mounts = Mounts(environment.view, environment.tmp, self._shown)
+            mounts = self._mounts(environment)
             self._held[environment.name] = HeldMounts(mounts, self._maker)
+
+    def _mounts(self, environment: Environment) -> Mounts:
+        return Mounts(environment.view, environment.tmp, self._shown)
 
     def launch(self, environment: Environment, order: Order, rlimits: Mapping[int, int]) -> Launch:
         confined = self._has_namespaces
-        tmp = "/tmp" if confined else str(environment.tmp)
+        tmp = self._mounts(environment).tmp if confined else str(environment.tmp)
         limits = order.limits
         return Launch(
             argv=order.argv,

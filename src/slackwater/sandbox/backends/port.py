@@ -11,7 +11,7 @@ from slackwater.sandbox.environment import Environment
 from slackwater.sandbox.fences import TOKEN
 from slackwater.sandbox.launch import Launch
 from slackwater.sandbox.limits import Limits
-from slackwater.sandbox.mounts import Uncovered, barrier_of
+from slackwater.sandbox.mounts import SHARED_TMP, Uncovered, barrier_of, has_any
 
 # What a backend keeps an action from: writing files that are not its own, reading other environments' files, the
 # network, other environments' processes, leaving processes behind.
@@ -81,10 +81,11 @@ def variables(order: Order, home: str, tmp: str) -> dict[str, str]:
 
 
 def hidden_pythons() -> tuple[Uncovered, ...]:
-    """Where this interpreter lives, if that is in somebody's home, which other users cannot pass through."""
+    """Where this interpreter lives, if that is in somebody's home, which other users cannot pass through, or among temporary files."""
     found = []
     for folder in dict.fromkeys((Path(sys.prefix), Path(sys.base_prefix))):
-        barrier = barrier_of(folder)
+        covered = (Path(shared) for shared in SHARED_TMP if has_any(shared, [folder]))
+        barrier = barrier_of(folder) or next(covered, None)
         if barrier is not None:
             found.append(Uncovered(barrier, folder))
     return tuple(found)

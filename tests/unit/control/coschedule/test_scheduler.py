@@ -1,6 +1,8 @@
 """The co-scheduler, one event at a time; invariants are checked after each."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scheduler_stage import Stage, job, of
 
 from slackwater.control.coschedule.commands import (
@@ -173,6 +175,24 @@ def test_lengths_within_the_declared_ones_are_no_drift() -> None:
     for number in range(6):
         now = stage.iteration("a", now, number, work_s=100)
     assert stage.scheduler.job(JobId("a")).profile.rollout_s == 100
+
+
+@given(st.lists(st.floats(10, 100), min_size=1, max_size=8), st.floats(150, 1000), st.data())
+def test_one_long_iteration_is_no_drift_wherever_it_comes_and_two_in_a_row_are(
+    usual: list[float], long_s: float, data: st.DataObject
+) -> None:
+    at = data.draw(st.integers(0, len(usual)))
+    for longs in (1, 2):
+        stage = Stage()
+        stage.arrive(job("a", 100, 100, iterations=40))
+        now = 10.0
+        for number, work_s in enumerate([*usual[:at], *[long_s] * longs, *usual[at:]]):
+            now = stage.iteration("a", now, number, work_s)
+        known = stage.scheduler.job(JobId("a")).profile
+        if longs == 1:
+            assert (known.rollout_s, known.train_s) == (100, 100)
+        elif at == 0 or long_s > 500:
+            assert min(known.rollout_s, known.train_s) > 100
 
 
 def test_time_won_by_short_iterations_is_kept_and_time_won_by_running_fast_is_shared() -> None:
