@@ -14,6 +14,9 @@ from .test_switched_models import TEXT, example
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
+# A job whose phases take milliseconds shares nodes only where it may be slowed down a lot by one whose phases take seconds.
+SLO = 1000.0
+WAIT_S = 240.0
 # The job is placed on the first train node, a model is made by the trainer whose name comes first.
 FLEET = """
 [[pools]]
@@ -65,19 +68,19 @@ def steps(service: ServiceProcess, job: str, after_two: Callable[[], object]) ->
         if step == 2:
             after_two()
         sampler = client.save_weights_and_get_sampling_client()
-        sampler.sample(prompt, 1, types.SamplingParams(max_tokens=2, seed=step)).result()
-        output = client.forward_backward([example(step)], "cross_entropy").result()
+        sampler.sample(prompt, 1, types.SamplingParams(max_tokens=2, seed=step)).result(WAIT_S)
+        output = client.forward_backward([example(step)], "cross_entropy").result(WAIT_S)
         found.append(output.metrics["loss:sum"])
-        client.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+        client.optim_step(types.AdamParams(learning_rate=1e-2)).result(WAIT_S)
     return found
 
 
 def test_a_model_moves_to_its_permits_node_with_its_state(fleet: ServiceProcess) -> None:
     # Nobody knows how long its phases take: for two cycles it is a guest where nobody else is, then it shares the other's nodes.
-    other = Owner(fleet, "other", slo=20.0)
+    other = Owner(fleet, "other", slo=SLO)
     other.give_back(other.permit("rollout", 0))
     held = other.permit("train", 0)
-    fleet.post("/slackwater/jobs", {"name": "moves", "iterations": 50, "slo": 20.0})
+    fleet.post("/slackwater/jobs", {"name": "moves", "iterations": 50, "slo": SLO})
     moved = steps(fleet, "moves", lambda: other.give_back(held))
     assert moved == steps(fleet, "stays", lambda: None)
     assert "came from another node" in log_of(fleet, "t-z")
