@@ -6,20 +6,23 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from .conftest import free_port
-from .service_process import ServiceProcess
+from .service_process import ServiceProcess, wait_for
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 PROGRAM = """
 import json, sys, time
 import slackwater
+import slackwater.phases.job
 
+slackwater.phases.job._ALIVE_S = 0.5
 slackwater.join(sys.argv[1], iterations=4, slo=3.0, profile={"rollout_s": 0.2, "train_s": 0.2})
 
 @slackwater.phase("rollout")
@@ -38,6 +41,10 @@ def work(phase):
     time.sleep(0.2)
     return [phase, began, time.monotonic()]
 
+if sys.argv[2] == "pauses":
+    rollout()
+    print("pauses", flush=True)
+    time.sleep(600)
 print(json.dumps([span for _ in range(4) for span in (rollout(), train())]), flush=True)
 """
 
@@ -47,6 +54,7 @@ def service(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     found = ServiceProcess(
         *(tmp_path_factory.mktemp("decorated") / "state", tiny_model, free_port()),
         *("--set", "coschedule.placement=group", "--set", "coschedule.limits.lease_s=12.0"),
+        *("--set", "coschedule.limits.gone_s=12.0"),
     )
     found.start()
     yield found
@@ -88,3 +96,20 @@ def test_a_program_that_is_killed_in_its_phase_holds_nobody_up_for_ever(
     doomed.send_signal(signal.SIGKILL)
     doomed.communicate(timeout=30)
     assert len(spans(other)) == 8
+
+
+def test_a_program_keeps_its_place_while_it_lives_and_leaves_it_when_it_is_killed_between_its_phases(
+    service: ServiceProcess,
+) -> None:
+    def stage() -> str:
+        return str(service.get("/slackwater/jobs/pauses").json()["stage"])
+
+    program = started(service, "pauses", "pauses")
+    assert program.stdout is not None
+    assert program.stdout.readline().strip() == "pauses"
+    long_s = time.monotonic() + 20.0
+    wait_for("longer than silence may last", lambda: time.monotonic() > long_s, 60)
+    assert stage() == "placed"
+    program.send_signal(signal.SIGKILL)
+    program.communicate(timeout=30)
+    wait_for("its end", lambda: stage() == "stopped", 60)

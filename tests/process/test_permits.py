@@ -7,9 +7,11 @@ from typing import Any
 
 import httpx
 import pytest
+import tinker
 
 from .conftest import free_port
 from .service_process import ServiceProcess, wait_for
+from .test_switched_models import example
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
@@ -128,6 +130,23 @@ def test_what_cannot_be_is_refused_in_one_line(service: ServiceProcess) -> None:
     assert late.status_code == 400 and "is refused" in late.text
     nobody = service.post("/slackwater/jobs/nobody/permits", {"phase": "rollout", "iteration": 0})
     assert nobody.status_code == 404
+
+
+def test_a_client_whose_job_waits_for_a_place_is_told_why_and_goes_on_when_it_has_one(
+    service: ServiceProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    Owner(service, "fills", slo=1.0)
+    held = Owner(service, "waits", profile=PROFILE | {"rollout_s": 40.0})
+    assert held.answer.json()["stage"] == "held", held.answer.text
+    sdk = tinker.ServiceClient(
+        base_url=service.url, api_key=service.key, user_metadata={"slackwater_job": "waits"}
+    )
+    client = sdk.create_lora_training_client(base_model="tiny", rank=4, seed=3)
+    waiting = client.forward_backward([example(0)], "cross_entropy")
+    said = "Reason: job default/waits waits for a place: no group can take it"
+    wait_for("the client to be told", lambda: said in caplog.text, 90)
+    _delete(service, "/slackwater/jobs/fills", {})
+    assert waiting.result(60).metrics["loss:sum"] > 0
 
 
 def test_permits_come_back_with_the_control_plane(service: ServiceProcess) -> None:

@@ -83,7 +83,8 @@ class Brain:
         self.rollout = RolloutManager(settings)
         self.weights = WeightDirector()
         self.steps = StepBook(shared=shared_devices)
-        self.jobs = JobBook(profiles=profiles_jobs or coscheduler is not None)
+        profiles = profiles_jobs or coscheduler is not None
+        self.jobs = JobBook(profiles=profiles, idle_after_s=(limits or PhaseLimits()).gone_s)
         self.drivers = DriverBook()
         self.phases: PhaseKeeper | None = None
         if coscheduler is not None:

@@ -57,6 +57,8 @@ class PermitPort(Protocol):
         self, job: str, permit: Permit, finished: int, total: int, tokens: int
     ) -> bool: ...
 
+    def alive(self, job: str) -> None: ...
+
     def give_back(self, job: str, permit: Permit, work_s: float) -> None: ...
 
     def end(self, job: str, outcome: str, reason: str) -> None: ...
@@ -95,6 +97,10 @@ class PermitClient:
         body = {"finished": finished, "total": total, "tokens": tokens}
         said = self._call("POST", f"{_of(job)}/permits/{permit.number}/progress", body)
         return said.get("state") != "taken"
+
+    def alive(self, job: str) -> None:
+        """Say between phases that the program lives."""
+        self._call("POST", f"{_of(job)}/alive", {})
 
     def give_back(self, job: str, permit: Permit, work_s: float) -> None:
         """The phase is over."""
@@ -179,6 +185,9 @@ class NoService:
 
     def progress(self, job: str, permit: Permit, finished: int, total: int, tokens: int) -> bool:
         return True
+
+    def alive(self, job: str) -> None:
+        del job
 
     def give_back(self, job: str, permit: Permit, work_s: float) -> None:
         del job

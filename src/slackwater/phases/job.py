@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from slackwater.model.errors import ConfigError, RefusedError, SlackwaterError
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 URL, KEY, JOB, OFFLINE = "SLACKWATER_URL", "SLACKWATER_KEY", "SLACKWATER_JOB", "SLACKWATER_OFFLINE"
 PHASES = ("rollout", "train", "sync")
 _ENDLESS = 1_000_000
-_ALIVE_S = 5.0  # how often the holder of a permit says that it lives
+_ALIVE_S = 5.0  # how often the program says that it lives
 
 
 @dataclass(slots=True)
@@ -31,7 +31,8 @@ class Held:
     began_s: float
     depth: int = 1
     counts: tuple[int, int, int] = (0, 0, 0)
-    ended: threading.Event = field(default_factory=threading.Event)
+    ended: bool = False
+    lost: bool = False
 
 
 # The phase that the running code is inside of: its thread's, its task's.
@@ -49,8 +50,9 @@ class Job:
         )  # taken and given back by whichever thread a generator runs on
         self._held: Held | None = None
         self._iterations = dict.fromkeys(PHASES, 0)
-        self._over = False
+        self._over = threading.Event()
         port.submit(asked)
+        threading.Thread(target=self._say_alive, daemon=True).start()
 
     @property
     def held(self) -> Held | None:
@@ -78,7 +80,6 @@ class Job:
             self._turn.release()
             raise
         inside.set(held)
-        threading.Thread(target=self._say_alive, args=(held,), daemon=True).start()
         return held
 
     def leave(self, held: Held, before: Callable[[], None] | None = None) -> None:
@@ -86,7 +87,7 @@ class Job:
         held.depth -= 1
         if held.depth:
             return
-        held.ended.set()
+        held.ended = True
         try:
             if before is not None:
                 before()
@@ -108,25 +109,28 @@ class Job:
 
     def end(self, outcome: str = "finished", reason: str = "") -> None:
         """The job is over; said once."""
-        if not self._over:
-            self._over = True
+        if not self._over.is_set():
+            self._over.set()
             with contextlib.suppress(SlackwaterError):
                 self._port.end(self.name, outcome, reason)
 
-    def _say_alive(self, held: Held) -> None:
-        while not held.ended.wait(_ALIVE_S):
-            if not self._tell(held):
-                return
+    def _say_alive(self) -> None:
+        while not self._over.wait(_ALIVE_S):
+            held = self._held
+            if held is not None and not held.lost:
+                self._tell(held)
+            else:
+                with contextlib.suppress(SlackwaterError):  # the next phase hears of it
+                    self._port.alive(self.name)
 
-    def _tell(self, held: Held) -> bool:
+    def _tell(self, held: Held) -> None:
         try:
-            kept = self._port.progress(self.name, held.permit, *held.counts)
+            held.lost = not self._port.progress(self.name, held.permit, *held.counts)
         except SlackwaterError as error:
             logger.warning("progress was not heard: %s", error)
-            return True
-        if not kept and not held.ended.is_set():
+            return
+        if held.lost and not held.ended:
             logger.warning("permit %d was taken away: the phase ran too long", held.permit.number)
-        return kept
 
 
 _current: Job | None = None

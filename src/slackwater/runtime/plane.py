@@ -14,7 +14,7 @@ from slackwater.control.coschedule.events import NodeLost
 from slackwater.control.lending.lender import Lender
 from slackwater.control.operations.controller import OperationsController
 from slackwater.control.rollout.settings import RolloutSettings
-from slackwater.model.ids import InstanceId, JobId, NodeId, SessionId, TenantId, WorkerId
+from slackwater.model.ids import InstanceId, JobId, NodeId, RequestId, SessionId, TenantId, WorkerId
 from slackwater.runtime.bodies.actions import ActionsBody
 from slackwater.runtime.bodies.drivers import DriverParts, DriversBody
 from slackwater.runtime.bodies.lending import LendingBody, Offer
@@ -361,6 +361,11 @@ class ControlPlane:
     def is_operator(self, tenant: TenantId) -> bool:
         """The first tenant runs the service."""
         return tenant == self.settings.tenants[0]
+
+    def why_paused(self, request: RequestId) -> str | None:
+        """Why nothing is done about a request for now; None where something is."""
+        job = self.sampling.job_of(request) or self.training.job_of(request)
+        return None if self.phases is None or job is None else self.phases.why_paused(job)
 
     def broken_engine(self, model: str, tenant: TenantId) -> str | None:
         """Why nothing can be sampled from a base model, as far as the tenant may know."""

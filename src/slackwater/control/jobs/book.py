@@ -4,7 +4,8 @@
 
 A job whose profile is known skips profiling. A crash or a lost node makes it a new arrival at its last complete iteration.
 Messages that come late (of a job that is over, or not known) change nothing but the account. A job that was submitted with a driver
-runs and ends with it (`drivers.py`); one of a key, which has neither driver nor session, ends when it has been idle for long.
+runs and ends with it (`drivers.py`). One that has neither driver nor session (a key's, or that of a program which asks for permits
+itself) ends when nothing was heard of it for long.
 """
 
 from collections.abc import Sequence
@@ -17,10 +18,9 @@ from slackwater.model.ids import JobId, TenantId
 from slackwater.model.job import JobProfile, JobTerms
 from slackwater.model.job_life import JobAccount, JobStage
 
-Out = list[do.JobCommand]
+Out = list[do.JobCommand | on.JobEnded]
 
 _REMEMBERED = 10_000  # jobs that are over; the oldest are forgotten
-IDLE_AFTER_S = 600.0
 
 
 @dataclass(slots=True)
@@ -45,12 +45,12 @@ class JobEntry:
 class JobBook:
     """See the module. `profiles` off: jobs without a profile are placed at once, as those without terms always are."""
 
-    def __init__(self, *, profiles: bool = False, idle_after_s: float = IDLE_AFTER_S) -> None:
+    def __init__(self, *, profiles: bool = False, idle_after_s: float = 600.0) -> None:
         self._profiles = profiles
         self._idle_after_s = idle_after_s
         self._jobs: dict[JobId, JobEntry] = {}
 
-    def handle(self, event: on.JobEvent) -> Sequence[do.JobCommand]:
+    def handle(self, event: on.JobEvent) -> Sequence[do.JobCommand | on.JobEnded]:
         """Take one event; return what is to be done, in order."""
         out: Out = []
         match event:
@@ -59,7 +59,10 @@ class JobBook:
             case on.JobAdopted():
                 self._adopted(event)
             case on.IdleSought():
-                self._end_idle(event)
+                self._end_idle(event, out)
+            case on.JobHeard():
+                if (heard := self._jobs.get(event.job)) is not None:
+                    heard.worked_s = event.now_s
             case on.JobWorked():
                 self._worked(event)
             case on.JobTrained():
@@ -161,15 +164,15 @@ class JobBook:
         elif entry.stage.over:
             out.append(do.DriverMustEnd(entry.job, entry.stage, entry.reason))
 
-    def _end_idle(self, event: on.IdleSought) -> None:
-        """Nobody says that a key's job has ended, so silence does."""
+    def _end_idle(self, event: on.IdleSought, out: Out) -> None:
+        """Nobody says that a key's job has ended, nor that of a program which was killed, so silence does."""
         for entry in self._jobs.values():
-            if entry.stage.over or entry.terms is not None or entry.open_turns:
-                continue  # a submitted one is its driver's or its owner's to end
+            if entry.stage.over or entry.driven or entry.open_turns:
+                continue
             idle_s = event.now_s - entry.worked_s
             if entry.job not in event.attended and idle_s >= self._idle_after_s:
                 reason = f"nothing came of it for {idle_s:.0f} s"
-                entry.stage, entry.reason = JobStage.STOPPED, reason
+                out.append(on.JobEnded(event.now_s, entry.job, "stopped", reason))
 
     # ---- accounts ----
     def _worked(self, event: on.JobWorked) -> None:

@@ -112,8 +112,16 @@ class JobAdopted:
 
 
 @dataclass(frozen=True, slots=True)
+class JobHeard:
+    """The program whose job it is lives."""
+
+    now_s: float
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
 class IdleSought:
-    """Jobs that belong to nobody in particular end once they have been idle for a while; those in `attended` have a client."""
+    """Jobs that nobody attends end once nothing was heard of them for a while; those in `attended` have a client."""
 
     now_s: float
     attended: frozenset[JobId] = frozenset()
@@ -129,6 +137,7 @@ JobEvent = (
     | JobCrashed
     | JobEnded
     | JobAdopted
+    | JobHeard
     | IdleSought
 )
 

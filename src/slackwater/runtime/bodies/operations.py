@@ -263,6 +263,11 @@ class OperationsBody:
         if self._parts.feed is not None and operation is not None:
             self._parts.feed(OpAside(_now_s(), operation.job, operation.request))
 
+    def job_of(self, request: RequestId) -> JobId | None:
+        """Whose operation it is, while it is under way."""
+        operation = self._operations.get(request)
+        return None if operation is None else operation.job
+
     def gate(self, job: JobId, nodes: tuple[NodeId, ...] | None) -> None:
         """Where the job's operations may run, as its permit says."""
         self._feed(on.OpsGated(_now_s(), job, nodes))

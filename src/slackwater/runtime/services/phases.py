@@ -19,7 +19,7 @@ from slackwater.control.coschedule.phase_events import (
 from slackwater.control.coschedule.phases import PhaseKeeper
 from slackwater.control.coschedule.settings import CoscheduleSettings
 from slackwater.control.jobs.book import JobEntry
-from slackwater.control.jobs.events import JobEnded, JobSubmitted
+from slackwater.control.jobs.events import JobEnded, JobHeard, JobSubmitted
 from slackwater.model.errors import NotFoundError, RefusedError
 from slackwater.model.ids import JobId, NodeId, TenantId
 from slackwater.model.job import JobProfile, JobTerms
@@ -69,12 +69,18 @@ class PhaseService:
             raise NotFoundError(f"job: {name!r} is not submitted; POST /slackwater/jobs first")
         return entry
 
+    def alive(self, tenant: TenantId, name: str) -> JobEntry:
+        """Its program lives, between two phases."""
+        entry = self._entry(tenant, name)
+        self._feed(JobHeard(_now_s(), entry.job))
+        return entry
+
     # ---- permits ----
     async def ask(
         self, tenant: TenantId, name: str, phase: Phase, iteration: int, hold_s: float
     ) -> dict[str, Any] | None:
         """The permit, or None if it was not given within `hold_s`: then ask again, which is the same request."""
-        entry = self._entry(tenant, name)
+        entry = self.alive(tenant, name)
         until_s = _now_s() + hold_s
         if phase is Phase.SYNC:  # it moves weights, and holds no devices
             self._syncs += 1
@@ -108,7 +114,7 @@ class PhaseService:
         self, tenant: TenantId, name: str, permit: int, finished: int, total: int, tokens: int
     ) -> dict[str, Any]:
         """The holder lives; `state` says whether its permit does."""
-        entry = self._entry(tenant, name)
+        entry = self.alive(tenant, name)
         if permit > _SYNC_PERMITS:
             return {"permit": permit, "state": "held", "shrunk": False}
         self._feed(PermitProgress(_now_s(), entry.job, permit, finished, total, tokens))
@@ -201,6 +207,15 @@ class PhaseService:
                 self._feed(PermitAsked(_now_s(), JobId(row["job"]), phase, done, permit))
 
     # ---- for people ----
+    def why_paused(self, job: JobId) -> str | None:
+        """Why a job's turns and operations wait; None if they do not, or not for the co-scheduler."""
+        entry, one = self._brain.jobs.find(job), self._keeper.find(job)
+        if entry is not None and entry.stage is JobStage.HELD:
+            return f"job {job} waits for a place: {entry.reason}"
+        if one is None or one.requested_s is None:
+            return None
+        return f"job {job} has waited {_now_s() - one.requested_s:.0f} s for its turn on the nodes that it shares"
+
     def timeline(self) -> bytes:
         """Who had which node when, for Perfetto."""
         drawn = self.body.spans.timeline("live", "this service", _now_s())

@@ -153,6 +153,11 @@ class SamplingService:
             lambda c: log.drop_results(c, session.sampling_session, requests),
         )
 
+    def job_of(self, request: RequestId) -> JobId | None:
+        """Whose request it is, while it is under way."""
+        run = self._under_way.get(request)
+        return None if run is None else run.job
+
     def cancel(self, tenant: TenantId, request: RequestId) -> None:
         """The client has given it up; one that is over already stays as it is."""
         run = self._under_way.get(request)
@@ -222,7 +227,7 @@ class _SampleRun:
         job: JobId,
     ) -> None:
         self.session = session
-        self._job = job
+        self.job = job
         self._request = request
         self._sample = sample
         self.turns = len(sample.seeds)
@@ -263,7 +268,7 @@ class _SampleRun:
         return TurnSpec(
             turn=self.turn_name(index),
             trajectory=TrajectoryId(self.turn_name(index)),
-            job=self._job,
+            job=self.job,
             prompt=prompt,
             sampling=sampling,
             version=self.session.version,

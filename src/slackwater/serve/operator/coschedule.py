@@ -59,6 +59,11 @@ def coschedule_routes(plane: ControlPlane) -> APIRouter:
         """The owner is done with it: its place is another's."""
         return answered(found.end(tenant, job, body.outcome, body.reason), job)
 
+    @router.post("/jobs/{job}/alive")
+    async def alive(job: str, tenant: caller, found: service) -> dict[str, Any]:
+        """Its program lives, whether it holds a permit or not."""
+        return answered(found.alive(tenant, job), job)
+
     @router.post("/jobs/{job}/permits", response_model=None, responses=LATER)
     async def ask(job: str, body: AskBody, tenant: caller, found: service) -> Response:
         """Wait for a permit: 200 with it, or 202 after half a minute (ask again: it is the same request)."""

@@ -238,12 +238,15 @@ def future_routes(plane: ControlPlane) -> APIRouter:
             if len(outcome.result or b"") > _LARGE_RESULT_BYTES:
                 return await plane.fair_work.run(tenant, render, outcome)
             return render(outcome)
+        paused = plane.why_paused(RequestId(body.request_id))
         pending = {
             "type": "try_again",
             "request_id": body.request_id,
-            "queue_state": "active",
+            "queue_state": "active" if paused is None else "paused_capacity",
         }
-        return JSONResponse(pending, 408)
+        return JSONResponse(
+            pending if paused is None else pending | {"queue_state_reason": paused}, 408
+        )
 
     @router.post("/retrieve_futures")
     async def retrieve_many(body: bodies.RetrieveFuturesBody, tenant: caller) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from slackwater.control.coschedule.phase_events import (
 )
 from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.phases import REST, WATCH
-from slackwater.control.jobs.events import JobEnded
+from slackwater.control.jobs.events import IdleSought, JobEnded, JobHeard
 from slackwater.control.rollout import commands as do
 from slackwater.control.rollout import events as of_rollout
 from slackwater.model.ids import JobId, NodeId, RequestId
@@ -215,6 +215,21 @@ def test_the_end_of_a_job_frees_its_nodes() -> None:
     waits = stage.turn(b)
     stage.tell(JobEnded(stage.now_s, a, "stopped"))
     assert waits in stage.running
+
+
+def test_a_program_that_is_not_heard_of_between_its_phases_leaves_its_place_to_a_job_that_waits() -> (
+    None
+):
+    stage = PhaseStage(limits=PhaseLimits(gone_s=100.0))
+    gone = stage.submit("gone", terms=JobTerms(100, 1.0))
+    waits = stage.submit("waits", replace(PROFILE, rollout_s=40.0))
+    assert stage.stage_of(waits) is JobStage.HELD
+    stage.tell(JobHeard(50.0, gone))
+    stage.tell(IdleSought(149.0, frozenset({waits})))
+    assert stage.stage_of(waits) is JobStage.HELD
+    stage.tell(IdleSought(150.0, frozenset({waits})))
+    assert stage.stage_of(gone) is JobStage.STOPPED
+    assert stage.stage_of(waits) is JobStage.PLACED
 
 
 def test_a_duty_ratio_bounds_the_slowdown_as_an_slo_does() -> None:

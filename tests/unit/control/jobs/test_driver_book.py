@@ -299,3 +299,16 @@ def test_a_keys_job_ends_when_it_has_been_idle_and_not_while_a_turn_is_open() ->
     assert body.stage(key) is JobStage.STOPPED
     body.tell(of_job.JobSubmitted(20_001.0, key, TENANT))
     assert body.stage(key) is JobStage.PLACED
+
+
+def test_a_programs_job_ends_when_it_is_not_heard_of_and_a_drivers_with_the_driver() -> None:
+    body = Body()
+    program, driven = JobId("mine/program"), JobId("mine/driven")
+    body.tell(of_job.JobSubmitted(0.0, program, TENANT, None, TERMS))
+    body.tell(of_job.JobSubmitted(0.0, driven, TENANT, None, TERMS, driven=True))
+    body.tell(of_job.JobHeard(590.0, program))
+    body.tell(of_job.IdleSought(1_189.0))
+    assert not body.stage(program).over
+    body.tell(of_job.IdleSought(1_190.0))
+    assert body.stage(program) is JobStage.STOPPED
+    assert not body.stage(driven).over

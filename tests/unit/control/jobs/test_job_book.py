@@ -16,7 +16,7 @@ class Stage:
     def __init__(self, *, profiles: bool = False) -> None:
         self.book = JobBook(profiles=profiles)
 
-    def tell(self, event: on.JobEvent) -> list[do.JobCommand]:
+    def tell(self, event: on.JobEvent) -> list[do.JobCommand | on.JobEnded]:
         """What is for others than the driver book."""
         commands = list(self.book.handle(event))
         self.book.check_integrity()
