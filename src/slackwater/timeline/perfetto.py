@@ -56,7 +56,7 @@ def _slice(span: Span, pid: int, tid: int) -> dict[str, Any]:
         "tid": tid,
         "ts": span.start_s * 1e6,
         "dur": (span.end_s - span.start_s) * 1e6,
-        "args": {"job": span.job},
+        "args": {"job": span.job, **span.about},
     }
 
 

@@ -1,5 +1,6 @@
 """Permits as stretches of time: who had which node when. The live body and the joint simulation draw their runs with it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +17,7 @@ class _Held:
     phase: Phase
     nodes: tuple[NodeId, ...]
     since_s: float
+    about: Mapping[str, float]
     tail: bool = False
 
 
@@ -30,10 +32,16 @@ class PermitSpans:
         self.spans: list[Span] = []
 
     def given(
-        self, permit: int, job: JobId, phase: Phase, nodes: tuple[NodeId, ...], now_s: float
+        self,
+        permit: int,
+        job: JobId,
+        phase: Phase,
+        nodes: tuple[NodeId, ...],
+        now_s: float,
+        about: Mapping[str, float] | None = None,
     ) -> None:
-        """A phase begins."""
-        self._held[permit] = _Held(job, phase, nodes, now_s)
+        """A phase begins; `about` are figures to show beside it."""
+        self._held[permit] = _Held(job, phase, nodes, now_s, about or {})
 
     def shrunk(self, permit: int, now_s: float) -> None:
         """Only its tail is left."""
@@ -55,7 +63,8 @@ class PermitSpans:
             if len(self.spans) < _MOST_SPANS:
                 kind: Literal["run", "tail"] = "tail" if held.tail else "run"
                 start_s, end_s = held.since_s - self._start_s, now_s - self._start_s
-                self.spans.append(Span(node, held.job, held.phase, start_s, end_s, kind))
+                whose = (node, held.job, held.phase)
+                self.spans.append(Span(*whose, start_s, end_s, kind, held.about))
 
     def utilisation(self, node: NodeId, now_s: float) -> float:
         """The share of its time in which a phase held the node."""

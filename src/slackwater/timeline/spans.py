@@ -10,7 +10,7 @@ from slackwater.model.placement import Phase
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One stretch of one node's time. What no span covers while the node was rented is idle: a bubble."""
+    """One stretch of one node's time. What no span covers while the node was rented is idle: a bubble. `about` are figures to show beside it."""
 
     node: NodeId
     job: JobId
@@ -18,6 +18,7 @@ class Span:
     start_s: float
     end_s: float
     kind: Literal["run", "switch", "tail"]
+    about: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

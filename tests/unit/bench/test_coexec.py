@@ -1,13 +1,10 @@
 """bench coexec: what it says of jobs that ran side by side, and of one that was held until the others were done."""
 
-from typing import Any
-
 from slackwater.bench.coscheduling import coexec
 from slackwater.bench.coscheduling.coexec_shop import JobResult, Run, profile_of
 from slackwater.bench.coscheduling.permit_account import Stretch, account
 
 _CYCLE_S, _STEPS = 4.0, 8
-_STATE: dict[str, Any] = {}
 
 
 def _steps(job: str, began_s: float, cycle_s: float) -> list[Stretch]:
@@ -28,7 +25,7 @@ def _run(began_s: dict[str, float], cycle_s: float, held: dict[str, str] | None 
         )
         for seed, job in enumerate(began_s)
     ]
-    return Run(results, account(permits, list(began_s), 3), {"plane": 0.02}, _STATE, held or {})
+    return Run(results, account(permits, list(began_s), 3), {"plane": 0.02}, permits, held or {})
 
 
 _ALONE = [_run({f"j{seed}": 100.0 * seed}, _CYCLE_S) for seed in (0, 1)]

@@ -13,9 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
+import numpy as np
+
 from slackwater.bench.coscheduling.bare_phases import machine_ceiling
 from slackwater.bench.coscheduling.coexec_prediction import predicted_throughput
 from slackwater.bench.coscheduling.coexec_shop import Run, Shape, Shop
+from slackwater.bench.coscheduling.permit_account import Stretch
 from slackwater.bench.options import BenchOptions
 from slackwater.cli.own_service import own_service
 from slackwater.cli.two_nodes import two_nodes
@@ -59,6 +62,7 @@ def run(options: BenchOptions) -> dict[str, object]:
                 options.progress("three together", 0.65)
                 three = shop.run("three", _JOBS, steps, _LIMIT_S, _by_job(first, between))
                 last = _each_alone(shop, "last", steps, options, 0.75)
+                switches = shop.switches()
             finally:
                 shop.close()
     figures: dict[str, object] = {"slo": _SLO, "placement": _SETTINGS.placement}
@@ -68,10 +72,8 @@ def run(options: BenchOptions) -> dict[str, object]:
     figures |= _together("two", two, (first, between), 2 / ceiling)
     figures |= _together("three", three, (between, last), 2 / ceiling)
     figures["predicted_over_live"] = figures["two_jobs_predicted_over_live"]
-    permits = three.state["permits"]
-    figures |= {f"permit_{name}": permits[name] for name in ("p50_ms", "p99_ms")}
-    figures["permits"], figures["switches"] = permits["given"], permits["switches"]
-    figures["retaken"] = shop.retaken
+    figures |= _permits([*first, two, *between, three, *last], shop.permits)
+    figures["switches"], figures["retaken"] = switches, shop.retaken
     figures["different"] = sum(
         result.differs(first[result.seed].results[0]) for result in shop.results
     )
@@ -98,6 +100,24 @@ def _each_alone(shop: Shop, when: str, steps: int, options: BenchOptions, done: 
 def _by_job(*alone: Sequence[Run]) -> list[Sequence[Run]]:
     """Every job's runs alone so far."""
     return list(zip(*alone, strict=True))
+
+
+def _permits(runs: Sequence[Run], made: Sequence[Stretch]) -> dict[str, object]:
+    """How long permits took in the runs that count, and in all that were made; of the slowest, what the service computed."""
+    counted = [one for run in runs for one in run.permits]
+    figures: dict[str, object] = {"permits": len(counted)}
+    for name, share in (("p50", 50), ("p99", 99)):
+        figures[f"permit_{name}_ms"] = _percentile([one.granted_ms for one in counted], share)
+        own_ms = [one.granted_own_ms for one in counted]
+        figures[f"permit_own_{name}_ms"] = _percentile(own_ms, share)
+    figures["permit_p99_ms_with_retaken"] = _percentile([one.granted_ms for one in made], 99)
+    slowest = sorted(counted, key=lambda one: -one.granted_ms)[:5]
+    figures["permit_slowest_ms"] = [[one.granted_ms, one.granted_own_ms] for one in slowest]
+    return figures
+
+
+def _percentile(values: Sequence[float], share: float) -> float:
+    return round(float(np.percentile(values, share, method="lower")), 3)
 
 
 def _shown(run: Run) -> dict[str, object]:

@@ -13,7 +13,13 @@ from typing import Any
 
 import httpx
 
-from slackwater.bench.coscheduling.permit_account import Account, JobTimes, account, stretches
+from slackwater.bench.coscheduling.permit_account import (
+    Account,
+    JobTimes,
+    Stretch,
+    account,
+    stretches,
+)
 from slackwater.bench.processor_use import HOST, ProcessorUse, beside_phases
 from slackwater.model.errors import UnavailableError
 from slackwater.model.job_life import JobStage
@@ -70,13 +76,13 @@ class JobResult:
 
 @dataclass(slots=True)
 class Run:
-    """Jobs that ran at the same time. `used` is processor time by role while all of them made steps, per second of that; `held` says why
-    jobs were kept waiting by the co-scheduler, by their names."""
+    """Jobs that ran at the same time, and their permits. `used` is processor time by role while all of them made steps, per second of that;
+    `held` says why jobs were kept waiting by the co-scheduler, by their names."""
 
     results: list[JobResult]
     found: Account | None
     used: dict[str, float]
-    state: dict[str, Any]
+    permits: list[Stretch]
     held: dict[str, str] = field(default_factory=dict)
 
     def window(self) -> tuple[float, float]:
@@ -134,6 +140,7 @@ class Shop:
         assert server is not None
         self._use = ProcessorUse(int(server["pid"]))
         self.results: list[JobResult] = []  # of all runs, also those that were made again
+        self.permits: list[Stretch] = []
         self.retaken = 0  # runs that were made again, since the host of a virtual machine took too much of the first
 
     def close(self) -> None:
@@ -196,10 +203,15 @@ class Shop:
         ]
         self.results += results
         trace = self._client.get("/slackwater/coschedule/timeline").raise_for_status().content
-        permits = account(stretches(trace), names, FIRST_STEPS)
-        found = Run(results, permits, {}, self._state(), held)
+        permits = [one for one in stretches(trace) if one.job in names]
+        self.permits += permits
+        found = Run(results, account(permits, names, FIRST_STEPS), {}, permits, held)
         found.used = _used(looks, *found.window())
         return found
+
+    def switches(self) -> int:
+        """How often a permit found another job's state on its node."""
+        return int(self._state()["permits"]["switches"])
 
     def _held(self, names: Sequence[str]) -> dict[str, str]:
         """Which of them wait for room now, and why."""

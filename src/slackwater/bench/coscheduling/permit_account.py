@@ -13,12 +13,14 @@ from statistics import mean
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """One permit's time."""
+    """One permit's time; `granted_ms` passed between the event that made it possible and its grant, of which the service computed `granted_own_ms`."""
 
     job: str
     phase: str
     start_s: float
     end_s: float
+    granted_ms: float = 0.0
+    granted_own_ms: float = 0.0
 
     @property
     def length_s(self) -> float:
@@ -35,9 +37,11 @@ def stretches(trace: bytes) -> list[Stretch]:
     for event in json.loads(trace)["traceEvents"]:
         if event.get("ph") == "X" and event["cat"].endswith(",run"):
             phase = event["cat"].partition(",")[0]
-            start_s = event["ts"] / 1e6
-            name = event["args"]["job"]
-            found.append(Stretch(name, phase, start_s, start_s + event["dur"] / 1e6))
+            start_s, args = event["ts"] / 1e6, event["args"]
+            took_ms = (args["granted_ms"], args["granted_own_ms"])
+            found.append(
+                Stretch(args["job"], phase, start_s, start_s + event["dur"] / 1e6, *took_ms)
+            )
     return sorted(found, key=lambda one: one.start_s)
 
 

@@ -22,6 +22,15 @@ _LATENCIES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
+class GrantTime:
+    """How long a permit took from the event that made it possible, and how much of that this thread computed: the rest it waited for a
+    processor or for Python's lock."""
+
+    wall_s: float
+    own_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class PhaseHands:
     """What the body works with: `gate_ops` reaches the trainers' line, `refused` ends what a job has running, `changed` is told when
     what must survive a crash of the control plane did, `prefetch` which jobs train now, and which roll out and train next: their states are
@@ -46,8 +55,8 @@ class PhasesBody:
         self._hinting = False
         self.given = self.switches = self.tails = 0
         self.lost: dict[JobId, tuple[int, str]] = {}
-        self._grant_s: deque[float] = deque(maxlen=_LATENCIES)
-        self._event_s: float | None = None
+        self._grants: deque[GrantTime] = deque(maxlen=_LATENCIES)
+        self._event_s = self._event_own_s = 0.0
         self._undisturbed = Undisturbed()
 
     def close(self) -> None:
@@ -58,7 +67,7 @@ class PhasesBody:
     # ---- commands ----
     def decision(self) -> Undisturbed:
         """An event came: the clock of the permits that follow from it."""
-        self._event_s = time.perf_counter()
+        self._event_s, self._event_own_s = time.perf_counter(), time.thread_time()
         return self._undisturbed
 
     def obey(self, command: BrainCommand) -> bool:
@@ -98,9 +107,17 @@ class PhasesBody:
             self.switches += 1
             self._hint()
         self.lost.pop(command.job, None)
-        self.spans.given(command.permit, command.job, command.phase, command.nodes, _now_s())
-        if self._event_s is not None:
-            self._grant_s.append(time.perf_counter() - self._event_s)
+        own_s = time.thread_time() - self._event_own_s
+        took = GrantTime(time.perf_counter() - self._event_s, own_s)
+        self._grants.append(took)
+        self.spans.given(
+            *(command.permit, command.job, command.phase, command.nodes, _now_s()),
+            {
+                "permit": command.permit,
+                "granted_ms": round(1e3 * took.wall_s, 3),
+                "granted_own_ms": round(1e3 * took.own_s, 3),
+            },
+        )
         if command.asked:
             self._asking.add(command.job)
             self._hands.changed()
@@ -155,11 +172,17 @@ class PhasesBody:
                 waiter.set_result(None)
 
     def grant_ms(self, share: float) -> float:
-        """How long a permit took, from the event that made it possible; 0 before the first."""
-        if not self._grant_s:
-            return 0.0
-        ordered = sorted(self._grant_s)
-        return 1000 * ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+        """That share of permits took no longer; 0 before the first."""
+        return 1e3 * _share_s(share, [took.wall_s for took in self._grants])
+
+    def grant_own_ms(self, share: float) -> float:
+        """That share of permits took this thread no more to compute."""
+        return 1e3 * _share_s(share, [took.own_s for took in self._grants])
+
+
+def _share_s(share: float, times_s: list[float]) -> float:
+    ordered = sorted(times_s) or [0.0]
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
 
 def _now_s() -> float:

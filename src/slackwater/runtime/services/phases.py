@@ -250,6 +250,7 @@ class PhaseService:
                 "tail_migrations": self.body.tails,
                 "p50_ms": round(self.body.grant_ms(0.5), 3),
                 "p99_ms": round(self.body.grant_ms(0.99), 3),
+                "own_p99_ms": round(self.body.grant_own_ms(0.99), 3),
             },
         }
 
