@@ -4,7 +4,7 @@ import os
 import random
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {f"test_{name}": number for number, name in enumerate(LONGEST)}
     here = Path(__file__).parent
     items.sort(key=lambda item: order.get(item.path.stem, 99) if item.path.parent == here else -1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: "pytest.CallInfo[None]"
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Beside a test that failed stands what the services that it may have used said last."""
+    report = yield
+    if report.failed and call.when == "call" and Path(__file__).parent in item.path.parents:
+        for state, service in list(ServiceProcess.running.items()):
+            report.sections.append((f"service {state.parent.name}", service.account()))
+    return report
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -79,6 +79,8 @@ def sdk_sessions_ended() -> bool:
 class ServiceProcess:
     """`slackwater up` on a folder; `port` stays the same over restarts."""
 
+    running: ClassVar["dict[Path, ServiceProcess]"] = {}
+
     def __init__(self, state: Path, model: Path, port: int, *options: str) -> None:
         self.state = state
         self._command = [sys.executable, "-m", "slackwater", "up", "--state", str(state)]
@@ -95,6 +97,7 @@ class ServiceProcess:
         self.state.mkdir(parents=True, exist_ok=True)
         with (self.state / "up.log").open("ab") as log:
             self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
+        self.running[self.state] = self
         wait_for("the service", self._serves)
         self.key = json.loads((self.state / "server.json").read_text())["key"]
 
@@ -152,8 +155,18 @@ class ServiceProcess:
         self.process.kill()
         self.process.wait(30)
 
+    def account(self) -> str:
+        """Its last words, and where its jobs stand: for whoever reads of a test that failed."""
+        logs = [self.state / "up.log", self.state / "logs" / "service.log"]
+        said = [line for log in logs if log.exists() for line in log.read_text().splitlines()[-30:]]
+        with contextlib.suppress(httpx.HTTPError, ValueError, KeyError):
+            rows = self.get("/slackwater/jobs").json()["jobs"]
+            said += [f"{row['job']}: {row['stage']}: {row['reason']}" for row in rows]
+        return "\n".join(said)
+
     def stop(self) -> int:
         assert self.process is not None
+        self.running.pop(self.state, None)
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         return self.process.wait(60)
