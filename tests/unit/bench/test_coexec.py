@@ -2,7 +2,7 @@
 
 from slackwater.bench.coscheduling import coexec
 from slackwater.bench.coscheduling.coexec_shop import JobResult, Run, profile_of
-from slackwater.bench.coscheduling.permit_account import JobTimes, Stretch, account
+from slackwater.bench.coscheduling.permit_account import Stretch, account
 
 _CYCLE_S, _STEPS = 4.0, 8
 
@@ -31,15 +31,6 @@ def _run(began_s: dict[str, float], cycle_s: float, held: dict[str, str] | None 
 _ALONE = [_run({f"j{seed}": 100.0 * seed}, _CYCLE_S) for seed in (0, 1)]
 for _seed, _one in enumerate(_ALONE):
     _one.results[0].seed = _seed
-
-
-def test_the_number_of_answers_is_the_one_with_which_both_phases_take_about_as_long() -> None:
-    def times(rollout_s: float, train_s: float) -> JobTimes:
-        return JobTimes(rollout_s, train_s, 0.0, 0.0, 0.0, 0.0)
-
-    assert coexec.balanced_answers(times(3.0, 2.0), times(4.0, 6.0)) == 5
-    assert coexec.balanced_answers(times(3.0, 0.5), times(4.0, 1.0)) == 8
-    assert coexec.balanced_answers(times(3.0, 9.0), times(4.0, 18.0)) == 4
 
 
 def test_two_jobs_that_take_turns_without_a_pause_make_twice_the_steps() -> None:

@@ -2,16 +2,14 @@
 
 One service, two nodes: an engine on one core, a trainer on the other; control plane and drivers run on both. Alone a job is submitted without a
 profile, so it is profiled live; together jobs come with what was measured of them alone so far. Their drivers are plain clients of the SDK. Answers have all the
-same length, and their number is the one with which rollout and training take about as long on this machine, by two short runs of one job. Rates are taken over the time in which all jobs of a run made steps, after their first few. A machine's speed drifts within
+same length, so the jobs are balanced. Rates are taken over the time in which all jobs of a run made steps, after their first few. A machine's speed drifts within
 minutes, so each job runs alone both before and after the jobs together, and the mean of both counts. The joint simulator is given what was measured alone.
 """
 
 import json
-import math
 import os
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
@@ -20,7 +18,7 @@ import numpy as np
 from slackwater.bench.coscheduling.bare_phases import machine_ceiling
 from slackwater.bench.coscheduling.coexec_prediction import predicted_throughput
 from slackwater.bench.coscheduling.coexec_shop import Run, Shape, Shop
-from slackwater.bench.coscheduling.permit_account import JobTimes, Stretch
+from slackwater.bench.coscheduling.permit_account import Stretch
 from slackwater.bench.options import BenchOptions
 from slackwater.cli.own_service import own_service
 from slackwater.cli.two_nodes import two_nodes
@@ -28,9 +26,8 @@ from slackwater.control.coschedule.settings import CoscheduleSettings
 from slackwater.zoo.tiny import make_model
 
 _SLO = 2.0
+# Rollout and training take about as long.
 _SHAPE = Shape(groups=2, answers=6, tokens=84)
-_FEWEST, _MOST = 4, 8  # answers
-_FIT_STEPS = 6
 _LIMIT_S = 240.0
 _SETTINGS = CoscheduleSettings(placement="ours", tails=False)
 _JOBS = (0, 1, 2)
@@ -56,14 +53,9 @@ def run(options: BenchOptions) -> dict[str, object]:
             *("--set", f"coschedule.placement={_SETTINGS.placement}"),
             *("--set", "coschedule.tails=false"),
         ) as (url, key):
-
-            def new_shop(shape: Shape) -> Shop:
-                return Shop(url, key, folder, shape, _SLO)
-
-            shape = _SHAPE if options.quick else _fitted(new_shop, options)
-            shop = new_shop(shape)
+            shop = Shop(url, key, folder, _SHAPE, _SLO)
             try:
-                first = _each_alone(shop, "first", steps, options, 0.1)
+                first = _each_alone(shop, "first", steps, options, 0.05)
                 options.progress("two together", 0.3)
                 two = shop.run("two", _JOBS[:2], steps, _LIMIT_S, _by_job(first))
                 between = _each_alone(shop, "between", steps, options, 0.4)
@@ -74,7 +66,6 @@ def run(options: BenchOptions) -> dict[str, object]:
             finally:
                 shop.close()
     figures: dict[str, object] = {"slo": _SLO, "placement": _SETTINGS.placement}
-    figures["answers"] = shape.groups * shape.answers
     figures["ceiling_two_jobs"] = round(ceiling, 3)
     for name, runs in (("alone", first), ("alone_between", between), ("alone_after", last)):
         figures[name] = [_shown(one) for one in runs]
@@ -87,32 +78,6 @@ def run(options: BenchOptions) -> dict[str, object]:
         result.differs(first[result.seed].results[0]) for result in shop.results
     )
     return figures
-
-
-def _fitted(new_shop: Callable[[Shape], Shop], options: BenchOptions) -> Shape:
-    """The shape of balanced jobs on this machine."""
-    tried: list[JobTimes] = []
-    for answers in (_FEWEST, _MOST):
-        options.progress(f"how long the phases of {answers} answers take", 0.05)
-        shop = new_shop(replace(_SHAPE, answers=answers))
-        try:
-            tried.append(shop.run(f"fit-{answers}", [0], _FIT_STEPS, _LIMIT_S).times)
-        finally:
-            shop.close()
-    return replace(_SHAPE, answers=balanced_answers(*tried))
-
-
-def balanced_answers(few: JobTimes, many: JobTimes) -> int:
-    """With how many answers both phases take about as long, by what was seen of few and of many: more take longer, training more so than the
-    rollout, and between the two both go in a line."""
-
-    def unlike(answers: int) -> float:
-        part = (answers - _FEWEST) / (_MOST - _FEWEST)
-        rollout_s = few.rollout_s + part * (many.rollout_s - few.rollout_s)
-        train_s = few.train_s + part * (many.train_s - few.train_s)
-        return abs(math.log(rollout_s / train_s))
-
-    return min(range(_FEWEST, _MOST + 1), key=unlike)
 
 
 def _let_answers_go_on(model: Path) -> None:
