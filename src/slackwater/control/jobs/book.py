@@ -128,7 +128,9 @@ class JobBook:
         if entry is None:
             entry = self._jobs[event.job] = JobEntry(event.job, event.tenant, event.now_s)
         entry.profile = event.profile or entry.profile
-        entry.terms, entry.driven = event.terms, event.driven
+        if event.terms is not None or entry.stage is not JobStage.STOPPED:
+            entry.terms = event.terms  # one that was stopped goes on with its own
+        entry.driven = event.driven
         entry.iterations_done = max(event.iterations_done, entry.iterations_done)
         entry.worked_s = event.now_s
         if entry.profile is None and self._profiles and entry.terms is not None:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from phase_stage import PROFILE, PhaseStage
+from phase_stage import PROFILE, TENANT, PhaseStage
 
 from slackwater.control.coschedule.commands import StartJob
 from slackwater.control.coschedule.phase_commands import PermitBack
@@ -15,7 +15,7 @@ from slackwater.control.coschedule.phase_events import (
 )
 from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.phases import REST, WATCH
-from slackwater.control.jobs.events import IdleSought, JobEnded, JobHeard
+from slackwater.control.jobs.events import IdleSought, JobEnded, JobHeard, JobSubmitted
 from slackwater.control.rollout import commands as do
 from slackwater.control.rollout import events as of_rollout
 from slackwater.model.ids import JobId, NodeId, RequestId
@@ -230,6 +230,10 @@ def test_a_program_that_is_not_heard_of_between_its_phases_leaves_its_place_to_a
     stage.tell(IdleSought(150.0, frozenset({waits})))
     assert stage.stage_of(gone) is JobStage.STOPPED
     assert stage.stage_of(waits) is JobStage.PLACED
+    stage.tell(
+        JobSubmitted(151.0, gone, TENANT)
+    )  # its client comes after all, and says no more than its name
+    assert stage.stage_of(gone) is JobStage.HELD
 
 
 def test_a_duty_ratio_bounds_the_slowdown_as_an_slo_does() -> None:
