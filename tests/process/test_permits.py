@@ -16,7 +16,7 @@ from .test_switched_models import example
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 PROFILE = {"rollout_s": 1.0, "train_s": 1.0}
-SHORT = ("--set", "coschedule.limits.lease_s=4.0", "--set", "coschedule.limits.least_s=30.0")
+SHORT = ("--set", "coschedule.limits.lease_s=10.0", "--set", "coschedule.limits.least_s=30.0")
 
 
 @pytest.fixture(scope="module")
