@@ -152,10 +152,12 @@ def test_a_listed_instance_comes_back_when_it_is_killed(tiny_model: Path, tmp_pa
         wanted = completion(service, 1, 8)
         before = instances(service)["mine"]["pid"]
         assert service.post("/slackwater/instances/mine/kill", {}).status_code == 202
-        wait_for(
-            "its return",
-            lambda: "mine" in ready(service) and instances(service)["mine"]["pid"] != before,
-        )
+
+        def is_back() -> bool:
+            row = instances(service).get("mine", {})
+            return row.get("state") == "ready" and row["pid"] != before
+
+        wait_for("its return", is_back)
         assert completion(service, 1, 8) == wanted
     finally:
         service.stop()
