@@ -53,7 +53,7 @@ class DiskTier:
 
     def write(self, name: str, pages: Bytes, about: dict[str, Any]) -> None:
         """Make the image's file. A full disk is refused, and leaves what was there before."""
-        self._unlinking.submit(int).result()  # what was dropped before it makes room for it
+        self.settle()  # what was dropped before it makes room for it
         path, partial = self.path(name), self._aside(name)
         try:
             self._write(partial, pages, about)
@@ -115,6 +115,10 @@ class DiskTier:
         except FileNotFoundError:
             return
         self._unlinking.submit(aside.unlink, missing_ok=True)
+
+    def settle(self) -> None:
+        """Until every file that was dropped is gone."""
+        self._unlinking.submit(int).result()
 
     def close(self) -> None:
         """Once the last file that was dropped is gone."""
