@@ -1,6 +1,7 @@
 """Permits over HTTP against a real service: people's own code shares the nodes phase by phase."""
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,14 +9,16 @@ from typing import Any
 import httpx
 import pytest
 import tinker
+from tinker import types
 
 from .conftest import free_port
 from .service_process import ServiceProcess, wait_for
-from .test_switched_models import example
+from .test_switched_models import TEXT, example
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 PROFILE = {"rollout_s": 1.0, "train_s": 1.0}
+PROMPT = types.ModelInput.from_ints(TEXT)
 SHORT = ("--set", "coschedule.limits.lease_s=10.0", "--set", "coschedule.limits.least_s=30.0")
 
 
@@ -80,6 +83,14 @@ def _state(service: ServiceProcess) -> dict[str, Any]:
     return found
 
 
+def _training_client(service: ServiceProcess, job: str) -> tinker.TrainingClient:
+    """Of the SDK, which knows nothing of permits."""
+    sdk = tinker.ServiceClient(
+        base_url=service.url, api_key=service.key, user_metadata={"slackwater_job": job}
+    )
+    return sdk.create_lora_training_client(base_model="tiny", rank=4, seed=3)
+
+
 def test_two_jobs_take_turns_on_one_rollout_node(service: ServiceProcess) -> None:
     a, b = Owner(service, "a"), Owner(service, "b")
     assert a.answer.json()["stage"] == b.answer.json()["stage"] == "placed", b.answer.text
@@ -138,15 +149,59 @@ def test_a_client_whose_job_waits_for_a_place_is_told_why_and_goes_on_when_it_ha
     Owner(service, "fills", slo=1.0)
     held = Owner(service, "waits", profile=PROFILE | {"rollout_s": 40.0})
     assert held.answer.json()["stage"] == "held", held.answer.text
-    sdk = tinker.ServiceClient(
-        base_url=service.url, api_key=service.key, user_metadata={"slackwater_job": "waits"}
-    )
-    client = sdk.create_lora_training_client(base_model="tiny", rank=4, seed=3)
+    client = _training_client(service, "waits")
     waiting = client.forward_backward([example(0)], "cross_entropy")
     said = "Reason: job default/waits waits for a place: no group can take it"
     wait_for("the client to be told", lambda: said in caplog.text, 90)
     _delete(service, "/slackwater/jobs/fills", {})
     assert waiting.result(60).metrics["loss:sum"] > 0
+
+
+def test_a_client_that_stops_in_the_middle_of_its_rollout_keeps_nobody_waiting(
+    service: ServiceProcess,
+) -> None:
+    stops, other = Owner(service, "stops", slo=100.0), Owner(service, "other", slo=100.0)
+    client = _training_client(service, "stops")
+    sampler = client.save_weights_and_get_sampling_client()
+    sampler.sample(PROMPT, 1, types.SamplingParams(max_tokens=2)).result(60)
+    held = {row["node"]: row["job"] for row in _state(service)["nodes"]}
+    assert held["rollout-0"] == "default/stops" and stops.answer.is_success
+    other.give_back(other.permit("rollout", 0))  # within the time of one request
+    assert client.forward_backward([example(0)], "cross_entropy").result(60).metrics
+
+
+def test_a_client_that_only_trains_goes_on_for_as_long_as_it_likes_and_others_train_between(
+    service: ServiceProcess,
+) -> None:
+    trains, other = Owner(service, "trains", slo=100.0), Owner(service, "other", slo=100.0)
+    assert trains.answer.json()["stage"] == other.answer.json()["stage"] == "placed"
+    client = _training_client(service, "trains")
+    got: list[int] = []
+
+    def ask() -> None:
+        other.give_back(other.permit("rollout", 0))
+        while (answer := other.ask("train", 0)).status_code == 202:
+            pass
+        got.append(other.give_back(int(answer.json()["permit"]))["permit"])
+
+    def step() -> None:
+        passed = client.forward_backward([example(0)], "cross_entropy")
+        stepped = client.optim_step(types.AdamParams(learning_rate=1e-2))
+        losses.append(passed.result(60).metrics["loss:sum"])
+        stepped.result(60)
+
+    losses: list[float] = []
+    step()
+    waits = threading.Thread(target=ask)
+    waits.start()
+    deadline_s = time.monotonic() + 120
+    while waits.is_alive() and time.monotonic() < deadline_s:
+        step()
+    assert got, f"no permit beside {len(losses)} steps"
+    step()
+    assert losses[-1] < losses[0]
+    rows = {row["job"]: row for row in _state(service)["jobs"]}
+    assert rows["default/trains"]["stage"] == "running"
 
 
 def test_permits_come_back_with_the_control_plane(service: ServiceProcess) -> None:

@@ -13,6 +13,15 @@ def is_informative(rewards: Sequence[float]) -> bool:
     return max(rewards) - min(rewards) > 1e-9
 
 
+def farthest_apart(rewards: Sequence[float], count: int) -> list[int]:
+    """The places of `count` rewards whose variance is the largest: some of the lowest and some of the highest (down-sampling as in PODS)."""
+    order = sorted(range(len(rewards)), key=lambda place: (rewards[place], place))
+    if count >= len(order):
+        return sorted(order)
+    choices = [order[:low] + order[len(order) - count + low :] for low in range(count + 1)]
+    return sorted(max(choices, key=lambda places: float(np.var([rewards[p] for p in places]))))
+
+
 def group_advantages(rewards: Sequence[float], *, by_spread: bool) -> Floats:
     """Each reward less the group's mean and, `by_spread`, over its standard deviation (GRPO).
 

@@ -13,7 +13,12 @@ import numpy as np
 import tinker
 
 from slackwater.rl.action_thread import ActionThread
-from slackwater.rl.advantages import group_advantages, is_informative, token_advantages
+from slackwater.rl.advantages import (
+    farthest_apart,
+    group_advantages,
+    is_informative,
+    token_advantages,
+)
 from slackwater.rl.environments import playable
 from slackwater.rl.prompt_order import PromptOrder, PromptUse
 from slackwater.rl.recipe import Recipe
@@ -28,7 +33,7 @@ Watch = Callable[[int, dict[str, float]], None]
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The groups of one step; those in `kept` can teach something."""
+    """The groups of one step; those in `kept` can teach something, and have only what is trained on."""
 
     groups: list[Group]
     kept: list[Group]
@@ -68,8 +73,8 @@ def run(
             "time/sample_s": sampled_s - began_s,
             "time/train_s": time.perf_counter() - sampled_s,
         }
-        kept = {id(group) for group in drawn.kept}
-        folder.record(step, metrics, [(group.use, id(group) in kept) for group in drawn.groups])
+        kept = {group.use for group in drawn.kept}
+        folder.record(step, metrics, [(group.use, group.use in kept) for group in drawn.groups])
         watch(step, metrics)
         ended = step + 1 == recipe.grpo.steps or _good_enough(recipe, folder)
         if ended or (step + 1) % recipe.grpo.checkpoint_every == 0:
@@ -134,14 +139,20 @@ def _draw(
         uses: Sequence[PromptUse] = order.uses(used + len(drawn.groups), count)
         place = {use: number for number, use in enumerate(uses)}
         sampled: list[Group] = []
+        kept: list[Group] = []
         for group in rollout.completed(uses, grpo.group_size):
             sampled.append(group)
             if is_informative(group.rewards):
-                on_kept(group)
-        sampled.sort(key=lambda group: place[group.use])
-        drawn.groups.extend(sampled)
-        drawn.kept.extend(group for group in sampled if is_informative(group.rewards))
+                kept.append(group.of(farthest_apart(group.rewards, trained_on(recipe))))
+                on_kept(kept[-1])
+        drawn.groups.extend(sorted(sampled, key=lambda group: place[group.use]))
+        drawn.kept.extend(sorted(kept, key=lambda group: place[group.use]))
     return drawn
+
+
+def trained_on(recipe: Recipe) -> int:
+    """How many answers of each group."""
+    return recipe.grpo.train_on or recipe.grpo.group_size
 
 
 class OverlappedUpdate:
@@ -202,8 +213,8 @@ def _expected_tokens(recipe: Recipe, folder: RunDirectory) -> int:
     grpo = recipe.grpo
     for row in reversed(folder.metrics()):
         if row.get("groups/kept", 0.0) > 0:
-            return max(round(row["groups/kept"] * grpo.group_size * row["answer/tokens"]), 1)
-    return grpo.groups * grpo.group_size * recipe.sampling.max_tokens
+            return max(round(row["groups/kept"] * trained_on(recipe) * row["answer/tokens"]), 1)
+    return grpo.groups * trained_on(recipe) * recipe.sampling.max_tokens
 
 
 def _loss_config(recipe: Recipe) -> dict[str, float]:

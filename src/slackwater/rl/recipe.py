@@ -47,7 +47,8 @@ class GrpoSettings:
     """GRPO with PPO clipping, a higher upper clip and dynamic sampling (DAPO 3.1, 3.2).
 
     A step draws prompts until `groups` of them gave differing rewards, or `max_groups` were drawn; with
-    `dynamic_sampling` off it draws `groups`. `updates` optimizer steps share a step's groups out among themselves.
+    `dynamic_sampling` off it draws `groups`. Of each group the `train_on` answers whose rewards lie farthest apart are trained on
+    (down-sampling as in PODS; 0: all of them), since sampling an answer costs less than training on one. `updates` optimizer steps share a step's groups out among themselves.
     Past `stop_at_reward`, averaged over ten steps, the run ends early.
 
     With `overlap` above 0 the learner begins on whole groups in micro-batches of at least `overlap` trajectories while
@@ -58,6 +59,7 @@ class GrpoSettings:
     steps: int = 100
     groups: int = 16
     group_size: int = 8
+    train_on: int = 0
     learning_rate: float = 1e-3
     grad_clip_norm: float = 1.0
     updates: int = 1
@@ -82,6 +84,9 @@ class GrpoSettings:
             raise ConfigError.of("grpo.overlap", self.overlap, fix)
         if self.group_size < 2:
             raise ConfigError.of("grpo.group_size", self.group_size, "must be at least 2")
+        if self.train_on and not 2 <= self.train_on <= self.group_size:
+            fix = f"must be 0 (all), or from 2 to grpo.group_size ({self.group_size})"
+            raise ConfigError.of("grpo.train_on", self.train_on, fix)
         if self.dynamic_sampling and self.max_groups < self.groups:
             raise ConfigError.of("grpo.max_groups", self.max_groups, "must be at least grpo.groups")
 

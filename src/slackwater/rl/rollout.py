@@ -27,6 +27,10 @@ class Group:
     def rewards(self) -> list[float]:
         return [trajectory.reward for trajectory in self.trajectories]
 
+    def of(self, places: Sequence[int]) -> "Group":
+        """Some of its trajectories."""
+        return Group(self.use, tuple(self.trajectories[place] for place in places))
+
 
 @dataclass(slots=True)
 class Member:

@@ -1,11 +1,20 @@
 """From rewards to what each sampled token is pushed by."""
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slackwater.rl.advantages import group_advantages, is_informative, token_advantages
+from slackwater.model.errors import ConfigError
+from slackwater.rl.advantages import (
+    farthest_apart,
+    group_advantages,
+    is_informative,
+    token_advantages,
+)
+from slackwater.rl.recipe import GrpoSettings
 
 REWARDS = st.lists(st.floats(-5, 5).map(lambda x: round(x, 3)), min_size=2, max_size=16)
 
@@ -58,3 +67,21 @@ def test_pieces_of_an_update_push_as_the_whole_does_when_they_know_its_tokens() 
     ]
     for one, other in zip(whole, pieces, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=9), st.integers(2, 9))
+def test_the_rewards_that_lie_farthest_apart_have_the_largest_variance_of_all_choices(
+    rewards: list[float], count: int
+) -> None:
+    count = min(count, len(rewards))
+    found = farthest_apart(rewards, count)
+    assert len(set(found)) == count and found == sorted(found)
+    choices = combinations(range(len(rewards)), count)
+    best = max(float(np.var([rewards[place] for place in places])) for places in choices)
+    assert np.var([rewards[place] for place in found]) == pytest.approx(best)
+
+
+def test_a_recipe_that_would_train_on_more_answers_than_it_samples_is_refused() -> None:
+    for wrong in (1, 13):
+        with pytest.raises(ConfigError, match=f"grpo.train_on: {wrong} must be 0 .all., or from 2"):
+            GrpoSettings(group_size=12, train_on=wrong)

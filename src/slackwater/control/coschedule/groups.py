@@ -63,6 +63,7 @@ class Groups:
     def join(self, state: JobState, now_s: float) -> None:
         """A job's state is loaded: it takes part, and asks for its first rollout, as soon as that costs no member its SLO."""
         assert state.placement is not None
+        state.wake(now_s)
         group = self._groups[state.placement.group]
         group.pending[state.spec.job] = now_s
         self._take_in(group, now_s)
@@ -91,6 +92,7 @@ class Groups:
         assert state.placement is not None and state.joined
         self._groups[state.placement.group].ordering.leave(state.spec.job)
         state.joined = False
+        state.rest()
 
     def leave(self, state: JobState) -> None:
         """A job finished, crashed or moves on; its permit is back already."""
@@ -225,11 +227,13 @@ class Groups:
             return sum(lengths_s.values()) + sum(syncs_s.values())
         return worst_period_s(group.plan, lengths_s, syncs_s)
 
-    def waits_for(self, nodes: tuple[NodeId, ...], but: JobId) -> bool:
-        """Whether another job's rollout waits for one of the nodes."""
+    def waits_for(
+        self, nodes: tuple[NodeId, ...], but: JobId, phases: tuple[Phase, ...] = tuple(Phase)
+    ) -> bool:
+        """Whether one of these phases of another job waits for one of the nodes."""
         wanted = set(nodes)
         return any(
-            request.phase is Phase.ROLLOUT and not wanted.isdisjoint(request.nodes)
+            request.phase in phases and not wanted.isdisjoint(request.nodes)
             for group_id in self.using(nodes)
             for request in self._groups[group_id].waiting.values()
             if request.job != but

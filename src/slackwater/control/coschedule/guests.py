@@ -59,6 +59,15 @@ class Guests:
         if phase is guest.next_phase and guest.waits_since_s is None:
             guest.waits_since_s = now_s
 
+    def wait_for(self, nodes: tuple[NodeId, ...], but: JobId) -> bool:
+        """Whether another guest waits for one of the nodes."""
+        return any(
+            guest.waits_since_s is not None
+            and job != but
+            and any(node in self._names(guest.next_phase) for node in nodes)
+            for job, guest in self._guests.items()
+        )
+
     def finished(self, job: JobId, phase: Phase) -> None:
         """A phase of it ended."""
         self._guests[job].next_phase = Phase.TRAIN if phase is Phase.ROLLOUT else Phase.ROLLOUT
@@ -84,15 +93,17 @@ class Guests:
     def _free_nodes(
         self, guest: _Guest, wanted: Callable[[NodeId], bool]
     ) -> tuple[NodeId, ...] | None:
-        role = Role.ROLLOUT if guest.next_phase is Phase.ROLLOUT else Role.TRAIN
         found: list[NodeId] = []
-        for number in range(self._pool(role).max_nodes):
-            node = NodeId(f"{role.value}-{number}")
+        for node in self._names(guest.next_phase):
             if self._permits.is_idle(node) and not wanted(node):
                 found.append(node)
                 if len(found) == guest.nodes[guest.next_phase]:
                     return tuple(found)
         return None
+
+    def _names(self, phase: Phase) -> list[NodeId]:
+        role = Role.ROLLOUT if phase is Phase.ROLLOUT else Role.TRAIN
+        return [NodeId(f"{role.value}-{number}") for number in range(self._pool(role).max_nodes)]
 
     def _pool(self, role: Role) -> Pool:
         return self._fleet.rollout if role is Role.ROLLOUT else self._fleet.train

@@ -2,8 +2,9 @@
 
 Of a job whose own code asks for permits that is what was asked. Of any other it is inferred from what its client does (fleet.md, Permits):
 turns are the rollout phase, passes and optimizer steps the train phase. A rollout is over when an operation waits and the turns that
-came before it have ended; a train phase when no operation is left and either a turn waits or the step's weights are published, or copied
-and on their way: what is left of that is the sync, which needs no trainer.
+came before it have ended, or when weights are published again with no step between, since that begins the next iteration. A train phase is over
+when no operation is left and either a turn waits or the step's weights are published, or copied and on their way: what is left of that is the sync,
+which needs no trainer. Of a client that goes on training, and does neither, each step is an iteration.
 """
 
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from slackwater.control.coschedule.phase_events import PermitAsked
 from slackwater.control.rollout.gates import TurnGate
 from slackwater.model.ids import InstanceId, JobId, NodeId, RequestId
 from slackwater.model.job import JobTerms
+from slackwater.model.operation import OpKind
 from slackwater.model.placement import Phase
 
 TAIL_SHARE = 0.8
@@ -52,6 +54,8 @@ class JobPhases:
     ops: set[RequestId] = field(default_factory=set)
     stepped: bool = False
     published: bool = False
+    trains_only: bool = False
+    rest_due_s: float | None = None  # its timer
     last_turns: int = 0
     trained_s: float | None = None  # when its last train phase ended
     idle_since_s: float = 0.0
@@ -64,6 +68,11 @@ class JobPhases:
     def is_idle(self) -> bool:
         """It neither runs nor waits."""
         return self.hold is None and self.requested_s is None
+
+    @property
+    def is_quiet(self) -> bool:
+        """It has a permit, and its client does nothing with it."""
+        return self.hold is not None and not self.asks and not self.turns and not self.ops
 
     def wanted(self, expected: Phase) -> Phase | None:
         """The phase that it would run next, if it has anything to do."""
@@ -79,7 +88,15 @@ class JobPhases:
             return False
         if self.hold.phase is Phase.ROLLOUT:
             return bool(self.ops) and not self._draining()
+        if self.stepped and self.trains_only:
+            return True
         return not self.ops and (bool(self.turns) or (self.stepped and self.published))
+
+    def begins_anew(self, queued: OpKind) -> bool:
+        """Whether weights are published in the middle of a rollout whose turns have ended: the next ones are another iteration's."""
+        if self.hold is None or self.hold.phase is not Phase.ROLLOUT or not self.hold.done_turns:
+            return False
+        return queued is OpKind.PUBLISH and self.is_quiet
 
     def must_drain(self) -> bool:
         """Whether turns that come from now on belong to the next rollout."""
@@ -96,13 +113,20 @@ class JobPhases:
 
     def turn_opened(self, sequence: int) -> None:
         self.turns.add(sequence)
+        self.trains_only = False
         if self.hold is not None and self.before is None:
             self.hold.turns += 1
 
-    def turn_closed(self, sequence: int) -> None:
+    def turn_closed(self, sequence: int, now_s: float) -> None:
         self.turns.discard(sequence)
         if self.hold is not None:
             self.hold.done_turns += 1
+            self.hold.heard_s = now_s
+
+    def op_over(self, request: RequestId, now_s: float) -> None:
+        self.ops.discard(request)
+        if self.hold is not None and not self.asks:
+            self.hold.heard_s = now_s
 
     def at_tail(self) -> bool:
         """Whether so many of the rollout's turns are done that the rest fits on a few instances; said once."""

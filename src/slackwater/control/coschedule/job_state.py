@@ -21,7 +21,7 @@ class JobStatus(StrEnum):
 
 @dataclass(slots=True)
 class JobState:
-    """One job. Its SLO clock runs from its first permit, and stands still while it is away."""
+    """One job. Its SLO clock runs from its first permit, and stands still while it is away or rests."""
 
     spec: JobSpec
     status: JobStatus = JobStatus.HELD
@@ -36,6 +36,7 @@ class JobState:
     free_s: float = 0.0  # when its last phase, and the sync after it, ended
     clock_s: float | None = None  # since when its clock runs
     spent_s: float = 0.0  # before that
+    rests: bool = False
     iteration_began_s: float = 0.0  # on its clock
     seen_s: float = 0.0  # what its phases so far would have taken alone
     recent_rollout: RecentLength = field(default_factory=RecentLength)
@@ -59,6 +60,17 @@ class JobState:
     def elapsed_s(self, now_s: float) -> float:
         """On its SLO clock."""
         return self.spent_s + (now_s - self.clock_s if self.clock_s is not None else 0.0)
+
+    def rest(self) -> None:
+        """It asks for nothing, by its own choice, since its last phase ended."""
+        if self.clock_s is not None:
+            self.spent_s = max(self.elapsed_s(self.free_s), self.spent_s)
+            self.clock_s, self.rests = None, True
+
+    def wake(self, now_s: float) -> None:
+        """It asks for its next phase."""
+        if self.rests:
+            self.clock_s, self.rests = now_s, False
 
     def budget_s(self, now_s: float, *, realised: bool = False) -> float:
         """What its SLO leaves for the iterations that are left; `realised`: against what they take alone by what was seen."""

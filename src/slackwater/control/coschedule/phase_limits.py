@@ -11,13 +11,16 @@ class PhaseLimits:
     """When a phase is given up, and how a job is profiled.
 
     A holder whose own code asks must be heard every `lease_s`. A phase may take `factor` times what is known of it, and
-    `least_s` in any case; while nothing is known, `unknown_s`. A job
-    that asks for nothing within `rest_s` after a phase keeps nobody waiting. After `strikes` phases that were given up the job has failed.
+    `least_s` in any case; while nothing is known, `unknown_s`. Of a client whose phases are inferred it is the time in which none of its
+    turns and operations ends that is so bounded. Its rollout that goes on for `share_after` times what is known, and `least_s` in any case,
+    lets others in. A job that asks for nothing within `rest_s`, after a phase or in the middle of one,
+    keeps nobody waiting. After `strikes` phases that were given up the job has failed.
     A job without driver and session has stopped when nothing was heard of it for `gone_s`.
     """
 
     lease_s: float = 60.0
     factor: float = 20.0
+    share_after: float = 5.0
     least_s: float = 60.0
     unknown_s: float = 600.0
     rest_s: float = 2.0
@@ -28,7 +31,7 @@ class PhaseLimits:
 
     def __post_init__(self) -> None:
         for name in (
-            *("lease_s", "factor", "rest_s", "gone_s", "least_s", "unknown_s"),
+            *("lease_s", "factor", "share_after", "rest_s", "gone_s", "least_s", "unknown_s"),
             *("strikes", "cycles"),
         ):
             if getattr(self, name) <= 0:
@@ -37,8 +40,22 @@ class PhaseLimits:
     def why_given_up(
         self, phase: Phase, held_s: float, known_s: float | None, silent_s: float
     ) -> str | None:
-        """Why a phase that is held so long, and not heard of for so long, loses its permit; None while it may go on."""
+        """Why a phase of a job's own code, held so long and not heard of for so long, loses its permit; None while it may go on."""
         if silent_s > self.lease_s:
             return f"its {phase} phase was not heard of for {silent_s:.0f} s"
-        limit_s = self.unknown_s if known_s is None else max(self.factor * known_s, self.least_s)
+        limit_s = self._most_s(known_s)
         return f"its {phase} phase did not end within {limit_s:.0f} s" if held_s > limit_s else None
+
+    def why_stuck(self, phase: Phase, silent_s: float, known_s: float | None) -> str | None:
+        """The same of an inferred phase in which nothing has ended for so long."""
+        limit_s = self._most_s(known_s)
+        if silent_s <= limit_s:
+            return None
+        return f"nothing of its {phase} phase ended within {limit_s:.0f} s"
+
+    def lets_others_in_after_s(self, known_s: float | None) -> float:
+        """How long an inferred rollout may go on while others wait."""
+        return max(self.share_after * (known_s or 0.0), self.least_s)
+
+    def _most_s(self, known_s: float | None) -> float:
+        return self.unknown_s if known_s is None else max(self.factor * known_s, self.least_s)

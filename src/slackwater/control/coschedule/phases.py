@@ -3,7 +3,7 @@
 It hears of turns and operations, or of the permits that a job's own code asks for, and tells the co-scheduler of phases; what the co-scheduler
 grants opens the gate of the job's turns or operations on the permit's nodes, and closes when the phase is over. A job without terms
 takes no part, and has no gate. A holder that is not heard of for `lease_s`, or a phase beyond its limit, loses the permit: the job is a
-crash, and a new arrival.
+crash, and a new arrival. A client that does nothing with its permit, or samples on without end, lets others in when they wait.
 """
 
 from collections import deque
@@ -176,7 +176,7 @@ class PhaseKeeper:
         if one is None:
             self._apart.turn_closed(job, sequence)
             return []
-        one.turn_closed(sequence)
+        one.turn_closed(sequence, now_s)
         if not one.asks and one.at_tail() and one.hold is not None:
             self._tell(on.TailReached(now_s, job, one.hold.permit))
         self._look(one)
@@ -208,6 +208,8 @@ class PhaseKeeper:
                 if kind.needs_permit:
                     one.ops.add(request)
                     self._look(one)
+                elif one.begins_anew(kind):
+                    self._end_quiet(one)
             case of_phase.OpAside():
                 one.published = True
                 self._look(one)
@@ -228,9 +230,12 @@ class PhaseKeeper:
             self._tell(on.TailReached(event.now_s, event.job, hold.permit))
 
     def _op_over(self, one: JobPhases, event: of_phase.OpOver) -> None:
-        one.ops.discard(event.request)
+        one.op_over(event.request, self._now_s)
         if event.kind is OpKind.OPTIM_STEP and event.done:
             one.stepped, one.published = True, False
+            held = one.hold is not None and one.hold.phase is Phase.TRAIN and one.hold
+            if held and self._now_s - held.since_s >= self.limits.least_s:
+                one.trains_only = True
         elif event.kind is OpKind.PUBLISH and event.done:
             one.published = True
         self._look(one)
@@ -245,6 +250,8 @@ class PhaseKeeper:
             assert one.hold is not None
             self._finish(one, max(self._now_s - one.hold.since_s, 1e-9))
             return
+        if one.is_quiet:
+            self._await_rest(one)
         expected = self.scheduler.next_phase(one.job)
         if one.hold is not None or one.requested_s is not None or expected is None:
             return
@@ -293,15 +300,35 @@ class PhaseKeeper:
             self._look(one)
             if one.is_idle:
                 one.idle_since_s = self._now_s
-                at_s = self._now_s + self.limits.rest_s
-                self._out.append(SetTimer(f"{REST}{job}", at_s))
+                self._await_rest(one)
+
+    def _await_rest(self, one: JobPhases) -> None:
+        """Look again when it has been still for as long as makes a rest; it has one such timer."""
+        if one.rest_due_s is None or one.rest_due_s <= self._now_s:
+            one.rest_due_s = self._now_s + self.limits.rest_s
+            self._out.append(SetTimer(f"{REST}{one.job}", one.rest_due_s))
 
     def _rests(self, one: JobPhases | None) -> None:
-        """It has asked for nothing for a while: let nobody wait for its turn."""
-        if one is None or not one.is_idle:
+        """It has asked for nothing for a while: let nobody wait for its turn, nor for nodes that it does nothing with."""
+        if one is None or not (one.is_idle or one.is_quiet):
             return
-        if one.epoch and self._now_s - one.idle_since_s >= self.limits.rest_s - 1e-6:
+        since_s = one.idle_since_s if one.hold is None else one.hold.heard_s
+        rested = self._now_s - since_s >= self.limits.rest_s - 1e-6
+        if one.hold is not None and rested and self._is_waited_for(one):
+            self._end_quiet(one)
+        elif one.hold is not None or not rested:
+            self._await_rest(one)
+        elif one.epoch:
             self._tell(on.JobRests(self._now_s, one.job, one.epoch))
+
+    def _end_quiet(self, one: JobPhases) -> None:
+        """Its phase was over when the last of its turns or operations was."""
+        assert one.hold is not None
+        self._finish(one, max(one.hold.heard_s - one.hold.since_s, 0.0))
+
+    def _is_waited_for(self, one: JobPhases) -> bool:
+        assert one.hold is not None
+        return self.scheduler.waits_for(one.hold.nodes, one.job)
 
     def _profiled(self, one: JobPhases) -> bool:
         """Whether a guest is known now; its profile is that of its longest warm cycle."""
@@ -346,12 +373,24 @@ class PhaseKeeper:
             hold = one.hold
             if hold is None:
                 continue
-            why = self.limits.why_given_up(
-                *(hold.phase, self._now_s - hold.since_s, self._known_s(one, hold.phase)),
-                self._now_s - hold.heard_s if one.asks else 0.0,
-            )
+            known_s = self._known_s(one, hold.phase)
+            held_s, silent_s = self._now_s - hold.since_s, self._now_s - hold.heard_s
+            if one.asks:
+                why = self.limits.why_given_up(hold.phase, held_s, known_s, silent_s)
+            else:
+                why = self.limits.why_stuck(hold.phase, silent_s, known_s)
             if why is not None:
                 self._crash(one, why)
+            elif self._keeps_others_out(one, hold, held_s, known_s):
+                self._finish(one, held_s)  # its turns go on where they are with its next permit
+
+    def _keeps_others_out(
+        self, one: JobPhases, hold: Hold, held_s: float, known_s: float | None
+    ) -> bool:
+        """Whether it samples on and on while another waits."""
+        if one.asks or hold.phase is not Phase.ROLLOUT:
+            return False
+        return held_s > self.limits.lets_others_in_after_s(known_s) and self._is_waited_for(one)
 
     def _known_s(self, one: JobPhases, phase: Phase) -> float | None:
         state = self.scheduler.find(one.job)

@@ -116,6 +116,10 @@ class CoScheduler:
         """To look at."""
         return self._permits
 
+    def waits_for(self, nodes: tuple[NodeId, ...], but: JobId) -> bool:
+        """Whether another job waits for one of the nodes."""
+        return self._groups.waits_for(nodes, but) or self._guests.wait_for(nodes, but)
+
     def waiting(self) -> list[Waiting]:
         """Phases of placed jobs that wait for their turn."""
         return self._groups.waiting()
@@ -224,6 +228,7 @@ class CoScheduler:
         state.status = JobStatus.AWAY
         state.crashes += 1
         state.spent_s, state.clock_s = state.iteration_began_s, None
+        state.rests = False
 
     def _depart(self, leaving: Sequence[JobState], now_s: float) -> list[Command]:
         freed = [node for state in leaving for node in self._places.withdraw(state, now_s)]
@@ -317,9 +322,9 @@ class CoScheduler:
         permit = self._permits.find(event.permit)
         if permit is None or permit.job != event.job or not self._config.shrink_tails:
             return []
-        if not self._permits.can_shrink(permit) or not self._groups.waits_for(
-            permit.nodes, event.job
-        ):
+        if not self._permits.can_shrink(permit):
+            return []
+        if not self._groups.waits_for(permit.nodes, event.job, (Phase.ROLLOUT,)):
             return []
         self._permits.shrink(permit)
         shrink: list[Command] = [ShrinkRollout(permit.number, permit.job)]

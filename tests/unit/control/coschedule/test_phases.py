@@ -180,7 +180,7 @@ def test_a_phase_that_never_ends_is_given_up_and_the_others_go_on() -> None:
     stuck, waits = stage.turn(a), stage.turn(b)
     stage.fire(WATCH, 30.0)
     (lost,) = [back for back in stage.of(PermitBack) if back.lost]
-    assert lost.job == a and "did not end within 20 s" in lost.lost
+    assert lost.job == a and "nothing of its rollout phase ended within 20 s" in lost.lost
     assert waits in stage.running and stuck not in stage.running
     stage.end_turn(waits)
     stage.op(b, OpKind.FORWARD_BACKWARD)

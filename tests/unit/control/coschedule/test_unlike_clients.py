@@ -1,0 +1,118 @@
+"""Clients that do not roll out and train in turn: they sample only, train only, or stop in the middle; the others go on."""
+
+from phase_stage import PhaseStage
+
+from slackwater.control.coschedule.phase_commands import PermitBack
+from slackwater.control.coschedule.phase_limits import PhaseLimits
+from slackwater.control.coschedule.phases import REST, WATCH
+from slackwater.model.ids import JobId
+from slackwater.model.job_life import JobStage
+from slackwater.model.operation import OpKind
+
+STEP = (OpKind.FORWARD_BACKWARD, OpKind.OPTIM_STEP)
+
+
+def step(stage: PhaseStage, job: JobId, took_s: float) -> None:
+    for kind in STEP:
+        stage.end_op(job, stage.op(job, kind), kind, took_s / len(STEP))
+
+
+def test_an_iteration_that_has_nothing_to_train_on_ends_when_the_weights_are_published_again() -> (
+    None
+):
+    stage = PhaseStage()
+    a, b = stage.submit("a"), stage.submit("b")
+    first, other = stage.turn(a), stage.turn(b)
+    publish = stage.op(a, OpKind.PUBLISH)
+    assert other not in stage.running  # a turn is still open: it may be of the same iteration
+    stage.end_op(a, publish, OpKind.PUBLISH)
+    stage.end_turn(first, 10.0)
+    assert other not in stage.running
+    stage.op(a, OpKind.PUBLISH)
+    assert other in stage.running
+    again = stage.turn(a)
+    stage.end_turn(other, 10.0)
+    stage.train(b)
+    assert again in stage.running
+
+
+def test_nodes_with_which_a_client_does_nothing_are_anothers_when_it_waits() -> None:
+    stage = PhaseStage(limits=PhaseLimits(rest_s=2.0))
+    a, b = stage.submit("a"), stage.submit("b")
+    stage.end_turn(stage.turn(a), 10.0)
+    stage.fire(f"{REST}{a}", 5.0)
+    more = stage.turn(a)
+    assert more in stage.running and stage.permits() == [("a", "rollout")]  # nobody waited
+    stage.end_turn(more, 1.0)
+    other = stage.turn(b)
+    stage.fire(f"{REST}{a}", 1.0)
+    assert other not in stage.running
+    stage.fire(f"{REST}{a}", 1.0)
+    assert other in stage.running
+    stage.op(a, OpKind.FORWARD_BACKWARD)  # it had computed its rewards meanwhile
+    assert ("a", "train") in stage.permits()
+    state = stage.keeper.scheduler.find(a)
+    assert state is not None and state.seen_s == 16.0  # until the last of its turns
+
+
+def test_a_client_that_only_trains_is_not_given_up_and_others_have_their_turn_between_its_steps() -> (
+    None
+):
+    stage = PhaseStage(limits=PhaseLimits(least_s=60.0, unknown_s=100.0))
+    a = stage.submit("a", profile=None)
+    for _ in range(60):
+        step(stage, a, 4.0)
+        stage.fire(WATCH, 0.0)
+    assert not [back for back in stage.of(PermitBack) if back.lost]
+    entry = stage.brain.jobs.find(a)
+    assert entry is not None and entry.stage is not JobStage.FAILED
+    assert entry.profile is not None and entry.profile.train_s == 4.0
+    assert entry.iterations_done == 60 - 14  # the first minute is one iteration
+    b = stage.submit("b")
+    under_way = [(stage.op(a, kind), kind) for kind in STEP]
+    following = [(stage.op(a, kind), kind) for kind in STEP]  # it sends them ahead
+    stage.permits()
+    other = stage.turn(b)
+    for request, kind in under_way:
+        stage.end_op(a, request, kind, 2.0)
+    assert stage.permits() == [("b", "rollout"), ("a", "train")]
+    stage.end_turn(other, 1.0)
+    stage.op(b, OpKind.FORWARD_BACKWARD)
+    assert stage.permits() == []
+    for request, kind in following:
+        stage.end_op(a, request, kind, 2.0)
+    assert stage.permits() == [("b", "train")]
+    stage.turn(a)  # it samples after all: what it trains on next is an iteration again
+    one = stage.keeper.find(a)
+    assert one is not None and not one.trains_only
+
+
+def test_a_client_that_samples_on_and_on_is_not_given_up_and_lets_others_in() -> None:
+    limits = PhaseLimits(least_s=20.0, factor=2.0, share_after=5.0)  # of the ten seconds it said
+    stage = PhaseStage(limits=limits)
+    a, b = stage.submit("a"), stage.submit("b")
+    running = stage.turn(a)
+    for _ in range(30):
+        following = stage.turn(a)
+        stage.end_turn(running, 10.0)
+        stage.fire(WATCH, 0.0)
+        running = following
+    assert running in stage.running and stage.permits() == [("a", "rollout")]
+    other = stage.turn(b)
+    stage.fire(WATCH, 1.0)
+    assert other in stage.running and running not in stage.running
+    assert not [back for back in stage.of(PermitBack) if back.lost]
+    stage.end_turn(other, 1.0)
+    stage.op(b, OpKind.FORWARD_BACKWARD)
+    assert running in stage.running
+
+
+def test_the_time_in_which_a_client_asks_for_nothing_is_not_its_slowdown() -> None:
+    stage = PhaseStage()
+    a = stage.submit("a")
+    for _ in range(3):
+        stage.end_turn(stage.turn(a), 10.0)
+        stage.train(a, 10.0)
+        stage.fire(f"{REST}{a}", 1000.0)
+    one = stage.keeper.find(a)
+    assert one is not None and one.slowdown == 1.0
