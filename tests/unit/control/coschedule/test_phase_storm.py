@@ -122,7 +122,7 @@ class Storm:
     def calm(self) -> None:
         """No more trouble and nothing new: time passes, timers fire, and whoever may work does, until it is done for a while."""
         stage, done = self.stage, 0
-        for _ in range(9):
+        for _ in range(300):
             done = 0 if any(self.left().values()) else done + 1
             if done > 20:
                 return
@@ -146,7 +146,7 @@ class Storm:
         return turns + len(self.ops.get(job, ()))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(9))
 def test_after_the_storm_whoever_has_a_place_gets_everything_done(seed: int) -> None:
     storm = Storm(seed)
     for _ in range(200):
@@ -158,7 +158,7 @@ def test_after_the_storm_whoever_has_a_place_gets_everything_done(seed: int) -> 
     assert left or not everybody, "all wait, and nobody has a place"
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", range(6))
 def test_no_invariant_breaks_and_nothing_is_left_behind(seed: int) -> None:
     storm = Storm(seed)
     stage = storm.stage
