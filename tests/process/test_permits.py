@@ -19,15 +19,19 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 PROFILE = {"rollout_s": 1.0, "train_s": 1.0}
 PROMPT = types.ModelInput.from_ints(TEXT)
-SHORT = ("--set", "coschedule.limits.lease_s=10.0", "--set", "coschedule.limits.least_s=30.0")
+LIMITS = {"lease_s": 10.0, "least_s": 30.0, "yield_s": 600.0}
+
+
+def _limited(state: Path, model: Path, **limits: float) -> ServiceProcess:
+    given = (("--set", f"coschedule.limits.{name}={value}") for name, value in limits.items())
+    words = (word for pair in given for word in pair)
+    options = ("--set", "coschedule.placement=group", *words)
+    return ServiceProcess(state, model, free_port(), *options)
 
 
 @pytest.fixture(scope="module")
 def shared(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    found = ServiceProcess(
-        *(tmp_path_factory.mktemp("permits") / "state", tiny_model, free_port()),
-        *("--set", "coschedule.placement=group", *SHORT),
-    )
+    found = _limited(tmp_path_factory.mktemp("permits") / "state", tiny_model, **LIMITS)
     found.start()
     yield found
     assert found.stop() == 0
@@ -216,3 +220,28 @@ def test_permits_come_back_with_the_control_plane(service: ServiceProcess) -> No
     assert a.give_back(train)["state"] == "returned"
     assert b.give_back(rollout)["state"] == "returned"
     assert a.permit("rollout", 1) > max(train, rollout)
+
+
+def test_a_session_that_does_nothing_leaves_its_place_and_has_it_again_when_it_goes_on(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    service = _limited(tmp_path / "state", tiny_model, yield_s=3.0)
+    service.start()
+    Owner(service, "rests", slo=1.0)
+    client = _training_client(service, "rests")
+    assert client.forward_backward([example(0)], "cross_entropy").result(60).metrics
+    client.optim_step(types.AdamParams(learning_rate=1e-2)).result(60)
+    client.save_weights_for_sampler("a").result(60)
+    waits = Owner(service, "waits", profile=PROFILE | {"rollout_s": 40.0})
+    assert waits.answer.json()["stage"] == "held", waits.answer.text
+
+    def stage_of(job: str) -> str:
+        return str({row["job"]: row for row in _state(service)["jobs"]}[f"default/{job}"]["stage"])
+
+    wait_for("the place", lambda: stage_of("waits") == "placed", 60)
+    assert stage_of("rests") == "held"
+    going_on = client.forward_backward([example(0)], "cross_entropy")
+    _delete(service, "/slackwater/jobs/waits", {})
+    assert going_on.result(60).metrics
+    assert stage_of("rests") == "running"
+    assert service.stop() == 0

@@ -87,13 +87,13 @@ class DemoRun:
         self._submit({**file, "name": name, "iterations": iterations, "slo": 10.0})
         (watched,) = self._follow([name], lambda _: None)
         curves = _curves(watched.last)[1:]
-        sample_s = statistics.median(row["time/sample_s"] for row in curves)
-        train_s = statistics.median(row["time/train_s"] for row in curves)
+        rollouts = [row["time/sample_s"] for row in curves]
+        trains = [row["time/train_s"] for row in curves]
         window = (watched.began_s, watched.ended_s)
         return {
-            "iteration_s": sample_s + train_s,
-            "rollout_s": sample_s,
-            "train_s": train_s,
+            "iteration_s": statistics.median(rollouts) + statistics.median(trains),
+            "rollout_s": min(rollouts),  # as a profile: what else the machine does only adds to it
+            "train_s": min(trains),
             "window_s": watched.ended_s - watched.began_s,
             "engine_s": watched.used_s("engine_s", *window),
             "trainer_s": watched.used_s("trainer_s", *window),

@@ -53,6 +53,15 @@ class JobRests:
 
 
 @dataclass(frozen=True, slots=True)
+class JobYields:
+    """A placed job has asked for nothing for long: its place is another's if one waits, until it arrives again."""
+
+    now_s: float
+    job: JobId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class TailReached:
     """So many of a rollout's responses are done that the rest would fit on a few devices."""
 
@@ -102,6 +111,7 @@ Event = (
     | ProfilingAsked
     | PhaseRequested
     | JobRests
+    | JobYields
     | TailReached
     | PhaseFinished
     | JobFinished
@@ -117,6 +127,7 @@ EVENT_TYPES: dict[str, type] = {
         ProfilingAsked,
         PhaseRequested,
         JobRests,
+        JobYields,
         TailReached,
         PhaseFinished,
         JobFinished,

@@ -56,6 +56,7 @@ class JobPhases:
     published: bool = False
     trains_only: bool = False
     rest_due_s: float | None = None  # its timer
+    away: bool = False  # its place is another's until it asks for something
     last_turns: int = 0
     trained_s: float | None = None  # when its last train phase ended
     idle_since_s: float = 0.0

@@ -14,7 +14,7 @@ class JobStatus(StrEnum):
 
     HELD = "held"  # waits for room
     PLACED = "placed"
-    AWAY = "away"  # crashed; may come back
+    AWAY = "away"  # crashed, or its place is another's while it does nothing; may come back
     FINISHED = "finished"
     REFUSED = "refused"
 

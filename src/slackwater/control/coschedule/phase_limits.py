@@ -14,7 +14,7 @@ class PhaseLimits:
     `least_s` in any case; while nothing is known, `unknown_s`. Of a client whose phases are inferred it is the time in which none of its
     turns and operations ends that is so bounded. Its rollout that goes on for `share_after` times what is known, and `least_s` in any case,
     lets others in. A job that asks for nothing within `rest_s`, after a phase or in the middle of one,
-    keeps nobody waiting. After `strikes` phases that were given up the job has failed.
+    keeps nobody waiting for its turn, and one that does not for `yield_s` nobody for a place. After `strikes` phases that were given up the job has failed.
     A job without driver and session has stopped when nothing was heard of it for `gone_s`.
     """
 
@@ -24,6 +24,7 @@ class PhaseLimits:
     least_s: float = 60.0
     unknown_s: float = 600.0
     rest_s: float = 2.0
+    yield_s: float = 60.0
     gone_s: float = 600.0
     strikes: int = 3
     cycles: int = 2
@@ -31,8 +32,8 @@ class PhaseLimits:
 
     def __post_init__(self) -> None:
         for name in (
-            *("lease_s", "factor", "share_after", "rest_s", "gone_s", "least_s", "unknown_s"),
-            *("strikes", "cycles"),
+            *("lease_s", "factor", "share_after", "rest_s", "yield_s", "gone_s"),
+            *("least_s", "unknown_s", "strikes", "cycles"),
         ):
             if getattr(self, name) <= 0:
                 raise ConfigError.of(f"limits: {name}", getattr(self, name), "must be above 0")

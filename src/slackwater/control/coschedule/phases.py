@@ -93,7 +93,9 @@ class PhaseKeeper:
                 self._tell(event)
             case on.PhaseRequested(_, job, epoch):
                 one = self._jobs.get(job)
-                if one is not None and epoch == one.epoch:
+                if one is not None and one.away:
+                    self._come_back(one)
+                elif one is not None and epoch == one.epoch:
                     one.requested_s = None  # asked for in so many words: it has something to do
                 self._tell(event)
             case of_phase.PermitsNumbered(_, after):
@@ -118,6 +120,7 @@ class PhaseKeeper:
             self._answer(command.job, "refused", "nothing is known of its phases")
             return self._settled()
         self._fell(one)
+        one.away = False
         state = self.scheduler.find(command.job)
         crashes = command.crashes if state is None else state.crashes
         spec = JobSpec(command.job, now_s, terms.iterations, terms.bound, profile, terms.priority)
@@ -243,6 +246,9 @@ class PhaseKeeper:
     # ---- phases ----
     def _look(self, one: JobPhases) -> None:
         """A job did something: its phase may be over, and its next one may be wanted."""
+        if one.away and one.wanted(Phase.ROLLOUT) is not None:
+            self._come_back(one)
+            return
         if one.must_drain():
             one.drain()
             self._gate_turns(one)
@@ -320,6 +326,26 @@ class PhaseKeeper:
             self._await_rest(one)
         elif one.epoch:
             self._tell(on.JobRests(self._now_s, one.job, one.epoch))
+            if self.scheduler.holds_jobs:
+                self._make_room(one, one.epoch)
+
+    def _make_room(self, one: JobPhases, epoch: int) -> None:
+        """Others wait for a place, and it rests: after a while its place is theirs."""
+        if self._now_s - one.idle_since_s < self.limits.yield_s:
+            self._await_rest(one)
+            return
+        self._tell(on.JobYields(self._now_s, one.job, epoch))
+        state = self.scheduler.find(one.job)
+        if state is not None and state.status is JobStatus.AWAY:
+            one.epoch, one.away = None, True
+
+    def _come_back(self, one: JobPhases) -> None:
+        """It has something to do again, and wants a place as any other job."""
+        state = self.scheduler.find(one.job)
+        one.away = False
+        if state is not None and state.status is JobStatus.AWAY:
+            done = (state.iterations_done, state.crashes)
+            self._tell(on.JobArrived(self._now_s, state.spec, *done))
 
     def _end_quiet(self, one: JobPhases) -> None:
         """Its phase was over when the last of its turns or operations was."""
@@ -421,7 +447,7 @@ class PhaseKeeper:
             case do.StartJob(job, epoch):
                 self._answer(job, "placed", command.reason)
                 one = self._jobs[job]
-                one.epoch = epoch
+                one.epoch, one.idle_since_s = epoch, self._now_s
                 out.append(command)
                 self._close_gates(one)
                 self._look(one)
@@ -435,6 +461,9 @@ class PhaseKeeper:
                 self._answer(job, "held", reason)
                 self._close_gates(self._jobs[job])
                 out.append(command)
+                for other in self._jobs.values():
+                    if other.is_idle and other.epoch:
+                        self._await_rest(other)
             case do.RefuseJob(job, reason):
                 self._answer(job, "refused", reason)
                 self._leave(job)

@@ -22,6 +22,7 @@ from slackwater.control.coschedule.events import (
     JobDied,
     JobFinished,
     JobRests,
+    JobYields,
     NodeLost,
     PhaseFinished,
     PhaseRequested,
@@ -71,6 +72,7 @@ class CoScheduler:
             PhaseFinished: self._on_finished_phase,
             TailReached: self._on_tail,
             JobRests: self._on_rests,
+            JobYields: self._on_yields,
             JobFinished: self._on_finished_job,
             JobDied: self._on_crashed,
             NodeLost: self._on_node_lost,
@@ -115,6 +117,11 @@ class CoScheduler:
     def permits(self) -> Permits:
         """To look at."""
         return self._permits
+
+    @property
+    def holds_jobs(self) -> bool:
+        """Whether any job waits for a place."""
+        return bool(self._held)
 
     def waits_for(self, nodes: tuple[NodeId, ...], but: JobId) -> bool:
         """Whether another job waits for one of the nodes."""
@@ -317,6 +324,17 @@ class CoScheduler:
         commands: list[Command] = []
         self._groups.grant(state.placement.group, event.now_s, commands)
         return commands
+
+    def _on_yields(self, event: JobYields) -> list[Command]:
+        state = self._places.current(event.job, event.epoch)
+        if state is None or not self._held or self._permits.held_by(event.job) is not None:
+            return []
+        if self._groups.is_waiting(state) or self._groups.is_pending(state):
+            return []
+        still_s = event.now_s - state.free_s
+        state.status, state.rests = JobStatus.AWAY, False
+        state.reason = f"it asked for nothing for {still_s:.0f} s, and others wait for a place; with its next request it does too"
+        return [HoldJob(event.job, state.reason), *self._depart([state], event.now_s)]
 
     def _on_tail(self, event: TailReached) -> list[Command]:
         permit = self._permits.find(event.permit)

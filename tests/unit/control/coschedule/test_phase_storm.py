@@ -27,7 +27,15 @@ class Storm:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         placement = ("group", "ours", "horizon")[seed % 3]
-        limits = PhaseLimits(lease_s=60.0, factor=3.0, least_s=40.0, unknown_s=200.0, strikes=4)
+        limits = PhaseLimits(
+            lease_s=60.0,
+            factor=3.0,
+            share_after=1.5,
+            least_s=40.0,
+            unknown_s=200.0,
+            yield_s=10.0,
+            strikes=4,
+        )
         self.stage = PhaseStage(placement, engines=1 + seed % 4, limits=limits)
         self.clients: list[JobId] = []
         self.askers: list[JobId] = []

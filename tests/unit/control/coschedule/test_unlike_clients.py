@@ -1,11 +1,16 @@
 """Clients that do not roll out and train in turn: they sample only, train only, or stop in the middle; the others go on."""
 
-from phase_stage import PhaseStage
+from dataclasses import replace
+
+from phase_stage import PROFILE, PhaseStage
 
 from slackwater.control.coschedule.phase_commands import PermitBack
 from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.phases import REST, WATCH
+from slackwater.control.jobs.events import JobEnded
+from slackwater.control.timer import SetTimer
 from slackwater.model.ids import JobId
+from slackwater.model.job import JobTerms
 from slackwater.model.job_life import JobStage
 from slackwater.model.operation import OpKind
 
@@ -116,3 +121,42 @@ def test_the_time_in_which_a_client_asks_for_nothing_is_not_its_slowdown() -> No
         stage.fire(f"{REST}{a}", 1000.0)
     one = stage.keeper.find(a)
     assert one is not None and one.slowdown == 1.0
+
+
+def test_a_job_that_rests_for_long_makes_room_when_another_waits_for_a_place() -> None:
+    stage = PhaseStage(limits=PhaseLimits(yield_s=60.0))
+    rests = stage.submit("rests", terms=JobTerms(100, 1.0))
+    stage.end_turn(stage.turn(rests), 10.0)
+    stage.train(rests)
+    stage.fire(f"{REST}{rests}", 600.0)
+    assert stage.stage_of(rests) is JobStage.RUNNING  # nobody waits
+    waits = stage.submit("waits", replace(PROFILE, rollout_s=40.0), JobTerms(100, 1.0))
+    assert stage.stage_of(waits) is JobStage.HELD
+    assert any(timer.name == f"{REST}{rests}" for timer in stage.of(SetTimer))
+    stage.fire(f"{REST}{rests}", 2.0)
+    assert stage.stage_of(waits) is JobStage.PLACED
+    entry = stage.brain.jobs.find(rests)
+    assert entry is not None and "asked for nothing for 602 s" in entry.reason
+    assert stage.stage_of(rests) is JobStage.HELD
+    again = stage.turn(rests)
+    assert stage.stage_of(rests) is JobStage.HELD and "asked for nothing" not in entry.reason
+    stage.tell(JobEnded(stage.now_s, waits, "finished"))
+    assert again in stage.running and stage.stage_of(rests) is JobStage.PLACED
+    one = stage.keeper.find(rests)
+    assert one is not None and one.iteration == 1
+
+
+def test_a_job_that_rests_for_a_moment_keeps_its_place() -> None:
+    stage = PhaseStage(limits=PhaseLimits(yield_s=60.0))
+    stage.now_s = 1000.0
+    rests = stage.submit("rests", terms=JobTerms(100, 1.0))
+    waits = stage.submit("waits", replace(PROFILE, rollout_s=40.0), JobTerms(100, 1.0))
+    stage.fire(f"{REST}{rests}", 59.0)  # it starts
+    assert stage.stage_of(waits) is JobStage.HELD
+    stage.end_turn(stage.turn(rests), 10.0)
+    stage.train(rests)
+    stage.fire(f"{REST}{rests}", 59.0)
+    assert stage.stage_of(waits) is JobStage.HELD
+    assert stage.turn(rests) in stage.running
+    stage.fire(f"{REST}{rests}", 600.0)
+    assert stage.stage_of(waits) is JobStage.HELD
