@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,15 @@ PROMPT = types.ModelInput.from_ints(TEXT)
 LIMITS = {"lease_s": 10.0, "least_s": 30.0, "yield_s": 600.0}
 
 
-def _limited(state: Path, model: Path, **limits: float) -> ServiceProcess:
-    given = (("--set", f"coschedule.limits.{name}={value}") for name, value in limits.items())
-    words = (word for pair in given for word in pair)
-    options = ("--set", "coschedule.placement=group", *words)
-    return ServiceProcess(state, model, free_port(), *options)
+def _options(**limits: float) -> list[str]:
+    given = (["--set", f"coschedule.limits.{name}={value}"] for name, value in limits.items())
+    return ["--set", "coschedule.placement=group", *chain.from_iterable(given)]
 
 
 @pytest.fixture(scope="module")
 def shared(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    found = _limited(tmp_path_factory.mktemp("permits") / "state", tiny_model, **LIMITS)
+    state = tmp_path_factory.mktemp("permits") / "state"
+    found = ServiceProcess(state, tiny_model, free_port(), *_options(**LIMITS))
     found.start()
     yield found
     assert found.stop() == 0
@@ -223,9 +223,9 @@ def test_permits_come_back_with_the_control_plane(service: ServiceProcess) -> No
 
 
 def test_a_session_that_does_nothing_leaves_its_place_and_has_it_again_when_it_goes_on(
-    tiny_model: Path, tmp_path: Path
+    new_service: Callable[..., ServiceProcess],
 ) -> None:
-    service = _limited(tmp_path / "state", tiny_model, yield_s=3.0)
+    service = new_service(*_options(yield_s=3.0))
     service.start()
     Owner(service, "rests", slo=1.0)
     client = _training_client(service, "rests")
@@ -244,4 +244,3 @@ def test_a_session_that_does_nothing_leaves_its_place_and_has_it_again_when_it_g
     _delete(service, "/slackwater/jobs/waits", {})
     assert going_on.result(60).metrics
     assert stage_of("rests") == "running"
-    assert service.stop() == 0
