@@ -64,13 +64,13 @@ class JobState:
     def rest(self) -> None:
         """It asks for nothing, by its own choice, since its last phase ended."""
         if self.clock_s is not None:
-            self.spent_s = max(self.elapsed_s(self.free_s), self.spent_s)
+            self.spent_s = self.elapsed_s(self.free_s)
             self.clock_s, self.rests = None, True
 
     def wake(self, now_s: float) -> None:
         """It asks for its next phase."""
         if self.rests:
-            self.clock_s, self.rests = now_s, False
+            self.clock_s, self.rests = max(now_s, self.free_s), False
 
     def budget_s(self, now_s: float, *, realised: bool = False) -> float:
         """What its SLO leaves for the iterations that are left; `realised`: against what they take alone by what was seen."""

@@ -12,8 +12,8 @@ class PhaseLimits:
 
     A holder whose own code asks must be heard every `lease_s`. A phase may take `factor` times what is known of it, and
     `least_s` in any case; while nothing is known, `unknown_s`. Of a client whose phases are inferred it is the time in which none of its
-    turns and operations ends that is so bounded. Its rollout that goes on for `share_after` times what is known, and `least_s` in any case,
-    lets others in. A job that asks for nothing within `rest_s`, after a phase or in the middle of one,
+    turns and operations ends that is so bounded. One that goes on for `share_after` times what is known of it (`least_s` in any case; while nothing is
+    known, `unknown_s`) lets others in: a rollout if they wait, and training after each step. A job that asks for nothing within `rest_s`, after a phase or in the middle of one,
     keeps nobody waiting for its turn, and one that does not for `yield_s` nobody for a place. After `strikes` phases that were given up the job has failed.
     A job without driver and session has stopped when nothing was heard of it for `gone_s`.
     """
@@ -24,7 +24,7 @@ class PhaseLimits:
     least_s: float = 60.0
     unknown_s: float = 600.0
     rest_s: float = 2.0
-    yield_s: float = 60.0
+    yield_s: float = 300.0
     gone_s: float = 600.0
     strikes: int = 3
     cycles: int = 2
@@ -55,8 +55,8 @@ class PhaseLimits:
         return f"nothing of its {phase} phase ended within {limit_s:.0f} s"
 
     def lets_others_in_after_s(self, known_s: float | None) -> float:
-        """How long an inferred rollout may go on while others wait."""
-        return max(self.share_after * (known_s or 0.0), self.least_s)
+        """How long an inferred phase may go on until it does."""
+        return self.unknown_s if known_s is None else max(self.share_after * known_s, self.least_s)
 
     def _most_s(self, known_s: float | None) -> float:
         return self.unknown_s if known_s is None else max(self.factor * known_s, self.least_s)

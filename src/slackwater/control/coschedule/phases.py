@@ -18,6 +18,7 @@ from slackwater.control.coschedule.job_phases import Hold, JobPhases
 from slackwater.control.coschedule.job_state import JobStatus
 from slackwater.control.coschedule.phase_gates import EnginesOn, PhaseGates
 from slackwater.control.coschedule.phase_limits import PhaseLimits
+from slackwater.control.coschedule.phase_watch import PhaseWatch, Stillness
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.control.coschedule.work_apart import OpenWork, WorkApart
 from slackwater.control.jobs import events as of_job
@@ -60,6 +61,7 @@ class PhaseKeeper:
         self.limits = limits or PhaseLimits()
         self._jobs: dict[JobId, JobPhases] = {}
         self._apart = WorkApart()
+        self._watcher = PhaseWatch(scheduler, self.limits)
         self._gates = PhaseGates(self._jobs, scheduler.permits, engines_on)
         self._queue: deque[do.Command] = deque()
         self._out: list[Said] = []
@@ -82,7 +84,7 @@ class PhaseKeeper:
             case TimerFired(_, token) if token == WATCH:
                 self._watch()
             case TimerFired(_, token) if token.startswith(REST):
-                self._rests(self._jobs.get(JobId(token.removeprefix(REST))))
+                self._still(self._jobs.get(JobId(token.removeprefix(REST))))
             case on.PhaseFinished():
                 self._told_finished(event)
             case on.JobDied(_, job, epoch) | on.JobFinished(_, job, epoch):
@@ -236,9 +238,7 @@ class PhaseKeeper:
         one.op_over(event.request, self._now_s)
         if event.kind is OpKind.OPTIM_STEP and event.done:
             one.stepped, one.published = True, False
-            held = one.hold is not None and one.hold.phase is Phase.TRAIN and one.hold
-            if held and self._now_s - held.since_s >= self.limits.least_s:
-                one.trains_only = True
+            one.trains_only = one.trains_only or self._goes_on(one, Phase.TRAIN)
         elif event.kind is OpKind.PUBLISH and event.done:
             one.published = True
         self._look(one)
@@ -314,27 +314,28 @@ class PhaseKeeper:
             one.rest_due_s = self._now_s + self.limits.rest_s
             self._out.append(SetTimer(f"{REST}{one.job}", one.rest_due_s))
 
-    def _rests(self, one: JobPhases | None) -> None:
-        """It has asked for nothing for a while: let nobody wait for its turn, nor for nodes that it does nothing with."""
-        if one is None or not (one.is_idle or one.is_quiet):
+    def _still(self, one: JobPhases | None) -> None:
+        """Its timer fired: it may have asked for nothing for a while."""
+        if one is None:
             return
-        since_s = one.idle_since_s if one.hold is None else one.hold.heard_s
-        rested = self._now_s - since_s >= self.limits.rest_s - 1e-6
-        if one.hold is not None and rested and self._is_waited_for(one):
-            self._end_quiet(one)
-        elif one.hold is not None or not rested:
-            self._await_rest(one)
-        elif one.epoch:
-            self._tell(on.JobRests(self._now_s, one.job, one.epoch))
-            if self.scheduler.holds_jobs:
-                self._make_room(one, one.epoch)
+        one.rest_due_s = None
+        match self._watcher.stillness(one, self._now_s):
+            case Stillness.LOOK_AGAIN:
+                self._await_rest(one)
+            case Stillness.END_PHASE:
+                self._end_quiet(one)
+            case Stillness.REST:
+                self._tell(on.JobRests(self._now_s, one.job, one.epoch or 0))
+                if self.scheduler.holds_jobs:
+                    self._await_rest(one)
+            case Stillness.MAKE_ROOM:
+                self._make_room(one)
+            case None:
+                pass
 
-    def _make_room(self, one: JobPhases, epoch: int) -> None:
-        """Others wait for a place, and it rests: after a while its place is theirs."""
-        if self._now_s - one.idle_since_s < self.limits.yield_s:
-            self._await_rest(one)
-            return
-        self._tell(on.JobYields(self._now_s, one.job, epoch))
+    def _make_room(self, one: JobPhases) -> None:
+        """Its place is another's, until it has something to do again."""
+        self._tell(on.JobYields(self._now_s, one.job, one.epoch or 0))
         state = self.scheduler.find(one.job)
         if state is not None and state.status is JobStatus.AWAY:
             one.epoch, one.away = None, True
@@ -351,10 +352,6 @@ class PhaseKeeper:
         """Its phase was over when the last of its turns or operations was."""
         assert one.hold is not None
         self._finish(one, max(one.hold.heard_s - one.hold.since_s, 0.0))
-
-    def _is_waited_for(self, one: JobPhases) -> bool:
-        assert one.hold is not None
-        return self.scheduler.waits_for(one.hold.nodes, one.job)
 
     def _profiled(self, one: JobPhases) -> bool:
         """Whether a guest is known now; its profile is that of its longest warm cycle."""
@@ -399,30 +396,14 @@ class PhaseKeeper:
             hold = one.hold
             if hold is None:
                 continue
-            known_s = self._known_s(one, hold.phase)
-            held_s, silent_s = self._now_s - hold.since_s, self._now_s - hold.heard_s
-            if one.asks:
-                why = self.limits.why_given_up(hold.phase, held_s, known_s, silent_s)
-            else:
-                why = self.limits.why_stuck(hold.phase, silent_s, known_s)
+            why = self._watcher.why_lost(one, self._now_s)
             if why is not None:
                 self._crash(one, why)
-            elif self._keeps_others_out(one, hold, held_s, known_s):
-                self._finish(one, held_s)  # its turns go on where they are with its next permit
+            elif self._goes_on(one, Phase.ROLLOUT) and self._watcher.is_waited_for(one):
+                self._finish(one, self._now_s - hold.since_s)  # its turns go on with the next one
 
-    def _keeps_others_out(
-        self, one: JobPhases, hold: Hold, held_s: float, known_s: float | None
-    ) -> bool:
-        """Whether it samples on and on while another waits."""
-        if one.asks or hold.phase is not Phase.ROLLOUT:
-            return False
-        return held_s > self.limits.lets_others_in_after_s(known_s) and self._is_waited_for(one)
-
-    def _known_s(self, one: JobPhases, phase: Phase) -> float | None:
-        state = self.scheduler.find(one.job)
-        if state is None or state.placement is None:
-            return None
-        return state.profile.rollout_s if phase is Phase.ROLLOUT else state.profile.train_s
+    def _goes_on(self, one: JobPhases, phase: Phase) -> bool:
+        return self._watcher.goes_on(one, phase, self._now_s)
 
     # ---- what the co-scheduler says ----
     def _begin(self, now_s: float) -> None:

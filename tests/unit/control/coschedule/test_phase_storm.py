@@ -98,7 +98,7 @@ class Storm:
                 stage.tell(PermitReturned(stage.now_s, job, 10**6, 1.0))
             case 3:
                 for turn in [t for t in stage.running if t.startswith(f"{job}.")]:
-                    del stage.running[turn]
+                    stage.running.pop(turn, None)  # the one before may have ended the phase
                     stage.tell(of_rollout.TurnCancelled(stage.now_s, turn))
             case _ if rng.random() < 0.2:
                 stage.tell(JobEnded(stage.now_s, job, "stopped", "its owner stopped it"))

@@ -63,7 +63,7 @@ def test_nodes_with_which_a_client_does_nothing_are_anothers_when_it_waits() -> 
 def test_a_client_that_only_trains_is_not_given_up_and_others_have_their_turn_between_its_steps() -> (
     None
 ):
-    stage = PhaseStage(limits=PhaseLimits(least_s=60.0, unknown_s=100.0))
+    stage = PhaseStage(limits=PhaseLimits(unknown_s=60.0))
     a = stage.submit("a", profile=None)
     for _ in range(60):
         step(stage, a, 4.0)
@@ -90,6 +90,15 @@ def test_a_client_that_only_trains_is_not_given_up_and_others_have_their_turn_be
     stage.turn(a)  # it samples after all: what it trains on next is an iteration again
     one = stage.keeper.find(a)
     assert one is not None and not one.trains_only
+
+
+def test_an_iteration_of_many_steps_is_one_even_if_it_takes_long() -> None:
+    stage = PhaseStage(limits=PhaseLimits(share_after=5.0, least_s=1.0))
+    a = stage.submit("a")
+    stage.end_turn(stage.turn(a), 10.0)
+    for _ in range(4):
+        step(stage, a, 10.0)  # ten seconds is what it said of all
+    assert stage.permits() == [("a", "rollout"), ("a", "train")]
 
 
 def test_a_client_that_samples_on_and_on_is_not_given_up_and_lets_others_in() -> None:

@@ -1,0 +1,67 @@
+"""What becomes of a job that does not get on, goes on and on, or does nothing: by how long that is, and by who waits."""
+
+from enum import Enum, auto
+
+from slackwater.control.coschedule.job_phases import JobPhases
+from slackwater.control.coschedule.phase_limits import PhaseLimits
+from slackwater.control.coschedule.scheduler import CoScheduler
+from slackwater.model.placement import Phase
+
+
+class Stillness(Enum):
+    """What is done about a job that asks for nothing."""
+
+    LOOK_AGAIN = auto()  # it has not been still for long, or nobody minds
+    END_PHASE = auto()  # others wait for nodes that it does nothing with
+    REST = auto()  # nobody should wait for its turn
+    MAKE_ROOM = auto()  # others wait for a place
+
+
+class PhaseWatch:
+    """Decides; the phase keeper carries out."""
+
+    def __init__(self, scheduler: CoScheduler, limits: PhaseLimits) -> None:
+        self._scheduler = scheduler
+        self._limits = limits
+
+    def why_lost(self, one: JobPhases, now_s: float) -> str | None:
+        """Why it loses its permit; None while it may go on."""
+        hold = one.hold
+        if hold is None:
+            return None
+        known_s, silent_s = self._known_s(one, hold.phase), now_s - hold.heard_s
+        if not one.asks:
+            return self._limits.why_stuck(hold.phase, silent_s, known_s)
+        return self._limits.why_given_up(hold.phase, now_s - hold.since_s, known_s, silent_s)
+
+    def goes_on(self, one: JobPhases, phase: Phase, now_s: float) -> bool:
+        """Whether it has been in such a phase, inferred, for much longer than is known of it."""
+        if one.hold is None or one.asks or one.hold.phase is not phase:
+            return False
+        most_s = self._limits.lets_others_in_after_s(self._known_s(one, phase))
+        return now_s - one.hold.since_s >= most_s
+
+    def is_waited_for(self, one: JobPhases) -> bool:
+        """Whether another waits for the nodes that it holds."""
+        return one.hold is not None and self._scheduler.waits_for(one.hold.nodes, one.job)
+
+    def stillness(self, one: JobPhases, now_s: float) -> Stillness | None:
+        """None if it has something to do."""
+        if one.is_quiet:
+            assert one.hold is not None
+            still = now_s - one.hold.heard_s >= self._limits.rest_s - 1e-6
+            ends = still and self.is_waited_for(one)
+            return Stillness.END_PHASE if ends else Stillness.LOOK_AGAIN
+        if not one.is_idle or not one.epoch:
+            return None
+        still_s = now_s - one.idle_since_s
+        if self._scheduler.holds_jobs and still_s >= self._limits.yield_s:
+            return Stillness.MAKE_ROOM
+        rests = still_s >= self._limits.rest_s - 1e-6
+        return Stillness.REST if rests else Stillness.LOOK_AGAIN
+
+    def _known_s(self, one: JobPhases, phase: Phase) -> float | None:
+        state = self._scheduler.find(one.job)
+        if state is None or state.placement is None:
+            return None
+        return state.profile.rollout_s if phase is Phase.ROLLOUT else state.profile.train_s
