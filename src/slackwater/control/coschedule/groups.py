@@ -161,6 +161,16 @@ class Groups:
                 state.clock_s = now_s
             commands.append(self._permits.grant(request, state.epoch, now_s))
 
+    def members_on(self, node: NodeId) -> list[JobState]:
+        """All jobs that run there phase by phase."""
+        return [
+            state
+            for group in self.using((node,))
+            for state in self._groups[group].jobs.values()
+            if state.joined and state.placement is not None
+            if node in (*state.placement.rollout_nodes, *state.placement.train_nodes)
+        ]
+
     def using(self, nodes: tuple[NodeId, ...]) -> list[GroupId]:
         """Groups that have a stake in one of the nodes."""
         if len(nodes) == 1:

@@ -1,7 +1,8 @@
 """Guests: jobs whose cycle is not known yet. They run phase by phase on nodes that nobody else waits for (PlexRL 4.3, unknown jobs).
 
 A phase has its nodes to itself whoever comes before and after it, so its length is the job's own. A guest is in no group and no
-plan: it can keep a member waiting for the rest of one phase, and never for two.
+plan: it can keep a member waiting for the rest of one phase, and never for two. Where members wait all the time, a guest would for ever: nodes
+are then kept for its next phase, if the members can bear that.
 """
 
 from collections.abc import Callable
@@ -49,6 +50,7 @@ class Guests:
     def leave(self, job: JobId) -> None:
         """It is known now, or gone; its permit is back already."""
         self._guests.pop(job, None)
+        self._permits.keep_no_longer(job)
 
     def next_phase(self, job: JobId) -> Phase:
         return self._guests[job].next_phase
@@ -74,32 +76,57 @@ class Guests:
 
     def grant(self, wanted: Callable[[NodeId], bool], now_s: float) -> list[GrantPermit]:
         """Permits for those whose nodes are free and wanted by no member of a group; who waits longest comes first."""
-        waiting = [
-            (guest.waits_since_s, job, guest)
-            for job, guest in self._guests.items()
-            if guest.waits_since_s is not None
-        ]
         granted: list[GrantPermit] = []
-        for since_s, job, guest in sorted(waiting, key=lambda row: (row[0], row[1])):
-            nodes = self._free_nodes(guest, wanted)
+        for since_s, job in self._waiting():
+            guest = self._guests[job]
+            nodes = self._free_nodes(job, guest, wanted)
             if nodes is None:
                 continue
-            assert since_s is not None
             guest.waits_since_s = None
             request = Waiting(job, guest.next_phase, nodes, since_s, 0.0, 0.0)
             granted.append(self._permits.grant(request, 0, now_s))
         return granted
 
+    def keep_nodes(self, bears: Callable[[NodeId, Phase, float], bool]) -> None:
+        """Keep nodes for the guest that waits longest, unless some are kept already; `bears`: whether the members of a node can bear that
+        it has such a phase, having waited since then."""
+        if self._permits.kept:
+            return
+        for since_s, job in self._waiting():
+            guest = self._guests[job]
+            phase = guest.next_phase
+            able = [node for node in self._names(phase) if bears(node, phase, since_s)]
+            if len(able) >= guest.nodes[phase]:
+                self._permits.keep(able[: guest.nodes[phase]], job)
+                return
+
+    def _waiting(self) -> list[tuple[float, JobId]]:
+        """Since when, who waits longest first."""
+        return sorted(
+            (guest.waits_since_s, job)
+            for job, guest in self._guests.items()
+            if guest.waits_since_s is not None
+        )
+
     def _free_nodes(
-        self, guest: _Guest, wanted: Callable[[NodeId], bool]
+        self, job: JobId, guest: _Guest, wanted: Callable[[NodeId], bool]
     ) -> tuple[NodeId, ...] | None:
+        kept = self._permits.kept
         found: list[NodeId] = []
         for node in self._names(guest.next_phase):
-            if self._permits.is_idle(node) and not wanted(node):
+            mine = kept.get(node) == job
+            if self._permits.is_idle(node) and (mine or (node not in kept and not wanted(node))):
                 found.append(node)
                 if len(found) == guest.nodes[guest.next_phase]:
                     return tuple(found)
         return None
+
+    def check_integrity(self) -> None:
+        """Nodes are kept only for guests that wait."""
+        for node, job in self._permits.kept.items():
+            guest = self._guests.get(job)
+            assert guest is not None, f"{node} is kept for {job}, which is no guest"
+            assert guest.waits_since_s is not None, f"{node} is kept for {job}, which does not wait"
 
     def _names(self, phase: Phase) -> list[NodeId]:
         role = Role.ROLLOUT if phase is Phase.ROLLOUT else Role.TRAIN

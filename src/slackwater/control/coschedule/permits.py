@@ -30,6 +30,7 @@ class Permits:
         self._holder: dict[NodeId, int] = {}
         self._tail: dict[NodeId, int] = {}
         self._resident: dict[NodeId, tuple[JobId, Phase]] = {}
+        self._kept_for: dict[NodeId, JobId] = {}
         self._given = 0
 
     def held_by(self, job: JobId) -> Permit | None:
@@ -51,7 +52,7 @@ class Permits:
     def is_free(self, request: Waiting) -> bool:
         """Whether all its nodes can take the phase now; beside a tail only a rollout can run."""
         for node in request.nodes:
-            if node in self._holder:
+            if node in self._holder or self._kept_for.get(node, request.job) != request.job:
                 return False
             if node in self._tail and request.phase is not Phase.ROLLOUT:
                 return False
@@ -60,6 +61,20 @@ class Permits:
     def is_idle(self, node: NodeId) -> bool:
         """Whether nothing runs there, not even a tail."""
         return node not in self._holder and node not in self._tail
+
+    @property
+    def kept(self) -> dict[NodeId, JobId]:
+        """Nodes that only one job may have next."""
+        return dict(self._kept_for)
+
+    def keep(self, nodes: Iterable[NodeId], job: JobId) -> None:
+        """These nodes are the job's as soon as they are free, and nobody else's until it has had them."""
+        self._kept_for.update(dict.fromkeys(nodes, job))
+
+    def keep_no_longer(self, job: JobId) -> None:
+        """It has had them, or is gone."""
+        for node in [node for node, other in self._kept_for.items() if other == job]:
+            del self._kept_for[node]
 
     def holder_of(self, node: NodeId) -> JobId | None:
         """Whose phase runs there."""
@@ -85,6 +100,7 @@ class Permits:
         assert self.is_free(request), f"nodes of {request.job} are taken"
         assert request.job not in self._by_job, f"{request.job} holds a permit already"
         switch = self.needs_switch(request.job, request.phase, request.nodes)
+        self.keep_no_longer(request.job)
         self._given += 1
         permit = Permit(self._given, request.job, request.phase, request.nodes, now_s)
         self._permits[permit.number] = permit

@@ -6,6 +6,7 @@ come late or twice (an old epoch, a permit that is back already) change nothing.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from slackwater.control.coschedule.commands import (
@@ -83,7 +84,13 @@ class CoScheduler:
         """Take one event, return what the body must do about it, in order."""
         commands = self._handlers[type(event)](event)
         commands.extend(self._guests.grant(self._is_wanted, event.now_s))
+        self._guests.keep_nodes(partial(self._bears_guest, event.now_s))
         return commands
+
+    def _bears_guest(self, now_s: float, node: NodeId, phase: Phase, since_s: float) -> bool:
+        """Whether the members of a node keep their bounds if a guest that waits so long has its next phase first."""
+        members = self._groups.members_on(node)
+        return self._guard.bear_guest(members, phase, now_s - since_s, now_s)
 
     def _is_wanted(self, node: NodeId) -> bool:
         """Whether a member of a group waits for the node."""
@@ -428,6 +435,7 @@ class CoScheduler:
         self._permits.check_integrity()
         self._groups.check_integrity()
         self._places.check_integrity()
+        self._guests.check_integrity()
         for permit in self._permits.held():
             at_home = permit.job in self._places.placed or permit.job in self._guests
             assert at_home, f"{permit.job} holds a permit but is not placed"

@@ -1,9 +1,14 @@
 """Whether jobs that share nodes stay within their bounds, and who is in the way of one that does not."""
 
+from collections.abc import Sequence
+
 from slackwater.control.coschedule.config import CoScheduleConfig
 from slackwater.control.coschedule.groups import Groups
 from slackwater.control.coschedule.job_state import JobState
+from slackwater.model.placement import Phase
 from slackwater.policy.placement.fleet import Fleet
+
+_GUEST_WAITS = 2.0  # iterations of the members, before they wait for it
 
 
 class SloGuard:
@@ -55,3 +60,20 @@ class SloGuard:
             return None
         alone_s = state.iterations_left * state.recent_solo_s
         return grown if alone_s + 2 * coming_s > budget_s else None
+
+    def bear_guest(
+        self, members: Sequence[JobState], phase: Phase, waited_s: float, now_s: float
+    ) -> bool:
+        """Whether these members all keep their bounds if a guest that has waited so long has a phase before them. Nobody knows how long
+        that is: as long as the longest of theirs, at a guess."""
+        if not members:
+            return True
+        coming_s = {state.spec.job: self._groups.coming_iteration_s(state) for state in members}
+        if waited_s < _GUEST_WAITS * max(coming_s.values()):
+            return False
+        guess_s = max(state.phase_s(phase, self._fleet) for state in members)
+        return not self._config.guard or all(
+            self.budget_s(state, now_s) - state.iterations_left * coming_s[state.spec.job]
+            >= guess_s
+            for state in members
+        )

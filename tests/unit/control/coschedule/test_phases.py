@@ -160,6 +160,41 @@ def test_a_guest_takes_only_what_nobody_waits_for() -> None:
     assert unknown not in stage.running
 
 
+@pytest.mark.parametrize(("slo", "let_in"), [(3.0, True), (1.5, False)])
+def test_a_guest_that_members_never_leave_a_node_to_is_let_in_if_they_keep_their_bounds(
+    slo: float, let_in: bool
+) -> None:
+    """Two jobs that train for three quarters of their time: one of them always waits for the train node."""
+    stage = PhaseStage()
+    profile = replace(PROFILE, rollout_s=5.0, train_s=15.0)
+    members = [stage.submit(name, profile, JobTerms(100, slo)) for name in ("a", "b")]
+    guest = stage.submit("g", None)
+    for job in (*members, guest):
+        stage.turn(job)
+    rolling = set(stage.running)
+    waiting: dict[JobId, RequestId] = {}
+    since_s: dict[JobId, float] = {}
+    for _ in range(240):
+        stage.now_s += 5.0
+        for job in [job for job, began_s in since_s.items() if stage.now_s - began_s >= 15.0]:
+            stage.end_op(job, waiting.pop(job), OpKind.OPTIM_STEP)
+            del since_s[job]
+            stage.turn(job)
+        for turn in rolling & set(stage.running):
+            stage.end_turn(turn)
+            job = JobId(turn.partition(".")[0])
+            waiting[job] = stage.op(job, OpKind.OPTIM_STEP)
+        rolling = set(stage.running)
+        for job in [job for job, nodes in stage.gates.items() if nodes]:
+            since_s.setdefault(job, stage.now_s)
+    entry = stage.brain.jobs.find(guest)
+    assert entry is not None and (entry.profile is not None) == let_in
+    assert all(stage.stage_of(job) is JobStage.RUNNING for job in members)
+    for job in members:
+        one = stage.keeper.find(job)
+        assert one is not None and one.slowdown is not None and one.slowdown <= slo
+
+
 def test_who_ends_in_its_last_phase_lost_nothing_but_code_that_holds_a_permit_is_told() -> None:
     stage = PhaseStage()
     a, b = stage.submit("a"), stage.submit("b")
