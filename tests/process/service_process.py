@@ -55,23 +55,27 @@ def sdk_clients_closed() -> Iterator[None]:
             holder.close()
 
 
+_SENDERS = ("_session_heartbeat", "_periodic_flush", "_config_refresh_loop", "_cancel_drain_loop")
+
+
 def living_sdk_sessions() -> "list[asyncio.Task[Any]]":
-    """Heartbeats of this process that are still sent, and sessions that are being closed, which may say that nobody takes their last words."""
+    """Heartbeats and telemetry of this process that are still sent, and sessions that are being closed, which may say that nobody takes their last words."""
     from tinker.lib.internal_client_holder import _internal_client_holder_thread_singleton
 
     tasks = asyncio.all_tasks(_internal_client_holder_thread_singleton.get_loop())
     return [
         task
         for task in tasks
-        if any(name in repr(task.get_coro()) for name in ("_session_heartbeat", "_async_cleanup"))
+        if any(name in repr(task.get_coro()) for name in (*_SENDERS, "_async_cleanup"))
     ]
 
 
 def sdk_sessions_ended() -> bool:
-    """Whether none is left. A heartbeat that was cancelled in the middle of a request may have missed it: it is cancelled again."""
+    """Whether none is left. What was cancelled in the middle of a request may have missed it, and the session that is being closed waits for
+    it without end: it is cancelled again."""
     living = living_sdk_sessions()
     for task in living:
-        if "_session_heartbeat" in repr(task.get_coro()):
+        if any(name in repr(task.get_coro()) for name in _SENDERS):
             task.get_loop().call_soon_threadsafe(task.cancel)
     return not living
 
