@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 # Every process that a test starts would compile what it imports again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: check clients compatibility recipes run run-one test test-gpu test-vllm test-ray lint bench clean setup fresh-kernels
+.PHONY: check clients compatibility sdk-range recipes run run-one test test-gpu test-vllm test-ray lint bench clean setup fresh-kernels
 
 run: $(STAMP)  # two jobs share one small fleet while an engine comes and goes: some minutes
 	$(BIN)/slackwater demo examples/two_jobs --run runs/two-jobs --models runs/models
@@ -56,8 +56,14 @@ recipes: $(STAMP)  # a cookbook recipe teaches a real model: some minutes
 clients: $(STAMP)  # langchain, inspect-ai, lm-eval and verifiers, unmodified, in an environment of their own (2 GB)
 	PYTHON=$(PYTHON) scripts/check_clients.sh .venv-clients
 
-compatibility: $(STAMP)  ## docs/compatibility.md, found out against a running service
+compatibility: $(STAMP)  ## docs/reference/compatibility.md, found out against a running service
 	SLACKWATER_WRITE_COMPATIBILITY=1 $(BIN)/python -m pytest -q tests/process/test_compatibility.py
+
+SDK_RANGE := 0.6.0 0.12.0 0.16.1 0.22.7 0.24.1 0.30.4 0.33.1
+sdk-range: $(STAMP)  # older releases of the tinker SDK, fetched without their dependencies, train and sample
+	for version in $(SDK_RANGE); do test -d .sdks/$$version || \
+		$(BIN)/python -m pip install -q --no-deps --target .sdks/$$version tinker==$$version || exit 1; done
+	SLACKWATER_OLD_SDKS=$(CURDIR)/.sdks $(BIN)/python -m pytest -q tests/process/test_sdk_range.py
 
 setup: $(STAMP)
 

@@ -2,7 +2,11 @@
 
 import gc
 
+from slackwater.cli.checkout import load_benchmarks
+
+load_benchmarks()
+
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays to the end: the garbage collector need not look through it after every test."""
+    """Keep the garbage collector from walking through all imports after every test."""
     gc.freeze()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import tinker
 
-from slackwater.rl.environments.episode import Reply
+from slackwater.rl.environments.episode import EnvironmentReply
 from slackwater.rl.grpo import run
 from slackwater.rl.recipe import GrpoSettings, ModelSettings, Recipe, SamplingSettings
 from slackwater.rl.run_directory import RunDirectory
@@ -20,7 +20,9 @@ from slackwater.rl.sdk_client import closing
 
 @dataclass(frozen=True)
 class LowBytes:
-    """Answer with bytes below 128: the reward is their share. One turn, and the same task for every prompt."""
+    """Answer with bytes below 128: the reward is their share. One turn, and the same task for every
+    prompt.
+    """
 
     kind: str = "low-bytes"
     prompts: int = 1000
@@ -36,8 +38,10 @@ class LowBytes:
 class Ask:
     first_observation: str = "say something:"
 
-    def answer(self, text: str) -> Reply:
-        return Reply("", sum(character.isascii() for character in text) / max(len(text), 1), True)
+    def answer(self, text: str) -> EnvironmentReply:
+        return EnvironmentReply(
+            "", sum(character.isascii() for character in text) / max(len(text), 1), True
+        )
 
 
 url, key = sys.argv[1:3]

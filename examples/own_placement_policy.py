@@ -8,17 +8,19 @@ from dataclasses import replace
 from slackwater.model.job import JobSpec
 from slackwater.policy.placement.catalogue import POLICIES
 from slackwater.policy.placement.grouped import GroupedPlacement
-from slackwater.policy.placement.groups import Choice, isolated_choice
+from slackwater.policy.placement.groups import GroupChoice, isolated_choice
 from slackwater.sim.cluster.simulate import simulate
 from slackwater.sim.inputs.scenario_file import read_scenario
 
 
 class NeverShare(GroupedPlacement):
-    """Every job has nodes of its own: the simplest policy there is. `_choose` sees the job and `self.book`, all groups."""
+    """Every job has nodes of its own: the simplest policy there is. `_choose` sees the job and
+    `self.book`, all groups.
+    """
 
     name = "never_share"
 
-    def _choose(self, job: JobSpec, now_s: float) -> Choice | None:
+    def _choose(self, job: JobSpec, now_s: float) -> GroupChoice | None:
         return isolated_choice(self.book, job.profile, "I do not share")
 
 

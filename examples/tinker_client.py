@@ -1,4 +1,5 @@
-"""Train an adapter with the public Tinker SDK against a running service: a few supervised steps, then a sample.
+"""Train an adapter with the public Tinker SDK against a running service: a few supervised steps,
+then a sample.
 
 slackwater up                                   # in another terminal; prints a URL and a key
 python examples/tinker_client.py URL KEY

@@ -4,7 +4,8 @@
     slackwater up --set coschedule.placement=group            # prints a URL and a key
     SLACKWATER_URL=... SLACKWATER_KEY=... python examples/trl_two_jobs.py
 
-GRPOTrainer is subclassed, not patched: five lines say which part of a step is which phase. With SLACKWATER_OFFLINE=1 the jobs run without permits.
+GRPOTrainer is subclassed, not patched: five lines say which part of a step is which phase. With
+SLACKWATER_OFFLINE=1 the jobs run without permits.
 """
 
 import os
@@ -35,7 +36,9 @@ def run_job(name: str, seed: int) -> None:
     torch.manual_seed(seed)
 
     class SharedGRPO(GRPOTrainer):  # type: ignore[misc]
-        """Generation is the rollout phase; from there to the end of the optimizer's step it is the train phase."""
+        """Generation is the rollout phase; from there to the end of the optimizer's step it is the
+        train phase.
+        """
 
         train_phase = slackwater.phase("train")
         in_train = False

@@ -1,6 +1,6 @@
 """Slackwater: RL post-training of language models on the slack of a GPU fleet.
 
-    @slackwater.phase("rollout" | "train" | "sync")    a function that runs under a permit (docs/decorators.md)
+    @slackwater.phase("rollout" | "train" | "sync")    a function that runs under a permit
     @slackwater.runtime_hook                           a function that says how far the phase is
     slackwater.join(name, iterations=...)              say which job this process is
 

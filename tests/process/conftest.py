@@ -16,7 +16,8 @@ from .service_process import (
     wait_for,
 )
 
-# Those that take longest begin first, so that none of them is still running alone when the others are done.
+# Those that take longest begin first, so that none of them is still running alone when the others
+# are done.
 LONGEST = (
     *("demo", "serve_faults", "recipes", "serve_hostile", "train_resume", "rollout_service"),
     *("coserving", "serve_start", "submitted_jobs", "weight_relays", "switched_models"),
@@ -46,7 +47,9 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(scope="session", autouse=True)
 def the_suite_ends_silent() -> Iterator[None]:
-    """After the last test no session of the SDK sends heartbeats or telemetry, which would fail aloud for lack of a service."""
+    """After the last test no session of the SDK sends heartbeats or telemetry, which would fail
+    aloud for lack of a service.
+    """
     yield
     if "tinker" in sys.modules:
         wait_for("the SDK's last session", sdk_sessions_ended, 120)
@@ -54,7 +57,9 @@ def the_suite_ends_silent() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def sdk_clients_end_with_their_tests() -> Iterator[None]:
-    """Their threads would go on sending heartbeats to services that are gone, and say so after the last test."""
+    """Their threads would go on sending heartbeats to services that are gone, and say so after the
+    last test.
+    """
     with sdk_clients_closed():
         yield
 
@@ -73,7 +78,9 @@ _given: set[int] = set()
 
 
 def free_port() -> int:
-    """Below where services look for ports themselves, never one twice, and none that another process of this run may give: a port is taken later than it is chosen."""
+    """Below where services look for ports themselves, never one twice, and none that another
+    process of this run may give: a port is taken later than it is chosen.
+    """
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     ports = set(range(4_000 + number, 10_000, processes)) - _given

@@ -1,7 +1,8 @@
 """Unmodified `tinker-cookbook` recipes as child processes, without a network.
 
-A workspace folder is the recipes' working directory: it holds `ORG/MODEL` with a tokenizer, so that the cookbook's own table
-of models and its tokenizer loader are both content, and `openai/gsm8k` as a data set made on the spot.
+A workspace folder is the recipes' working directory: it holds `ORG/MODEL` with a tokenizer, so that
+the cookbook's own table of models and its tokenizer loader are both content, and `openai/gsm8k` as
+a data set made on the spot.
 """
 
 import json

@@ -12,6 +12,7 @@ import numpy as np
 from slackwater.wire import messages
 from slackwater.wire.frames import FrameDecoder, FrameKind, encode_frame
 from slackwater.wire.tokens import TokenColumns, encode_tokens
+from slackwater.worker.connection import shake_hands
 
 FACTS = messages.EngineFacts(
     base_model="policy",
@@ -35,7 +36,7 @@ def tokens_frame(request: int, count: int) -> bytes:
 def lie(mode: str, turn: messages.Generate) -> bytes:
     """What this engine answers to its first turn."""
     request, limit = turn.request, turn.sampling.max_tokens
-    ended = messages.encode(messages.Ended(request, "length", limit, turn.version))
+    ended = messages.encode(messages.TurnFinished(request, "length", limit, turn.version))
     match mode:
         case "garbage":
             return b"\x00not a frame at all" * 50
@@ -54,7 +55,7 @@ def lie(mode: str, turn: messages.Generate) -> bytes:
         case "miscounts":
             return tokens_frame(request, 1) + ended
         case "other_version":
-            said = messages.Ended(request, "length", limit, "some-other-version")
+            said = messages.TurnFinished(request, "length", limit, "some-other-version")
             return tokens_frame(request, limit) + messages.encode(said)
         case "unasked_version":
             return messages.encode(messages.VersionReady("never-asked-for"))
@@ -63,9 +64,9 @@ def lie(mode: str, turn: messages.Generate) -> bytes:
     return b""  # the silent ways
 
 
-def play(mode: str, peer: socket.socket) -> None:
+def play(mode: str, peer: socket.socket, decoder: FrameDecoder) -> None:
     """Answer pulls, lie at the first turn, then hold the connection open until it is closed."""
-    decoder, lied, deaf = FrameDecoder(), False, False
+    lied, deaf = False, False
     peer.settimeout(0.2)
     while True:
         if mode != "mute" or not lied:
@@ -93,13 +94,16 @@ def play(mode: str, peer: socket.socket) -> None:
 def main(mode: str, connect: str, name: str) -> None:
     host, _, port = connect.rpartition(":")
     secret = "guess" if mode == "wrong_secret" else os.environ["SLACKWATER_WORKER_SECRET"]
-    with socket.create_connection((host, int(port)), timeout=10) as peer:
+    decoder = FrameDecoder()
+    with (
+        socket.create_connection((host, int(port)), timeout=10) as peer,
+        contextlib.suppress(ConnectionError),
+    ):
         if mode == "no_hello":
             peer.sendall(messages.encode(messages.Heartbeat()))
         else:
-            peer.sendall(messages.encode(messages.Hello(secret, name, "engine", FACTS)))
-        with contextlib.suppress(ConnectionError):
-            play(mode, peer)
+            shake_hands(peer, messages.Hello(name, "engine", FACTS), secret, decoder)
+        play(mode, peer, decoder)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,9 @@ def gone(pid: int) -> bool:
 
 @contextlib.contextmanager
 def sdk_clients_closed() -> Iterator[None]:
-    """Close every session that the SDK opens inside, whoever asked for it: each sends heartbeats from a thread."""
+    """Close every session that the SDK opens inside, whoever asked for it: each sends heartbeats
+    from a thread.
+    """
     from tinker.lib.internal_client_holder import InternalClientHolder
 
     made: list[InternalClientHolder] = []
@@ -59,7 +61,9 @@ _SENDERS = ("_session_heartbeat", "_periodic_flush", "_config_refresh_loop", "_c
 
 
 def living_sdk_sessions() -> "list[asyncio.Task[Any]]":
-    """Heartbeats and telemetry of this process that are still sent, and sessions that are being closed, which may say that nobody takes their last words."""
+    """Heartbeats and telemetry of this process that are still sent, and sessions that are being
+    closed, which may say that nobody takes their last words.
+    """
     from tinker.lib.internal_client_holder import _internal_client_holder_thread_singleton
 
     tasks = asyncio.all_tasks(_internal_client_holder_thread_singleton.get_loop())
@@ -71,8 +75,9 @@ def living_sdk_sessions() -> "list[asyncio.Task[Any]]":
 
 
 def sdk_sessions_ended() -> bool:
-    """Whether none is left. What was cancelled in the middle of a request may have missed it, and the session that is being closed waits for
-    it without end: it is cancelled again."""
+    """Whether none is left. What was cancelled in the middle of a request may have missed it, and
+    the session that is being closed waits for it without end: it is cancelled again.
+    """
     living = living_sdk_sessions()
     for task in living:
         if any(name in repr(task.get_coro()) for name in _SENDERS):
@@ -92,7 +97,8 @@ class ServiceProcess:
         self.process: subprocess.Popen[bytes] | None = None
         self.url = f"http://127.0.0.1:{port}"
         self.key = ""
-        # One for all questions, since making one reads every certificate; a connection each, since services are killed.
+        # One for all questions, since making one reads every certificate; a connection each, since
+        # services are killed.
         self._http = httpx.Client(
             base_url=self.url, limits=httpx.Limits(max_keepalive_connections=0)
         )
@@ -138,7 +144,9 @@ class ServiceProcess:
         wait_for("the workers", joined)
 
     def kill_worker(self, role: str) -> None:
-        """SIGKILL a worker of a role, as soon as there is one: the service itself may be down just now."""
+        """SIGKILL a worker of a role, as soon as there is one: the service itself may be down just
+        now.
+        """
         wait_for(f"a {role} to kill", lambda: self._killed(role))
 
     def _killed(self, role: str) -> bool:

@@ -1,4 +1,6 @@
-"""Actions over HTTP: their outcomes, their environments, and what becomes of them when parts of the service die."""
+"""Actions over HTTP: their outcomes, their environments, and what becomes of them when parts of the
+service die.
+"""
 
 import asyncio
 import json
@@ -13,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from slackwater.rl.actions import ActionClient, ActionResult
+from slackwater.rl.actions import ActionClient, ActionOutcome
 
 from .action_service import ActionServiceProcess
 from .conftest import free_port
@@ -74,7 +76,7 @@ def test_environments_are_answered_alike_on_the_short_way_and_on_the_usual_one(
 
     first, again = (opened(environment=name, memory_mib=8) for _ in range(2))
     whole = first.json()["environment"]
-    assert whole.endswith(f".{name}")
+    assert whole == f"{name}@default"
     for answer in (first, again):
         assert (answer.status_code, answer.json()) == (201, {"environment": whole, "open": True})
     other = opened(environment=name, memory_mib=9)
@@ -146,7 +148,7 @@ def test_output_is_streamed_while_the_action_runs(service: ActionServiceProcess)
 
 
 def test_the_client_waits_out_a_full_queue(service: ActionServiceProcess) -> None:
-    async def all_of_them() -> list[ActionResult]:
+    async def all_of_them() -> list[ActionOutcome]:
         async with ActionClient(service.url, service.key, job="crowd") as client:
             async with client.environment(files={"n": "7"}) as place:
                 kept = await place.run("cat", "n")

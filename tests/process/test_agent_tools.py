@@ -1,4 +1,6 @@
-"""Models that use a sandbox: OpenAI's tool calls and the Model Context Protocol by their own clients, and a recipe that trains on it."""
+"""Models that use a sandbox: OpenAI's tool calls and the Model Context Protocol by their own
+clients, and a recipe that trains on it.
+"""
 
 import asyncio
 import json
@@ -63,7 +65,9 @@ def environments(service: ActionServiceProcess) -> list[Any]:
 
 
 def test_what_a_model_calls_is_run_and_answered(service: ActionServiceProcess) -> None:
-    """The model is random: that it calls at all is the grammar's doing, what it asks for is noise."""
+    """The model is random: that it calls at all is the grammar's doing, what it asks for is
+    noise.
+    """
     messages: list[Any] = [{"role": "user", "content": "hello"}]
     named: Any = {"type": "function", "function": {"name": "shell"}}
 
@@ -120,10 +124,12 @@ def test_an_mcp_client_works_in_a_sandbox_of_its_own(
 ) -> None:
     from mcp import Client, MCPError, StdioServerParameters, types
 
-    # The client kills a server that takes longer to end, and a busy machine needs longer than its two seconds.
+    # The client kills a server that takes longer to end, and a busy machine needs longer than its
+    # two seconds.
     monkeypatch.setattr("mcp.client.stdio.PROCESS_TERMINATION_TIMEOUT", 60.0)
-    command = ["-m", "slackwater", "action", "mcp", "--url", service.url, "--key", service.key]
-    server = StdioServerParameters(command=sys.executable, args=command, env=dict(os.environ))
+    command = ["-m", "slackwater", "action", "mcp", "--url", service.url]
+    known = os.environ | {"TINKER_API_KEY": service.key}
+    server = StdioServerParameters(command=sys.executable, args=command, env=dict(known))
 
     async def session() -> None:
         async with Client(server) as client:

@@ -15,7 +15,7 @@ from .service_process import ServiceProcess
 
 pytestmark = [pytest.mark.process, pytest.mark.filterwarnings("ignore:.*(DEPRECATED|experimental)")]
 
-PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "compatibility.md"
 NewService = Callable[..., ServiceProcess]
 
 
@@ -52,5 +52,5 @@ def test_at_least_nine_in_ten_public_methods_work_and_the_page_says_which(
         PAGE.write_text(written)
     assert pages.supported_share(outcomes) >= 0.9, written
     assert PAGE.read_text() == written, (
-        "docs/compatibility.md is not what was found: make compatibility"
+        "docs/reference/compatibility.md is not what was found: make compatibility"
     )

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from slackwater.bench.options import BenchOptions
-from slackwater.bench.rollout.live_fleet import BASE, BASE_VERSION, JOB
-from slackwater.bench.rollout.multi_turn import MultiTurn
-from slackwater.bench.serving.bursts import Bursts, alone_and_together
-from slackwater.bench.serving.live_floor import CHAT, CHAT_VERSION, ServingFloor, ServingPlan
+from benchmarks.options import BenchOptions
+from benchmarks.serving.bursts import Bursts, alone_and_together
+from harness.live_fleet import BASE, BASE_VERSION, JOB
+from harness.multi_turn import MultiTurn
+from harness.serving_floor import CHAT, CHAT_VERSION, ServingFloor, ServingPlan
 from slackwater.model.ids import InstanceId, JobId, TrajectoryId, TurnId
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import TurnSpec
@@ -30,7 +30,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_answers_and_rollouts_are_the_same_to_the_bit_with_and_without_lending(
     models: Path, tmp_path: Path
 ) -> None:
-    """A busy machine may leave no slack to lend, which shows nothing: then other bursts are tried."""
+    """A busy machine may leave no slack to lend, which shows nothing: then other bursts are
+    tried.
+    """
     for seed in (3, 4, 5):
         plan = ServingPlan(models / "chat", models / "policy", tmp_path / str(seed))
         plan.work.mkdir()
@@ -72,7 +74,8 @@ async def _serves_without_lending(plan: ServingPlan, said: str) -> None:
         assert f"slo: {said}" in floor.lending.refusals[chat]
         answers = await Bursts(1, 2, most=3).run(floor)
         assert len(answers) > 0
-        assert floor.lender.gauges()["serving_nodes"] == 0
+        assert floor.floor.controller.lending is not None
+        assert floor.floor.controller.lending.lender.gauges()["serving_nodes"] == 0
 
 
 async def _refused(plan: ServingPlan) -> None:
@@ -116,14 +119,14 @@ async def _budgets(plan: ServingPlan) -> None:
         await floor.until(lambda: lent() < whole)
         cut = lent()
         await floor.floor.generate(_turn("the same step"))
-        floor.lending.stepped(JOB)
+        floor.step(JOB)
         for _ in range(2):
             await floor.until_said(chat)
         assert lent() == cut, "no turn of the next step has come yet"
         await floor.floor.generate(_turn("second step"))
         await floor.until(lambda: lent() > cut)
         assert lent() < whole, "the service used more since the step before than it does now"
-        floor.lending.stepped(JOB)
+        floor.step(JOB)
         await floor.floor.generate(_turn("third step"))
         await floor.until(lambda: lent() == whole)
         assert floor.borrowed() == [loan], "the device was lent all the while"

@@ -1,4 +1,6 @@
-"""People's own programs under the decorators, against a real service: they share its nodes, and one that is killed holds nobody up."""
+"""People's own programs under the decorators, against a real service: they share its nodes, and one
+that is killed holds nobody up.
+"""
 
 import itertools
 import json
@@ -71,6 +73,10 @@ def started(service: ServiceProcess, name: str, how: str = "works") -> "subproce
     )
 
 
+def stage(service: ServiceProcess, name: str) -> str:
+    return str(service.get(f"/slackwater/jobs/{name}").json()["stage"])
+
+
 def spans(process: "subprocess.Popen[str]") -> list[tuple[str, float, float]]:
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 0
@@ -98,18 +104,37 @@ def test_a_program_that_is_killed_in_its_phase_holds_nobody_up_for_ever(
     assert len(spans(other)) == 8
 
 
-def test_a_program_keeps_its_place_while_it_lives_and_leaves_it_when_it_is_killed_between_its_phases(
+def test_the_operator_stops_a_program_that_was_killed(service: ServiceProcess) -> None:
+    killed = started(service, "killed", "hangs")
+    assert killed.stdout is not None
+    assert killed.stdout.readline().strip() == "stuck"
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate(timeout=30)
+    stopped = service.post("/slackwater/jobs/killed/stop", {})
+    assert stopped.status_code == 202 and stopped.json()["stage"] == "stopped", stopped.text
+    assert len(spans(started(service, "next"))) == 8
+
+
+def test_a_program_that_is_told_to_end_gives_its_permit_back(service: ServiceProcess) -> None:
+    told = started(service, "told", "hangs")
+    assert told.stdout is not None
+    assert told.stdout.readline().strip() == "stuck"
+    told.send_signal(signal.SIGTERM)
+    told.communicate(timeout=60)
+    assert told.returncode == 128 + signal.SIGTERM
+    found = service.get("/slackwater/jobs/told").json()
+    assert found["stage"] == "stopped" and "SIGTERM" in found["reason"]
+
+
+def test_a_program_keeps_its_place_while_it_lives_and_leaves_it_when_killed_between_phases(
     service: ServiceProcess,
 ) -> None:
-    def stage() -> str:
-        return str(service.get("/slackwater/jobs/pauses").json()["stage"])
-
     program = started(service, "pauses", "pauses")
     assert program.stdout is not None
     assert program.stdout.readline().strip() == "pauses"
     long_s = time.monotonic() + 20.0
     wait_for("longer than silence may last", lambda: time.monotonic() > long_s, 60)
-    assert stage() == "placed"
+    assert stage(service, "pauses") == "placed"
     program.send_signal(signal.SIGKILL)
     program.communicate(timeout=30)
-    wait_for("its end", lambda: stage() == "stopped", 60)
+    wait_for("its end", lambda: stage(service, "pauses") == "stopped", 60)

@@ -1,11 +1,18 @@
-"""Trained weights leave a real service by every door: the SDK's command line, the cookbook, our own command."""
+"""Trained weights leave a real service by every door: the SDK's command line, the cookbook, our own
+command.
+"""
 
+import io
 import os
 import subprocess
 import sys
+import tarfile
+import time
 from collections.abc import Callable
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
+import httpx
 import pytest
 import tinker
 import torch
@@ -112,6 +119,23 @@ def test_the_sdk_downloads_an_adapter_for_peft(
     )
     adapter = next(tmp_path.rglob("adapter_config.json")).parent
     close(logprobs(peft.PeftModel.from_pretrained(loaded(tiny_model), adapter)), learnt(4).ours)
+
+
+def test_an_older_sdk_downloads_one_archive(
+    service: ServiceProcess, learnt: Callable[[int], Learnt], tiny_model: Path, tmp_path: Path
+) -> None:
+    """It asks without following redirects, and reads the link and its end from the headers."""
+    import peft
+
+    path = learnt(4).sampler.removeprefix("tinker://").replace("/", "/checkpoints/", 1)
+    answer = service.get(f"/api/v1/training_runs/{path}/archive")
+    assert answer.status_code == 302
+    assert parsedate_to_datetime(answer.headers["expires"]).timestamp() > time.time()
+    whole = httpx.get(answer.headers["location"], timeout=60)
+    with tarfile.open(fileobj=io.BytesIO(whole.content)) as archive:
+        assert "checkpoint_complete" in archive.getnames()
+        archive.extractall(tmp_path, filter="data")
+    close(logprobs(peft.PeftModel.from_pretrained(loaded(tiny_model), tmp_path)), learnt(4).ours)
 
 
 def test_the_cookbook_downloads_an_encrypted_export_and_merges_it(

@@ -1,8 +1,11 @@
 """Two nodes with files of their own: a client does not notice when one of them is lost."""
 
+import base64
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +26,9 @@ launcher = "local"
 name = "mixed"
 engines = 1
 trainers = 1
+[[pools]]
+name = "guests"
+engines = 0
 """
 
 
@@ -64,6 +70,39 @@ def test_turns_go_on_elsewhere_when_a_node_is_killed(fleet: ServiceProcess) -> N
         kill_node(fleet, "a")
         assert again.result(timeout=240) == wanted
     wait_for("the node to come back", lambda: len(nodes(fleet)) == 2, 240)
+
+
+def slackwater(*arguments: str) -> str:
+    """What a command prints."""
+    command = [sys.executable, "-m", "slackwater", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=240).stdout
+
+
+def test_a_machine_joins_with_a_token_of_its_own_until_that_is_revoked(
+    fleet: ServiceProcess, tmp_path: Path
+) -> None:
+    state = ("--state", str(fleet.state))
+    token = tmp_path / "token"
+    token.write_text(slackwater("node", "token", "guest", "--pool", "guests", *state))
+    secret = (fleet.state / "fleet.secret").read_text()
+    assert secret not in base64.urlsafe_b64decode(token.read_text()).decode()
+
+    def is_here() -> bool:
+        rows = fleet.get("/slackwater/nodes").json()["nodes"]
+        return any(row["node"] == "guest" for row in rows)
+
+    command = [sys.executable, "-m", "slackwater", "agent", "--join-file", str(token)]
+    with (tmp_path / "agent.log").open("wb") as log:
+        agent = subprocess.Popen([*command, "--directory", str(tmp_path / "n")], stderr=log)
+    try:
+        wait_for("the guest", is_here, 240)
+        slackwater("node", "revoke", "guest", *state)
+        assert agent.wait(240) == 1
+    finally:
+        agent.kill()
+        agent.wait()
+    assert "the key of 'agent:guest' is wrong" in (tmp_path / "agent.log").read_text()
+    wait_for("the guest to be gone", lambda: not is_here(), 240)
 
 
 def test_training_goes_on_elsewhere_from_the_last_state_and_the_log(fleet: ServiceProcess) -> None:

@@ -1,4 +1,6 @@
-"""The fleet's tests over a real Ray cluster of three nodes on this machine; `make test-ray` runs them."""
+"""The fleet's tests over a real Ray cluster of three nodes on this machine; `make test-ray` runs
+them.
+"""
 
 import contextlib
 import os

@@ -1,4 +1,6 @@
-"""A service whose trainers lend their processors: local engines work while there is nothing to train."""
+"""A service whose trainers lend their processors: local engines work while there is nothing to
+train.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -26,7 +28,7 @@ def lent(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     service.start()
     yield service
     assert service.stop() == 0
-    replayed_record_gives_the_same_commands(state / "record.brain.jsonl")
+    replayed_record_gives_the_same_commands(state / "record.fleet.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +63,9 @@ def test_a_local_engine_that_is_killed_while_it_seeds_costs_nothing_but_time(
 def test_other_clients_turns_and_training_take_turns_with_the_processors(
     lent: ServiceProcess, service: ServiceProcess, expected: Run
 ) -> None:
-    """The two kinds of work never hold them at once, which the service itself asserts, and both get done."""
+    """The two kinds of work never hold them at once, which the service itself asserts, and both get
+    done.
+    """
     wanted = completions(service, 200)
     answers: list[list[list[int]]] = []
     crowd = threading.Thread(

@@ -1,13 +1,15 @@
-"""Several jobs with an adapter each on one base model and two real engines: nobody pushes another's versions out."""
+"""Several jobs with an adapter each on one base model and two real engines: nobody pushes another's
+versions out.
+"""
 
 import asyncio
 from pathlib import Path
 
 import pytest
 
-from slackwater.bench.fleet.jobs import JobsPlan, many_jobs
-from slackwater.bench.options import BenchOptions
-from slackwater.bench.rollout.live_fleet import FleetPlan
+from benchmarks.fleet.jobs import JobsPlan, many_jobs
+from benchmarks.options import BenchOptions
+from harness.live_fleet import FleetPlan
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 

@@ -1,4 +1,6 @@
-"""A model whose job is placed on another node moves there with its state, and learns on as if it had been there always."""
+"""A model whose job is placed on another node moves there with its state, and learns on as if it
+had been there always.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +16,8 @@ from .test_switched_models import TEXT, example
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
-# A job whose phases take milliseconds shares nodes only where it may be slowed down a lot by one whose phases take seconds.
+# A job whose phases take milliseconds shares nodes only where it may be slowed down a lot by one
+# whose phases take seconds.
 SLO = 1000.0
 WAIT_S = 240.0
 # The job is placed on the first train node, a model is made by the trainer whose name comes first.
@@ -76,7 +79,8 @@ def steps(service: ServiceProcess, job: str, after_two: Callable[[], object]) ->
 
 
 def test_a_model_moves_to_its_permits_node_with_its_state(fleet: ServiceProcess) -> None:
-    # Nobody knows how long its phases take: for two cycles it is a guest where nobody else is, then it shares the other's nodes.
+    # Nobody knows how long its phases take: for two cycles it is a guest where nobody else is, then
+    # it shares the other's nodes.
     other = Owner(fleet, "other", slo=SLO)
     other.give_back(other.permit("rollout", 0))
     held = other.permit("train", 0)

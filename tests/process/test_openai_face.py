@@ -1,4 +1,6 @@
-"""The face of a vLLM server, by the unmodified openai client: what is asked for is done, or refused by name."""
+"""The face of a vLLM server, by the unmodified openai client: what is asked for is done, or refused
+by name.
+"""
 
 import json
 from typing import Any

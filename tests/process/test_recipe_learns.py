@@ -1,7 +1,8 @@
 """The cookbook's arithmetic recipe, unmodified, teaches a real model: SmolLM2-135M.
 
-Takes some minutes, so it runs with `make recipes` only. The renderer's stop string has four tokens of this model, so that
-with the recipe's five tokens an answer is never ended as it should be: every reward is 0.1 less than the share of right sums.
+Takes some minutes, so it runs with `make recipes` only. The renderer's stop string has four tokens
+of this model, so that with the recipe's five tokens an answer is never ended as it should be: every
+reward is 0.1 less than the share of right sums.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Unmodified recipes of `tinker-cookbook` against a real service.
 
-The model is tiny and random, so these show that the recipes run and resume; that a real model learns from them is shown by
-`make recipes`.
+The model is tiny and random, so these show that the recipes run and resume; that a real model
+learns from them is shown by `make recipes`.
 """
 
 import json
@@ -92,7 +92,8 @@ def test_arithmetic_resumes_after_a_kill_where_it_was(workspace: Workspace) -> N
     wait_for("two checkpoints", lambda: saved.exists() and saved.read_text().count("\n") >= 2, 240)
     first.send_signal(signal.SIGKILL)
     first.wait(30)
-    # The recipe saves a step before it writes the step's metrics: the kill may fall between the two.
+    # The recipe saves a step before it writes the step's metrics: the kill may fall between the
+    # two.
     done = json.loads(saved.read_text().splitlines()[-1])["batch"]
     before = len(workspace.metrics("killed"))
     assert done - 1 <= before <= done

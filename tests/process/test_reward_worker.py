@@ -1,15 +1,18 @@
-"""Reward models behind the broker, live: two that share one device, asked by a client, over the death of their worker."""
+"""Reward models behind the broker, live: two that share one device, asked by a client, over the
+death of their worker.
+"""
 
 import asyncio
 import math
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from slackwater.model.errors import ConfigError, NotFoundError
+from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
 from slackwater.rl.actions import ActionClient
 from slackwater.zoo.tiny import make_model
 
@@ -42,6 +45,11 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RewardServiceP
     models = {name: folder / name for name in ("judge", "teacher")}
     for seed, path in enumerate(models.values()):
         make_model("tiny", path, seed)
+    # A corrupt one is staged first: it must not be in the way of the others.
+    models = {"broken": folder / "broken", **models}
+    shutil.copytree(models["judge"], models["broken"])
+    weights = models["broken"] / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
     service = RewardServiceProcess(folder / "state", free_port(), models)
     service.start()
     yield service
@@ -80,6 +88,18 @@ def test_services_that_share_a_device_score_each_as_its_own_model(
             with pytest.raises(ConfigError, match="tokens"):
                 await client.score("judge", [1])
 
+    asyncio.run(ask())
+
+
+def test_a_corrupt_model_is_refused_with_its_reason_and_no_retry(
+    service: RewardServiceProcess,
+) -> None:
+    async def ask() -> None:
+        async with ActionClient(service.url, service.key) as client:
+            with pytest.raises(RefusedError, match=r"'broken' failed to load: SafetensorError"):
+                await client.score("broken", TEXT)
+
+    reward_worker(service)
     asyncio.run(ask())
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from slackwater.bench.options import BenchOptions
-from slackwater.bench.rollout.kills import Faults, disturbed_and_not
-from slackwater.bench.rollout.live_fleet import FleetPlan
-from slackwater.bench.rollout.multi_turn import MultiTurn
+from benchmarks.options import BenchOptions
+from benchmarks.rollout.kills import Faults, disturbed_and_not
+from harness.live_fleet import FleetPlan
+from harness.multi_turn import MultiTurn
 from slackwater.zoo.tiny import make_model
 
 

@@ -1,4 +1,6 @@
-"""Instances that lie: each is contained, reported and survived, and every turn comes out as it should."""
+"""Instances that lie: each is contained, reported and survived, and every turn comes out as it
+should.
+"""
 
 import asyncio
 import os
@@ -8,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slackwater.bench.rollout.live_fleet import BASE, BASE_VERSION, JOB, FleetPlan, LiveFleet
+from harness.live_fleet import BASE, BASE_VERSION, JOB, FleetPlan, LiveFleet
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import InstanceId, TrajectoryId, TurnId, WorkerId
 from slackwater.model.sampling import Sampling
@@ -81,7 +83,9 @@ async def until(ready: Callable[[], bool]) -> None:
 
 
 async def lies(fleet: LiveFleet, modes: Sequence[str], wanted: list[list[int]]) -> None:
-    """Liars join beside the honest engine and are given turns; all must come out right, and they must go."""
+    """Liars join beside the honest engine and are given turns; all must come out right, and they
+    must go.
+    """
     records = fleet.floor.manager.books.instances.records
     names = [InstanceId(mode) for mode in modes]
     processes = [await liar(fleet, mode, name) for mode, name in zip(modes, names, strict=True)]
@@ -136,9 +140,11 @@ def assert_all_reported(fleet: LiveFleet, log: str) -> None:
         assert any(said in line for line in lines), (mode, lines)
     lost = {str(worker): reason for worker, reason in fleet.floor.lost}
     for mode, said in DISCONNECTED.items():
-        # A peer that leaves with our words unread resets the connection, and the reset may overtake its last bytes.
+        # A peer that leaves with our words unread resets the connection, and the reset may overtake
+        # its last bytes.
         overtaken = mode == "truncated" and ("reset" in lost[mode] or "pipe" in lost[mode])
         assert said in lost[mode] or overtaken, (mode, lost[mode])
-    assert "the secret is wrong" in log
-    assert "must be a hello" in log
+    assert "the key of 'wrong_secret' is wrong" in log
+    # It says two things that are no proof, which may come together.
+    assert "one message at a time" in log or "control message cannot be read" in log
     assert "is connected already" in log

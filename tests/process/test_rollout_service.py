@@ -26,7 +26,7 @@ def elastic(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     service.wait_for_workers()
     yield service
     service.stop()
-    replayed_record_gives_the_same_commands(state / "record.brain.jsonl")
+    replayed_record_gives_the_same_commands(state / "record.fleet.jsonl")
 
 
 def replayed_record_gives_the_same_commands(record: Path) -> None:

@@ -1,4 +1,6 @@
-"""A real vLLM server as an instance. Name its program in SLACKWATER_VLLM (`make test-vllm` sets it up)."""
+"""A real vLLM server as an instance. Name its program in SLACKWATER_VLLM (`make test-vllm` sets it
+up).
+"""
 
 import asyncio
 import os
@@ -8,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slackwater.bench.rollout.direct_worker import offer_models, spawn_directly
-from slackwater.bench.rollout.floor import RolloutFloor
-from slackwater.bench.rollout.live_fleet import BASE, BASE_VERSION, JOB
-from slackwater.control.rollout.books import Books
+from harness.direct_worker import offer_models, spawn_directly
+from harness.live_fleet import BASE, BASE_VERSION, JOB
+from harness.rollout_floor import RolloutFloor
+from slackwater.control.rollout.manager_state import ManagerState
 from slackwater.model.errors import UnavailableError
 from slackwater.model.ids import InstanceId, TrajectoryId, TurnId, WorkerId
 from slackwater.model.sampling import Sampling
@@ -214,7 +216,7 @@ async def a_cancelled_turn_leaves_the_server(bench: Bench) -> None:
     running.cancel()
 
 
-def fewest_tokens(books: Books) -> int:
+def fewest_tokens(books: ManagerState) -> int:
     return min((len(turn.tokens) for turn in books.turns.values()), default=0)
 
 

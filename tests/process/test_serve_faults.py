@@ -1,4 +1,6 @@
-"""SIGKILL of the service, a trainer or an engine in the middle of a run changes nothing in its result."""
+"""SIGKILL of the service, a trainer or an engine in the middle of a run changes nothing in its
+result.
+"""
 
 import random
 import threading
@@ -13,10 +15,9 @@ import pytest
 import tinker
 from tinker import types
 
-from slackwater.control.brain import EVENT_TYPES, Brain
 from slackwater.control.controller import Controller
-from slackwater.control.operations import events as operations
-from slackwater.control.operations.controller import OperationsController
+from slackwater.control.fleet.controller import FleetController
+from slackwater.control.fleet.messages import EVENT_TYPES
 from slackwater.control.record import replay
 from slackwater.runtime.plane import ROLLOUT_SETTINGS
 
@@ -100,7 +101,9 @@ def train(service: ServiceProcess, at_step: Callable[[int], None]) -> Run:
 
 @pytest.fixture(scope="module")
 def service(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    """One that is killed and started again; the recipe knows the model by a name of the cookbook's."""
+    """One that is killed and started again; the recipe knows the model by a name of the
+    cookbook's.
+    """
     folder = tmp_path_factory.mktemp("faults")
     options = ("--model", f"{MODEL_NAME}={tiny_model}", "--record", str(folder / "record"))
     killed = ServiceProcess(folder / "state", tiny_model, free_port(), *options)
@@ -228,8 +231,7 @@ def test_what_the_live_controllers_saw_makes_fresh_ones_decide_the_same(
     assert service.stop() == 0
     assert "Traceback" not in (service.state / "up.log").read_text()
     record = service.state.parent
-    replays(record / "record.operations.jsonl", OperationsController(), operations.EVENT_TYPES)
-    replays(record / "record.brain.jsonl", Brain(ROLLOUT_SETTINGS), EVENT_TYPES)
+    replays(record / "record.fleet.jsonl", FleetController(ROLLOUT_SETTINGS), EVENT_TYPES)
 
 
 def replays(record: Path, controller: Controller[Any, Any], types: dict[str, type]) -> None:

@@ -33,7 +33,9 @@ def sdk(service: ServiceProcess) -> tinker.ServiceClient:
 
 @dataclass
 class SlowClients:
-    """They dribble from the first test of this file on, and remember whether the service hung up on them."""
+    """They dribble from the first test of this file on, and remember whether the service hung up on
+    them.
+    """
 
     threads: list[threading.Thread] = field(default_factory=list)
     hung_up: set[str] = field(default_factory=set)

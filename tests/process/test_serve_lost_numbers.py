@@ -1,4 +1,6 @@
-"""Numbers that a client skips: what waits behind them ends by itself, whatever the client does next."""
+"""Numbers that a client skips: what waits behind them ends by itself, whatever the client does
+next.
+"""
 
 import asyncio
 from pathlib import Path
@@ -7,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from slackwater.control.operations.controller import OperationsConfig
+from slackwater.control.operations.settings import OperationsConfig
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.settings import ServiceSettings
 from slackwater.runtime.store.state_directory import StateDirectory
@@ -61,7 +63,7 @@ def test_three_then_one_and_never_two_ends_by_itself(tiny_model: Path, tmp_path:
             headers = {"x-api-key": plane.tenants.key_of("default")}
             async with httpx.AsyncClient(
                 transport=httpx.ASGITransport(create_app(plane)),
-                base_url="http://test/api/v1",
+                base_url="http://localhost/api/v1",
                 headers=headers,
             ) as client:
                 first, third = await send_three_then_one(client)

@@ -1,17 +1,13 @@
 """The durable store on PostgreSQL: the same functions, the same answers."""
 
 import asyncio
-import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 from sqlalchemy.engine import Connection
 
+from harness.postgres_cluster import PostgresCluster, can_run_postgres
 from slackwater.model.ids import ModelId, RequestId, SamplingSessionId, SessionId, TenantId
 from slackwater.model.operation import Operation, OpKind, OpStatus
 from slackwater.model.session import LoraShape, SamplingSession, TrainedModel
@@ -19,53 +15,19 @@ from slackwater.runtime.services.sessions import Sessions
 from slackwater.runtime.store import checkpoints as shelf
 from slackwater.runtime.store import operation_log, sample_log
 from slackwater.runtime.store.database import Store, StoreLostError
-from slackwater.runtime.store.future_board import Outcome
+from slackwater.runtime.store.future_board import RequestOutcome
 
 from .conftest import free_port
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.skipif(shutil.which("initdb") is None, reason="PostgreSQL is not installed"),
+    pytest.mark.skipif(not can_run_postgres(), reason="PostgreSQL is not installed"),
 ]
 
 
-class Cluster:
-    """A database server of its own; it refuses to run as root, so it runs as `postgres` then."""
-
-    def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="slackwater-postgres-"))
-        self._user = "postgres" if os.geteuid() == 0 else None
-        if self._user:
-            shutil.chown(self._folder, self._user)
-        self._port = free_port()
-        self._run("initdb", "-A", "trust", "-U", "tester", "--no-sync")
-        self.url = f"postgresql://tester@127.0.0.1:{self._port}/postgres"
-
-    def _run(self, command: str, *options: str) -> None:
-        subprocess.run(
-            [command, "-D", str(self._folder / "data"), *options],
-            check=True,
-            capture_output=True,
-            user=self._user,
-            cwd=self._folder,
-            timeout=60,
-        )
-
-    def start(self) -> None:
-        options = f"-p {self._port} -k {self._folder} -c listen_addresses=127.0.0.1 -c fsync=off"
-        self._run("pg_ctl", "-w", "-l", str(self._folder / "log"), "-o", options, "start")
-
-    def stop(self) -> None:
-        self._run("pg_ctl", "-w", "-m", "immediate", "stop")
-
-    def remove(self) -> None:
-        self.stop()
-        shutil.rmtree(self._folder)
-
-
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    made = Cluster()
+def cluster() -> Iterator[PostgresCluster]:
+    made = PostgresCluster(free_port())
     made.start()
     yield made
     made.remove()
@@ -84,7 +46,7 @@ def fill(connection: Connection) -> None:
         new = operation_log.Submission(operation, TENANT, bytes([seq, 0, 255]), 1.0)
         assert operation_log.add_operation(connection, new) == (f"op-{seq}", True)
         assert operation_log.add_operation(connection, new) == (f"op-{seq}", False)
-    done = Outcome("create_model", b"\0\xff")
+    done = RequestOutcome("create_model", b"\0\xff")
     operation_log.finish_operation(connection, RequestId("op-0"), done, 2.0)
     session = SamplingSession(
         SamplingSessionId("ss"), TENANT, SessionId("s"), "tiny", "v", "tiny|client 0"
@@ -92,7 +54,7 @@ def fill(connection: Connection) -> None:
     sample_log.add_sampling_session(connection, session, 0, 1.0)
     sample_log.add_sample(connection, RequestId("sm-1"), session, 2**60, b"ask", 1.0)
     sample_log.add_sample(connection, RequestId("sm-2"), session, 1, b"ask", 1.0)
-    answer = Outcome("sample", b"tokens")
+    answer = RequestOutcome("sample", b"tokens")
     sample_log.finish_sample(connection, RequestId("sm-2"), answer, 3.0)
     for name in ("a", "b", "a"):
         path = shelf.checkpoint_path(MODEL, shelf.STATE, name)
@@ -127,7 +89,7 @@ def check(connection: Connection) -> None:
     assert len(operation_log.records_after(connection, MODEL, None)) == 3
 
 
-def test_everything_the_service_keeps_survives_on_postgresql(cluster: Cluster) -> None:
+def test_everything_the_service_keeps_survives_on_postgresql(cluster: PostgresCluster) -> None:
     async def scenario() -> None:
         for step in (fill, check):
             store = Store(cluster.url)
@@ -152,7 +114,9 @@ def add_session(name: str) -> Callable[[Connection], None]:
     return add
 
 
-def test_calls_made_while_the_database_restarts_are_done_when_it_is_back(cluster: Cluster) -> None:
+def test_calls_made_while_the_database_restarts_are_done_when_it_is_back(
+    cluster: PostgresCluster,
+) -> None:
     async def scenario() -> None:
         store = Store(cluster.url)
         await store.open()
@@ -168,7 +132,7 @@ def test_calls_made_while_the_database_restarts_are_done_when_it_is_back(cluster
     asyncio.run(scenario())
 
 
-def test_a_database_that_stays_away_is_given_up_once_and_loudly(cluster: Cluster) -> None:
+def test_a_database_that_stays_away_is_given_up_once_and_loudly(cluster: PostgresCluster) -> None:
     async def scenario() -> None:
         losses: list[str] = []
         store = Store(cluster.url, lambda: losses.append("lost"), patience_s=1.0)

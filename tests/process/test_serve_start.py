@@ -77,7 +77,7 @@ def test_an_engine_that_fails_later_shows_in_status_list_and_answers(
         found: dict[str, Any] = {}
         try:
             async with httpx.AsyncClient(
-                transport=transport, base_url="http://test", timeout=120
+                transport=transport, base_url="http://localhost", timeout=120
             ) as client:
                 for name, key in keys.items():
                     headers = {"x-api-key": key}
@@ -106,28 +106,29 @@ def test_an_engine_that_fails_later_shows_in_status_list_and_answers(
 def test_training_without_a_service_or_with_a_wrong_key_is_one_line(
     service: ServiceProcess, tmp_path: Path
 ) -> None:
-    cases = (
-        (("--url", "http://127.0.0.1:9", "--key", "tml-x"), "does not answer"),
-        (("--url", service.url, "--key", "tml-wrong"), "is not known"),
-        (("--url", service.url, "--key", service.key, "--set", "model.base=nothing"), "nothing"),
-        (("--state", str(tmp_path / "nobody")), "no service is running"),
+    bare = {k: v for k, v in os.environ.items() if not k.startswith("TINKER")}
+    known, unknown = {"TINKER_API_KEY": service.key}, {"TINKER_API_KEY": "tml-wrong"}
+    cases: tuple[tuple[tuple[str, ...], dict[str, str], str], ...] = (
+        (("--url", "http://127.0.0.1:9"), known, "does not answer"),
+        (("--url", service.url), unknown, "is not known"),
+        (("--url", service.url, "--set", "model.base=nothing"), known, "nothing"),
+        (("--state", str(tmp_path / "nobody")), {}, "no service is running"),
     )
 
-    def train(case: tuple[tuple[str, ...], str]) -> tuple[subprocess.CompletedProcess[str], str]:
-        options, said = case
+    def train(number: int) -> subprocess.CompletedProcess[str]:
+        options, key, _ = cases[number]
         command = [sys.executable, "-m", "slackwater", "train", "copy-digits"]
-        ended = subprocess.run(
-            [*command, "--run", str(tmp_path / f"run{cases.index(case)}"), *options],
+        return subprocess.run(
+            [*command, "--run", str(tmp_path / f"run{number}"), *options],
             capture_output=True,
             text=True,
             timeout=120,
-            env={k: v for k, v in os.environ.items() if not k.startswith("TINKER")},
+            env=bare | key,
         )
-        return ended, said
 
     with ThreadPoolExecutor(2) as pool:
-        runs = list(pool.map(train, cases))
-    for ended, said in runs:
+        runs = list(pool.map(train, range(len(cases))))
+    for ended, (_, _, said) in zip(runs, cases, strict=True):
         assert ended.returncode in (1, 2)
         assert said in ended.stderr
         assert len(ended.stderr.strip().splitlines()) == 1, ended.stderr
@@ -173,13 +174,22 @@ def test_nobody_else_can_read_what_a_service_in_the_background_writes(
     state.mkdir(mode=0o755)
     command = [sys.executable, "-m", "slackwater"]
     options = ["--state", str(state)]
-    subprocess.run(
+    started = subprocess.run(
         [*command, "up", *options, "--port", "0", "--model", f"tiny={tiny_model}", "--background"],
         check=True,
         capture_output=True,
-        timeout=120,
+        text=True,
+        timeout=300,
     )
     try:
+        assert f"stop with `slackwater down --state {state}`" in started.stdout
+        assert "Ctrl-C" not in started.stdout
+        assert started.stdout.endswith("ready: every worker is up\n"), started.stderr
+        asked = subprocess.run(
+            [*command, "status", *options, "--json"], check=True, capture_output=True, timeout=60
+        )
+        said = json.loads(asked.stdout)
+        assert (len(said["workers"]["engine"]), len(said["workers"]["trainer"])) == (1, 1)
         wait_for("a worker's log", lambda: any((state / "logs").glob("engine-*.log")))
         for path in state.rglob("*"):
             with contextlib.suppress(FileNotFoundError):  # the database's journal comes and goes

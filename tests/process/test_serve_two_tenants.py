@@ -1,19 +1,22 @@
-"""Two tenants: whatever the loud one does, the quiet one is served, and the event loop is not held."""
+"""Two tenants: whatever the loud one does, the quiet one is served, and the event loop is
+not held.
+"""
 
 from pathlib import Path
 
 import pytest
 
-from slackwater.bench.service.loud import ATTACKS
-from slackwater.bench.service.tenants import TwoTenants, attack, latencies
+from benchmarks.service.loud import ATTACKS
+from benchmarks.service.tenants import TwoTenants, attack, latencies
 
 from .service_process import wait_for
 
 pytestmark = pytest.mark.process
 
-# The faults that this is about held the loop, and so the quiet tenant, for 33 to 188 s. A machine that does other things too makes
-# requests slow, but does not make the loop's own work longer by much, so that is bounded in processor time. Finer rules (who reads a large body, how
-# long a slice is) have unit tests that count; `slackwater bench tenants` measures sharply.
+# The faults that this is about held the loop, and so the quiet tenant, for 33 to 188 s. A machine
+# that does other things too makes requests slow, but does not make the loop's own work longer by
+# much, so that is bounded in processor time. Finer rules (who reads a large body, how long a slice
+# is) have unit tests that count; `slackwater bench tenants` measures sharply.
 LONGEST_HOLD_CPU_S = 2.0
 SERVED_WITHIN_S = 60.0
 

@@ -1,4 +1,6 @@
-"""A served model with a promise, from a fresh folder as a user starts it: a replayed load beside a job that rolls out."""
+"""A served model with a promise, from a fresh folder as a user starts it: a replayed load beside a
+job that rolls out.
+"""
 
 import json
 import subprocess

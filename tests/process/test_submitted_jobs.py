@@ -18,16 +18,18 @@ from .service_process import ServiceProcess, gone, wait_for
 
 pytestmark = pytest.mark.process
 
-# A driver that counts in its run's folder, goes on from what it finds there, and notices a second one of itself.
+# A driver that counts in its run's folder, goes on from what it finds there, and notices a second
+# one of itself.
 DRIVER = """
 import fcntl, json, os, pathlib, sys, time
-run = pathlib.Path(os.environ["SLACKWATER_RUN"]); run.mkdir(exist_ok=True)
+run = pathlib.Path(os.environ["SLACKWATER_RUN"])
 alone = open(run / "alone", "w")
 fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)
 curves = run / "metrics.jsonl"
 done = len(curves.read_text().splitlines()) if curves.exists() else 0
 print("from", done, "with", len(os.environ["TINKER_API_KEY"]), flush=True)
-with open(run / "starts", "a") as starts:  # the last word before it works: it may be killed as soon as this is seen
+# The last word before it works: it may be killed as soon as this is seen.
+with open(run / "starts", "a") as starts:
     print(os.getpid(), os.environ["SLACKWATER_JOB"], file=starts)
 for step in range(done, int(os.environ["SLACKWATER_ITERATIONS"])):
     with open(curves, "a") as file:
@@ -158,6 +160,9 @@ def test_a_recipe_runs_as_its_job_and_a_killed_driver_goes_on(
     found = wait_stage(plane, "digits", "finished", 120)
     assert steps(plane, "digits") == list(range(12))
     assert found["driver"]["attempt"] == 2 and found["crashes"] == 1
+    again = slackwater(plane, "job", "resume", "digits")
+    assert again.returncode == 1 and "has finished, so there is nothing to resume" in again.stderr
+    assert shown(plane, "digits")["stage"] == "finished"
     assert found["iteration"] == 12 and found["tokens"] > 0 and found["operations"] > 0
     jobs = plane.get("/slackwater/jobs").json()["jobs"]
     assert [row["job"] for row in jobs] == ["me/digits"], "its sessions were jobs of their own"

@@ -13,7 +13,8 @@ from .service_process import ServiceProcess
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
-# Written by version 0.1.0 over the tiny model of seed 0: two steps, a saved state, a third step, a saved sampler, two more steps.
+# Written by version 0.1.0 over the tiny model of seed 0: two steps, a saved state, a third step, a
+# saved sampler, two more steps.
 KEPT = Path(__file__).with_name("data") / "state-0.1.0.tar.xz"
 MODEL = "tinker://cb32dc8857aecb9de65cb808:train:0"
 LOSSES_AFTER_THE_SAVE = [7.884673118591309, 2.9450769424438477, 1.0326786041259766]

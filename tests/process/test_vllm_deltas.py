@@ -1,4 +1,6 @@
-"""A live vLLM server under `slackwater up` takes what changed, and samples from it. Name its program in SLACKWATER_VLLM."""
+"""A live vLLM server under `slackwater up` takes what changed, and samples from it. Name its
+program in SLACKWATER_VLLM.
+"""
 
 import os
 from pathlib import Path

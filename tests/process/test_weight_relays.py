@@ -1,4 +1,6 @@
-"""Whole weights over the nodes' relays: to a site once, as deltas, from a neighbour; and the same run when relays are killed."""
+"""Whole weights over the nodes' relays: to a site once, as deltas, from a neighbour; and the same
+run when relays are killed.
+"""
 
 import contextlib
 import os
@@ -31,7 +33,9 @@ engines = 1
 
 
 def fleet_file(folder: Path, rollout_nodes: str) -> Path:
-    """A node that trains, and others of another site by letters; each with a directory of its own."""
+    """A node that trains, and others of another site by letters; each with a directory of
+    its own.
+    """
     listed = [
         f'[[nodes]]\nname = "{name}"\npool = "{pool}"\nsite = "{pool}"\n'
         f'directory = "{folder / name}"\n'
@@ -100,7 +104,7 @@ def test_versions_come_by_relay_as_deltas_and_to_a_site_once(
     gauges = fleet.status()["gauges"]
     assert gauges["weights_pulls_by_relay"] >= STEPS
     assert gauges["weights_pulls_by_delta"] >= STEPS - 2
-    crossed, brought = (gauges[f"weights_cargoes_{how}"] for how in ("over_slow_links", "brought"))
+    crossed, brought = (gauges[f"weights_payloads_{how}"] for how in ("over_slow_links", "brought"))
     assert 0 < crossed <= brought
     # Each version's way into the rollout site is crossed at most by a whole and by a delta.
     assert crossed <= 2 * STEPS

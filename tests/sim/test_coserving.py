@@ -3,17 +3,18 @@
 import numpy as np
 import pytest
 
-from slackwater.model.serving import ServingRole, ServingSlo
+from benchmarks.serving.simulated.autoscaling import AutoscaledCluster
+from benchmarks.serving.simulated.cluster import ClusterPlan, ServingCluster
+from benchmarks.serving.simulated.device_cost import SharedDevice
+from benchmarks.serving.simulated.game_sessions import drawn_games
+from benchmarks.serving.simulated.role import ServingRole
+from benchmarks.serving.simulated.run import CoservingResult, CoservingRun, RolloutStages
+from benchmarks.serving.simulated.serving_trace import Arrival, drawn_arrivals, scaled
+from benchmarks.serving.simulated.storm import run_storm
+from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.modes import mode_of
 from slackwater.sim.rollout.agent_run import AgentFleet
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, EngineCost
-from slackwater.sim.serving.autoscaling import AutoscaledCluster
-from slackwater.sim.serving.cluster import ClusterPlan, ServingCluster
-from slackwater.sim.serving.device_cost import SharedDevice
-from slackwater.sim.serving.game_sessions import drawn_games
-from slackwater.sim.serving.run import CoservingResult, CoservingRun, RolloutStages
-from slackwater.sim.serving.serving_trace import Arrival, drawn_arrivals, scaled
-from slackwater.sim.serving.storm import run_storm
 
 SLO = ServingSlo(0.5, 0.15)
 ENGINE = EngineCost(QWEN3_8B, H800, 1)
@@ -47,7 +48,9 @@ def test_ours_breaks_no_promise_that_was_kept_without_lending(alone: CoservingRe
 
 
 def test_a_service_that_is_overloaded_lends_nothing_and_loses_nothing_by_offering_it() -> None:
-    """Bursts that two devices cannot answer in time: the first may find a rollout's step on the device."""
+    """Bursts that two devices cannot answer in time: the first may find a rollout's step on the
+    device.
+    """
     seconds = 60.0
     arrivals = drawn_arrivals(seconds, 3, rate=2.0, burst_every_s=6.0, burst_requests=30)
     plans = {

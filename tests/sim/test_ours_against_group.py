@@ -1,4 +1,6 @@
-"""Ours keeps every SLO at less cost than group placement on small mixed days, whatever nodes the jobs ask for."""
+"""Ours keeps every SLO at less cost than group placement on small mixed days, whatever nodes the
+jobs ask for.
+"""
 
 from dataclasses import replace
 
@@ -22,7 +24,9 @@ KINDS = (
 
 
 def mixed_day(seed: int) -> ClusterScenario:
-    """6 to 12 jobs on 1 or 2 nodes of each kind within half a day, 2 to 14 h each; odd seeds draw long-tailed lengths."""
+    """6 to 12 jobs on 1 or 2 nodes of each kind within half a day, 2 to 14 h each; odd seeds draw
+    long-tailed lengths.
+    """
     draw = np.random.default_rng([11, seed])
     jobs = []
     for number in range(int(draw.integers(6, 13))):

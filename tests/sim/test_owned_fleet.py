@@ -1,4 +1,6 @@
-"""A backlog on a fleet that is paid for anyway: done sooner than by spreading and backfilling, and every SLO kept."""
+"""A backlog on a fleet that is paid for anyway: done sooner than by spreading and backfilling, and
+every SLO kept.
+"""
 
 from dataclasses import replace
 

@@ -1,13 +1,15 @@
-"""Traces and scenarios: what is wrong in them is named; and a recorded storm replays to the same commands."""
+"""Traces and scenarios: what is wrong in them is named; and a recorded storm replays to the same
+commands.
+"""
 
+from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
-from slackwater.control.brain import EVENT_TYPES, Brain
-from slackwater.control.record import RecordedController, replay
+from slackwater.control.fleet.controller import FleetController
+from slackwater.control.fleet.messages import EVENT_TYPES, FleetCommand, FleetEvent
+from slackwater.control.record import record_line, replay
 from slackwater.model.errors import ConfigError
 from slackwater.sim.rollout.agent_trace import read_sessions
 from slackwater.sim.rollout.scenario import (
@@ -85,12 +87,16 @@ def test_a_wrong_scenario_names_the_field(wrong: str) -> None:
 
 def test_a_recorded_storm_replays_to_the_same_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     storm, lines = Storm(5), list[bytes]()
-    honest = storm.brain.handle
-    inner = SimpleNamespace(handle=honest, check_integrity=storm.brain.check_integrity)
-    recorded = RecordedController(cast(Any, inner), lines.append)
-    monkeypatch.setattr(storm.brain, "handle", recorded.handle)
+    honest = storm.controller.handle
+
+    def recorded(event: FleetEvent) -> Sequence[FleetCommand]:
+        commands = honest(event)
+        lines.append(record_line(event, commands))
+        return commands
+
+    monkeypatch.setattr(storm.controller, "handle", recorded)
     storm.run(hours=0.2)
-    fresh = Brain(storm.manager.books.settings)
+    fresh = FleetController(storm.manager.books.settings)
     agreed, divergence = replay(fresh, lines, EVENT_TYPES)
     assert divergence is None
     assert agreed == len(lines) > 500

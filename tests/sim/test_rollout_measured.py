@@ -4,7 +4,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from slackwater.bench.engine.profile import Step, fit, steps_of
+from benchmarks.engine.profile import Step, fit, steps_of
+from benchmarks.rollout.measured_cost import MeasuredCost
+from benchmarks.rollout.one_step import simulate_step
 from slackwater.control.record import tagged
 from slackwater.control.rollout.commands import AbortOn, Dispatch
 from slackwater.control.rollout.events import InstanceLost, TokensArrived, TurnEnded, TurnSubmitted
@@ -12,8 +14,6 @@ from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.model.ids import InstanceId, JobId, TrajectoryId, TurnId
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import AttemptId, FinishReason, TurnSpec
-from slackwater.sim.rollout.measured_cost import MeasuredCost
-from slackwater.sim.rollout.one_step import simulate_step
 
 FLAT = MeasuredCost(((1, 0.01), (64, 0.01)), 0.0, 0.0, 1 << 20)
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from slackwater.bench.rollout.spot_places import ReturningInstances
+from benchmarks.rollout.spot_places import ReturningInstances, window_of
 from slackwater.policy.rollout.seeding import AdaptiveWindow
 from slackwater.runtime.plane import ROLLOUT_SETTINGS
 from slackwater.sim.rollout.agent_run import AgentFleet, run_agents
@@ -13,11 +13,11 @@ from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, EngineCost
 from slackwater.sim.rollout.response_lengths import log_normal
 from slackwater.sim.rollout.rules import AGENT_RULES, SPOT_RULES
 from slackwater.sim.rollout.spot_run import SETUPS, SpotResult, SpotSetup, run_spot
-from slackwater.sim.rollout.spot_trace import SpotEvent, SpotRates, window_of
-from slackwater.sim.rollout.trainer import StepPlan
+from slackwater.sim.rollout.spot_trace import SpotEvent, SpotRates
+from slackwater.sim.rollout.trainer import TrainingStepPlan
 
 LENGTHS = log_normal(1200.0, 0.7, 4096.0)
-PLAN = StepPlan(turns=192, max_tokens=4096, min_batch=8)
+PLAN = TrainingStepPlan(turns=192, max_tokens=4096, min_batch=8)
 
 
 # A first window in proportion to these short steps.

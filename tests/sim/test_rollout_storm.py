@@ -2,8 +2,8 @@
 
 import pytest
 
-from slackwater.control.rollout.books import Books, Out
 from slackwater.control.rollout.live_turn import LiveTurn
+from slackwater.control.rollout.manager_state import ManagerState, Out
 from slackwater.control.rollout.membership import Membership
 from slackwater.sim.rollout.storm import weather
 
@@ -33,15 +33,15 @@ def test_a_manager_that_forgets_to_roll_back_a_lie_is_caught(
 
 
 def test_a_manager_that_loses_tokens_on_a_move_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Books.resume
+    honest = ManagerState.resume
 
-    def forgetful(self: Books, turn: LiveTurn, now_s: float, out: Out) -> None:
+    def forgetful(self: ManagerState, turn: LiveTurn, now_s: float, out: Out) -> None:
         if turn.tokens:
             turn.tokens.pop(0)
             turn.logprobs.pop(0)
         honest(self, turn, now_s, out)
 
-    monkeypatch.setattr(Books, "resume", forgetful)
+    monkeypatch.setattr(ManagerState, "resume", forgetful)
     with pytest.raises(AssertionError):
         for seed in range(20):
             weather(seed, hours=0.5)

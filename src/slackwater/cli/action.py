@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from slackwater.cli.up import DEFAULT_STATE
+from slackwater.cli.up_options import DEFAULT_STATE
 from slackwater.model.errors import ConfigError, RefusedError, UnavailableError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -35,7 +35,10 @@ def run(
     deadline_s: Annotated[float | None, typer.Option(help="It must have ended by then.")] = None,
     priority: Annotated[int, typer.Option(help="More goes first.")] = 0,
     job: Annotated[str, typer.Option(help="Whose it is.")] = "cli",
-    network: Annotated[bool, typer.Option("--network", help="Grant the network.")] = False,
+    network: Annotated[
+        bool, typer.Option("--network", help="Grant the addresses that the operator allows.")
+    ] = False,
+    output_bytes: Annotated[int, typer.Option(help="It may print so much.")] = 16 << 20,
     as_json: AsJson = False,
     state: State = DEFAULT_STATE,
     url: Url = None,
@@ -50,7 +53,7 @@ def run(
         "deadline_s": deadline_s,
         "priority": priority,
         "job": job,
-        "limits": {"network": network, "output_bytes": 16 << 20},
+        "limits": {"network": network, "output_bytes": output_bytes},
         "stream": True,
     }
     with _client(url, key, state) as client:
@@ -90,13 +93,19 @@ def mcp(
     memory_mib: Annotated[int, typer.Option(help="Memory of its environment.")] = 1024,
     state: State = DEFAULT_STATE,
     url: Url = None,
-    key: Key = None,
+    key_file: Annotated[Path | None, typer.Option(help="File with the key it printed.")] = None,
+    key: Annotated[
+        str | None, typer.Option(envvar="TINKER_API_KEY", hidden=True, help="By environment only.")
+    ] = None,
 ) -> None:
-    """Give an agent a sandbox: the tools of one environment over the Model Context Protocol, on standard input and output."""
+    """Give an agent a sandbox: the tools of one environment over the Model Context Protocol, on
+    standard input and output.
+    """
     import asyncio
 
-    from slackwater.cli.running_service import find_service
+    from slackwater.cli.running_service import find_service, read_key
 
+    known = read_key(key, key_file)
     try:
         from slackwater.cli.action_mcp import serve
     except ModuleNotFoundError as error:
@@ -105,7 +114,7 @@ def mcp(
         raise UnavailableError(
             "the mcp package is missing: pip install 'slackwater[mcp]'"
         ) from None
-    asyncio.run(serve(*find_service(url, key, state), job, memory_mib))
+    asyncio.run(serve(*find_service(url, known, state), job, memory_mib))
 
 
 @app.command()

@@ -1,4 +1,5 @@
-"""`slackwater action mcp`: the sandbox's tools for an agent that speaks the Model Context Protocol over its standard input and output.
+"""`slackwater action mcp`: the sandbox's tools for an agent that speaks the Model Context Protocol
+over its standard input and output.
 
 One process is one session with an environment of its own, which goes when the session does.
 """

@@ -3,7 +3,6 @@
 import base64
 import json
 import os
-import socket
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,9 +13,15 @@ from slackwater.model.errors import ConfigError
 
 app = typer.Typer(add_completion=False)
 
+_TOKEN_VARIABLE = "SLACKWATER_JOIN"
+
+_FIELDS = ("hub", "depot", "node", "key", "pool", "pin")
+
 
 def write_token(join: dict[str, Any]) -> str:
-    """Everything an agent must know, as one word. It holds the fleet's secret: give it to nobody else."""
+    """Everything the agent of one node must know, as one word. It holds the node's key: give it to
+    nobody else.
+    """
     return base64.urlsafe_b64encode(json.dumps(join).encode()).decode()
 
 
@@ -24,26 +29,45 @@ def read_token(token: str) -> dict[str, Any]:
     """What `write_token` wrote."""
     try:
         join = json.loads(base64.urlsafe_b64decode(token))
-        return {"pin": None} | {key: join[key] for key in ("hub", "depot", "secret", "pin")}
+        return {field: join[field] for field in _FIELDS}
     except (ValueError, KeyError, TypeError):
-        fix = "is not a token; take one with `slackwater node token` where the service runs"
-        raise ConfigError.of("--join", f"{token[:12]}...", fix) from None
+        fix = "is not a token; take one with `slackwater node token NODE` where the service runs"
+        raise ConfigError.of("--join-file", f"{token[:8]}...", fix) from None
+
+
+def _given_token(join: str | None, file: Path | None) -> str:
+    """From a file, the standard input or the environment; a command line is for all to read."""
+    if join is not None and join != "-":
+        fix = "would show the token to everybody here; give --join-file FILE, or - to read it"
+        raise ConfigError.of("--join", f"{join[:8]}...", fix)
+    if join == "-" or (file is not None and str(file) == "-"):
+        return sys.stdin.readline().strip()
+    if file is not None:
+        try:
+            return file.read_text().strip()
+        except OSError as error:
+            why = f"cannot be read: {error.strerror}"
+            raise ConfigError.of("--join-file", str(file), why) from None
+    token = os.environ.get(_TOKEN_VARIABLE, "")
+    if not token:
+        fix = (
+            f"is needed: a token of `slackwater node token NODE`; {_TOKEN_VARIABLE} may hold it too"
+        )
+        raise ConfigError.of("--join-file", file, fix)
+    return token
 
 
 @app.command()
 def agent(
+    join_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the token of `slackwater node token NODE`; - reads it."),
+    ] = None,
     join: Annotated[
-        str,
-        typer.Option(
-            envvar="SLACKWATER_JOIN", help="Token of `slackwater node token`; - reads it."
-        ),
-    ],
-    pool: Annotated[
-        str | None, typer.Option(help="Pool of the fleet that this node is of.")
+        str | None, typer.Option(hidden=True, help="Only -: the token is no argument.")
     ] = None,
-    node: Annotated[
-        str | None, typer.Option(help="Name of this node. Default: its host name.")
-    ] = None,
+    pool: Annotated[str | None, typer.Option(hidden=True, help="Stands in the token now.")] = None,
+    node: Annotated[str | None, typer.Option(hidden=True, help="Stands in the token now.")] = None,
     site: Annotated[
         str, typer.Option(help="Name of the fast network it is on: weights come to a site once.")
     ] = "",
@@ -51,19 +75,24 @@ def agent(
         Path, typer.Option(help="Folder for fetched models, versions and logs.")
     ] = Path("~/.cache/slackwater/node"),
 ) -> int:
-    """Run this machine's node agent until Ctrl-C; it dials the control plane, and again when it has gone."""
-    told = read_token(sys.stdin.readline().strip() if join == "-" else join)
+    """Run this machine's node agent until Ctrl-C; it dials the control plane, and again when it has
+    gone.
+    """
+    told = read_token(_given_token(join, join_file))
+    for option, said, meant in (("--pool", pool, told["pool"]), ("--node", node, told["node"])):
+        if said is not None and said != meant:
+            raise ConfigError.of(option, said, f"must be that of the token, which is for {meant!r}")
     own = directory.expanduser().resolve()
-    name = node or socket.gethostname().split(".")[0]
-    environment = os.environ | {"SLACKWATER_WORKER_SECRET": told["secret"]}
-    environment.pop("SLACKWATER_JOIN", None)
+    name = told["node"]
+    environment = os.environ | {"SLACKWATER_WORKER_SECRET": told["key"]}
+    environment.pop(_TOKEN_VARIABLE, None)
     if told["pin"]:
         environment["SLACKWATER_HUB_PIN"] = told["pin"]
     arguments = [sys.executable, "-m", "slackwater.worker.agent", "--redial", "--by-hand"]
     arguments += ["--connect", told["hub"], "--node", name, "--logs", str(own / "logs")]
     arguments += ["--files", f"{told['depot']}={own / 'files'}"]
-    if pool is not None:
-        arguments += ["--pool", pool]
+    if told["pool"] is not None:
+        arguments += ["--pool", told["pool"]]
     if site:
         arguments += ["--site", site]
     own.mkdir(parents=True, exist_ok=True)

@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slackwater.cli.up import DEFAULT_STATE
+from slackwater.cli.up_options import DEFAULT_STATE
 from slackwater.model.errors import ConfigError
 
 if TYPE_CHECKING:
-    from slackwater.bench.options import BenchOptions
+    from benchmarks.options import BenchOptions
 
-# One line per bench: its name, and its module under slackwater.bench (a subject, then a noun).
+# One line per benchmark: its name, and its module under benchmarks/ (a subject, then a noun).
 BENCHES: dict[str, str] = {
     "fleet": "fleet.nodes",
     "jobs": "fleet.jobs",
     "fleet_faults": "fleet.faults",
     "coexec_kills": "fleet.job_kills",
+    "plane_kills": "fleet.plane_kills",
     "routing": "rollout.routing",
     "elastic": "rollout.elastic",
     "spot": "rollout.spot",
@@ -48,7 +49,9 @@ BENCHES: dict[str, str] = {
     "links": "weights.links",
     "sandbox": "actions.sandbox",
     "tenants": "service.tenants",
+    "intruders": "intruders.campaign",
     "schemas": "service.schemas",
+    "soak": "soak.soak",
     "streaming": "service.streaming",
     "actions": "actions.broker",
     "switch": "state.switch",
@@ -56,80 +59,93 @@ BENCHES: dict[str, str] = {
     "coexec": "coscheduling.coexec",
 }
 
+_BY_NAME_ONLY = ("replay", "soak")  # one needs a trace, the other an hour
+
 app = typer.Typer(add_completion=False)
 
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help=f"one of: {', '.join(BENCHES)}")],
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
-    quick: Annotated[bool, typer.Option(help="a smaller run with the same keys")] = False,
-    seed: Annotated[int, typer.Option(help="seed of everything random")] = 0,
-    data: Annotated[Path | None, typer.Option(help="folder of public traces, where needed")] = None,
+    name: Annotated[str, typer.Argument(help=f"One of: {', '.join(BENCHES)}.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A smaller run with the same keys.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of public traces, where needed.")
+    ] = None,
     before: Annotated[
         Path | None,
-        typer.Option(help="source folder of an older version, for benches that compare"),
+        typer.Option(help="Source folder of an older version, for benches that compare."),
     ] = None,
     part: Annotated[
-        str | None, typer.Option(help="one part alone, of a bench that has parts")
+        str | None, typer.Option(help="One part alone, of a bench that has parts.")
     ] = None,
-    trace: Annotated[Path | None, typer.Option(help="replay: the file of requests")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Replay: the file of requests.")] = None,
     url: Annotated[
-        str | None, typer.Option(help="replay: OpenAI endpoint without /v1; default: the one here")
+        str | None, typer.Option(help="Replay: OpenAI endpoint without /v1; default: the one here.")
     ] = None,
-    key: Annotated[str | None, typer.Option(help="replay: its key")] = None,
-    model: Annotated[str | None, typer.Option(help="replay: default is its first model")] = None,
-    slo: Annotated[str, typer.Option(help="replay: the promise")] = "ttft=0.5,tpot=0.15",
-    speed: Annotated[float, typer.Option(help="replay: seconds of the trace in one second")] = 1.0,
-    duration: Annotated[float, typer.Option(help="replay: seconds that requests come")] = 60.0,
+    key: Annotated[str | None, typer.Option(help="Replay: its key.")] = None,
+    model: Annotated[str | None, typer.Option(help="Replay: default is its first model.")] = None,
+    slo: Annotated[str, typer.Option(help="Replay: the promise.")] = "ttft=0.5,tpot=0.15",
+    speed: Annotated[float, typer.Option(help="Replay: seconds of the trace in one second.")] = 1.0,
+    duration: Annotated[
+        float | None,
+        typer.Option(help="Replay, soak: seconds that requests come; default 60, 3600."),
+    ] = None,
     from_s: Annotated[
-        float, typer.Option("--from", help="replay: the trace's second to begin at")
+        float, typer.Option("--from", help="Replay: the trace's second to begin at.")
     ] = 0.0,
-    most_prompt: Annotated[int, typer.Option(help="replay: tokens; longer are cut")] = 8192,
-    most_output: Annotated[int, typer.Option(help="replay: tokens; longer are cut")] = 1024,
-    state: Annotated[Path, typer.Option(help="replay: folder of the service here")] = DEFAULT_STATE,
+    most_prompt: Annotated[int, typer.Option(help="Replay: tokens; longer are cut.")] = 8192,
+    most_output: Annotated[int, typer.Option(help="Replay: tokens; longer are cut.")] = 1024,
+    state: Annotated[
+        Path, typer.Option(help="Replay: folder of the service here.")
+    ] = DEFAULT_STATE,
 ) -> None:
-    """Measure NAME and print its figures; `all` measures everything but replay, an object a line."""
-    from slackwater.bench.options import BenchOptions, ReplayOptions
+    """Measure NAME and print its figures; `all` measures all but replay and soak, an object
+    a line.
+    """
+    from slackwater.cli.checkout import load_benchmarks
     from slackwater.cli.running_service import find_service
     from slackwater.cli.stopping import unwind_on_terminate
     from slackwater.model.serving import ServingSlo
+
+    load_benchmarks()
+    from benchmarks.options import BenchOptions, ReplayOptions
 
     unwind_on_terminate()  # services that a bench started end with it
     if name not in (*BENCHES, "all"):
         raise ConfigError.of(
             "NAME", name, f"is no bench; write all, or one of: {', '.join(BENCHES)}"
         )
-    options = BenchOptions(seed=seed, quick=quick, data=data, before=before, part=part)
+    options = BenchOptions(
+        seed=seed, quick=quick, data=data, before=before, part=part, duration_s=duration
+    )
     if name == "replay":
         if trace is None:
             raise ConfigError.of("--trace", None, "is needed: a file of requests to replay")
         found_url, found_key = find_service(url, key, state)
+        seconds = 60.0 if duration is None else duration
         replay = ReplayOptions(
             *(found_url, found_key, trace, ServingSlo.parse(slo), model, speed),
-            *(min(duration, 10.0) if quick else duration, from_s, most_prompt, most_output),
+            *(min(seconds, 10.0) if quick else seconds, from_s, most_prompt, most_output),
         )
         options = replace(options, replay=replay)
-    every = [each for each in BENCHES if each != "replay"]
+    every = [each for each in BENCHES if each not in _BY_NAME_ONLY]
     for each in every if name == "all" else (name,):
         _show(each, _measure(each, options), as_json)
 
 
 def _measure(name: str, options: "BenchOptions") -> dict[str, object]:
-    from rich.console import Console
-    from rich.progress import Progress
+    from slackwater.cli.progress import stage_bar
 
-    module = importlib.import_module(f"slackwater.bench.{BENCHES[name]}")
+    module = importlib.import_module(f"benchmarks.{BENCHES[name]}")
     parts: tuple[str, ...] = getattr(module, "PARTS", ())
     if options.part is not None and options.part not in parts:
         fix = f"must be one of: {', '.join(parts)}" if parts else f"is no part: {name} has none"
         raise ConfigError.of("--part", options.part, fix)
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(name, total=1.0)
-
-        def progress(what: str, share: float) -> None:
-            bar.update(task, description=f"{name}: {what}", completed=share)
-
+    with stage_bar(name) as progress:
         figures: dict[str, object] = module.run(replace(options, progress=progress))
     return figures
 
@@ -138,7 +154,7 @@ def _show(name: str, figures: dict[str, object], as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from slackwater.bench.machine import commit, machine
+    from benchmarks.machine import commit, machine
 
     if as_json:
         result = {"name": name, "commit": commit(), "machine": machine(), "figures": figures}

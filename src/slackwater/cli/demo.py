@@ -1,4 +1,6 @@
-"""`slackwater demo`: the jobs of a folder share one small fleet, an instance comes and goes, and a table says what that cost each."""
+"""`slackwater demo`: the jobs of a folder share one small fleet, an instance comes and goes, and a
+table says what that cost each.
+"""
 
 import json
 import os
@@ -18,11 +20,11 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def demo(
-    folder: Annotated[Path, typer.Argument(help="a folder of job files")],
+    folder: Annotated[Path, typer.Argument(help="A folder of job files.")],
     run: Annotated[
-        Path, typer.Option("--run", help="what it leaves goes here; what is there is forgotten")
+        Path, typer.Option("--run", help="What it leaves goes here; what is there is forgotten.")
     ] = Path("runs/demo"),
-    models: Annotated[Path | None, typer.Option("--models", help="the folder of models")] = None,
+    models: Annotated[Path | None, typer.Option("--models", help="The folder of models.")] = None,
     alone: Annotated[
         int, typer.Option(min=2, help="Iterations of each job alone, to compare with.")
     ] = 6,
@@ -31,7 +33,9 @@ def demo(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    """Start a service, run each job alone for a moment, then all together; show what sharing gave, and stop."""
+    """Start a service, run each job alone for a moment, then all together; show what sharing gave,
+    and stop.
+    """
     from slackwater.cli.demo_run import DemoRun
     from slackwater.cli.demo_table import demo_table
     from slackwater.cli.own_service import own_service
@@ -71,7 +75,9 @@ def demo(
 
 
 def _shared(run: Path) -> list[str]:
-    """How the service is started: a rollout and a train node, each with half of the processors, where a process can be kept on some."""
+    """How the service is started: a rollout and a train node, each with half of the processors,
+    where a process can be kept on some.
+    """
     # The placement whose compiled parts are made soonest.
     options = ["--set", "coschedule.placement=group"]
     cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []

@@ -1,4 +1,6 @@
-"""What `slackwater demo` shows while it runs: a bar for each job, or a line now and then where there is no terminal."""
+"""What `slackwater demo` shows while it runs: a bar for each job, or a line now and then where
+there is no terminal.
+"""
 
 import time
 from collections.abc import Sequence

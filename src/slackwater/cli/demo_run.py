@@ -1,66 +1,36 @@
-"""Jobs alone and together on a service, timed from outside: by when each iteration was seen to be done."""
+"""Jobs alone and together on a service, timed from outside: by when each iteration was seen to be
+done.
+"""
 
 import json
-import statistics
 import time
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from slackwater.cli.demo_display import DemoDisplay
+from slackwater.cli.demo_figures import (
+    LOOK_S,
+    Rows,
+    TypicalIteration,
+    WatchedJob,
+    sharing_figures,
+)
 from slackwater.model.errors import RefusedError, UnavailableError
 
-_LOOK_S = 0.2
 _PATIENCE_S = 1800.0
-Rows: TypeAlias = Sequence[dict[str, Any]]
 Life: TypeAlias = Generator[None, Rows, None]
 
-_OVER = ("finished", "failed", "stopped", "refused")
 
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """One job by itself: its typical iteration, and the phase lengths that it is submitted with
+    afterwards.
+    """
 
-@dataclass(slots=True)
-class Watched:
-    """One job: when each of its iterations was first seen to be done, what it had used then, and how it stood last."""
-
-    name: str
-    seen_s: dict[int, float] = field(default_factory=dict)
-    accounts: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
-    last: dict[str, Any] = field(default_factory=dict)
-    slowdown: float | None = None
-
-    def look(self, row: dict[str, Any], now_s: float) -> None:
-        self.last = row
-        if (row.get("iteration") or 0) not in self.seen_s:
-            self.seen_s[row.get("iteration") or 0] = now_s
-            self.accounts.append((now_s, row))
-
-    def used_s(self, what: str, since_s: float, until_s: float) -> float:
-        """How much of its account came between two moments, by the marks next to them."""
-        marks = [row[what] for at_s, row in self.accounts if since_s <= at_s <= until_s]
-        return float(marks[-1] - marks[0]) if len(marks) > 1 else 0.0
-
-    @property
-    def began_s(self) -> float:
-        """When its first iteration was done: before that it starts."""
-        return min(at for n, at in self.seen_s.items() if n >= 1)
-
-    @property
-    def ended_s(self) -> float:
-        return max(self.seen_s.values())
-
-    @property
-    def over(self) -> bool:
-        return self.last.get("stage") in _OVER
-
-    def iteration_s(self, until_s: float) -> float:
-        """Seconds for one iteration, without the first, which starts everything; of all of them, if few were done by then."""
-        marks = sorted((n, at) for n, at in self.seen_s.items() if n >= 1)
-        early = [mark for mark in marks if mark[1] <= until_s]
-        (first, began_s), *_, (last, ended_s) = early if len(early) >= 2 else (*marks, *marks)
-        if last == first:
-            first, began_s = 0, self.seen_s[0]
-        return max(ended_s - began_s, _LOOK_S) / (last - first)
+    typical: TypicalIteration
+    profile: Mapping[str, float]
 
 
 class DemoRun:
@@ -81,59 +51,53 @@ class DemoRun:
             return self._together(files, solo)
 
     # ---- alone ----
-    def _alone(self, file: dict[str, Any], iterations: int) -> dict[str, Any]:
+    def _alone(self, file: dict[str, Any], iterations: int) -> Alone:
         name = f"{file['name']}-alone"
         self._display.say(f"{file['name']} alone, {iterations} iterations, to compare with")
         self._submit({**file, "name": name, "iterations": iterations, "slo": 10.0})
         (watched,) = self._follow([name], lambda _: None)
         curves = _curves(watched.last)[1:]
-        rollouts = [row["time/sample_s"] for row in curves]
-        trains = [row["time/train_s"] for row in curves]
-        window = (watched.began_s, watched.ended_s)
-        return {
-            "iteration_s": statistics.median(rollouts) + statistics.median(trains),
-            "rollout_s": min(rollouts),  # as a profile: what else the machine does only adds to it
-            "train_s": min(trains),
-            "window_s": watched.ended_s - watched.began_s,
-            "engine_s": watched.used_s("engine_s", *window),
-            "trainer_s": watched.used_s("trainer_s", *window),
+        # the shortest: what else the machine does only adds to it; sync is in the rollout
+        profile = {
+            "rollout_s": min(row["time/sample_s"] for row in curves),
+            "train_s": min(row["time/train_s"] for row in curves),
+            "sync_s": 0.0,
         }
+        return Alone(TypicalIteration.of(watched), profile)
 
     # ---- together ----
     def _together(
-        self, files: Sequence[dict[str, Any]], solo: dict[str, dict[str, Any]]
+        self, files: Sequence[dict[str, Any]], solo: Mapping[str, Alone]
     ) -> dict[str, Any]:
         names = [file["name"] for file in files]
         self._display.say(f"{' and '.join(names)} together")
         for file in files:
-            known = solo[file["name"]]
-            lengths = {"rollout_s": known["rollout_s"], "train_s": known["train_s"]}
-            self._submit({**file, "profile": {**lengths, "sync_s": 0.0}})  # inside the rollout's
+            self._submit({**file, "profile": dict(solo[file["name"]].profile)})
         guest = self._guest(sum(file["iterations"] for file in files))
         jobs = self._follow(names, guest.send)
-        took_s = max(job.ended_s for job in jobs) - min(job.began_s for job in jobs)
         shared = self._shared()
-        rows = [self._row(file, one, solo, jobs) for file, one in zip(files, jobs, strict=True)]
+        figures = sharing_figures(
+            jobs,
+            {name: one.typical for name, one in solo.items()},
+            {file["name"]: file["iterations"] for file in files},
+        )
+        per_job, pools = figures.pop("per_job"), figures["pools"]
+        if shared is not None:
+            for pool in pools:
+                pools[pool]["held_together"] = shared["pools"][pool]["utilisation"]
         return {
-            "jobs": rows,
-            "took_s": took_s,
-            "alone_s": sum((row["iterations"] - 1) * row["alone_s"] for row in rows),
-            "pools": _pools(jobs, solo, shared),
+            "jobs": [
+                self._row(file, one) | per_job[one.name]
+                for file, one in zip(files, jobs, strict=True)
+            ],
+            **figures,
             "permits": None if shared is None else shared["permits"],
             "instance": self._instance,
             "timeline": self._timeline(),
         }
 
-    def _row(
-        self,
-        file: dict[str, Any],
-        one: Watched,
-        solo: dict[str, dict[str, Any]],
-        jobs: Sequence[Watched],
-    ) -> dict[str, Any]:
-        both_s = min(watched.ended_s for watched in jobs)  # until the first was done
+    def _row(self, file: dict[str, Any], one: WatchedJob) -> dict[str, Any]:
         rewards = [row["reward"] for row in _curves(one.last)]
-        alone_s, shared_s = solo[one.name]["iteration_s"], one.iteration_s(both_s)
         return {
             "job": one.name,
             "stage": one.last["stage"],
@@ -141,15 +105,13 @@ class DemoRun:
             "iterations": file["iterations"],
             "reward_first": _mean(rewards[:3]),
             "reward_last": _mean(rewards[-3:]),
-            "alone_s": alone_s,
-            "shared_s": shared_s,
-            "slowdown": shared_s / alone_s,
-            "slowdown_said": one.slowdown,
             "bound": file.get("slo", 2.0),
         }
 
     def _guest(self, total: int) -> Life:
-        """Once a quarter is done an instance comes, and at two thirds it is killed, in the middle of whatever it does."""
+        """Once a quarter is done an instance comes, and at two thirds it is killed, in the middle
+        of whatever it does.
+        """
         self._instance: dict[str, Any] = {"came": None}
 
         def life() -> Life:
@@ -174,9 +136,9 @@ class DemoRun:
         return started
 
     # ---- the service ----
-    def _follow(self, names: Sequence[str], look: Callable[[Rows], None]) -> list[Watched]:
+    def _follow(self, names: Sequence[str], look: Callable[[Rows], None]) -> list[WatchedJob]:
         """Until all of them are over."""
-        jobs = [Watched(name) for name in names]
+        jobs = [WatchedJob(name) for name in names]
         deadline_s = time.monotonic() + _PATIENCE_S
         while not all(job.over for job in jobs):
             if time.monotonic() > deadline_s:
@@ -189,7 +151,7 @@ class DemoRun:
                 job.slowdown = said if said is not None else job.slowdown
             self._display.show([job.last for job in jobs])
             look([job.last for job in jobs])
-            time.sleep(_LOOK_S)
+            time.sleep(LOOK_S)
         for job in jobs:
             job.last = self._ask("GET", f"/slackwater/jobs/{job.name}")
             if job.last["stage"] != "finished":
@@ -202,7 +164,7 @@ class DemoRun:
             gauges = self._ask("GET", "/slackwater/status")["gauges"]
             if gauges["engines"] and gauges["trainers"]:
                 return
-            time.sleep(_LOOK_S)
+            time.sleep(LOOK_S)
         raise UnavailableError("no engine and no trainer came up within 120 s")
 
     def _submit(self, file: dict[str, Any]) -> None:
@@ -228,24 +190,6 @@ class DemoRun:
             raise RefusedError(f"{path}: {answer.text}")
         found: dict[str, Any] = answer.json()
         return found
-
-
-def _pools(
-    jobs: Sequence[Watched], solo: dict[str, dict[str, Any]], shared: dict[str, Any] | None
-) -> dict[str, dict[str, float]]:
-    """The share of the time in which each pool worked: while all jobs ran, and while one of them ran alone."""
-    window = (max(job.began_s for job in jobs), min(job.ended_s for job in jobs))
-    both_s = max(window[1] - window[0], 1e-9)
-    pools: dict[str, dict[str, float]] = {}
-    for pool, used in (("rollout", "engine_s"), ("train", "trainer_s")):
-        alone = [solo[job.name] for job in jobs]
-        pools[pool] = {
-            "used_together": sum(job.used_s(used, *window) for job in jobs) / both_s,
-            "used_alone": sum(one[used] for one in alone) / sum(one["window_s"] for one in alone),
-        }
-        if shared is not None:
-            pools[pool]["held_together"] = shared["pools"][pool]["utilisation"]
-    return pools
 
 
 def _curves(row: dict[str, Any]) -> list[dict[str, float]]:

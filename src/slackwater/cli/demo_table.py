@@ -1,4 +1,6 @@
-"""What sharing gave: a table of the jobs, one of the pools, and what the same jobs would have needed alone."""
+"""What sharing gave: a table of the jobs, one of the pools, and what the same jobs would have
+needed alone.
+"""
 
 from typing import Any
 
@@ -36,11 +38,18 @@ def _jobs(rows: list[dict[str, Any]]) -> Table:
     for name in ("iterations", "reward", "s alone", "s shared", "slowdown", "bound"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        slow = Text(f"{row['slowdown']:.2f}", "green" if row["slowdown"] <= row["bound"] else "red")
+        slow = Text("-")
+        if row["slowdown"] is not None:
+            kept = row["slowdown"] <= row["bound"]
+            slow = Text(f"{row['slowdown']:.2f}", "green" if kept else "red")
         table.add_row(
-            *(row["job"], str(row["iterations"])),
+            row["job"],
+            str(row["iterations"]),
             f"{row['reward_first']:.3f} → {row['reward_last']:.3f}",
-            *(f"{row['alone_s']:.2f}", f"{row['shared_s']:.2f}", slow, f"{row['bound']:.2f}"),
+            f"{row['alone_s']:.2f}",
+            f"{row['shared_s']:.2f}",
+            slow,
+            f"{row['bound']:.2f}",
         )
     return table
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from slackwater.cli.up import DEFAULT_STATE
+from slackwater.cli.up_options import DEFAULT_STATE
 from slackwater.model.errors import UnavailableError
 
 app = typer.Typer(add_completion=False)

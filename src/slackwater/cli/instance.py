@@ -7,16 +7,17 @@ from typing import Annotated, Any
 import typer
 
 from slackwater.cli.running_service import ask_service
-from slackwater.cli.up import DEFAULT_STATE
+from slackwater.cli.up_options import DEFAULT_STATE
 from slackwater.model.errors import ConfigError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 State = Annotated[Path, typer.Option(help="The service's folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Instance = Annotated[str, typer.Argument(help="Its name in `slackwater instance list`.")]
 Model = Annotated[str | None, typer.Option(help="Which model; needed if there are several.")]
 Kind = Annotated[str, typer.Option(help="dedicated, spot or borrowed.")]
-Vllm = Annotated[bool, typer.Option(help="A vLLM server, not an embedded engine.")]
+Vllm = Annotated[bool, typer.Option("--vllm", help="A vLLM server, not an embedded engine.")]
 VllmUrl = Annotated[str | None, typer.Option(help="The vLLM server; default: start one.")]
 
 _COLUMNS = ("instance", "model", "kind", "state", "running", "pending", "tokens_per_s", "pid")
@@ -59,7 +60,9 @@ def add(
     state: State = DEFAULT_STATE,
     as_json: AsJson = False,
 ) -> None:
-    """Start more instances; they take turns as soon as they are up, also in the middle of a step."""
+    """Start more instances; they take turns as soon as they are up, also in the middle of a
+    step.
+    """
     body = {"count": count, "model": model, "kind": kind, **_engine(vllm, vllm_url)}
     found = _ask(state, "POST", "", body)
     print(json.dumps(found) if as_json else f"starting {', '.join(found['added']) or 'none'}")
@@ -67,8 +70,10 @@ def add(
 
 @app.command()
 def drain(
-    instance: str,
-    move_turns: Annotated[bool, typer.Option(help="Move its turns at once.")] = False,
+    instance: Instance,
+    move_turns: Annotated[
+        bool, typer.Option("--move-turns", help="Move its turns at once.")
+    ] = False,
     state: State = DEFAULT_STATE,
 ) -> None:
     """Give an instance no more turns, and let it go when it has none."""
@@ -77,7 +82,7 @@ def drain(
 
 
 @app.command()
-def kill(instance: str, state: State = DEFAULT_STATE) -> None:
+def kill(instance: Instance, state: State = DEFAULT_STATE) -> None:
     """End an instance's process at once; its turns go on elsewhere."""
     _ask(state, "POST", f"/{instance}/kill", {})
     print(f"killed {instance}")
@@ -105,18 +110,19 @@ def replay(
 
 @app.command()
 def verify(
-    record: Annotated[Path, typer.Argument(help="RECORD.brain.jsonl of `up --record RECORD`.")],
+    record: Annotated[Path, typer.Argument(help="RECORD.fleet.jsonl of `up --record RECORD`.")],
     as_json: AsJson = False,
 ) -> int:
-    """Feed the events of one recorded run to a fresh brain: does it decide the same?"""
-    from slackwater.control.brain import EVENT_TYPES, Brain
+    """Feed the events of one recorded run to a fresh controller: does it decide the same?"""
+    from slackwater.control.fleet.controller import FleetController
+    from slackwater.control.fleet.messages import EVENT_TYPES
     from slackwater.control.record import replay as replay_record
     from slackwater.runtime.plane import ROLLOUT_SETTINGS
 
     if not record.is_file():
         raise ConfigError.of("RECORD", str(record), "is no file")
     with record.open("rb") as lines:
-        agreed, divergence = replay_record(Brain(ROLLOUT_SETTINGS), lines, EVENT_TYPES)
+        agreed, divergence = replay_record(FleetController(ROLLOUT_SETTINGS), lines, EVENT_TYPES)
     if as_json:
         line = None if divergence is None else divergence.line
         print(json.dumps({"events_agreed": agreed, "first_divergence": line}))

@@ -1,4 +1,6 @@
-"""`slackwater job`: submit jobs to a running service, see where they stand and what they print, stop and resume them."""
+"""`slackwater job`: submit jobs to a running service, see where they stand and what they print,
+stop and resume them.
+"""
 
 import json
 import time
@@ -9,7 +11,7 @@ from urllib.parse import quote
 import typer
 
 from slackwater.cli.running_service import ask_service
-from slackwater.cli.up import DEFAULT_STATE
+from slackwater.cli.up_options import DEFAULT_STATE
 from slackwater.model.errors import UnavailableError
 
 app = typer.Typer(
@@ -21,7 +23,7 @@ app = typer.Typer(
 
 State = Annotated[Path, typer.Option(help="The service's folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Name = Annotated[str, typer.Argument(help="the job's name")]
+Name = Annotated[str, typer.Argument(help="The job's name.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Return when the job is over; 1 if it failed.")]
 
 _OVER = ("finished", "failed", "stopped", "refused")
@@ -31,7 +33,7 @@ _LOOK_S = 0.3
 
 @app.command()
 def submit(
-    file: Annotated[Path, typer.Argument(help="TOML: name, model, a recipe or a command, an SLO")],
+    file: Annotated[Path, typer.Argument(help="TOML: name, model, a recipe or a command, an SLO.")],
     replace: Annotated[
         bool, typer.Option("--replace", help="Forget a job of that name that is over.")
     ] = False,
@@ -113,7 +115,9 @@ def logs(
 
 @app.command()
 def stop(name: Name, state: State = DEFAULT_STATE, as_json: AsJson = False) -> None:
-    """End the job's driver, gently and then not; what it has made stays, and `resume` goes on from there."""
+    """End the job's driver, gently and then not; what it has made stays, and `resume` goes on from
+    there.
+    """
     found = _ask(state, "POST", f"/{quote(name, safe='')}/stop")
     deadline_s = time.monotonic() + _STOP_S
     while found["stage"] not in _OVER:

@@ -33,20 +33,26 @@ def number(value: Any, digits: int) -> str:
     return f"{value:.{digits}f}" if isinstance(value, int | float) else ""
 
 
+def mean_wait(row: dict[str, Any]) -> str:
+    """How long a sample or a training operation of the job waited on average, in seconds."""
+    count = row["turns"] + row["operations"]
+    waited_s = row["turns_waited_s"] + row["operations_waited_s"]
+    return f"{waited_s / count:.2f}" if count else ""
+
+
 def job_list(rows: list[dict[str, Any]]) -> Table:
     """One line a job."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("job", "stage", "iteration", "reward", "slo"):
         table.add_column(name, no_wrap=name != "job", overflow="fold")
-    for name in ("device s", "tokens", "ops", "waited s"):
+    for name in ("device s", "tokens", "ops", "mean wait s"):
         table.add_column(name, justify="right")
     for row in rows:
-        waited_s = row["turns_waited_s"] + row["operations_waited_s"]
         table.add_row(
             *(row.get("name") or row["job"], stage_text(row["stage"]), iterations(row)),
             *(number(row.get("reward"), 3), number(row.get("slo"), 2)),
             *(f"{row['device_s']:.1f}", f"{row['tokens']:,}", f"{row['operations']:,}"),
-            f"{waited_s:.1f}",
+            mean_wait(row),
         )
     return table
 
@@ -54,7 +60,11 @@ def job_list(rows: list[dict[str, Any]]) -> Table:
 _FACTS = (
     *("job", "stage", "reason", "model", "recipe", "slo", "priority", "duty_ratio", "crashes"),
     *("engine_s", "trainer_s", "tokens", "turns", "failed_turns", "operations"),
-    *("turns_waited_s", "operations_waited_s", "run", "env"),
+    *("run", "env"),
+)
+_WAITS = (
+    ("sample", "turns", "turns_waited_s"),
+    ("training operation", "operations", "operations_waited_s"),
 )
 
 
@@ -67,6 +77,10 @@ def job_facts(found: dict[str, Any]) -> Table:
         value = found.get(name)
         if value not in (None, "", []):
             table.add_row(name.replace("_", " "), _plain(value))
+    for what, count, waited in _WAITS:
+        if found.get(count):
+            mean_s = found[waited] / found[count]
+            table.add_row("waited", f"{mean_s:.2f} s a {what} on average, over {found[count]:,}")
     if made := iterations(found):
         table.add_row("iterations", made)
     if found.get("reward") is not None:

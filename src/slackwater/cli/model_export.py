@@ -46,7 +46,8 @@ class WeightSource:
         if "/weights/" not in path:
             self._fetch(path, folder, progress)
             return
-        import tinker  # a training state leaves by way of a short-lived export, as in the SDK's own tools
+        # a training state leaves by way of a short-lived export, as in the SDK's own tools
+        import tinker
 
         from slackwater.rl.sdk_client import closing
 

@@ -8,7 +8,7 @@ import typer
 
 from slackwater.cli.agent import write_token
 from slackwater.cli.running_service import ask_service
-from slackwater.cli.up import DEFAULT_STATE
+from slackwater.cli.up_options import DEFAULT_STATE
 from slackwater.model.errors import UnavailableError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -41,14 +41,51 @@ def list_nodes(
 
 
 @app.command()
-def token(state: State = DEFAULT_STATE) -> None:
-    """Print what another machine needs to join: `slackwater agent --join TOKEN`. It holds the fleet's secret."""
+def token(
+    node: Annotated[str, typer.Argument(help="Name that the machine gets in the fleet.")],
+    pool: Annotated[
+        str | None, typer.Option(help="Its pool, unless the fleet file lists the node.")
+    ] = None,
+    state: State = DEFAULT_STATE,
+) -> None:
+    """Print what one other machine needs to join as NODE: `slackwater agent --join-file FILE`. It
+    holds the node's key.
+    """
+    print(node_token(state, node, pool))
+
+
+def node_token(state: Path, node: str, pool: str | None) -> str:
+    """What a machine needs to join the service that runs on the folder, as that node of
+    that pool.
+    """
+    from slackwater.runtime.launch.fleet_file import check_name
+    from slackwater.runtime.launch.node_keys import NodeKeys
     from slackwater.runtime.store.state_directory import StateDirectory
 
+    check_name("node", node)
     folder = StateDirectory(state)
     server = folder.read_server()
     if server is None or not folder.is_locked():
         raise UnavailableError(
             f"no service is running on {folder.root}; `slackwater up --fleet FILE` starts one"
         )
-    print(write_token(server["join"]))
+    own = {"node": node, "pool": pool, "key": NodeKeys(folder).key(node, pool)}
+    return write_token(server["join"] | own)
+
+
+@app.command()
+def revoke(
+    node: Annotated[str, typer.Argument(help="Name of a node.")], state: State = DEFAULT_STATE
+) -> None:
+    """Let no token of NODE work any more, and end its connection; a new token lets it in again."""
+    from slackwater.runtime.launch.fleet_file import check_name
+    from slackwater.runtime.launch.node_keys import NodeKeys
+    from slackwater.runtime.store.state_directory import StateDirectory
+
+    check_name("node", node)
+    folder = StateDirectory(state)
+    if folder.is_locked():
+        ask_service(state, "POST", f"/slackwater/nodes/{node}/revoke")
+    else:
+        NodeKeys(folder).revoke(node)
+    print(f"node {node}: its tokens are of no use any more")

@@ -1,4 +1,6 @@
-"""A service for one command: started before it, stopped after it or when it dies, whatever happens in between."""
+"""A service for one command: started before it, stopped after it or when it dies, whatever happens
+in between.
+"""
 
 import contextlib
 import os
@@ -22,7 +24,9 @@ STOP_S = 30.0
 def own_service(
     state: Path, model: str, directory: Path, *options: str
 ) -> Iterator[tuple[str, str]]:
-    """`slackwater up` on a state folder of its own, with more options; yields the URL and the key."""
+    """`slackwater up` on a state folder of its own, with more options; yields the URL and
+    the key.
+    """
     with _started(state, "--model", f"{model}={directory}", *options) as found:
         yield found
 
@@ -45,7 +49,8 @@ def _started(state: Path, *options: str) -> Iterator[tuple[str, str]]:
             [*command, *options],
             stdout=output,
             stderr=output,
-            start_new_session=True,  # Ctrl-C reaches this process, which then stops the service in order
+            # Ctrl-C reaches this process, which then stops the service in order
+            start_new_session=True,
             preexec_fn=partial(_end_with, os.getpid()),
         )
         try:

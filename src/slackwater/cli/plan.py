@@ -16,23 +16,23 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command()
 def plan(
     fleet: Annotated[
-        Path, typer.Option(metavar="FILE", help="fleet.toml: [rollout] and [train] pools")
+        Path, typer.Option(metavar="FILE", help="fleet.toml: [rollout] and [train] pools.")
     ],
-    jobs: Annotated[Path, typer.Option(metavar="FILE", help="jobs.csv: one row per job")],
+    jobs: Annotated[Path, typer.Option(metavar="FILE", help="jobs.csv: one row per job.")],
     sets: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="A.B=C", help="change the fleet; repeatable"),
+        typer.Option("--set", metavar="A.B=C", help="Change the fleet; repeatable."),
     ] = None,
-    policy: Annotated[str, typer.Option(help="placement policy")] = "ours",
+    policy: Annotated[str, typer.Option(help="Placement policy.")] = "ours",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="print what was read and stop")
+        bool, typer.Option("--dry-run", help="Print what was read and stop.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="draw some cycles: .png, .svg or .pdf")
+        Path | None, typer.Option(metavar="FILE", help="Draw some cycles: .png, .svg or .pdf.")
     ] = None,
     trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="write a trace that opens in Perfetto")
+        Path | None, typer.Option(metavar="FILE", help="Write a trace that opens in Perfetto.")
     ] = None,
 ) -> None:
     """Say which jobs should share which nodes, what slows each down, and what that saves."""
@@ -82,7 +82,7 @@ def _tables(figures: dict[str, Any]) -> "RenderableType":
     from rich.console import Group
     from rich.table import Table
 
-    from slackwater.cli.run_tables import share, times
+    from slackwater.cli.run_tables import times
 
     table = Table(
         title="Who shares what", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
@@ -110,14 +110,41 @@ def _tables(figures: dict[str, Any]) -> "RenderableType":
             )
             lead = ("", "", "", "")
         table.add_section()
-    lines = [
+    used = {job["placed_by"] for group in figures["groups"] for job in group["jobs"]}
+    table.caption = "by: " + "; ".join(f"{name}, {_BY[name]}" for name in _BY if name in used)
+    table.caption_justify = "left"
+    return Group(table, *_summary(figures))
+
+
+_BY = {
+    "pack": "on nodes that another job pays for already",
+    "scale": "shares train nodes and adds rollout nodes",
+    "isolate": "nodes of its own",
+    "colocate": "all phases on its train nodes",
+}
+
+
+def _summary(figures: dict[str, Any]) -> list[str]:
+    """How many jobs have a place, what those save, and why the others have none."""
+    from slackwater.cli.run_tables import share, times
+
+    refusals = figures["refusals"]
+    refused = sum(row["for_good"] for row in refusals)
+    counts = ((refused, "refused"), (len(refusals) - refused, "must wait"))
+    turned_away = ", ".join(f"{count} {what}" for count, what in counts if count)
+    placed = f"{figures['placed']} of {figures['jobs']} jobs placed"
+    saved = (
         f"alone {figures['alone_price_per_h']:,.2f} $/h, shared {figures['price_per_h']:,.2f} $/h: "
         f"saves {figures['saved_per_h']:,.2f} $/h, {times(figures['times_cheaper'])} cheaper, "
-        f"{times(figures['work_per_dollar'])} the iterations per dollar",
-        f"{figures['placed']} of {figures['jobs']} jobs placed, SLO kept by {share(figures['slo_attainment'])}",
+        f"{times(figures['work_per_dollar'])} the iterations per dollar"
+    )
+    of_them = f"the {figures['placed']} placed jobs " if refusals else ""
+    return [
+        f"{placed}{f', {turned_away}' if turned_away else ''};"
+        f" SLO kept by {share(figures['slo_attainment'])} of those placed",
+        f"{of_them}{saved}{'; the others count on neither side' if refusals else ''}",
+        *(
+            f"{'refused' if row['for_good'] else 'must wait'}: {row['job']}: {row['reason']}"
+            for row in refusals
+        ),
     ]
-    lines += [
-        f"{'refused' if r['for_good'] else 'must wait'}: {r['job']}: {r['reason']}"
-        for r in figures["refusals"]
-    ]
-    return Group(table, *lines)

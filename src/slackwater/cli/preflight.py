@@ -6,11 +6,17 @@ Nothing here loads weights or PyTorch: it looks at headers and asks the driver.
 import ctypes
 import json
 import struct
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slackwater.model.errors import ConfigError, RefusedError, SlackwaterError
 
+if TYPE_CHECKING:
+    from slackwater.runtime.settings import ServiceSettings
+
+HOW_TO_ISOLATE = "install bubblewrap (apt-get install bubblewrap, dnf install bubblewrap)"
 _LONGEST_HEADER = 100 << 20
 
 
@@ -34,6 +40,31 @@ def _cuda_devices() -> int:
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return 0
     return count.value
+
+
+def check_isolation(settings: "ServiceSettings", tenants: int) -> None:
+    """Several tenants' actions on this machine are kept from each other; a single tenant is warned.
+
+    Nodes of a fleet file are other machines; what their sandboxes bring is checked when they join.
+    """
+    from slackwater.sandbox.choice import why_no_isolation
+
+    if settings.fleet is not None or not settings.sandboxes:
+        return
+    why = why_no_isolation(settings.sandbox_backend)
+    if why is None:
+        return
+    if tenants > 1 and not settings.trust_tenants:
+        raise RefusedError(
+            f"--sandbox-backend: {tenants} tenants need sandboxes that isolate them, and there are "
+            f"none here ({why}); {HOW_TO_ISOLATE}, or write --trust-tenants if none means harm"
+        )
+    print(
+        f"WARNING: actions are not isolated ({why}). Whatever they run, also code that a model "
+        "wrote, can read and change all that this user can, the service's keys included; "
+        f"{HOW_TO_ISOLATE}",
+        file=sys.stderr,
+    )
 
 
 def check_models(models: Mapping[str, Path]) -> None:

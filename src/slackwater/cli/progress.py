@@ -1,12 +1,14 @@
 """What is shown while something takes long."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from numba.core import event
 from rich.console import Console
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
 
@@ -26,6 +28,28 @@ def progress_bar(name: str) -> Iterator[Progress]:
         def move(share: float, what: str = "") -> None:
             bar.update(task, completed=share, description=f"{name}: {what}" if what else name)
 
+        yield move
+
+
+@contextlib.contextmanager
+def stage_bar(name: str) -> Iterator[Callable[[str, float], None]]:
+    """A bar on the error stream with what is done now and the time so far; without a terminal a
+    line for each new thing, so that nothing long is silent.
+    """
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    shown = ""
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(name, total=1.0)
+
+        def move(what: str, share: float) -> None:
+            nonlocal shown
+            bar.update(task, description=f"{name}: {what}", completed=share)
+            if what != shown and not console.is_terminal:
+                print(f"{name}: {what}", file=sys.stderr, flush=True)
+            shown = what
+
+        move("starting", 0.0)
         yield move
 
 

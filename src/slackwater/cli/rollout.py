@@ -9,11 +9,11 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def rollout(
-    source: Annotated[str, typer.Argument(help="a .toml file, a shipped scenario, or: list")],
-    rules: Annotated[str | None, typer.Option(help="rules to compare, with commas")] = None,
-    sets: Annotated[list[str] | None, typer.Option("--set", help="a.b=value")] = None,
-    seed: Annotated[int | None, typer.Option(help="seed of everything random")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+    source: Annotated[str, typer.Argument(help="A .toml file, a shipped scenario, or: list.")],
+    rules: Annotated[str | None, typer.Option(help="Rules to compare, with commas.")] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", help="a.b=value.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run SOURCE under each of its rules and print what they came to."""
     import dataclasses

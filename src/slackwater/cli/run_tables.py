@@ -26,7 +26,8 @@ def show(what: RenderableType) -> None:
 def run_table(report: RunReport) -> RenderableType:
     """One run: its totals, then its jobs (the first of many)."""
     heading = Table(
-        title=f"{report.scenario}: policy {report.policy}, order {report.ordering}, seed {report.seed}",
+        title=f"{report.scenario}: policy {report.policy}, order {report.ordering}, seed "
+        f"{report.seed}",
         show_header=False,
         title_justify="left",
         box=box.SIMPLE,
@@ -43,13 +44,15 @@ def run_table(report: RunReport) -> RenderableType:
         heading.add_row(
             f"{name} nodes",
             f"{use.rented_h:,.0f} node-hours, peak {use.peak_nodes}, "
-            f"idle {share(use.bubble_share)}, switching {share(use.switch_h / use.rented_h if use.rented_h else 0.0)}",
+            f"idle {share(use.bubble_share)}, switching "
+            f"{share(use.switch_h / use.rented_h if use.rented_h else 0.0)}",
         )
     placed = ", ".join(f"{count} {name}" for name, count in report.admissions.items() if count)
     heading.add_row("placed by", placed or "nothing")
     heading.add_row(
         "events",
-        f"{report.events:,}; {report.switches:,} switches, {report.moves} moves, {report.tail_migrations:,} tails moved",
+        f"{report.events:,}; {report.switches:,} switches, {report.moves} moves, "
+        f"{report.tail_migrations:,} tails moved",
     )
     return Group(heading, _jobs_table(report.jobs), *_refusals(report))
 

@@ -1,15 +1,48 @@
-"""Which service a command talks to: the one that was named, else the one that runs on the state folder."""
+"""Which service a command talks to: the one that was named, else the one that runs on the state
+folder.
+"""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, UnavailableError
 
+KEY_VARIABLE = "TINKER_API_KEY"
 _ANSWER_S = 10.0
 
 
-def find_service(url: str | None, key: str | None, state: Path) -> tuple[str, str]:
-    """URL and key. What was given holds; what was not is read from the folder of a running service."""
+def is_on_command_line(secret: str) -> bool:
+    """Whether everybody on this machine can read it."""
+    return any(secret in part for part in sys.argv[1:])
+
+
+def read_key(key: str | None, file: Path | None) -> str | None:
+    """The key of a process that runs for long: from the environment or a file, not from its command
+    line.
+    """
+    if key is not None and is_on_command_line(key):
+        fix = f"would show the key to everybody here; set {KEY_VARIABLE}, or give --key-file"
+        raise ConfigError.of("--key", f"{key[:4]}...", fix)
+    if file is None:
+        return key
+    try:
+        return file.read_text().strip()
+    except OSError as error:
+        raise ConfigError.of("--key-file", str(file), f"cannot be read: {error}") from None
+
+
+def find_service(
+    url: str | None, key: str | None, state: Path, *, or_by_url: bool = True
+) -> tuple[str, str]:
+    """URL and key. What was given holds; what was not is read from the folder of a running service.
+    Not every command takes `--url` (`or_by_url`).
+    """
+    if key is not None and is_on_command_line(key):
+        print(
+            f"slackwater: --key shows the key to everybody on this machine; set {KEY_VARIABLE}",
+            file=sys.stderr,
+        )
     if url is not None and key is not None:
         return url.rstrip("/"), key
     from slackwater.runtime.store.state_directory import StateDirectory
@@ -18,9 +51,9 @@ def find_service(url: str | None, key: str | None, state: Path) -> tuple[str, st
     server = folder.read_server()
     if server is None or not folder.is_locked():
         missing = "--url" if url is None else "--key"
+        other = f"name one ({missing} is missing)" if or_by_url else "give the --state of one"
         raise UnavailableError(
-            f"no service is running on {folder.root}: start one with `slackwater up`, "
-            f"or name one ({missing} is missing)"
+            f"no service is running on {folder.root}: start one with `slackwater up`, or {other}"
         )
     if url is not None and url.rstrip("/") != server["url"]:
         raise UnavailableError(f"--key is needed for {url}: give what `slackwater up` printed")
@@ -33,7 +66,7 @@ def ask_service(
     """One request of the operator to the service that runs on the state folder."""
     import httpx
 
-    url, key = find_service(None, None, state)
+    url, key = find_service(None, None, state, or_by_url=False)
     try:
         answer = httpx.request(
             method, f"{url}{path}", json=body, headers={"x-api-key": key}, timeout=30
@@ -48,7 +81,9 @@ def ask_service(
 
 
 def check_service(url: str, key: str, model: str) -> None:
-    """Raise within seconds if nobody answers there, the key is not known, or the model is not served."""
+    """Raise within seconds if nobody answers there, the key is not known, or the model is not
+    served.
+    """
     import httpx
 
     try:
@@ -71,3 +106,19 @@ def check_service(url: str, key: str, model: str) -> None:
         raise ConfigError.of(
             "model.base", model, f"is not served at {url}; there are: {', '.join(served)}"
         )
+
+
+def service_problems(url: str, key: str) -> list[str]:
+    """What keeps a service from its work, as far as the key's tenant may know; also that it is
+    away.
+    """
+    import httpx
+
+    try:
+        answer = httpx.get(
+            f"{url}/slackwater/status", headers={"x-api-key": key}, timeout=_ANSWER_S
+        )
+        found = answer.json().get("problems", []) if answer.is_success else []
+    except (httpx.HTTPError, ValueError) as error:
+        return [f"{url} does not answer ({type(error).__name__})"]
+    return [str(problem) for problem in found]

@@ -1,4 +1,6 @@
-"""From a command's arguments to scenarios that are ready to run, and back to text for `--dry-run`."""
+"""From a command's arguments to scenarios that are ready to run, and back to text for
+`--dry-run`.
+"""
 
 import dataclasses
 import json
@@ -10,7 +12,7 @@ from slackwater.model.errors import ConfigError
 from slackwater.model.node import Pool, Role
 from slackwater.model.toml_text import toml_text
 from slackwater.policy.placement.catalogue import POLICIES, make_policy, option_names
-from slackwater.policy.placement.fleet import Fleet
+from slackwater.policy.placement.fleet import FleetView
 from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
 from slackwater.sim.cluster.simulate import scenario_jobs
 from slackwater.sim.inputs.scenario_file import ScenarioFile, check_fits, read_scenario
@@ -21,7 +23,9 @@ PLOT_FORMATS = ("png", "svg", "pdf")
 def read_source(
     source: str, sets: list[str] | None, policy: str | None, seed: int | None
 ) -> tuple[ScenarioFile, ClusterScenario]:
-    """A file or shipped scenario with the command's changes put in, as written and as it will run."""
+    """A file or shipped scenario with the command's changes put in, as written and as it
+    will run.
+    """
     assignments = list(sets or [])
     if policy is not None:
         assignments.append(f"policy.name={policy}")
@@ -56,7 +60,9 @@ def under_each(
 
 
 def _under(scenario: ClusterScenario, name: str) -> ClusterScenario:
-    """The scenario with another policy, which takes those of the file's options that it has; one that no policy has is refused."""
+    """The scenario with another policy, which takes those of the file's options that it has; one
+    that no policy has is refused.
+    """
     fleet = fleet_of(scenario)
     own = option_names(name, fleet)
     everyones = {option for policy in POLICIES for option in option_names(policy, fleet)}
@@ -69,15 +75,15 @@ def _under(scenario: ClusterScenario, name: str) -> ClusterScenario:
     return dataclasses.replace(scenario, policy=policy)
 
 
-def fleet_of(scenario: ClusterScenario) -> Fleet:
+def fleet_of(scenario: ClusterScenario) -> FleetView:
     """The pools as policies see them."""
     return fleet_of_pools(scenario.fleet)
 
 
-def fleet_of_pools(pools: tuple[Pool, ...]) -> Fleet:
+def fleet_of_pools(pools: tuple[Pool, ...]) -> FleetView:
     """One pool of each role."""
     by_role = {pool.role: pool for pool in pools}
-    return Fleet(by_role[Role.ROLLOUT], by_role[Role.TRAIN])
+    return FleetView(by_role[Role.ROLLOUT], by_role[Role.TRAIN])
 
 
 def resolved_text(written: ScenarioFile, as_json: bool) -> str:

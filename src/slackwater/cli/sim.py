@@ -19,15 +19,17 @@ app = typer.Typer(
     help="Run a fleet in virtual time.",
 )
 
-File = Annotated[str, typer.Argument(metavar="FILE", help="scenario file, or a name of `sim list`")]
-Sets = Annotated[
-    list[str] | None, typer.Option("--set", metavar="A.B=C", help="change one setting; repeatable")
+File = Annotated[
+    str, typer.Argument(metavar="FILE", help="Scenario file, or a name of `sim list`.")
 ]
-Seed = Annotated[int | None, typer.Option(help="seed of everything random")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="print the resolved scenario and stop")]
-AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change one setting; repeatable.")
+]
+Seed = Annotated[int | None, typer.Option(help="Seed of everything random.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved scenario and stop.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Plot = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="draw timeline and cost: .png, .svg or .pdf")
+    Path | None, typer.Option(metavar="FILE", help="Draw timeline and cost: .png, .svg or .pdf.")
 ]
 
 
@@ -35,22 +37,22 @@ Plot = Annotated[
 def run(
     file: File,
     sets: Sets = None,
-    policy: Annotated[str | None, typer.Option(help="short for --set policy.name=...")] = None,
+    policy: Annotated[str | None, typer.Option(help="Short for --set policy.name=...")] = None,
     seed: Seed = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
     plot: Plot = None,
     hours: Annotated[
-        str | None, typer.Option(metavar="FROM:TO", help="hours of the run that --plot shows")
+        str | None, typer.Option(metavar="FROM:TO", help="Hours of the run that --plot shows.")
     ] = None,
     trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="write a trace that opens in Perfetto")
+        Path | None, typer.Option(metavar="FILE", help="Write a trace that opens in Perfetto.")
     ] = None,
     record: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="write every event and command, to replay")
+        Path | None, typer.Option(metavar="FILE", help="Write every event and command, to replay.")
     ] = None,
     joint: Annotated[
-        bool, typer.Option("--joint", help="turn by turn: engines, versions and permits together")
+        bool, typer.Option("--joint", help="Turn by turn: engines, versions and permits together.")
     ] = False,
 ) -> None:
     """Run one scenario under its policy."""
@@ -99,7 +101,7 @@ def compare(
     file: File,
     sets: Sets = None,
     policies: Annotated[
-        str | None, typer.Option(metavar="A,B,C", help="policies, instead of the file's `compare`")
+        str | None, typer.Option(metavar="A,B,C", help="Policies, instead of the file's `compare`.")
     ] = None,
     seed: Seed = None,
     dry_run: DryRun = False,
@@ -146,7 +148,9 @@ def compare(
 
 @app.command()
 def replay(
-    record: Annotated[Path, typer.Argument(metavar="RECORD", help="what `sim run --record` wrote")],
+    record: Annotated[
+        Path, typer.Argument(metavar="RECORD", help="What `sim run --record` wrote.")
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Feed a recorded run to a fresh co-scheduler and see whether it decides the same."""
@@ -186,25 +190,32 @@ def list_shipped(as_json: AsJson = False) -> None:
 
 @app.command()
 def results(
-    out: Annotated[Path, typer.Argument(metavar="FILE", help="page to write")] = Path(
+    out: Annotated[Path, typer.Argument(metavar="FILE", help="Page to write.")] = Path(
         "docs/results/coscheduling.md"
     ),
     figures: Annotated[
         Path | None,
         typer.Option(
-            "--from", metavar="DIR", help="NAME.json files of `slackwater bench NAME --json`"
+            "--from", metavar="DIR", help="NAME.json files of `slackwater bench NAME --json`."
         ),
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="folder of public traces, for `philly`")] = None,
-    quick: Annotated[bool, typer.Option(help="smaller runs with the same keys")] = False,
-    seed: Annotated[int, typer.Option(help="seed of everything random")] = 0,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of public traces, for `philly`.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Smaller runs with the same keys.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
 ) -> None:
     """Write the page with the papers' figures beside ours."""
-    from slackwater.bench.coscheduling.results_page import results_page
     from slackwater.cli.atomic_file import check_place, write_atomically
+    from slackwater.cli.checkout import load_benchmarks
     from slackwater.cli.progress import progress_bar
-    from slackwater.cli.results import measure_now, measured_before, mux_results
     from slackwater.cli.stopping import unwind_on_terminate
+
+    load_benchmarks()
+    from benchmarks.coscheduling.results import measure_now, measured_before, mux_results
+    from benchmarks.coscheduling.results_page import results_page
 
     unwind_on_terminate()
     check_place(out, "FILE")
@@ -223,7 +234,7 @@ def _run_jointly(scenario: "ClusterScenario", as_json: bool, trace: Path | None)
 
     from slackwater.cli.atomic_file import write_atomically
     from slackwater.cli.progress import progress_bar
-    from slackwater.sim.joint.simulate import simulate_jointly
+    from slackwater.sim.fleet.simulate import simulate_jointly
     from slackwater.timeline.perfetto import trace_json
     from slackwater.timeline.spans import Timeline
 
@@ -261,7 +272,8 @@ def _replayed(record: Path) -> "tuple[int, Divergence | None]":
         raise ConfigError.of("RECORD", str(record), f"cannot be read: {error.strerror}") from None
     except (msgspec.MsgspecError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{record.name} line {number}: is no line of a record ({error}); use what --record wrote"
+            f"{record.name} line {number}: is no line of a record ({error}); use what --record "
+            "wrote"
         ) from None
 
 

@@ -9,23 +9,23 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def storm(
-    seed: Annotated[int, typer.Option(help="the storm's seed")] = 0,
-    hours: Annotated[float, typer.Option(help="simulated hours", min=0.01)] = 5.0,
+    seed: Annotated[int, typer.Option(help="The storm's seed.")] = 0,
+    hours: Annotated[float, typer.Option(help="Simulated hours.", min=0.01)] = 5.0,
     joint: Annotated[
-        bool, typer.Option("--joint", help="phases, turns and versions of a whole fleet")
+        bool, typer.Option("--joint", help="Turns, operations, phases and loans of a whole fleet.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run one storm; exit 1 with the broken invariant if there is one."""
     import dataclasses
     import json
 
     from slackwater.model.errors import RefusedError
-    from slackwater.sim.joint.weather import joint_weather
+    from slackwater.sim.fleet.storm import fleet_storm
     from slackwater.sim.rollout.storm import weather
 
     try:
-        report = dataclasses.asdict((joint_weather if joint else weather)(seed, hours))
+        report = dataclasses.asdict((fleet_storm if joint else weather)(seed, hours))
     except AssertionError as error:
         raise RefusedError(f"seed {seed}: an invariant did not hold: {error}") from error
     if as_json:

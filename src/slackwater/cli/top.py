@@ -1,4 +1,6 @@
-"""`slackwater top`: how a running service's fleet is shared, live: permits, use, slowdowns, jobs and instances."""
+"""`slackwater top`: how a running service's fleet is shared, live: permits, use, slowdowns, jobs
+and instances.
+"""
 
 import json
 import sys
@@ -9,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from slackwater.cli.running_service import find_service
-from slackwater.cli.up import DEFAULT_STATE
+from slackwater.cli.up_options import DEFAULT_STATE
 from slackwater.model.errors import RefusedError, UnavailableError
 
 app = typer.Typer(add_completion=False)
@@ -32,7 +34,9 @@ def top(
     as_json: Annotated[bool, typer.Option("--json", help="Print one frame as JSON.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Jobs that are over, too.")] = False,
 ) -> int:
-    """Who holds which node, what is idle, how far each job is and how much slower than alone. Ctrl-C ends it."""
+    """Who holds which node, what is idle, how far each job is and how much slower than alone.
+    Ctrl-C ends it.
+    """
     source = FrameSource(*find_service(None, None, state))
     if as_json:
         print(json.dumps(source.take()))

@@ -1,4 +1,6 @@
-"""One frame of `slackwater top`: plain data in, something that a terminal of a width can show out."""
+"""One frame of `slackwater top`: plain data in, something that a terminal of a width can
+show out.
+"""
 
 import time
 from typing import Any
@@ -8,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from slackwater.cli.job_tables import iterations, number, stage_text
+from slackwater.cli.job_tables import iterations, mean_wait, number, stage_text
 
 _OVER = ("finished", "failed", "stopped", "refused")
 _NARROW, _WIDE = 70, 100
@@ -18,7 +20,9 @@ _BLOCKS = "▏▎▍▌▋▊▉█"
 def draw(
     frame: dict[str, Any], width: int, height: int = 1000, *, everything: bool = False
 ) -> RenderableType:
-    """What is most asked for comes first; what the terminal has no lines for is counted at the end."""
+    """What is most asked for comes first; what the terminal has no lines for is counted at
+    the end.
+    """
     shared = frame["shared"]
     jobs = _jobs(frame, everything)
     parts: list[RenderableType] = [_head(frame)]
@@ -45,7 +49,10 @@ def _lines(part: RenderableType) -> int:
 
 def _head(frame: dict[str, Any]) -> Text:
     gauges = frame["status"]["gauges"]
-    waits = f"turns {gauges['rollout_live_turns']:.0f} live, {gauges['rollout_waiting_turns']:.0f} waiting"
+    waits = (
+        f"turns {gauges['rollout_live_turns']:.0f} live, {gauges['rollout_waiting_turns']:.0f} "
+        "waiting"
+    )
     ops = f"operations {gauges['waiting_operations']:.0f} waiting"
     said = [time.strftime("%H:%M:%S", time.localtime(frame["at_s"])), frame["url"], waits, ops]
     if "tokens_per_s" in frame:
@@ -121,10 +128,10 @@ def _job_table(rows: list[dict[str, Any]], width: int, shared: bool) -> Table:
     if shared:
         columns += ["slowdown"]
     if width >= _NARROW:
-        columns += [*(["now"] if shared else []), "waited s"]
+        columns += [*(["now"] if shared else []), "mean wait s"]
     if width >= _WIDE:
         columns += [*(["switches"] if shared else []), "device s", "tokens"]
-    table = _table(*columns, right=("waited s", "switches", "device s", "tokens"))
+    table = _table(*columns, right=("mean wait s", "switches", "device s", "tokens"))
     for row in rows:
         cells: dict[str, Any] = {
             "job": row.get("name") or _short(row["job"]),
@@ -133,7 +140,7 @@ def _job_table(rows: list[dict[str, Any]], width: int, shared: bool) -> Table:
             "reward": number(row.get("reward"), 3),
             "slowdown": _slowdown(row),
             "now": _now(row),
-            "waited s": f"{row['turns_waited_s'] + row['operations_waited_s']:,.0f}",
+            "mean wait s": mean_wait(row),
             "switches": str(row.get("switches", "")),
             "device s": f"{row['device_s']:,.1f}",
             "tokens": f"{row['tokens']:,}",

@@ -3,13 +3,14 @@
 import contextlib
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slackwater.cli.up import DEFAULT_STATE
-from slackwater.model.errors import ConfigError
+from slackwater.cli.up_options import DEFAULT_STATE
+from slackwater.model.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
     from slackwater.rl.action_thread import ActionThread
@@ -20,38 +21,43 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def train(
-    recipe: Annotated[str, typer.Argument(help="a recipe's name, a .toml file, or `list`")],
+    recipe: Annotated[str, typer.Argument(help="A recipe's name, a .toml file, or `list`.")],
     assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=C", help="change a setting")
+        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a setting.")
     ] = None,
     run: Annotated[
-        Path | None, typer.Option("--run", help="the run's folder (default: runs/RECIPE)")
+        Path | None, typer.Option("--run", help="The run's folder (default: runs/RECIPE).")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the settings and stop")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="forget what the folder holds")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the settings and stop.")
+    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what the folder holds.")] = False,
     url: Annotated[
-        str | None, typer.Option(envvar="TINKER_BASE_URL", help="the service's address")
+        str | None, typer.Option(envvar="TINKER_BASE_URL", help="The service's address.")
     ] = None,
     key: Annotated[
-        str | None, typer.Option(envvar="TINKER_API_KEY", help="the key `slackwater up` printed")
+        str | None, typer.Option(envvar="TINKER_API_KEY", help="The key `slackwater up` printed.")
     ] = None,
     up: Annotated[
-        bool, typer.Option("--up", help="start a service for this run, and stop it after")
+        bool, typer.Option("--up", help="Start a service for this run, and stop it after.")
     ] = False,
     models: Annotated[
-        Path | None, typer.Option("--models", help="with --up: the folder of models")
+        Path | None, typer.Option("--models", help="With --up: the folder of models.")
     ] = None,
     state: Annotated[
-        Path, typer.Option(help="without --url: the folder of a running service")
+        Path, typer.Option(help="Without --url: the folder of a running service.")
     ] = DEFAULT_STATE,
 ) -> None:
     """Train by GRPO; the same command again goes on from the last checkpoint."""
+    from slackwater.cli.resuming import command_of, saying_how_to_resume
     from slackwater.cli.stopping import unwind_on_terminate
     from slackwater.model.config import plain
-    from slackwater.rl.recipe import load_recipe, recipe_names
+    from slackwater.rl.recipe import load_recipe, recipe_description, recipe_names
 
     if recipe == "list":
-        print("\n".join(recipe_names()))
+        width = max(map(len, recipe_names()))
+        for name in recipe_names():
+            print(f"{name:{width}}  {recipe_description(name)}")
         return
     settings = load_recipe(recipe, assignments or [])
     if dry_run:
@@ -61,7 +67,13 @@ def train(
     if fresh:
         _forget(folder)
     unwind_on_terminate()
-    with _service(up, url, key, settings, models, folder, state) as (address, secret):
+    given = {"--set": assignments, "--run": folder, "--url": url, "--up": up, "--models": models}
+    given["--state"] = state if state != DEFAULT_STATE else None
+    again = command_of("slackwater train", recipe, given)
+    with (
+        saying_how_to_resume(folder, again),
+        _service(up, url, key, settings, models, folder, state) as (address, secret),
+    ):
         _train(settings, address, secret, folder)
 
 
@@ -98,6 +110,7 @@ def _service(
             )
         make_model(base, directory)
     options = ("--sandboxes", "1") if needs_sandboxes(settings.environment) else ()
+    print(f"starting a service of its own on {folder / 'service'}", flush=True)
     with own_service(folder / "service", base, directory, *options) as found:
         yield found
 
@@ -106,6 +119,7 @@ def _train(settings: "Recipe", url: str, key: str, folder: Path) -> None:
     import tinker
     from rich.console import Console
 
+    from slackwater.cli.running_service import service_problems
     from slackwater.cli.text_plot import plot
     from slackwater.cli.train_display import display
     from slackwater.rl.grpo import run
@@ -121,18 +135,20 @@ def _train(settings: "Recipe", url: str, key: str, folder: Path) -> None:
         contextlib.closing(files),
         _actions(settings, url, key) as actions,
         closing(tinker.ServiceClient(base_url=url, api_key=key)) as service,
-        display(console, settings.grpo.steps, begun) as watch,
+        display(console, settings.grpo.steps, begun, partial(service_problems, url, key)) as shown,
     ):
-        weights = run(settings, service, files, watch, actions)
+        try:
+            weights = run(settings, service, files, shown, actions, shown.stage)
+        except tinker.TinkerError as error:
+            raise UnavailableError(f"the service at {url} failed: {error}") from None
     rewards = [row["reward"] for row in files.metrics()]
     console.print(plot(rewards, "reward"), highlight=False, markup=False)
-    console.print(
-        f"reward      {_mean(rewards[:5]):.3f} at first, {_mean(rewards[-5:]):.3f} at last"
-    )
-    console.print(f"weights     {weights}")
-    console.print(f"take out    slackwater model export {weights} DIR --merge")
-    console.print(f"curves      {folder / 'metrics.jsonl'}")
-    console.print(f"tensorboard --logdir {folder / 'tensorboard'}")
+    # Plain lines: what is to be copied into a shell must not be wrapped.
+    print(f"reward      {reward_summary(rewards)}")
+    print(f"weights     {weights}")
+    print(f"take out    slackwater model export {weights} DIR --merge")
+    print(f"curves      {folder / 'metrics.jsonl'}")
+    print(f"tensorboard --logdir {folder / 'tensorboard'}")
 
 
 def _actions(
@@ -146,8 +162,16 @@ def _actions(
     return contextlib.nullcontext()
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / max(len(values), 1)
+def reward_summary(rewards: list[float]) -> str:
+    """The mean of the first steps and of the last ones, which are others."""
+    if not rewards:
+        return "no steps"
+    count = min(5, len(rewards) // 2)
+    if not count:
+        return f"{rewards[0]:.3f} in one step"
+    first, last = sum(rewards[:count]) / count, sum(rewards[-count:]) / count
+    of = "step" if count == 1 else f"{count} steps"
+    return f"{first:.3f} in the first {of}, {last:.3f} in the last {of}"
 
 
 def _forget(folder: Path) -> None:

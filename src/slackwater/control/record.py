@@ -1,21 +1,18 @@
 """Recording what a controller saw and did, and replaying it.
 
-One JSON line per event: `{"event": {"type": ..., "body": ...}, "commands": [...]}`. Bodies (live or
-simulated) choose where the lines go; replaying them through a fresh controller must give the same commands.
+One JSON line per event: `{"event": {"type": ..., "body": ...}, "commands": [...]}`. A driver
+(`driver.py`) writes them; a fresh controller that is fed the record must give the same commands.
 """
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import msgspec
 
-from slackwater.control.controller import Controller, Timed
+from slackwater.control.controller import Controller
 from slackwater.model.errors import ConfigError
-
-E = TypeVar("E", bound=Timed)
-C = TypeVar("C")
 
 
 def tagged(value: object) -> dict[str, Any]:
@@ -29,21 +26,10 @@ def _plain(value: object) -> list[Any]:
     raise TypeError(f"{type(value).__name__} cannot be recorded")
 
 
-class RecordedController(Generic[E, C]):
-    """Passes events through, and gives one line for each to `sink`."""
-
-    def __init__(self, inner: Controller[E, C], sink: Callable[[bytes], None]) -> None:
-        self.inner = inner
-        self._sink = sink
-
-    def handle(self, event: E) -> Sequence[C]:
-        commands = self.inner.handle(event)
-        line = {"event": tagged(event), "commands": [tagged(command) for command in commands]}
-        self._sink(msgspec.json.encode(line) + b"\n")
-        return commands
-
-    def check_integrity(self) -> None:
-        self.inner.check_integrity()
+def record_line(event: object, commands: Sequence[object]) -> bytes:
+    """One event, and what the controller answered, as a line of a record."""
+    line = {"event": tagged(event), "commands": [tagged(command) for command in commands]}
+    return msgspec.json.encode(line) + b"\n"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Timers: how a controller without a clock of its own asks to be woken.
 
-Every controller asks with the same `SetTimer` and hears the same `TimerFired`. Where several controllers share one body, the
-part of the name before the first ":" says whose timer it is.
+Every controller asks with the same `SetTimer` and hears the same `TimerFired`. Where several
+controllers share one body, the part of the name before the first ":" says whose timer it is.
 """
 
 from dataclasses import dataclass

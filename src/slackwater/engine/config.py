@@ -13,8 +13,8 @@ class EngineConfig:
     came into the cache, so that a request goes on identically elsewhere. On CUDA it is off unless
     asked for: pass `batch_invariant=None` for the device's default.
 
-    `steps_ahead`: on CUDA a decode step is queued before the tokens of the one before are seen, where nothing else can come
-    between; not for an engine that shares its device with another.
+    `steps_ahead`: on CUDA a decode step is queued before the tokens of the one before are seen,
+    where nothing else can come between; not for an engine that shares its device with another.
     """
 
     kv_bytes: int = 1 << 30

@@ -15,19 +15,19 @@ from slackwater.engine.guide import Guide, Guides
 from slackwater.engine.named_tokens import check_named_tokens
 from slackwater.engine.pages import PageArena
 from slackwater.engine.request import (
-    Failed,
     Finished,
     GenerationRequest,
-    PromptScores,
+    PromptScoreRows,
+    RequestFailure,
     StepOutput,
     StopReason,
 )
-from slackwater.engine.runner import Runner, Sampled
+from slackwater.engine.runner import Runner, SampledTokens
 from slackwater.engine.scheduler import EngineLoad, Scheduler, StepPlan
 from slackwater.engine.sequence import PromptScoring, Sequence
 from slackwater.engine.slots import SlotTable
 from slackwater.engine.stopping import Decode, completes_stop_string
-from slackwater.engine.versions import Room, VersionStore
+from slackwater.engine.versions import VersionStore, WeightSlot
 from slackwater.model.errors import ConfigError
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.lora import LoraSpec
@@ -45,7 +45,9 @@ def default_executor(net: CausalLM, config: EngineConfig) -> Executor:
 
 
 class Engine:
-    """Synchronous. `decode` turns token ids into text, for stop strings; `guides` follow grammars."""
+    """Synchronous. `decode` turns token ids into text, for stop strings; `guides` follow
+    grammars.
+    """
 
     def __init__(
         self,
@@ -62,7 +64,8 @@ class Engine:
         self.max_context = min(config.max_context or longest, longest)
         self._executor = executor or default_executor(net, config)
         # What else a machine does with its processors says nothing about a step.
-        self._clock = time.monotonic if net.device.type == "cuda" else time.thread_time
+        self.on_gpu = net.device.type == "cuda"
+        self._clock = time.monotonic if self.on_gpu else time.thread_time
         self._versions = VersionStore(net, config, self._executor)
         block_tokens = self._executor.block_tokens
         self._slots = SlotTable(config.max_running, self.max_context, block_tokens)
@@ -72,7 +75,9 @@ class Engine:
         self.capacity_tokens = (self._blocks.num_blocks - 1) * block_tokens
         self._scheduler = Scheduler(self._slots, self._blocks, config.max_step_tokens)
         self._runner = Runner(
-            *(self._slots, self._scheduler, self._executor),
+            self._slots,
+            self._scheduler,
+            self._executor,
             steps_ahead=config.steps_ahead and self._executor.begins_ahead,
         )
         self._decode, self._eos = decode, frozenset(eos_token_ids)
@@ -122,7 +127,9 @@ class Engine:
         return True
 
     def step(self, prompt_tokens: int | None = None) -> StepOutput:
-        """One pass over all that can run; with at most `prompt_tokens` of prompts, if that is said."""
+        """One pass over all that can run; with at most `prompt_tokens` of prompts, if that
+        is said.
+        """
         early, self._done_on_arrival = self._done_on_arrival, []
         plan = self._scheduler.plan(prompt_tokens, time.monotonic())
         if plan is None:
@@ -158,19 +165,21 @@ class Engine:
         """
         self._versions.put(version, tensors, lora)
 
-    def begin_version(self) -> Room:
-        """A place for full weights that will be filled beside the steps, then shown between two of them."""
+    def begin_version(self) -> WeightSlot:
+        """A place for full weights that will be filled beside the steps, then shown between two of
+        them.
+        """
         return self._versions.begin()
 
-    def fill_version(self, room: Room, tensors: Mapping[str, Tensor]) -> None:
+    def fill_version(self, room: WeightSlot, tensors: Mapping[str, Tensor]) -> None:
         """Write full weights to a place; another thread may do so while this engine steps."""
         self._versions.fill(room, tensors)
 
-    def finish_version(self, version: str, room: Room) -> None:
+    def finish_version(self, version: str, room: WeightSlot) -> None:
         """Show a filled place under a name; call it between steps."""
         self._versions.finish(version, room)
 
-    def give_up_version(self, room: Room) -> None:
+    def give_up_version(self, room: WeightSlot) -> None:
         """Take back a place that will not be shown."""
         self._versions.give_up(room)
 
@@ -190,7 +199,9 @@ class Engine:
 
     # ---- sharing a device with another engine ----
     def warm_decode(self, rows: ListLike[int], contexts: ListLike[int]) -> None:
-        """Prepare decode steps of so many requests over so long contexts, so that none has to wait for it later."""
+        """Prepare decode steps of so many requests over so long contexts, so that none has to wait
+        for it later.
+        """
         net = self._versions.get(self.config.base_version).net
         self._runner.warm_decode(net, rows, contexts)
 
@@ -227,6 +238,16 @@ class Engine:
         """Forget prefixes unused since `before_s`; from `now_s` on, unused ones are dated so."""
         self._blocks.now_s = now_s
         return self._blocks.forget_unused(before_s)
+
+    def release_unused(self, now_s: float, before_s: float) -> None:
+        """Forget prefixes unused since `before_s`, and return memory that then holds nothing to the
+        system.
+
+        Without it the cache fills all of `kv_bytes` in time: prefixes of versions that are no more,
+        and of prompts that never come again, stay until somebody wants their memory.
+        """
+        self.forget_prefixes(now_s, before_s)
+        self._executor.arena.release_idle()
 
     def close(self) -> None:
         """Give every page back; the engine is not used again."""
@@ -294,7 +315,7 @@ class Engine:
         self._tokens_cached += sequence.cached_tokens
         del self._sequences[sequence.request.request_id]
 
-    def _settle(self, sampled: Sampled) -> tuple[list[Finished], list[Failed]]:
+    def _settle(self, sampled: SampledTokens) -> tuple[list[Finished], list[RequestFailure]]:
         """Append the new tokens, and end the requests that they end or that cannot go on."""
         table, slots, tokens = self._slots, sampled.slots, sampled.tokens
         at = table.length[slots]
@@ -315,7 +336,9 @@ class Engine:
         ], failed
 
     def _stops_by_text(self, slot: int, token: int) -> bool:
-        """Whether the newest token completes a stop string, or an answer after which nothing can follow."""
+        """Whether the newest token completes a stop string, or an answer after which nothing can
+        follow.
+        """
         sequence = self._scheduler.sequence(slot)
         params = sequence.request.params
         if sequence.guide is not None:
@@ -329,10 +352,10 @@ class Engine:
         guide = self._scheduler.sequence(slot).guide
         return None if guide is None else guide.failed
 
-    def _fail(self, slot: int, error: str) -> Failed:
+    def _fail(self, slot: int, error: str) -> RequestFailure:
         sequence = self._scheduler.sequence(slot)
         self._forget(sequence)
-        return Failed(sequence.request.request_id, error)
+        return RequestFailure(sequence.request.request_id, error)
 
     def _end(self, slot: int, reason: StopReason) -> Finished:
         sequence = self._scheduler.sequence(slot)
@@ -346,7 +369,7 @@ class Engine:
         generated: NDArray[np.int32] = self._slots.tokens[slot, first:stop]
         return completes_stop_string(generated.tolist(), request.params.stop_strings, self._decode)
 
-    def _finished_scores(self, plan: StepPlan) -> tuple[PromptScores, ...]:
+    def _finished_scores(self, plan: StepPlan) -> tuple[PromptScoreRows, ...]:
         """Scores of the prompts whose last row this step computed, each told once."""
         table = self._slots
         scores = []

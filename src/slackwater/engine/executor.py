@@ -65,7 +65,8 @@ class SamplingColumns:
 class Executor(Protocol):
     """A device that holds the cache of one model shape.
 
-    `begins_ahead`: it can begin a decode step before the host has seen the tokens of the one before.
+    `begins_ahead`: it can begin a decode step before the host has seen the tokens of the one
+    before.
     """
 
     begins_ahead: bool
@@ -78,7 +79,9 @@ class Executor(Protocol):
         ...
 
     def write(self, net: CausalLM, tensors: Mapping[str, Tensor]) -> None:
-        """Give a prepared model new weights, in place; another thread may do so while other models' rows are run."""
+        """Give a prepared model new weights, in place; another thread may do so while other models'
+        rows are run.
+        """
         ...
 
     def prepare_adapter(self, net: CausalLM, adapter: LoraAdapter) -> None:
@@ -90,7 +93,9 @@ class Executor(Protocol):
         ...
 
     def logits(self, net: CausalLM, batch: RowBatch, tables: NDArray[np.int32]) -> Tensor:
-        """Put the rows' keys and values into the cache; `[len(batch.wanted), vocab]` float32, until the next call."""
+        """Put the rows' keys and values into the cache; `[len(batch.wanted), vocab]` float32, until
+        the next call.
+        """
         ...
 
     def decode(
@@ -101,10 +106,11 @@ class Executor(Protocol):
         columns: SamplingColumns,
         ahead: NDArray[np.float32] | None = None,
     ) -> tuple[Tensor, NDArray[np.int64], NDArray[np.float32]]:
-        """A step in which every row is wanted and sampled: `logits`, and from them a token and its log-prob for each.
+        """A step in which every row is wanted and sampled: `logits`, and from them a token and its
+        log-prob for each.
 
-        `ahead` are the rows' uniform numbers of the step after this one. Where they are given, that step may be begun: every row has
-        a block for it, and nobody reads these logits.
+        `ahead` are the rows' uniform numbers of the step after this one. Where they are given, that
+        step may be begun: every row has a block for it, and nobody reads these logits.
         """
         ...
 

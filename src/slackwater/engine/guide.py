@@ -12,7 +12,8 @@ from slackwater.model.sampling import Grammar
 class Guide(Protocol):
     """Says which tokens may come next in one generation.
 
-    `stopped`: the answer is complete and nothing can follow. `failed`: it cannot be followed any more, and why.
+    `stopped`: the answer is complete and nothing can follow. `failed`: it cannot be followed any
+    more, and why.
     """
 
     stopped: bool

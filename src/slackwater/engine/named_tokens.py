@@ -5,7 +5,9 @@ from slackwater.model.errors import ConfigError
 
 
 def check_named_tokens(request: GenerationRequest, vocab_size: int) -> None:
-    """Biased, allowed and target tokens; targets are a row for every position of the prompt after the first."""
+    """Biased, allowed and target tokens; targets are a row for every position of the prompt after
+    the first.
+    """
     params, rows = request.params, request.params.target_prompt_tokens
     biased = [token for token, _ in params.logit_bias]
     worded = [token for word in params.bad_words for token in word]

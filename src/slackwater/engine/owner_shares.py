@@ -1,9 +1,12 @@
-"""Whose tokens a step computes, where several owners have requests: so that one's many do not slow another's few.
+"""Whose tokens a step computes, where several owners have requests: so that one's many do not slow
+another's few.
 
-A step takes about a + b * tokens; both are learned from the steps made, and from some that are kept short for it. While several owners are about, a step is kept so short that it takes
-little longer than one for the owner with least to do would take: a quarter longer for every other owner. Within that, owners get equal shares,
-and what one leaves the others take. An owner counts as being about for a while after its last request, or its next one would
-meet a long step under way. Where a step's fixed part outweighs its tokens, as on a GPU, nobody is held back.
+A step takes about a + b * tokens; both are learned from the steps made, and from some that are kept
+short for it. While several owners are about, a step is kept so short that it takes little longer
+than one for the owner with least to do would take: a quarter longer for every other owner. Within
+that, owners get equal shares, and what one leaves the others take. An owner counts as being about
+for a while after its last request, or its next one would meet a long step under way. Where a step's
+fixed part outweighs its tokens, as on a GPU, nobody is held back.
 """
 
 from collections import Counter
@@ -45,8 +48,9 @@ class _Mean:
 class StepLaw:
     """Seconds of a step by its tokens: the line through the short steps and the others of late.
 
-    Steps that are all alike say nothing about it, and what a token costs grows with the contexts: so every now and then a step is short. And no step
-    has more than twice the tokens of the last long one, so that a line that is wrong is found out by a step that is little too long.
+    Steps that are all alike say nothing about it, and what a token costs grows with the contexts:
+    so every now and then a step is short. And no step has more than twice the tokens of the last
+    long one, so that a line that is wrong is found out by a step that is little too long.
     """
 
     def __init__(self) -> None:
@@ -64,7 +68,9 @@ class StepLaw:
             self._last_long = tokens
 
     def most_tokens(self, least: int, longer: float, floor: int, wanted: int) -> int:
-        """How many of those wanted may be in a step that takes `1 + longer` times as long as one of `least`; never fewer than `floor`."""
+        """How many of those wanted may be in a step that takes `1 + longer` times as long as one of
+        `least`; never fewer than `floor`.
+        """
         self._floor = floor
         short, long = self._short, self._long
         if not short.tokens or self._since_short >= self._short_every:
@@ -83,8 +89,8 @@ class StepLaw:
 class OwnerShares:
     """`share` cuts a step's counts; `computed` is told what was made of it and how long it took.
 
-    Rows are slots of the engine, and what is known of them lies in arrays: a step of a small model takes a fifth of a millisecond, and finding out whose it is must
-    not lengthen it.
+    Rows are slots of the engine, and what is known of them lies in arrays: a step of a small model
+    takes a fifth of a millisecond, and finding out whose it is must not lengthen it.
     """
 
     def __init__(self, slots: int) -> None:
@@ -126,7 +132,9 @@ class OwnerShares:
         return len(self._seen_s) > 1
 
     def share(self, slots: NDArray[np.int64], counts: NDArray[np.int64]) -> bool:
-        """Cut `counts`, of the tokens of each slot, in place, to what the step may take; whether that is less."""
+        """Cut `counts`, of the tokens of each slot, in place, to what the step may take; whether
+        that is less.
+        """
         owner = self._owner[slots]
         sums = np.bincount(owner, counts)
         wants = {code: int(sums[code]) for code in np.flatnonzero(sums).tolist()}

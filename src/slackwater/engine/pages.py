@@ -63,6 +63,10 @@ class PagePool(Protocol):
         """Wait until the device has done what it was told: then pages may be unmapped."""
         ...
 
+    def trim(self) -> None:
+        """Return the memory behind free pages to the system, where it is not reserved for good."""
+        ...
+
 
 class HostPagePool:
     """Pages of a memfd: memory that belongs to no address."""
@@ -73,9 +77,13 @@ class HostPagePool:
         self._file = os.memfd_create("slackwater-kv", os.MFD_CLOEXEC)
         os.ftruncate(self._file, self.capacity * page_bytes)
         self._free = list(range(self.capacity - 1, -1, -1))
+        self._written: set[int] = set()  # that may have memory behind them
 
     def take(self) -> int | None:
-        return self._free.pop() if self._free else None
+        if not self._free:
+            return None
+        self._written.add(self._free[-1])
+        return self._free.pop()
 
     def give_back(self, page: int) -> None:
         self._free.append(page)
@@ -90,9 +98,11 @@ class HostPagePool:
     def trim(self) -> None:
         """Return the memory behind free pages to the system."""
         for page in self._free:
-            offset = page * self.page_bytes
-            if _libc.fallocate(self._file, _PUNCH_HOLE_KEEP_SIZE, offset, self.page_bytes) != 0:
-                raise _system_error("fallocate")
+            if page in self._written:
+                offset = page * self.page_bytes
+                if _libc.fallocate(self._file, _PUNCH_HOLE_KEEP_SIZE, offset, self.page_bytes):
+                    raise _system_error("fallocate")
+                self._written.discard(page)
 
     def reserve(self, size_bytes: int) -> int:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
@@ -150,7 +160,9 @@ class PageArena:
         return len(self._idle)
 
     def hold(self, start: int, stop: int) -> bool:
-        """Put memory behind the bytes `[start, stop)`; False, and nothing done, if there is none."""
+        """Put memory behind the bytes `[start, stop)`; False, and nothing done, if there is
+        none.
+        """
         places = range(start // self._pool.page_bytes, -(-stop // self._pool.page_bytes))
         lacking = [place for place in places if self._page_of[place] is None]
         woken = [place for place in places if place in self._idle]
@@ -187,6 +199,12 @@ class PageArena:
             del self._idle[place]
         self._mapped -= len(places)
         return len(places)
+
+    def release_idle(self) -> None:
+        """Give every idle page back, and its memory to the system."""
+        if self._idle:
+            self.reclaim(len(self._idle))
+            self._pool.trim()
 
     def close(self) -> None:
         """Unmap everything and release the range; views of it must be gone."""

@@ -16,8 +16,8 @@ StopReason = Literal["stop", "length"]
 class GenerationRequest:
     """One generation. `generated` are tokens already sampled elsewhere: they count in `max_tokens`,
 
-    are not given out again, and the next token is the one that would have followed there. Where several owners have
-    requests, each gets its share of every step.
+    are not given out again, and the next token is the one that would have followed there. Where
+    several owners have requests, each gets its share of every step.
     """
 
     request_id: int
@@ -53,11 +53,11 @@ class TopTokens:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptScores:
+class PromptScoreRows:
     """Log-probs of a prompt's tokens, at temperature 1; NaN at position 0, which nothing predicts.
 
-    Row i of `top` holds the likeliest tokens for position i; row 0 is token 0 at -99999. Row i of `targets`
-    and of `alternatives` (draws at the request's temperature) is for position i + 1.
+    Row i of `top` holds the likeliest tokens for position i; row 0 is token 0 at -99999. Row i of
+    `targets` and of `alternatives` (draws at the request's temperature) is for position i + 1.
     """
 
     request_id: int
@@ -77,7 +77,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class RequestFailure:
     """A request that cannot go on, anywhere: its grammar could not be followed any further."""
 
     request_id: int
@@ -97,13 +97,14 @@ class StepOutput:
     """One step of all requests, by column: row i is one new token of `request_ids[i]`.
 
     A log-prob is of the token under the whole distribution at the request's temperature, before
-    anything shapes or cuts it (at temperature 0: under the model's own). `top[request_id]` has one row.
+    anything shapes or cuts it (at temperature 0: under the model's own). `top[request_id]` has one
+    row.
     """
 
     request_ids: NDArray[np.uint32] = field(default_factory=_no_ids)
     tokens: NDArray[np.uint32] = field(default_factory=_no_ids)
     logprobs: NDArray[np.float32] = field(default_factory=_no_logprobs)
     finished: tuple[Finished, ...] = ()
-    failed: tuple[Failed, ...] = ()
-    prompt_scores: tuple[PromptScores, ...] = ()
+    failed: tuple[RequestFailure, ...] = ()
+    prompt_scores: tuple[PromptScoreRows, ...] = ()
     top: dict[int, TopTokens] = field(default_factory=dict)

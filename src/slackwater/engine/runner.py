@@ -19,7 +19,7 @@ from slackwater.nets.causal_lm import CausalLM
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampledTokens:
     """New tokens by slot; `top` holds the likeliest ones of the slots that asked."""
 
     slots: NDArray[np.int64]
@@ -28,7 +28,7 @@ class Sampled:
     top: dict[int, TopTokens]
 
 
-NOTHING = Sampled(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32), {})
+NOTHING = SampledTokens(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32), {})
 
 
 class Runner:
@@ -41,12 +41,12 @@ class Runner:
         self._steps_ahead = steps_ahead
         self._shaper = Shaper(slots, scheduler)
 
-    def run(self, plan: StepPlan) -> Sampled:
+    def run(self, plan: StepPlan) -> SampledTokens:
         """Compute the plan's tokens, score the prompts among them and sample where one is due."""
         parts = [self._run_group(plan, group) for group in self._scheduler.groups(plan)]
         if len(parts) == 1:
             return parts[0]
-        return Sampled(
+        return SampledTokens(
             np.concatenate([part.slots for part in parts]),
             np.concatenate([part.tokens for part in parts]),
             np.concatenate([part.logprobs for part in parts]),
@@ -54,7 +54,9 @@ class Runner:
         )
 
     def warm_up(self, net: CausalLM) -> None:
-        """Compile and try everything once, on the scratch block: the first request shall not wait."""
+        """Compile and try everything once, on the scratch block: the first request shall
+        not wait.
+        """
         tables = np.zeros_like(self._slots.tables[:1])
         one = np.ones(1, np.float32)
         half = np.full(1, 0.5, np.float32)
@@ -69,7 +71,9 @@ class Runner:
                 self._executor.sample(self._executor.logits(net, batch, tables), columns)
 
     def warm_decode(self, net: CausalLM, rows: ListLike[int], contexts: ListLike[int]) -> None:
-        """Try decode steps of these sizes over these contexts: a device that captures them does it now."""
+        """Try decode steps of these sizes over these contexts: a device that captures them does it
+        now.
+        """
         tables = np.zeros_like(self._slots.tables[:1])
         longest = tables.shape[1] * self._slots.block_tokens
         for count in rows:
@@ -80,7 +84,7 @@ class Runner:
                 batch = RowBatch(none, places, none, np.arange(count), (), decode_only=True)
                 self._executor.decode(net, batch, tables, columns)
 
-    def _run_group(self, plan: StepPlan, group: WeightGroup) -> Sampled:
+    def _run_group(self, plan: StepPlan, group: WeightGroup) -> SampledTokens:
         slots, counts = plan.slots[group.start : group.stop], plan.counts[group.start : group.stop]
         batch, ends, due = self._rows(slots, counts, group)
         if batch.decode_only:  # nothing of a prompt is left to score
@@ -100,7 +104,9 @@ class Runner:
     def _ahead(
         self, plan: StepPlan, rows: int, columns: SamplingColumns
     ) -> NDArray[np.float32] | None:
-        """The uniform numbers of the step after this one, if it can be begun without having seen this one's tokens."""
+        """The uniform numbers of the step after this one, if it can be begun without having seen
+        this one's tokens.
+        """
         table, slots = self._slots, plan.slots
         if not self._steps_ahead or rows != self._scheduler.running or self._scheduler.waiting:
             return None
@@ -140,7 +146,7 @@ class Runner:
         single = decode_only and len(due) == total
         return RowBatch(tokens, positions, row_slots, wanted, tuple(spans), single), ends, due
 
-    def _sample(self, slots: NDArray[np.int64], logits: Tensor) -> Sampled:
+    def _sample(self, slots: NDArray[np.int64], logits: Tensor) -> SampledTokens:
         columns = self._columns(slots)
         tokens, logprobs = self._executor.sample(logits, columns)
         return self._drawn(slots, logits, columns, tokens, logprobs)
@@ -161,13 +167,13 @@ class Runner:
         columns: SamplingColumns,
         tokens: NDArray[np.int64],
         logprobs: NDArray[np.float32],
-    ) -> Sampled:
+    ) -> SampledTokens:
         """What was sampled, with the rows drawn again that shape their logits."""
         shaped = np.nonzero(self._slots.shaped[slots])[0]
         if len(shaped):
             tokens, logprobs = tokens.copy(), logprobs.copy()
             self._sample_shaped(slots, logits, columns, shaped, tokens, logprobs)
-        return Sampled(slots, tokens, logprobs, self._top(slots, logits))
+        return SampledTokens(slots, tokens, logprobs, self._top(slots, logits))
 
     def _top(self, slots: NDArray[np.int64], logits: Tensor) -> dict[int, TopTokens]:
         """The likeliest tokens of the rows that asked for them."""
@@ -247,7 +253,9 @@ def fill_scores(
 
 
 def draws(logits: Tensor, logprobs: Tensor, scoring: PromptScoring, position: int) -> TopTokens:
-    """Independent draws for each row, from a stream of their own: the answer's draws stay as they are."""
+    """Independent draws for each row, from a stream of their own: the answer's draws stay as they
+    are.
+    """
     assert scoring.alternatives is not None
     rows, k = logits.shape[0], scoring.alternatives.tokens.shape[1]
     if scoring.temperature > 0:

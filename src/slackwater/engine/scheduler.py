@@ -1,4 +1,5 @@
-"""Which rows run in the next step: decoding first, then prompts in chunks, by arrival; owners get equal shares (`owner_shares.py`).
+"""Which rows run in the next step: decoding first, then prompts in chunks, by arrival; owners get
+equal shares (`owner_shares.py`).
 
 When the cache is full the youngest request gives its blocks up and starts over later from its
 tokens; nothing of it is lost, and batch-invariant arithmetic brings back the same numbers.
@@ -20,7 +21,8 @@ from slackwater.engine.slots import SlotTable
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.lora import LoraAdapter
 
-TURN_STEPS = 8  # that rows have in a row where others are held back: choosing them anew would lengthen every step
+# that rows have in a row where others are held back: choosing them anew would lengthen every step
+TURN_STEPS = 8
 _LOOK_AHEAD = 64  # waiting requests looked at in one step when the first must wait
 
 
@@ -51,7 +53,9 @@ class PromptLoad(NamedTuple):
 
 
 class EngineLoad(NamedTuple):
-    """Prompts in the order of their service; how many requests decode, and the tokens that these look back on."""
+    """Prompts in the order of their service; how many requests decode, and the tokens that these
+    look back on.
+    """
 
     prompts: list[PromptLoad]
     decoding: int
@@ -133,7 +137,8 @@ class Scheduler:
     def plan(self, prompt_tokens: int | None = None, now_s: float = 0.0) -> StepPlan | None:
         """Rows for the next step, blocks held for all of them; None when there is nothing to do.
 
-        `prompt_tokens` bounds how many tokens of prompts are among them. `now_s` tells which owners are about.
+        `prompt_tokens` bounds how many tokens of prompts are among them. `now_s` tells which owners
+        are about.
         """
         self._admit()
         while self._running:
@@ -144,7 +149,9 @@ class Scheduler:
         return None
 
     def _rows_at_turn(self, now_s: float) -> StepPlan | None:
-        """The rows of the last step again, if others are held back for them and their turn is not over."""
+        """The rows of the last step again, if others are held back for them and their turn is not
+        over.
+        """
         self._turn_steps -= 1
         if not self._owners.several(now_s) or self._order is None or self._turn_steps <= 0:
             self._at_turn = None
@@ -168,7 +175,9 @@ class Scheduler:
         return plan
 
     def hold_ahead(self, plan: StepPlan) -> bool:
-        """Hold a block for the token after the planned one of every row; whether there was one for each."""
+        """Hold a block for the token after the planned one of every row; whether there was one for
+        each.
+        """
         table = self.slots
         after = table.computed[plan.slots] + plan.counts + 1
         if int(after.max()) > table.tables.shape[1] * table.block_tokens:
@@ -261,7 +270,9 @@ class Scheduler:
         counts: NDArray[np.int64],
         prompt_tokens: int | None,
     ) -> None:
-        """Share the step's tokens among the owners of prompts, for each the oldest first; decoding rows have theirs."""
+        """Share the step's tokens among the owners of prompts, for each the oldest first; decoding
+        rows have theirs.
+        """
         prompts = np.nonzero(pending > 1)[0]
         if not len(prompts):
             return

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from slackwater.engine.block_pool import Digest, chain
 from slackwater.engine.guide import Guide
-from slackwater.engine.request import Finished, GenerationRequest, PromptScores, TopTokens
+from slackwater.engine.request import Finished, GenerationRequest, PromptScoreRows, TopTokens
 from slackwater.engine.versions import Version
 
 _PADDING_LOGPROB = -99999.0
@@ -82,10 +82,10 @@ class Sequence:
         generated = tuple(known[len(self.request.prompt) :].tolist())
         self.request = replace(self.request, generated=generated)
 
-    def scores(self) -> PromptScores:
+    def scores(self) -> PromptScoreRows:
         assert self.scoring is not None
         held = self.scoring
-        return PromptScores(
+        return PromptScoreRows(
             self.request.request_id, held.logprobs, held.top, held.targets, held.alternatives
         )
 

@@ -1,7 +1,8 @@
-"""Logits as a request wants them changed: penalties, biases, and masks, all functions of its tokens.
+"""Logits as a request wants them changed: penalties, biases, and masks, all functions of its
+tokens.
 
-Each row is computed by itself, so that batch mates change nothing. Works on any device's tensors; requests
-that ask for none of this never come here.
+Each row is computed by itself, so that batch mates change nothing. Works on any device's tensors;
+requests that ask for none of this never come here.
 """
 
 from collections.abc import Sequence as ListLike
@@ -60,7 +61,9 @@ class Shaper:
             row[allowed] = kept
 
     def _guide(self, rows: Tensor, sequences: list[Sequence]) -> None:
-        """Mask all guided rows at once: the bits travel packed, and are unpacked where the logits are."""
+        """Mask all guided rows at once: the bits travel packed, and are unpacked where the logits
+        are.
+        """
         places = [i for i, sequence in enumerate(sequences) if sequence.guide is not None]
         if not places:
             return
@@ -89,7 +92,9 @@ def _ends_with(tokens: ListLike[int], end: ListLike[int]) -> bool:
 
 
 def _penalise(row: Tensor, params: Sampling, known: NDArray[np.int32], first: int) -> None:
-    """Repetition scales the logits of every token seen; presence and frequency lower generated ones'."""
+    """Repetition scales the logits of every token seen; presence and frequency lower generated
+    ones'.
+    """
     if params.repetition_penalty != 1.0:
         seen = _ids(row, np.unique(known))
         values, penalty = row[seen], params.repetition_penalty

@@ -1,4 +1,6 @@
-"""Weight versions: several full sets of weights and adapters, readable at once, bounded in number."""
+"""Weight versions: several full sets of weights and adapters, readable at once, bounded in
+number.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +29,7 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class WeightSlot:
     """A place for full weights that no request can see yet."""
 
     net: CausalLM
@@ -78,18 +80,20 @@ class VersionStore:
         self._executor.write(held.net, tensors)
         held.generation = self._generations
 
-    def begin(self) -> Room:
+    def begin(self) -> WeightSlot:
         """A place for full weights, taken until `finish` or `give_up`."""
-        room = Room(self._room())
+        room = WeightSlot(self._room())
         self._begun += 1
         return room
 
-    def fill(self, room: Room, tensors: Mapping[str, Tensor]) -> None:
-        """Write full weights where no request sees them; the one call that another thread may make meanwhile."""
+    def fill(self, room: WeightSlot, tensors: Mapping[str, Tensor]) -> None:
+        """Write full weights where no request sees them; the one call that another thread may make
+        meanwhile.
+        """
         self._check_full(tensors)
         self._executor.write(room.net, tensors)
 
-    def finish(self, version: str, room: Room) -> None:
+    def finish(self, version: str, room: WeightSlot) -> None:
         """Show what was filled, under a name that is not held."""
         if version in self._versions:
             self.give_up(room)
@@ -98,7 +102,7 @@ class VersionStore:
         self._generations += 1
         self._versions[version] = Version(room.net, None, self._generations)
 
-    def give_up(self, room: Room) -> None:
+    def give_up(self, room: WeightSlot) -> None:
         """Take a place back that will not be shown."""
         self._begun -= 1
         self._spare.append(room.net)

@@ -1,1 +1,3 @@
-"""What an answer must look like: wishes of clients compiled, checked, and followed token by token."""
+"""What an answer must look like: wishes of clients compiled, checked, and followed token by
+token.
+"""

@@ -8,7 +8,8 @@ from llguidance import LLMatcher, LLParserLimits
 from slackwater.model.errors import ConfigError
 from slackwater.model.sampling import Grammar
 
-# No free whitespace: a model that has nothing to say would write blanks until its tokens are used up.
+# No free whitespace: a model that has nothing to say would write blanks until its tokens are used
+# up.
 _JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _DRAFTS_WITH_ONE_MEANING = ("2019-09", "2020-12")  # of a $ref beside a $id
 _MAX_SOURCE_CHARACTERS = 1 << 20
@@ -70,7 +71,9 @@ def _schema(schema: Any) -> str:
 
 
 def _refuse_moved_references(schema: Any) -> None:
-    """A `$id` beside a `$ref` changes what the reference means in some drafts and nothing in others."""
+    """A `$id` beside a `$ref` changes what the reference means in some drafts and nothing in
+    others.
+    """
     if isinstance(schema, dict):
         if "$id" in schema and "$ref" in schema and schema["$ref"] and not _is_local(schema):
             raise ConfigError("json_schema: is not supported: $id beside $ref; write one of them")

@@ -27,7 +27,9 @@ class GrammarGuides:
     def guide(
         self, grammar: Grammar, generated: Sequence[int], ends: Collection[int]
     ) -> "GrammarGuide":
-        """A guide that stands after `generated`. A token of `ends` may come where the answer may end."""
+        """A guide that stands after `generated`. A token of `ends` may come where the answer may
+        end.
+        """
         matcher = LLMatcher(self._words(), compiled(grammar), log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise refused(grammar, matcher.get_error())

@@ -1,4 +1,6 @@
-"""Actions: atomic uses of resources outside the training cluster, by a tool call, a test run or a reward."""
+"""Actions: atomic uses of resources outside the training cluster, by a tool call, a test run or a
+reward.
+"""
 
 import math
 from dataclasses import dataclass
@@ -7,12 +9,14 @@ from enum import StrEnum
 from slackwater.model.amounts import CORES, GPUS, Elastic, Need
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import (
+    NOBODY,
     ActionId,
     EnvironmentId,
     JobId,
     NodeId,
     ResourceName,
     ServiceName,
+    TenantId,
 )
 
 
@@ -20,9 +24,10 @@ from slackwater.model.ids import (
 class ActionSpec:
     """What is asked for: who asks, where it must run, and what it costs (ARL-Tangram 4.1).
 
-    `kind` is the label under which durations are learned. `single_unit_s` is the duration on one unit of the elastic
-    resource, if known. It must have begun and ended `deadline_s` after it was submitted, and may run `limit_s`.
-    If its worker is lost it is run again `retries` times; never in an environment, whose state is lost too.
+    `kind` is the label under which durations are learned. `single_unit_s` is the duration on one
+    unit of the elastic resource, if known. It must have begun and ended `deadline_s` after it was
+    submitted, and may run `limit_s`. If its worker is lost it is run again `retries` times; never
+    in an environment, whose state is lost too.
     """
 
     action: ActionId
@@ -37,6 +42,7 @@ class ActionSpec:
     limit_s: float | None = None
     priority: int = 0
     retries: int = 0
+    tenant: TenantId = NOBODY
 
     def __post_init__(self) -> None:
         where = f"action {self.action}"
@@ -88,7 +94,8 @@ class OutcomeKind(StrEnum):
 class Grant:
     """What one action was given, exactly. Cores and GPUs are its own until it ends.
 
-    `amounts` has every resource that it asked for. `gpus` are the numbers of an aligned chunk on the node.
+    `amounts` has every resource that it asked for. `gpus` are the numbers of an aligned chunk on
+    the node.
     """
 
     amounts: tuple[tuple[ResourceName, int], ...]
@@ -103,7 +110,9 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How and when an action ended: `queued_s` until it was started, `ran_s` as its worker measured it."""
+    """How and when an action ended: `queued_s` until it was started, `ran_s` as its worker measured
+    it.
+    """
 
     kind: OutcomeKind
     reason: str = ""
@@ -114,12 +123,15 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSpec:
-    """A trajectory's own place on one node: it keeps its memory for life and holds no cores between actions."""
+    """A trajectory's own place on one node: it keeps its memory for life and holds no cores between
+    actions.
+    """
 
     environment: EnvironmentId
     job: JobId
     memory_mib: int
     priority: int = 0
+    tenant: TenantId = NOBODY
 
     def __post_init__(self) -> None:
         if self.memory_mib < 0:
@@ -146,14 +158,12 @@ class WorkerCapacity:
         if min(self.memory_mib, self.gpus, self.gpu_mib, self.staging_mib) < 0:
             raise ConfigError.of("capacity", self, "must not be negative")
 
-    @property
-    def core_count(self) -> int:
-        return sum(len(numa) for numa in self.cores)
-
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A resource that no worker brings: at most `concurrency` at once, at most `quota` in any `window_s` seconds, or both."""
+    """A resource that no worker brings: at most `concurrency` at once, at most `quota` in any
+    `window_s` seconds, or both.
+    """
 
     resource: ResourceName
     concurrency: int | None = None
@@ -173,8 +183,10 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Degree:
-    """One way to hold a service: on so many GPUs, with so much memory on each, restored from host memory in so long."""
+class ServiceShape:
+    """One way to hold a service: on so many GPUs, with so much memory on each, restored from host
+    memory in so long.
+    """
 
     gpus: int
     gpu_mib: int
@@ -183,10 +195,12 @@ class Degree:
 
 @dataclass(frozen=True, slots=True)
 class GpuService:
-    """A reward or judge model, staged in host memory once and restored onto a chunk of GPUs when an action asks for it."""
+    """A reward or judge model, staged in host memory once and restored onto a chunk of GPUs when an
+    action asks for it.
+    """
 
     service: ServiceName
-    degrees: tuple[Degree, ...]
+    degrees: tuple[ServiceShape, ...]
     host_mib: int = 0
 
     def __post_init__(self) -> None:
@@ -196,6 +210,6 @@ class GpuService:
                 f"service {self.service}: degrees", sizes, "must be different ones of 1, 2, 4 and 8"
             )
 
-    def degree(self, gpus: int) -> Degree | None:
+    def degree(self, gpus: int) -> ServiceShape | None:
         """How it is held on so many GPUs, if it can be."""
         return next((degree for degree in self.degrees if degree.gpus == gpus), None)

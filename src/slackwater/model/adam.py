@@ -1,4 +1,6 @@
-"""AdamW's settings: the one value that a client's wish becomes, in the log, on the wire and in the trainer."""
+"""AdamW's settings: the one value that a client's wish becomes, in the log, on the wire and in the
+trainer.
+"""
 
 import math
 from dataclasses import dataclass, fields

@@ -1,13 +1,14 @@
 """How much of a resource an action can use, and how much faster it gets with more."""
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Final
 
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import ResourceName
 
-# The resources that workers bring. Any other name is a limit that somebody declared (an API, a website).
+# The resources that workers bring. Any other name is a limit that somebody declared (an API, a
+# website).
 CORES: Final = ResourceName("cores")
 MEMORY_MIB: Final = ResourceName("memory_mib")
 GPUS: Final = ResourceName("gpus")
@@ -49,11 +50,6 @@ class Amounts:
     def most(self) -> int:
         return self.choices[-1]
 
-    def largest_within(self, units: int) -> int | None:
-        """The largest feasible amount of at most `units`."""
-        index = bisect_right(self.choices, units)
-        return self.choices[index - 1] if index else None
-
 
 @dataclass(frozen=True, slots=True)
 class Need:
@@ -65,7 +61,9 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """E(m) in (0, 1] at some amounts, straight lines between them, flat outside: running on m units takes T1 / (E(m) * m)."""
+    """E(m) in (0, 1] at some amounts, straight lines between them, flat outside: running on m units
+    takes T1 / (E(m) * m).
+    """
 
     points: tuple[tuple[int, float], ...] = ((1, 1.0),)
 

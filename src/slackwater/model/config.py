@@ -1,8 +1,9 @@
 """From tables (TOML, JSON, `--set`) to frozen dataclasses, and back.
 
-A component's configuration is its own dataclass; nothing here knows any of them. Unknown keys are refused with the key that was
-probably meant, and every error is one line that names the field by its path (`fleet.rollout.max_nodes`, `jobs[3].slo`), the value
-and the fix. A union of dataclasses is told apart by a `Literal` field that each of them has under the same name.
+A component's configuration is its own dataclass; nothing here knows any of them. Unknown keys are
+refused with the key that was probably meant, and every error is one line that names the field by
+its path (`fleet.rollout.max_nodes`, `jobs[3].slo`), the value and the fix. A union of dataclasses
+is told apart by a `Literal` field that each of them has under the same name.
 """
 
 import dataclasses
@@ -77,7 +78,9 @@ def decode(
 
 
 def override(table: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
-    """A copy of `table` with each `a.b=c` put in; list members are named by number (`jobs.0.slo=1.5`)."""
+    """A copy of `table` with each `a.b=c` put in; list members are named by number
+    (`jobs.0.slo=1.5`).
+    """
     result = cast(dict[str, Any], _copy(table))
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
@@ -106,7 +109,9 @@ def plain(value: Any) -> Any:
 
 
 def _located(at: str, message: str) -> str:
-    """The message of a dataclass under the path of its table; many begin with the table's name themselves."""
+    """The message of a dataclass under the path of its table; many begin with the table's name
+    themselves.
+    """
     own = at.rpartition(".")[2]
     return f"{at}: {message.removeprefix(f'{own}: ')}" if at else message
 

@@ -9,6 +9,11 @@
 A message says what was wrong, the value seen, and what to write instead.
 """
 
+import errno
+
+# Of an OSError: the disk is full or cannot be used, and no retry helps until a person acts.
+DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO)
+
 
 class SlackwaterError(Exception):
     """Base of all errors that are shown to a user as one line."""

@@ -3,7 +3,8 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 
-# WEAVE Table 2: GB on one 8-GPU node for the rollout and for the train actors; 3B is ours, scaled from 7B.
+# WEAVE Table 2: GB on one 8-GPU node for the rollout and for the train actors; 3B is ours, scaled
+# from 7B.
 _BILLIONS = (3.0, 7.0, 14.0, 32.0, 70.0)
 _ROLLOUT_GB = (137.8, 275.7, 445.4, 490.3, 391.2)
 _TRAIN_GB = (120.0, 240.0, 456.1, 520.4, 458.7)

@@ -34,11 +34,12 @@ OWN_KINDS = (InstanceKind.LOCAL, InstanceKind.DEDICATED)
 class InstanceSpec:
     """What an instance says of itself when it joins.
 
-    `max_running` is the concurrency cap (profiled for own engines, the SLO-safe room for borrowed ones).
-    `base_model` is the one that it can serve, empty if it can serve any. `job` is set when it is lent to one job only.
-    `max_versions` counts whole sets of weights, `max_adapters` adapters (0: they count as whole sets). Without `exact_continuation` (an engine that cannot go on
-    at a position of a random stream) a moved turn still keeps its tokens, but the rest may differ. `node` is where it runs, if that is known,
-    `place` what the co-scheduler calls that node.
+    `max_running` is the concurrency cap (profiled for own engines, the SLO-safe room for borrowed
+    ones). `base_model` is the one that it can serve, empty if it can serve any. `job` is set when
+    it is lent to one job only. `max_versions` counts whole sets of weights, `max_adapters` adapters
+    (0: they count as whole sets). Without `exact_continuation` (an engine that cannot go on at a
+    position of a random stream) a moved turn still keeps its tokens, but the rest may differ.
+    `node` is where it runs, if that is known, `place` what the co-scheduler calls that node.
     """
 
     instance: InstanceId

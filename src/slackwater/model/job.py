@@ -11,7 +11,8 @@ class JobProfile:
     """What one iteration needs, at worst: every response at the job's token limit (WEAVE 4.2).
 
     `train_s` holds on `train_nodes` nodes; on n nodes it is `train_s * train_nodes / n`, since the
-    data-parallel degree is matched to the group. State sizes are what one node keeps in host memory.
+    data-parallel degree is matched to the group. State sizes are what one node keeps in host
+    memory.
     """
 
     rollout_s: float
@@ -45,11 +46,12 @@ class JobProfile:
 
 @dataclass(frozen=True, slots=True)
 class JobTerms:
-    """What the owner of a submitted job asks for: how many iterations, and how much slower than alone they may be.
+    """What the owner of a submitted job asks for: how many iterations, and how much slower than
+    alone they may be.
 
-    `duty_ratio` is the largest share of its time that the job may wait for others (PlexRL 7.2); it bounds the slowdown as the SLO
-    does. Of two jobs that wait for a place, that of higher `priority` is tried first. Nodes and sizes are those that it needs
-    while it has no profile yet.
+    `duty_ratio` is the largest share of its time that the job may wait for others (PlexRL 7.2); it
+    bounds the slowdown as the SLO does. Of two jobs that wait for a place, that of higher
+    `priority` is tried first. Nodes and sizes are those that it needs while it has no profile yet.
     """
 
     iterations: int
@@ -83,8 +85,14 @@ class JobTerms:
     def profile(self, rollout_s: float, train_s: float, sync_s: float) -> JobProfile:
         """A profile of measured lengths."""
         return JobProfile(
-            *(rollout_s, train_s, sync_s, self.rollout_nodes, self.train_nodes),
-            *(self.rollout_state_gb, self.train_state_gb, self.model_billions),
+            rollout_s=rollout_s,
+            train_s=train_s,
+            sync_s=sync_s,
+            rollout_nodes=self.rollout_nodes,
+            train_nodes=self.train_nodes,
+            rollout_state_gb=self.rollout_state_gb,
+            train_state_gb=self.train_state_gb,
+            model_billions=self.model_billions,
         )
 
 

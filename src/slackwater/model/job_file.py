@@ -1,4 +1,6 @@
-"""What a person submits: a recipe or a command, the model that it trains, and the terms on which it shares the fleet."""
+"""What a person submits: a recipe or a command, the model that it trains, and the terms on which it
+shares the fleet.
+"""
 
 import json
 import re
@@ -16,7 +18,9 @@ _OURS = ("SLACKWATER_", "TINKER_")
 
 @dataclass(frozen=True, slots=True)
 class KnownProfile:
-    """What one iteration takes alone, where the owner knows it; sizes are what one node keeps in host memory."""
+    """What one iteration takes alone, where the owner knows it; sizes are what one node keeps in
+    host memory.
+    """
 
     rollout_s: float
     train_s: float
@@ -73,9 +77,11 @@ class OwnJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFile(OwnJob):
-    """One job. Its driver is `recipe` with `options` (as `slackwater train RECIPE --set` takes them), or `command`.
+    """One job. Its driver is `recipe` with `options` (as `slackwater train RECIPE --set` takes
+    them), or `command`.
 
-    `env` are variables of the driver, which runs in `workdir`. A known `profile` saves the cycles in which the job is profiled alone.
+    `env` are variables of the driver, which runs in `workdir`. A known `profile` saves the cycles
+    in which the job is profiled alone.
     """
 
     model: str
@@ -104,7 +110,9 @@ class JobFile(OwnJob):
             raise ConfigError.of("command", list(self.command), "must not have a zero byte")
 
     def assignments(self) -> list[str]:
-        """The recipe's settings as `--set` takes them: the options, and what this file says elsewhere."""
+        """The recipe's settings as `--set` takes them: the options, and what this file says
+        elsewhere.
+        """
         own = {"model": {"base": self.model}, "grpo": {"steps": self.iterations}}
         return [*_flat(own), "grpo.checkpoint_every=1", *_flat(self.options)]
 

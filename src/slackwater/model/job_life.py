@@ -11,7 +11,9 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class JobStage(StrEnum):
-    """submitted -> profiling -> placed | held | refused -> running -> finished | failed | stopped."""
+    """submitted -> profiling -> placed | held | refused -> running -> finished | failed |
+    stopped.
+    """
 
     SUBMITTED = "submitted"
     PROFILING = "profiling"
@@ -34,7 +36,9 @@ _OVER = frozenset({JobStage.REFUSED, JobStage.FINISHED, JobStage.FAILED, JobStag
 
 @dataclass(frozen=True, slots=True)
 class JobAccount:
-    """What a job has used: its share of engines' time, trainers' time, tokens, and its waiting for either."""
+    """What a job has used: its share of engines' time, trainers' time, tokens, and its waiting for
+    either.
+    """
 
     engine_s: float = 0.0
     trainer_s: float = 0.0

@@ -1,4 +1,6 @@
-"""Operations: the smallest model executions that a client asks for, in the order of their numbers."""
+"""Operations: the smallest model executions that a client asks for, in the order of their
+numbers.
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -36,7 +38,9 @@ class OpKind(StrEnum):
 
 
 class OpStatus(StrEnum):
-    """Waiting covers queued and running: until its result is durable, an operation is to be done."""
+    """Waiting covers queued and running: until its result is durable, an operation is to be
+    done.
+    """
 
     WAITING = "waiting"
     DONE = "done"
@@ -52,7 +56,9 @@ class FaultOwner(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One accepted operation of a job; `seq` orders it among those of its model (0 creates the model)."""
+    """One accepted operation of a job; `seq` orders it among those of its model (0 creates the
+    model).
+    """
 
     request: RequestId
     model: ModelId

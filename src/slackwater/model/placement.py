@@ -38,8 +38,9 @@ class PhaseSlot:
 class GroupPlan:
     """A cyclic order of phases that a group repeats: at worst one cycle takes `period_s`.
 
-    A job may have several slots of each phase in one cycle. On every node phases run in slot order; since a fixed
-    order only ever starts earlier when phases are shorter, worst-case lengths bound every cycle.
+    A job may have several slots of each phase in one cycle. On every node phases run in slot order;
+    since a fixed order only ever starts earlier when phases are shorter, worst-case lengths bound
+    every cycle.
     """
 
     period_s: float
@@ -52,7 +53,9 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One job pinned to nodes. `plan` is the group's cycle with this job in it, if the policy fixes one."""
+    """One job pinned to nodes. `plan` is the group's cycle with this job in it, if the policy fixes
+    one.
+    """
 
     job: JobId
     group: GroupId

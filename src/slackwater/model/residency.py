@@ -14,11 +14,12 @@ class Tier(IntEnum):
     DEVICE = 2
 
 
-class Role(Enum):
+class PartRole(Enum):
     """What happens to a part when its deployment leaves the device.
 
-    KEPT is written back to the host. FROZEN never changes: its host copy is made once, and it is dropped, not written back. SCRATCH
-    is not stored at all, and is zero when the deployment returns (an empty gradient).
+    KEPT is written back to the host. FROZEN never changes: its host copy is made once, and it is
+    dropped, not written back. SCRATCH is not stored at all, and is zero when the deployment returns
+    (an empty gradient).
     """
 
     KEPT = "kept"
@@ -28,7 +29,9 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class StateKey:
-    """A tensor by what it is, not by which process held it: elements [start, stop) of a parameter, of one kind."""
+    """A tensor by what it is, not by which process held it: elements [start, stop) of a parameter,
+    of one kind.
+    """
 
     job: str
     model: str
@@ -43,8 +46,9 @@ class StateKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One stored tensor: its key, its element type by PyTorch's name (`float32`), the bytes of an element, its role.
+class StoredPart:
+    """One stored tensor: its key, its element type by PyTorch's name (`float32`), the bytes of an
+    element, its role.
 
     `shape` is that of the whole parameter; a slice is of its elements laid out flat.
     """
@@ -52,7 +56,7 @@ class Part:
     key: StateKey
     dtype: str
     element_bytes: int
-    role: Role = Role.KEPT
+    role: PartRole = PartRole.KEPT
     shape: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -86,7 +90,9 @@ DEVICE_MB, HOST_MB, DISK_MB = (f"SLACKWATER_STATE_{tier}_MB" for tier in ("DEVIC
 
 @dataclass(frozen=True, slots=True)
 class ResidencySettings:
-    """What every node of a service gives to managed state, in megabytes (2**20 bytes). Without `host_mb` half of the node's memory."""
+    """What every node of a service gives to managed state, in megabytes (2**20 bytes). Without
+    `host_mb` half of the node's memory.
+    """
 
     device_mb: float
     host_mb: float | None = None

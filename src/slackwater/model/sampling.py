@@ -1,4 +1,6 @@
-"""How tokens are drawn: the one value that clients' wishes become, on the wire, in control and in the engine."""
+"""How tokens are drawn: the one value that clients' wishes become, on the wire, in control and in
+the engine.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +22,9 @@ _COUNTS = (
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer must look like. `source` is a JSON schema, a regular expression, a JSON list of
-    choices, or a grammar in Lark's notation; an object needs none."""
+    """What an answer must look like. `source` is a JSON schema, a regular expression, a JSON list
+    of choices, or a grammar in Lark's notation; an object needs none.
+    """
 
     kind: GrammarKind
     source: str = ""
@@ -31,17 +34,18 @@ class Grammar:
 class Sampling:
     """`temperature` 0 is greedy; every other default changes nothing.
 
-    `max_tokens` counts every token of the turn, wherever it was sampled; 0 scores the prompt only. A stop
-    token ends the output and is part of it, as are the tokens of a stop string; before `min_tokens` neither
-    ends it. The engine's own end tokens stop too, unless `ignore_eos`.
+    `max_tokens` counts every token of the turn, wherever it was sampled; 0 scores the prompt only.
+    A stop token ends the output and is part of it, as are the tokens of a stop string; before
+    `min_tokens` neither ends it. The engine's own end tokens stop too, unless `ignore_eos`.
 
-    Penalties look at the tokens so far: presence and frequency at the generated ones, repetition at the
-    prompt's too. `logit_bias` is added to tokens' logits; with `allowed_token_ids` no others are drawn. `bad_words` are
-    sequences of tokens: none of them is ever generated whole.
-    All of it depends on the tokens alone, so a turn goes on anywhere as if it had never moved.
+    Penalties look at the tokens so far: presence and frequency at the generated ones, repetition at
+    the prompt's too. `logit_bias` is added to tokens' logits; with `allowed_token_ids` no others
+    are drawn. `bad_words` are sequences of tokens: none of them is ever generated whole. All of it
+    depends on the tokens alone, so a turn goes on anywhere as if it had never moved.
 
-    Of the prompt: log-probs of its tokens, of the likeliest, of `target_prompt_tokens` (a row of tokens for
-    every position after the first; -1 asks for nothing), and `prompt_alternatives` draws for each position.
+    Of the prompt: log-probs of its tokens, of the likeliest, of `target_prompt_tokens` (a row of
+    tokens for every position after the first; -1 asks for nothing), and `prompt_alternatives` draws
+    for each position.
     """
 
     max_tokens: int

@@ -1,17 +1,8 @@
-"""Online services: what they promise their users, and what their devices do for it."""
+"""Online services: what they promise their users."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from slackwater.model.errors import ConfigError
-
-
-class ServingRole(StrEnum):
-    """Which part of a request a serving device does."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-    MIXED = "mixed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,9 @@ class LoraShape:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A client's connection in the large: it owns models, belongs to a job, and dies with its heartbeats."""
+    """A client's connection in the large: it owns models, belongs to a job, and dies with its
+    heartbeats.
+    """
 
     session: SessionId
     tenant: TenantId
@@ -43,8 +45,8 @@ class TrainedModel:
 class SamplingSession:
     """An immutable snapshot of weights to sample from.
 
-    `lineage` says where the weights come from in words that a rerun repeats (no random ids): default
-    seeds are drawn from it.
+    `lineage` says where the weights come from in words that a rerun repeats (no random ids):
+    default seeds are drawn from it.
     """
 
     sampling_session: SamplingSessionId

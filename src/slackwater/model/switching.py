@@ -7,10 +7,12 @@ from slackwater.model.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class SwitchCosts:
-    """Seconds by model size (WEAVE Figure 4: cold up to 135 s at 32B, warm up to 71.5 times faster).
+    """Seconds by model size (WEAVE Figure 4: cold up to 135 s at 32B, warm up to 71.5 times
+    faster).
 
-    Warm, from host memory, is part of every declared phase length, and saved when the state is on the devices already. Cold, with
-    processes and communicators built anew, is paid before a job's first phase wherever it is placed.
+    Warm, from host memory, is part of every declared phase length, and saved when the state is on
+    the devices already. Cold, with processes and communicators built anew, is paid before a job's
+    first phase wherever it is placed.
     """
 
     warm_base_s: float = 0.0

@@ -6,7 +6,9 @@ from typing import Any
 
 
 def toml_text(table: Mapping[str, Any]) -> str:
-    """Scalars and short lists first, then one section per table, one `[[section]]` per member of a list of tables."""
+    """Scalars and short lists first, then one section per table, one `[[section]]` per member of a
+    list of tables.
+    """
     return "\n".join(_lines(table, "")).strip("\n") + "\n"
 
 

@@ -9,8 +9,8 @@ from slackwater.model.errors import ConfigError
 from slackwater.model.ids import NOBODY, JobId, TenantId, TrajectoryId, TurnId
 from slackwater.model.sampling import Sampling as Sampling
 
-# One dispatch of one turn to one instance; unique for the life of a manager, and the request id that
-# the engine sees. A reply that names an older attempt is late and is discarded.
+# One dispatch of one turn to one instance; unique for the life of a manager, and the request id
+# that the engine sees. A reply that names an older attempt is late and is discarded.
 AttemptId = NewType("AttemptId", int)
 
 
@@ -25,9 +25,10 @@ class FinishReason(StrEnum):
 class TurnSpec:
     """One turn: what to generate, with which weights, and until when.
 
-    `job` owns it; `base_model` is what the weights are made from. `version` names the weights; `also_versions` are older ones that the job's staleness allows.
-    `deadline_s` is on the manager's clock; without one the manager's own limit holds.
-    `stream` asks for an `AppendTokens` command for every accepted frame. `owner` is whose share it takes.
+    `job` owns it; `base_model` is what the weights are made from. `version` names the weights;
+    `also_versions` are older ones that the job's staleness allows. `deadline_s` is on the manager's
+    clock; without one the manager's own limit holds. `stream` asks for an `AppendTokens` command
+    for every accepted frame. `owner` is whose share it takes.
     """
 
     turn: TurnId

@@ -1,17 +1,23 @@
-"""Names of what a fleet keeps: `slackwater:KIND/NAME`, the same on every node, whoever has the bytes.
+"""Names of what a fleet keeps: `slackwater:KIND/NAME`, the same on every node, whoever has the
+bytes.
 
-Kinds: `models` (base models by the name that the service gives them), `weights` (weight versions), `snapshots` and
-`checkpoints` (saved training states). A URI is no path: each node resolves it through its own files.
+Kinds: `models` (base models by the name that the service gives them), `weights` (weight versions),
+`snapshots` and `checkpoints` (saved training states). A URI is no path: each node resolves it
+through its own files.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
+from urllib.parse import quote
 
 from slackwater.model.errors import ConfigError
 
 SCHEME = "slackwater:"
 Kind = Literal["models", "weights", "snapshots", "checkpoints"]
 KINDS: tuple[str, ...] = get_args(Kind)
+VERSION_SUFFIX = ".safetensors"
+_MAX_VERSION_BYTES = 255 - len(".") - len(VERSION_SUFFIX) - len(".partial") - 33
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +43,22 @@ class Uri:
             kinds = ", ".join(KINDS)
             raise ConfigError.of("uri", text, f"must be slackwater:KIND/NAME, KIND one of {kinds}")
         return cls(kind, name)  # type: ignore[arg-type]  # it is one of KINDS
+
+
+def version_file(version: str) -> str:
+    """The name of the file of a weight version."""
+    name = quote(version, safe="-_:+=@").replace(".", "%2E")
+    if not name or len(name.encode()) > _MAX_VERSION_BYTES:
+        fix = f"must have 1 to {_MAX_VERSION_BYTES} characters"
+        raise ConfigError.of("version", version, fix)
+    return f"{name}{VERSION_SUFFIX}"
+
+
+def digest_file(path: Path) -> Path:
+    """Where the control plane notes the SHA-256 of a weight version's file that a node sent."""
+    return path.with_name(f".{path.name}.sha256")
+
+
+def version_uri(version: str) -> Uri:
+    """What every node calls a weight version."""
+    return Uri("weights", version_file(version))

@@ -41,7 +41,9 @@ def adapted_linears(
     adapters: RowAdapters | None,
     ops: NetOps,
 ) -> tuple[Tensor, ...]:
-    """`weight, bias, name` of each layer to its output for x, with the update of each row's adapter."""
+    """`weight, bias, name` of each layer to its output for x, with the update of each row's
+    adapter.
+    """
     only = None if adapters is None else adapters.only(x.shape[0])
     if adapters is not None and only is None:
         outputs = ((ops.linear(x, weight, bias), name) for weight, bias, name in layers)
@@ -133,7 +135,8 @@ class Decoder(nn.Module):
 
     def __init__(self, config: NetConfig) -> None:
         super().__init__()
-        # Its own initialisation would import torch's compiler on the meta device: 2 s at every worker's start.
+        # Its own initialisation would import torch's compiler on the meta device: 2 s at every
+        # worker's start.
         unset = torch.empty(config.vocab_size, config.hidden_size)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, _weight=unset)
         self.layers = nn.ModuleList(Layer(config, i) for i in range(config.num_layers))

@@ -78,7 +78,9 @@ def _unset(config: NetConfig, dtype: torch.dtype, device: torch.device) -> Causa
 
 
 def _materialise(net: CausalLM, dtype: torch.dtype, device: torch.device) -> None:
-    """Give every parameter memory. `to_empty` does the same, but imports torch's compiler for it: 1 s and more."""
+    """Give every parameter memory. `to_empty` does the same, but imports torch's compiler for it: 1
+    s and more.
+    """
     assert not list(net.buffers()), "buffers would stay on the meta device"
     for module in net.modules():
         for name, parameter in module.named_parameters(recurse=False):

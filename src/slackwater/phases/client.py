@@ -1,4 +1,6 @@
-"""The permits of one job over HTTP. The standard library only: this runs inside people's own programs."""
+"""The permits of one job over HTTP. The standard library only: this runs inside people's own
+programs.
+"""
 
 import http.client
 import json
@@ -17,7 +19,7 @@ _ERRORS = {404: NotFoundError, 422: ConfigError, 409: RefusedError, 400: ConfigE
 
 
 @dataclass(frozen=True, slots=True)
-class Permit:
+class PhasePermit:
     """The right to run one phase on some nodes. `switch`: another job ran there last."""
 
     number: int
@@ -51,15 +53,15 @@ class PermitPort(Protocol):
 
     def submit(self, asked: JobAsked) -> None: ...
 
-    def ask(self, job: str, phase: str, iteration: int) -> Permit: ...
+    def ask(self, job: str, phase: str, iteration: int) -> PhasePermit: ...
 
     def progress(
-        self, job: str, permit: Permit, finished: int, total: int, tokens: int
+        self, job: str, permit: PhasePermit, finished: int, total: int, tokens: int
     ) -> bool: ...
 
     def alive(self, job: str) -> None: ...
 
-    def give_back(self, job: str, permit: Permit, work_s: float) -> None: ...
+    def give_back(self, job: str, permit: PhasePermit, work_s: float) -> None: ...
 
     def end(self, job: str, outcome: str, reason: str) -> None: ...
 
@@ -83,16 +85,20 @@ class PermitClient:
         if not said.get("admitted", True):
             raise RefusedError(f"job {asked.name}: {said.get('reason', 'refused')}")
 
-    def ask(self, job: str, phase: str, iteration: int) -> Permit:
+    def ask(self, job: str, phase: str, iteration: int) -> PhasePermit:
         """Wait for the permit, however long; asking again is the same request."""
         while True:
             body = {"phase": phase, "iteration": iteration}
             status, said = self._answer("POST", f"{_of(job)}/permits", body, _POLL_S)
             if status == 200:
                 nodes = tuple(str(node) for node in said.get("nodes", ()))
-                return Permit(int(said["permit"]), phase, nodes, bool(said.get("switch", False)))
+                return PhasePermit(
+                    int(said["permit"]), phase, nodes, bool(said.get("switch", False))
+                )
 
-    def progress(self, job: str, permit: Permit, finished: int, total: int, tokens: int) -> bool:
+    def progress(
+        self, job: str, permit: PhasePermit, finished: int, total: int, tokens: int
+    ) -> bool:
         """Say how far the phase is, and that its holder lives. False: the permit was taken away."""
         body = {"finished": finished, "total": total, "tokens": tokens}
         said = self._call("POST", f"{_of(job)}/permits/{permit.number}/progress", body)
@@ -102,7 +108,7 @@ class PermitClient:
         """Say between phases that the program lives."""
         self._call("POST", f"{_of(job)}/alive", {})
 
-    def give_back(self, job: str, permit: Permit, work_s: float) -> None:
+    def give_back(self, job: str, permit: PhasePermit, work_s: float) -> None:
         """The phase is over."""
         body = {"work_s": max(work_s, 0.0)}
         self._call("DELETE", f"{_of(job)}/permits/{permit.number}", body)
@@ -129,10 +135,12 @@ class PermitClient:
             except (OSError, http.client.HTTPException) as error:
                 self._close()
                 problem = f"{type(error).__name__}: {error}"
-            # A service that never answered is not waited for: the address is wrong, or it is not up.
+            # A service that never answered is not waited for: the address is wrong, or it is not
+            # up.
             if time.monotonic() > deadline_s or not self._seen:
                 raise UnavailableError(
-                    f"SLACKWATER_URL: {self._url} does not answer ({problem}); is `slackwater up` running there?"
+                    f"SLACKWATER_URL: {self._url} does not answer ({problem}); is `slackwater "
+                    "up` running there?"
                 )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 2.0)
@@ -180,16 +188,18 @@ class NoService:
     def submit(self, asked: JobAsked) -> None:
         del asked
 
-    def ask(self, job: str, phase: str, iteration: int) -> Permit:
-        return Permit(0, phase)
+    def ask(self, job: str, phase: str, iteration: int) -> PhasePermit:
+        return PhasePermit(0, phase)
 
-    def progress(self, job: str, permit: Permit, finished: int, total: int, tokens: int) -> bool:
+    def progress(
+        self, job: str, permit: PhasePermit, finished: int, total: int, tokens: int
+    ) -> bool:
         return True
 
     def alive(self, job: str) -> None:
         del job
 
-    def give_back(self, job: str, permit: Permit, work_s: float) -> None:
+    def give_back(self, job: str, permit: PhasePermit, work_s: float) -> None:
         del job
 
     def end(self, job: str, outcome: str, reason: str) -> None:

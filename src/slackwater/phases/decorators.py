@@ -1,7 +1,9 @@
-"""`@slackwater.phase` and `@slackwater.runtime_hook`: wait for the permit, make the state resident, run, offload, give the permit back.
+"""`@slackwater.phase` and `@slackwater.runtime_hook`: wait for the permit, make the state resident,
+run, offload, give the permit back.
 
-Between phases the process sleeps with everything else it has: communicators, environments, compiled code. The decorators take plain
-functions, coroutines, generators and asynchronous generators; `with slackwater.phase("train"):` does the same to a block.
+Between phases the process sleeps with everything else it has: communicators, environments, compiled
+code. The decorators take plain functions, coroutines, generators and asynchronous generators; `with
+slackwater.phase("train"):` does the same to a block.
 """
 
 import asyncio
@@ -15,18 +17,19 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from slackwater.model.errors import ConfigError, SlackwaterError
-from slackwater.phases.job import PHASES, Job, current_job, inside
+from slackwater.phases.job import PHASES, HeldPhase, Job, current_job, inside
 
 F = TypeVar("F", bound=Callable[..., Any])
-State = Callable[..., Iterable[Any]] | Iterable[Any] | None
+State = Callable[..., Any] | Iterable[Any] | None
 
 
 class phase:  # noqa: N801  (it is used as a decorator)
     """One phase of the job's cycle, as a decorator or as a context.
 
-    `state`: what must be on the device while it runs (modules, optimizers, tensors), or a function of the call's arguments that gives
-    them; without it nothing is moved. `cores`: the processors that the calling thread is kept to. `iteration`: the step's number,
-    where calls are not one a step.
+    `state`: what must be on the device while it runs (modules, optimizers, tensors), or a function
+    of the call's arguments that gives them; without it nothing is moved. `cores`: the processors
+    that the calling thread is kept to. `iteration`: the step's number, where calls are not one a
+    step.
     """
 
     def __init__(
@@ -40,7 +43,7 @@ class phase:  # noqa: N801  (it is used as a decorator)
         if name not in PHASES:
             raise ConfigError.of("phase", name, f"must be one of {', '.join(PHASES)}")
         self._name = name
-        self._state = state
+        self._state = list(state) if isinstance(state, Iterator) else state
         self._cores = None if cores is None else frozenset(cores)
         self._iteration = iteration
         self._open: list[contextlib.ExitStack] = []
@@ -60,6 +63,7 @@ class phase:  # noqa: N801  (it is used as a decorator)
         job = current_job()
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._run(job, (), {}))
+            stack.enter_context(_on_cores(self._cores))
             self._open.append(stack.pop_all())
         return job
 
@@ -73,31 +77,37 @@ class phase:  # noqa: N801  (it is used as a decorator)
 
     @contextlib.contextmanager
     def _run(self, job: Job, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
-        """The permit outside, the processors and the state inside: what is not permitted moves nothing."""
+        """The permit outside, the state inside: what is not permitted moves nothing."""
         held = job.enter(self._name, self._iteration)
-        inner, sleeper = held.depth > 1, None
         try:
-            with _on_cores(self._cores):
-                if self._state is not None and not inner:
-                    from slackwater.phases.residency import sleeper_of  # tensors, only when needed
+            if self._state is not None:
+                from slackwater.phases.residency import residency  # tensors, only when needed
 
-                    made = self._state(*args, **kwargs) if callable(self._state) else self._state
-                    sleeper = sleeper_of(job, list(made))
-                    sleeper.wake()
-                yield
+                # Before it wakes: whoever leaves last takes all that was woken to sleep.
+                held.states.append(self._things(args, kwargs))
+                residency().wake(held.states[-1])
+            yield
         finally:
-            job.leave(held, None if sleeper is None else sleeper.sleep)
+            job.leave(held, _take_to_sleep)
+
+    def _things(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The state of this call. A module is callable, and is a state itself."""
+        made: Any = self._state
+        if callable(made) and not hasattr(made, "parameters"):
+            made = made(*args, **kwargs)
+        things = list(made) if isinstance(made, (list, tuple, Iterator)) else [made]
+        return [list(thing) if isinstance(thing, Iterator) else thing for thing in things]
 
     def _plain(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            with self._run(current_job(), args, kwargs):
+            with self._run(current_job(), args, kwargs), _on_cores(self._cores):
                 return function(*args, **kwargs)
 
         return call
 
     def _generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-            with self._run(current_job(), args, kwargs):
+            with self._run(current_job(), args, kwargs), _on_cores(self._cores):
                 return (yield from function(*args, **kwargs))
 
         return call
@@ -105,15 +115,17 @@ class phase:  # noqa: N801  (it is used as a decorator)
     def _coroutine(self, function: Callable[..., Any]) -> Callable[..., Any]:
         async def call(*args: Any, **kwargs: Any) -> Any:
             async with _in_thread(self, args, kwargs):
-                return await function(*args, **kwargs)
+                with _on_cores(self._cores):
+                    return await function(*args, **kwargs)
 
         return call
 
     def _async_generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
         async def call(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
             async with _in_thread(self, args, kwargs):
-                async for item in function(*args, **kwargs):
-                    yield item
+                with _on_cores(self._cores):
+                    async for item in function(*args, **kwargs):
+                        yield item
 
         return call
 
@@ -152,6 +164,13 @@ async def _in_thread(
         await asyncio.shield(leaving)
 
 
+def _take_to_sleep(held: HeldPhase) -> None:
+    if held.states:
+        from slackwater.phases.residency import residency
+
+        residency().sleep(held.states)
+
+
 def _leave_if_entered(running: Any) -> None:
     """On the phase's own thread, after the entering that was given up has ended."""
     with contextlib.suppress(SlackwaterError, StopIteration, RuntimeError):
@@ -183,8 +202,8 @@ def _on_cores(cores: frozenset[int] | None) -> Iterator[None]:
 def runtime_hook(function: F) -> F:
     """Report what the function returns as the running phase's progress, and return it.
 
-    It may return the number of finished responses, a pair (finished, total), a triple (finished, total, tokens), or a mapping with those
-    names; None reports nothing.
+    It may return the number of finished responses, a pair (finished, total), a triple (finished,
+    total, tokens), or a mapping with those names; None reports nothing.
     """
 
     @functools.wraps(function)

@@ -1,19 +1,25 @@
-"""The job that this process is, and the phase that it is in: one permit at a time, given back however the phase ends."""
+"""The job that this process is, and the phase that it is in: one permit at a time, given back
+however the phase ends.
+"""
 
 import atexit
 import contextlib
 import logging
 import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from slackwater.model.errors import ConfigError, RefusedError, SlackwaterError
-from slackwater.phases.client import JobAsked, NoService, Permit, PermitClient, PermitPort
+from slackwater.phases.awaited import is_awaited
+from slackwater.phases.client import JobAsked, NoService, PermitClient, PermitPort, PhasePermit
 
 logger = logging.getLogger(__name__)
 
@@ -21,26 +27,32 @@ URL, KEY, JOB, OFFLINE = "SLACKWATER_URL", "SLACKWATER_KEY", "SLACKWATER_JOB", "
 PHASES = ("rollout", "train", "sync")
 _ENDLESS = 1_000_000
 _ALIVE_S = 5.0  # how often the program says that it lives
+_LOOK_S = 0.5  # how often a thread that waits for its turn looks whether it could ever come
+_WARN_S = 60.0
 
 
 @dataclass(slots=True)
-class Held:
+class HeldPhase:
     """A phase that runs, and how deep in it we are."""
 
-    permit: Permit
+    permit: PhasePermit
     began_s: float
+    thread: threading.Thread = field(default_factory=threading.current_thread)
     depth: int = 1
     counts: tuple[int, int, int] = (0, 0, 0)
     ended: bool = False
     lost: bool = False
+    states: list[Any] = field(default_factory=list)  # what was woken, to sleep at its end
 
 
 # The phase that the running code is inside of: its thread's, its task's.
-inside: ContextVar[Held | None] = ContextVar("slackwater_phase", default=None)
+inside: ContextVar[HeldPhase | None] = ContextVar("slackwater_phase", default=None)
 
 
 class Job:
-    """See the module. One thread or task at a time is in a phase; others of the process wait for their turn."""
+    """See the module. One thread or task at a time is in a phase; others of the process wait for
+    their turn.
+    """
 
     def __init__(self, port: PermitPort, asked: JobAsked) -> None:
         self.name = asked.name
@@ -48,19 +60,21 @@ class Job:
         self._turn = (
             threading.Lock()
         )  # taken and given back by whichever thread a generator runs on
-        self._held: Held | None = None
+        self._held: HeldPhase | None = None
         self._iterations = dict.fromkeys(PHASES, 0)
         self._over = threading.Event()
         port.submit(asked)
         threading.Thread(target=self._say_alive, daemon=True).start()
 
     @property
-    def held(self) -> Held | None:
+    def held(self) -> HeldPhase | None:
         """The phase that runs now."""
         return self._held
 
-    def enter(self, phase: str, iteration: int | None = None) -> Held:
-        """Wait for the phase's permit. Inside the same phase that is no new phase; inside another it is an error."""
+    def enter(self, phase: str, iteration: int | None = None) -> HeldPhase:
+        """Wait for the phase's permit. Inside the same phase that is no new phase; inside another
+        it is an error.
+        """
         held = inside.get()
         if held is not None and held is self._held:
             if held.permit.phase != phase:
@@ -70,27 +84,58 @@ class Job:
                 )
             held.depth += 1
             return held
-        self._turn.acquire()
+        self._take_turn(phase)
         try:
             number = self._iterations[phase] if iteration is None else iteration
             permit = self._port.ask(self.name, phase, number)
             self._iterations[phase] = number + 1
-            self._held = held = Held(permit, time.monotonic())
+            thread = threading.current_thread()
+            self._held = held = HeldPhase(permit, time.monotonic(), thread)
         except BaseException:
             self._turn.release()
             raise
         inside.set(held)
         return held
 
-    def leave(self, held: Held, before: Callable[[], None] | None = None) -> None:
-        """The phase is over: run `before` (offloading), then give the permit back. The last of nested leaves does it."""
+    def _take_turn(self, phase: str) -> None:
+        """Wait until no other thread or task of the process is in a phase.
+
+        One that the phase itself waits for would wait for ever: it is told so.
+        """
+        waited_s = 0.0
+        while not self._turn.acquire(timeout=_LOOK_S):
+            waited_s += _LOOK_S
+            held, me = self._held, threading.current_thread()
+            if held is None:
+                continue
+            if is_awaited(me, by=held.thread):
+                raise RefusedError(
+                    f"phase {phase}: was entered by thread {me.name}, for which the "
+                    f"{held.permit.phase} phase of thread {held.thread.name} waits; run the thread "
+                    "in the phase's context (contextvars.copy_context().run), or after it"
+                )
+            if waited_s == _WARN_S:
+                logger.warning(
+                    "phase %s: thread %s has waited %.0f s for the %s phase of thread %s to end",
+                    phase,
+                    me.name,
+                    waited_s,
+                    held.permit.phase,
+                    held.thread.name,
+                )
+
+    def leave(self, held: HeldPhase, before: Callable[[HeldPhase], None] | None = None) -> None:
+        """The phase is over: run `before` (offloading), then give the permit back.
+
+        The last of nested leaves does it.
+        """
         held.depth -= 1
         if held.depth:
             return
         held.ended = True
         try:
             if before is not None:
-                before()
+                before(held)
         finally:
             self._held = None
             inside.set(None)
@@ -115,15 +160,17 @@ class Job:
                 self._port.end(self.name, outcome, reason)
 
     def _say_alive(self) -> None:
-        while not self._over.wait(_ALIVE_S):
+        """At once, and then again and again: a program that falls silent is taken to be gone."""
+        while not self._over.is_set():
             held = self._held
             if held is not None and not held.lost:
                 self._tell(held)
             else:
                 with contextlib.suppress(SlackwaterError):  # the next phase hears of it
                     self._port.alive(self.name)
+            self._over.wait(_ALIVE_S)
 
-    def _tell(self, held: Held) -> None:
+    def _tell(self, held: HeldPhase) -> None:
         try:
             held.lost = not self._port.progress(self.name, held.permit, *held.counts)
         except SlackwaterError as error:
@@ -145,9 +192,11 @@ def join(
     priority: int = 0,
     profile: dict[str, float] | None = None,
 ) -> Job:
-    """Say which job this process is; what is left out comes from the environment. The decorators do it by themselves.
+    """Say which job this process is; what is left out comes from the environment. The decorators do
+    it by themselves.
 
-    `SLACKWATER_URL` and `SLACKWATER_KEY` name the service, `SLACKWATER_JOB` the job; `SLACKWATER_OFFLINE=1` runs without a service.
+    `SLACKWATER_URL` and `SLACKWATER_KEY` name the service, `SLACKWATER_JOB` the job;
+    `SLACKWATER_OFFLINE=1` runs without a service.
     """
     global _current
     with _lock:
@@ -163,6 +212,7 @@ def join(
             profile,
         )
         _current = job = Job(_port(), asked)
+        _end_on_sigterm()
         if JOB not in os.environ:  # else whoever started us says when it is over
             atexit.register(_at_exit, job)
         return job
@@ -190,14 +240,38 @@ def _port() -> PermitPort:
         raise ConfigError.of(
             URL,
             url,
-            "must be the address of a running service (`slackwater up` prints it); SLACKWATER_OFFLINE=1 runs without one",
+            "must be the address of a running service (`slackwater up` prints it); "
+            "SLACKWATER_OFFLINE=1 runs without one",
         )
     return PermitClient(url, os.environ.get(KEY))
 
 
 def _at_exit(job: Job) -> None:
     failed = getattr(sys, "last_type", None) is not None
-    job.end("failed" if failed else "finished")
+    if _terminated.is_set():
+        job.end("stopped", "its program was told to end (SIGTERM)")
+    else:
+        job.end("failed" if failed else "finished")
+
+
+_terminated = threading.Event()
+
+
+def _end_on_sigterm() -> None:
+    """SIGTERM ends the program as `sys.exit` does: phases are left, permits given back.
+
+    A program that has a handler of its own keeps it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return  # only the main thread may set handlers
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _on_sigterm)
+
+
+def _on_sigterm(number: int, frame: FrameType | None) -> None:
+    _terminated.set()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends it at once
+    sys.exit(128 + number)
 
 
 def _whole(name: str, default: int) -> int:

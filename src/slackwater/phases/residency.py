@@ -1,11 +1,16 @@
-"""What a phase's tensors do between phases: they sleep in host memory, under this process's own state manager, and their device memory is free.
+"""Where a phase's tensors are between phases: asleep in host memory, their device memory free.
 
-Modules, optimizers and tensors keep their identity; only where their data is changes. Gradients are not kept: between phases there are none.
+The process has a state manager of its own. Modules, optimizers and tensors keep their identity;
+only where their data is changes. Gradients are not kept: between phases there are none. A tensor is
+in one group, whichever states name it: states that overlap split groups, so that a phase wakes what
+it needs and little more.
 """
 
 import atexit
+import itertools
 import tempfile
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,23 +19,20 @@ import torch
 from torch import Tensor
 
 from slackwater.model.errors import ConfigError
-from slackwater.model.residency import Part, StateBudgets, StateKey, Tier
-from slackwater.phases.job import Job
+from slackwater.model.residency import StateBudgets, StateKey, StoredPart, Tier
 from slackwater.state.device import DeviceTier
 from slackwater.state.manager import StateManager
 from slackwater.state.port import About
 
 _HUGE = 1 << 62
-_sleepers: dict[tuple[int, ...], "Sleeper"] = {}
-_lock = threading.Lock()
 
 
 def tensors_of(things: Iterable[Any]) -> Iterator[Tensor]:
-    """Every tensor of modules, optimizers, lists and mappings of them, each once."""
+    """Every tensor of modules, optimizers and containers of them, each once."""
     seen: set[int] = set()
     for thing in things:
         for tensor in _walk(thing):
-            if id(tensor) not in seen and tensor.numel():
+            if id(tensor) not in seen:
                 seen.add(id(tensor))
                 yield tensor
 
@@ -46,12 +48,12 @@ def _walk(thing: Any) -> Iterator[Tensor]:
     elif isinstance(thing, Mapping):
         for value in thing.values():
             yield from _walk(value)
-    elif isinstance(thing, (list, tuple)):
-        for value in thing:
-            yield from _walk(value)
     elif hasattr(thing, "optimizer"):  # a wrapper of an optimizer, as accelerate has one
         yield from _walk(thing.optimizer)
-    elif thing is not None and not isinstance(thing, (int, float, str, bool)):
+    elif isinstance(thing, Iterable) and not isinstance(thing, (str, bytes)):
+        for value in thing:
+            yield from _walk(value)
+    elif thing is not None and not isinstance(thing, (int, float, str, bytes, bool)):
         raise ConfigError.of(
             "phase state",
             type(thing).__name__,
@@ -59,101 +61,160 @@ def _walk(thing: Any) -> Iterator[Tensor]:
         )
 
 
-class Sleeper:
-    """The tensors of some objects on one device; `wake` and `sleep` move them. What is added later (moments) joins at the next sleep."""
+class TensorGroup:
+    """Tensors of one device that wake and sleep together."""
 
-    def __init__(self, name: str, things: Sequence[Any]) -> None:
-        self._name = name
-        self._things = things
-        self._tensors: list[Tensor] = []
-        self._shapes: list[torch.Size] = []
-        self._asleep = False
-        self._tier: DeviceTier | None = None
-        self._folder = tempfile.TemporaryDirectory(prefix="slackwater-phase-")
-        self._manager: StateManager | None = None
-
-    def wake(self) -> None:
-        """All tensors are on their device."""
-        if self._asleep and self._manager is not None:
-            self._manager.ensure(self._name, Tier.DEVICE, lease=True)
-            self._asleep = False
-
-    def sleep(self) -> None:
-        """All tensors are in host memory, and their device memory may be another's."""
-        found = list(tensors_of(self._things))
-        if not found:
-            return
-        if {id(t) for t in found} != {id(t) for t in self._tensors}:
-            self._manage(found)
-        assert self._manager is not None
-        self._manager.release(self._name)
-        self._manager.evict(self._name, Tier.HOST)
-        self._asleep = True
-
-    def bind(self, tensors: Mapping[StateKey, Tensor], about: About) -> None:
-        """For the manager: the tensors' data is here. The first time it is brought along, later it is there already."""
-        fresh = "shapes" not in about
-        for tensor, place, shape in zip(self._tensors, tensors.values(), self._shapes, strict=True):
-            view = place.view(shape)
-            if fresh:
-                view.copy_(tensor.detach())
-            tensor.data = view
-
-    def unbind(self) -> About:
-        for tensor in self._tensors:
-            tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        return {"shapes": [list(shape) for shape in self._shapes]}
-
-    def _manage(self, tensors: list[Tensor]) -> None:
-        """A new manager for what there is now; the old one's pages go."""
-        old = (self._tier, self._manager)
-        for tensor in tensors:
-            tensor.data = tensor.data.clone()  # off the old manager's memory
-        devices = {str(tensor.device) for tensor in tensors}
-        if len(devices) > 1:
-            raise ConfigError.of("phase state", sorted(devices), "must be on one device")
-        parts = [
-            Part(
-                StateKey(self._name, "process", str(number), "tensor", 0, tensor.numel()),
+    def __init__(self, name: str, tensors: Sequence[Tensor]) -> None:
+        self.name = name
+        ordered = sorted(tensors, key=lambda tensor: -tensor.element_size())
+        self._members = [weakref.ref(tensor) for tensor in ordered]
+        self._shapes = [tensor.shape for tensor in ordered]
+        self._places: list[Tensor] = []
+        self.asleep = False
+        self.parts = [
+            StoredPart(
+                StateKey(name, "process", str(number), "tensor", 0, tensor.numel()),
                 str(tensor.dtype).removeprefix("torch."),
                 tensor.element_size(),
                 shape=tuple(tensor.shape),
             )
-            for number, tensor in enumerate(tensors)
+            for number, tensor in enumerate(ordered)
         ]
-        ordered = sorted(range(len(parts)), key=lambda n: -parts[n].element_bytes)
-        self._tensors = [tensors[n] for n in ordered]
-        self._shapes = [tensors[n].shape for n in ordered]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Those that are still in use by the program."""
+        return [tensor for member in self._members if (tensor := member()) is not None]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every tensor is still there and, awake, where it was put."""
+        members = [member() for member in self._members]
+        if self.asleep:
+            return all(tensor is not None for tensor in members)
+        return all(
+            tensor is not None and tensor.data_ptr() == place.data_ptr() and tensor.shape == shape
+            for tensor, place, shape in zip(members, self._places, self._shapes, strict=True)
+        )
+
+    def bind(self, tensors: Mapping[StateKey, Tensor], about: About) -> None:
+        """The tensors' data is here; the first time it is brought along."""
+        fresh = "shapes" not in about
+        self._places = [
+            place.view(shape) for place, shape in zip(tensors.values(), self._shapes, strict=True)
+        ]
+        for member, place in zip(self._members, self._places, strict=True):
+            tensor = member()
+            if tensor is not None:
+                if fresh:
+                    place.copy_(tensor.detach())
+                tensor.data = place
+
+    def unbind(self) -> About:
+        self._places = []
+        for tensor in self.tensors:
+            tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return {"shapes": [list(shape) for shape in self._shapes]}
+
+    def let_go(self) -> None:
+        """Its tensors, which are awake, have memory of their own from here on."""
+        for tensor in self.tensors:
+            tensor.data = tensor.data.clone()
+        self._members = []
+        self._places = []
+
+
+class PhaseResidency:
+    """The groups of this process."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="slackwater-phase-")
         self._manager = StateManager(StateBudgets(_HUGE, _HUGE), Path(self._folder.name))
-        self._tier = DeviceTier(self._manager, "process", _HUGE, devices.pop())
-        self._manager.attach("process", self._tier)
-        self._tier.add(self._name, [parts[n] for n in ordered], self)
-        self._manager.ensure(self._name, Tier.DEVICE, lease=True)
-        _close(*old)
+        self._tiers: dict[str, DeviceTier] = {}
+        self._groups: dict[str, tuple[TensorGroup, DeviceTier]] = {}
+        self._numbers = itertools.count(1)
+        self._lock = threading.RLock()
+
+    def wake(self, things: Iterable[Any]) -> None:
+        """All their tensors are on their devices."""
+        wanted = {id(tensor) for tensor in tensors_of(things)}
+        with self._lock:
+            for group, _ in self._groups.values():
+                if group.asleep and any(id(tensor) in wanted for tensor in group.tensors):
+                    self._wake(group)
+
+    def sleep(self, things: Iterable[Any]) -> None:
+        """All their tensors are in host memory, and their device memory may be another's."""
+        with self._lock:
+            wanted = {id(tensor): tensor for tensor in tensors_of(things)}
+            loose = [t for t in self._regroup(wanted) if t.numel()]
+            for device in {str(tensor.device) for tensor in loose}:
+                inside = [t for t in loose if str(t.device) == device]
+                self._add([t for t in inside if id(t) in wanted], device)
+                self._add([t for t in inside if id(t) not in wanted], device)
+            for group, _ in self._groups.values():
+                if not group.asleep:
+                    self._manager.release(group.name)
+                    self._manager.evict(group.name, Tier.HOST)
+                    group.asleep = True
+
+    def _regroup(self, wanted: Mapping[int, Tensor]) -> list[Tensor]:
+        """Tensors that are in no group: new ones, and those of groups that are not as they were."""
+        found = dict(wanted)
+        for group, tier in list(self._groups.values()):
+            tensors = group.tensors
+            inside = [id(tensor) in wanted for tensor in tensors]
+            split = any(inside) and not all(inside)
+            changed = (any(inside) or not group.asleep) and not group.is_whole
+            if not tensors or split or changed:
+                if group.asleep and tensors:
+                    self._wake(group)
+                group.let_go()
+                del self._groups[group.name]
+                tier.forget(group.name)
+                found |= {id(tensor): tensor for tensor in tensors}
+        kept = {id(tensor) for group, _ in self._groups.values() for tensor in group.tensors}
+        return [tensor for number, tensor in found.items() if number not in kept]
+
+    def _add(self, tensors: Sequence[Tensor], device: str) -> None:
+        if not tensors:
+            return
+        if device not in self._tiers:
+            self._tiers[device] = DeviceTier(self._manager, device, _HUGE, device)
+            self._manager.attach(device, self._tiers[device])
+        tier = self._tiers[device]
+        group = TensorGroup(f"group-{next(self._numbers)}", tensors)
+        tier.add(group.name, group.parts, group)
+        self._groups[group.name] = (group, tier)
+        self._wake(group)
+
+    def _wake(self, group: TensorGroup) -> None:
+        self._manager.ensure(group.name, Tier.DEVICE, lease=True)
+        group.asleep = False
 
     def close(self) -> None:
-        if self._asleep:
-            self.wake()
-        for tensor in self._tensors:
-            tensor.data = tensor.data.clone()
-        _close(self._tier, self._manager)
-        self._tier = self._manager = None
-        self._tensors = []
-        self._folder.cleanup()
+        """Every tensor is awake, in memory of its own."""
+        with self._lock:
+            for group, _ in self._groups.values():
+                if group.asleep:
+                    self._wake(group)
+                group.let_go()
+            self._groups.clear()
+            for tier in self._tiers.values():
+                tier.close()
+            self._manager.close()
+            self._folder.cleanup()
 
 
-def _close(tier: DeviceTier | None, manager: StateManager | None) -> None:
-    if tier is not None:
-        tier.close()
-    if manager is not None:
-        manager.close()
+_residency: PhaseResidency | None = None
+_lock = threading.Lock()
 
 
-def sleeper_of(job: Job, things: Sequence[Any]) -> Sleeper:
-    """The one sleeper of these objects in this process."""
-    key = tuple(id(thing) for thing in things)
+def residency() -> PhaseResidency:
+    """The one of this process."""
+    global _residency
     with _lock:
-        if key not in _sleepers:
-            _sleepers[key] = made = Sleeper(job.name, things)
-            atexit.register(made.close)
-        return _sleepers[key]
+        if _residency is None:
+            _residency = PhaseResidency()
+            atexit.register(_residency.close)
+        return _residency

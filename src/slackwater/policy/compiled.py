@@ -11,7 +11,8 @@ F = TypeVar("F", bound=Callable[..., object])
 def compiled(function: F) -> F:
     """Machine code for a function over numbers and NumPy arrays; compiled once and kept on disk.
 
-    Hazard: the kept code is checked against the function's own file only. After a change to a compiled function that
-    others in other files call, remove the kept code (`make fresh-kernels`), or they go on with the old one.
+    Hazard: the kept code is checked against the function's own file only. After a change to a
+    compiled function that others in other files call, remove the kept code (`make fresh-kernels`),
+    or they go on with the old one.
     """
     return cast(F, numba.njit(cache=True)(function))

@@ -1,1 +1,3 @@
-"""Algorithms, environments and recipes: clients of the service through its public SDK, like anybody's."""
+"""Algorithms, environments and recipes: clients of the service through its public SDK, like
+anybody's.
+"""

@@ -4,8 +4,8 @@
         async with actions.environment(files={"main.py": "print(42)"}) as place:
             result = await place.run("python3", "main.py", cores=[1, 2, 4])
 
-Every action has a name of its own, so that asking again after a lost connection never runs it twice. A full queue
-(429) and a service that restarts are waited for, within `patience_s`.
+Every action has a name of its own, so that asking again after a lost connection never runs it
+twice. A full queue (429) and a service that restarts are waited for, within `patience_s`.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from types import TracebackType
 from typing import Any
 
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, UnavailableError
-from slackwater.rl.service_calls import Answer, CallError, ServiceCalls
+from slackwater.rl.service_calls import CallError, ServiceCalls, ServiceReply
 
 _HOLD_S = 20.0
 _MOST_CONNECTIONS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class ActionResult:
+class ActionOutcome:
     """How an action ended. `outcome` is done, failed, timed_out, cancelled, lost or refused."""
 
     action: str
@@ -47,7 +47,7 @@ class ActionResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class RewardScore:
     """What a reward model says of a text; `score` is the mean of `logprobs`."""
 
     score: float
@@ -79,8 +79,9 @@ class ActionClient:
 
     async def run(
         self, *command: str, environment: str | None = None, **given: Any
-    ) -> ActionResult:
-        """One action to its end. `given` are fields of the API, such as cores, limit_s, stdin, limits.
+    ) -> ActionOutcome:
+        """One action to its end. `given` are fields of the API, such as cores, limit_s, stdin,
+        limits.
 
         If this task is cancelled, so is the action.
         """
@@ -99,19 +100,23 @@ class ActionClient:
             raise
         return _result(answer.said)
 
-    async def score(self, service: str, tokens: Sequence[int], **given: Any) -> "Score":
-        """What a reward service's model says of a text: the log-probs of its tokens but the first, and their mean."""
+    async def score(self, service: str, tokens: Sequence[int], **given: Any) -> "RewardScore":
+        """What a reward service's model says of a text: the log-probs of its tokens but the first,
+        and their mean.
+        """
         result = await self.run(service=service, tokens=list(tokens), **given)
         if not result.ok:
             raise UnavailableError(f"service {service}: {result.outcome}: {result.reason}")
-        return Score(**json.loads(result.stdout))
+        return RewardScore(**json.loads(result.stdout))
 
     @contextlib.asynccontextmanager
-    async def environment(self, **given: Any) -> "AsyncIterator[Place]":
-        """An environment for as long as the block lasts; fields of the API: files, snapshot, memory_mib."""
+    async def environment(self, **given: Any) -> "AsyncIterator[ActionEnvironment]":
+        """An environment for as long as the block lasts; fields of the API: files, snapshot,
+        memory_mib.
+        """
         name = await self.open(**given)
         try:
-            yield Place(self, name)
+            yield ActionEnvironment(self, name)
         finally:
             await self.close(name)
 
@@ -133,7 +138,9 @@ class ActionClient:
 
     @contextlib.asynccontextmanager
     async def permit(self, **uses: int) -> AsyncIterator[None]:
-        """Hold so much of some limits while the block lasts: a call of an API with a quota goes inside."""
+        """Hold so much of some limits while the block lasts: a call of an API with a quota goes
+        inside.
+        """
         body = {"action": secrets.token_hex(12), "job": self._job, "uses": uses}
         asked = (await self._ask("POST", "/slackwater/actions", body)).said["action"]
         path = f"/slackwater/actions/{asked}"
@@ -145,7 +152,7 @@ class ActionClient:
         finally:
             await self._ask("POST", f"{path}/done", {"ran_s": time.monotonic() - began_s})
 
-    async def _ask(self, method: str, path: str, body: object = None) -> Answer:
+    async def _ask(self, method: str, path: str, body: object = None) -> ServiceReply:
         """Ask until there is an answer that is not "later"."""
         deadline_s = time.monotonic() + self._patience_s
         pause_s = 0.05
@@ -164,20 +171,20 @@ class ActionClient:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ActionEnvironment:
     """An environment: what runs in it finds what ran before."""
 
     client: ActionClient
     name: str
 
-    async def run(self, *command: str, **given: Any) -> ActionResult:
+    async def run(self, *command: str, **given: Any) -> ActionOutcome:
         return await self.client.run(*command, environment=self.name, **given)
 
     async def snapshot(self, name: str) -> None:
         await self.client.snapshot(self.name, name)
 
 
-def _checked(answer: Answer) -> Answer:
+def _checked(answer: ServiceReply) -> ServiceReply:
     if answer.status < 400:
         return answer
     found = answer.said.get("error") if isinstance(answer.said, dict) else None
@@ -189,9 +196,9 @@ def _checked(answer: Answer) -> Answer:
     raise RefusedError(said)
 
 
-def _result(said: dict[str, Any]) -> ActionResult:
+def _result(said: dict[str, Any]) -> ActionOutcome:
     usage = said["usage"]
-    return ActionResult(
+    return ActionOutcome(
         action=said["action"],
         outcome=said["outcome"],
         reason=said["reason"],

@@ -9,12 +9,16 @@ Floats = npt.NDArray[np.float32]
 
 
 def is_informative(rewards: Sequence[float]) -> bool:
-    """Whether a group can teach anything: its rewards are not all alike (DAPO's dynamic sampling)."""
+    """Whether a group can teach anything: its rewards are not all alike (DAPO's dynamic
+    sampling).
+    """
     return max(rewards) - min(rewards) > 1e-9
 
 
 def farthest_apart(rewards: Sequence[float], count: int) -> list[int]:
-    """The places of `count` rewards whose variance is the largest: some of the lowest and some of the highest (down-sampling as in PODS)."""
+    """The places of `count` rewards whose variance is the largest: some of the lowest and some of
+    the highest (down-sampling as in PODS).
+    """
     order = sorted(range(len(rewards)), key=lambda place: (rewards[place], place))
     if count >= len(order):
         return sorted(order)
@@ -25,7 +29,8 @@ def farthest_apart(rewards: Sequence[float], count: int) -> list[int]:
 def group_advantages(rewards: Sequence[float], *, by_spread: bool) -> Floats:
     """Each reward less the group's mean and, `by_spread`, over its standard deviation (GRPO).
 
-    Rewards that are alike give nothing: dividing their rounding errors by each other would make noise of them.
+    Rewards that are alike give nothing: dividing their rounding errors by each other would make
+    noise of them.
     """
     values = np.asarray(rewards, np.float64)
     if not is_informative(rewards):
@@ -42,9 +47,9 @@ def token_advantages(
 ) -> list[Floats]:
     """What each sampled token of an update is pushed by, sample by sample.
 
-    The service's losses are sums: dividing by the update's tokens makes this the token mean of DAPO 3.3. The bonus
-    adds the entropy's own policy gradient: a token is pushed by how much more surprising it was than most. `tokens` is
-    given where the update has more samples than these.
+    The service's losses are sums: dividing by the update's tokens makes this the token mean of DAPO
+    3.3. The bonus adds the entropy's own policy gradient: a token is pushed by how much more
+    surprising it was than most. `tokens` is given where the update has more samples than these.
     """
     surprise = -np.concatenate([*logprobs, np.zeros(0, np.float32)])
     usual = float(surprise.mean()) if surprise.size else 0.0

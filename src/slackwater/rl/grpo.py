@@ -1,7 +1,7 @@
 """GRPO from top to bottom, as a client of the service.
 
-A step: snapshot the weights, sample groups of answers, turn rewards into advantages within each group, and
-update with a clipped policy loss.
+A step: snapshot the weights, sample groups of answers, turn rewards into advantages within each
+group, and update with a clipped policy loss.
 """
 
 import time
@@ -22,21 +22,24 @@ from slackwater.rl.advantages import (
 from slackwater.rl.environments import playable
 from slackwater.rl.prompt_order import PromptOrder, PromptUse
 from slackwater.rl.recipe import Recipe
-from slackwater.rl.rollout import Group, Rollout
-from slackwater.rl.run_directory import Checkpoint, RunDirectory
-from slackwater.rl.text import Text, text_of
+from slackwater.rl.rollout import Rollout, TrajectoryGroup
+from slackwater.rl.run_directory import RunCheckpoint, RunDirectory
+from slackwater.rl.text import TextRenderer, text_of
 from slackwater.rl.trajectory import Trajectory
 
 ADAM_EPS = 1e-8
 Watch = Callable[[int, dict[str, float]], None]
+Stage = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """The groups of one step; those in `kept` can teach something, and have only what is trained on."""
+class SampledGroups:
+    """The groups of one step; those in `kept` can teach something, and have only what is trained
+    on.
+    """
 
-    groups: list[Group]
-    kept: list[Group]
+    groups: list[TrajectoryGroup]
+    kept: list[TrajectoryGroup]
 
 
 def run(
@@ -45,27 +48,33 @@ def run(
     folder: RunDirectory,
     watch: Watch,
     actions: ActionThread | None = None,
+    stage: Stage = lambda what: None,
 ) -> str:
-    """Train to the recipe's end, from the folder's checkpoint if it has one; the path of the final weights.
-
-    `actions` is where an environment runs what the model writes.
+    """Train to the recipe's end, from the folder's checkpoint if it has one; the path of the final
+    weights. `actions` is where an environment runs what the model writes; `stage` is told what the
+    run waits for.
     """
     environment = playable(recipe.environment, actions)
+    stage(f"a trainer to load {recipe.model.base}")
     training = _training_client(recipe, service, folder.checkpoint)
     text = text_of(recipe.model.text, training.get_tokenizer())
     if folder.checkpoint is None:
+        stage(f"{recipe.warm_up.steps} steps of warm-up on demonstrations")
         warm_up(recipe, training, text)
+        stage("the first checkpoint")
         _save(training, folder, steps_done=0, prompts_used=0)
     assert folder.checkpoint is not None
     used = folder.checkpoint.prompts_used
     for step in range(folder.checkpoint.steps_done, recipe.grpo.steps):
         began_s = time.perf_counter()
+        stage(f"the samples of step {step + 1}")
         sampler = training.save_weights_and_get_sampling_client()
         rollout = Rollout(sampler, environment, text, recipe.sampling, seed=recipe.grpo.seed)
         overlapped = _overlapped(recipe, training, folder)
         drawn = _draw(recipe, rollout, used, overlapped.add if overlapped else _later)
         used += len(drawn.groups)
         sampled_s = time.perf_counter()
+        stage(f"the update of step {step + 1}")
         learnt = overlapped.finish() if overlapped else _update(recipe, training, drawn.kept)
         metrics = {
             **_rollout_metrics(drawn),
@@ -86,7 +95,7 @@ def run(
 
 
 def _training_client(
-    recipe: Recipe, service: tinker.ServiceClient, checkpoint: Checkpoint | None
+    recipe: Recipe, service: tinker.ServiceClient, checkpoint: RunCheckpoint | None
 ) -> Any:
     if checkpoint is not None:
         return service.create_training_client_from_state_with_optimizer(checkpoint.state_path)
@@ -94,7 +103,7 @@ def _training_client(
     return service.create_lora_training_client(model.base, rank=model.lora_rank, seed=model.seed)
 
 
-def warm_up(recipe: Recipe, training: Any, text: Text) -> None:
+def warm_up(recipe: Recipe, training: Any, text: TextRenderer) -> None:
     """Teach the form of an answer by demonstrations, before any reward."""
     settings, environment = recipe.warm_up, recipe.environment
     futures = []
@@ -112,7 +121,7 @@ def warm_up(recipe: Recipe, training: Any, text: Text) -> None:
         future.result()
 
 
-def _demonstrated(turns: Sequence[tuple[str, str]], text: Text) -> Trajectory:
+def _demonstrated(turns: Sequence[tuple[str, str]], text: TextRenderer) -> Trajectory:
     trajectory = Trajectory(text.first(turns[0][0]))
     for number, (observation, answer) in enumerate(turns):
         if number:
@@ -122,24 +131,24 @@ def _demonstrated(turns: Sequence[tuple[str, str]], text: Text) -> Trajectory:
     return trajectory
 
 
-def _later(group: Group) -> None:
+def _later(group: TrajectoryGroup) -> None:
     """All groups are trained on together, once the last is whole."""
 
 
 def _draw(
-    recipe: Recipe, rollout: Rollout, used: int, on_kept: Callable[[Group], None] = _later
-) -> Drawn:
+    recipe: Recipe, rollout: Rollout, used: int, on_kept: Callable[[TrajectoryGroup], None] = _later
+) -> SampledGroups:
     """Sample groups until enough of them teach something, or as many as the step may draw."""
     grpo = recipe.grpo
     order = PromptOrder(recipe.environment.prompts, grpo.seed)
-    drawn = Drawn([], [])
+    drawn = SampledGroups([], [])
     limit = grpo.max_groups if grpo.dynamic_sampling else grpo.groups
     while len(drawn.kept) < grpo.groups and len(drawn.groups) < limit:
         count = min(grpo.groups - len(drawn.kept), limit - len(drawn.groups))
         uses: Sequence[PromptUse] = order.uses(used + len(drawn.groups), count)
         place = {use: number for number, use in enumerate(uses)}
-        sampled: list[Group] = []
-        kept: list[Group] = []
+        sampled: list[TrajectoryGroup] = []
+        kept: list[TrajectoryGroup] = []
         for group in rollout.completed(uses, grpo.group_size):
             sampled.append(group)
             if is_informative(group.rewards):
@@ -156,18 +165,20 @@ def trained_on(recipe: Recipe) -> int:
 
 
 class OverlappedUpdate:
-    """One optimizer step whose passes begin before all groups are there, in micro-batches of `overlap` and more."""
+    """One optimizer step whose passes begin before all groups are there, in micro-batches of
+    `overlap` and more.
+    """
 
     def __init__(self, recipe: Recipe, training: Any, expected_tokens: int) -> None:
         self._recipe = recipe
         self._training = training
         self._expected_tokens = expected_tokens
-        self._pending: list[Group] = []
-        self._passes: list[tuple[Any, Sequence[Group]]] = []
+        self._pending: list[TrajectoryGroup] = []
+        self._passes: list[tuple[Any, Sequence[TrajectoryGroup]]] = []
         self._began_s: float | None = None
         self._last_whole_s = 0.0
 
-    def add(self, group: Group) -> None:
+    def add(self, group: TrajectoryGroup) -> None:
         """Train on it as soon as enough others are whole."""
         self._last_whole_s = time.perf_counter()
         self._pending.append(group)
@@ -209,7 +220,9 @@ def _overlapped(recipe: Recipe, training: Any, folder: RunDirectory) -> Overlapp
 
 
 def _expected_tokens(recipe: Recipe, folder: RunDirectory) -> int:
-    """How many tokens the step will train on: as many as the last one that trained, else as many as it may."""
+    """How many tokens the step will train on: as many as the last one that trained, else as many as
+    it may.
+    """
     grpo = recipe.grpo
     for row in reversed(folder.metrics()):
         if row.get("groups/kept", 0.0) > 0:
@@ -224,7 +237,7 @@ def _loss_config(recipe: Recipe) -> dict[str, float]:
     return {"clip_low_threshold": grpo.clip_low, "clip_high_threshold": grpo.clip_high}
 
 
-def _update(recipe: Recipe, training: Any, groups: Sequence[Group]) -> dict[str, float]:
+def _update(recipe: Recipe, training: Any, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     """One optimizer step per share of the groups; the requests are queued together."""
     grpo = recipe.grpo
     queued = []
@@ -249,9 +262,11 @@ def _update(recipe: Recipe, training: Any, groups: Sequence[Group]) -> dict[str,
 
 
 def policy_data(
-    recipe: Recipe, groups: Sequence[Group], tokens: int | None = None
+    recipe: Recipe, groups: Sequence[TrajectoryGroup], tokens: int | None = None
 ) -> list[tinker.Datum]:
-    """Every trajectory with what its tokens are pushed by, each one part in `tokens` (default: in all of these)."""
+    """Every trajectory with what its tokens are pushed by, each one part in `tokens` (default: in
+    all of these).
+    """
     grpo = recipe.grpo
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     advantages = np.concatenate(
@@ -263,7 +278,7 @@ def policy_data(
     return [trajectory.policy_datum(pushed) for trajectory, pushed in pairs]
 
 
-def _sampler_kl(passed: Any, groups: Sequence[Group]) -> float:
+def _sampler_kl(passed: Any, groups: Sequence[TrajectoryGroup]) -> float:
     """How far the learner's log-probs of the sampled tokens are from the sampler's, on the mean."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     gaps = [
@@ -284,7 +299,7 @@ def _adam(learning_rate: float, grad_clip_norm: float) -> tinker.AdamParams:
     )
 
 
-def _rollout_metrics(drawn: Drawn) -> dict[str, float]:
+def _rollout_metrics(drawn: SampledGroups) -> dict[str, float]:
     trajectories = [t for group in drawn.groups for t in group.trajectories]
     surprise = np.concatenate([-t.sampled_logprobs for t in trajectories])
     return {
@@ -307,4 +322,4 @@ def _good_enough(recipe: Recipe, folder: RunDirectory) -> bool:
 def _save(training: Any, folder: RunDirectory, steps_done: int, prompts_used: int) -> None:
     """First the service has the state for good, then the folder names it."""
     saved = training.save_state(f"step-{steps_done:06d}").result()
-    folder.keep(Checkpoint(steps_done, prompts_used, saved.path))
+    folder.keep(RunCheckpoint(steps_done, prompts_used, saved.path))

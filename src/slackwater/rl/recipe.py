@@ -14,7 +14,8 @@ from slackwater.rl.environments import AnyEnvironment
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """What is trained: a base model of the service by name; rank 0 trains all of it, else an adapter.
+    """What is trained: a base model of the service by name; rank 0 trains all of it, else an
+    adapter.
 
     `text` says how observations are put to it: as they are, or as turns of a chat.
     """
@@ -35,7 +36,9 @@ class SamplingSettings:
 
 @dataclass(frozen=True, slots=True)
 class WarmUpSettings:
-    """Supervised steps on demonstrations first, where a random model would never hit on a valid answer."""
+    """Supervised steps on demonstrations first, where a random model would never hit on a valid
+    answer.
+    """
 
     steps: int = 0
     batch: int = 64
@@ -46,14 +49,16 @@ class WarmUpSettings:
 class GrpoSettings:
     """GRPO with PPO clipping, a higher upper clip and dynamic sampling (DAPO 3.1, 3.2).
 
-    A step draws prompts until `groups` of them gave differing rewards, or `max_groups` were drawn; with
-    `dynamic_sampling` off it draws `groups`. Of each group the `train_on` answers whose rewards lie farthest apart are trained on
-    (down-sampling as in PODS; 0: all of them), since sampling an answer costs less than training on one. `updates` optimizer steps share a step's groups out among themselves.
-    Past `stop_at_reward`, averaged over ten steps, the run ends early.
+    A step draws prompts until `groups` of them gave differing rewards, or `max_groups` were drawn;
+    with `dynamic_sampling` off it draws `groups`. Of each group the `train_on` answers whose
+    rewards lie farthest apart are trained on (down-sampling as in PODS; 0: all of them), since
+    sampling an answer costs less than training on one. `updates` optimizer steps share a step's
+    groups out among themselves. Past `stop_at_reward`, averaged over ten steps, the run ends early.
 
-    With `overlap` above 0 the learner begins on whole groups in micro-batches of at least `overlap` trajectories while
-    the rest still roll out (RLBoost 4.1). The weights change once, after all of them, so the step stays on-policy; each
-    token counts for one part in the tokens of the step before, since this one's are not known yet.
+    With `overlap` above 0 the learner begins on whole groups in micro-batches of at least `overlap`
+    trajectories while the rest still roll out (RLBoost 4.1). The weights change once, after all of
+    them, so the step stays on-policy; each token counts for one part in the tokens of the step
+    before, since this one's are not known yet.
     """
 
     steps: int = 100
@@ -111,6 +116,12 @@ def recipe_names() -> list[str]:
     """The recipes that come with the package."""
     folder = files("slackwater.rl") / "recipes"
     return sorted(item.name[:-5] for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def recipe_description(name: str) -> str:
+    """What a recipe of the package trains: the comment on its first line."""
+    text = (files("slackwater.rl") / "recipes" / f"{name}.toml").read_text()
+    return text.partition("\n")[0].removeprefix("#").strip()
 
 
 def _table(name: str) -> dict[str, Any]:

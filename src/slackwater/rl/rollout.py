@@ -1,4 +1,6 @@
-"""Groups of trajectories through a sampling client, each turn sent as soon as the one before it has ended."""
+"""Groups of trajectories through a sampling client, each turn sent as soon as the one before it has
+ended.
+"""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -9,15 +11,15 @@ from typing import Any
 import numpy as np
 import tinker
 
-from slackwater.rl.environments.episode import Environment, Episode, Reply
+from slackwater.rl.environments.episode import EnvironmentReply, Episode, EpisodeEnvironment
 from slackwater.rl.prompt_order import PromptUse
 from slackwater.rl.recipe import SamplingSettings
-from slackwater.rl.text import Text
+from slackwater.rl.text import TextRenderer
 from slackwater.rl.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class TrajectoryGroup:
     """The trajectories of one use of one prompt."""
 
     use: PromptUse
@@ -27,13 +29,13 @@ class Group:
     def rewards(self) -> list[float]:
         return [trajectory.reward for trajectory in self.trajectories]
 
-    def of(self, places: Sequence[int]) -> "Group":
+    def of(self, places: Sequence[int]) -> "TrajectoryGroup":
         """Some of its trajectories."""
-        return Group(self.use, tuple(self.trajectories[place] for place in places))
+        return TrajectoryGroup(self.use, tuple(self.trajectories[place] for place in places))
 
 
 @dataclass(slots=True)
-class Member:
+class GroupMember:
     """One trajectory under way; `ended` if its last answer had its end token."""
 
     number: int
@@ -45,15 +47,15 @@ class Member:
 class Rollout:
     """Samples groups from one snapshot of the weights.
 
-    Every request has a seed of its own made from the run's seed, the prompt's use, the member and the turn, so
-    that what is sampled does not depend on which answer came first.
+    Every request has a seed of its own made from the run's seed, the prompt's use, the member and
+    the turn, so that what is sampled does not depend on which answer came first.
     """
 
     def __init__(
         self,
         sampler: Any,
-        environment: Environment,
-        text: Text,
+        environment: EpisodeEnvironment,
+        text: TextRenderer,
         settings: SamplingSettings,
         seed: int,
     ) -> None:
@@ -63,25 +65,25 @@ class Rollout:
         self._settings = settings
         self._seed = seed
 
-    def groups(self, uses: Sequence[PromptUse], size: int) -> list[Group]:
+    def groups(self, uses: Sequence[PromptUse], size: int) -> list[TrajectoryGroup]:
         """A group of `size` trajectories for each use, in the order of the uses."""
         found = {group.use: group for group in self.completed(uses, size)}
         return [found[use] for use in uses]
 
-    def completed(self, uses: Sequence[PromptUse], size: int) -> Iterator[Group]:
+    def completed(self, uses: Sequence[PromptUse], size: int) -> Iterator[TrajectoryGroup]:
         """The same groups, each as soon as it is whole; the others go on meanwhile."""
-        open_turns: dict[Future[Any], tuple[int, list[Member]]] = {}
-        open_replies: dict[Future[Reply], tuple[int, Member]] = {}
+        open_turns: dict[Future[Any], tuple[int, list[GroupMember]]] = {}
+        open_replies: dict[Future[EnvironmentReply], tuple[int, GroupMember]] = {}
         ended: SimpleQueue[Future[Any]] = SimpleQueue()
-        members: list[list[Member]] = []
+        members: list[list[GroupMember]] = []
         unfinished = [size] * len(uses)
 
-        def send(place: int, asked: list[Member]) -> None:
+        def send(place: int, asked: list[GroupMember]) -> None:
             future = self.sample(uses[place], asked[0], num_samples=len(asked))
             open_turns[future] = (place, asked)
             future.add_done_callback(ended.put)
 
-        def replied(place: int, member: Member, reply: Reply) -> None:
+        def replied(place: int, member: GroupMember, reply: EnvironmentReply) -> None:
             if self.heard(member, reply):
                 unfinished[place] -= 1
             else:
@@ -99,33 +101,35 @@ class Rollout:
                 place, asked = open_turns.pop(future)
                 for member, sequence in zip(asked, future.result().sequences, strict=True):
                     reply = self.answered(member, sequence)
-                    if isinstance(reply, Reply):
+                    if isinstance(reply, EnvironmentReply):
                         replied(place, member, reply)
                     else:
                         open_replies[reply] = (place, member)
                         reply.add_done_callback(ended.put)
             if unfinished[place] == 0:
-                yield Group(uses[place], tuple(m.trajectory for m in members[place]))
+                yield TrajectoryGroup(uses[place], tuple(m.trajectory for m in members[place]))
 
-    def start(self, prompt: int, number: int) -> Member:
+    def start(self, prompt: int, number: int) -> GroupMember:
         episode = self._environment.episode(prompt)
-        return Member(number, episode, Trajectory(self._text.first(episode.first_observation)))
+        return GroupMember(number, episode, Trajectory(self._text.first(episode.first_observation)))
 
-    def answered(self, member: Member, sequence: Any) -> "Reply | Future[Reply]":
+    def answered(
+        self, member: GroupMember, sequence: Any
+    ) -> "EnvironmentReply | Future[EnvironmentReply]":
         """Hand an answer to its episode."""
         tokens = list(sequence.tokens)
         member.trajectory.act(tokens, list(sequence.logprobs))
         member.ended = bool(tokens) and tokens[-1] in self._text.stop
         return member.episode.answer(self._text.answer(tokens))
 
-    def heard(self, member: Member, reply: Reply) -> bool:
+    def heard(self, member: GroupMember, reply: EnvironmentReply) -> bool:
         """What an answer led to; whether it was the last."""
         member.trajectory.reward += reply.reward
         if not reply.done:
             member.trajectory.observe(self._text.next(reply.observation, member.ended))
         return reply.done
 
-    def sample(self, use: PromptUse, member: Member, num_samples: int) -> Future[Any]:
+    def sample(self, use: PromptUse, member: GroupMember, num_samples: int) -> Future[Any]:
         path = [self._seed, use.epoch, use.prompt, member.number, member.trajectory.turns]
         seed = int(np.random.SeedSequence(path).generate_state(1)[0] >> 1)
         params = tinker.SamplingParams(

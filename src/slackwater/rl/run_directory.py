@@ -1,7 +1,9 @@
-"""What a run leaves on disk: `recipe.json`, `metrics.jsonl`, `prompts.jsonl`, `checkpoint.json` and `tensorboard/`.
+"""What a run leaves on disk: `recipe.json`, `metrics.jsonl`, `prompts.jsonl`, `checkpoint.json` and
+`tensorboard/`.
 
-The JSON lines are written after each step. A checkpoint names the last step that it holds; resuming cuts the lines
-behind it, since those steps are made again: each step, and each use of a prompt, is on record exactly once.
+The JSON lines are written after each step. A checkpoint names the last step that it holds; resuming
+cuts the lines behind it, since those steps are made again: each step, and each use of a prompt, is
+on record exactly once.
 """
 
 import json
@@ -23,7 +25,7 @@ from slackwater.rl.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class RunCheckpoint:
     """Steps done, prompts used by them, and where the service keeps the model's state."""
 
     steps_done: int
@@ -66,7 +68,7 @@ class RunDirectory:
         path = self.path / "metrics.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def keep(self, checkpoint: Checkpoint) -> None:
+    def keep(self, checkpoint: RunCheckpoint) -> None:
         """Make this the checkpoint that a resumed run starts from."""
         self._replace("checkpoint.json", json.dumps(asdict(checkpoint)))
         self.checkpoint = checkpoint
@@ -91,9 +93,9 @@ class RunDirectory:
                 )
         self._replace("recipe.json", json.dumps(plain(recipe), indent=2))
 
-    def _read_checkpoint(self) -> Checkpoint | None:
+    def _read_checkpoint(self) -> RunCheckpoint | None:
         path = self.path / "checkpoint.json"
-        return Checkpoint(**json.loads(path.read_text())) if path.is_file() else None
+        return RunCheckpoint(**json.loads(path.read_text())) if path.is_file() else None
 
     def _cut(self, path: Path, steps_done: int) -> None:
         if not path.is_file():

@@ -19,8 +19,9 @@ def closing(
 ) -> "Iterator[tinker.ServiceClient]":
     """What `with service` does, but not for ever.
 
-    The SDK's own way out waits until its heartbeat has ended, and a heartbeat that is cancelled in the middle of a request may
-    miss that and beat on. The service has been told of the session's end by then.
+    The SDK's own way out waits until its heartbeat has ended, and a heartbeat that is cancelled in
+    the middle of a request may miss that and beat on. The service has been told of the session's
+    end by then.
     """
     status: Literal["success", "errored", "interrupted"] = "interrupted"
     atexit.unregister(end_loop)
@@ -37,8 +38,10 @@ def closing(
 
 
 def end_loop() -> None:
-    """Stop the event loop that the SDK runs in a thread of its own, before the interpreter ends: if the thread is at work while the
-    interpreter is taken down, the C library may abort the process, and a job that has done everything counts as failed."""
+    """Stop the event loop that the SDK runs in a thread of its own, before the interpreter ends: if
+    the thread is at work while the interpreter is taken down, the C library may abort the process,
+    and a job that has done everything counts as failed.
+    """
     inside = sys.modules.get("tinker.lib.internal_client_holder")
     held = getattr(inside, "_internal_client_holder_thread_singleton", None)
     loop, thread = getattr(held, "_loop", None), getattr(held, "_thread", None)

@@ -1,7 +1,8 @@
 """Calls of one service over connections that are kept: JSON there, an answer back, and little else.
 
-A tool call waits for its client too, and a general client of HTTP takes longer to make a small request than the
-service to answer it. So this one knows a single service, one request at a time on a connection, and no redirects.
+A tool call waits for its client too, and a general client of HTTP takes longer to make a small
+request than the service to answer it. So this one knows a single service, one request at a time on
+a connection, and no redirects.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ class CallError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServiceReply:
     """What the service said: JSON if it was that, else text."""
 
     status: int
@@ -33,7 +34,9 @@ class Answer:
 
 
 class ServiceCalls:
-    """Use it from one event loop. `silent_s`: how long a service may say nothing before the call is given up."""
+    """Use it from one event loop. `silent_s`: how long a service may say nothing before the call is
+    given up.
+    """
 
     def __init__(self, url: str, key: str, *, silent_s: float, most_connections: int) -> None:
         parts = urlsplit(url)
@@ -51,7 +54,7 @@ class ServiceCalls:
         self._kept: list[_Line] = []
         self._busy: set[_Line] = set()
 
-    async def ask(self, method: str, path: str, body: object = None) -> Answer:
+    async def ask(self, method: str, path: str, body: object = None) -> ServiceReply:
         """One call; CallError if no answer comes."""
         sent = b"" if body is None else json.dumps(body).encode()
         kind = "" if body is None else "Content-Type: application/json\r\n"
@@ -100,16 +103,16 @@ class _Line(asyncio.Protocol):
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._parser: Any = httptools.HttpResponseParser(self)
-        self._waiting: asyncio.Future[Answer] | None = None
+        self._waiting: asyncio.Future[ServiceReply] | None = None
         self._body: list[bytes] = []
         self._heard_s = 0.0
         self.is_open = False
 
-    async def ask(self, request: bytes, silent_s: float) -> Answer:
+    async def ask(self, request: bytes, silent_s: float) -> ServiceReply:
         loop = asyncio.get_running_loop()
         assert self._transport is not None
         assert self._waiting is None
-        answer: asyncio.Future[Answer] = loop.create_future()
+        answer: asyncio.Future[ServiceReply] = loop.create_future()
         self._waiting = answer
         self._heard_s = loop.time() + len(request) / _SLOWEST_BYTES_PER_S
         self._transport.write(request)
@@ -121,7 +124,10 @@ class _Line(asyncio.Protocol):
             watch.cancel()
 
     def _look(
-        self, loop: asyncio.AbstractEventLoop, silent_s: float, answer: "asyncio.Future[Answer]"
+        self,
+        loop: asyncio.AbstractEventLoop,
+        silent_s: float,
+        answer: "asyncio.Future[ServiceReply]",
     ) -> None:
         """Give a call up whose service has long said nothing."""
         if answer is not self._waiting or answer.done():
@@ -178,4 +184,4 @@ class _Line(asyncio.Protocol):
             said = json.loads(text)
         except ValueError:
             said = text.decode(errors="replace")
-        self._waiting.set_result(Answer(self._parser.get_status_code(), said))
+        self._waiting.set_result(ServiceReply(self._parser.get_status_code(), said))

@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol, cast
 _ANSWER = "\x00answer\x00"
 
 
-class Text(Protocol):
+class TextRenderer(Protocol):
     """Observations to tokens, answers to text; what a turn adds never changes what was there."""
 
     stop: tuple[int, ...]
@@ -77,7 +77,7 @@ class ChatText(PlainText):
         return cast(str, rendered)
 
 
-def text_of(kind: Literal["plain", "chat"], tokenizer: Any) -> Text:
+def text_of(kind: Literal["plain", "chat"], tokenizer: Any) -> TextRenderer:
     """The way of putting text that a recipe asks for."""
     return PlainText(tokenizer) if kind == "plain" else ChatText(tokenizer)
 

@@ -1,4 +1,5 @@
-"""Tools for agents that work in an environment of the action service, in the shape that OpenAI's API gives tools.
+"""Tools for agents that work in an environment of the action service, in the shape that OpenAI's
+API gives tools.
 
     async with ActionClient(url, key) as actions, actions.environment() as place:
         tools = Tools(place)
@@ -6,8 +7,8 @@
         for call in answer.choices[0].message.tool_calls:
             messages.append(await tools.answer(call.model_dump()))
 
-Whatever a model writes gets an answer that it can read: a wrong name, arguments that are no JSON, a path that leads
-out, a command that fails. None of them ends the trajectory.
+Whatever a model writes gets an answer that it can read: a wrong name, arguments that are no JSON, a
+path that leads out, a command that fails. None of them ends the trajectory.
 """
 
 import json
@@ -15,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from slackwater.rl.actions import ActionResult, Place
+from slackwater.rl.actions import ActionEnvironment, ActionOutcome
 
 _MOST_SHOWN = 20_000
 _LIMIT_S = 120.0
@@ -36,7 +37,8 @@ def _tool(name: str, what: str, **fields: str) -> dict[str, Any]:
 _DEFINITIONS = (
     _tool(
         "shell",
-        "Run a command with sh in the sandbox, in its home folder. Files stay between calls; there is no network.",
+        "Run a command with sh in the sandbox, in its home folder. Files stay between calls; "
+        "there is no network.",
         command="The command line.",
     ),
     _tool(
@@ -52,7 +54,7 @@ _DEFINITIONS = (
 class Tools:
     """The tools of one environment. `given` goes with every action: limits, cores, priority."""
 
-    def __init__(self, place: Place, **given: Any) -> None:
+    def __init__(self, place: ActionEnvironment, **given: Any) -> None:
         self._place = place
         self._given = {"limit_s": _LIMIT_S} | given
 
@@ -102,11 +104,11 @@ class Tools:
         )
         return ran.ok, _told(ran) if not ran.ok else f"wrote {path}"
 
-    async def _run(self, *command: str, **given: Any) -> ActionResult:
+    async def _run(self, *command: str, **given: Any) -> ActionOutcome:
         return await self._place.run(*command, kind="tool", **(self._given | given))
 
 
-def _told(ran: ActionResult) -> str:
+def _told(ran: ActionOutcome) -> str:
     """What it printed, the middle left out if that is long, and how it ended if not well."""
     said = ran.stdout + ran.stderr
     if len(said) > _MOST_SHOWN:

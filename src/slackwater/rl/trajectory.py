@@ -12,7 +12,9 @@ from slackwater.rl.advantages import Floats
 
 @dataclass(slots=True)
 class Trajectory:
-    """Tokens of all turns in one sequence; `sampled` marks those that the model chose, with their log-probs."""
+    """Tokens of all turns in one sequence; `sampled` marks those that the model chose, with their
+    log-probs.
+    """
 
     tokens: list[int]
     sampled: list[bool] = field(default_factory=list)

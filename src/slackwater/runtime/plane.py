@@ -3,55 +3,58 @@
 import asyncio
 import contextlib
 import time
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from slackwater.control.actions.broker import ActionBroker
 from slackwater.control.actions.settings import BrokerSettings
-from slackwater.control.brain import Brain
 from slackwater.control.coschedule.events import NodeLost
-from slackwater.control.lending.lender import Lender
-from slackwater.control.operations.controller import OperationsController
+from slackwater.control.fleet.controller import FleetController
+from slackwater.control.lending.controller import LendingController
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import InstanceId, JobId, NodeId, RequestId, SessionId, TenantId, WorkerId
-from slackwater.runtime.bodies.actions import ActionsBody
-from slackwater.runtime.bodies.drivers import DriverParts, DriversBody
-from slackwater.runtime.bodies.lending import LendingBody, Offer
-from slackwater.runtime.bodies.operations import OperationsBody, OperationsParts
-from slackwater.runtime.bodies.phases import PhaseHands, PhasesBody
-from slackwater.runtime.bodies.rehearsal import rehearse, rehearse_sharing
-from slackwater.runtime.bodies.rollout import RolloutBody
-from slackwater.runtime.bodies.state_moves import StateMoves
-from slackwater.runtime.bodies.vital_controller import VitalController
+from slackwater.runtime.executors.actions import ActionExecutor
+from slackwater.runtime.executors.drivers import DriverDependencies, DriverExecutor
+from slackwater.runtime.executors.engines import EngineExecutor, EngineHooks
+from slackwater.runtime.executors.permits import DecisionClock, PermitExecutor, PhaseCallbacks
+from slackwater.runtime.executors.serving import Offer, ServingExecutor
+from slackwater.runtime.executors.state_moves import StateMoves
+from slackwater.runtime.executors.trainers import TrainerDependencies, TrainerExecutor
+from slackwater.runtime.executors.warm_up import warm_up_broker, warm_up_coscheduler
+from slackwater.runtime.fleet_runtime import FleetRuntime
 from slackwater.runtime.launch.agents import JoinAddress
-from slackwater.runtime.launch.fleet import Fleet
+from slackwater.runtime.launch.fleet import LaunchedFleet
+from slackwater.runtime.launch.launch_plan import LaunchPlan
+from slackwater.runtime.launch.node_keys import NodeKeys
 from slackwater.runtime.launch.nodes import agent_name
 from slackwater.runtime.launch.worker_plans import WorkerPlans, reward_models
+from slackwater.runtime.live_driver import NewDriver, live_driver, loop_time
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.recording import Recording
 from slackwater.runtime.services.actions import ActionService
 from slackwater.runtime.services.breakdowns import Breakdowns
 from slackwater.runtime.services.fair_work import FairWork
-from slackwater.runtime.services.finishing import Finishing
+from slackwater.runtime.services.finishing import RequestFinisher
 from slackwater.runtime.services.helper_processes import HelperProcesses
-from slackwater.runtime.services.housekeeping import Household, Housekeeping
-from slackwater.runtime.services.instances import InstanceService, Premises
+from slackwater.runtime.services.housekeeping import Housekeeping, HousekeepingDependencies
+from slackwater.runtime.services.instances import InstanceDependencies, InstanceService
 from slackwater.runtime.services.jobs import Jobs
-from slackwater.runtime.services.kept_promise import KeptPromise
 from slackwater.runtime.services.loop_shares import LoopShares
 from slackwater.runtime.services.loop_watch import LoopWatch
 from slackwater.runtime.services.meters import Meters
-from slackwater.runtime.services.outcomes import Outcomes
+from slackwater.runtime.services.outcomes import RequestOutcomes
 from slackwater.runtime.services.phases import PhaseService, coscheduled_places, places_of
 from slackwater.runtime.services.publications import Publications
 from slackwater.runtime.services.sampling import SamplingService
 from slackwater.runtime.services.sessions import Sessions
+from slackwater.runtime.services.slo_tracker import SloTracker
 from slackwater.runtime.services.submissions import Submissions
 from slackwater.runtime.services.tenants import Tenants
 from slackwater.runtime.services.turn_shares import TurnShares
-from slackwater.runtime.services.workers import Hearers, Workers
+from slackwater.runtime.services.workers import WorkerHandlers, Workers
 from slackwater.runtime.settings import SILENT_AFTER_S, ServiceSettings
 from slackwater.runtime.store.base_models import BaseModel, BaseModels
 from slackwater.runtime.store.database import Store
@@ -85,86 +88,125 @@ class ControlPlane:
         self.meters = Meters()
         self.board = FutureBoard(self.meters.settled)
         self.background = Background(lambda error: self.failed.set())
-        secret = state.fleet_secret()
-        file = settings.whole_fleet
+        self.sessions = Sessions(self.store, settings.session_silent_after_s)
+        self._recording = Recording(settings.record)
+        self._served = settings.serving
+        self._places = coscheduled_places(*settings.coscheduled_nodes)
+        self._open_fleet()
+        self.controller = self._new_controller()
+        clock = DecisionClock()
+        around = nullcontext if settings.coschedule is None else clock
+        self.runtime = FleetRuntime(self.controller, self._driver_of("fleet"), around)
+        self._open_engines()
+        self._open_jobs(clock)
+        self._open_sampling()
+        self._open_training()
+        self._open_actions()
+        self.outcomes = RequestOutcomes(self.store, self.board)
+        self.workers.hearers = WorkerHandlers(
+            *(self.fleet, self.rollout, self.training, self._action_body, self.instances),
+            self._node_lost,
+        )
+        self._breakdowns = Breakdowns(
+            *(self.fleet, self.bases, self.controller.rollout, self.instances, self.workers)
+        )
+
+    # ---- the parts, in the order in which they need each other ----
+    def _open_fleet(self) -> None:
+        """Nodes, workers and the connections to them."""
+        settings, state = self.settings, self.state
+        keys, file = NodeKeys(state), settings.whole_fleet
+        launch_plan = LaunchPlan(keys)
         self._certificate = Certificate.kept_in(state.root) if file.encrypted else None
         self.workers = Workers()
         self.loop_shares = LoopShares(len(self.tenants.names()))
         self.hub = WorkerHub(
             self.workers,
-            secret,
+            launch_plan,
+            told=launch_plan.told,
             silent_after_s=SILENT_AFTER_S,
             listen=file.address(),
             context=None if self._certificate is None else self._certificate.context(),
             crowded=self.loop_shares.crowded,
         )
         judges = reward_models(settings)
-        plans = WorkerPlans(settings, self.bases, judges)
+        self._plans = WorkerPlans(settings, self.bases, judges)
         self._model_folders = self.bases.directories() | judges.directories()
         given = settings.residency
         budgets = None if given is None else given.environment()
         models = self._model_folders
-        self.fleet = Fleet(file, state, self.hub, models, plans.of, secret, budgets)
-        self.sessions = Sessions(self.store, settings.session_silent_after_s)
-        self._recording = Recording(settings.record)
-        shared = settings.coschedule
-        rollout_nodes, train_nodes = settings.coscheduled_nodes
-        self.brain = Brain(
-            settings.rollout_settings,
-            coscheduler=None
-            if shared is None
-            else shared.new_coscheduler(len(rollout_nodes), len(train_nodes)),
-            limits=None if shared is None else shared.limits,
+        self.fleet = LaunchedFleet(
+            file, state, self.hub, models, self._plans.of, launch_plan, keys, budgets
         )
-        self._places = coscheduled_places(rollout_nodes, train_nodes)
-        operations_controller = OperationsController(settings.operations)
-        self.rollout = RolloutBody(
-            self.hub,
-            self._vital("brain", self.brain),
-            self._release,
-            lambda version: self.background.spawn(asyncio.to_thread(shelf.drop, version)),
-            meters=self.meters,
-        )
-        self.phases: PhaseService | None = None
+        self._state_moves = StateMoves(self.hub, self.fleet.nodes.node_of)
+
+    def _new_controller(self) -> FleetController:
+        settings, shared = self.settings, self.settings.coschedule
+        coscheduler = None
         if shared is not None:
-            self.phases = PhaseService(
-                *(shared, self.brain, self.rollout.feed, places_of(self._places))
-            )
-            self.rollout.place_of = partial(self._coscheduled_node, "rollout")
-        served = settings.serving
-        self._served = served
+            rollout_nodes, train_nodes = settings.coscheduled_nodes
+            coscheduler = shared.new_coscheduler(len(rollout_nodes), len(train_nodes))
+        return FleetController(
+            settings.rollout_settings,
+            coscheduler=coscheduler,
+            limits=None if shared is None else shared.limits,
+            operations=settings.operations,
+            lending=None if self._served is None else LendingController(self._offers().keys()),
+        )
+
+    def _offers(self) -> dict[str, Offer]:
+        """What may borrow from the served model: the weights of every other base model."""
+        served = None if self._served is None else self._served.model
+        others = [base for base in self.bases if base.name != served]
+        return {base.name: Offer(base.version, base.uri) for base in others}
+
+    def _open_engines(self) -> None:
+        served, lending, promise = self._served, None, None
         if served is not None:
-            others = [base for base in self.bases if base.name != served.model]
-            self.rollout.lending = LendingBody(
-                self.hub.send,
-                self._vital("lending", Lender()),
-                {base.name: Offer(base.version, base.uri) for base in others},
-                self.rollout.live_jobs,
-            )
-            self.rollout.devices.lending = self.rollout.lending
+            lending = ServingExecutor(self.runtime, self.hub.send, self._offers())
+            promise = SloTracker(served.model, served.slo, loop_time())
+        hooks = EngineHooks(
+            self._release, self._drop_version, partial(self._coscheduled_node, "rollout")
+        )
+        self.rollout = EngineExecutor(
+            *(self.runtime, self.hub, hooks),
+            meters=self.meters,
+            lending=lending,
+            promise=promise,
+        )
         self.instances = InstanceService(
-            Premises(self.fleet.spawn, plans.engine_arguments, state.logs),
-            self.brain,
+            InstanceDependencies(self.fleet.spawn, self._plans.engine_arguments, self.state.logs),
+            self.controller,
             self.rollout,
             self.fleet.supervisor,
         )
+
+    def _open_jobs(self, clock: DecisionClock) -> None:
+        """Jobs, their drivers, and the permits of those that share nodes."""
+        feed, shared = self.runtime.feed, self.settings.coschedule
         self.jobs = Jobs(
-            *(self.store, self.sessions, self.brain.jobs, self.rollout.feed),
-            settings.tenants[0],
+            *(self.store, self.sessions, self.controller.jobs, feed), self.settings.tenants[0]
         )
-        self.drivers = DriversBody(
-            DriverParts(
-                *(self.store, state.root / "jobs", self.rollout.feed, self.background.spawn),
+        self.drivers = DriverExecutor(
+            DriverDependencies(
+                *(self.store, self.state.root / "jobs", self.runtime, self.background.spawn),
                 *(self._key_of_job, self._end_sessions),
             )
         )
-        self.rollout.carry_out_of_drivers = self.drivers.carry_out
         self.submissions = Submissions(
-            *(self.store, self.brain, self.rollout.feed, self.drivers),
+            *(self.store, self.controller, feed, self.drivers),
             lambda: [base.name for base in self.bases],
         )
+        self.phases: PhaseService | None = None
+        if shared is not None:
+            places = places_of(self._places)
+            callbacks = PhaseCallbacks(self._end_refused, self._phases_changed, self._prefetch)
+            permits = PermitExecutor(self.runtime, tuple(places), callbacks, clock)
+            self.phases = PhaseService(shared, self.controller, feed, places, permits)
+
+    def _open_sampling(self) -> None:
         names = self.tenants.names()
-        self.shares = TurnShares(settings.max_live_turns, names)
+        self.shares = TurnShares(self.settings.max_live_turns, names)
         self.fair_work = FairWork(len(names))
         self.loop_watch = LoopWatch()
         self.helpers = HelperProcesses("slackwater.serve.http.helper")
@@ -173,51 +215,55 @@ class ControlPlane:
             (self.loop_shares, self.fair_work),
             self.sessions.job_of,
         )
+
+    def _open_training(self) -> None:
+        """Operations, the weights that they publish, and what is tidied up after them."""
+        settings, state, shelf = self.settings, self.state, self.shelf
         self._publications = Publications(
             self.rollout, self.sampling, self.sessions, self.background
         )
-        self._state_moves = StateMoves(self.hub, self.fleet.nodes.node_of)
-        self.training = OperationsBody(
-            OperationsParts(
+        self.training = TrainerExecutor(
+            TrainerDependencies(
                 *(self.store, self.board, self.hub, state, self.bases, self.background),
-                *(self.rollout.devices, self._state_moves),
+                self._state_moves,
                 self.sessions.job_of,
-                None if shared is None else self.rollout.feed,
                 partial(self._coscheduled_node, "train"),
-                lambda: self.brain.weights.routes.lead_elsewhere,
+                lambda: self.controller.weights.routes.lead_elsewhere,
             ),
-            operations_controller,
-            self._vital("operations", operations_controller),
-            Finishing(state, shelf),
+            *(self.runtime, self.controller.operations),
+            RequestFinisher(state, shelf),
             self._publications.finished,
-            settings.max_waiting_bytes // len(names),
+            settings.max_waiting_bytes // len(self.tenants.names()),
         )
         self.housekeeping = Housekeeping(
-            Household(
+            HousekeepingDependencies(
                 *(settings, self.store, state, shelf, self.sessions),
                 *(self.sampling, self.training, self.rollout, self.jobs, self.end_session),
             )
         )
         self._publications.housekeeping = self.housekeeping
-        broker = ActionBroker(BrokerSettings(max_waiting=settings.max_waiting_actions))
+
+    def _open_actions(self) -> None:
+        settings, names = self.settings, self.tenants.names()
+        most = settings.max_waiting_actions
+        limits = settings.limits.table(names, settings.tenants[0], most)
+        broker = ActionBroker(BrokerSettings(max_waiting=most, tenants=limits))
         ahead = WriteAhead(self.store, self.background)
-        self._action_body = ActionsBody(self.hub, ahead, self._vital("actions", broker))
+        self._action_body = ActionExecutor(
+            self.hub,
+            ahead,
+            broker,
+            self._driver_of("actions"),
+            needs_isolation=len(names) > 1 and not settings.trust_tenants,
+        )
         self.actions = ActionService(
             *(self.store, ahead, self.background, self._action_body),
-            *(broker, settings.results_kept_s),
-        )
-        self.outcomes = Outcomes(self.store, self.board)
-        self.workers.hearers = Hearers(
-            *(self.fleet, self.rollout, self.training, self._action_body, self.instances),
-            self._node_lost,
-        )
-        self._breakdowns = Breakdowns(
-            *(self.fleet, self.bases, self.brain.rollout, self.instances, self.workers)
+            *(broker, settings.results_kept_s, names),
         )
 
-    def _vital(self, name: str, controller: Any) -> Any:
-        """Recorded if anybody asked, and missed if it raises."""
-        return VitalController(self._recording.of(name, controller), self.failed.set)
+    def _driver_of(self, name: str) -> NewDriver:
+        """Drives a controller that is recorded if anybody asked; the service stops if it raises."""
+        return partial(live_driver, record=self._recording.of(name), died=self.failed.set)
 
     def _key_of_job(self, job: JobId) -> str:
         tenant, _, name = job.partition("/")
@@ -236,24 +282,29 @@ class ControlPlane:
         else:
             self.instances.release(worker)
 
+    def _drop_version(self, version: str) -> None:
+        self.background.spawn(asyncio.to_thread(self.shelf.drop, version))
+
+    def _phases_changed(self) -> None:
+        if self.phases is not None:
+            self.phases.save_soon(self.store, self.background)
+
     async def start(self, url: str | None = None) -> None:
-        """Open the store, take over what it has, and start the workers; at `url` drivers of jobs find the service."""
-        if self._served is not None:
-            now_s = asyncio.get_running_loop().time()
-            self.rollout.promise = KeptPromise(self._served.model, self._served.slo, now_s)
+        """Open the store, take over what it has, and start the workers; at `url` drivers of jobs
+        find the service.
+        """
         await self.store.open()
         await self.hub.start()
         self.rollout.name_owners(self.tenants.names())
         if self.phases is not None and self.settings.coschedule is not None:
-            await asyncio.to_thread(rehearse_sharing, self.settings.coschedule)
-            self._begin_phases(self.phases)
+            await asyncio.to_thread(warm_up_coscheduler, self.settings.coschedule)
             await self.phases.adopt(self.store)
-        await self.jobs.adopt(asyncio.get_running_loop().time(), await self.submissions.read())
+        await self.jobs.adopt(loop_time(), await self.submissions.read())
         await self._publications.adopt(self.store, self.bases)
         await self.training.adopt()
         await self.sampling.adopt()
         if self.brokers_actions:
-            await asyncio.to_thread(rehearse)
+            await asyncio.to_thread(warm_up_broker)
         await self.actions.adopt()
         self.background.spawn(self.housekeeping.run())
         self.state.write_models(self._model_folders)
@@ -264,20 +315,10 @@ class ControlPlane:
         if url is not None:
             await self.submissions.go_on(url)
 
-    def _begin_phases(self, phases: PhaseService) -> None:
-        """From now on permits are given; the event loop runs."""
-        hands = PhaseHands(
-            self.rollout.feed,
-            self.training.gate,
-            self._end_refused,
-            lambda: phases.save_soon(self.store, self.background),
-            self._prefetch,
-        )
-        phases.body = self.rollout.phases = PhasesBody(tuple(places_of(self._places)), hands)
-
     def _prefetch(self, training: list[JobId], rolling: list[JobId]) -> None:
-        """Let the agents of these jobs' models' nodes bring states up, where they keep any: those of jobs that train now, then of those that
-        train next."""
+        """Let the agents of these jobs' models' nodes bring states up, where they keep any: those
+        of jobs that train now, then of those that train next.
+        """
         if not self._state_moves.nodes:
             return
         hints: dict[NodeId, PrefetchStates] = {}
@@ -310,7 +351,7 @@ class ControlPlane:
             return
         for pool in ("rollout", "train"):
             if (place := self._places.get((pool, node))) is not None:
-                self.rollout.feed(NodeLost(asyncio.get_running_loop().time(), place))
+                self.runtime.feed(NodeLost(loop_time(), place))
 
     def _end_refused(self, job: JobId, reason: str) -> None:
         """A job that can never run is told so, whatever it has waiting."""
@@ -323,19 +364,16 @@ class ControlPlane:
         self.board.close()
         self.sampling.finished.close()
         self.actions.close()
-        if self.rollout.phases is not None:
-            self.rollout.phases.close()
+        if self.phases is not None:
+            self.phases.body.close()
 
     async def stop(self) -> None:
         """Leave everything durable; what was under way goes on after the next start."""
         await self.drivers.close()
-        self.training.close()
-        self.rollout.close()
-        if self.rollout.phases is not None:
-            self.rollout.phases.close()
+        self.runtime.close()
+        if self.phases is not None:
+            self.phases.body.close()
             self._write_timeline()
-        if self.rollout.lending is not None:
-            self.rollout.lending.close()
         self.workers.stopping = True
         self.actions.close()
         self._action_body.close()
@@ -347,7 +385,7 @@ class ControlPlane:
         self.fair_work.close()
         self.helpers.close()
         await self.jobs.save()
-        if self.phases is not None and self.rollout.phases is not None:
+        if self.phases is not None:
             drawn = self.state.root / "timelines" / f"permits-{int(time.time())}.json"
             await asyncio.to_thread(_write_new, drawn, self.phases.timeline())
         await self.store.close()

@@ -4,24 +4,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from slackwater.control.record import RecordedController
-
 
 class Recording:
-    """One file per controller, `<record>.<name>.jsonl`, written anew at each start; without a path none."""
+    """One file per controller, `<record>.<name>.jsonl`, written anew at each start; without a path
+    none.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._files: list[BinaryIO] = []
 
-    def of(self, name: str, controller: Any) -> Any:
-        """The controller itself, or one that writes what it hears."""
+    def of(self, name: str) -> Callable[[bytes], Any] | None:
+        """Where the lines of a controller go."""
         if self._path is None:
-            return controller
+            return None
         file = self._path.with_name(f"{self._path.name}.{name}.jsonl").open("wb")
         self._files.append(file)
-        write: Callable[[bytes], Any] = file.write
-        return RecordedController(controller, write)
+        return file.write
 
     def close(self) -> None:
         for file in self._files:

@@ -6,23 +6,27 @@ from pathlib import Path
 from typing import Any
 
 from slackwater.control.coschedule.settings import CoscheduleSettings
-from slackwater.control.operations.controller import OperationsConfig
+from slackwater.control.operations.settings import OperationsConfig
 from slackwater.control.rollout.settings import RolloutSettings, rollout_settings
+from slackwater.model.endpoint import Endpoint
 from slackwater.model.errors import ConfigError
 from slackwater.model.residency import ResidencySettings
 from slackwater.model.serving import ServingSlo
+from slackwater.model.tenant_limits import OperatorLimits
 from slackwater.runtime.launch.fleet_file import FleetFile, one_node
 from slackwater.runtime.launch.instance_list import InstanceList, ListedInstance
 
 SILENT_AFTER_S = 20.0  # a worker that is not heard for so long is gone
 TRAIN_DTYPES = ("float32", "bfloat16")
 
-SANDBOX_BACKENDS = ("auto", "process", "bubblewrap", "docker")
+SANDBOX_BACKENDS = ("auto", "process", "bubblewrap", "docker", "gvisor")
 
 
 @dataclass(frozen=True, slots=True)
 class ServingSettings:
-    """A model that is served with a promise; with `lend` its devices roll out for the others in between."""
+    """A model that is served with a promise; with `lend` its devices roll out for the others in
+    between.
+    """
 
     model: str
     slo: ServingSlo
@@ -32,9 +36,11 @@ class ServingSettings:
 
 @dataclass(frozen=True, slots=True)
 class RewardSettings:
-    """Reward models, by the name of their service: directories. `devices` are those of one worker; each runs one action at a time.
+    """Reward models, by the name of their service: directories. `devices` are those of one worker;
+    each runs one action at a time.
 
-    `device_mib` is how much of each device services may have (0: most of it), so how many lie there at once.
+    `device_mib` is how much of each device services may have (0: most of it), so how many lie
+    there at once.
     """
 
     services: Mapping[str, Path]
@@ -58,9 +64,12 @@ class RewardSettings:
 class ServiceSettings:
     """`models` maps names to directories; `engines` is per model; `record` is a file for events.
 
-    `instances` lists engines beside those, under names of the operator's. `train_dtype` is what trainers compute in
-    (master weights and moments are fp32 always); None is the device's own: bfloat16 on CUDA, float32 on a CPU. Without
-    `residency` the models of a trainer stay on its device, unmanaged.
+    `instances` lists engines beside those, under names of the operator's. `train_dtype` is what
+    trainers compute in (master weights and moments are fp32 always); None is the device's own:
+    bfloat16 on CUDA, float32 on a CPU. Without `residency` the models of a trainer stay on its
+    device, unmanaged. `allowed_hosts` are names by which clients call the service beside the
+    loopback's and `host`; `*` is any. With `trust_tenants` the operator states that no tenant's
+    actions need to be kept from another's; else several tenants need a backend that isolates.
     """
 
     state: Path
@@ -73,11 +82,15 @@ class ServiceSettings:
     sandbox_backend: str = "auto"
     sandbox_folder: Path | None = None
     sandbox_image: str | None = None
+    sandbox_allow: tuple[str, ...] = ()
+    trust_tenants: bool = False
     rewards: RewardSettings | None = None
     max_waiting_actions: int = 20_000
+    limits: OperatorLimits = field(default_factory=OperatorLimits)
     tenants: tuple[str, ...] = ("default",)
     host: str = "127.0.0.1"
     port: int = 8123
+    allowed_hosts: tuple[str, ...] = ()
     database_url: str | None = None
     record: Path | None = None
     device: str = "cpu"
@@ -150,7 +163,9 @@ class ServiceSettings:
 
     @property
     def coscheduled_nodes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The fleet's nodes that roll out, and those that train; one with engines and trainers is both."""
+        """The fleet's nodes that roll out, and those that train; one with engines and trainers is
+        both.
+        """
         file = self.whole_fleet
         pools = {pool.name: pool for pool in file.pools}
         rollout = tuple(node.name for node in file.nodes if pools[node.pool].engines)
@@ -163,13 +178,23 @@ class ServiceSettings:
         if self.sandbox_backend not in SANDBOX_BACKENDS:
             choices = f"must be one of {', '.join(SANDBOX_BACKENDS)}"
             raise ConfigError.of("--sandbox-backend", self.sandbox_backend, choices)
+        several = len(self.tenants) > 1 and not self.trust_tenants
+        if several and self.sandbox_backend == "process" and self.brokers_actions:
+            fix = (
+                f"does not isolate {len(self.tenants)} tenants: use bubblewrap, or --trust-tenants"
+            )
+            raise ConfigError.of("--sandbox-backend", "process", fix)
+        for address in self.sandbox_allow:
+            Endpoint.parse("--sandbox-allow", address)
         if self.max_waiting_actions < 1:
             flag = "--max-waiting-actions"
             raise ConfigError.of(flag, self.max_waiting_actions, "must be at least 1")
 
     @property
     def rollout_settings(self) -> RolloutSettings:
-        """Of the rollout manager; an instance is gone when its connection is, unless the table says otherwise."""
+        """Of the rollout manager; an instance is gone when its connection is, unless the table
+        says otherwise.
+        """
         return rollout_settings({"lease_s": SILENT_AFTER_S} | dict(self.rollout))
 
     @property

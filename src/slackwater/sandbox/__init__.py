@@ -1,1 +1,3 @@
-"""Running actions: environments, their limits, the processes in them, and what holds those together."""
+"""Running actions: environments, their limits, the processes in them, and what holds those
+together.
+"""

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from slackwater.model.errors import UnavailableError
 from slackwater.sandbox import process_tree
+from slackwater.sandbox.action_launcher import ActionLauncher
 from slackwater.sandbox.fences import Fence, Fences, PinnedFences
-from slackwater.sandbox.keeper import Keeper
-from slackwater.sandbox.launch import Child, Launch, can_have_namespaces
+from slackwater.sandbox.launch import Launch, LaunchedProcess, can_have_namespaces
 from slackwater.sandbox.limits import Limits
 
 ROOT = Path("/sys/fs/cgroup")
@@ -22,8 +22,10 @@ _CONTROLLERS = ("cpuset", "memory", "pids")
 
 
 @dataclass(frozen=True, slots=True)
-class Knobs:
-    """Where one version of control groups keeps what we turn; a folder per controller, or one for all."""
+class CgroupLayout:
+    """Where one version of control groups keeps what we turn; a folder per controller, or one for
+    all.
+    """
 
     name: str
     cores: str
@@ -36,7 +38,7 @@ class Knobs:
     one_folder: bool
 
 
-V1 = Knobs(
+V1 = CgroupLayout(
     name="cgroup-v1",
     cores="cpuset.cpus",
     memory="memory.limit_in_bytes",
@@ -47,7 +49,7 @@ V1 = Knobs(
     cpu_unit_s=1e-9,
     one_folder=False,
 )
-V2 = Knobs(
+V2 = CgroupLayout(
     name="cgroup-v2",
     cores="cpuset.cpus",
     memory="memory.max",
@@ -70,8 +72,9 @@ def _write(file: Path, value: object) -> None:
 
 
 def _read_anew(file: str) -> bytes:
-    """Hazard: who is in a group of version 1 must be asked with a file that was just opened; one that was read before
-    says again what it said, for a second."""
+    """Hazard: who is in a group of version 1 must be asked with a file that was just opened; one
+    that was read before says again what it said, for a second.
+    """
     descriptor = os.open(file, os.O_RDONLY)
     try:
         return os.read(descriptor, 1 << 16)
@@ -80,7 +83,9 @@ def _read_anew(file: str) -> bytes:
 
 
 class _Dial:
-    """A counter of the kernel's that is read for every action, so it stays open; what is read is as of then."""
+    """A counter of the kernel's that is read for every action, so it stays open; what is read is as
+    of then.
+    """
 
     def __init__(self, file: Path) -> None:
         self._descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
@@ -93,9 +98,13 @@ class _Dial:
 
 
 class CgroupFence:
-    """One control group (in version 1: one for each controller), with a keeper in it; one action at a time."""
+    """One control group (in version 1: one for each controller), with a keeper in it; one action at
+    a time.
+    """
 
-    def __init__(self, knobs: Knobs, folders: Mapping[str, Path], *, own_network: bool) -> None:
+    def __init__(
+        self, knobs: CgroupLayout, folders: Mapping[str, Path], *, own_network: bool
+    ) -> None:
         self._knobs = knobs
         self._own_network = own_network
         self._folders = sorted(set(folders.values()))
@@ -118,7 +127,7 @@ class CgroupFence:
             else None
         )
         self._memory_kills = _Dial(folders["memory"] / knobs.memory_kills)
-        self._keeper: Keeper | None = None
+        self._keeper: ActionLauncher | None = None
 
     def own(self) -> set[int]:
         """Processes inside that are no action's."""
@@ -137,7 +146,7 @@ class CgroupFence:
         """A user of its own is counted by the kernel too."""
         return {resource.RLIMIT_NPROC: limits.processes} if os.getuid() == 0 else {}
 
-    def start(self, launch: Launch, limits: Limits) -> Child:
+    def start(self, launch: Launch, limits: Limits) -> LaunchedProcess:
         self._turn(self._cores, _written(launch.cores))
         self._turn(self._memory, limits.memory_bytes)
         self._turn(self._processes, limits.processes + _OWN_PROCESSES)
@@ -147,9 +156,9 @@ class CgroupFence:
             self._drop_keeper()
             return self._kept().start(launch)
 
-    def _kept(self) -> Keeper:
+    def _kept(self) -> ActionLauncher:
         if self._keeper is None:
-            self._keeper = Keeper(self._procs, own_network=self._own_network)
+            self._keeper = ActionLauncher(self._procs, own_network=self._own_network)
         return self._keeper
 
     def _drop_keeper(self) -> None:
@@ -165,7 +174,9 @@ class CgroupFence:
         return sorted(found - self.own())
 
     def kill_all(self) -> None:
-        """Again and again until nobody is left, since a process may fork while it is being looked for."""
+        """Again and again until nobody is left, since a process may fork while it is being looked
+        for.
+        """
         inside = self._inside()
         deadline_s = time.monotonic() + _KILL_WITHIN_S
         while inside and time.monotonic() < deadline_s:
@@ -184,8 +195,9 @@ class CgroupFence:
         return 0.0
 
     def prepare(self) -> None:
-        """Between actions: the next process is made ready. The cores stay as they are, since most often the next action
-        has the same, and to change them takes as long as to start a program."""
+        """Between actions: the next process is made ready. The cores stay as they are, since most
+        often the next action has the same, and to change them takes as long as to start a program.
+        """
         if self._keeper is not None:
             try:
                 self._keeper.prepare()
@@ -229,7 +241,7 @@ class CgroupFences:
 
     pins_for_good = True
 
-    def __init__(self, knobs: Knobs, folders: Mapping[str, Path]) -> None:
+    def __init__(self, knobs: CgroupLayout, folders: Mapping[str, Path]) -> None:
         self.name = knobs.name
         self._knobs = knobs
         self._at = folders
@@ -314,7 +326,9 @@ def _v2_ready(parent: Path) -> bool:
 
 
 def choose_fences(name: str, root: Path = ROOT) -> tuple[Fences, str]:
-    """The strongest way that works here, and why the stronger ones do not. `name` is the supervisor's own."""
+    """The strongest way that works here, and why the stronger ones do not. `name` is the
+    supervisor's own.
+    """
     why: list[str] = []
     for parent in _v2_parents(root):
         if _v2_ready(parent):
@@ -329,7 +343,7 @@ def choose_fences(name: str, root: Path = ROOT) -> tuple[Fences, str]:
     return PinnedFences(), f"core pinning and rlimits ({'; '.join(why)})"
 
 
-def _tried(knobs: Knobs, folders: Mapping[str, Path], why: list[str]) -> CgroupFences | None:
+def _tried(knobs: CgroupLayout, folders: Mapping[str, Path], why: list[str]) -> CgroupFences | None:
     """Make a fence and take it down again: the one way to know."""
     try:
         fences = CgroupFences(knobs, folders)

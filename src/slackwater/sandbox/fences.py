@@ -1,21 +1,20 @@
-"""What holds an action's processes together: which cores they have, how much memory, how many they may be.
+"""What holds an action's processes together: which cores they have, how much memory, how many they
+may be.
 
-One port and three ways, chosen once at start: control groups of version 2, of version 1, or (where none can be
-written to) core pinning and resource limits of the processes themselves.
+One port and three ways, chosen once at start: control groups of version 2, of version 1, or (where
+none can be written to) core pinning and resource limits of the processes themselves.
 """
 
 import os
 import resource
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 from slackwater.sandbox import process_tree
-from slackwater.sandbox.launch import Child, Launch, start
+from slackwater.sandbox.launch import Launch, LaunchedProcess, start
 from slackwater.sandbox.limits import Limits
-
-TOKEN = "SLACKWATER_ENVIRONMENT"
+from slackwater.sandbox.reaper import end_below, start_below_reaper
 
 
 class Fence(Protocol):
@@ -25,7 +24,7 @@ class Fence(Protocol):
         """What its processes must be limited to besides."""
         ...
 
-    def start(self, launch: Launch, limits: Limits) -> Child:
+    def start(self, launch: Launch, limits: Limits) -> LaunchedProcess:
         """Start a process inside, with these cores and limits."""
         ...
 
@@ -66,13 +65,14 @@ class Fences(Protocol):
 
 
 class PinnedFence:
-    """Core pinning and resource limits. Whoever is inside is known by user, by tree, or by a variable."""
+    """Core pinning and resource limits. Whoever is inside is known by its user, by its process
+    namespace, or by the reaper above it; never by what it says of itself."""
 
-    def __init__(self, environment: str, user: int | None, takers: Counter[str]) -> None:
-        self.environment = environment
+    def __init__(self, environment: str, user: int | None, live: "set[PinnedFence]") -> None:
+        self._environment = environment
         self._user = user
-        self._takers = takers
-        self._first: int | None = None
+        self._live = live
+        self._child: LaunchedProcess | None = None
 
     def rlimits(self, limits: Limits) -> Mapping[int, int]:
         others = 0 if self._user is not None else _processes_of_user(os.getuid())
@@ -81,35 +81,51 @@ class PinnedFence:
             resource.RLIMIT_NPROC: limits.processes + others,
         }
 
-    def start(self, launch: Launch, limits: Limits) -> Child:
-        child = start(launch)
-        self._first = child.pid
-        return child
+    def start(self, launch: Launch, limits: Limits) -> LaunchedProcess:
+        # Also bwrap: killed while it sets up its namespaces, it leaves a process that waits for it.
+        self._child = start_below_reaper(launch) if launch.user is None else start(launch)
+        self._live.add(self)
+        return self._child
 
     def kill_all(self) -> None:
-        """Those of the user at once; else down the tree, and orphans, which come to this process."""
-        inside = self._inside()
-        if self._user is not None and inside and self._takers[self.environment] == 1:
-            process_tree.kill_all_of_user(self._user)
-        for pid in inside:
+        """A neighbour in the same environment may have the same user: then only the last to end
+        takes what they left with it."""
+        child = self._child
+        if child is None:
+            return
+        if not process_tree.is_alive(child.pid):
+            self._live.discard(self)
+        for pid in process_tree.below(child.pid):
             process_tree.kill(pid)
+        if child.reaper is not None:
+            end_below(child.reaper)
+        elif self._user is not None and self._is_last():
+            process_tree.kill_all_of_user(self._user)
+        self._kill_strays()
+
+    def _is_last(self) -> bool:
+        return not any(
+            fence._environment == self._environment for fence in self._live if fence is not self
+        )
+
+    def _kill_strays(self) -> None:
+        """Orphans come to this process if somebody killed the reaper above them."""
+        known = process_tree.helpers | {
+            fence._child.pid for fence in (*self._live, self) if fence._child is not None
+        }
+        for pid in set(process_tree.children(os.getpid())) - known:
+            for stray in process_tree.below(pid):
+                process_tree.kill(stray)
 
     def cpu_s(self) -> float:
         return 0.0
 
-    def _inside(self) -> list[int]:
-        """An orphan without the variable is nobody's, so it goes too; not so while a neighbour runs in there."""
-        found = [] if self._first is None else list(process_tree.below(self._first))
-        if self._takers[self.environment] > 1:
-            return found
-        for pid in set(process_tree.children(os.getpid())) - process_tree.helpers:
-            whose = process_tree.variables(pid)
-            if pid != self._first and whose.get(TOKEN, self.environment) == self.environment:
-                found += process_tree.below(pid)
-        return found
-
     def memory_kills(self) -> int:
         return 0
+
+    def leave(self) -> None:
+        """Its action is over."""
+        self._live.discard(self)
 
 
 class PinnedFences:
@@ -119,15 +135,14 @@ class PinnedFences:
     pins_for_good = False
 
     def __init__(self) -> None:
-        self._takers: Counter[str] = Counter()
+        self._live: set[PinnedFence] = set()
 
     def take(self, environment: str, user: int | None, cores: frozenset[int]) -> Fence:
-        self._takers[environment] += 1
-        return PinnedFence(environment, user, self._takers)
+        return PinnedFence(environment, user, self._live)
 
     def give_back(self, fence: Fence) -> None:
         assert isinstance(fence, PinnedFence)
-        self._takers[fence.environment] -= 1
+        fence.leave()
 
     def others(self) -> set[int]:
         return set()

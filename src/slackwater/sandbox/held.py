@@ -1,7 +1,8 @@
 """Namespaces that are made once for an environment and entered by each of its actions.
 
-To make mounts takes milliseconds, to enter them microseconds. Mounts live as long as somebody has them open; a
-process namespace needs a process that lives in it, so it has a holder. All of it is root's.
+To make mounts takes milliseconds, to enter them microseconds. Mounts live as long as somebody has
+them open; a process namespace needs a process that lives in it, so it has a holder. All of it is
+root's.
 """
 
 import contextlib
@@ -14,18 +15,20 @@ from dataclasses import dataclass
 
 from slackwater.model.errors import UnavailableError
 from slackwater.sandbox import linux, process_tree
-from slackwater.sandbox.fences import TOKEN
+from slackwater.sandbox.launch import LAUNCHER_VARIABLES
 from slackwater.sandbox.mount_maker import MountMaker
 from slackwater.sandbox.mounts import Mounts
 
 _READY_WITHIN_S = 20.0
+_HOLDER = "SLACKWATER_HOLDER"
 _NAMES = {
     linux.CLONE_NEWNS: "mnt",
     linux.CLONE_NEWPID: "pid",
     linux.CLONE_NEWUTS: "uts",
     linux.CLONE_NEWCGROUP: "cgroup",
 }
-_INSIDE = "/bin/cat"  # says again what it hears, so it is known to run, and ends with whoever speaks to it
+# says again what it hears, so it is known to run, and ends with whoever speaks to it
+_INSIDE = "/bin/cat"
 
 
 def _opened(pid: int, kinds: Sequence[int]) -> dict[int, int]:
@@ -41,7 +44,9 @@ def _heard(descriptor: int) -> bytes:
 
 
 class _Helper:
-    """A child that may be gone and reaped by others when its end is asked for; its number may be somebody else's then."""
+    """A child that may be gone and reaped by others when its end is asked for; its number may be
+    somebody else's then.
+    """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -63,7 +68,9 @@ class _Helper:
 
 
 class HeldMounts:
-    """Mounts without a process: they are asked for at once, and waited for when they are first entered."""
+    """Mounts without a process: they are asked for at once, and waited for when they are first
+    entered.
+    """
 
     def __init__(self, mounts: Mounts, maker: MountMaker) -> None:
         self._mounts = mounts
@@ -89,7 +96,9 @@ class HeldMounts:
 
 @dataclass(slots=True)
 class _Starting:
-    """bwrap, started; `info` will say which process is the first inside, `ready` that all is set up."""
+    """bwrap, started; `info` will say which process is the first inside, `ready` that all is set
+    up.
+    """
 
     info: int
     ready: int
@@ -101,10 +110,12 @@ class _Starting:
 
 
 class HeldSandbox:
-    """All namespaces of one bubblewrap, held by a process that waits inside; `argv` is bwrap with its options, `owner` the
-    folder of the environments, by which the next supervisor there knows what was left.
+    """All namespaces of one bubblewrap, held by a process that waits inside; `argv` is bwrap with
+    its options, `owner` the folder of the environments. It is started at once and waited for when
+    it is first entered.
 
-    It is started at once and waited for when it is first entered.
+    It goes when the supervisor does: bwrap dies with its parent, and what waits inside reads the
+    end of its input. If bwrap was still setting up, `end_left` ends what it left.
     """
 
     def __init__(self, argv: Sequence[str], owner: str) -> None:
@@ -119,7 +130,7 @@ class HeldSandbox:
             pid = os.posix_spawn(
                 argv[0],
                 [*argv, "--info-fd", "3", "--", _INSIDE],
-                {"PATH": "/usr/bin:/bin", TOKEN: owner},  # a fence must not take it for an orphan
+                {**LAUNCHER_VARIABLES, _HOLDER: owner},
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, held, 0),
                     (os.POSIX_SPAWN_DUP2, ready_out, 1),
@@ -136,6 +147,7 @@ class HeldSandbox:
             for descriptor in (held, info_out, ready_out, errors_out):
                 os.close(descriptor)
         self._helper = _Helper(pid)
+        process_tree.helpers.add(pid)
         os.write(self._voice, b"\n")
 
     def enter(self) -> Mapping[int, int]:
@@ -158,7 +170,9 @@ class HeldSandbox:
         return self._starting is None and self._helper.has_ended
 
     def close(self) -> None:
-        """The first process inside goes first: while it is being set up, bwrap's own end would leave it behind."""
+        """The first process inside goes first: while it is being set up, bwrap's own end would
+        leave it behind.
+        """
         if self._starting is not None:
             with contextlib.suppress(UnavailableError):
                 self._first = _Helper(_first_inside(self._starting.info))
@@ -168,6 +182,7 @@ class HeldSandbox:
         if self._first is not None:
             self._first.end()
         self._helper.end()
+        process_tree.helpers.discard(self._helper.pid)
 
 
 def _first_inside(info: int) -> int:
@@ -182,7 +197,8 @@ def _first_inside(info: int) -> int:
 
 
 def end_left(owner: str) -> None:
-    """End the holders that a supervisor of this folder left when it was killed."""
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit() and process_tree.variables(int(entry.name)).get(TOKEN) == owner:
-            process_tree.kill(int(entry.name))
+    """As root, end the holders that a killed supervisor of this folder left. They are root's own:
+    no action, which has another user, can pass for one or be one."""
+    for pid in process_tree.owned_by(range(1)):
+        if process_tree.variables(pid).get(_HOLDER) == owner:
+            process_tree.kill(pid)

@@ -1,8 +1,8 @@
 """Starting one process with its limits already on it.
 
-Everything between fork and exec happens in the child, and what goes wrong there comes back through a pipe
-that a successful exec closes; so a started process is known to be confined, and when it began.
-The process that forks must have one thread only.
+Everything between fork and exec happens in the child, and what goes wrong there comes back through
+a pipe that a successful exec closes; so a started process is known to be confined, and when it
+began. The process that forks must have one thread only.
 """
 
 import contextlib
@@ -19,19 +19,30 @@ from typing import NamedTuple, NoReturn
 
 from slackwater.model.errors import RefusedError, UnavailableError
 from slackwater.sandbox import linux
+from slackwater.sandbox.descriptors import moved_up, readable
+from slackwater.sandbox.system_calls import filter_program
 
 _SECOND = struct.Struct("<7si")
 _SECOND_MARK = b"second\0"
 _SAID_WITHIN_S = 20.0
 _ANY_DESCRIPTOR = 1 << 30
+FIRST_INPUT = 3  # after input, output and errors
+
+# All that a launcher outside a sandbox is told: with an action's own variables and folder it would
+# load libraries of the action's.
+LAUNCHER_VARIABLES = {"PATH": "/usr/bin:/bin"}
+LAUNCHER_FOLDER = Path("/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """What to run and how to confine it.
 
-    The child takes `cores` and becomes `user` (root only). Root also gives it a network of its own, and lets it
-    enter namespaces that are held for it: their descriptors by kind (`linux.CLONE_NEWNS` and others).
+    The child takes `cores` and becomes `user` (root only). Root also gives it a network of its own,
+    and lets it enter namespaces that are held for it: their descriptors by kind
+    (`linux.CLONE_NEWNS` and others). It can read each of `inputs` from a descriptor: the first from
+    3, the next from 4. One that is `filtered` has no capability, and makes no system call that
+    `system_calls` refuses.
     """
 
     argv: Sequence[str]
@@ -42,9 +53,11 @@ class Launch:
     rlimits: Mapping[int, int] = field(default_factory=dict)
     own_network: bool = False
     enter: Mapping[int, int] = field(default_factory=dict)
+    inputs: tuple[bytes, ...] = ()
+    filtered: bool = False
 
 
-class Ended(NamedTuple):
+class ProcessExit(NamedTuple):
     """How a process ended, and what it used."""
 
     status: int
@@ -53,8 +66,10 @@ class Ended(NamedTuple):
     max_rss_kib: int
 
     @classmethod
-    def reaped(cls, pid: int) -> "Ended":
-        """Of one's own child that has ended, or will; of one that somebody reaped who was then killed, no more is known."""
+    def reaped(cls, pid: int) -> "ProcessExit":
+        """Of one's own child that has ended, or will; of one that somebody reaped who was then
+        killed, no more is known.
+        """
         try:
             _, status, used = os.wait4(pid, 0)
         except ChildProcessError:
@@ -63,18 +78,21 @@ class Ended(NamedTuple):
 
 
 @dataclass(slots=True)
-class Child:
-    """A process that was started; its parent says how it ended. It has run since `began_s`, monotonic."""
+class LaunchedProcess:
+    """A process that was started; its parent says how it ended. It has run since `began_s`,
+    monotonic.
+    """
 
     pid: int
     pidfd: int
     stdin: int
     stdout: int
     stderr: int
-    reaped: Callable[[int], Ended]
+    reaped: Callable[[int], ProcessExit]
     began_s: float
+    reaper: int | None = None  # the process that all of its processes are below, if there is one
 
-    def reap(self) -> Ended:
+    def reap(self) -> ProcessExit:
         """Once, when it has ended."""
         return self.reaped(self.pid)
 
@@ -97,7 +115,7 @@ class Child:
 
 
 @dataclass(frozen=True, slots=True)
-class ChildEnds:
+class ChildPipes:
     """What the child has of the pipes."""
 
     stdin: int
@@ -110,7 +128,7 @@ class ChildEnds:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnEnds:
+class ParentPipes:
     """What the starter has of the pipes; none of them blocks."""
 
     stdin: int
@@ -121,11 +139,13 @@ class OwnEnds:
         for descriptor in (self.stdin, self.stdout, self.stderr):
             os.close(descriptor)
 
-    def child(self, pid: int, reaped: Callable[[int], Ended], began_s: float, pidfd: int) -> Child:
-        return Child(pid, pidfd, self.stdin, self.stdout, self.stderr, reaped, began_s)
+    def child(
+        self, pid: int, reaped: Callable[[int], ProcessExit], began_s: float, pidfd: int
+    ) -> LaunchedProcess:
+        return LaunchedProcess(pid, pidfd, self.stdin, self.stdout, self.stderr, reaped, began_s)
 
 
-def make_pipes() -> tuple[OwnEnds, ChildEnds]:
+def make_pipes() -> tuple[ParentPipes, ChildPipes]:
     """Three pipes; UnavailableError if there are no descriptors left."""
     made: list[int] = []
     try:
@@ -138,10 +158,10 @@ def make_pipes() -> tuple[OwnEnds, ChildEnds]:
     in_read, in_write, out_read, out_write, err_read, err_write = made
     for descriptor in (in_write, out_read, err_read):
         os.set_blocking(descriptor, False)
-    return OwnEnds(in_write, out_read, err_read), ChildEnds(in_read, out_write, err_write)
+    return ParentPipes(in_write, out_read, err_read), ChildPipes(in_read, out_write, err_write)
 
 
-def start(launch: Launch) -> Child:
+def start(launch: Launch) -> LaunchedProcess:
     """Fork, confine, exec; returns when the program runs, RefusedError says why it does not."""
     own, others = make_pipes()
     heard, said = os.pipe2(os.O_CLOEXEC)
@@ -153,11 +173,11 @@ def start(launch: Launch) -> Child:
         said = -1
         if linux.CLONE_NEWPID in launch.enter:
             pid = _pid_of_second(heard)
-        why = _heard(heard)
+        why = heard_from(heard)
         if why:
             os.waitpid(pid, 0)
             raise RefusedError(why.decode(errors="replace"))
-        return own.child(pid, Ended.reaped, time.monotonic(), os.pidfd_open(pid))
+        return own.child(pid, ProcessExit.reaped, time.monotonic(), os.pidfd_open(pid))
     except (UnavailableError, RefusedError):
         own.close()
         raise
@@ -171,7 +191,7 @@ def start(launch: Launch) -> Child:
             os.close(said)
 
 
-def _heard(descriptor: int, most: int = 4096) -> bytes:
+def heard_from(descriptor: int, most: int = 4096) -> bytes:
     if not select.select([descriptor], [], [], _SAID_WITHIN_S)[0]:
         raise UnavailableError("a process that was started does not say what became of it")
     return os.read(descriptor, most)
@@ -182,15 +202,15 @@ def _pid_of_second(heard: int) -> int:
 
     No more is read than says which: why it does not run may have been said behind it already.
     """
-    said = _heard(heard, _SECOND.size)
+    said = heard_from(heard, _SECOND.size)
     if len(said) == _SECOND.size and said.startswith(_SECOND_MARK):
         return int(_SECOND.unpack(said)[1])
     if said:
-        said += _heard(heard)
+        said += heard_from(heard)
     raise UnavailableError(said.decode(errors="replace") or "a process that was started has gone")
 
 
-def become(launch: Launch, ends: ChildEnds, said: int) -> NoReturn:
+def become(launch: Launch, ends: ChildPipes, said: int) -> NoReturn:
     """In a fresh child: confine it and run the program, or say why not."""
     try:
         if linux.CLONE_NEWPID in launch.enter:
@@ -200,15 +220,20 @@ def become(launch: Launch, ends: ChildEnds, said: int) -> NoReturn:
         linux.give_way(0, os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         for target, source in enumerate((ends.stdin, ends.stdout, ends.stderr)):
             os.dup2(source, target)
+        said = moved_up(said)
+        for target, content in enumerate(launch.inputs, FIRST_INPUT):
+            os.dup2(readable(content), target)
         if launch.own_network:
             have_own_network()
-        if launch.enter:
+        if linux.CLONE_NEWNS in launch.enter:
             linux.unshare(linux.CLONE_NEWIPC)
         _confine(launch)
         for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        close_all_but(said)  # which the program's start closes
+        if launch.filtered:
+            linux.filter_calls(filter_program())
+        close_all_but(said, FIRST_INPUT + len(launch.inputs))  # which the program's start closes
         os.execvpe(launch.argv[0], list(launch.argv), dict(launch.variables))
     except BaseException as error:  # noqa: BLE001  (this process must end here, whatever went wrong)
         os.write(said, str(error).encode()[:4000])
@@ -216,14 +241,16 @@ def become(launch: Launch, ends: ChildEnds, said: int) -> NoReturn:
         os._exit(127)
 
 
-def close_all_but(descriptor: int) -> None:
-    """Whatever else this process has from before it was made, besides input, output and errors."""
-    os.closerange(3, descriptor)
+def close_all_but(descriptor: int, first: int = FIRST_INPUT) -> None:
+    """Whatever else this process has from before it was made, besides what is below `first`."""
+    os.closerange(first, descriptor)
     os.closerange(descriptor + 1, _ANY_DESCRIPTOR)
 
 
 def _go_on_inside(processes: int, said: int) -> None:
-    """Only a process that is made after entering is in a process namespace: make it, say which, and go."""
+    """Only a process that is made after entering is in a process namespace: make it, say which, and
+    go.
+    """
     linux.enter(processes, linux.CLONE_NEWPID)
     pid = linux.fork_sibling()
     if pid > 0:
@@ -247,6 +274,8 @@ def _confine(launch: Launch) -> None:
     os.chdir(launch.folder)
     for limit, most in launch.rlimits.items():
         resource.setrlimit(limit, (most, most))
+    if launch.filtered and os.getuid() == 0:
+        linux.drop_capabilities()
     if launch.user is not None:
         os.setgroups([])
         os.setresgid(launch.user, launch.user, launch.user)
@@ -256,7 +285,9 @@ def _confine(launch: Launch) -> None:
 
 
 def can_have_namespaces() -> bool:
-    """Whether this process may give its children networks and mounts of their own; root in a container may not."""
+    """Whether this process may give its children networks and mounts of their own; root in a
+    container may not.
+    """
     pid = os.fork()
     if pid == 0:
         try:

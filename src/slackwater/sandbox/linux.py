@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import socket
@@ -11,6 +12,7 @@ CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
 CLONE_NEWUTS = 0x04000000
 CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 
@@ -22,8 +24,12 @@ MS_PRIVATE = 1 << 18
 MNT_DETACH = 2
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_SECCOMP = 22
+_PR_CAPBSET_DROP = 24
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
+_SECCOMP_MODE_FILTER = 2
+_MOST_CAPABILITIES = 64
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP = 1
 _FICLONE = 0x40049409
@@ -83,6 +89,26 @@ def gain_no_privileges() -> None:
     _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
 
 
+def drop_capabilities() -> None:
+    """No program that is run from now on has any capability; this process keeps its own."""
+    for capability in range(_MOST_CAPABILITIES):
+        if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
+            if ctypes.get_errno() == errno.EINVAL:  # the kernel knows no more
+                return
+            _checked(-1, "prctl")
+
+
+class _FilterProgram(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
+
+
+def filter_calls(program: bytes) -> None:
+    """From now on this thread, and what it starts, makes only the system calls that it allows."""
+    told = _FilterProgram(len(program) // 8, program)
+    mode = _SECCOMP_MODE_FILTER
+    _checked(_libc.prctl(_PR_SET_SECCOMP, mode, ctypes.byref(told), 0, 0), "prctl")
+
+
 def loopback_up() -> None:
     """In a new network namespace: let processes talk to themselves."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
@@ -95,10 +121,11 @@ def clone_file(source: int, target: int) -> None:
 
 
 def give_way(pid: int, processes: int, niceness: int = 10) -> None:
-    """Let others have a processor before this process and what it starts, as soon as they can use it; where sessions are
-    scheduled as groups, before its session.
+    """Let others have a processor before this process and what it starts, as soon as they can use
+    it; where sessions are scheduled as groups, before its session.
 
-    Process 0 is this one. `processes` is the machine's `/proc`, opened: an environment may have another one, or none.
+    Process 0 is this one. `processes` is the machine's `/proc`, opened: an environment may have
+    another one, or none.
     """
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, pid, niceness)
@@ -111,14 +138,17 @@ def give_way(pid: int, processes: int, niceness: int = 10) -> None:
 
 
 def be_quick() -> None:
-    """Let this process have a processor at once when it wakes, for a tenth of a millisecond, before whoever has just
-    begun; what it starts is scheduled as usual."""
+    """Let this process have a processor at once when it wakes, for a tenth of a millisecond, before
+    whoever has just begun; what it starts is scheduled as usual.
+    """
     with contextlib.suppress(OSError):
         _schedule(0, _SCHED_OTHER, 0, _SHORT_SLICE_NS, _SCHED_RESET_ON_FORK)
 
 
 def _schedule(pid: int, policy: int, niceness: int, slice_ns: int, flags: int = 0) -> None:
-    """Kernels before 6.12 take no notice of the slice; there who has just begun may run on for a few milliseconds."""
+    """Kernels before 6.12 take no notice of the slice; there who has just begun may run on for a
+    few milliseconds.
+    """
     number = _SYS_SCHED_SETATTR.get(os.uname().machine)
     if number is None:
         return

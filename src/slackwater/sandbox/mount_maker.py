@@ -1,8 +1,9 @@
 """A small process that makes the mounts of environments, and takes them down.
 
-To make a process for each environment's mounts costs several milliseconds of processor time, most of them for the memory that it shares with
-its maker, at its beginning and at its end; and whoever lets go of mounts last waits until the kernel has taken them down. So one process stays,
-which takes on new mounts, hands out a descriptor of them, and goes back to its own.
+To make a process for each environment's mounts costs several milliseconds of processor time, most
+of them for the memory that it shares with its maker, at its beginning and at its end; and whoever
+lets go of mounts last waits until the kernel has taken them down. So one process stays, which takes
+on new mounts, hands out a descriptor of them, and goes back to its own.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import select
 import signal
 import socket
 import struct
+import sys
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,7 +22,7 @@ from slackwater.model.errors import UnavailableError
 from slackwater.sandbox import linux, process_tree
 from slackwater.sandbox.descriptors import received, whole
 from slackwater.sandbox.launch import close_all_but
-from slackwater.sandbox.mounts import Mounts, Uncovered
+from slackwater.sandbox.mounts import Mounts, UnreachableFolder
 
 _ORDER = struct.Struct("<cii")  # what, of which number, length of the rest
 _ANSWER = struct.Struct("<ii")  # of which number, length of why not
@@ -29,7 +31,9 @@ _ANSWER_WITHIN_S = 20.0
 
 
 class MountMaker:
-    """The supervisor's end of it. The process is started when it is first needed, and again if somebody killed it."""
+    """The supervisor's end of it. The process is started when it is first needed, and again if
+    somebody killed it.
+    """
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
@@ -131,6 +135,7 @@ def _live(ends: socket.socket) -> NoReturn:
             signal.signal(number, signal.SIG_IGN)
         os.umask(0o022)  # others pass through the folders that are made on the way
         gc.disable()  # a collection would touch, and so copy, every page
+        sys.path.clear()  # in an environment's mounts, nothing may be imported
         home = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         held: dict[int, int] = {}
         while True:
@@ -147,7 +152,7 @@ def _live(ends: socket.socket) -> NoReturn:
 
 def _make(ends: socket.socket, number: int, body: bytes, held: dict[int, int]) -> None:
     folder, own_tmp, shown = marshal.loads(body)
-    uncovered = tuple(Uncovered(Path(barrier), Path(seen)) for barrier, seen in shown)
+    uncovered = tuple(UnreachableFolder(Path(barrier), Path(seen)) for barrier, seen in shown)
     try:
         Mounts(Path(folder), Path(own_tmp), uncovered).make()
         held[number] = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)

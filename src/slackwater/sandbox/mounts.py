@@ -1,4 +1,6 @@
-"""The mounts that a plain process of root's sees: temporary folders of its own, and nobody else's."""
+"""The mounts that a plain process of root's sees: temporary folders of its own, and nobody
+else's.
+"""
 
 import contextlib
 import os
@@ -9,14 +11,17 @@ from pathlib import Path
 from slackwater.sandbox import linux
 
 SHARED_TMP = ("/tmp", "/var/tmp", "/dev/shm")
-# What is written to a cover stays in memory, on the account of some action, for as long as the environment lives.
+# What is written to a cover stays in memory, on the account of some action, for as long as the
+# environment lives.
 COVER_BYTES = 65536
 _COVER = f"size={COVER_BYTES}"
 
 
 @dataclass(frozen=True, slots=True)
-class Uncovered:
-    """A folder that another user can read but not reach: `barrier` is the folder above it that bars the way."""
+class UnreachableFolder:
+    """A folder that another user can read but not reach: `barrier` is the folder above it that bars
+    the way.
+    """
 
     barrier: Path
     folder: Path
@@ -24,11 +29,13 @@ class Uncovered:
 
 @dataclass(frozen=True, slots=True)
 class Mounts:
-    """`own_tmp` lies over the machine's temporary folders; `folder` and the `shown` ones can be reached."""
+    """`own_tmp` lies over the machine's temporary folders; `folder` and the `shown` ones can be
+    reached.
+    """
 
     folder: Path
     own_tmp: Path
-    shown: Sequence[Uncovered] = ()
+    shown: Sequence[UnreachableFolder] = ()
 
     @property
     def tmp(self) -> str:
@@ -42,9 +49,9 @@ class Mounts:
     def make(self) -> None:
         """In a process that may have mounts of its own, and from then on does.
 
-        Folders go out of sight on the way, so they are opened first and mounted by descriptor. What covers a folder
-        that must be seen again is always fresh: in a folder of the action's own it could have left a link for this
-        to follow.
+        Folders go out of sight on the way, so they are opened first and mounted by descriptor. What
+        covers a folder that must be seen again is always fresh: in a folder of the action's own it
+        could have left a link for this to follow.
         """
         linux.unshare(linux.CLONE_NEWNS)
         linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
@@ -70,12 +77,16 @@ class Mounts:
 
 
 def has_any(shared: str, folders: Iterable[Path]) -> bool:
-    """Whether one of the folders is in that temporary folder of the machine, which must then be covered by a fresh one."""
+    """Whether one of the folders is in that temporary folder of the machine, which must then be
+    covered by a fresh one.
+    """
     return any(folder.is_relative_to(shared) for folder in folders)
 
 
 def tmp_beside(folders: Iterable[Path]) -> str:
-    """The first of the machine's temporary folders that has none of the folders in it: there an action finds its own."""
+    """The first of the machine's temporary folders that has none of the folders in it: there an
+    action finds its own.
+    """
     known = tuple(folders)
     return next((shared for shared in SHARED_TMP if not has_any(shared, known)), SHARED_TMP[0])
 

@@ -6,7 +6,8 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-# Children of this process that no action started: nobody takes them for what an action has left behind.
+# Children of this process that no action started: nobody takes them for what an action has left
+# behind.
 helpers: set[int] = set()
 
 
@@ -26,16 +27,31 @@ def below(pid: int) -> Iterator[int]:
         yield from below(child)
 
 
+def is_alive(pid: int) -> bool:
+    """Whether it still runs, and does not merely wait to be reaped."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state not in (b"Z", b"X")
+
+
 def variables(pid: int) -> dict[str, str]:
     """The variables that a process was started with; empty if it may not be asked."""
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return {}
-    pairs = (item.partition(b"=") for item in raw.split(b"\0"))
-    return {
-        name.decode(errors="replace"): value.decode(errors="replace") for name, _, value in pairs
-    }
+    pairs = (item.decode(errors="replace").partition("=") for item in raw.split(b"\0"))
+    return {name: value for name, _, value in pairs}
+
+
+def owned_by(users: range) -> Iterator[int]:
+    """Processes of any of these users."""
+    for entry in os.scandir("/proc"):
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and entry.stat().st_uid in users:
+                yield int(entry.name)
 
 
 def kill(pid: int) -> None:
@@ -45,7 +61,9 @@ def kill(pid: int) -> None:
 
 
 def kill_all_of_user(user: int) -> None:
-    """SIGKILL to every process of a user at once, so that none can start another meanwhile; root only."""
+    """SIGKILL to every process of a user at once, so that none can start another meanwhile; root
+    only.
+    """
     pid = os.fork()
     if pid == 0:
         try:

@@ -1,4 +1,5 @@
-"""What a supervisor says of an action: that it began, what it printed, and how it ended."""
+"""What a supervisor reports: of an action that it began, what it printed, and how it ended; of an
+environment that it can be used, or not; of a snapshot that it is there, or not."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -29,12 +30,12 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Began:
+class ActionBegan:
     action: str
 
 
 @dataclass(frozen=True, slots=True)
-class Printed:
+class OutputPrinted:
     """A piece of what it wrote."""
 
     action: str
@@ -43,7 +44,7 @@ class Printed:
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
+class ActionEnded:
     """Its processes are gone. `status` is its exit status, or minus the signal that ended it."""
 
     action: str
@@ -53,4 +54,35 @@ class Over:
     reason: str = ""
 
 
-Report: TypeAlias = Began | Printed | Over
+@dataclass(frozen=True, slots=True)
+class EnvironmentFurnished:
+    """Its files are there; actions that waited for it have been started."""
+
+    environment: str
+
+
+@dataclass(frozen=True, slots=True)
+class FurnishingFailed:
+    """It could not be made, and is gone."""
+
+    environment: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotEnded:
+    """A snapshot was kept, or `error` says why not."""
+
+    name: str
+    error: str | None
+    size_bytes: int = 0
+
+
+Report: TypeAlias = (
+    ActionBegan
+    | OutputPrinted
+    | ActionEnded
+    | EnvironmentFurnished
+    | FurnishingFailed
+    | SnapshotEnded
+)

@@ -7,17 +7,22 @@ from typing import Literal
 from slackwater.sandbox.backends.port import Order
 from slackwater.sandbox.environment import Environment
 from slackwater.sandbox.fences import Fence
-from slackwater.sandbox.launch import Child
-from slackwater.sandbox.reports import End, Over, Usage
+from slackwater.sandbox.launch import LaunchedProcess
+from slackwater.sandbox.reports import ActionEnded, End, Usage
 
 _PIPE_BYTES = 1 << 16
 
 
-class Running:
+class RunningAction:
     """From fork to the last report."""
 
     def __init__(
-        self, order: Order, environment: Environment, fence: Fence, child: Child, asked_s: float
+        self,
+        order: Order,
+        environment: Environment,
+        fence: Fence,
+        child: LaunchedProcess,
+        asked_s: float,
     ) -> None:
         self.order = order
         self.environment = environment
@@ -49,7 +54,9 @@ class Running:
         return True
 
     def read(self, stream: Literal["stdout", "stderr"]) -> bytes | None:
-        """What came; empty at its end, None if there is nothing now. Past the limit nothing is kept."""
+        """What came; empty at its end, None if there is nothing now. Past the limit nothing is
+        kept.
+        """
         try:
             data = os.read(getattr(self.child, stream), _PIPE_BYTES)
         except BlockingIOError:
@@ -62,7 +69,7 @@ class Running:
     def is_flooding(self) -> bool:
         return self._printed_bytes > self.order.limits.output_bytes
 
-    def over(self) -> Over:
+    def over(self) -> ActionEnded:
         """Reap the process; what it came to."""
         ended_s = time.monotonic()
         found = self.child.reap()
@@ -78,4 +85,4 @@ class Running:
         if self.fence.memory_kills() > self.memory_kills:
             most = self.order.limits.memory_bytes
             end, reason = End.MEMORY, f"it used more than {most} bytes of memory"
-        return Over(self.order.action, end, code, usage, reason)
+        return ActionEnded(self.order.action, end, code, usage, reason)

@@ -1,43 +1,51 @@
 """The resident supervisor of a node: environments, and the actions that run in them.
 
-One thread and one loop over pipes and process descriptors; a new action costs a fork and an exec, not a new
-interpreter. It decides nothing: cores and limits come with each order, and whoever drives it calls `step`.
+One thread and one loop over pipes and process descriptors; a new action costs a fork and an exec,
+not a new interpreter. It decides nothing: cores and limits come with each order, and whoever drives
+it calls `step`.
 
-An action ends when its first process has ended; whatever it left behind is killed before the report.
+An action ends when its first process has ended; whatever it left behind is killed before the
+report. No fault of one action or environment ends the loop: that one fails, with the reason in its
+report.
 """
 
 import contextlib
-import json
 import logging
 import os
 import select
 import selectors
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from functools import partial
+from pathlib import Path
+from typing import Literal
 
-from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, SlackwaterError
+from slackwater.model.errors import ConfigError, RefusedError, SlackwaterError
 from slackwater.sandbox import linux, process_tree
 from slackwater.sandbox.backends.port import Backend, Order
 from slackwater.sandbox.environment import Environment
+from slackwater.sandbox.environments import Environments, Note
 from slackwater.sandbox.fences import Fence, Fences
+from slackwater.sandbox.file_workers import FileTask, FileWorkers, TaskOutcome
 from slackwater.sandbox.held import end_left
-from slackwater.sandbox.reports import Began, End, Over, Printed, Report, Usage
-from slackwater.sandbox.running import Running
+from slackwater.sandbox.quarantine import DELETE_WITHIN_S, FOLDER, Quarantine
+from slackwater.sandbox.reports import ActionBegan, ActionEnded, End, OutputPrinted, Report, Usage
+from slackwater.sandbox.running import RunningAction
 from slackwater.sandbox.snapshots import Snapshots
 from slackwater.sandbox.users import Users
 
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.5
+MEASURE_WITHIN_S = 20.0
 _DRAIN_READS = 64
+_ENDS_WITHIN_S = 5.0
+_TIDY_WITHIN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class SandboxMeans:
     """What a supervisor works with, as it was chosen for this machine."""
 
     backend: Backend
@@ -46,14 +54,23 @@ class Means:
     users: Users | None
 
 
-class Supervisor:
+@dataclass(frozen=True, slots=True)
+class WaitingOrder:
+    """An order that was given at `asked_s`, and waits for its environment's files."""
+
+    order: Order
+    asked_s: float
+
+
+class SandboxSupervisor:
     """`root` holds a folder for each environment."""
 
-    def __init__(self, root: Path, means: Means) -> None:
-        self._root = root
+    def __init__(
+        self, root: Path, means: SandboxMeans, *, delete_within_s: float = DELETE_WITHIN_S
+    ) -> None:
         self._means = means
-        self._environments: dict[str, Environment] = {}
-        self._running: dict[str, Running] = {}
+        self._running: dict[str, RunningAction] = {}
+        self._waiting: dict[str, WaitingOrder] = {}
         self._selector = selectors.DefaultSelector()
         self._reports: list[Report] = []
         self._leaving: list[Fence] = []
@@ -61,161 +78,139 @@ class Supervisor:
         root.mkdir(parents=True, exist_ok=True)
         root.chmod(0o711)  # users of environments pass through, and see nothing
         linux.adopt_orphans()
-        end_left(str(root))
+        if os.getuid() == 0:
+            end_left(str(root))
+        self._workers = FileWorkers(self)
+        self._quarantine = Quarantine(root / FOLDER, self._workers, delete_within_s=delete_within_s)
+        self._environments = Environments(
+            root,
+            backend=means.backend,
+            snapshots=means.snapshots,
+            users=means.users,
+            workers=self._workers,
+            quarantine=self._quarantine,
+            report=self._reports.append,
+            changed=self._environment_changed,
+        )
 
     # ---- environments ----
     def environments(self) -> list[str]:
-        return sorted(self._environments)
+        return self._environments.names()
 
     def running(self) -> list[str]:
         return sorted(self._running)
+
+    @property
+    def quarantined(self) -> int:
+        """How many folders could not be deleted so far, or had something wrong with them."""
+        return self._quarantine.count
 
     def open(
         self,
         name: str,
         snapshot: str | None = None,
         files: Mapping[str, bytes] | None = None,
-        note: Mapping[str, str | int] | None = None,
+        note: Note | None = None,
     ) -> None:
-        """Make an environment, empty or out of a snapshot, with some files; one with a note is kept over a restart."""
-        if name in self._environments:
-            raise RefusedError(f"environment: {name!r} is open already")
-        if not name or name[0] == "." or "/" in name or len(name) > 200:
-            raise ConfigError.of("environment", name, "must be a file name")
-        users = self._means.users
-        user = None if users is None else users.take()
-        root = self._root / name
-        environment = Environment(name, root, root / "view", user)
-        try:
-            self._furnish(environment, snapshot, files or {})
-            self._means.backend.opened(environment)
-            if note is not None:
-                environment.note = note
-                kept = json.dumps({"snapshot": snapshot, "note": dict(note)})
-                (root / "kept.json").write_text(kept)
-        except (OSError, SlackwaterError):
-            self._demolish(environment)
-            raise
-        self._environments[name] = environment
+        """Make an environment, empty or out of a snapshot, with some files; one with a note is kept
+        over a restart. A report says when it is open; actions may be started in it at once, and
+        wait for that.
+        """
+        self._environments.open(name, snapshot, files or {}, note)
 
-    def adopt(self) -> dict[str, Mapping[str, str | int]]:
-        """Take over the environments that a supervisor before this one kept here; their notes by name."""
-        for root in sorted(self._root.iterdir()):
-            try:
-                kept = json.loads((root / "kept.json").read_text())
-                self._adopt(root, kept["snapshot"], kept["note"])
-            except (OSError, ValueError, KeyError, SlackwaterError) as error:
-                logger.warning("environment is not kept name=%s why=%s", root.name, error)
-                self._demolish(Environment(root.name, root, root / "view", None))
-        return {name: environment.note for name, environment in self._environments.items()}
+    def adopt(self) -> dict[str, Note]:
+        """Take over the environments that a supervisor before this one kept here; their notes by
+        name.
+        """
+        return self._environments.adopt(self._wait_until)
 
-    def _adopt(self, root: Path, snapshot: str | None, note: Mapping[str, str | int]) -> None:
-        environment = Environment(root.name, root, root / "view", None, note=note)
-        environment.mounted = (root / "upper").is_dir()
-        if self._means.users is not None:
-            environment.user = self._means.users.adopt(environment.own)
-        if environment.mounted:
-            if snapshot is None:
-                raise NotFoundError("it stands on a snapshot without a name")
-            self._means.snapshots.begin(snapshot, root, environment.user)
-        self._means.backend.opened(environment)
-        self._environments[root.name] = environment
-
-    def _furnish(
-        self, environment: Environment, snapshot: str | None, files: Mapping[str, bytes]
-    ) -> None:
-        root, user = environment.root, environment.user
-        root.mkdir()
-        root.chmod(0o711)
-        environment.tmp.mkdir()
-        environment.tmp.chmod(0o700)
-        if snapshot is None:
-            environment.view.mkdir(mode=0o700)
-        else:
-            environment.mounted = self._means.snapshots.begin(snapshot, root, user)
-        for name, content in files.items():
-            self._put(environment, name, content)
-        if user is not None:
-            for folder in (environment.view, environment.tmp):
-                os.chown(folder, user, user)
-
-    def _put(self, environment: Environment, name: str, content: bytes) -> None:
-        """Write one file of the owner's, in a view in which nothing has run yet or all is a snapshot's."""
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or not path.name:
-            raise ConfigError.of("files", name, "must be a path inside the environment")
-        target = environment.view
-        for part in path.parts[:-1]:
-            target /= part
-            if not target.is_dir() or target.is_symlink():
-                target.mkdir()
-                self._own(environment, target)
-        target /= path.name
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-        with os.fdopen(os.open(target, flags, 0o644), "wb") as file:
-            file.write(content)
-        self._own(environment, target)
-
-    def _own(self, environment: Environment, path: Path) -> None:
-        if environment.user is not None:
-            os.chown(path, environment.user, environment.user, follow_symlinks=False)
-
-    def snapshot(self, environment: str, name: str) -> None:
-        """Keep what the environment has now, for others to begin from."""
-        if not name or name[0] == "." or "/" in name or len(name) > 200:
-            raise ConfigError.of("snapshot", name, "must be a file name")
-        self._means.snapshots.take(name, self._find(environment).view)
+    def snapshot(self, environment: str, name: str, most_bytes: int | None = None) -> None:
+        """Keep what the environment has now, for others to begin from; a report says when it is
+        kept."""
+        self._environments.snapshot(environment, name, most_bytes)
 
     def close_environment(self, name: str) -> None:
-        """Take an environment away, with whatever runs in it; those actions still get their report."""
-        environment = self._find(name)
+        """Take an environment away, with whatever runs in it; those actions still get their
+        report.
+        """
+        environment = self._environments.find(name)
+        self._refuse_waiting(environment, End.STOPPED, "its environment was closed")
         for action, running in list(self._running.items()):
             if running.environment is environment:
                 self.stop(action, "its environment was closed")
-                select.select([running.child.pidfd], [], [])  # it was killed, so it ends
-                self._finish(running)
-        del self._environments[name]
-        self._demolish(environment)
+                self._finish_killed(running)
+        self._environments.remove(environment)
 
-    def _demolish(self, environment: Environment) -> None:
-        self._means.backend.closed(environment)
-        if environment.mounted or os.path.ismount(environment.view):
-            with contextlib.suppress(OSError):
-                linux.unmount(str(environment.view))
-        shutil.rmtree(environment.root, ignore_errors=True)
-        if environment.user is not None and self._means.users is not None:
-            self._means.users.give_back(environment.user)
+    def _finish_killed(self, running: RunningAction) -> None:
+        """One that was killed ends soon; if the kernel holds on to it, its report comes when it
+        lets go.
+        """
+        if select.select([running.child.pidfd], [], [], _ENDS_WITHIN_S)[0]:
+            self._guarded(running, self._finish)
 
-    def _find(self, name: str) -> Environment:
-        found = self._environments.get(name)
-        if found is None:
-            raise NotFoundError(f"environment: {name!r} is not open here")
-        return found
+    def _environment_changed(self, environment: Environment, fault: str) -> None:
+        """It is open, or has failed: what waited for it is started, or has failed too."""
+        if fault:
+            self._refuse_waiting(environment, End.NOT_STARTED, fault)
+        else:
+            self._start_waiting(environment)
+
+    def _orders_waiting_for(self, environment: Environment) -> list[WaitingOrder]:
+        name = environment.name
+        return [each for each in self._waiting.values() if each.order.environment == name]
+
+    def _refuse_waiting(self, environment: Environment, end: End, reason: str) -> None:
+        for waiting in self._orders_waiting_for(environment):
+            del self._waiting[waiting.order.action]
+            self._reports.append(ActionEnded(waiting.order.action, end, 127, Usage(), reason))
+
+    def _start_waiting(self, environment: Environment) -> None:
+        for waiting in self._orders_waiting_for(environment):
+            del self._waiting[waiting.order.action]
+            self._launch(environment, waiting)
 
     # ---- actions ----
     def start(self, order: Order) -> None:
         """Run an order; what becomes of it comes out of `step`."""
-        asked_s = time.monotonic()
-        environment = self._find(order.environment)
-        if order.action in self._running:
+        waiting = WaitingOrder(order, time.monotonic())
+        environment = self._environments.find(order.environment)
+        if order.action in self._running or order.action in self._waiting:
             raise RefusedError(f"action: {order.action!r} is running already")
         if not order.command or not order.cores:
             raise ConfigError.of("action", order.action, "needs a command and at least one core")
+        memoryview(order.stdin)  # of the wrong kind it must fail here, not beside a started process
+        if environment.furnishing is not None:
+            self._waiting[order.action] = waiting
+        elif environment.disk.excess(order.limits.disk_bytes):
+            # It was too large when it was last measured, which may not be so any more.
+            self._waiting[order.action] = waiting
+            self._measure(environment)
+        else:
+            self._launch(environment, waiting)
+
+    def _launch(self, environment: Environment, waiting: WaitingOrder) -> None:
+        order = waiting.order
         self._tidy()
         fence = self._means.fences.take(environment.name, environment.user, order.cores)
         try:
             rlimits = fence.rlimits(order.limits)
             launch = self._means.backend.launch(environment, order, rlimits)
             child = fence.start(launch, order.limits)
-        except (OSError, SlackwaterError) as error:
+        except Exception as error:
+            if not isinstance(error, OSError | SlackwaterError):
+                logger.exception("action did not start action=%s", order.action)
             self._means.fences.give_back(fence)
             self._reports.append(
-                Over(order.action, End.NOT_STARTED, 127, Usage(), f"it did not start: {error}")
+                ActionEnded(
+                    order.action, End.NOT_STARTED, 127, Usage(), f"it did not start: {error}"
+                )
             )
             return
-        running = Running(order, environment, fence, child, asked_s)
+        environment.disk.stale = True
+        environment.disk.last_limit = order.limits.disk_bytes
+        running = RunningAction(order, environment, fence, child, waiting.asked_s)
         self._running[order.action] = running
-        self._reports.append(Began(order.action))
+        self._reports.append(ActionBegan(order.action))
         if running.feed():
             child.close_stdin()
         else:
@@ -228,39 +223,64 @@ class Supervisor:
         """Kill an action with everything that it started, if it is running."""
         if (running := self._running.get(action)) is not None:
             self._kill(running, End.STOPPED, reason)
+        elif self._waiting.pop(action, None) is not None:
+            self._reports.append(ActionEnded(action, End.STOPPED, 127, Usage(), reason))
 
     def watch(self, descriptor: int) -> None:
         """Let `step` return when something else of the driver's can be read."""
         self._selector.register(descriptor, selectors.EVENT_READ, None)
 
+    def watch_reads(self, descriptor: int, came: Callable[[], None]) -> None:
+        """Have `came` called when something can be read."""
+        self._selector.register(descriptor, selectors.EVENT_READ, came)
+
+    def unwatch(self, descriptor: int) -> None:
+        """Forget a descriptor, before it is closed."""
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(descriptor)
+
     def step(self, timeout_s: float | None) -> list[Report]:
         """What happened; waits up to `timeout_s` for the first."""
         self._tidy()
-        for key, _ in self._selector.select(self._patience_s(timeout_s)):
-            if key.data is not None:
-                running, handle = key.data
-                if self._running.get(running.order.action) is running:
-                    handle(running)
+        self._turn(self._patience_s(timeout_s))
         self._look()
-        reports, self._reports = self._reports, []
+        reports = self._reports[:]
+        self._reports.clear()
         return reports
 
+    def _turn(self, patience_s: float | None) -> None:
+        """Hear of whoever has something to say."""
+        for key, _ in self._selector.select(patience_s):
+            if key.data is not None:
+                key.data()
+        self._workers.check_deadlines()
+        self._quarantine.retry()
+
+    def _wait_until(self, is_so: Callable[[], bool], within_s: float) -> None:
+        """Let file workers go on, for a while."""
+        deadline_s = time.monotonic() + within_s
+        while not is_so() and (left_s := deadline_s - time.monotonic()) > 0:
+            self._turn(min(left_s, 0.1))
+
     def close(self, keep: bool = False) -> None:
-        """End everything that runs, and take environments away; with `keep`, only those without a note."""
-        for name, environment in list(self._environments.items()):
+        """End everything that runs, and take environments away; with `keep`, only those without a
+        note.
+        """
+        for environment in self._environments.all():
             if not keep or not environment.note:
-                self.close_environment(name)
+                self.close_environment(environment.name)
         for action, running in list(self._running.items()):
             self.stop(action, "the worker stops")
-            select.select([running.child.pidfd], [], [])
-            self._finish(running)
-        for environment in self._environments.values():
-            self._means.backend.closed(environment)
-            if environment.mounted:
-                with contextlib.suppress(OSError):
-                    linux.unmount(str(environment.view))
+            self._finish_killed(running)
+        for environment in self._environments.all():
+            self._environments.let_go(environment)
         self._tidy()
         self._means.backend.close()
+        for key in list(self._selector.get_map().values()):
+            if key.data is None:
+                self._selector.unregister(key.fileobj)
+        self._wait_until(lambda: self._workers.is_idle, _TIDY_WITHIN_S)
+        self._workers.close()
         self._means.fences.close()
         self._selector.close()
         if self._means.users is not None:
@@ -272,56 +292,82 @@ class Supervisor:
             return 0.0
         now_s = time.monotonic()
         due_s = [running.deadline_s - now_s for running in self._running.values()]
-        if self._running:
+        if any(each.disk.stale for each in self._environments.all()):
             due_s.append(self._next_look_s - now_s)
+        for at_s in (self._workers.next_deadline_s, self._quarantine.next_try_s()):
+            due_s += [] if at_s is None else [at_s - now_s]
         if timeout_s is not None:
             due_s.append(timeout_s)
         return max(min(due_s), 0.0) if due_s else None
 
     def _watch(
-        self, descriptor: int, events: int, running: Running, handle: Callable[[Running], None]
+        self,
+        descriptor: int,
+        events: int,
+        running: RunningAction,
+        handle: Callable[[RunningAction], None],
     ) -> None:
-        self._selector.register(descriptor, events, (running, handle))
+        self._selector.register(descriptor, events, partial(self._guarded, running, handle))
 
-    def _unwatch(self, descriptor: int) -> None:
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(descriptor)
+    def _guarded(self, running: RunningAction, handle: Callable[[RunningAction], None]) -> None:
+        """Do something for an action, if it is still under way; a fault is the end of that action
+        alone.
+        """
+        if self._running.get(running.order.action) is not running:
+            return
+        try:
+            handle(running)
+        except Exception as error:
+            logger.exception("action failed in the worker action=%s", running.order.action)
+            self._abandon(running, f"the worker failed: {error!r}")
 
-    def _can_feed(self, running: Running) -> None:
+    def _abandon(self, running: RunningAction, reason: str) -> None:
+        """Be done with an action, whatever state it is in. Its fence is not used again."""
+        self._running.pop(running.order.action, None)
+        child = running.child
+        for descriptor in (child.pidfd, child.stdin, child.stdout, child.stderr):
+            self.unwatch(descriptor)
+        for end in (child.kill, running.fence.kill_all, child.close):
+            try:
+                end()
+            except Exception:
+                logger.exception("action was not ended cleanly action=%s", running.order.action)
+        self._reports.append(ActionEnded(running.order.action, End.STOPPED, -9, Usage(), reason))
+
+    def _can_feed(self, running: RunningAction) -> None:
         if running.feed():
-            self._unwatch(running.child.stdin)
+            self.unwatch(running.child.stdin)
             running.child.close_stdin()
 
-    def _stdout(self, running: Running) -> None:
+    def _stdout(self, running: RunningAction) -> None:
         self._take(running, "stdout")
 
-    def _stderr(self, running: Running) -> None:
+    def _stderr(self, running: RunningAction) -> None:
         self._take(running, "stderr")
 
-    def _take(self, running: Running, stream: Literal["stdout", "stderr"]) -> bool:
+    def _take(self, running: RunningAction, stream: Literal["stdout", "stderr"]) -> bool:
         """Pass on what was printed; whether there may be more."""
         data = running.read(stream)
         if data is None:
             return False
         if not data and not running.is_flooding:
-            self._unwatch(getattr(running.child, stream))
+            self.unwatch(getattr(running.child, stream))
             return False
         if data:
-            self._reports.append(Printed(running.order.action, stream, data))
+            self._reports.append(OutputPrinted(running.order.action, stream, data))
         if running.is_flooding and running.killed is None:
             most = running.order.limits.output_bytes
             self._kill(running, End.OUTPUT, f"it printed more than {most} bytes")
         return not running.is_flooding
 
-    def _kill(self, running: Running, end: End, reason: str) -> None:
+    def _kill(self, running: RunningAction, end: End, reason: str) -> None:
         if running.killed is None:
             running.killed = (end, reason)
         running.child.kill()
         running.fence.kill_all()
 
-    def _finish(self, running: Running) -> None:
+    def _finish(self, running: RunningAction) -> None:
         """Its first process is gone: end the others, read what is in the pipes, report."""
-        del self._running[running.order.action]
         running.fence.kill_all()
         self._means.backend.ended(running.environment)
         for stream in ("stdout", "stderr"):
@@ -331,8 +377,10 @@ class Supervisor:
         child = running.child
         for descriptor in (child.pidfd, child.stdin, child.stdout, child.stderr):
             if descriptor >= 0:
-                self._unwatch(descriptor)
+                self.unwatch(descriptor)
         self._reports.append(running.over())
+        del self._running[running.order.action]
+        running.environment.disk.stale = True
         child.close()
         self._leaving.append(running.fence)
 
@@ -340,7 +388,10 @@ class Supervisor:
         """What nobody waits for, after a report: the fence is made ready for the next action."""
         leaving, self._leaving = self._leaving, []
         for fence in leaving:
-            self._means.fences.give_back(fence)
+            try:
+                self._means.fences.give_back(fence)
+            except Exception:
+                logger.exception("a fence is not used again")
         if leaving:
             self._reap_orphans()
 
@@ -368,23 +419,63 @@ class Supervisor:
         if now_s < self._next_look_s:
             return
         self._next_look_s = now_s + LOOK_EVERY_S
-        for running in list(self._running.values()):
-            most = running.order.limits.disk_bytes
-            if running.killed is None and _size_bytes(running.environment.own, most) > most:
-                self._kill(
-                    running, End.DISK, f"its environment has more than {most} bytes of files"
-                )
+        for environment in self._environments.all():
+            if environment.disk.stale:
+                self._measure(environment)
 
+    # ---- disks ----
+    def _measure(self, environment: Environment) -> None:
+        """Have an environment's size taken, if nobody does so already."""
+        if environment.disk.measuring:
+            return
+        inside = [each for each in self._running.values() if each.environment is environment]
+        waiting = self._orders_waiting_for(environment)
+        orders = [each.order for each in inside] + [each.order for each in waiting]
+        environment.disk.measuring = True
+        environment.disk.stale = bool(inside)  # what runs goes on writing
+        self._workers.submit(
+            FileTask(
+                "measure",
+                {
+                    "folders": [str(folder) for folder in environment.own],
+                    "view": str(environment.view),
+                    "user": environment.user,
+                    "first": [each.child.reaper or each.child.pid for each in inside],
+                    "enough": max(
+                        (order.limits.disk_bytes for order in orders),
+                        default=environment.disk.last_limit,
+                    ),
+                },
+                MEASURE_WITHIN_S,
+                partial(self._measured, environment, inside, waiting),
+            )
+        )
 
-def _size_bytes(folders: tuple[Path, ...], enough: int) -> int:
-    """Blocks on disk, and a block for each name; stops counting past `enough`."""
-    total, waiting = 0, [str(folder) for folder in folders]
-    while waiting and total <= enough:
-        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                with contextlib.suppress(OSError):
-                    found: Any = entry.stat(follow_symlinks=False)
-                    total += max(found.st_blocks * 512, 4096)
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(entry.path)
-    return total
+    def _measured(
+        self,
+        environment: Environment,
+        inside: list[RunningAction],
+        waiting: list[WaitingOrder],
+        outcome: TaskOutcome,
+    ) -> None:
+        """An environment's size as of when `inside` ran there and `waiting` did not yet."""
+        disk = environment.disk
+        disk.record(outcome)
+        if environment not in self._environments.all():
+            return
+        if disk.stale and outcome.error is not None:
+            logger.warning("size unknown name=%s why=%s", environment.name, outcome.error)
+        for running in inside:
+            reason = disk.excess(running.order.limits.disk_bytes)
+            if reason and self._running.get(running.order.action) is running:
+                self._kill(running, End.DISK, reason)
+        for each in waiting:
+            if self._waiting.pop(each.order.action, None) is None:
+                continue
+            if reason := disk.excess(each.order.limits.disk_bytes):
+                over = ActionEnded(each.order.action, End.NOT_STARTED, 127, Usage(), reason)
+                self._reports.append(over)
+            else:
+                self._launch(environment, each)
+        if self._orders_waiting_for(environment) and environment.furnishing is None:
+            self._measure(environment)

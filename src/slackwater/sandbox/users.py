@@ -1,19 +1,22 @@
-"""Users to run environments as: numbers that belong to nobody, a block of them for each supervisor of the machine.
+"""Users to run environments as: numbers that belong to nobody, a block of them for each supervisor
+of the machine.
 
-Only root can give them out. Processes of different users cannot signal each other or read each other's files,
-and the kernel counts each user's processes.
+Only root can give them out. Processes of different users cannot signal each other or read each
+other's files, and the kernel counts each user's processes.
 """
 
 import fcntl
 import os
-from collections.abc import Sequence
+import time
 from pathlib import Path
 
 from slackwater.model.errors import UnavailableError
+from slackwater.sandbox import process_tree
 
 FIRST = 1_000_000_000
 BLOCK = 65_536
 _BLOCKS = 4_096
+_END_WITHIN_S = 5.0
 LOCKS = Path("/run/slackwater/users")
 
 
@@ -35,6 +38,18 @@ class Users:
         else:
             raise UnavailableError(f"all {_BLOCKS} blocks of users in {locks} are taken")
         self._taken: set[int] = set()
+        self._end_left()
+
+    def _end_left(self) -> None:
+        """End what a killed supervisor has left: whoever has the lock has all of the block."""
+        block = range(self._first, self._first + BLOCK)
+        deadline_s = time.monotonic() + _END_WITHIN_S
+        while left := [pid for pid in process_tree.owned_by(block) if process_tree.is_alive(pid)]:
+            for pid in left:
+                process_tree.kill(pid)
+            if time.monotonic() >= deadline_s:
+                raise UnavailableError(f"processes of users {self._first} and up cannot be ended")
+            time.sleep(0.001)
 
     def take(self) -> int:
         """The lowest number that is free."""
@@ -44,14 +59,12 @@ class Users:
                 return user
         raise UnavailableError(f"all {BLOCK} users of this supervisor are taken")
 
-    def adopt(self, paths: Sequence[Path]) -> int:
-        """A user for folders that a supervisor before this one has left: they become its own."""
-        user = self.take()
-        for path in paths:
-            for folder, folders, names in os.walk(path):
-                for name in (".", *folders, *names):
-                    os.chown(Path(folder, name), user, user, follow_symlinks=False)
-        return user
+    def take_again(self, user: int) -> bool:
+        """Take the number that an environment had before, if it is this block's and free."""
+        if user in self._taken or not self._first <= user < self._first + BLOCK:
+            return False
+        self._taken.add(user)
+        return True
 
     def give_back(self, user: int) -> None:
         self._taken.discard(user)

@@ -1,6 +1,5 @@
 """The HTTP application over a control plane."""
 
-import logging
 from importlib.metadata import version
 from typing import Any
 
@@ -15,10 +14,11 @@ from slackwater.serve.actions.api import (
     limit_routes,
     permit_routes,
 )
+from slackwater.serve.actions.fast_path import FastPathMiddleware
 from slackwater.serve.actions.run_code import run_code_routes
-from slackwater.serve.actions.short_way import ShortWay
 from slackwater.serve.http.auth import find_tenant
 from slackwater.serve.http.errors import ERROR_RESPONSES, add_error_handlers
+from slackwater.serve.http.host_check import HostCheck
 from slackwater.serve.http.limits import BodyLimits
 from slackwater.serve.openai.api import OpenAiFace, openai_routes
 from slackwater.serve.openai.extras import extra_routes, refused_routes
@@ -34,16 +34,21 @@ from slackwater.serve.tinker.sampling import SamplingFace, future_routes, sampli
 from slackwater.serve.tinker.service import service_routes
 from slackwater.serve.tinker.sessions import session_life_routes, session_list_routes
 from slackwater.serve.tinker.tokenizers import tokenizer_routes
-from slackwater.serve.tinker.training import TrainingFace, training_routes
-
-logger = logging.getLogger(__name__)
+from slackwater.serve.tinker.training import (
+    MAX_JSON_PASS_BYTES,
+    PASS_PATHS,
+    TrainingFace,
+    training_routes,
+)
 
 BODY_STALL_S = 10.0
 LEAST_JSON_BYTES = 2 << 20
 
 
 class App(FastAPI):
-    """What every request passes (`front`) is before FastAPI with all its layers, since not every request goes on to them."""
+    """What every request passes (`front`) is before FastAPI with all its layers, since not every
+    request goes on to them.
+    """
 
     front: ASGIApp
 
@@ -107,12 +112,14 @@ def create_app(plane: ControlPlane) -> FastAPI:
     app.include_router(extra_routes(plane, face))
     app.include_router(refused_routes(plane))
     longest = max((base.max_text_chars for base in plane.bases), default=0)
-    app.front = BodyLimits(
-        ShortWay(app.behind, plane=plane),
+    limited = BodyLimits(
+        FastPathMiddleware(app.behind, plane=plane),
         max_bytes=plane.settings.max_body_bytes,
         max_json_bytes=min(max(LEAST_JSON_BYTES, longest), plane.settings.max_body_bytes),
+        json_limits=dict.fromkeys(PASS_PATHS, MAX_JSON_PASS_BYTES),
         stall_s=BODY_STALL_S,
         tenant_of=lambda headers: find_tenant(plane.tenants, headers),
         shares=plane.loop_shares,
     )
+    app.front = HostCheck(limited, bound=plane.settings.host, allowed=plane.settings.allowed_hosts)
     return app

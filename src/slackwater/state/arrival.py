@@ -1,4 +1,6 @@
-"""How far an image that is being read from disk has come: whoever copies it on to the device waits for its bytes, not for all of it."""
+"""How far an image that is being read from disk has come: whoever copies it on to the device waits
+for its bytes, not for all of it.
+"""
 
 import threading
 from collections.abc import Callable
@@ -8,8 +10,10 @@ from slackwater.model.errors import UnavailableError
 _SILENT_S = 120.0  # a disk that gives nothing for so long has failed
 
 
-class Arrival:
-    """The first `reached` bytes are there and are as written. `failed` says why the rest will never come."""
+class ImageArrivalProgress:
+    """The first `reached` bytes are there and are as written. `failed` says why the rest will never
+    come.
+    """
 
     def __init__(self) -> None:
         self.reached = 0
@@ -33,11 +37,11 @@ class Arrival:
         """Return when so many bytes are there; UnavailableError if they will not come."""
         with self._changed:
             while self.reached < wanted:
-                before = self.reached
-                if self.failed is None:
-                    self._changed.wait(_SILENT_S)
-                if self.failed is not None or self.reached == before:
-                    raise UnavailableError(self.failed or "state: nothing arrives from the disk")
+                # Being woken is no progress: a listener that joins is told where things stand.
+                if self.failed is None and not self._changed.wait(_SILENT_S):
+                    raise UnavailableError("state: nothing arrives from the disk")
+                if self.failed is not None:
+                    raise UnavailableError(self.failed)
 
     def _tell(self, reached: int, failed: str | None) -> None:
         with self._changed:

@@ -1,7 +1,8 @@
-"""The device tier's memory: blocks that are used again, so that a switch waits neither for fresh pages nor for an allocator.
+"""The device tier's memory: blocks that are used again, so that a switch waits neither for fresh
+pages nor for an allocator.
 
-Which deployments are there at the same time, and so that the budget holds, is the book's to say; blocks that nobody uses are given
-back before they would add to it.
+Which deployments are there at the same time, and so that the budget holds, is the book's to say;
+blocks that nobody uses are given back before they would add to it.
 """
 
 import torch
@@ -13,8 +14,10 @@ _ROUND = 2 << 20
 _WASTE = 1.25
 
 
-class BlockPool:
-    """Live and resting blocks together stay within the budget, as far as the live ones leave room."""
+class HostBlockPool:
+    """Live and resting blocks together stay within the budget, as far as the live ones
+    leave room.
+    """
 
     def __init__(self, budget: int, device: str = "cpu") -> None:
         self._budget = budget

@@ -1,6 +1,8 @@
-"""The live body of the book of states (PlexRL 4.5, 5.3): does what the book says with holders, host images and the disk.
+"""The live body of the book of states (PlexRL 4.5, 5.3): does what the book says with holders, host
+images and the disk.
 
-Workers' parts of the device are holders: told to load or save, they copy between their device memory and the images, which stay the body's.
+Workers' parts of the device are holders: told to load or save, they copy between their device
+memory and the images, which stay the body's.
 """
 
 import itertools
@@ -13,27 +15,29 @@ from pathlib import Path
 
 from slackwater.control.state import commands as do
 from slackwater.control.state import events as on
-from slackwater.control.state.book import StateBook
+from slackwater.control.state.residency_controller import ResidencyController
 from slackwater.model.errors import RefusedError, SlackwaterError, UnavailableError
 from slackwater.model.residency import StateBudgets, Tier
-from slackwater.state.arrival import Arrival
+from slackwater.state.arrival import ImageArrivalProgress
 from slackwater.state.catalogue import Catalogue
 from slackwater.state.disk import DiskTier
 from slackwater.state.image import HostImage, pages_for
-from slackwater.state.port import About, Ended, Holder, HolderMove
+from slackwater.state.port import About, DeviceHolder, HolderMove, MoveOutcome
 
 logger = logging.getLogger(__name__)
 
 
 class StateBody:
-    """Whoever calls a method, or looks at what is public here, holds `lock`; but not for `ask` and `close`, which wait for others."""
+    """Whoever calls a method, or looks at what is public here, holds `lock`; but not for `ask` and
+    `close`, which wait for others.
+    """
 
     def __init__(self, budgets: StateBudgets, folder: Path) -> None:
         self.lock = threading.RLock()
-        self.book = StateBook(budgets)
+        self.book = ResidencyController(budgets)
         self.disk = DiskTier(folder)
         self.catalogue = Catalogue()
-        self.holders: dict[str, Holder] = {}
+        self.holders: dict[str, DeviceHolder] = {}
         self.held_by: dict[str, str] = {}
         self.images: dict[str, HostImage] = {}
         self.abouts: dict[str, About] = {}
@@ -41,11 +45,11 @@ class StateBody:
         self._answered = threading.Condition(self.lock)
         self._tickets = itertools.count(1)
         self.moved_bytes: dict[tuple[Tier, Tier], int] = {}
-        self._arriving: dict[str, tuple[HostImage, Arrival]] = {}  # being read from disk
-        self._to_follow: dict[str, do.Move] = {}  # wait for the first byte of what they follow
+        # being read from disk
+        self._arriving: dict[str, tuple[HostImage, ImageArrivalProgress]] = {}
+        self._to_follow: dict[str, do.MoveTier] = {}  # wait for the first byte of what they follow
         self._following: dict[str, str | None] = {}  # with what became of the reading, if it failed
         self._spare: list[HostImage] = []  # of states that left: their pages are made already
-        self._orphans: set[str] = set()  # forgotten, but others still share their frozen parts
         self._disk_work = ThreadPoolExecutor(1, "state-disk-moves")
 
     def holder_gone(self, name: str) -> None:
@@ -63,17 +67,16 @@ class StateBody:
     def forget(self, deployment: str) -> None:
         """Nobody needs the state any more."""
         self.catalogue.check_unused(deployment)
-        self.tell(on.DeploymentForgotten(time.monotonic(), deployment))
+        self.forget_when_unused(deployment)
 
     def forget_when_unused(self, deployment: str) -> None:
         """As `forget`, but what others share of it stays until they go too."""
-        if any(deployment in e.borrowed_from for e in self.catalogue.entries.values()):
-            self._orphans.add(deployment)
-        else:
-            self.forget(deployment)
+        self.tell(on.DeploymentForgotten(time.monotonic(), deployment))
 
     def ask(self, make: Callable[[int], on.StateEvent], timeout_s: float, what: str) -> None:
-        """Return when the book has said yes to the event, which is made with a ticket; `what` names the wish if it takes too long."""
+        """Return when the book has said yes to the event, which is made with a ticket; `what` names
+        the wish if it takes too long.
+        """
         deadline_s = time.monotonic() + timeout_s
         with self.lock:
             ticket = next(self._tickets)
@@ -92,7 +95,9 @@ class StateBody:
             raise RefusedError(refused)
 
     def close(self) -> None:
-        """Give all host memory back, once moves that have begun are done. Holders must have ended."""
+        """Give all host memory back, once moves that have begun are done. Holders must have
+        ended.
+        """
         self._disk_work.shutdown()
         self.disk.close()
         with self.lock:
@@ -106,23 +111,24 @@ class StateBody:
         said = self.book.handle(event)
         for command in said:
             match command:
-                case do.Answer(ticket, refused):
+                case do.AnswerTicket(ticket, refused):
                     self._answers[ticket] = refused
                     self._answered.notify_all()
-                case do.Move():
+                case do.MoveTier():
                     self._move(command)
-                case do.Free(name, tier):
+                case do.FreeTier(name, tier):
                     self._free(name, tier)
-                case do.FellBack(name):
-                    logger.warning("state of %s: back to its last image on the host", name)
-                case do.Lost(name):
-                    logger.warning("state of %s: lost with its worker; nothing was offloaded", name)
+                case do.Drop(name):
                     self._drop(name)
+                case do.ReportFallback(name):
+                    logger.warning("state of %s: back to its last image on the host", name)
+                case do.ReportStateLost(name):
+                    logger.warning("state of %s: lost with its worker; nothing was offloaded", name)
                 case do.Admit() | do.Refuse():
                     pass
         return said
 
-    def _move(self, move: do.Move) -> None:
+    def _move(self, move: do.MoveTier) -> None:
         name, to = move.deployment, move.to
         device = to is Tier.DEVICE or (to is Tier.HOST and self.book.tier(name) is Tier.DEVICE)
         if not device:
@@ -135,7 +141,8 @@ class StateBody:
         if holder is None:
             self._later(on.MoveFailed(time.monotonic(), name, to, f"{name}: its worker has gone"))
             return
-        wanted = {name, *self.catalogue.entries[name].borrowed_from}
+        shared = self.catalogue.entries[name].shared if to is Tier.DEVICE else ()
+        wanted = {name, *shared}
         images = {image: self.images[image] for image in wanted if image in self.images}
         arrival = None
         if move.follows:
@@ -150,11 +157,16 @@ class StateBody:
         if arrival is not None:
             self._following[name] = None
         holder.begin(
-            HolderMove(name, to, move.blank, images, about, arrival),
+            HolderMove(name, to, move.blank, images, about, arrival, self._unfilled(shared)),
             lambda ended: self._device_move_ended(name, to, held, ended),
         )
 
-    def _device_move_ended(self, name: str, to: Tier, holder: str, ended: Ended) -> None:
+    def _unfilled(self, shared: Sequence[str]) -> frozenset[str]:
+        """Images of frozen parts that nobody has brought yet: the first to load fills them."""
+        bases = [image for image in shared if image not in self.catalogue.entries]
+        return frozenset(image for image in bases if self.book.is_blank(image))
+
+    def _device_move_ended(self, name: str, to: Tier, holder: str, ended: MoveOutcome) -> None:
         with self.lock:
             if self.held_by.get(name) != holder or holder not in self.holders:
                 return  # of a worker that has gone since
@@ -166,18 +178,14 @@ class StateBody:
             self._end_following(name)
             if to is Tier.HOST:
                 self.abouts[name] = ended.about or {}
-            entry = self.catalogue.entries.get(name)
-            self._count(
-                Tier.HOST if to is Tier.DEVICE else Tier.DEVICE,
-                to,
-                entry.stored.bytes if entry else 0,
-            )
+            origin = Tier.HOST if to is Tier.DEVICE else Tier.DEVICE
+            self._count(origin, to, self.catalogue.image_bytes(name))
             self.tell(on.MoveDone(now_s, name, to))
 
-    def _disk_move(self, move: do.Move) -> None:
+    def _disk_move(self, move: do.MoveTier) -> None:
         """On the disk's own thread: the lock is not held while bytes move."""
         name, to = move.deployment, move.to
-        read: tuple[HostImage, Arrival] | None = None
+        read: tuple[HostImage, ImageArrivalProgress] | None = None
         try:
             if to is Tier.HOST:
                 read = self._from_disk(name, move.blank)
@@ -195,7 +203,7 @@ class StateBody:
             return
         with self.lock:
             if not move.blank:
-                self._count(Tier(1 - to), to, self.catalogue.entries[name].stored.bytes)
+                self._count(Tier(1 - to), to, self.catalogue.image_bytes(name))
             if read is not None:
                 self._arriving.pop(name, None)
                 self.images[name] = read[0]
@@ -204,7 +212,9 @@ class StateBody:
                 read[1].reach(len(read[0].pages))
 
     def _spare_of(self, size: int) -> HostImage | None:
-        """Pages of a state that left, if they are as many; those that would now pass the budget are given back."""
+        """Pages of a state that left, if they are as many; those that would now pass the budget are
+        given back.
+        """
         with self.lock:
             fitting = next((i for i in self._spare if len(i.pages) == pages_for(size)), None)
             if fitting is not None:
@@ -215,18 +225,18 @@ class StateBody:
                 self._spare.pop(0).close()
             return fitting
 
-    def _from_disk(self, name: str, blank: bool) -> tuple[HostImage, Arrival]:
+    def _from_disk(self, name: str, blank: bool) -> tuple[HostImage, ImageArrivalProgress]:
         """The image as it is on disk; its last bytes are not yet said to have arrived."""
-        size = self.catalogue.entries[name].stored.bytes
+        size = self.catalogue.image_bytes(name)
         image = self._spare_of(size) or HostImage.create(name, size)
-        arrival = Arrival()
+        arrival = ImageArrivalProgress()
         if blank:
             image.pages.fill(0)
         else:
             self._read(name, image, arrival)
         return image, arrival
 
-    def _read(self, name: str, image: HostImage, arrival: Arrival) -> None:
+    def _read(self, name: str, image: HostImage, arrival: ImageArrivalProgress) -> None:
         def began(about: About) -> None:
             with self.lock:
                 self.abouts[name] = about
@@ -249,7 +259,9 @@ class StateBody:
             raise
 
     def _disk_move_failed(self, name: str, to: Tier, reason: str) -> None:
-        """A move that follows one that failed ends first: it must not be begun again while it lasts."""
+        """A move that follows one that failed ends first: it must not be begun again while it
+        lasts.
+        """
         with self.lock:
             now_s = time.monotonic()
             if self._to_follow.pop(name, None) is not None:
@@ -290,8 +302,6 @@ class StateBody:
                     self._spare.append(image)
             case Tier.DISK:
                 self.disk.drop(name)
-        if self.book.tier(name) is None:
-            self._drop(name)
 
     def _drop(self, name: str) -> None:
         image = self.images.pop(name, None)
@@ -300,9 +310,6 @@ class StateBody:
         self.catalogue.remove(name)
         self.held_by.pop(name, None)
         self.abouts.pop(name, None)
-        self._orphans.discard(name)
-        for orphan in list(self._orphans):
-            self.forget_when_unused(orphan)
 
     def _count(self, origin: Tier, to: Tier, size: int) -> None:
         self.moved_bytes[origin, to] = self.moved_bytes.get((origin, to), 0) + size

@@ -1,96 +1,128 @@
-"""Which image holds which key: a tensor that several deployments or ranks have is stored once."""
+"""Which image holds which key: a tensor that several deployments or ranks have is stored once.
 
-from collections.abc import Sequence
+Frozen parts have images of their own, apart from any deployment's, so that no deployment is needed
+for another's base.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from slackwater.model.errors import RefusedError
-from slackwater.model.residency import Part, Role, StateKey
-from slackwater.policy.state.layout import Layout, check_same, laid_out, merged_runs
-from slackwater.state.port import Stretch
+from slackwater.model.residency import PartRole, StateKey, StoredPart
+from slackwater.policy.state.layout import ImageLayout, check_same, laid_out, merged_runs
+from slackwater.state.port import ImageRange
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One deployment: all its parts as they lie on the device, and those that its own image stores."""
+class CatalogueEntry:
+    """One deployment: all its parts as they lie on the device, and those that its own image stores.
 
-    on_device: Layout
-    stored: Layout
-    borrowed_from: frozenset[str]
+    `shared` are the images that have the rest of its parts. One of them is new where the
+    deployment brings frozen parts that no image has: `brought` are those, in the image `brings`.
+    """
+
+    on_device: ImageLayout
+    stored: ImageLayout
+    shared: tuple[str, ...]
+    brings: str | None
+    brought: ImageLayout
 
 
 @dataclass(slots=True)
 class Catalogue:
-    """Entries by deployment, and for every stored key the deployment whose image has it."""
+    """Entries by deployment, and for every stored key the image that has it."""
 
-    entries: dict[str, Entry] = field(default_factory=dict)
-    sealed: set[str] = field(default_factory=set)  # deployments whose frozen parts are on the host
+    entries: dict[str, CatalogueEntry] = field(default_factory=dict)
+    _images: dict[str, ImageLayout] = field(default_factory=dict)
     _owners: dict[StateKey, str] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
-    def entry_for(self, deployment: str, parts: Sequence[Part]) -> Entry:
-        """What the deployment's entry would be; nothing is changed. Scratch lies last, so that the rest is one run."""
-        order = {Role.KEPT: 0, Role.FROZEN: 1, Role.SCRATCH: 2}
+    def entry_for(self, deployment: str, parts: Sequence[StoredPart]) -> CatalogueEntry:
+        """What the deployment's entry would be; nothing is changed.
+
+        Scratch lies last, so that the rest is one run.
+        """
+        order = {PartRole.KEPT: 0, PartRole.FROZEN: 1, PartRole.SCRATCH: 2}
         on_device = laid_out(sorted(parts, key=lambda part: order[part.role]))
-        own: list[Part] = []
-        borrowed: set[str] = set()
+        own: list[StoredPart] = []
+        brought: list[StoredPart] = []
+        shared: set[str] = set()
         for part in on_device.parts:
             owner = self._owners.get(part.key, deployment)
-            if part.role is Role.FROZEN and owner not in self.sealed:
-                owner = deployment  # there is nothing to share yet
             if owner != deployment:
                 check_same(self._part(owner, part.key), part)
-                borrowed.add(owner)
-            elif part.role is not Role.SCRATCH:
+                shared.add(owner)
+            elif part.role is PartRole.KEPT:
                 own.append(part)
-        return Entry(on_device, laid_out(own), frozenset(borrowed))
+            elif part.role is PartRole.FROZEN:
+                brought.append(part)
+        brings = f"frozen-{next(self._numbers)}" if brought else None
+        images = (*sorted(shared), *([brings] if brings else []))
+        return CatalogueEntry(on_device, laid_out(own), images, brings, laid_out(brought))
 
-    def add(self, deployment: str, entry: Entry) -> None:
+    def add(self, deployment: str, entry: CatalogueEntry) -> None:
         self.entries[deployment] = entry
-        for part in entry.stored.parts:
-            self._owners.setdefault(part.key, deployment)
+        self._store(deployment, entry.stored)
+        if entry.brings is not None:
+            self._store(entry.brings, entry.brought)
+
+    def _store(self, image: str, layout: ImageLayout) -> None:
+        self._images[image] = layout
+        for part in layout.parts:
+            self._owners.setdefault(part.key, image)
+
+    def image_bytes(self, image: str) -> int:
+        """How long an image is; 0 for one that is not known."""
+        layout = self._images.get(image)
+        return 0 if layout is None else layout.bytes
 
     def check_unused(self, deployment: str) -> None:
         """Refuse to forget an image that others read."""
-        users = [name for name, entry in self.entries.items() if deployment in entry.borrowed_from]
+        users = [name for name, entry in self.entries.items() if deployment in entry.shared]
         if users:
             raise RefusedError(
-                f"state of {deployment}: is shared by {', '.join(sorted(users))}; forget those first"
+                f"state of {deployment}: is shared by {', '.join(sorted(users))}; forget those "
+                "first"
             )
 
-    def remove(self, deployment: str) -> None:
-        entry = self.entries.pop(deployment, None)
-        self.sealed.discard(deployment)
-        for part in entry.stored.parts if entry else ():
-            if self._owners.get(part.key) == deployment:
+    def remove(self, image: str) -> None:
+        """A deployment with its image, or frozen parts that nobody has any more."""
+        self.entries.pop(image, None)
+        layout = self._images.pop(image, None)
+        for part in layout.parts if layout else ():
+            if self._owners.get(part.key) == image:
                 del self._owners[part.key]
 
-    def stored_of(self, job: str, model: str) -> dict[StateKey, tuple[str, int, Part]]:
-        """Every stored part of one model, whoever brought it: its image, its place there, and what it is."""
+    def stored_of(self, job: str, model: str) -> dict[StateKey, tuple[str, int, StoredPart]]:
+        """Every stored part of one model, whoever brought it: its image, its place there, and what
+        it is.
+        """
         return {
-            part.key: (owner, offset, part)
-            for owner, entry in self.entries.items()
-            for part, offset in zip(entry.stored.parts, entry.stored.offsets, strict=True)
+            part.key: (image, offset, part)
+            for image, layout in self._images.items()
+            for part, offset in zip(layout.parts, layout.offsets, strict=True)
             if (part.key.job, part.key.model) == (job, model)
         }
 
     def places(self, deployment: str) -> list[tuple[str, int] | None]:
-        """For every part on the device, in order: whose image stores it, and where; None if it is not stored."""
+        """For every part on the device, in order: which image stores it, and where; None if it is
+        not stored.
+        """
+        offsets: dict[StateKey, tuple[str, int]] = {}
         entry = self.entries[deployment]
-        own = {part.key for part in entry.stored.parts}
-        offsets: dict[str, dict[StateKey, int]] = {}
-        found: list[tuple[str, int] | None] = []
-        for part in entry.on_device.parts:
-            if part.role is Role.SCRATCH:
-                found.append(None)
-                continue
-            owner = deployment if part.key in own else self._owners[part.key]
-            if owner not in offsets:
-                stored = self.entries[owner].stored
-                held = zip(stored.parts, stored.offsets, strict=True)
-                offsets[owner] = {each.key: offset for each, offset in held}
-            found.append((owner, offsets[owner][part.key]))
-        return found
+        for image in (*entry.shared, deployment):
+            layout = self._images.get(image)
+            if layout is None:
+                raise RefusedError(f"state of {deployment}: {image}, which it shares, is gone")
+            for part, offset in zip(layout.parts, layout.offsets, strict=True):
+                offsets[part.key] = (image, offset)
+        return [
+            None if part.role is PartRole.SCRATCH else offsets[part.key]
+            for part in entry.on_device.parts
+        ]
 
-    def stretches(self, deployment: str) -> tuple[Stretch, ...]:
+    def stretches(self, deployment: str) -> tuple[ImageRange, ...]:
         """Where the device image's bytes are on the host, in few long runs."""
         layout = self.entries[deployment].on_device
         places: dict[tuple[str, bool, str], dict[int, tuple[int, int]]] = {}
@@ -99,14 +131,14 @@ class Catalogue:
             if place is None:
                 continue
             owner, on_host = place
-            writes = owner == deployment and part.role is Role.KEPT
+            writes = owner == deployment and part.role is PartRole.KEPT
             run = places.setdefault((owner, writes, part.key.kind), {})
             run[on_device] = (on_host, part.bytes)
         return tuple(
-            Stretch(owner, to, source, length, writes, kind)
+            ImageRange(owner, to, source, length, writes, kind)
             for (owner, writes, kind), runs in places.items()
             for to, source, length in merged_runs(runs)
         )
 
-    def _part(self, owner: str, key: StateKey) -> Part:
-        return next(part for part in self.entries[owner].stored.parts if part.key == key)
+    def _part(self, owner: str, key: StateKey) -> StoredPart:
+        return next(part for part in self._images[owner].parts if part.key == key)

@@ -1,4 +1,6 @@
-"""The state manager as a worker of the node sees it over its socket: the same calls, the same errors."""
+"""The state manager as a worker of the node sees it over its socket: the same calls, the same
+errors.
+"""
 
 import contextlib
 import itertools
@@ -12,11 +14,11 @@ import msgspec
 
 from slackwater.model import errors
 from slackwater.model.errors import SlackwaterError, UnavailableError
-from slackwater.model.residency import Part, Tier
-from slackwater.state.arrival import Arrival
+from slackwater.model.residency import StoredPart, Tier
+from slackwater.state.arrival import ImageArrivalProgress
 from slackwater.state.frames import Frames, socket_address
 from slackwater.state.image import HostImage
-from slackwater.state.port import Ended, Holder, HolderMove, Registered, Stretch
+from slackwater.state.port import DeviceHolder, HolderMove, ImageRange, MoveOutcome, Registered
 from slackwater.wire import state as says
 
 SOCKET_VARIABLE = "SLACKWATER_STATE_SOCKET"
@@ -37,26 +39,26 @@ class StateClient:
             raise UnavailableError(f"state manager: {path} does not answer: {error}") from error
         self._frames = Frames(connection)
         self._frames.send(says.HolderHello(name, secret))
-        self._holder: Holder | None = None
+        self._holder: DeviceHolder | None = None
         self._asks: dict[int, Future[says.StateAnswer]] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._gone = False
         self._images: dict[str, HostImage] = {}
-        self._arrivals: dict[int, Arrival] = {}
+        self._arrivals: dict[int, ImageArrivalProgress] = {}
         threading.Thread(target=self._listen, daemon=True, name="state-client").start()
 
-    def attach(self, holder: Holder) -> None:
+    def attach(self, holder: DeviceHolder) -> None:
         """Whose device memory the manager's orders are about."""
         self._holder = holder
 
     def register(
-        self, deployment: str, holder: str, parts: Sequence[Part], *, warm: bool = True
+        self, deployment: str, holder: str, parts: Sequence[StoredPart], *, warm: bool = True
     ) -> Registered:
         facts = [_facts(part) for part in parts]
         said = self._ask(lambda ask: says.RegisterState(ask, deployment, facts, warm))
         stretches = tuple(
-            Stretch(s.image, s.on_device, s.on_host, s.bytes, s.writes, s.kind)
+            ImageRange(s.image, s.on_device, s.on_host, s.bytes, s.writes, s.kind)
             for s in said.stretches
         )
         return Registered(said.blank, stretches, said.device_bytes)
@@ -73,9 +75,6 @@ class StateClient:
 
     def release(self, deployment: str) -> None:
         self._ask(lambda ask: says.NoteState(ask, deployment, "release"))
-
-    def seal(self, deployment: str) -> None:
-        self._ask(lambda ask: says.NoteState(ask, deployment, "seal"))
 
     def forget(self, deployment: str) -> None:
         self._ask(lambda ask: says.NoteState(ask, deployment, "forget"))
@@ -153,21 +152,27 @@ class StateClient:
                 os.close(fd)
         images = {name: self._images[name] for name, _, _ in order.images}
         number = order.number
-        arrival = Arrival() if order.arriving else None
+        arrival = ImageArrivalProgress() if order.arriving else None
         if arrival is not None:
             self._arrivals[number] = arrival
 
-        def ended(how: Ended) -> None:
+        def ended(how: MoveOutcome) -> None:
             self._arrivals.pop(number, None)
             about = None if how.about is None else dict(how.about)
             with contextlib.suppress(UnavailableError):  # it has gone, and with it whoever waited
                 self._frames.send(says.StateMoveEnded(number, about, how.failed))
 
         if self._holder is None:
-            ended(Ended(failed=f"{self.name} holds no device memory"))
+            ended(MoveOutcome(failed=f"{self.name} holds no device memory"))
             return
         move = HolderMove(
-            *(order.deployment, Tier(order.to), order.blank, images, order.about), arrival
+            order.deployment,
+            Tier(order.to),
+            order.blank,
+            images,
+            order.about,
+            arrival,
+            frozenset(order.fills),
         )
         self._holder.begin(move, ended)
 
@@ -186,7 +191,7 @@ class StateClient:
             image.close()
 
 
-def _facts(part: Part) -> says.PartFacts:
+def _facts(part: StoredPart) -> says.PartFacts:
     key = part.key
     return says.PartFacts(
         key.job,

@@ -1,4 +1,6 @@
-"""Copies between a device region and a host image: plain memory on CPU, pinned memory and a stream for each direction on CUDA."""
+"""Copies between a device region and a host image: plain memory on CPU, pinned memory and a stream
+for each direction on CUDA.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +14,7 @@ from slackwater.state.image import HostImage
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ByteRun:
     """So many bytes of a region, and where they are in an image."""
 
     image: HostImage
@@ -24,7 +26,7 @@ class Run:
 class Copies(Protocol):
     """When a call returns, the bytes are there and safe to use."""
 
-    def load(self, region: Tensor, runs: Sequence[Run], blanks: Sequence[Tensor] = ()) -> None:
+    def load(self, region: Tensor, runs: Sequence[ByteRun], blanks: Sequence[Tensor] = ()) -> None:
         """Zero the blanks, then fill the runs."""
         ...
 
@@ -32,7 +34,7 @@ class Copies(Protocol):
         """What has been computed so far; `save` waits for it and for nothing later."""
         ...
 
-    def save(self, region: Tensor, runs: Sequence[Run], after: object) -> None: ...
+    def save(self, region: Tensor, runs: Sequence[ByteRun], after: object) -> None: ...
 
     def forget(self, image: HostImage) -> None: ...
 
@@ -49,7 +51,7 @@ def host_bytes(image: HostImage) -> Tensor:
 class CpuCopies:
     """Memory to memory."""
 
-    def load(self, region: Tensor, runs: Sequence[Run], blanks: Sequence[Tensor] = ()) -> None:
+    def load(self, region: Tensor, runs: Sequence[ByteRun], blanks: Sequence[Tensor] = ()) -> None:
         for blank in blanks:
             blank.zero_()
         for run in runs:
@@ -59,7 +61,7 @@ class CpuCopies:
     def fence(self) -> object:
         return None
 
-    def save(self, region: Tensor, runs: Sequence[Run], after: object) -> None:
+    def save(self, region: Tensor, runs: Sequence[ByteRun], after: object) -> None:
         for run in runs:
             device = region[run.on_device : run.on_device + run.bytes]
             host_bytes(run.image)[run.on_host : run.on_host + run.bytes].copy_(device)
@@ -69,7 +71,9 @@ class CpuCopies:
 
 
 class CudaCopies:
-    """Images are pinned at their first use and stay so; loads and saves have a stream each, beside the one that computes."""
+    """Images are pinned at their first use and stay so; loads and saves have a stream each, beside
+    the one that computes.
+    """
 
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
@@ -78,19 +82,22 @@ class CudaCopies:
         self._pinned: dict[int, Tensor] = {}
 
     def pin(self, image: HostImage) -> Tensor:
-        """The image's memory as pinned host memory of this process; the pages stay the manager's."""
+        """The image's memory as pinned host memory of this process; the pages stay the
+        manager's.
+        """
         known = self._pinned.get(id(image))
         if known is None:
             whole = torch.from_numpy(image.pages)
             status: Any = torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), whole.nbytes, 0)
             if int(status):
                 raise RefusedError(
-                    f"host memory: {whole.nbytes} bytes cannot be pinned (CUDA error {int(status)}); lower the host budget"
+                    f"host memory: {whole.nbytes} bytes cannot be pinned (CUDA error "
+                    f"{int(status)}); lower the host budget"
                 )
             known = self._pinned[id(image)] = whole
         return known
 
-    def load(self, region: Tensor, runs: Sequence[Run], blanks: Sequence[Tensor] = ()) -> None:
+    def load(self, region: Tensor, runs: Sequence[ByteRun], blanks: Sequence[Tensor] = ()) -> None:
         with torch.cuda.stream(self._in):
             for blank in blanks:
                 blank.zero_()
@@ -104,7 +111,7 @@ class CudaCopies:
         event.record(torch.cuda.current_stream(self.device))
         return event
 
-    def save(self, region: Tensor, runs: Sequence[Run], after: Any) -> None:
+    def save(self, region: Tensor, runs: Sequence[ByteRun], after: Any) -> None:
         with torch.cuda.stream(self._out):
             if after is not None:
                 self._out.wait_event(after)

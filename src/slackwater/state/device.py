@@ -1,6 +1,8 @@
-"""A worker's part of the device tier: binds bodies to device memory, and moves their bytes when the manager says so.
+"""A worker's part of the device tier: binds bodies to device memory, and moves their bytes when the
+manager says so.
 
-Loads and saves have a thread (and on CUDA a stream) each, so that one state leaves while another comes, beside the operation that runs.
+Loads and saves have a thread (and on CUDA a stream) each, so that one state leaves while another
+comes, beside the operation that runs.
 """
 
 import contextlib
@@ -14,51 +16,60 @@ import torch
 from torch import Tensor
 
 from slackwater.model.errors import SlackwaterError
-from slackwater.model.residency import Part, StateKey, Tier
-from slackwater.policy.state.layout import Layout
-from slackwater.state.blocks import BlockPool
+from slackwater.model.residency import StateKey, StoredPart, Tier
+from slackwater.policy.state.layout import ImageLayout
+from slackwater.state.blocks import HostBlockPool
 from slackwater.state.catalogue import Catalogue
-from slackwater.state.copies import Run, copies_for
+from slackwater.state.copies import ByteRun, copies_for
 from slackwater.state.disk import PIECE
 from slackwater.state.image import HostImage
-from slackwater.state.port import About, Ended, HolderMove, StatePort, Stretch
+from slackwater.state.port import About, HolderMove, ImageRange, MoveOutcome, StatePort
 
 
-class Body(Protocol):
+class DeploymentOwner(Protocol):
     """Whoever computes on a deployment's tensors."""
 
     def bind(self, tensors: Mapping[StateKey, Tensor], about: About) -> None:
-        """The tensors are on the device (flat, each of its key's elements); `about` is what `unbind` said last."""
+        """The tensors are on the device (flat, each of its key's elements).
+
+        `about` is what `unbind` said last.
+
+        Without it they are zeros, except frozen ones that another brought. The body fills them:
+        frozen parts are what they ever will be when this returns.
+        """
         ...
 
     def unbind(self) -> About:
-        """Let the tensors go: their memory is another's after this. What belongs to the state and is no tensor."""
+        """Let the tensors go: their memory is another's after this. What belongs to the state and
+        is no tensor.
+        """
         ...
 
 
 @dataclass(slots=True)
 class _Tenant:
-    body: Body
-    layout: Layout
-    stretches: tuple[Stretch, ...]
+    body: DeploymentOwner
+    layout: ImageLayout
+    stretches: tuple[ImageRange, ...]
     block: Tensor | None = None
     fence: object = None
-    sealed: bool = False
     images: dict[str, HostImage] = field(default_factory=dict)
 
 
 class DeviceTier:
-    """One holder of the manager's book. `use` is how operations run; the rest is the manager's doing."""
+    """One holder of the manager's book. `use` is how operations run; the rest is the manager's
+    doing.
+    """
 
     def __init__(self, port: StatePort, name: str, budget: int, device: str = "cpu") -> None:
         self.name = name
         self._port = port
-        self._blocks = BlockPool(budget, device)
+        self._blocks = HostBlockPool(budget, device)
         self._copies = copies_for(device)
         self._tenants: dict[str, _Tenant] = {}
         self._lock = threading.Lock()
         self._orders: dict[
-            bool, queue.SimpleQueue[tuple[HolderMove, Callable[[Ended], None]] | None]
+            bool, queue.SimpleQueue[tuple[HolderMove, Callable[[MoveOutcome], None]] | None]
         ] = {up: queue.SimpleQueue() for up in (True, False)}
         self._threads = [
             threading.Thread(target=self._run, args=(up,), daemon=True, name=f"state-{name}-{up}")
@@ -67,8 +78,17 @@ class DeviceTier:
         for thread in self._threads:
             thread.start()
 
-    def add(self, deployment: str, parts: Sequence[Part], body: Body, *, warm: bool = True) -> bool:
-        """Have a deployment managed. True: it has no content yet, and comes to the device as zeros."""
+    def add(
+        self,
+        deployment: str,
+        parts: Sequence[StoredPart],
+        body: DeploymentOwner,
+        *,
+        warm: bool = True,
+    ) -> bool:
+        """Have a deployment managed. True: it has no content yet, and comes to the device
+        as zeros.
+        """
         layout = Catalogue().entry_for(deployment, parts).on_device
         with self._lock:
             self._tenants[deployment] = tenant = _Tenant(body, layout, ())
@@ -79,7 +99,6 @@ class DeviceTier:
                 del self._tenants[deployment]
             raise
         tenant.stretches = registered.stretches
-        tenant.sealed = not registered.blank
         return registered.blank
 
     @contextlib.contextmanager
@@ -88,19 +107,9 @@ class DeviceTier:
         self._port.ensure(deployment, Tier.DEVICE, lease=True, timeout_s=timeout_s)
         try:
             yield
-            self._seal(deployment)
         finally:
             self._tenants[deployment].fence = self._copies.fence()
             self._port.release(deployment)
-
-    def _seal(self, deployment: str) -> None:
-        """After the first use, which filled them: frozen parts get their copy on the host, the only one that is ever made."""
-        tenant = self._tenants[deployment]
-        if not tenant.sealed and tenant.block is not None:
-            frozen = [s for s in tenant.stretches if s.image == deployment and not s.writes]
-            self._copies.save(tenant.block, _runs(frozen, tenant.images), self._copies.fence())
-            self._port.seal(deployment)
-            tenant.sealed = True
 
     def evict(self, deployment: str, tier: Tier = Tier.HOST) -> None:
         self._port.evict(deployment, tier)
@@ -117,7 +126,7 @@ class DeviceTier:
         for thread in self._threads:
             thread.join()
 
-    def begin(self, move: HolderMove, ended: Callable[[Ended], None]) -> None:
+    def begin(self, move: HolderMove, ended: Callable[[MoveOutcome], None]) -> None:
         self._orders[move.to is Tier.DEVICE].put((move, ended))
 
     def free(self, deployment: str) -> None:
@@ -146,9 +155,9 @@ class DeviceTier:
                     if isinstance(error, SlackwaterError)
                     else f"{type(error).__name__}: {error}"
                 )
-                ended(Ended(failed=said))
+                ended(MoveOutcome(failed=said))
             else:
-                ended(Ended(about))
+                ended(MoveOutcome(about))
 
     def _load(self, move: HolderMove) -> About | None:
         tenant = self._tenants[move.deployment]
@@ -156,9 +165,10 @@ class DeviceTier:
         with self._lock:
             block = self._blocks.take(tenant.layout.bytes)
         try:
-            own = move.deployment if move.blank else None  # an own image that has nothing yet
+            unwritten = move.fills | ({move.deployment} if move.blank else set())
             empty = move.about.get("empty_kinds", ())
-            runs = [s for s in tenant.stretches if s.image != own and s.kind not in empty]
+            stored = [s for s in tenant.stretches if s.image not in unwritten]
+            runs = [s for s in stored if s.kind not in empty]
             gaps = _gaps(block, runs, tenant.layout.bytes)
             arriving = None if move.arrival is None else move.deployment
             coming = [s for s in runs if s.image == arriving]
@@ -170,6 +180,9 @@ class DeviceTier:
                 self._copies.load(block, [run])
             tenant.block = block
             tenant.body.bind(_tensors(block, tenant.layout), move.about)
+            frozen = [s for s in tenant.stretches if s.image in move.fills]
+            if frozen:  # the only copy that is ever made of them
+                self._copies.save(block, _runs(frozen, move.images), self._copies.fence())
         except BaseException:
             tenant.block = None
             with self._lock:
@@ -190,21 +203,23 @@ class DeviceTier:
         return about
 
 
-def _runs(stretches: Sequence[Stretch], images: Mapping[str, HostImage]) -> list[Run]:
-    return [Run(images[s.image], s.on_device, s.on_host, s.bytes) for s in stretches]
+def _runs(stretches: Sequence[ImageRange], images: Mapping[str, HostImage]) -> list[ByteRun]:
+    return [ByteRun(images[s.image], s.on_device, s.on_host, s.bytes) for s in stretches]
 
 
-def _pieces(runs: Sequence[Run]) -> Iterator[Run]:
-    """The runs in the order in which their bytes come from disk, cut where the disk's pieces end."""
+def _pieces(runs: Sequence[ByteRun]) -> Iterator[ByteRun]:
+    """The runs in the order in which their bytes come from disk, cut where the disk's
+    pieces end.
+    """
     for run in sorted(runs, key=lambda r: r.on_host):
         at, end = run.on_host, run.on_host + run.bytes
         while at < end:
             stop = min(end, (at // PIECE + 1) * PIECE)
-            yield Run(run.image, run.on_device + at - run.on_host, at, stop - at)
+            yield ByteRun(run.image, run.on_device + at - run.on_host, at, stop - at)
             at = stop
 
 
-def _gaps(block: Tensor, runs: Sequence[Stretch], size: int) -> list[Tensor]:
+def _gaps(block: Tensor, runs: Sequence[ImageRange], size: int) -> list[Tensor]:
     """What is not loaded from anywhere comes as zeros."""
     gaps, at = list[Tensor](), 0
     for stretch in sorted(runs, key=lambda s: s.on_device):
@@ -214,7 +229,7 @@ def _gaps(block: Tensor, runs: Sequence[Stretch], size: int) -> list[Tensor]:
     return [gap for gap in gaps if len(gap)]
 
 
-def _tensors(block: Tensor, layout: Layout) -> dict[StateKey, Tensor]:
+def _tensors(block: Tensor, layout: ImageLayout) -> dict[StateKey, Tensor]:
     dtypes: dict[str, Any] = {}
     found: dict[StateKey, Tensor] = {}
     for part, start in zip(layout.parts, layout.offsets, strict=True):

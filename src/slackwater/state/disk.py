@@ -1,7 +1,8 @@
-"""The disk tier: one checksummed file per image, by direct I/O where the filesystem allows it, written whole or not at all.
+"""The disk tier: one checksummed file per image, by direct I/O where the filesystem allows it,
+written whole or not at all.
 
-A file is a page with the sizes, pages with the sums (both JSON), then the image's pages. Sums are per piece, so that reading, checking and
-copying on to the device overlap.
+A file is a page with the sizes, pages with the sums (both JSON), then the image's pages. Sums are
+per piece, so that reading, checking and copying on to the device overlap.
 """
 
 import errno
@@ -33,8 +34,8 @@ _KIND = "slackwater state image 2"
 class DiskTier:
     """Images under one folder; `direct` is what the last file was read or written with.
 
-    A file that is dropped is gone by name at once; giving its blocks back takes the filesystem a fifth of a second for a GB, for which nobody
-    waits but the next one that is written.
+    A file that is dropped is gone by name at once; giving its blocks back takes the filesystem a
+    fifth of a second for a GB, for which nobody waits but the next one that is written.
     """
 
     folder: Path
@@ -62,7 +63,8 @@ class DiskTier:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise RefusedError(
-                    f"disk tier: no room for the {len(pages)} bytes of {name} under {self.folder}: {error.strerror}; "
+                    f"disk tier: no room for the {len(pages)} bytes of {name} under "
+                    f"{self.folder}: {error.strerror}; "
                     "the state stays in host memory"
                 ) from error
             raise
@@ -76,9 +78,11 @@ class DiskTier:
         began: Callable[[dict[str, Any]], None] | None = None,
         reached: Callable[[int], None] | None = None,
     ) -> dict[str, Any]:
-        """Fill the pages from the image's file; what was said at its writing. Refused if a byte is not as written.
+        """Fill the pages from the image's file; what was said at its writing. Refused if a byte is
+        not as written.
 
-        `began` is told what was said at its writing before the first byte comes, `reached` how many bytes are there and are right.
+        `began` is told what was said at its writing before the first byte comes, `reached` how many
+        bytes are there and are right.
         """
         path = self.path(name)
         try:

@@ -1,7 +1,8 @@
-"""A deployment's image in host memory: a memfd, so that it lives as long as the node's manager holds it, whoever else dies.
+"""A deployment's image in host memory: a memfd, so that it lives as long as the node's manager
+holds it, whoever else dies.
 
-Its descriptor is passed to the worker, which maps the same pages. Pages are made once, at the first mapping, and used again for every
-switch: touching fresh ones costs ten times the copy.
+Its descriptor is passed to the worker, which maps the same pages. Pages are made once, at the first
+mapping, and used again for every switch: touching fresh ones costs ten times the copy.
 """
 
 import mmap
@@ -43,7 +44,8 @@ class HostImage:
         except OSError as error:
             os.close(descriptor)
             raise RefusedError(
-                f"host memory: {size} bytes for the state of {name} cannot be had: {error}; lower the host budget"
+                f"host memory: {size} bytes for the state of {name} cannot be had: {error}; "
+                "lower the host budget"
             ) from error
 
     @property
@@ -52,7 +54,9 @@ class HostImage:
         return self.pages[: self.bytes]
 
     def close(self) -> None:
-        """Give the memory back, if nobody else has it mapped. Views of it must be gone or unused."""
+        """Give the memory back, if nobody else has it mapped. Views of it must be gone or
+        unused.
+        """
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

@@ -1,4 +1,5 @@
-"""The state manager of one node: what its workers, its agent and other nodes may ask of the states that it keeps (PlexRL 4.5, 5.3).
+"""The state manager of one node: what its workers, its agent and other nodes may ask of the states
+that it keeps (PlexRL 4.5, 5.3).
 
 Every public call may come from any thread.
 """
@@ -11,22 +12,24 @@ from pathlib import Path
 
 from slackwater.control.state import commands as do
 from slackwater.control.state import events as on
-from slackwater.control.state.book import StateBook
+from slackwater.control.state.residency_controller import ResidencyController
 from slackwater.model.errors import NotFoundError, RefusedError, UnavailableError
-from slackwater.model.residency import Part, StateBudgets, Tier
+from slackwater.model.residency import StateBudgets, StateKey, StoredPart, Tier
 from slackwater.state.body import StateBody
 from slackwater.state.catalogue import Catalogue
 from slackwater.state.disk import DiskTier
 from slackwater.state.image import Bytes, HostImage
 from slackwater.state.materials import write_checkpoint
-from slackwater.state.port import About, Holder, Registered
+from slackwater.state.port import About, DeviceHolder, Registered
 
 
 @dataclass(frozen=True, slots=True)
 class StoredParts:
-    """A deployment's parts as they lie on the device, and the memory of those that are stored, by their number."""
+    """A deployment's parts as they lie on the device, and the memory of those that are stored, by
+    their number.
+    """
 
-    on_device: tuple[Part, ...]
+    on_device: tuple[StoredPart, ...]
     stored: dict[int, Bytes]
 
 
@@ -37,7 +40,7 @@ class StateManager:
         self._body = StateBody(budgets, folder)
 
     @property
-    def book(self) -> StateBook:
+    def book(self) -> ResidencyController:
         return self._body.book
 
     @property
@@ -53,7 +56,7 @@ class StateManager:
         """By the tiers between which they were moved."""
         return self._body.moved_bytes
 
-    def attach(self, name: str, holder: Holder) -> None:
+    def attach(self, name: str, holder: DeviceHolder) -> None:
         """A worker is there, with its part of the device."""
         with self._body.lock:
             self._body.holders[name] = holder
@@ -64,9 +67,11 @@ class StateManager:
             self._body.holder_gone(name)
 
     def register(
-        self, deployment: str, holder: str, parts: Sequence[Part], *, warm: bool = True
+        self, deployment: str, holder: str, parts: Sequence[StoredPart], *, warm: bool = True
     ) -> Registered:
-        """Keep a deployment's state, or take over one whose worker has gone; RefusedError with the numbers if it cannot be."""
+        """Keep a deployment's state, or take over one whose worker has gone; RefusedError with the
+        numbers if it cannot be.
+        """
         with self._body.lock:
             known = self.catalogue.entries.get(deployment)
             entry = self.catalogue.entry_for(deployment, parts)
@@ -74,7 +79,13 @@ class StateManager:
                 raise RefusedError(f"state of {deployment}: is known here with other tensors")
             entry = known or entry
             sizes = (entry.on_device.bytes, entry.stored.bytes)
-            event = on.DeploymentRegistered(time.monotonic(), deployment, holder, *sizes, warm)
+            borrows = tuple(
+                (image, entry.brought.bytes if image == entry.brings else 0)
+                for image in entry.shared
+            )
+            event = on.DeploymentRegistered(
+                time.monotonic(), deployment, holder, *sizes, warm, borrows
+            )
             said = self._body.tell(event)[0]
             if isinstance(said, do.Refuse):
                 raise RefusedError(said.reason)
@@ -86,10 +97,9 @@ class StateManager:
     def ensure(
         self, deployment: str, tier: Tier, *, lease: bool = False, timeout_s: float = 600.0
     ) -> None:
-        """Return when the state is at least on that tier; with `lease` it stays on the device until released."""
-        entry = self.catalogue.entries.get(deployment)
-        for other in entry.borrowed_from if entry else ():
-            self.ensure(other, Tier.HOST, timeout_s=timeout_s)
+        """Return when the state is at least on that tier; with `lease` it stays on the device until
+        released.
+        """
         self._body.ask(
             lambda ticket: on.ResidencyAsked(time.monotonic(), ticket, deployment, tier, lease),
             timeout_s,
@@ -100,12 +110,10 @@ class StateManager:
         with self._body.lock:
             self._body.tell(on.LeaseReleased(time.monotonic(), deployment))
 
-    def seal(self, deployment: str) -> None:
-        with self._body.lock:
-            self.catalogue.sealed.add(deployment)
-
     def evict(self, deployment: str, tier: Tier = Tier.HOST, *, timeout_s: float = 600.0) -> None:
-        """Return when the state is at most on that tier, whole; an operation that runs on it ends first."""
+        """Return when the state is at most on that tier, whole; an operation that runs on it ends
+        first.
+        """
         self._body.ask(
             lambda ticket: on.EvictionAsked(time.monotonic(), ticket, deployment, tier),
             timeout_s,
@@ -131,12 +139,15 @@ class StateManager:
             self._body.tell(on.NextHinted(time.monotonic(), of(models), of(holding)))
 
     def counts(self) -> dict[str, float]:
-        """Of operations so far: how many found their state on the device, how many waited for it; and the loads before anybody asked."""
+        """Of operations so far: how many found their state on the device, how many waited for it;
+        and the loads before anybody asked.
+        """
         book = self.book
         return {"found": book.found, "waited": book.waited, "early": book.early}
 
     def materialize(self, deployment: str, path: str, kinds: Sequence[str] | None = None) -> None:
-        """Write a checkpoint (or with one of `kinds`, weights) from managed state, while other deployments run.
+        """Write a checkpoint (or with one of `kinds`, weights) from managed state, while other
+        deployments run.
 
         A state that is on the device is saved to the host first.
         """
@@ -149,7 +160,9 @@ class StateManager:
 
     @contextlib.contextmanager
     def reading(self, deployment: str) -> Iterator[HostImage]:
-        """The host image, which nobody overwrites or drops meanwhile; NotFoundError where there is none."""
+        """The host image, which nobody overwrites or drops meanwhile; NotFoundError where there is
+        none.
+        """
         with self._body.lock:
             image = self.image(deployment)
             self._body.tell(on.ReadingBegan(time.monotonic(), deployment))
@@ -161,13 +174,15 @@ class StateManager:
 
     @contextlib.contextmanager
     def reading_parts(self, deployment: str) -> Iterator[StoredParts]:
-        """All parts as they are in host memory, those that it shares too; nobody overwrites or drops them meanwhile."""
+        """All parts as they are in host memory, those that it shares too; nobody overwrites or
+        drops them meanwhile.
+        """
         with contextlib.ExitStack() as stack:
             with self._body.lock:
                 entry = self.catalogue.entries.get(deployment)
                 if entry is None:
                     raise NotFoundError(f"state of {deployment}: is not known here")
-                names = (deployment, *sorted(entry.borrowed_from))
+                names = (deployment, *entry.shared)
                 images = {name: stack.enter_context(self.reading(name)) for name in names}
                 places = self.catalogue.places(deployment)
             yield StoredParts(
@@ -197,7 +212,9 @@ class StateManager:
             self._body.forget_when_unused(deployment)
 
     def forget_abandoned(self, prefix: str) -> None:
-        """Forget the deployments of that beginning whose workers have gone: somebody starts anew from a checkpoint."""
+        """Forget the deployments of that beginning whose workers have gone: somebody starts anew
+        from a checkpoint.
+        """
         with self._body.lock:
             for name in [n for n in self.catalogue.entries if n.startswith(prefix)]:
                 if not self._body.has_worker(name):
@@ -210,7 +227,9 @@ class StateManager:
             return next((n for n in known if self._body.has_worker(n)), None)
 
     def survivor(self, prefix: str, after: int, at_most: int) -> str | None:
-        """The newest state of that beginning whose worker has gone, with operations in it beyond `after` and none beyond `at_most`."""
+        """The newest state of that beginning whose worker has gone, with operations in it beyond
+        `after` and none beyond `at_most`.
+        """
         with self._body.lock:
             found = [
                 (int(self._body.abouts.get(name, {}).get("seq", -1)), name)
@@ -241,34 +260,54 @@ class StateManager:
 
     @contextlib.contextmanager
     def taking(
-        self, deployment: str, parts: Sequence[Part], about: About, *, warm: bool = True
+        self, deployment: str, parts: Sequence[StoredPart], about: About, *, warm: bool = True
     ) -> Iterator[dict[int, Bytes]]:
-        """Take over a state that comes from another node, into host memory; its worker registers later.
+        """Take over a state that comes from another node, into host memory; its worker registers
+        later.
 
-        Inside the memory of the parts that are not here yet is to be filled, by their number among `parts`. If that fails, it is forgotten.
+        Inside the memory of the parts that are not here yet is to be filled, by their number among
+        `parts`. If that fails, it is forgotten.
         """
         holder = f"arrival of {deployment}"
         self.register(deployment, holder, parts, warm=warm)
         try:
             self.ensure(deployment, Tier.HOST)
             with self.reading_parts(deployment) as stored:
-                own = {part.key for part in self.catalogue.entries[deployment].stored.parts}
+                lacking = self._lacking(deployment)
                 asked = {part.key: number for number, part in enumerate(parts)}
                 yield {
                     asked[part.key]: stored.stored[number]
                     for number, part in enumerate(stored.on_device)
-                    if part.key in own
+                    if part.key in lacking
                 }
+                self._filled(deployment)
             with self._body.lock:
                 if deployment not in self.catalogue.entries:
                     raise UnavailableError(f"state of {deployment}: was forgotten as it came")
                 self._body.abouts[deployment] = about
-                self.catalogue.sealed.add(deployment)
-                self._body.tell(on.DeploymentFilled(time.monotonic(), deployment))
                 self._body.tell(on.HolderGone(time.monotonic(), holder))
         except BaseException:
             self.forget_when_unused(deployment)
             raise
+
+    def _lacking(self, deployment: str) -> set[StateKey]:
+        """What it has that no image on this node has yet."""
+        with self._body.lock:
+            places = self.catalogue.places(deployment)
+            parts = self.catalogue.entries[deployment].on_device.parts
+            return {
+                part.key
+                for part, place in zip(parts, places, strict=True)
+                if place is not None and self.book.is_blank(place[0])
+            }
+
+    def _filled(self, deployment: str) -> None:
+        """Its own image, and the frozen parts that it brought, are whole in host memory."""
+        with self._body.lock:
+            entry = self.catalogue.entries.get(deployment)
+            for image in (*entry.shared, deployment) if entry is not None else ():
+                if self.book.is_blank(image):
+                    self._body.tell(on.DeploymentFilled(time.monotonic(), image))
 
     def close(self) -> None:
         """Give all host memory back. Holders must have ended."""

@@ -1,4 +1,6 @@
-"""Files made from managed state: a checkpoint or weights, put together from whatever slices are stored."""
+"""Files made from managed state: a checkpoint or weights, put together from whatever slices are
+stored.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from slackwater.model.errors import NotFoundError
-from slackwater.model.residency import Part, Role, StateKey
+from slackwater.model.residency import PartRole, StateKey, StoredPart
 from slackwater.policy.state.layout import pieces_of
 from slackwater.state.catalogue import Catalogue
 from slackwater.state.image import Bytes, HostImage
@@ -25,7 +27,9 @@ def write_checkpoint(
     about: About,
     kinds: Sequence[str] | None,
 ) -> None:
-    """One checked tensor file: `KIND.PARAMETER` for a checkpoint; only the parameter's name where a single kind is asked for."""
+    """One checked tensor file: `KIND.PARAMETER` for a checkpoint; only the parameter's name where a
+    single kind is asked for.
+    """
     from slackwater.tensors.checked_file import write_tensors  # tensors, only when needed
 
     tensors: dict[str, Tensor] = {}
@@ -34,8 +38,8 @@ def write_checkpoint(
         key = part.key
         named = kinds is not None and len(kinds) == 1
         name = key.parameter if named else f"{key.kind}.{key.parameter}"
-        wanted = key.kind in kinds if kinds is not None else part.role is Role.KEPT
-        stored = part.role is not Role.SCRATCH and key.kind not in left_out
+        wanted = key.kind in kinds if kinds is not None else part.role is PartRole.KEPT
+        stored = part.role is not PartRole.SCRATCH and key.kind not in left_out
         if wanted and stored and name not in tensors:
             tensors[name] = whole(catalogue, part, images)
     if not tensors:
@@ -43,8 +47,10 @@ def write_checkpoint(
     write_tensors(path, tensors, dict(about.get("meta", {})))
 
 
-def whole(catalogue: Catalogue, part: Part, images: Mapping[str, HostImage]) -> "Tensor":
-    """The whole parameter that a part is a slice of, from all slices that are stored on this node."""
+def whole(catalogue: Catalogue, part: StoredPart, images: Mapping[str, HostImage]) -> "Tensor":
+    """The whole parameter that a part is a slice of, from all slices that are stored on
+    this node.
+    """
     import torch
 
     key = part.key

@@ -1,7 +1,10 @@
-"""A deployment's state from one node to another, checked, into the other manager's host memory (PlexRL 4.5.3).
+"""A deployment's state from one node to another, checked, into the other manager's host memory
+(PlexRL 4.5.3).
 
-Both sides prove the fleet's secret; then the sender says which parts there are, the receiver which of them it lacks (a frozen base that
-others brought is there already), and only those travel. Encrypted where the receiver has a certificate, whose SHA-256 the sender must know.
+Both sides prove a secret, which the control plane made for this move; then the sender says which
+parts there are, the receiver which of them it lacks (a frozen base that others brought is there
+already), and only those travel. Encrypted where the receiver has a certificate, whose SHA-256 the
+sender must know.
 """
 
 import contextlib
@@ -17,7 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from slackwater.model.errors import ConfigError, RefusedError, SlackwaterError, UnavailableError
-from slackwater.model.residency import Part, Role, StateKey, Tier
+from slackwater.model.residency import PartRole, StateKey, StoredPart, Tier
 from slackwater.state.image import Bytes
 from slackwater.state.manager import StateManager
 from slackwater.wire.proof import pinned, prove_as_client, prove_as_server
@@ -40,7 +43,8 @@ def migrate(
     arrives_as: str | None = None,
     pin: str | None = None,
 ) -> int:
-    """Send the state to the node at the address, under its own name or another; how many bytes had to travel.
+    """Send the state to the node at the address, under its own name or another; how many bytes had
+    to travel.
 
     It is still here afterwards: whoever uses it forgets it, once it is in use over there.
     """
@@ -65,24 +69,30 @@ def migrate(
             raise RefusedError(f"state of {deployment}: {error}; it is still here") from error
         except (OSError, EOFError, ValueError, KeyError, TypeError, UnavailableError) as error:
             raise UnavailableError(
-                f"state of {deployment}: {address[0]}:{address[1]} took it not: {error}; it is still here"
+                f"state of {deployment}: {address[0]}:{address[1]} took it not: {error}; it is "
+                "still here"
             ) from error
     return sum(len(each) for each in found)
 
 
 class MigrationServer:
-    """Takes states from other nodes that know the secret. `warm` is as that of `StateManager.register`."""
+    """Takes states from other nodes that know a secret. `warm` is as that of
+    `StateManager.register`.
+
+    Secrets are for one state each: by secret, the model whose state comes. Or there is one, for
+    any.
+    """
 
     def __init__(
         self,
         manager: StateManager,
-        secret: str,
+        secret: str | dict[str, str],
         host: str = "127.0.0.1",
         *,
         warm: bool = True,
         context: ssl.SSLContext | None = None,
     ) -> None:
-        self._manager, self._secret, self._warm = manager, secret.encode(), warm
+        self._manager, self._secret, self._warm = manager, secret, warm
         self._context = context
         self._listener = socket.create_server((host, 0))
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
@@ -105,15 +115,27 @@ class MigrationServer:
         plain.settimeout(_SILENT_S)
         try:
             with self._encrypted(plain) as connection:
-                prove_as_server(connection, self._secret, _PURPOSE)
+                model = self._proved(connection)
                 try:
-                    self._taken(connection)
+                    self._taken(connection, model)
                     said: dict[str, Any] = {}
                 except SlackwaterError as refused:
                     said = {"error": str(refused)}
                 _send(connection, said)
         except (OSError, EOFError, ValueError, KeyError, TypeError, SlackwaterError) as problem:
             logger.warning("a state did not arrive: %s", problem)
+
+    def _proved(self, connection: socket.socket) -> str | None:
+        """The model whose state the peer may bring; None: any."""
+        expected = self._secret
+        if isinstance(expected, str):
+            prove_as_server(connection, expected.encode(), _PURPOSE)
+            model = None
+        else:
+            keys = lambda: [key.encode() for key in list(expected)]  # noqa: E731
+            model = expected.pop(prove_as_server(connection, keys, _PURPOSE).decode(), "")
+        connection.settimeout(_SILENT_S)
+        return model
 
     def _encrypted(self, plain: socket.socket) -> socket.socket:
         if self._context is None:
@@ -124,10 +146,12 @@ class MigrationServer:
             plain.close()
             raise
 
-    def _taken(self, connection: socket.socket) -> None:
+    def _taken(self, connection: socket.socket, model: str | None) -> None:
         head = _receive(connection)
         parts = [_part(facts) for facts in head["parts"]]
         name, about = str(head["deployment"]), dict(head["about"])
+        if model is not None and not name.startswith(f"{model}@"):
+            raise RefusedError(f"{name}: is not what was announced, a state of {model}")
         with self._manager.taking(name, parts, about, warm=self._warm) as places:
             empty = about.get("empty_kinds", ())
             wanted = [n for n in sorted(places) if parts[n].key.kind not in empty]
@@ -146,12 +170,12 @@ def _dialled(address: tuple[str, int], pin: str | None) -> socket.socket:
         raise
 
 
-def _renamed(part: Part, before: str, after: str) -> Part:
+def _renamed(part: StoredPart, before: str, after: str) -> StoredPart:
     key = part.key
     return replace(part, key=replace(key, model=after)) if key.model == before else part
 
 
-def _facts(part: Part) -> list[Any]:
+def _facts(part: StoredPart) -> list[Any]:
     key = part.key
     return [
         *(key.job, key.model, key.parameter, key.kind, key.start, key.stop),
@@ -159,10 +183,10 @@ def _facts(part: Part) -> list[Any]:
     ]
 
 
-def _part(facts: list[Any]) -> Part:
+def _part(facts: list[Any]) -> StoredPart:
     *key, dtype, element_bytes, role, shape = facts
     try:
-        return Part(StateKey(*key), dtype, element_bytes, Role(role), tuple(shape))
+        return StoredPart(StateKey(*key), dtype, element_bytes, PartRole(role), tuple(shape))
     except ValueError as error:
         raise ConfigError.of("part of a state", str(facts)[:200], str(error)) from None
 

@@ -1,21 +1,25 @@
-"""What a worker asks of the node's state manager, in the same process or over a socket, and what it is asked in turn."""
+"""What a worker asks of the node's state manager, in the same process or over a socket, and what it
+is asked in turn.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from slackwater.model.residency import Part, Tier
-from slackwater.state.arrival import Arrival
+from slackwater.model.residency import StoredPart, Tier
+from slackwater.state.arrival import ImageArrivalProgress
 from slackwater.state.image import HostImage
 
-# Counters and the like, that belong to a state and are no tensors. "meta" goes into checkpoints; "empty_kinds" are kinds that are
-# all zeros, and are neither copied nor stored until they are not. "seq" is the last operation whose effect is in it.
+# Counters and the like, that belong to a state and are no tensors. "meta" goes into checkpoints;
+# "empty_kinds" are kinds that are all zeros, and are neither copied nor stored until they are not.
+# "seq" is the last operation whose effect is in it.
 About = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """So many bytes of a deployment's device image, and where they are in the host image called `image`.
+class ImageRange:
+    """So many bytes of a deployment's device image, and where they are in the host image called
+    `image`.
 
     `writes`: they go back there when the deployment leaves the device.
     """
@@ -30,16 +34,20 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A deployment that the manager keeps: whether it has no content yet, and where its bytes go."""
+    """A deployment that the manager keeps: whether it has no content yet, and where its
+    bytes go.
+    """
 
     blank: bool
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[ImageRange, ...]
     device_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """How a move of a holder ended: `about` is what belongs to a saved state, `failed` why it could not be made."""
+class MoveOutcome:
+    """How a move of a holder ended: `about` is what belongs to a saved state, `failed` why it could
+    not be made.
+    """
 
     about: About | None = None
     failed: str | None = None
@@ -47,9 +55,12 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class HolderMove:
-    """Load from the images or save to them, and say how it ended. `blank`: come to the device as zeros.
+    """Load from the images or save to them, and say how it ended. `blank`: come to the device as
+    zeros.
 
     `arrival`: the deployment's own image is still coming from disk, and is loaded as it comes.
+    `fills`: images of frozen parts that have nothing yet, and get it from the body once it is
+    bound.
     """
 
     deployment: str
@@ -57,13 +68,14 @@ class HolderMove:
     blank: bool
     images: Mapping[str, HostImage]
     about: About
-    arrival: Arrival | None = None
+    arrival: ImageArrivalProgress | None = None
+    fills: frozenset[str] = frozenset()
 
 
-class Holder(Protocol):
+class DeviceHolder(Protocol):
     """A worker's part of the device."""
 
-    def begin(self, move: HolderMove, ended: Callable[[Ended], None]) -> None:
+    def begin(self, move: HolderMove, ended: Callable[[MoveOutcome], None]) -> None:
         """Start a move and return; `ended` is called from any thread."""
         ...
 
@@ -80,7 +92,7 @@ class StatePort(Protocol):
     """The manager as a worker sees it. Calls block: when they return, the state is there."""
 
     def register(
-        self, deployment: str, holder: str, parts: Sequence[Part], *, warm: bool = True
+        self, deployment: str, holder: str, parts: Sequence[StoredPart], *, warm: bool = True
     ) -> Registered: ...
 
     def ensure(
@@ -88,10 +100,6 @@ class StatePort(Protocol):
     ) -> None: ...
 
     def release(self, deployment: str) -> None: ...
-
-    def seal(self, deployment: str) -> None:
-        """Its frozen parts are on the host, and may be shared from now on."""
-        ...
 
     def evict(
         self, deployment: str, tier: Tier = Tier.HOST, *, timeout_s: float = 600.0

@@ -1,4 +1,6 @@
-"""The state manager for other processes: a Unix socket that workers of the node dial. A connection that ends is a holder that has gone."""
+"""The state manager for other processes: a Unix socket that workers of the node dial. A connection
+that ends is a holder that has gone.
+"""
 
 import hmac
 import itertools
@@ -12,10 +14,10 @@ from pathlib import Path
 import msgspec
 
 from slackwater.model.errors import SlackwaterError
-from slackwater.model.residency import Part, Role, StateKey, Tier
+from slackwater.model.residency import PartRole, StateKey, StoredPart, Tier
 from slackwater.state.frames import Frames, close_all, socket_address
 from slackwater.state.manager import StateManager
-from slackwater.state.port import Ended, HolderMove
+from slackwater.state.port import HolderMove, MoveOutcome
 from slackwater.wire import state as says
 
 logger = logging.getLogger(__name__)
@@ -28,11 +30,11 @@ class RemoteHolder:
     def __init__(self, frames: Frames) -> None:
         self._frames = frames
         self._sent: dict[str, int] = {}
-        self._moves: dict[int, Callable[[Ended], None]] = {}
+        self._moves: dict[int, Callable[[MoveOutcome], None]] = {}
         self._numbers = 0
         self._lock = threading.Lock()
 
-    def begin(self, move: HolderMove, ended: Callable[[Ended], None]) -> None:
+    def begin(self, move: HolderMove, ended: Callable[[MoveOutcome], None]) -> None:
         with self._lock:
             self._numbers += 1
             number = self._numbers
@@ -45,8 +47,14 @@ class RemoteHolder:
                     self._sent[name] = image.descriptor
                     descriptors.append(image.descriptor)
             order = says.StateMoveOrder(
-                *(number, move.deployment, int(move.to), move.blank, images, dict(move.about)),
+                number,
+                move.deployment,
+                int(move.to),
+                move.blank,
+                images,
+                dict(move.about),
                 arriving=move.arrival is not None,
+                fills=tuple(sorted(move.fills)),
             )
             self._tell(order, descriptors)
         if move.arrival is not None:
@@ -66,7 +74,7 @@ class RemoteHolder:
         with self._lock:
             ended = self._moves.pop(message.number, None)
         if ended is not None:
-            ended(Ended(message.about, message.failed))
+            ended(MoveOutcome(message.about, message.failed))
 
     def _tell(self, message: says.ToHolder, descriptors: list[int] | None = None) -> None:
         try:
@@ -76,7 +84,9 @@ class RemoteHolder:
 
 
 class StateServer:
-    """Listens while it is open, at a file or an abstract `@NAME`. Only processes that know the secret are heard."""
+    """Listens while it is open, at a file or an abstract `@NAME`. Only processes that know the
+    secret are heard.
+    """
 
     def __init__(self, manager: StateManager, path: Path | str, secret: str) -> None:
         self.path = str(path)
@@ -120,7 +130,8 @@ class StateServer:
             if not hmac.compare_digest(first[0].secret, self._secret):
                 logger.warning("a process without the secret was refused")
                 return
-            # A worker that dials again is another holder: the end of its old connection is not its own.
+            # A worker that dials again is another holder: the end of its old connection is not its
+            # own.
             name, holder = f"{first[0].holder}#{next(self._numbers)}", RemoteHolder(frames)
             self._manager.attach(name, holder)
             while (got := frames.receive(_DECODER)) is not None:
@@ -178,7 +189,6 @@ class StateServer:
             case says.NoteState(_, deployment, what):
                 notes = {
                     "release": manager.release,
-                    "seal": manager.seal,
                     "forget": manager.forget,
                     "forget_when_unused": manager.forget_when_unused,
                     "forget_abandoned": manager.forget_abandoned,
@@ -187,6 +197,8 @@ class StateServer:
         return says.StateAnswer(ask)
 
 
-def _part(facts: says.PartFacts) -> Part:
+def _part(facts: says.PartFacts) -> StoredPart:
     key = StateKey(facts.job, facts.model, facts.parameter, facts.kind, facts.start, facts.stop)
-    return Part(key, facts.dtype, facts.element_bytes, Role(facts.role), tuple(facts.shape))
+    return StoredPart(
+        key, facts.dtype, facts.element_bytes, PartRole(facts.role), tuple(facts.shape)
+    )

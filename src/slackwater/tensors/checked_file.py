@@ -1,8 +1,10 @@
 """A safetensors file with a checksum per tensor, written whole or not at all.
 
-A reader sees the old file or the new one, never a part; a file whose bytes changed since is refused.
+A reader sees the old file or the new one, never a part; a file whose bytes changed since is
+refused.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -61,11 +63,14 @@ def write_tensors(
     labels: Mapping[str, str] | None = None,
     *,
     durable: bool = True,
+    replace_held: bool = True,
 ) -> None:
-    """Make `path` a file with these tensors and the writer's `meta` (JSON values): the same bytes for the same input.
+    """Make `path` a file with these tensors and the writer's `meta` (JSON values): the same bytes
+    for the same input.
 
-    A file that is not `durable` is left to the kernel to write out: readers have it sooner, and if the machine loses its power
-    before, it is refused by its checksums.
+    A file that is not `durable` is left to the kernel to write out: readers have it sooner, and if
+    the machine loses its power before, it is refused by its checksums. Without `replace_held` a
+    file that is there stays, and it is a FileExistsError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
@@ -73,7 +78,10 @@ def write_tensors(
         _write(partial, tensors, meta, labels or {})
         if durable:
             flush(partial)
-        partial.replace(path)
+        if replace_held:
+            partial.replace(path)
+        else:
+            os.link(partial, path)  # of two writers at once, one is the first
     finally:
         partial.unlink(missing_ok=True)
     if durable:
@@ -104,7 +112,9 @@ def _sums_of(piece: Sequence[_Part]) -> list[int]:
 def _onto_device(
     path: Path, header: TensorHeader, device: str
 ) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """The tensors side by side in one allocation, as in the file, and their sums: many small ones come as fast as a large one."""
+    """The tensors side by side in one allocation, as in the file, and their sums: many small ones
+    come as fast as a large one.
+    """
     sizes = {
         name: math.prod(shape) * _DTYPES[header.dtypes[name]].itemsize
         for name, shape in header.shapes.items()
@@ -161,7 +171,8 @@ def _write(
         torch.cuda.current_stream().synchronize()  # what is still to be computed of them
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     try:
-        # Nobody allocates under the file's lock then, and a full disk says so before the first byte.
+        # Nobody allocates under the file's lock then, and a full disk says so before the first
+        # byte.
         os.posix_fallocate(descriptor, 0, 8 + room + stop)
         sums = _summed(
             {name: tensors[name] for name in order},
@@ -198,7 +209,9 @@ def _on_host(piece: Sequence[_Part]) -> Sequence[_Part]:
 
 
 def _stream() -> Any:
-    """A stream for each thread that copies: copies of several go side by side, and wait for nobody's kernels."""
+    """A stream for each thread that copies: copies of several go side by side, and wait for
+    nobody's kernels.
+    """
     made = getattr(_OWN, "stream", None)
     if made is None:
         new_stream: Any = torch.cuda.Stream
@@ -216,9 +229,11 @@ def _pwrite(descriptor: int, data: bytes | memoryview, place: int) -> None:
 def _summed(
     tensors: Mapping[str, Tensor], work: Callable[[Sequence[_Part]], list[int]], most: int
 ) -> dict[str, int]:
-    """Do `work` on pieces of all tensors, one after the other; the CRC-32 of each, from those that `work` gives for its parts.
+    """Do `work` on pieces of all tensors, one after the other; the CRC-32 of each, from those that
+    `work` gives for its parts.
 
-    Beside a GPU the pieces go in several threads, `most` at once: summing and copying leave Python's lock alone.
+    Beside a GPU the pieces go in several threads, `most` at once: summing and copying leave
+    Python's lock alone.
     """
     pieces = _pieces(tensors)
     lanes = torch.get_num_threads()
@@ -261,6 +276,16 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 def checksum(tensor: Tensor) -> int:
     """CRC-32 of the bytes of a tensor that is on the host."""
     return zlib.crc32(_bytes_of(tensor).numpy().data)
+
+
+def content_digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, types, shapes and bytes of tensors that are on the host."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach()
+        found.update(json.dumps([name, _KINDS[tensor.dtype], list(tensor.shape)]).encode())
+        found.update(_bytes_of(tensor).numpy().data)
+    return found.hexdigest()
 
 
 def flush(path: Path) -> None:

@@ -1,7 +1,7 @@
 """The header of a checked tensor file, read without loading a tensor or a tensor library.
 
-The header's metadata carries one JSON object: what the writer said (`meta`) and the CRC-32 of each tensor's
-bytes (`crc32`). Where the file ends follows from the header, so a cut file is seen here.
+The header's metadata carries one JSON object: what the writer said (`meta`) and the CRC-32 of each
+tensor's bytes (`crc32`). Where the file ends follows from the header, so a cut file is seen here.
 """
 
 import json

@@ -1,7 +1,8 @@
 """CRC-32 of long byte strings in pieces: each by itself, in any thread, and then joined.
 
-The sum of two strings laid end to end follows from their sums and the length of the second: the first sum, as a polynomial over
-two elements, times x to the power of that many bits, modulo CRC-32's own polynomial, plus the second sum.
+The sum of two strings laid end to end follows from their sums and the length of the second: the
+first sum, as a polynomial over two elements, times x to the power of that many bits, modulo
+CRC-32's own polynomial, plus the second sum.
 """
 
 from functools import lru_cache

@@ -1,6 +1,7 @@
 """Node time as rows of pixels: each pixel is the mean colour of its stretch of time.
 
-Phases shorter than a pixel would cover each other if they were drawn one by one, and a fleet that idles half of the time would look busy.
+Phases shorter than a pixel would cover each other if they were drawn one by one, and a fleet that
+idles half of the time would look busy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,8 @@ def node_strips(
         paid = _mean(rented[node], np.ones((len(rented[node]), 1)), edges_s)
         busy, busy_colour = _coloured(ran[node], colours, edges_s)
         tail, tail_colour = _coloured(tails[node], colours, edges_s)
-        # A tail holds a few devices while the next job runs on the others; it shows where nothing else does.
+        # A tail holds a few devices while the next job runs on the others; it shows where nothing
+        # else does.
         free = np.clip(paid - busy, 0.0, 1.0)
         shown = np.minimum(tail, free)
         part = np.divide(shown, tail, out=np.zeros_like(tail), where=tail > 0)
@@ -56,7 +58,9 @@ def _coloured(
 
 
 def _mean(parts: Sequence[Span | Rental], values: Floats, edges_s: Floats) -> Floats:
-    """The mean over each stretch of what is `values[i]` during `parts[i]` and 0 elsewhere; parts do not overlap."""
+    """The mean over each stretch of what is `values[i]` during `parts[i]` and 0 elsewhere; parts do
+    not overlap.
+    """
     if not parts:
         return np.zeros((len(edges_s) - 1, values.shape[1]))
     order = np.argsort([part.start_s for part in parts])

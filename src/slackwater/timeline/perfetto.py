@@ -1,6 +1,7 @@
 """A run as Chrome trace events: opens in Perfetto (ui.perfetto.dev) and in chrome://tracing.
 
-One process per pool, one thread per node; phases and switches are slices, what was paid per hour is a counter.
+One process per pool, one thread per node; phases and switches are slices, what was paid per hour is
+a counter.
 """
 
 import json

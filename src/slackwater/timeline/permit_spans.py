@@ -1,4 +1,6 @@
-"""Permits as stretches of time: who had which node when. The live body and the joint simulation draw their runs with it."""
+"""Permits as stretches of time: who had which node when. The live body and the joint simulation
+draw their runs with it.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +24,9 @@ class _Held:
 
 
 class PermitSpans:
-    """Fed with permits as they are given, shrunk and taken back; `nodes` are there from `start_s` on."""
+    """Fed with permits as they are given, shrunk and taken back; `nodes` are there from `start_s`
+    on.
+    """
 
     def __init__(self, nodes: tuple[NodeId, ...], start_s: float) -> None:
         self._nodes = nodes

@@ -1,4 +1,6 @@
-"""Pictures of runs: whose phase ran where, with bubbles in grey, and what the fleet cost over time."""
+"""Pictures of runs: whose phase ran where, with bubbles in grey, and what the fleet cost
+over time.
+"""
 
 import io
 from collections.abc import Sequence
@@ -17,7 +19,6 @@ from slackwater.timeline.node_strips import node_strips
 from slackwater.timeline.perfetto import node_order
 from slackwater.timeline.spans import CostStep, Rental, Span, Timeline
 
-FORMATS = ("png", "svg", "pdf")
 _BUBBLE = "#d9d9d9"
 _SWITCH = "#222222"
 _INK = "#333333"
@@ -28,8 +29,10 @@ _SHORTEST_PIXELS = 3.0
 _COLOURS = tuple(
     f"#{value:06x}"
     for value in (
-        0x1F6FB4, 0xE8751A, 0x2C9A4B, 0xC7353A, 0x8458B3, 0x8A5A44, 0xD45FA6, 0x6B7A00, 0x0F9BAE, 0x3D4A8A,
-        0x7DB7E8, 0xF9B872, 0x8FD19E, 0xF2918E, 0xBFA3DB, 0xC49C8B, 0xF0A9D2, 0xBBC655, 0x7FD3DD, 0x9AA5DE,
+        0x1F6FB4, 0xE8751A, 0x2C9A4B, 0xC7353A, 0x8458B3, 0x8A5A44, 0xD45FA6, 0x6B7A00, 0x0F9BAE,
+        0x3D4A8A,
+        0x7DB7E8, 0xF9B872, 0x8FD19E, 0xF2918E, 0xBFA3DB, 0xC49C8B, 0xF0A9D2, 0xBBC655, 0x7FD3DD,
+        0x9AA5DE,
     )
 )  # fmt: skip
 
@@ -165,7 +168,9 @@ def _draw_boxes(
 
 
 def _fill(span: Span, colour: str) -> tuple[float, float, float]:
-    """A job's colour; lighter where it rolls out on a train node, so that its two phases can be told apart there."""
+    """A job's colour; lighter where it rolls out on a train node, so that its two phases can be
+    told apart there.
+    """
     red, green, blue = to_rgb(colour)
     if not _rolls_out_on_train_node(span):
         return red, green, blue

@@ -1,4 +1,6 @@
-"""A run as stretches of time: what ran where, what was paid for, and what that cost. Live and simulated runs make the same."""
+"""A run as stretches of time: what ran where, what was paid for, and what that cost. Live and
+simulated runs make the same.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +12,9 @@ from slackwater.model.placement import Phase
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One stretch of one node's time. What no span covers while the node was rented is idle: a bubble. `about` are figures to show beside it."""
+    """One stretch of one node's time. What no span covers while the node was rented is idle: a
+    bubble. `about` are figures to show beside it.
+    """
 
     node: NodeId
     job: JobId
@@ -40,7 +44,9 @@ class CostStep:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """One run to be drawn. `label` tells it from others in a comparison, `note` stands beside its cost there."""
+    """One run to be drawn. `label` tells it from others in a comparison, `note` stands beside its
+    cost there.
+    """
 
     label: str
     title: str

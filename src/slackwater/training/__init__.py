@@ -1,1 +1,3 @@
-"""The embedded trainer: passes, losses, steps and saved state of one model. Synchronous, no sockets."""
+"""The embedded trainer: passes, losses, steps and saved state of one model. Synchronous, no
+sockets.
+"""

@@ -1,7 +1,8 @@
 """What tells one frozen base from another: a sum over its weights, computed where they lie.
 
-The weights count as they are in bfloat16, so that the same base loaded in fp32 and in bf16 has the same sum, and a state may
-move from one to the other. The arithmetic is on integers modulo 2^64: the same on every device.
+The weights count as they are in bfloat16, so that the same base loaded in fp32 and in bf16 has the
+same sum, and a state may move from one to the other. The arithmetic is on integers modulo 2^64: the
+same on every device.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,9 @@ _MODULUS = 1 << 64
 
 @torch.no_grad()
 def base_sum(tensors: Mapping[str, Tensor]) -> int:
-    """A 64-bit number that depends on every weight, on its place, and on the order of the tensors."""
+    """A 64-bit number that depends on every weight, on its place, and on the order of the
+    tensors.
+    """
     total = 0
     for tensor in tensors.values():
         flat = tensor.detach().reshape(-1).to(torch.bfloat16)

@@ -12,7 +12,9 @@ from slackwater.training.losses import Loss
 
 
 def check_data(data: Sequence[Datum], loss: Loss, vocab_size: int, max_tokens: int) -> None:
-    """Every datum whole, aligned, finite and inside the vocabulary; the first that is not is named."""
+    """Every datum whole, aligned, finite and inside the vocabulary; the first that is not
+    is named.
+    """
     if not data:
         raise ConfigError.of("data", [], "must hold at least one datum")
     for index, datum in enumerate(data):

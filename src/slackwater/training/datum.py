@@ -25,7 +25,9 @@ class Datum:
 
 @dataclass(frozen=True, slots=True)
 class PassOutput:
-    """Log-probs of each datum's targets, in the order and shape given, and `name:reduction` metrics."""
+    """Log-probs of each datum's targets, in the order and shape given, and `name:reduction`
+    metrics.
+    """
 
     logprobs: tuple[npt.NDArray[np.float32], ...]
     metrics: Mapping[str, float]

@@ -1,7 +1,9 @@
-"""A layer's small arithmetic for training on the CPU in fp32: one compiled pass forward and one backward each.
+"""A layer's small arithmetic for training on the CPU in fp32: one compiled pass forward and one
+backward each.
 
-PyTorch's own operators take several passes over memory for each, and their derivatives more; on a small net they cost more
-than the products. Sums may be reassociated by the compiler, always in the same way for the same shapes on one machine.
+PyTorch's own operators take several passes over memory for each, and their derivatives more; on a
+small net they cost more than the products. Sums may be reassociated by the compiler, always in the
+same way for the same shapes on one machine.
 """
 
 from collections.abc import Callable

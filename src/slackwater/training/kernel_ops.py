@@ -1,4 +1,6 @@
-"""A layer's small arithmetic with kernels of one pass forward and one backward each: the same for every device that has them."""
+"""A layer's small arithmetic with kernels of one pass forward and one backward each: the same for
+every device that has them.
+"""
 
 from collections.abc import Callable
 
@@ -14,8 +16,9 @@ Gate = Callable[[Tensor, Tensor], Tensor]
 class KernelOps(PlainOps):
     """The same meaning as PyTorch's operators.
 
-    `add_norm(x, residual, weight, eps)` is `(norm(x + residual), x + residual)`; `turn(x, weight, cos, sin, size, eps)` takes
-    flat rows to heads of that size, normed where a weight is given, and turns them by position; `gate` is `silu(gate) * up`.
+    `add_norm(x, residual, weight, eps)` is `(norm(x + residual), x + residual)`; `turn(x, weight,
+    cos, sin, size, eps)` takes flat rows to heads of that size, normed where a weight is given, and
+    turns them by position; `gate` is `silu(gate) * up`.
     """
 
     def __init__(self, add_norm: AddNorm, turn: Turn, gate: Gate) -> None:

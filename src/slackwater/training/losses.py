@@ -1,7 +1,8 @@
-"""The losses of a pass: each a SUM over tokens, never a mean, so that chunks of a batch just add up.
+"""The losses of a pass: each a SUM over tokens, never a mean, so that chunks of a batch just add
+up.
 
-`lp` is the learner's log-prob of a target, q the sampler's (`logprobs`), A the `advantages`, and
-r = exp(lp - q). A loss computed by the caller needs no entry here: it arrives as `cross_entropy` with
+`lp` is the learner's log-prob of a target, q the sampler's (`logprobs`), A the `advantages`, and r
+= exp(lp - q). A loss computed by the caller needs no entry here: it arrives as `cross_entropy` with
 weights = -dC/dlp, which may be negative.
 """
 
@@ -22,8 +23,8 @@ LossConfig: TypeAlias = Mapping[str, float]
 class Loss:
     """`value(lp, inputs, config)` gives one number per target; `config` names the keys it takes.
 
-    `inputs` are the arrays it needs; the gradient is a multiple of `scaled_by`, one of them, if that is given.
-    `by_sequence` adds the input `sequence`: the number of each target's datum.
+    `inputs` are the arrays it needs; the gradient is a multiple of `scaled_by`, one of them, if
+    that is given. `by_sequence` adds the input `sequence`: the number of each target's datum.
     """
 
     inputs: tuple[str, ...]
@@ -33,7 +34,9 @@ class Loss:
     by_sequence: bool = False
 
     def configured(self, name: str, given: LossConfig) -> dict[str, float]:
-        """The defaults with what was given over them; a key that the loss does not take is refused."""
+        """The defaults with what was given over them; a key that the loss does not take is
+        refused.
+        """
         for key, number in given.items():
             if key not in self.config:
                 takes = ", ".join(self.config) or "no keys"
@@ -71,9 +74,11 @@ def _cispo(lp: Tensor, inputs: Inputs, config: LossConfig) -> Tensor:
 
 
 def _dro(lp: Tensor, inputs: Inputs, config: LossConfig) -> Tensor:
-    """Direct reward optimization (Richemond et al. 2024): a quadratic pull towards the sampler instead of a clip.
+    """Direct reward optimization (Richemond et al. 2024): a quadratic pull towards the sampler
+    instead of a clip.
 
-    A target with advantage 0 and log-prob 0 is of a prompt, which was not sampled: nothing pulls there.
+    A target with advantage 0 and log-prob 0 is of a prompt, which was not sampled: nothing pulls
+    there.
     """
     q, advantages = inputs["logprobs"], inputs["advantages"]
     sampled = (q != 0) | (advantages != 0)
@@ -82,9 +87,11 @@ def _dro(lp: Tensor, inputs: Inputs, config: LossConfig) -> Tensor:
 
 
 def _gspo(lp: Tensor, inputs: Inputs, config: LossConfig) -> Tensor:
-    """Group sequence policy optimization (Zheng et al. 2025, eq. 5-7): one clipped ratio for a whole sequence,
+    """Group sequence policy optimization (Zheng et al. 2025, eq. 5-7): one clipped ratio for a
+    whole sequence,
 
-    the geometric mean of its targets' where the advantage is not 0. Each sequence counts once, however long.
+    the geometric mean of its targets' where the advantage is not 0. Each sequence counts once,
+    however long.
     """
     advantages, sequence = inputs["advantages"], inputs["sequence"]
     counted = (advantages != 0).to(lp.dtype)

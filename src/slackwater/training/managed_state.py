@@ -1,7 +1,9 @@
-"""A trainer's state as a node's state manager keeps it: parts by key, bound to device memory and let go of.
+"""A trainer's state as a node's state manager keeps it: parts by key, bound to device memory and
+let go of.
 
-Kept are the fp32 masters, the moments and a gradient that is not empty. The weights in the net's own dtype are made from the masters; a frozen base is
-dropped, and comes back from the one copy that all adapters over it share.
+Kept are the fp32 masters, the moments and a gradient that is not empty. The weights in the net's
+own dtype are made from the masters; a frozen base is dropped, and comes back from the one copy that
+all adapters over it share.
 """
 
 from collections.abc import Mapping
@@ -10,14 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slackwater.model.residency import Part, Role, StateKey
+from slackwater.model.residency import PartRole, StateKey, StoredPart
 from slackwater.training.trainer import Trainer
 
 _SCRATCH = ("live", "live_gradient")
 
 
 class ManagedState:
-    """The body of one deployment: binds the trainer's vectors and its frozen base. `seq` is the last operation whose effect it has."""
+    """The body of one deployment: binds the trainer's vectors and its frozen base. `seq` is the
+    last operation whose effect it has.
+    """
 
     def __init__(self, trainer: Trainer, job: str, model: str, seq: int = -1) -> None:
         self.trainer = trainer
@@ -27,22 +31,24 @@ class ManagedState:
         self._kinds = list(trainer.flat.vectors())
         self._frozen_shapes = {name: t.shape for name, t in trainer.frozen().items()}
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[StoredPart]:
         """In the vectors' own order, so that each kind is one run of memory."""
         flat = self.trainer.flat
         found = [
-            Part(
+            StoredPart(
                 StateKey(self._job, self._model, name, kind, 0, part.stop - part.start),
                 _dtype(vector),
                 vector.element_size(),
-                Role.SCRATCH if kind in _SCRATCH else Role.KEPT,
+                PartRole.SCRATCH if kind in _SCRATCH else PartRole.KEPT,
                 tuple(shape),
             )
             for kind, vector in flat.vectors().items()
             for name, (part, shape) in flat.slices.items()
         ]
         return found + [
-            Part(self._frozen_key(name), _dtype(t), t.element_size(), Role.FROZEN, tuple(t.shape))
+            StoredPart(
+                self._frozen_key(name), _dtype(t), t.element_size(), PartRole.FROZEN, tuple(t.shape)
+            )
             for name, t in self.trainer.frozen().items()
         ]
 

@@ -1,4 +1,6 @@
-"""One pass over data of many lengths: packed micro-batches, each forward and, with gradients on, backward."""
+"""One pass over data of many lengths: packed micro-batches, each forward and, with gradients on,
+backward.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,9 +31,11 @@ _FEW_TOKENS = 2048  # a GPU that cannot keep so many computes each layer twice
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """How much goes at once: from the net's shape, dtype and the kind of device only, so that replays pack alike.
+    """How much goes at once: from the net's shape, dtype and the kind of device only, so that
+    replays pack alike.
 
-    `keys_per_token` is how many keys, copied for a sequence that looks at them, take the memory of one token's rows.
+    `keys_per_token` is how many keys, copied for a sequence that looks at them, take the memory of
+    one token's rows.
     """
 
     tokens: int
@@ -67,7 +71,9 @@ class MicroBatch:
         return cls(max(256, min(16384, room // kept_bytes)), 1 << 30, recompute)
 
     def plan(self, sequences: Sequence[npt.NDArray[np.int64]]) -> list[list[int]]:
-        """Which sequences go together: what counts is the rows a sequence adds, and the keys it looks at."""
+        """Which sequences go together: what counts is the rows a sequence adds, and the keys it
+        looks at.
+        """
         keys = [-(-len(sequence) // self.keys_per_token) for sequence in sequences]
         alone = [len(sequence) + copied for sequence, copied in zip(sequences, keys, strict=True)]
         shared = common_with_previous(sequences)
@@ -125,7 +131,9 @@ class PackedPass:
         return PassOutput(done, {"loss:sum": total, "num_tokens:sum": tokens})
 
     def _micro_batches(self, data: Sequence[Datum], loss: Loss) -> list[list[int]]:
-        """Micro-batches of one target width each, few callers mix them; data without a gradient go by themselves."""
+        """Micro-batches of one target width each, few callers mix them; data without a gradient go
+        by themselves.
+        """
         by_kind: dict[tuple[int, bool], list[int]] = {}
         for index, datum in enumerate(data):
             by_kind.setdefault((_width(datum), _teaches(datum, loss)), []).append(index)
@@ -179,7 +187,9 @@ def _width(datum: Datum) -> int:
 
 
 def _teaches(datum: Datum, loss: Loss) -> bool:
-    """Whether its gradient can be anything but zero; the samples of a group of equal rewards need no backward pass."""
+    """Whether its gradient can be anything but zero; the samples of a group of equal rewards need
+    no backward pass.
+    """
     return loss.scaled_by is None or bool(np.any(datum.inputs[loss.scaled_by]))
 
 

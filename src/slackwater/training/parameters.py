@@ -1,8 +1,8 @@
 """The trainable parameters of a net as one flat vector, with its gradient and its two Adam moments.
 
-The net's own parameters become views of the vector, so that clipping, stepping, snapshots and clearing are a
-few operations on long vectors however many tensors the net has. Below fp32 the net computes in its own dtype
-and the vector is its fp32 master copy.
+The net's own parameters become views of the vector, so that clipping, stepping, snapshots and
+clearing are a few operations on long vectors however many tensors the net has. Below fp32 the net
+computes in its own dtype and the vector is its fp32 master copy.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,9 @@ class FlatParameters:
         return found
 
     def rebind(self, vectors: Mapping[str, Tensor]) -> None:
-        """Stand on other memory that holds the same numbers; the net's parameters become views of it."""
+        """Stand on other memory that holds the same numbers; the net's parameters become views of
+        it.
+        """
         fp32 = self.master is self._live
         self.master, self.gradient = vectors["weight"], vectors["gradient"]
         self.moment1, self.moment2 = vectors["moment1"], vectors["moment2"]
@@ -87,7 +89,9 @@ class FlatParameters:
             self.gradient.copy_(value)
 
     def step(self, adam: Adam) -> float:
-        """One AdamW update with the accumulated gradient, clipped by its norm; returns the norm before."""
+        """One AdamW update with the accumulated gradient, clipped by its norm; returns the norm
+        before.
+        """
         norm = float(torch.linalg.vector_norm(self.gradient))
         if adam.grad_clip_norm and norm > adam.grad_clip_norm:
             self.gradient *= adam.grad_clip_norm / norm
@@ -117,7 +121,9 @@ class FlatParameters:
         return self.named(self._live)
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Refuse tensors that are not of this net: a missing, extra or differently shaped one is named."""
+        """Refuse tensors that are not of this net: a missing, extra or differently shaped one is
+        named.
+        """
         expected = {name: tuple(shape) for name, shape in self._shapes.items()}
         given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         for name in sorted(expected.keys() | given.keys()):

@@ -1,6 +1,8 @@
-"""Rows of a packed batch, where neighbours that begin alike share the rows of what they have in common.
+"""Rows of a packed batch, where neighbours that begin alike share the rows of what they have in
+common.
 
-In a causal net a position's state depends on what is before it only, so the samples of one prompt need the prompt once.
+In a causal net a position's state depends on what is before it only, so the samples of one prompt
+need the prompt once.
 """
 
 from collections.abc import Sequence
@@ -14,7 +16,9 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class SharedRows:
-    """`rows[i][p]` is the row of position p of sequence i; its own rows begin at position `own_from[i]`."""
+    """`rows[i][p]` is the row of position p of sequence i; its own rows begin at position
+    `own_from[i]`.
+    """
 
     tokens: Ints
     positions: Ints
@@ -27,7 +31,9 @@ class SharedRows:
 
 
 def share_prefixes(sequences: Sequence[Ints]) -> SharedRows:
-    """One row per token, but for the prefix that a sequence has in common with the one before it."""
+    """One row per token, but for the prefix that a sequence has in common with the one
+    before it.
+    """
     rows: list[Ints] = []
     own_from: list[int] = []
     count = 0

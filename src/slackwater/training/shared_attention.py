@@ -1,7 +1,7 @@
 """Causal attention over sequences that share the rows of their common prefixes.
 
-Each sequence asks for its own rows and looks at all of its rows. Sequences of about one size go together, padded; a padded
-key comes after every query that is kept, so the causal rule hides it.
+Each sequence asks for its own rows and looks at all of its rows. Sequences of about one size go
+together, padded; a padded key comes after every query that is kept, so the causal rule hides it.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,9 @@ class SharedPrefixAttention:
 
 
 class _Bucket:
-    """Sequences of about one size as a padded batch: which rows ask, which are looked at, which are kept."""
+    """Sequences of about one size as a padded batch: which rows ask, which are looked at, which are
+    kept.
+    """
 
     def __init__(self, shared: SharedRows, members: Sequence[int], device: torch.device) -> None:
         rows = [torch.from_numpy(shared.rows[number]) for number in members]
@@ -85,7 +87,9 @@ class _Bucket:
 
 
 class _ShortAttention(torch.autograd.Function):
-    """`[batch, places, heads, size]`; queries of the heads that share keys are laid one after the other."""
+    """`[batch, places, heads, size]`; queries of the heads that share keys are laid one after the
+    other.
+    """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:

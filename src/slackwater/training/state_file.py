@@ -1,7 +1,7 @@
 """A trainer's complete state as one checked tensor file in a folder, replaced by one rename.
 
-Tensors: `weight.*`, `moment1.*`, `moment2.*`, and `gradient.*` where a pass has been accumulated and not yet
-stepped. `meta`: the net, where its frozen part comes from, and the counters.
+Tensors: `weight.*`, `moment1.*`, `moment2.*`, and `gradient.*` where a pass has been accumulated
+and not yet stepped. `meta`: the net, where its frozen part comes from, and the counters.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,6 @@ from slackwater.model.errors import ConfigError, NotFoundError
 from slackwater.nets.config import NetConfig
 from slackwater.nets.lora import LoraSpec
 from slackwater.tensors.checked_file import read_tensors, write_tensors
-from slackwater.tensors.header import read_header
 
 FILE_NAME = "trainer.safetensors"
 _KIND = "slackwater trainer state 2"
@@ -28,9 +27,10 @@ _FIRST_KIND = (
 class TrainerMeta:
     """All of a trainer that is not a tensor.
 
-    `seed` is where its random numbers come from: the base's weights where `source` is None, and the adapter's
-    first factors (`lora.seed`). Nothing is drawn after creation, so no generator's state needs keeping. `dtype` is what
-    the net computed in; the tensors of a state are fp32 whatever it was. `base_sum` is None where it is not known.
+    `seed` is where its random numbers come from: the base's weights where `source` is None, and the
+    adapter's first factors (`lora.seed`). Nothing is drawn after creation, so no generator's state
+    needs keeping. `dtype` is what the net computed in; the tensors of a state are fp32 whatever it
+    was. `base_sum` is None where it is not known.
     """
 
     net: Mapping[str, Any]
@@ -67,11 +67,6 @@ def write_state(directory: Path, state: TrainerState) -> None:
         for name, tensor in tensors.items()
     }
     write_tensors(directory / FILE_NAME, flat, state.meta.to_json())
-
-
-def read_state_meta(directory: Path) -> TrainerMeta:
-    """What the folder's state is of, without its tensors."""
-    return _meta(directory, read_header(_file(directory)).meta)
 
 
 def read_state(directory: Path) -> TrainerState:

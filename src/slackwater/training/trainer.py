@@ -1,8 +1,9 @@
 """One model's trainable state, and the operations on it.
 
-Every operation either happens whole or leaves the state as it was: inputs are checked first, and a pass whose
-result is not finite gives its gradient back. From the same saved state the same operations in the same order
-end in the same bits (fp32, CPU, one thread count), so a log of operations can be replayed over a save.
+Every operation either happens whole or leaves the state as it was: inputs are checked first, and a
+pass whose result is not finite gives its gradient back. From the same saved state the same
+operations in the same order end in the same bits (fp32, CPU, one thread count), so a log of
+operations can be replayed over a save.
 """
 
 import dataclasses
@@ -82,8 +83,8 @@ class Trainer:
     ) -> "Trainer":
         """The trainer that was saved there; `source` says where an adapter's base has moved to.
 
-        With a `dtype` other than the saved one the trainer computes in that from now on: what is saved are the fp32
-        masters and moments, so nothing is lost on the way.
+        With a `dtype` other than the saved one the trainer computes in that from now on: what is
+        saved are the fp32 masters and moments, so nothing is lost on the way.
         """
         state = read_state(directory)
         meta = state.meta
@@ -115,7 +116,9 @@ class Trainer:
         return self._meta
 
     def count_from(self, meta: Mapping[str, Any]) -> None:
-        """Take the counters of a state whose tensors have been put in place (`TrainerMeta.to_json`)."""
+        """Take the counters of a state whose tensors have been put in place
+        (`TrainerMeta.to_json`).
+        """
         self._meta = dataclasses.replace(
             self._meta,
             optimizer_steps=int(meta["optimizer_steps"]),
@@ -132,7 +135,9 @@ class Trainer:
         *,
         forward_only: bool = False,
     ) -> PassOutput:
-        """Log-probs and loss of the data; unless `forward_only`, add the loss's gradient to what is there."""
+        """Log-probs and loss of the data; unless `forward_only`, add the loss's gradient to what is
+        there.
+        """
         loss = loss_named(loss_fn)
         check_config(config)
         settings = loss.configured(loss_fn, config)
@@ -155,8 +160,8 @@ class Trainer:
     def optim_step(self, adam: Adam) -> dict[str, float]:
         """Step with the accumulated gradient and clear it.
 
-        With no pass accumulated since the last step nothing changes, the step count included: there is no
-        gradient, which is not the same as a gradient of zero.
+        With no pass accumulated since the last step nothing changes, the step count included: there
+        is no gradient, which is not the same as a gradient of zero.
         """
         passes = self._meta.accumulated_passes
         norm = 0.0
@@ -176,7 +181,9 @@ class Trainer:
         self._meta = dataclasses.replace(self._meta, accumulated_passes=0)
 
     def weights(self) -> Mapping[str, Tensor]:
-        """What a sampler needs: the adapter's tensors, else the whole net's. Views: copy before the next step."""
+        """What a sampler needs: the adapter's tensors, else the whole net's. Views: copy before the
+        next step.
+        """
         return self._flat.live()
 
     def gradient(self) -> Mapping[str, Tensor]:
@@ -193,9 +200,11 @@ class Trainer:
         write_state(directory, TrainerState(self._meta, tensors))
 
     def load_into(self, directory: Path, optimizer: bool) -> None:
-        """Take the weights saved there and, if `optimizer`, moments, step count and gradient; else those start anew.
+        """Take the weights saved there and, if `optimizer`, moments, step count and gradient; else
+        those start anew.
 
-        A state of another dtype is taken as it is, since all its numbers are fp32; this trainer's dtype stays.
+        A state of another dtype is taken as it is, since all its numbers are fp32; this trainer's
+        dtype stays.
         """
         state = read_state(directory)
         if state.meta.lora != self._meta.lora and _shape(state.meta.lora) != _shape(
@@ -238,5 +247,7 @@ def _shape(lora: LoraSpec | None) -> LoraSpec | None:
 
 
 def _same_base(saved: TrainerMeta, own: TrainerMeta) -> bool:
-    """Whether an adapter's state stands on the base that is here; one that does not say is believed."""
+    """Whether an adapter's state stands on the base that is here; one that does not say is
+    believed.
+    """
     return saved.base_sum is None or saved.base_sum == own.base_sum

@@ -3,13 +3,11 @@
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
-from slackwater.model.errors import ConfigError, NotFoundError
+from slackwater.model.errors import NotFoundError
+from slackwater.model.uri import VERSION_SUFFIX, digest_file, version_file
 from slackwater.tensors.header import TensorHeader, read_header
-
-_SUFFIX = ".safetensors"
-_MAX_NAME_BYTES = 255 - len(".") - len(_SUFFIX) - len(".partial") - 33
 
 
 class VersionCatalog:
@@ -21,16 +19,13 @@ class VersionCatalog:
 
     def path(self, version: str) -> Path:
         """The file of a version, whether it is there or not."""
-        name = quote(version, safe="-_:+=@").replace(".", "%2E")
-        if not name or len(name.encode()) > _MAX_NAME_BYTES:
-            raise ConfigError.of("version", version, f"must have 1 to {_MAX_NAME_BYTES} characters")
-        return self._root / f"{name}{_SUFFIX}"
+        return self._root / version_file(version)
 
     def versions(self) -> tuple[str, ...]:
         """Every visible version, by name."""
-        names = (path.name for path in self._root.glob(f"*{_SUFFIX}"))
+        names = (path.name for path in self._root.glob(f"*{VERSION_SUFFIX}"))
         return tuple(
-            sorted(unquote(name.removesuffix(_SUFFIX)) for name in names if name[0] != ".")
+            sorted(unquote(name.removesuffix(VERSION_SUFFIX)) for name in names if name[0] != ".")
         )
 
     def present(self, version: str) -> Path:
@@ -51,11 +46,13 @@ class VersionCatalog:
 
     def drop(self, version: str) -> None:
         """Delete one version; a reader that has its file open keeps it."""
-        self.path(version).unlink(missing_ok=True)
+        path = self.path(version)
+        path.unlink(missing_ok=True)
+        digest_file(path).unlink(missing_ok=True)
 
     def retain(self, keep: Collection[str]) -> tuple[str, ...]:
         """Drop every version not named; a reader that has a file open keeps it."""
         dropped = tuple(version for version in self.versions() if version not in keep)
         for version in dropped:
-            self.path(version).unlink(missing_ok=True)
+            self.drop(version)
         return dropped

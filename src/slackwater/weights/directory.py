@@ -8,7 +8,7 @@ from torch import Tensor
 from slackwater.model.errors import RefusedError
 from slackwater.tensors.checked_file import (
     FOR_TRANSFORMERS,
-    checksum,
+    content_digest,
     read_tensors,
     write_tensors,
 )
@@ -26,17 +26,25 @@ class DirectoryWeightStore(VersionCatalog):
         *,
         durable: bool = True,
     ) -> None:
-        """Make the version visible, whole. Publishing the same again is nothing; other bytes are refused."""
+        """Make the version visible, whole. Publishing the same again is nothing; other bytes are
+        refused.
+        """
         path = self.path(version)
-        if path.is_file():
-            held = self.manifest(version).crc32
-            given = {name: checksum(tensor.detach().cpu()) for name, tensor in tensors.items()}
-            if held != given:
-                raise RefusedError(
-                    f"version: {version!r} is published with other weights; publish under a new name"
+        if not path.is_file():
+            try:
+                write_tensors(
+                    path, tensors, meta, FOR_TRANSFORMERS, durable=durable, replace_held=False
                 )
-            return
-        write_tensors(path, tensors, meta, FOR_TRANSFORMERS, durable=durable)
+                return
+            except FileExistsError:  # another publisher was first meanwhile
+                pass
+        held = content_digest(read_tensors(path)[0])
+        given = content_digest({name: tensor.cpu() for name, tensor in tensors.items()})
+        if held != given:
+            raise RefusedError(
+                f"version: {version!r} is published with other weights, sha256 {held[:16]}; "
+                f"these have {given[:16]}: publish them under a new name"
+            )
 
     def pull(self, version: str, device: str = "cpu") -> dict[str, Tensor]:
         """The version's tensors, exactly as published."""

@@ -1,7 +1,8 @@
 """The port between those who publish weights and those who pull them.
 
-A version is immutable: it becomes visible when all of it is there, and the same name never means other
-weights. What travels behind the port (whole versions, exact deltas, a relay) is the implementation's matter.
+A version is immutable: it becomes visible when all of it is there, and the same name never means
+other weights. What travels behind the port (whole versions, exact deltas, a relay) is the
+implementation's matter.
 """
 
 from __future__ import annotations
@@ -26,14 +27,18 @@ class WeightStore(Protocol):
         *,
         durable: bool = True,
     ) -> None:
-        """Make the version visible, whole. Publishing the same again is nothing; other bytes are refused.
+        """Make the version visible, whole. Publishing the same again is nothing; other bytes are
+        refused.
 
-        Without `durable` it is visible sooner, and may be lost if the machine loses its power soon after.
+        Without `durable` it is visible sooner, and may be lost if the machine loses its power soon
+        after.
         """
         ...
 
     def pull(self, version: str, device: str = "cpu") -> dict[str, Tensor]:
-        """The version's tensors, exactly as published; NotFoundError or ConfigError leave nothing behind."""
+        """The version's tensors, exactly as published; NotFoundError or ConfigError leave nothing
+        behind.
+        """
         ...
 
     def manifest(self, version: str) -> TensorHeader:
@@ -45,5 +50,7 @@ class WeightStore(Protocol):
         ...
 
     def retain(self, keep: Collection[str]) -> tuple[str, ...]:
-        """Drop every version not named; returns those dropped. A pull under way is not disturbed."""
+        """Drop every version not named; returns those dropped. A pull under way is not
+        disturbed.
+        """
         ...

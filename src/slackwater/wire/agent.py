@@ -1,25 +1,32 @@
-"""What a node's agent and the control plane say to each other. Nothing in it is a path of somebody else's disk."""
+"""What a node's agent and the control plane say to each other. Nothing in it is a path of somebody
+else's disk.
+"""
 
 import msgspec
 
 from slackwater.wire.message import Message
 
-# In the environment of a process that must not outlive the one that started it: the starter's number.
+# In the environment of a process that must not outlive the one that started it: the starter's
+# number.
 PARENT = "SLACKWATER_PARENT"
 
 
 class StatePlace(msgspec.Struct, frozen=True):
-    """HOST:PORT at which a node takes states from others; encrypted if `pin` is the SHA-256 of the certificate that it shows."""
+    """HOST:PORT at which a node takes states from others; encrypted if `pin` is the SHA-256 of the
+    certificate that it shows.
+    """
 
     address: str
     pin: str | None = None
 
 
 class NodeFacts(msgspec.Struct, frozen=True):
-    """What an agent says of its node. `pool` is the pool of the fleet file that the node belongs to, if there is one.
+    """What an agent says of its node. `pool` is the pool of the fleet file that the node belongs
+    to, if there is one.
 
-    `relay` is HOST:PORT of its weight relay, `site` the name of the fast network that it is on, `states` where it takes states, if it
-    has a state manager.
+    `relay` is HOST:PORT of its weight relay and `certificate` what that shows (PEM), `site` the
+    name of the fast network that it is on, `states` where it takes states, if it has a state
+    manager.
     """
 
     node: str
@@ -29,35 +36,47 @@ class NodeFacts(msgspec.Struct, frozen=True):
     host: str = ""
     pid: int = 0
     relay: str = ""
+    certificate: str = ""
     site: str = ""
     states: StatePlace | None = None
 
 
-class BringCargo(Message, frozen=True):
-    """Let the node's weight relay take a cargo from that of node `source`, which listens at HOST:PORT."""
+class FetchPayload(Message, frozen=True):
+    """Let the node's weight relay take a payload from that of node `source`, which listens at
+    HOST:PORT and has this certificate.
+    """
 
     version: str
     base: str
     source: str
     address: str
+    certificate: str
 
 
-class DropCargo(Message, frozen=True):
-    """Let the node's weight relay forget a cargo."""
+class OfferPayload(Message, frozen=True):
+    """Let the node's weight relay give a payload to the one that has this certificate."""
+
+    version: str
+    base: str
+    certificate: str
+
+
+class DropPayload(Message, frozen=True):
+    """Let the node's weight relay forget a payload."""
 
     version: str
     base: str
 
 
-class CargoArrived(Message, frozen=True):
-    """The node's weight relay has all of a cargo."""
+class PayloadArrived(Message, frozen=True):
+    """The node's weight relay has all of a payload."""
 
     version: str
     base: str
 
 
-class CargoBroke(Message, frozen=True):
-    """The node's weight relay could not get a cargo from `source`."""
+class PayloadFailed(Message, frozen=True):
+    """The node's weight relay could not get a payload from `source`."""
 
     version: str
     base: str
@@ -66,18 +85,30 @@ class CargoBroke(Message, frozen=True):
 
 
 class PrefetchStates(Message, frozen=True):
-    """These models' states are needed on the node's devices next, in order; those of `holding` now, by a job in its train phase."""
+    """These models' states are needed on the node's devices next, in order; those of `holding` now,
+    by a job in its train phase.
+    """
 
     models: list[str]
     holding: list[str] = msgspec.field(default_factory=list)
 
 
 class SendState(Message, frozen=True):
-    """Send the state of a model to another node's memory; `StateSent` says how it went."""
+    """Send the state of a model to another node's memory, proving `key`; `StateSent` says how it
+    went.
+    """
 
     move: int
     model: str
     to: StatePlace
+    key: str
+
+
+class TakeState(Message, frozen=True):
+    """A state of the model is sent here, by whoever proves `key`."""
+
+    model: str
+    key: str
 
 
 class StateSent(Message, frozen=True):
@@ -95,12 +126,17 @@ class ForgetStates(Message, frozen=True):
 
 
 class StartWorker(Message, frozen=True):
-    """Run `python -m module arguments` under a worker's name; its output goes to the log called `log`."""
+    """Run `python -m module arguments` under a worker's name; its output goes to the log called
+    `log`.
+
+    `key` is what the worker proves to the control plane; it goes into its environment.
+    """
 
     worker: str
     log: str
     module: str
     arguments: list[str]
+    key: str
 
 
 class SignalWorker(Message, frozen=True):

@@ -1,7 +1,8 @@
-"""Training batches and their results as bytes: the durable log keeps exactly what a trainer was sent.
+"""Training batches and their results as bytes: the durable log keeps exactly what a trainer was
+sent.
 
-Arrays are raw little-endian bytes with a dtype of `int64` or `float32` and a shape. A batch stores its
-examples one after the other; nothing here knows what a loss is.
+Arrays are raw little-endian bytes with a dtype of `int64` or `float32` and a shape. A batch stores
+its examples one after the other; nothing here knows what a loss is.
 """
 
 from collections.abc import Mapping

@@ -1,11 +1,9 @@
 """The folder in which a driver's keeper and the control plane leave word for each other.
 
-| file | what |
-|---|---|
-| `lock` | locked as long as the keeper or the driver lives, whoever else has died |
-| `keeper.json` | which attempt runs, the processes' ids, the service's address that they were given |
-| `exit.json` | how the last attempt that was seen to end ended |
-| `log-START` | what drivers printed, in pieces; START is the place of the piece's first byte in the whole |
+| file | what | |---|---| | `lock` | locked as long as the keeper or the driver lives, whoever else
+has died | | `keeper.json` | which attempt runs, the processes' ids, the service's address that they
+were given | | `exit.json` | how the last attempt that was seen to end ended | | `log-START` | what
+drivers printed, in pieces; START is the place of the piece's first byte in the whole |
 
 Standard library only: the keeper must start in no time.
 """
@@ -22,7 +20,7 @@ PIECES_KEPT = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Keeper:
+class DriverKeeperRecord:
     """Who runs: `driver` is the leader of the driver's process group."""
 
     attempt: int
@@ -74,12 +72,12 @@ class DriverFiles:
         os.close(descriptor)
         return False
 
-    def write_keeper(self, keeper: Keeper) -> None:
+    def write_keeper(self, keeper: DriverKeeperRecord) -> None:
         self._write("keeper.json", asdict(keeper))
 
-    def keeper(self) -> Keeper | None:
+    def keeper(self) -> DriverKeeperRecord | None:
         found = self._read("keeper.json")
-        return None if found is None else Keeper(**found)
+        return None if found is None else DriverKeeperRecord(**found)
 
     def write_exit(self, ended: Exit) -> None:
         self._write("exit.json", asdict(ended))
@@ -119,7 +117,8 @@ class DriverFiles:
         return sorted(found)
 
     def read_log(self, place: int, most: int) -> tuple[int, bytes]:
-        """At most so many bytes from `place` on, or from what is kept of the log; below 0 it counts from the end.
+        """At most so many bytes from `place` on, or from what is kept of the log; below 0 it counts
+        from the end.
 
         Returns the place behind them too.
         """

@@ -2,8 +2,8 @@
 
     b"SW"  version u8  kind u8  length u32 (little-endian)  body
 
-The codec is pure: bytes go in, whole frames come out. Garbage, a foreign version, an unknown kind and
-a length above the limit raise `FrameError` at the header, before any of the body is buffered.
+The codec is pure: bytes go in, whole frames come out. Garbage, a foreign version, an unknown kind
+and a length above the limit raise `FrameError` at the header, before any of the body is buffered.
 """
 
 import struct
@@ -15,6 +15,7 @@ from slackwater.model.errors import SlackwaterError
 MAGIC = b"SW"
 VERSION = 1
 MAX_FRAME_BYTES = 1 << 30
+MAX_STRANGER_FRAME_BYTES = 1 << 16  # of a peer that has not proved itself
 _HEADER = struct.Struct("<2sBBI")
 HEADER_BYTES = _HEADER.size
 
@@ -69,6 +70,15 @@ class FrameDecoder:
     def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
         self._max_bytes = max_bytes
         self._buffer = bytearray()
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Of a frame that is not whole yet."""
+        return len(self._buffer)
+
+    def allow(self, max_bytes: int) -> None:
+        """From now on frames may be so large."""
+        self._max_bytes = max_bytes
 
     def feed(self, data: bytes) -> list[Frame]:
         """Take bytes as they came; return the frames that are now whole."""

@@ -4,7 +4,9 @@ from slackwater.wire.message import Message
 
 
 class LendTo(Message, frozen=True):
-    """Bring this model up beside the service's, and join with it as an instance that the job borrows."""
+    """Bring this model up beside the service's, and join with it as an instance that the job
+    borrows.
+    """
 
     job: str
     base: str
@@ -18,12 +20,16 @@ class TakeBack(Message, frozen=True):
     reason: str
 
 
-class StepBegan(Message, frozen=True):
-    """The borrowing job's next RL step begins: its KV budget is set anew, and answered by `BudgetReport`."""
+class LentStepBegan(Message, frozen=True):
+    """The borrowing job's next RL step begins: its KV budget is set anew, and answered by
+    `BudgetReport`.
+    """
 
 
 class LoanOver(Message, frozen=True):
-    """Nothing of the rollout is left on the device. With an `error` it never was, or left by itself."""
+    """Nothing of the rollout is left on the device. With an `error` it never was, or left by
+    itself.
+    """
 
     error: str = ""
 

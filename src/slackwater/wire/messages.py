@@ -1,8 +1,11 @@
-"""Control messages, as msgpack: the hello, what engines and trainers are told, and what they answer.
+"""Control messages, as msgpack: the hello, what engines and trainers are told, and what they
+answer.
 
-What sandbox workers are told is in `wire/sandbox.py`, reward workers in `wire/rewards.py`, agents in `wire/agent.py`.
+What sandbox workers are told is in `wire/sandbox.py`, reward workers in `wire/rewards.py`, agents
+in `wire/agent.py`.
 
-Token ids travel as raw u32 bytes; models, versions and saved states are named by URI (`model/uri.py`), never by path. Each message is a tagged struct; `decode` refuses anything else.
+Token ids travel as raw u32 bytes; models, versions and saved states are named by URI
+(`model/uri.py`), never by path. Each message is a tagged struct; `decode` refuses anything else.
 """
 
 from typing import Any, Literal, TypeAlias
@@ -18,17 +21,41 @@ from slackwater.wire.message import Message as Message
 from slackwater.wire.rewards import RewardFacts, ToRewards
 from slackwater.wire.sandbox import FromSandbox, SandboxFacts, ToSandbox
 
-PROTOCOL = 3
+PROTOCOL = 4
 
 
 # ---- connection ----
-class Hello(Message, frozen=True, forbid_unknown_fields=False):
-    """First message of a worker or of a node's agent: who it is, and that it knows the secret.
+# ConnectRequest -> Challenge -> ChallengeResponse -> Welcome -> Hello. The keys never travel
+# (`wire/proof.py`).
+class ConnectRequest(Message, frozen=True, forbid_unknown_fields=False):
+    """First message of a worker or of a node's agent: who wants to connect, with 32 random bytes.
 
     Fields of another version are passed over, so that the protocol's number is what refuses it.
     """
 
-    secret: str
+    worker: str
+    nonce: bytes
+    protocol: int = PROTOCOL
+    pool: str = ""  # of an agent: the pool that its key is for
+
+
+class Challenge(Message, frozen=True):
+    """The control plane's 32 random bytes: prove that you know your key."""
+
+    nonce: bytes
+
+
+class ChallengeResponse(Message, frozen=True):
+    """The proof of a worker's or agent's key (`proof.peer_proof`)."""
+
+    proof: bytes
+
+
+class Hello(Message, frozen=True, forbid_unknown_fields=False):
+    """What a worker or agent that has proved itself says of itself; first message of protocols
+    before 4.
+    """
+
     worker: str
     role: Literal["engine", "trainer", "sandbox", "rewards", "agent"]
     engine: "EngineFacts | None" = None
@@ -41,10 +68,10 @@ class Hello(Message, frozen=True, forbid_unknown_fields=False):
 class EngineFacts(msgspec.Struct, frozen=True):
     """Which base model an engine has, what it can hold, and what it cannot do.
 
-    `max_versions` counts whole sets of weights, `max_adapters` adapters (0: they count as whole sets).
-    `kind` is one of `model.instance.InstanceKind`. Without `exact_continuation` it cannot go on at a
-    position of a turn's random stream. One that `lends` serves, and takes `lending.LendTo`; one that is
-    borrowed is its `job`'s alone. `node` is where it runs.
+    `max_versions` counts whole sets of weights, `max_adapters` adapters (0: they count as whole
+    sets). `kind` is one of `model.instance.InstanceKind`. Without `exact_continuation` it cannot go
+    on at a position of a turn's random stream. One that `lends` serves, and takes `lending.LendTo`;
+    one that is borrowed is its `job`'s alone. `node` is where it runs.
     """
 
     base_model: str
@@ -61,12 +88,13 @@ class EngineFacts(msgspec.Struct, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """The control plane took the worker in."""
+    """The control plane knows the worker, and proves that it is itself (`proof.plane_proof`)."""
 
     heartbeat_every_s: float
+    proof: bytes = b""
 
 
-class Refused(Message, frozen=True):
+class HelloRefused(Message, frozen=True):
     """The control plane will not talk to this peer; it closes after this. `again`: later it may."""
 
     reason: str
@@ -103,7 +131,8 @@ class Abort(Message, frozen=True):
 
 
 class PullVersion(Message, frozen=True):
-    """Fetch a weight version and make it readable: by `way`, cargoes (version, base) of the node's relay, or from the store.
+    """Fetch a weight version and make it readable: by `way`, payloads (version, base) of the node's
+    relay, or from the store.
 
     With `keep` a copy of what came by the way stays in host memory, for later deltas.
     """
@@ -144,12 +173,14 @@ class PromptScores(Message, frozen=True):
 
 
 class SampledTopK(Message, frozen=True):
-    """The best alternatives of every row of the token frame that follows; empty where none were asked."""
+    """The best alternatives of every row of the token frame that follows; empty where none were
+    asked.
+    """
 
     rows: list[list[tuple[int, float]]]
 
 
-class Ended(Message, frozen=True):
+class TurnFinished(Message, frozen=True):
     """A request sampled its last token, which went out in the token frame before."""
 
     request: int
@@ -167,8 +198,9 @@ class GenerateRefused(Message, frozen=True):
 
 
 # ---- trainer ----
-# `seq` is the operation's number among its model's. `at_most`: a state of that model that a trainer left behind in the node's memory
-# may be taken instead of what is asked for, if it has the effects of later operations, but of none after that one.
+# `seq` is the operation's number among its model's. `at_most`: a state of that model that a trainer
+# left behind in the node's memory may be taken instead of what is asked for, if it has the effects
+# of later operations, but of none after that one.
 class CreateModel(Message, frozen=True):
     """Make a model's trainable state from its base model."""
 
@@ -237,7 +269,8 @@ class LoadState(Message, frozen=True):
 
 
 class PublishWeights(Message, frozen=True):
-    """Put what a sampler needs into the weight store; `durable` where it must outlive a loss of power.
+    """Put what a sampler needs into the weight store; `durable` where it must outlive a loss of
+    power.
 
     `stock`: on the relay of the trainer's node too, for other nodes to take it from there.
     """
@@ -277,15 +310,19 @@ TRAINER_OPS = (
 )
 
 
-class OpAside(Message, frozen=True):
-    """The trainer has its copy of what it publishes and is free; `OpDone` or `OpFailed` follows when that is written."""
+class PublishDetached(Message, frozen=True):
+    """The trainer has its copy of what it publishes and is free; `OpDone` or `OpFailed` follows
+    when that is written.
+    """
 
     op: int
     elapsed_s: float
 
 
 class VersionStocked(Message, frozen=True):
-    """A version's cargoes are on the relay of the trainer's node: their bytes by base, empty for the whole."""
+    """A version's payloads are on the relay of the trainer's node: their bytes by base, empty for
+    the whole.
+    """
 
     version: str
     node: str
@@ -293,7 +330,9 @@ class VersionStocked(Message, frozen=True):
 
 
 class OpDone(Message, frozen=True):
-    """An operation succeeded; `result` is a `PassResult`, metrics, or empty. `reached`: the last operation in a state that was found."""
+    """An operation succeeded; `result` is a `PassResult`, metrics, or empty. `reached`: the last
+    operation in a state that was found.
+    """
 
     op: int
     elapsed_s: float
@@ -311,8 +350,9 @@ class OpFailed(Message, frozen=True):
 
 
 ToWorker: TypeAlias = (
-    Welcome
-    | Refused
+    Challenge
+    | Welcome
+    | HelloRefused
     | Stop
     | Generate
     | Abort
@@ -322,16 +362,18 @@ ToWorker: TypeAlias = (
     | TrainerOp
     | agent.StartWorker
     | agent.SignalWorker
-    | agent.BringCargo
+    | agent.FetchPayload
+    | agent.OfferPayload
     | agent.PrefetchStates
     | agent.SendState
+    | agent.TakeState
     | agent.ForgetStates
-    | agent.DropCargo
+    | agent.DropPayload
     | ToSandbox
     | ToRewards
     | lending.LendTo
     | lending.TakeBack
-    | lending.StepBegan
+    | lending.LentStepBegan
 )
 FromWorker: TypeAlias = (
     Hello
@@ -340,14 +382,14 @@ FromWorker: TypeAlias = (
     | VersionFailed
     | PromptScores
     | SampledTopK
-    | Ended
+    | TurnFinished
     | GenerateRefused
-    | OpAside
+    | PublishDetached
     | VersionStocked
     | OpDone
     | OpFailed
-    | agent.CargoArrived
-    | agent.CargoBroke
+    | agent.PayloadArrived
+    | agent.PayloadFailed
     | agent.StateSent
     | agent.WorkerStarted
     | agent.WorkerNotStarted
@@ -356,10 +398,14 @@ FromWorker: TypeAlias = (
     | lending.LoanOver
     | lending.BudgetReport
 )
+# Before a peer has proved itself nothing else is decoded; a Hello, only to tell an older peer what
+# it lacks.
+FromStranger: TypeAlias = ConnectRequest | ChallengeResponse | Hello
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 _from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+_from_stranger: msgspec.msgpack.Decoder[FromStranger] = msgspec.msgpack.Decoder(FromStranger)
 
 
 def encode(message: Message) -> bytes:
@@ -383,4 +429,10 @@ def decode_to_worker(body: bytes) -> ToWorker:
 def decode_from_worker(body: bytes) -> FromWorker:
     """What a worker told the control plane."""
     message: FromWorker = _decode(_from_worker, body)
+    return message
+
+
+def decode_from_stranger(body: bytes) -> FromStranger:
+    """What a peer said that has not proved itself."""
+    message: FromStranger = _decode(_from_stranger, body)
     return message

@@ -1,6 +1,11 @@
-"""How processes of a fleet prove themselves to each other: by the fleet's secret, which itself never travels, and by a pinned certificate.
+"""How processes of a fleet prove themselves to each other: by a key, which itself never travels,
+and by a pinned certificate.
 
-server: 32 random bytes        client: 32 random bytes + HMAC(secret, purpose + "client" + both)        server: HMAC(secret, purpose + "server" + both), or 32 zeros and no more
+    server: 32 random bytes
+    client: 32 random bytes + HMAC(secret, purpose + "client" + both)
+    server: HMAC(secret, purpose + "server" + both), or 32 zeros and no more
+
+At the hub the client speaks first, because its name says which key is meant (`wire/messages.py`).
 """
 
 import hashlib
@@ -8,23 +13,67 @@ import hmac
 import secrets
 import socket
 import ssl
+import time
+from collections.abc import Callable, Iterable
 
 from slackwater.model.errors import RefusedError, UnavailableError
 
-_NONCE = 32
+NONCE_BYTES = _NONCE = 32
 _REFUSED = bytes(32)
+_LOOK_EVERY_S = 0.05
+STRANGER_S = 10.0  # how long a peer may take to prove itself
 
 
-def prove_as_server(connection: socket.socket, secret: bytes, purpose: bytes) -> None:
-    """The server's side; UnavailableError if the client does not know the secret."""
+def new_nonce() -> bytes:
+    """For one handshake."""
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+def peer_proof(key: bytes, worker: str, nonces: bytes) -> bytes:
+    """What a worker or agent shows to the hub; `nonces` are the worker's and the hub's."""
+    return _proof(key, b"hub 4 client " + worker.encode() + b"\0", nonces)
+
+
+def plane_proof(key: bytes, worker: str, nonces: bytes) -> bytes:
+    """What the hub shows to a worker or agent that has proved itself."""
+    return _proof(key, b"hub 4 server " + worker.encode() + b"\0", nonces)
+
+
+def prove_as_server(
+    connection: socket.socket,
+    secret: bytes | Callable[[], Iterable[bytes]],
+    purpose: bytes,
+    within_s: float = STRANGER_S,
+) -> bytes:
+    """The server's side; UnavailableError if the client does not prove the secret in time.
+
+    There may be several, of which the client proves one, and it may become known to us a little
+    later than to the client; the one that was proved is returned. The connection's own timeout is
+    lost: set it afterwards.
+    """
+    deadline_s = time.monotonic() + within_s
+    connection.settimeout(within_s)
     ours = secrets.token_bytes(_NONCE)
     connection.sendall(ours)
-    answer = _receive(connection, _NONCE + 32)
+    answer = _receive(connection, _NONCE + 32, deadline_s)
     both = ours + answer[:_NONCE]
-    if not hmac.compare_digest(answer[_NONCE:], _proof(secret, purpose + b" client", both)):
+
+    def proved() -> bytes | None:
+        known = secret() if callable(secret) else (secret,)
+        for key in known:
+            if hmac.compare_digest(answer[_NONCE:], _proof(key, purpose + b" client", both)):
+                return key
+        return None
+
+    found = proved()
+    while found is None and callable(secret) and time.monotonic() < deadline_s:
+        time.sleep(_LOOK_EVERY_S)
+        found = proved()
+    if found is None:
         connection.sendall(_REFUSED)
-        raise UnavailableError("a client does not know the fleet's secret")
-    connection.sendall(_proof(secret, purpose + b" server", both))
+        raise UnavailableError("a client does not know the secret")
+    connection.sendall(_proof(found, purpose + b" server", both))
+    return found
 
 
 def prove_as_client(connection: socket.socket, secret: bytes, purpose: bytes) -> None:
@@ -33,13 +82,15 @@ def prove_as_client(connection: socket.socket, secret: bytes, purpose: bytes) ->
     connection.sendall(both[_NONCE:] + _proof(secret, purpose + b" client", both))
     answer = _receive(connection, 32)
     if answer == _REFUSED:
-        raise RefusedError("the peer refused this fleet secret; give it the peer's")
+        raise RefusedError("the peer refused this secret")
     if not hmac.compare_digest(answer, _proof(secret, purpose + b" server", both)):
-        raise RefusedError("the peer does not know the fleet's secret; nothing was sent to it")
+        raise RefusedError("the peer does not know the secret; nothing was sent to it")
 
 
 def pinned(plain: socket.socket, pin: str) -> ssl.SSLSocket:
-    """An encrypted connection to the peer whose certificate has this SHA-256; to any other, none."""
+    """An encrypted connection to the peer whose certificate has this SHA-256; to any other,
+    none.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = (
         False  # the certificate itself is compared below, which says more than a name
@@ -56,9 +107,14 @@ def pinned(plain: socket.socket, pin: str) -> ssl.SSLSocket:
     return encrypted
 
 
-def _receive(connection: socket.socket, size: int) -> bytes:
+def _receive(connection: socket.socket, size: int, deadline_s: float | None = None) -> bytes:
     data = bytearray()
     while len(data) < size:
+        if deadline_s is not None:  # a byte at a time must not take for ever
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise UnavailableError("the peer did not prove itself in time")
+            connection.settimeout(left_s)
         piece = connection.recv(size - len(data))
         if not piece:
             raise UnavailableError(f"the peer closed the connection {size - len(data)} bytes early")

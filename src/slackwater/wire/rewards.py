@@ -1,4 +1,6 @@
-"""What reward workers are told; they answer with `sandbox.ActionPrinted` and `sandbox.ActionOver`, as for any action."""
+"""What reward workers are told; they answer with `sandbox.ActionPrinted` and `sandbox.ActionOver`,
+as for any action.
+"""
 
 from typing import TypeAlias
 
@@ -9,12 +11,21 @@ from slackwater.wire.message import Message
 
 
 class RewardFacts(msgspec.Struct, frozen=True):
-    """What a reward worker brings: its devices, how much of a service each can hold, and the services in its host memory."""
+    """What a reward worker brings: its devices, how much of a service each can hold, and the
+    services in its host memory. `failed` has those that could not be brought there, with the
+    reason.
+    """
 
     node: str
     devices: list[str]
     device_mib: int
     services: list[GpuService] = msgspec.field(default_factory=list)
+    failed: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+def failure(service: str, reason: str) -> str:
+    """What is said of a service that could not be staged. Trying again does not help."""
+    return f"service: {service!r} failed to load: {reason}; the operator must fix it and restart"
 
 
 class RestoreService(Message, frozen=True):

@@ -18,12 +18,14 @@ class HeldEnvironment(msgspec.Struct, frozen=True):
 
 
 class SandboxFacts(msgspec.Struct, frozen=True):
-    """What a sandbox worker brings: its node's cores by NUMA node, memory for environments, what it chose and why."""
+    """What a sandbox worker brings: its node's cores by NUMA node, memory for environments, what it
+    chose and why. Only one that `isolates` runs actions of tenants who do not trust each other."""
 
     node: str
     cores: list[list[int]]
     memory_mib: int
     backend: str
+    isolates: bool = False
     said: list[str] = msgspec.field(default_factory=list)
     environments: list[HeldEnvironment] = msgspec.field(default_factory=list)
 
@@ -76,11 +78,12 @@ class CloseEnvironment(Message, frozen=True):
 
 
 class KeepSnapshot(Message, frozen=True):
-    """Keep what an environment has now under a name."""
+    """Keep what an environment has now under a name, if it is not larger than `most_bytes`."""
 
     request: int
     environment: str
     name: str
+    most_bytes: int | None = None
 
 
 class ActionPrinted(Message, frozen=True):
@@ -122,6 +125,7 @@ class SnapshotKept(Message, frozen=True):
 
     request: int
     error: str | None
+    size_bytes: int = 0
 
 
 ToSandbox: TypeAlias = RunAction | StopAction | OpenEnvironment | CloseEnvironment | KeepSnapshot

@@ -1,4 +1,6 @@
-"""What a worker and its node's state manager say to each other. Images travel beside these messages, as file descriptors."""
+"""What a worker and its node's state manager say to each other. Images travel beside these
+messages, as file descriptors.
+"""
 
 from typing import Any
 
@@ -72,7 +74,7 @@ class MaterializeState(Message, frozen=True):
 
 
 class NoteState(Message, frozen=True):
-    """`what`: release, seal, forget, forget_when_unused or forget_abandoned."""
+    """`what`: release, forget, forget_when_unused or forget_abandoned."""
 
     ask: int
     deployment: str
@@ -80,7 +82,9 @@ class NoteState(Message, frozen=True):
 
 
 class SurvivorAsked(Message, frozen=True):
-    """Which state of a worker that has gone may be taken over: of that beginning, with operations beyond `after` and none beyond `at_most`?"""
+    """Which state of a worker that has gone may be taken over: of that beginning, with operations
+    beyond `after` and none beyond `at_most`?
+    """
 
     ask: int
     prefix: str
@@ -116,9 +120,12 @@ class StateAnswer(Message, frozen=True):
 
 
 class StateMoveOrder(Message, frozen=True):
-    """Load or save a deployment. `images` are names, sizes and whether the descriptor comes with this message, in order.
+    """Load or save a deployment. `images` are names, sizes and whether the descriptor comes with
+    this message, in order.
 
-    `arriving`: the deployment's own image is still coming; ImageArrived with the same number says how far.
+    `arriving`: the deployment's own image is still coming; ImageArrived with the same number says
+    how far. `fills`: images that get the frozen parts, which are in none yet, once the deployment
+    is loaded.
     """
 
     number: int
@@ -128,6 +135,7 @@ class StateMoveOrder(Message, frozen=True):
     images: list[tuple[str, int, bool]]
     about: dict[str, Any]
     arriving: bool = False
+    fills: tuple[str, ...] = ()
 
 
 class ImageArrived(Message, frozen=True):

@@ -1,16 +1,19 @@
-"""A node's agent: dials the control plane, starts and ends the node's workers, and says what became of them.
+"""A node's agent: dials the control plane, starts and ends the node's workers, and says what became
+of them.
 
-    python -m slackwater.worker.agent --connect HOST:PORT --node NAME --files folder:DIRECTORY | URL=CACHE --logs FOLDER
+    python -m slackwater.worker.agent --connect HOST:PORT --node NAME \\
+        --files folder:DIRECTORY | URL=CACHE --logs FOLDER
 
-The fleet's secret comes in the environment, never on the command line. When the control plane has gone, the agent ends its workers:
-nothing that they do then would be kept. With `--redial` it tries again until it is told to stop, and the node comes back
-empty; without, it leaves.
+The node's key comes in the environment, never on the command line. When the control plane has gone,
+the agent ends its workers: nothing that they do then would be kept. With `--redial` it tries again
+until it is told to stop, and the node comes back empty; without, it leaves.
 """
 
 import argparse
 import contextlib
 import logging
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -19,13 +22,20 @@ import time
 from functools import partial
 from pathlib import Path
 
-from slackwater.model.cargo import Cargo
-from slackwater.model.errors import UnavailableError
-from slackwater.weights.relay.node_relay import Brought, NodeRelay
+from slackwater.model.errors import ConfigError, UnavailableError
+from slackwater.model.payload import Payload
+from slackwater.weights.relay.node_relay import FetchOutcome, NodeRelay
 from slackwater.wire import agent as says
 from slackwater.wire import messages
 from slackwater.worker.connection import Connection, DisconnectedError, RefusedByPlaneError
-from slackwater.worker.process import address_of, pin, run_worker, secret
+from slackwater.worker.process import (
+    NODE_SECRET_VARIABLE,
+    SECRET_VARIABLE,
+    address_of,
+    pin,
+    run_worker,
+    secret,
+)
 from slackwater.worker.state_service import NodeStates, state_service
 
 logger = logging.getLogger(__name__)
@@ -48,12 +58,14 @@ class NodeAgent:
         logs: Path,
         *,
         node: str = "",
+        node_secret: str = "",
         relay: NodeRelay | None = None,
         states: NodeStates | None = None,
     ) -> None:
         self._connection = connection
         self._node, self._relay = node, relay
         self._connect = connect
+        self._node_secret = node_secret
         self._files = files
         self._logs = logs
         self._states = states or NodeStates()
@@ -73,15 +85,32 @@ class NodeAgent:
                         self._signal(worker, number)
                     case says.PrefetchStates() | says.SendState() | says.ForgetStates():
                         self._about_states(message)
-                    case says.BringCargo(version, base, source, address):
-                        if self._relay is not None:
-                            cargo = Cargo(version, base)
-                            self._relay.bring(cargo, source, address_of(address))
-                    case says.DropCargo(version, base):
-                        if self._relay is not None:
-                            self._relay.drop(Cargo(version, base))
+                    case says.TakeState(model, key):
+                        self._states.expected[key] = model
+                    case says.FetchPayload() | says.OfferPayload() | says.DropPayload():
+                        self._about_payloads(message)
                     case _:
                         logger.warning("not for an agent: %s", type(message).__name__)
+
+    def _about_payloads(
+        self, message: says.FetchPayload | says.OfferPayload | says.DropPayload
+    ) -> None:
+        if self._relay is None:
+            return
+        payload = Payload(message.version, message.base)
+        try:
+            match message:
+                case says.FetchPayload(source=source, address=address, certificate=certificate):
+                    self._relay.bring(payload, source, address_of(address), certificate)
+                case says.OfferPayload(certificate=certificate):
+                    self._relay.offer(payload, certificate)
+                case says.DropPayload():
+                    self._relay.drop(payload)
+        except ConfigError as error:  # what another node says of itself must not end this one
+            logger.warning("%s", error)
+            if isinstance(message, says.FetchPayload):
+                broke = (message.version, message.base, message.source, str(error))
+                self._tell(says.PayloadFailed(*broke))
 
     def end_workers(self) -> None:
         """Ask every worker to leave, then make it."""
@@ -103,15 +132,18 @@ class NodeAgent:
         if self._relay is not None:
             host, port = self._relay.address
             arguments += ["--node", self._node, "--relay", f"{host}:{port}"]
-        # Threads that wait by spinning take the cores from each other: on a busy machine a pass took ten times the CPU time.
+        # Threads that wait by spinning take the cores from each other: on a busy machine a pass
+        # took ten times the CPU time.
         environment = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ | {"OMP_NUM_THREADS": "1"}
         environment |= {**self._states.environment, says.PARENT: str(os.getpid())}
+        environment |= {SECRET_VARIABLE: order.key, NODE_SECRET_VARIABLE: self._node_secret}
         try:
             self._logs.mkdir(parents=True, exist_ok=True)
             path = self._logs / f"{order.log}.log"
             with path.open("ab") as log:
                 before = log.tell()
-                # Hazard: workers are killed when the *thread* that started them ends, so only the main thread starts any.
+                # Hazard: workers are killed when the *thread* that started them ends, so only the
+                # main thread starts any.
                 process = subprocess.Popen(
                     [sys.executable, "-m", order.module, *arguments, *order.arguments],
                     stdin=subprocess.DEVNULL,
@@ -152,7 +184,7 @@ class NodeAgent:
                 sending.start()
 
     def _send_state(self, order: says.SendState) -> None:
-        error = self._states.send(order.model, order.to, secret())
+        error = self._states.send(order.model, order.to, order.key)
         with contextlib.suppress(DisconnectedError):
             self._tell(says.StateSent(order.move, order.model, error))
 
@@ -168,7 +200,9 @@ class NodeAgent:
 
 
 def last_words(log: Path, after: int) -> str:
-    """The last line of a log after a place, without the time and name that logging puts before it."""
+    """The last line of a log after a place, without the time and name that logging puts
+    before it.
+    """
     try:
         with log.open("rb") as file:
             file.seek(max(after, log.stat().st_size - _TAIL_BYTES))
@@ -180,24 +214,24 @@ def last_words(log: Path, after: int) -> str:
     return message.partition(" ")[2] if error else last
 
 
-def _told(connection: Connection, brought: Brought) -> None:
-    """Say how bringing a cargo ended; nothing if the control plane has gone."""
-    cargo = brought.cargo
-    said: messages.Message = says.CargoArrived(cargo.version, cargo.base)
+def _told(connection: Connection, brought: FetchOutcome) -> None:
+    """Say how bringing a payload ended; nothing if the control plane has gone."""
+    payload = brought.payload
+    said: messages.Message = says.PayloadArrived(payload.version, payload.base)
     if brought.error:
-        said = says.CargoBroke(cargo.version, cargo.base, brought.source, brought.error)
+        said = says.PayloadFailed(payload.version, payload.base, brought.source, brought.error)
     with contextlib.suppress(DisconnectedError):
         connection.send(messages.encode(said))
 
 
-def _relay(options: argparse.Namespace, hub: tuple[str, int]) -> NodeRelay | None:
+def _relay(options: argparse.Namespace, hub: tuple[str, int], node_secret: str) -> NodeRelay | None:
     """The node's weight relay; None if it may have no memory."""
     max_bytes = int(options.weights_gb * (1 << 30))
     if options.weights_gb < 0:
         max_bytes = int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * _RELAY_SHARE)
     if not max_bytes:
         return None
-    return NodeRelay(secret().encode(), options.node, _own_host(hub), max_bytes)
+    return NodeRelay(node_secret.encode(), options.node, _own_host(hub), max_bytes)
 
 
 def _own_host(hub: tuple[str, int]) -> str:
@@ -210,7 +244,7 @@ def _own_host(hub: tuple[str, int]) -> str:
 
 
 def _facts(
-    options: argparse.Namespace, relay: tuple[str, int] | None, states: says.StatePlace | None
+    options: argparse.Namespace, relay: NodeRelay | None, states: says.StatePlace | None
 ) -> says.NodeFacts:
     pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return says.NodeFacts(
@@ -220,30 +254,37 @@ def _facts(
         memory_mb=pages * page_bytes >> 20,
         host=socket.gethostname(),
         pid=os.getpid(),
-        relay="" if relay is None else f"{relay[0]}:{relay[1]}",
+        relay="" if relay is None else "{}:{}".format(*relay.peer_address),
+        certificate="" if relay is None else relay.certificate,
         site=options.site,
         states=states,
     )
 
 
-def serve_once(options: argparse.Namespace, states: NodeStates) -> None:
+def serve_once(options: argparse.Namespace, states: NodeStates, node_secret: str) -> None:
     """One connection, from the hello to its end."""
     hung_up = threading.Event()
     address = address_of(options.connect)
     with contextlib.ExitStack() as open_here:
-        relay = _relay(options, address)
+        relay = _relay(options, address, node_secret)
         if relay is not None:
             open_here.callback(relay.close)
-        taking = states.taking(partial(_own_host, address), secret(), encrypted=pin() is not None)
+        taking = states.taking(partial(_own_host, address), encrypted=pin() is not None)
         place = open_here.enter_context(taking)
-        facts = _facts(options, None if relay is None else relay.address, place)
-        hello = messages.Hello(secret(), f"agent:{options.node}", "agent", node=facts)
-        with Connection(address, hello, pin=pin(), orphaned=hung_up.set) as connection:
+        facts = _facts(options, relay, place)
+        hello = messages.Hello(f"agent:{options.node}", "agent", node=facts)
+        with Connection(address, hello, secret(), pin=pin(), orphaned=hung_up.set) as connection:
             connection.report_gauges(states.counts)
             if relay is not None:
                 relay.tell = partial(_told, connection)
             told = (connection, options.connect, options.files, Path(options.logs))
-            agent = NodeAgent(*told, node=options.node, relay=relay, states=states)
+            agent = NodeAgent(
+                *told,
+                node=options.node,
+                node_secret=node_secret,
+                relay=relay,
+                states=states,
+            )
             try:
                 agent.run()
             finally:
@@ -268,17 +309,18 @@ def main() -> None:
     parser.add_argument(_BY_HAND, action="store_true", help="outlive whoever started it")
     options = parser.parse_args()
     # The states outlive the connection to the control plane, and every worker.
-    with state_service(Path(options.logs), secret()) as states:
-        serve_until_told(options, states)
+    node_secret = secrets.token_urlsafe(32)
+    with state_service(Path(options.logs), node_secret) as states:
+        serve_until_told(options, states, node_secret)
 
 
-def serve_until_told(options: argparse.Namespace, states: NodeStates) -> None:
+def serve_until_told(options: argparse.Namespace, states: NodeStates, node_secret: str) -> None:
     """One connection after another, where `--redial` says so."""
     pause_s = 0.5
     while True:
         began_s = time.monotonic()
         try:
-            serve_once(options, states)
+            serve_once(options, states, node_secret)
             return
         except (DisconnectedError, UnavailableError) as error:
             final = isinstance(error, RefusedByPlaneError) and not error.again

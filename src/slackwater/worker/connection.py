@@ -1,15 +1,18 @@
-"""A worker's or agent's connection to the control plane: blocking, with a heartbeat of its own, encrypted if a pin is given.
+"""A worker's or agent's connection to the control plane: blocking, with a heartbeat of its own,
+encrypted if a pin is given.
 
-A worker never outlives the control plane: when the connection ends it leaves, even in the middle of an
-operation, because nothing that it does then would be kept.
+A worker never outlives the control plane: when the connection ends it leaves, even in the middle of
+an operation, because nothing that it does then would be kept.
 """
 
+import hmac
 import logging
 import os
 import select
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol
@@ -17,12 +20,14 @@ from typing import Protocol
 from slackwater.model.errors import UnavailableError
 from slackwater.wire import messages
 from slackwater.wire.frames import FrameDecoder, FrameError, FrameKind
-from slackwater.wire.proof import pinned
+from slackwater.wire.memory import MEMORY_GAUGE, resident_bytes, trim_heap
+from slackwater.wire.proof import new_nonce, peer_proof, pinned, plane_proof
 
 logger = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 18
 _HELLO_TIMEOUT_S = 20.0
+_TRIM_EVERY_S = 30.0
 EXIT_ORPHANED = 3
 
 
@@ -50,17 +55,71 @@ def _leave_at_once() -> None:
     os._exit(EXIT_ORPHANED)
 
 
+def shake_hands(
+    peer: socket.socket, hello: messages.Hello, key: str, decoder: FrameDecoder
+) -> messages.Welcome:
+    """Both sides prove that they know the key of the hello's worker; then the hello is sent. The
+    key does not travel.
+    """
+    worker, secret, ours = hello.worker, key.encode(), new_nonce()
+    pool = hello.node.pool or "" if hello.node is not None else ""
+    peer.sendall(messages.encode(messages.ConnectRequest(worker, ours, pool=pool)))
+    challenge = _answer(peer, decoder)
+    if not isinstance(challenge, messages.Challenge):
+        raise UnavailableError(f"the control plane answered with {type(challenge).__name__}")
+    nonces = ours + challenge.nonce
+    proof = peer_proof(secret, worker, nonces)
+    peer.sendall(messages.encode(messages.ChallengeResponse(proof)))
+    welcome = _answer(peer, decoder)
+    if not isinstance(welcome, messages.Welcome):
+        raise UnavailableError(f"the control plane answered with {type(welcome).__name__}")
+    if not hmac.compare_digest(welcome.proof, plane_proof(secret, worker, nonces)):
+        raise UnavailableError("what answers there does not know this worker's key")
+    peer.sendall(messages.encode(hello))
+    return welcome
+
+
+def _answer(peer: socket.socket, decoder: FrameDecoder) -> messages.ToWorker:
+    """The one message that the control plane answers with; more come only after the hello."""
+    got: list[messages.ToWorker] = []
+    while not got:
+        try:
+            data = peer.recv(_READ_BYTES)
+        except TimeoutError:
+            raise UnavailableError("the control plane did not answer in time") from None
+        if not data:
+            raise DisconnectedError("the control plane closed the connection")
+        got = _decoded(decoder, data)
+    return got[0]
+
+
+def _decoded(decoder: FrameDecoder, data: bytes) -> list[messages.ToWorker]:
+    got: list[messages.ToWorker] = []
+    for frame in decoder.feed(data):
+        if frame.kind is not FrameKind.CONTROL:
+            raise FrameError(f"a worker takes no {frame.kind.name} frames")
+        message = messages.decode_to_worker(frame.body)
+        # at the handshake, or once the hello was read
+        if isinstance(message, messages.HelloRefused):
+            raise RefusedByPlaneError(message.reason, message.again)
+        got.append(message)
+    return got
+
+
 class Connection:
     """Messages in, frames out; `send` may be called from the heartbeat's thread too.
 
-    With a `pin` the connection is encrypted, and only the control plane with that certificate is talked to. `orphaned`
-    is called from the heartbeat's thread when the control plane has gone.
+    Both sides prove the `key` of the hello's worker before the hello is sent; the key does not
+    travel. With a `pin` the connection is encrypted, and only the control plane with that
+    certificate is talked to. `orphaned` is called from the heartbeat's thread when the control
+    plane has gone.
     """
 
     def __init__(
         self,
         address: tuple[str, int],
         hello: messages.Hello,
+        key: str,
         *,
         pin: str | None = None,
         orphaned: Callable[[], None] = _leave_at_once,
@@ -76,13 +135,15 @@ class Connection:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._gauges: Callable[[], dict[str, float]] = dict
-        self._early: list[messages.ToWorker] = []
-        self.send(messages.encode(hello))
-        first, *self._early = self._read_some(_HELLO_TIMEOUT_S)
-        if not isinstance(first, messages.Welcome):
-            raise UnavailableError(f"the control plane answered the hello with {first!r}")
+        try:
+            welcome = shake_hands(self._socket, hello, key, self._decoder)
+        except OSError as error:
+            self._socket.close()
+            if isinstance(error, UnavailableError):
+                raise
+            raise DisconnectedError(f"the control plane has gone: {error}") from None
+        self.heartbeat_every_s = welcome.heartbeat_every_s
         self._socket.settimeout(None)
-        self.heartbeat_every_s = first.heartbeat_every_s
 
     def __enter__(self) -> "Connection":
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
@@ -114,26 +175,19 @@ class Connection:
             raise DisconnectedError(f"the control plane has gone: {error}") from None
 
     def receive(self, timeout_s: float | None, *wakers: HasFileno) -> Sequence[messages.ToWorker]:
-        """What came; waits up to `timeout_s` (None: until something comes) for the first message, or for a waker."""
-        if self._early:
-            early, self._early = self._early, []
-            return early
+        """What came; waits up to `timeout_s` (None: until something comes) for the first message,
+        or for a waker.
+        """
         return self._read_once() if self._readable(timeout_s, wakers) else ()
 
     def _readable(self, timeout_s: float | None, wakers: Sequence[HasFileno] = ()) -> bool:
-        """Whether there is something to read; an encrypted connection may hold some that the socket no longer has."""
+        """Whether there is something to read; an encrypted connection may hold some that the socket
+        no longer has.
+        """
         if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
             return True
         readable, _, _ = select.select([self._socket, *wakers], [], [], timeout_s)
         return self._socket in readable
-
-    def _read_some(self, timeout_s: float) -> list[messages.ToWorker]:
-        """At least one message; raises if none comes in time."""
-        while True:
-            if not self._readable(timeout_s):
-                raise UnavailableError("the control plane did not answer the hello")
-            if got := self._read_once():
-                return got
 
     def _read_once(self) -> list[messages.ToWorker]:
         try:
@@ -142,15 +196,7 @@ class Connection:
             raise DisconnectedError(f"the control plane has gone: {error}") from None
         if not data:
             raise DisconnectedError("the control plane closed the connection")
-        got: list[messages.ToWorker] = []
-        for frame in self._decoder.feed(data):
-            if frame.kind is not FrameKind.CONTROL:
-                raise FrameError(f"a worker takes no {frame.kind.name} frames")
-            message = messages.decode_to_worker(frame.body)
-            if isinstance(message, messages.Refused):  # at the hello, or once it was looked at
-                raise RefusedByPlaneError(message.reason, message.again)
-            got.append(message)
-        return got
+        return _decoded(self._decoder, data)
 
     def _receive_bytes(self) -> bytes:
         """Hazard: one encrypted connection may not be read and written by two threads at once."""
@@ -160,9 +206,14 @@ class Connection:
         return self._socket.recv(_READ_BYTES)
 
     def _beat(self) -> None:
+        trimmed_s = time.monotonic()
         while not self._closed.wait(self.heartbeat_every_s):
+            if time.monotonic() - trimmed_s >= _TRIM_EVERY_S:
+                trim_heap()
+                trimmed_s = time.monotonic()
+            gauges = {**self._gauges(), MEMORY_GAUGE: resident_bytes()}
             try:
-                self.send(messages.encode(messages.Heartbeat(self._gauges())))
+                self.send(messages.encode(messages.Heartbeat(gauges)))
             except DisconnectedError:
                 if not self._closed.is_set():
                     self._orphaned()

@@ -1,7 +1,7 @@
 """The co-serving process: a service's engine, and beside it a rollout's while the device is lent.
 
-To the control plane it is one or two instances like any other: the service's connection is there always, the rollout's
-comes with a loan and goes with it.
+To the control plane it is one or two instances like any other: the service's connection is there
+always, the rollout's comes with a loan and goes with it.
 """
 
 import argparse
@@ -9,19 +9,17 @@ import logging
 
 import torch
 
-from slackwater.engine.coserving.executor import CoservingExecutor, CoservingStep
-from slackwater.engine.engine import Engine
+from slackwater.engine.coserving.executor import CoservingStep
 from slackwater.engine.request import GenerationRequest
 from slackwater.model.errors import SlackwaterError
 from slackwater.policy.serving.modes import MODES
 from slackwater.wire import lending, messages
 from slackwater.worker.connection import Connection, DisconnectedError, HasFileno
 from slackwater.worker.engine_worker import (
-    EngineWorker,
     heartbeat_gauges,
 )
 from slackwater.worker.files import node_files
-from slackwater.worker.loan import Activation, Loan, SharedDevice
+from slackwater.worker.loan import Activation, LentDevice, Loan, SharedDesk
 from slackwater.worker.process import base_parser, dial, pin, run_worker, secret
 from slackwater.worker.serving_device import build
 from slackwater.worker.slo_counts import SloCounts
@@ -33,18 +31,8 @@ _REST_S = 0.002  # between two looks when somebody has work and nobody may run
 _ACTIVATION_LOOK_S = 0.02
 
 
-class ServiceDesk(EngineWorker):
-    """The service's requests go through the executor, which times them."""
-
-    def __init__(
-        self,
-        connection: Connection,
-        engine: Engine,
-        lane: WeightLane,
-        executor: CoservingExecutor,
-    ) -> None:
-        super().__init__(connection, engine, lane)
-        self._executor = executor
+class ServingFrontend(SharedDesk):
+    """The service's requests, which the executor times."""
 
     def _add(self, request: GenerationRequest) -> None:
         self._executor.serve(request)
@@ -59,8 +47,8 @@ class CoservingWorker:
     def __init__(
         self,
         connection: Connection,
-        desk: ServiceDesk,
-        device: SharedDevice,
+        desk: ServingFrontend,
+        device: LentDevice,
         counts: SloCounts,
     ) -> None:
         self._connection, self._desk, self._device = connection, desk, device
@@ -93,7 +81,7 @@ class CoservingWorker:
         match message:
             case lending.LendTo():
                 self._lend(message)
-            case lending.StepBegan():
+            case lending.LentStepBegan():
                 if self.loan is not None:
                     self.loan.begin_step()
             case lending.TakeBack():
@@ -178,16 +166,17 @@ def _options() -> argparse.Namespace:
         action="append",
         default=[],
         metavar=("MODEL", "VERSION"),
-        help="URI of a model that may roll out here, and its base version; staged and measured at the start",
+        help="URI of a model that may roll out here, and its base version; staged and measured "
+        "at the start",
     )
     options: argparse.Namespace = parser.parse_args()
     return options
 
 
-def rehearse(device: SharedDevice, model: str, version: str) -> None:
+def warm_up_broker(device: LentDevice, model: str, version: str) -> None:
     """Get ready for a rollout of the model; one that does not fit is refused when it is wanted."""
     try:
-        device.rehearse(model, version)
+        device.warm_up_broker(model, version)
     except (SlackwaterError, OSError, torch.OutOfMemoryError) as error:
         logger.warning("%s could not be rehearsed: %s", model, error)
 
@@ -202,7 +191,7 @@ def main() -> None:
         logger.error("%s; it serves, and lends nothing", why)
     elif options.lend:
         for model, version in options.borrower:
-            rehearse(device, model, version)
+            warm_up_broker(device, model, version)
     facts = messages.EngineFacts(
         base_model=options.base,
         max_running=options.max_running,
@@ -211,11 +200,11 @@ def main() -> None:
         max_versions=4,
         lends=options.lend and why is None,
     )
-    hello = messages.Hello(secret(), options.worker, "engine", facts)
+    hello = messages.Hello(options.worker, "engine", facts)
     with dial(options.connect, hello) as connection:
         if options.lend and why is not None:
             connection.send(messages.encode(lending.LoanOver(why)))
-        desk = ServiceDesk(connection, engine, WeightLane(files.weights()), device.executor)
+        desk = ServingFrontend(connection, engine, WeightLane(files.weights()), device.executor)
         worker = CoservingWorker(connection, desk, device, SloCounts(slo))
         connection.report_gauges(worker.gauges)
         worker.run()

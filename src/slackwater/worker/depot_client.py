@@ -1,8 +1,10 @@
-"""Fetching from and sending to the control plane's depot: HTTP with a bearer token, resumed where a connection broke."""
+"""Fetching from and sending to the control plane's depot: HTTP with a bearer token, resumed where a
+connection broke.
+"""
 
+import hashlib
 import http.client
 import json
-import shutil
 import time
 import urllib.parse
 import uuid
@@ -23,8 +25,10 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
-    """The files of a kept folder with their sizes; the fingerprint changes when any of them does."""
+class DepotListing:
+    """The files of a kept folder with their sizes; the fingerprint changes when any of them
+    does.
+    """
 
     files: Mapping[str, int]
     fingerprint: str
@@ -55,13 +59,13 @@ class DepotClient:
         self._pin = pin if parts.scheme == "https" else None
         self._headers = {"Authorization": f"Bearer {secret}"}
 
-    def listing(self, uri: Uri) -> Listing:
+    def listing(self, uri: Uri) -> DepotListing:
         """What a kept folder holds."""
 
-        def ask() -> Listing:
+        def ask() -> DepotListing:
             with self._answer("GET", _path(uri, query="list=1")) as answer:
                 found = json.loads(answer.read())
-            return Listing(found["files"], found["fingerprint"])
+            return DepotListing(found["files"], found["fingerprint"])
 
         return self._patiently(ask)
 
@@ -69,17 +73,28 @@ class DepotClient:
         """One file to `target`, whole or not at all; a broken connection goes on where it broke."""
         partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
         target.parent.mkdir(parents=True, exist_ok=True)
+        digest = hashlib.sha256()
 
         def ask() -> None:
+            nonlocal digest
             have = partial.stat().st_size if partial.exists() else 0
             headers = {"Range": f"bytes={have}-"} if have else {}
             with self._answer("GET", _path(uri, name), headers) as answer:
                 resumed = answer.status == http.HTTPStatus.PARTIAL_CONTENT
+                if not resumed:
+                    digest = hashlib.sha256()
                 with partial.open("ab" if resumed else "wb") as file:
-                    shutil.copyfileobj(answer, file, _CHUNK_BYTES)
+                    while chunk := answer.read(_CHUNK_BYTES):
+                        file.write(chunk)
+                        digest.update(chunk)
             whole = int(answer.headers.get("X-Slackwater-Bytes", "-1"))
             if partial.stat().st_size != whole:
                 raise ConnectionError(f"{partial.stat().st_size} of {whole} bytes came")
+            wanted = answer.headers.get("X-Slackwater-SHA256")
+            if wanted not in (None, digest.hexdigest()):
+                partial.unlink()
+                found = digest.hexdigest()[:16]
+                raise ConnectionError(f"{uri} came with sha256 {found}, not {wanted[:16]}")
 
         try:
             self._patiently(ask)

@@ -1,10 +1,12 @@
-"""Keeps one driver: starts it, writes down what it prints and how it ends, and ends it when told to.
+"""Keeps one driver: starts it, writes down what it prints and how it ends, and ends it when told
+to.
 
     python -m slackwater.worker.driver_keeper FOLDER ATTEMPT LOCK GRACE_S COMMAND...
 
-It outlives the control plane, so that a driver's last words and its status are there when the plane comes back; the lock that it
-inherits as descriptor LOCK tells whether it lives. SIGTERM: the driver's process group is asked to leave, and killed after GRACE_S.
-If the keeper itself is killed, the kernel kills the driver (Linux). Standard library only.
+It outlives the control plane, so that a driver's last words and its status are there when the plane
+comes back; the lock that it inherits as descriptor LOCK tells whether it lives. SIGTERM: the
+driver's process group is asked to leave, and killed after GRACE_S. If the keeper itself is killed,
+the kernel kills the driver (Linux). Standard library only.
 """
 
 import contextlib
@@ -19,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from slackwater.wire.driver_files import DriverFiles, Exit, Keeper, LogWriter
+from slackwater.wire.driver_files import DriverFiles, DriverKeeperRecord, Exit, LogWriter
 
 _PR_SET_PDEATHSIG = 1
 _LOOK_S = 0.1
@@ -61,7 +63,7 @@ class DriverKeeper:
             return
         os.close(writing)
         url = os.environ.get("SLACKWATER_URL", "")
-        self._files.write_keeper(Keeper(self._attempt, os.getpid(), driver.pid, url))
+        self._files.write_keeper(DriverKeeperRecord(self._attempt, os.getpid(), driver.pid, url))
         status = self._follow(driver, reading)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(driver.pid, signal.SIGKILL)  # what it left behind

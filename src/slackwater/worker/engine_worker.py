@@ -10,11 +10,11 @@ import torch
 
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.engine import Engine
-from slackwater.engine.request import GenerationRequest, PromptScores, StepOutput
+from slackwater.engine.request import GenerationRequest, PromptScoreRows, StepOutput
 from slackwater.grammar.guides import GrammarGuides
-from slackwater.model.cargo import Cargo
 from slackwater.model.errors import ConfigError, SlackwaterError
 from slackwater.model.instance import InstanceKind
+from slackwater.model.payload import Payload
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net
 from slackwater.wire import messages
@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 _MAX_VERSIONS = 4
 _MAX_ADAPTERS = 64
 _VERSIONS_IN_PASSING = 4  # pulled before older ones are dropped
+_PREFIX_KEPT_S = 120.0  # unused; turns of one trajectory follow each other within seconds
+_RELEASE_EVERY_S = 10.0
 
 
 class EngineWorker:
@@ -52,22 +54,32 @@ class EngineWorker:
         self._requests: dict[int, GenerationRequest] = {}
         self._made: dict[int, int] = {}
         self._least_step_s = least_step_s
+        # A GPU's cache is reserved for good: nothing would be won by forgetting prefixes.
+        self._releases = not engine.on_gpu
+        self._released_s = time.monotonic()
 
     def run(self) -> None:
         """Until told to stop."""
         while True:
-            waiting_s = 0 if self._engine.busy else None
+            waiting_s = 0 if self._engine.busy else _RELEASE_EVERY_S
             for message in self._connection.receive(waiting_s, self.puller):
                 if isinstance(message, messages.Stop):
                     return
                 self.do(message)
             self.settle()
+            self._release_memory()
             if self._engine.busy:
                 began_s = time.perf_counter()
                 output = self._engine.step()
                 if self._least_step_s:
                     time.sleep(max(began_s + self._least_step_s - time.perf_counter(), 0.0))
                 self.tell(output)
+
+    def _release_memory(self) -> None:
+        now_s = time.monotonic()
+        if self._releases and now_s - self._released_s >= _RELEASE_EVERY_S:
+            self._released_s = now_s
+            self._engine.release_unused(now_s, now_s - _PREFIX_KEPT_S)
 
     def settle(self) -> None:
         """Say what became of versions that were asked for."""
@@ -83,8 +95,8 @@ class EngineWorker:
                 self._requests.pop(request, None)
                 self._made.pop(request, None)
             case messages.PullVersion(version, way, keep):
-                cargoes = [Cargo(*each) for each in way]
-                if (ready := self.puller.ask(version, cargoes, keep=keep)) is not None:
+                payloads = [Payload(*each) for each in way]
+                if (ready := self.puller.ask(version, payloads, keep=keep)) is not None:
                     self._connection.send(messages.encode(ready))
             case messages.DropVersion(version):
                 self._drop(version)
@@ -119,7 +131,9 @@ class EngineWorker:
             logger.warning("version not dropped: %s", error)
 
     def tell(self, output: StepOutput) -> None:
-        """What a step made, in one write: prompt scores, alternatives, the tokens, then the endings."""
+        """What a step made, in one write: prompt scores, alternatives, the tokens, then the
+        endings.
+        """
         frames = [messages.encode(_prompt_scores(scores)) for scores in output.prompt_scores]
         ids = output.request_ids.tolist()
         if output.top:
@@ -135,7 +149,7 @@ class EngineWorker:
             total = made.pop(ended.request_id)
             frames.append(
                 messages.encode(
-                    messages.Ended(ended.request_id, ended.reason, total, request.version)
+                    messages.TurnFinished(ended.request_id, ended.reason, total, request.version)
                 )
             )
         for failed in output.failed:
@@ -162,7 +176,7 @@ def _request(message: messages.Generate) -> GenerationRequest:
     )
 
 
-def _prompt_scores(scores: PromptScores) -> messages.PromptScores:
+def _prompt_scores(scores: PromptScoreRows) -> messages.PromptScores:
     logprobs: list[float | None] = [None, *scores.logprobs[1:].tolist()]
     topk: list[list[tuple[int, float]] | None] = []
     if scores.top is not None:
@@ -219,7 +233,9 @@ def heartbeat_gauges(engine: Engine) -> dict[str, float]:
 def new_engine(
     model: Path, *, device: str, kv_mb: int, max_running: int, base_version: str
 ) -> Engine:
-    """The engine of a worker: on a GPU in bfloat16, with long steps for prompts and few large pages."""
+    """The engine of a worker: on a GPU in bfloat16, with long steps for prompts and few large
+    pages.
+    """
     on_gpu = device.startswith("cuda")
     net = load_net(model, dtype=torch.bfloat16 if on_gpu else torch.float32, device=device)
     config = EngineConfig(
@@ -265,7 +281,7 @@ def main() -> None:
         kind=options.kind,
         node=options.node,
     )
-    hello = messages.Hello(secret(), options.worker, "engine", facts)
+    hello = messages.Hello(options.worker, "engine", facts)
     with dial(options.connect, hello) as connection:
         connection.report_gauges(lambda: heartbeat_gauges(engine))
         lane = weight_lane(files.weights(), options, options.device, beside=True)

@@ -1,31 +1,36 @@
 """A node's files: where a worker finds what URIs name, and where it puts what it makes.
 
-`SharedFiles` is for a node that shares the control plane's disk: nothing is copied. `DepotFiles` is for all others: models,
-versions and saved states come from the control plane's depot over HTTP and are kept in a folder of the node; what a worker
-makes is written there, sent, and visible to others when all of it has arrived.
+`SharedFiles` is for a node that shares the control plane's disk: nothing is copied. `DepotFiles` is
+for all others: models, versions and saved states come from the control plane's depot over HTTP and
+are kept in a folder of the node; what a worker makes is written there, sent, and visible to others
+when all of it has arrived.
 """
 
 import contextlib
 import fcntl
 import json
+import logging
 import shutil
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
+from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, SlackwaterError
 from slackwater.model.folder import changed, fingerprint
-from slackwater.model.uri import Uri
+from slackwater.model.uri import Uri, version_uri
 from slackwater.tensors.header import TensorHeader
 from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.port import WeightStore
 from slackwater.worker.depot_client import DepotClient
 
+logger = logging.getLogger(__name__)
+
 MODELS_INDEX = "models.json"
 _VERSIONS_KEPT = 32
+T = TypeVar("T")
 
 
 class NodeFiles(Protocol):
@@ -40,7 +45,9 @@ class NodeFiles(Protocol):
         ...
 
     def new_state(self, uri: str) -> contextlib.AbstractContextManager[Path]:
-        """A folder to write a state into; the state is there for all when the block ends without an error."""
+        """A folder to write a state into; the state is there for all when the block ends without an
+        error.
+        """
         ...
 
     def weights(self) -> WeightStore:
@@ -103,9 +110,12 @@ class DepotFiles:
         parsed = Uri.parse(uri)
         listing = self._depot.listing(parsed)
         kept = self._cache / "models" / f"{parsed.name.replace('/', '%2F')}@{listing.fingerprint}"
+        written = kept.with_name(f".{kept.name}.written")
         with self._alone(kept):
-            if not kept.is_dir():
+            if not (kept.is_dir() and _is_as_written(kept, written)):
+                shutil.rmtree(kept, ignore_errors=True)
                 self._fetch_folder(parsed, kept)
+                written.write_text(fingerprint(kept))
         return kept
 
     @contextlib.contextmanager
@@ -154,8 +164,21 @@ class DepotFiles:
             yield
 
 
+def _is_as_written(kept: Path, written: Path) -> bool:
+    """Whether a folder that was fetched once has been left alone since."""
+    try:
+        return written.read_text() == fingerprint(kept)
+    except OSError:
+        return False
+
+
 class DepotWeightStore:
-    """The weight port over the depot, with the versions that this node had lately kept in a folder."""
+    """The weight port over the depot, with the versions that this node had lately kept in a folder.
+
+    The depot holds the truth. A kept file whose bytes are not as written (a bad disk, a write that
+    a power cut tore) is dropped and fetched again: it would fail every pull, and outlives the
+    worker and the agent.
+    """
 
     def __init__(self, depot: DepotClient, cache: Path) -> None:
         self._depot = depot
@@ -169,17 +192,21 @@ class DepotWeightStore:
         *,
         durable: bool = True,
     ) -> None:
+        with contextlib.suppress(NotFoundError):
+            self._drop_damaged(version, lambda: self._kept.pull(version))
         self._kept.publish(version, tensors, meta, durable=durable)
-        self._depot.put_file(_uri(self._kept, version), self._kept.path(version))
+        try:
+            self._depot.put_file(version_uri(version), self._kept.path(version))
+        except SlackwaterError:
+            self._kept.drop(version)  # it is not what the fleet calls so
+            raise
         self._make_room()
 
     def pull(self, version: str, device: str = "cpu") -> dict[str, Tensor]:
-        self._fetch(version)
-        return self._kept.pull(version, device)
+        return self._read(version, lambda: self._kept.pull(version, device))
 
     def manifest(self, version: str) -> TensorHeader:
-        self._fetch(version)
-        return self._kept.manifest(version)
+        return self._read(version, lambda: self._kept.manifest(version))
 
     def versions(self) -> tuple[str, ...]:
         return self._kept.versions()
@@ -187,18 +214,33 @@ class DepotWeightStore:
     def retain(self, keep: Collection[str]) -> tuple[str, ...]:
         return self._kept.retain(keep)
 
+    def _read(self, version: str, read: Callable[[], T]) -> T:
+        self._fetch(version)
+        found = self._drop_damaged(version, read)
+        if found is None:
+            self._fetch(version)
+            found = read()
+        return found
+
+    def _drop_damaged(self, version: str, read: Callable[[], T]) -> T | None:
+        """What `read` finds; None if the kept file was damaged, which is gone then."""
+        try:
+            return read()
+        except ConfigError as error:
+            logger.warning("kept version dropped version=%s: %s", version, error)
+            self._kept.drop(version)
+            return None
+
     def _fetch(self, version: str) -> None:
         path = self._kept.path(version)
         if not path.is_file():
-            self._depot.fetch(_uri(self._kept, version), None, path)
+            self._depot.fetch(version_uri(version), None, path)
             self._make_room()
 
     def _make_room(self) -> None:
-        """Of the versions kept here, the newest stay; an older one that is needed again is fetched again."""
+        """Of the versions kept here, the newest stay; an older one that is needed again is fetched
+        again.
+        """
         by_age = sorted(self._kept.versions(), key=lambda v: self._kept.path(v).stat().st_mtime)
         for version in by_age[:-_VERSIONS_KEPT]:
             self._kept.path(version).unlink(missing_ok=True)
-
-
-def _uri(store: DirectoryWeightStore, version: str) -> Uri:
-    return Uri("weights", store.path(version).name)

@@ -32,8 +32,8 @@ _WARM_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 _WARM_CONTEXTS = (200, 400, 900, 1900, 3900, 7900, 15900, 31900)
 
 
-class RolloutDesk(EngineWorker):
-    """The rollout's turns go through the executor."""
+class SharedDesk(EngineWorker):
+    """An engine worker whose requests go through the executor of a shared device."""
 
     def __init__(
         self,
@@ -45,11 +45,17 @@ class RolloutDesk(EngineWorker):
         super().__init__(connection, engine, lane)
         self._executor = executor
 
+
+class RolloutFrontend(SharedDesk):
+    """The rollout's turns."""
+
     def _add(self, request: GenerationRequest) -> None:
         self._executor.roll_out(request)
 
     def give_back(self, requests: Sequence[int], error: str) -> None:
-        """Whole requests that had to go: they go on elsewhere with the tokens that were streamed."""
+        """Whole requests that had to go: they go on elsewhere with the tokens that were
+        streamed.
+        """
         frames = []
         for request in requests:
             if self._requests.pop(request, None) is not None:
@@ -65,7 +71,7 @@ class Loan:
     def __init__(
         self,
         connection: Connection,
-        desk: RolloutDesk,
+        desk: RolloutFrontend,
         executor: CoservingExecutor,
         cold: list[tuple[int, int]],
     ) -> None:
@@ -75,7 +81,9 @@ class Loan:
 
     @property
     def cold(self) -> bool:
-        """Whether decode steps are left that the device would have to prepare when they are first wanted."""
+        """Whether decode steps are left that the device would have to prepare when they are first
+        wanted.
+        """
         return bool(self._cold)
 
     def warm_one(self) -> None:
@@ -159,7 +167,9 @@ def decode_shapes(rollout: Engine, lent: int) -> list[tuple[int, int]]:
 
 
 class Activation:
-    """A rollout's weights on their way to the device, in a thread: the service goes on meanwhile."""
+    """A rollout's weights on their way to the device, in a thread: the service goes on
+    meanwhile.
+    """
 
     def __init__(self, wanted: lending.LendTo, load: Callable[[], CausalLM]) -> None:
         self.wanted = wanted
@@ -189,8 +199,10 @@ class Activation:
 
 
 @dataclass(slots=True)
-class SharedDevice:
-    """What loans need of their worker. Weights are staged on the host by the first loan, steps measured once."""
+class LentDevice:
+    """What loans need of their worker. Weights are staged on the host by the first loan, steps
+    measured once.
+    """
 
     executor: CoservingExecutor
     files: NodeFiles
@@ -202,10 +214,12 @@ class SharedDevice:
     staged: dict[str, StagedWeights] = field(default_factory=dict)
     costs: dict[str, StepCost] = field(default_factory=dict)
 
-    def rehearse(self, model: str, base_version: str) -> None:
-        """Before the service has users: stage a rollout's weights, and measure its steps as a loan would.
+    def warm_up_broker(self, model: str, base_version: str) -> None:
+        """Before the service has users: stage a rollout's weights, and measure its steps as a loan
+        would.
 
-        Without it the first loan waits for a moment in which the service is idle, and a busy one has none.
+        Without it the first loan waits for a moment in which the service is idle, and a busy one
+        has none.
         """
         net = self._staged(model).on_device()
         rollout = self.new_rollout(net, self.files.model(model), base_version)
@@ -219,7 +233,9 @@ class SharedDevice:
         return Activation(wanted, lambda: self._staged(wanted.model).on_device())
 
     def may_join(self, activation: Activation) -> bool:
-        """Its weights are there, and its steps are known or can be measured without anybody waiting."""
+        """Its weights are there, and its steps are known or can be measured without anybody
+        waiting.
+        """
         known = activation.wanted.model in self.costs
         return activation.done and (known or not self.executor.service.busy)
 
@@ -263,9 +279,9 @@ class SharedDevice:
             kind="borrowed",
             job=wanted.job,
         )
-        hello = messages.Hello(secret(), f"{self.worker}~{self.loans}", "engine", facts)
-        connection = Connection(self.address, hello, pin=pin(), orphaned=_only_the_loan)
-        desk = RolloutDesk(connection, rollout, WeightLane(self.files.weights()), executor)
+        hello = messages.Hello(f"{self.worker}~{self.loans}", "engine", facts)
+        connection = Connection(self.address, hello, secret(), pin=pin(), orphaned=_only_the_loan)
+        desk = RolloutFrontend(connection, rollout, WeightLane(self.files.weights()), executor)
         cold = decode_shapes(rollout, tokens) if self.device.startswith("cuda") else []
         loan = Loan(connection, desk, executor, cold)
         connection.report_gauges(loan.gauges)
@@ -273,7 +289,9 @@ class SharedDevice:
         return loan
 
     def _staged(self, model: str) -> StagedWeights:
-        """In the activation's thread: a model in the host's memory, where it is put when first wanted."""
+        """In the activation's thread: a model in the host's memory, where it is put when first
+        wanted.
+        """
         if model not in self.staged:
             self.staged.clear()  # one rollout model at a time: host memory is bounded
             dtype = torch.bfloat16 if self.device.startswith("cuda") else torch.float32

@@ -1,7 +1,10 @@
 """What every worker process does at its start and end."""
 
 import argparse
+import atexit
+import contextlib
 import ctypes
+import functools
 import logging
 import os
 import signal
@@ -15,6 +18,7 @@ from slackwater.wire.agent import PARENT
 from slackwater.worker.connection import EXIT_ORPHANED, Connection, DisconnectedError
 
 SECRET_VARIABLE = "SLACKWATER_WORKER_SECRET"
+NODE_SECRET_VARIABLE = "SLACKWATER_NODE_SECRET"  # among the processes of one node
 PIN_VARIABLE = (
     "SLACKWATER_HUB_PIN"  # SHA-256 of the control plane's certificate; unset on the loopback
 )
@@ -48,10 +52,21 @@ def address_of(connect: str) -> tuple[str, int]:
 
 
 def secret() -> str:
-    """What proves to the control plane that it started us."""
-    value = os.environ.get(SECRET_VARIABLE)
+    """This process's own key: what it proves to the control plane."""
+    return _taken(SECRET_VARIABLE)
+
+
+def node_secret() -> str:
+    """What proves to the other processes of this node that we are of it."""
+    return _taken(NODE_SECRET_VARIABLE)
+
+
+@functools.cache
+def _taken(variable: str) -> str:
+    """Out of the environment: not for our own children."""
+    value = os.environ.pop(variable, "")
     if not value:
-        raise ConfigError.of(SECRET_VARIABLE, value, "must be set; `slackwater up` sets it")
+        raise ConfigError.of(variable, value, "must be set; `slackwater up` sets it")
     return value
 
 
@@ -62,20 +77,23 @@ def pin() -> str | None:
 
 def dial(connect: str, hello: messages.Hello) -> Connection:
     """The connection of a worker that an agent started."""
-    return Connection(address_of(connect), hello, pin=pin())
+    return Connection(address_of(connect), hello, secret(), pin=pin())
 
 
 def run_worker(main: Callable[[], None], *, cleans_up: bool = False, by_hand: bool = False) -> None:
     """Run a worker's main to a clean exit: 0 when told to stop, 3 when the control plane has gone.
 
-    One that `cleans_up` is asked to leave when its parent dies, the others are killed. One that a person started
-    (`by_hand`) outlives the shell, and leaves on Ctrl-C.
+    One that `cleans_up` is asked to leave when its parent dies, the others are killed. One that a
+    person started (`by_hand`) outlives the shell, and leaves on Ctrl-C.
     """
     logging.basicConfig(
         level=logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
         stream=sys.stderr,
     )
+    for variable in (SECRET_VARIABLE, NODE_SECRET_VARIABLE):
+        with contextlib.suppress(ConfigError):  # who needs it says so
+            _taken(variable)
     signal.signal(signal.SIGTERM, _leave)
     # Ctrl-C goes to the control plane, which stops us, unless we are all that was started.
     signal.signal(signal.SIGINT, _leave if by_hand else signal.SIG_IGN)
@@ -85,10 +103,31 @@ def run_worker(main: Callable[[], None], *, cleans_up: bool = False, by_hand: bo
         main()
     except DisconnectedError as error:
         logging.getLogger(__name__).info("leaving: %s", error)
-        sys.exit(EXIT_ORPHANED)
+        _exit(EXIT_ORPHANED)
     except SlackwaterError as error:
         logging.getLogger(__name__).error("%s", error)
-        sys.exit(2 if isinstance(error, ValueError) else 1)
+        _exit(2 if isinstance(error, ValueError) else 1)
+    except SystemExit as leaving:
+        if not isinstance(leaving.code, int | None):
+            raise
+        _exit(leaving.code or 0)
+    _exit(0)
+
+
+def _exit(status: int) -> None:
+    """Leave, without taking the interpreter apart where native code still runs.
+
+    Hazard: a daemon thread (a pull, a publication, a score) that comes back from PyTorch while
+    Python takes itself apart is ended inside of C++, which aborts the process: "terminate called
+    without an active exception", status 134.
+    """
+    if "torch" not in sys.modules:
+        sys.exit(status)
+    atexit._run_exitfuncs()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -1,6 +1,8 @@
-"""Publishing beside training: the trainer waits for its own copy alone; stocking the relay and writing go on in a thread.
+"""Publishing beside training: the trainer waits for its own copy alone; stocking the relay and
+writing go on in a thread.
 
-The copy stays on the trainer's device if there is room, where it takes milliseconds, and leaves it by streams of its own.
+The copy stays on the trainer's device if there is room, where it takes milliseconds, and leaves it
+by streams of its own.
 """
 
 import contextlib
@@ -16,10 +18,10 @@ import torch
 from torch import Tensor
 
 from slackwater.model.errors import SlackwaterError
-from slackwater.policy.weights.way import worth_a_relay
+from slackwater.policy.weights.pull_route import worth_a_relay
 from slackwater.weights.port import WeightStore
 from slackwater.weights.relay.host_copy import host_version
-from slackwater.weights.relay.stocker import Stocker
+from slackwater.weights.relay.stocker import RelayStocker
 from slackwater.wire import messages
 
 logger = logging.getLogger(__name__)
@@ -36,10 +38,12 @@ class _Job:
     stock: bool
 
 
-class Publishing:
-    """Takes one version after the other. `tell` and `failed` are called from its thread, in the order of publishing.
+class VersionPublisher:
+    """Takes one version after the other. `tell` and `failed` are called from its thread, in the
+    order of publishing.
 
-    One version may wait while another is written; who publishes a third waits, so memory stays bounded.
+    One version may wait while another is written; who publishes a third waits, so memory stays
+    bounded.
     """
 
     def __init__(
@@ -48,7 +52,7 @@ class Publishing:
         tell: Callable[[messages.Message], None],
         failed: Callable[[int, Exception], messages.OpFailed],
         *,
-        stocker: Stocker | None = None,
+        stocker: RelayStocker | None = None,
         node: str = "",
     ) -> None:
         self._store, self._tell, self._failed = store, tell, failed
@@ -68,13 +72,14 @@ class Publishing:
         durable: bool,
         stock: bool,
     ) -> None:
-        """Copy the tensors, say `OpAside`, and return; `OpDone` or `OpFailed` is told when they are written.
+        """Copy the tensors, say `OpAside`, and return; `OpDone` or `OpFailed` is told when they are
+        written.
 
         `stock`: other nodes may want the version from this node's relay.
         """
         began_s = time.perf_counter()
         job = _Job(op, line, version, _own(tensors), meta, durable, stock)
-        self._tell(messages.OpAside(op, time.perf_counter() - began_s))
+        self._tell(messages.PublishDetached(op, time.perf_counter() - began_s))
         self._jobs.put(job)
 
     def close(self) -> None:
@@ -111,7 +116,9 @@ class Publishing:
 
 
 def _own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A copy that nobody changes, complete when this returns: beside the tensors, or on the host where there is no room."""
+    """A copy that nobody changes, complete when this returns: beside the tensors, or on the host
+    where there is no room.
+    """
     try:
         copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     except torch.OutOfMemoryError:

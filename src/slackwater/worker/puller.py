@@ -1,4 +1,6 @@
-"""Versions are pulled beside the decode loop: bytes arrive and are laid out in a thread, the flip is between two steps."""
+"""Versions are pulled beside the decode loop: bytes arrive and are laid out in a thread, the flip
+is between two steps.
+"""
 
 import os
 import queue
@@ -11,9 +13,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from slackwater.engine.engine import Engine
-from slackwater.engine.versions import Room
-from slackwater.model.cargo import Cargo
+from slackwater.engine.versions import WeightSlot
 from slackwater.model.errors import SlackwaterError
+from slackwater.model.payload import Payload
 from slackwater.nets.lora import LoraSpec
 from slackwater.wire import messages
 from slackwater.worker.published import lora_of
@@ -25,7 +27,7 @@ _NICENESS = 19  # hardly any of a core that a step wants too, all of one that is
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     version: str
-    way: tuple[Cargo, ...]
+    way: tuple[Payload, ...]
     keep: bool
 
 
@@ -45,14 +47,14 @@ class _Filling:
 
     version: str
     tensors: Mapping[str, Tensor]
-    room: Room
+    room: WeightSlot
     kept: bool
 
 
 @dataclass(frozen=True, slots=True)
 class _Filled:
     version: str
-    room: Room
+    room: WeightSlot
     kept: bool
 
 
@@ -60,11 +62,12 @@ class _Filled:
 class _Failed:
     version: str
     error: Exception
-    room: Room | None = None
+    room: WeightSlot | None = None
 
 
 class VersionPuller:
-    """Takes versions over a lane into an engine; every method is for the thread that steps the engine.
+    """Takes versions over a lane into an engine; every method is for the thread that steps the
+    engine.
 
     `fileno()` becomes readable when `settle()` has something to do, so a loop may wait on it.
     """
@@ -83,9 +86,11 @@ class VersionPuller:
         return self._bell.fileno()
 
     def ask(
-        self, version: str, way: Sequence[Cargo] = (), *, keep: bool = False
+        self, version: str, way: Sequence[Payload] = (), *, keep: bool = False
     ) -> messages.VersionReady | None:
-        """Begin to pull a version by a way of the node's relay; if it is held already, the answer is given at once."""
+        """Begin to pull a version by a way of the node's relay; if it is held already, the answer
+        is given at once.
+        """
         if version in self._pulling:
             self._pulling[version] = False
             return None
@@ -103,7 +108,9 @@ class VersionPuller:
         return True
 
     def settle(self) -> list[messages.VersionReady | messages.VersionFailed]:
-        """Between two steps: give places to what has arrived, show what is laid out, and say what became of pulls."""
+        """Between two steps: give places to what has arrived, show what is laid out, and say what
+        became of pulls.
+        """
         said: list[messages.VersionReady | messages.VersionFailed] = []
         while not self._done.empty():
             self._bell.recv(1)

@@ -1,6 +1,8 @@
-"""A trainer worker's models under the node's state manager: each operation runs with its model on the device.
+"""A trainer worker's models under the node's state manager: each operation runs with its model on
+the device.
 
-Which models are there together is the manager's to say: the one that an operation needs comes, and the longest unused make room for it.
+Which models are there together is the manager's to say: the one that an operation needs comes, and
+the longest unused make room for it.
 """
 
 import contextlib
@@ -14,6 +16,7 @@ from slackwater.state.client import SOCKET_VARIABLE, StateClient
 from slackwater.state.device import DeviceTier
 from slackwater.training.managed_state import ManagedState
 from slackwater.training.trainer import Trainer
+from slackwater.worker.process import node_secret
 from slackwater.worker.state_service import MOVED
 
 logger = logging.getLogger(__name__)
@@ -22,7 +25,9 @@ _NO_LIMIT = 1 << 62  # the budget is the manager's
 
 
 class ResidentModels:
-    """Deployments by model. A model that is created again is another deployment: the one before is forgotten."""
+    """Deployments by model. A model that is created again is another deployment: the one before is
+    forgotten.
+    """
 
     def __init__(self, client: StateClient, device: str) -> None:
         self._client = client
@@ -33,12 +38,16 @@ class ResidentModels:
         self._numbers = itertools.count(1)
 
     def add(self, model: str, trainer: Trainer, seq: int = -1, at_most: int = -1) -> int | None:
-        """Have a model's state, which is that after operation `seq`, managed; RefusedError says what does not fit.
+        """Have a model's state, which is that after operation `seq`, managed; RefusedError says
+        what does not fit.
 
-        Where a worker that died left a later one in the node's memory, up to `at_most`, that is the model's state: the answer is its number.
+        Where a worker that died left a later one in the node's memory, up to `at_most`, that is the
+        model's state: the answer is its number.
         """
         mine = f"{model}@{self._client.name}-{os.getpid()}.{next(self._numbers)}"
         left = self._client.survivor(f"{model}@", seq, at_most)
+        if left is None:  # what is of no use must not stand in the way
+            self._client.forget_abandoned(f"{model}@")
         deployment = left or mine
         state = ManagedState(trainer, model, deployment, seq)
         self._tier.add(deployment, state.parts(), state, warm=not _spills())
@@ -54,7 +63,9 @@ class ResidentModels:
 
     @contextlib.contextmanager
     def use(self, model: str, seq: int | None = None) -> Iterator[None]:
-        """The model's state is on the device inside; what is done to it there is operation `seq`."""
+        """The model's state is on the device inside; what is done to it there is operation
+        `seq`.
+        """
         with self._tier.use(self._deployments[model]):
             yield
             if seq is not None:
@@ -80,9 +91,9 @@ def _spills() -> bool:
     return float(os.environ.get(DISK_MB) or 0) > 0
 
 
-def resident_models(worker: str, secret: str, device: str) -> ResidentModels | None:
+def resident_models(worker: str, device: str) -> ResidentModels | None:
     """None where the node has no state manager."""
     path = os.environ.get(SOCKET_VARIABLE)
     if not path:
         return None
-    return ResidentModels(StateClient(path, worker, secret), device)
+    return ResidentModels(StateClient(path, worker, node_secret()), device)

@@ -1,11 +1,14 @@
-"""Reward models held for the action broker: staged in host memory once, restored onto a device when it says so (ARL-Tangram 5.3).
+"""Reward models held for the action broker: staged in host memory once, restored onto a device when
+it says so (ARL-Tangram 5.3).
 
-A service is evicted by letting go of its device memory; its copy in host memory is whole, so nothing is written back.
-A score is one prefill through the embedded engine, which runs a model on one device: services have degree 1 here.
+A service is evicted by letting go of its device memory; its copy in host memory is whole, so
+nothing is written back. A score is one prefill through the embedded engine, which runs a model on
+one device: services have degree 1 here.
 """
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +19,21 @@ from numpy.typing import NDArray
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.engine import Engine
 from slackwater.engine.request import GenerationRequest
-from slackwater.model.action import Degree, GpuService
-from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, UnavailableError
+from slackwater.model.action import GpuService, ServiceShape
+from slackwater.model.errors import (
+    ConfigError,
+    NotFoundError,
+    RefusedError,
+    SlackwaterError,
+    UnavailableError,
+)
 from slackwater.model.ids import ServiceName
 from slackwater.model.sampling import Sampling
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.loading import empty_net, load_net, net_tensors
+from slackwater.wire.rewards import failure
+
+logger = logging.getLogger(__name__)
 
 _MIB = 1 << 20
 
@@ -35,17 +47,41 @@ class _Staged:
 
 
 class RewardServices:
-    """The services of one node; `devices[i]` is GPU i, or "cpu". One action at a time runs on a device."""
+    """The services of one node; `devices[i]` is GPU i, or "cpu". One action at a time runs on a
+    device.
+    """
 
     def __init__(self, devices: Sequence[str], config: EngineConfig) -> None:
         self._devices = [torch.device(name) for name in devices]
         self._config = config
         self._staged: dict[ServiceName, _Staged] = {}
         self._resident: dict[tuple[ServiceName, int], Engine] = {}
+        self.failed: dict[str, str] = {}
         self._requests = 0
 
+    def stage_or_fail(self, service: ServiceName, find: Callable[[], Path]) -> GpuService | None:
+        """Stage a model. One that cannot be is marked as failed, with its reason: the
+        others work.
+        """
+        directory = None
+        try:
+            directory = find()
+            return self.stage(service, directory)
+        except UnavailableError:
+            raise  # its files cannot be fetched just now: the worker starts again
+        except Exception as error:
+            logger.exception("reward model failed service=%s", service)
+            self._staged.pop(service, None)
+            known = isinstance(error, SlackwaterError)
+            reason = str(error) if known else f"{type(error).__name__}: {error}"
+            # Tenants read it, and paths are the operator's.
+            self.failed[service] = reason.replace(f"{directory}/", "")
+            return None
+
     def stage(self, service: ServiceName, directory: Path) -> GpuService:
-        """Read a model into host memory and try it on the first device: what to declare to the broker."""
+        """Read a model into host memory and try it on the first device: what to declare to the
+        broker.
+        """
         if service in self._staged:
             raise RefusedError(f"service: {service!r} is staged already; take another name")
         on_gpu = self._devices[0].type == "cuda"
@@ -55,12 +91,12 @@ class RewardServices:
                 tensor.data = tensor.pin_memory()
         host_bytes = sum(tensor.nbytes for tensor in net_tensors(net).values())
         gpu_mib = -(-(host_bytes + self._config.kv_bytes) // _MIB)
-        self._staged[service] = _Staged(net, GpuService(service, (Degree(1, gpu_mib, 0.0),)))
+        self._staged[service] = _Staged(net, GpuService(service, (ServiceShape(1, gpu_mib, 0.0),)))
         began_s = time.monotonic()
         self.restore(service, (0,))
         restore_s = time.monotonic() - began_s
         self.evict(service, (0,))
-        degrees = (Degree(1, gpu_mib, restore_s),)
+        degrees = (ServiceShape(1, gpu_mib, restore_s),)
         declared = GpuService(service, degrees, host_mib=-(-host_bytes // _MIB))
         self._staged[service] = _Staged(net, declared)
         return declared
@@ -99,6 +135,8 @@ class RewardServices:
         """Of every token but the first, under a service that lies on these GPUs."""
         (gpu,) = gpus
         engine = self._resident.get((service, gpu))
+        if service in self.failed:
+            raise RefusedError(failure(service, self.failed[service]))
         if engine is None:
             raise UnavailableError(f"service {service!r} is not on device {gpu}; restore it first")
         if len(tokens) < 2:
@@ -123,6 +161,8 @@ class RewardServices:
 
     def _find(self, service: ServiceName) -> _Staged:
         found = self._staged.get(service)
+        if service in self.failed:
+            raise RefusedError(failure(service, self.failed[service]))
         if found is None:
             raise NotFoundError(f"service: {service!r} is not staged here")
         return found

@@ -1,7 +1,9 @@
-"""The reward process of a node: models staged in host memory, brought onto devices and asked as the broker says.
+"""The reward process of a node: models staged in host memory, brought onto devices and asked as the
+broker says.
 
-What concerns a device is done in the order in which it came, by a thread of the device's own; the main thread only reads messages. A score
-that was started runs to its end, which is one prefill away; one that still waits for its device is stopped at once.
+What concerns a device is done in the order in which it came, by a thread of the device's own; the
+main thread only reads messages. A score that was started runs to its end, which is one prefill
+away; one that still waits for its device is stopped at once.
 """
 
 import json
@@ -11,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -119,7 +122,9 @@ class RewardWorker:
 
 
 def device_mib(devices: Sequence[str]) -> int:
-    """How much of a service each device may hold: most of a GPU, a quarter of the machine's memory."""
+    """How much of a service each device may hold: most of a GPU, a quarter of the machine's
+    memory.
+    """
     found = []
     for name in devices:
         if name.startswith("cuda"):
@@ -150,15 +155,18 @@ def main() -> None:
     )
     files = node_files(options.files, secret(), pin())
     services = RewardServices(devices, config)
+    staged = [
+        services.stage_or_fail(ServiceName(name), partial(files.model, uri))
+        for name, uri in options.stage
+    ]
     facts = rewards.RewardFacts(
         node=options.node,
         devices=devices,
         device_mib=options.device_mib or device_mib(devices),
-        services=[
-            services.stage(ServiceName(name), files.model(uri)) for name, uri in options.stage
-        ],
+        services=[declared for declared in staged if declared is not None],
+        failed=services.failed,
     )
-    hello = messages.Hello(secret(), options.worker, "rewards", rewards=facts)
+    hello = messages.Hello(options.worker, "rewards", rewards=facts)
     with dial(options.connect, hello) as connection:
         RewardWorker(connection, services, len(devices)).run()
 

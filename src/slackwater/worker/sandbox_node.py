@@ -35,7 +35,9 @@ def parse_share(text: str) -> tuple[int, int]:
 def cores_by_numa(
     wanted: str, share: tuple[int, int] = (0, 1), nodes: Path = _NODES
 ) -> list[list[int]]:
-    """This worker's share of the cores that it may use (of those wanted, if any are named), by NUMA node."""
+    """This worker's share of the cores that it may use (of those wanted, if any are named), by NUMA
+    node.
+    """
     allowed = set(os.sched_getaffinity(0))
     if wanted:
         asked = parse_cores(wanted)
@@ -62,7 +64,9 @@ def memory_mib(share: tuple[int, int] = (0, 1)) -> int:
 
 
 def folder_for_all(service: str) -> Path:
-    """Where environments go by default: root's have users of their own, who cannot pass through root's home."""
+    """Where environments go by default: root's have users of their own, who cannot pass through
+    root's home.
+    """
     if os.getuid() == 0:
         return Path("/var/tmp") / f"slackwater-{service}"
     return Path(tempfile.gettempdir()) / f"slackwater-{os.getuid()}-{service}"

@@ -1,14 +1,17 @@
 """The sandbox process: holds environments, runs the actions that it is told to run, and reports.
 
-One thread: it forks, and a process that forks must have no other. So it beats its heart between two looks at the
-pipes. It decides nothing; cores and limits come with each action.
+One thread: it forks, and a process that forks must have no other. So it beats its heart between two
+looks at the pipes. It decides nothing; cores and limits come with each action.
 
-When the control plane goes, everything that runs is killed and the environments stay on disk, for the next one.
+When the control plane goes, everything that runs is killed and the environments stay on disk, for
+the next one. No fault of one request ends the worker: it is logged, and is the answer to that
+request.
 """
 
 import argparse
 import contextlib
 import logging
+import os
 import signal
 import time
 from pathlib import Path
@@ -16,13 +19,25 @@ from pathlib import Path
 from slackwater.model.errors import SlackwaterError
 from slackwater.sandbox.backends.docker import DEFAULT_IMAGE
 from slackwater.sandbox.backends.port import Order
-from slackwater.sandbox.choice import Chosen, choose, keep_mounts_private
+from slackwater.sandbox.choice import ChosenBackend, choose, keep_mounts_private
+from slackwater.sandbox.launch import LAUNCHER_FOLDER
 from slackwater.sandbox.limits import Limits
-from slackwater.sandbox.reports import Began, End, Over, Printed, Report, Usage
-from slackwater.sandbox.supervisor import Supervisor
+from slackwater.sandbox.reports import (
+    ActionBegan,
+    ActionEnded,
+    End,
+    EnvironmentFurnished,
+    FurnishingFailed,
+    OutputPrinted,
+    Report,
+    SnapshotEnded,
+    Usage,
+)
+from slackwater.sandbox.supervisor import SandboxSupervisor
 from slackwater.wire import messages, sandbox
-from slackwater.worker.connection import Connection
-from slackwater.worker.process import dial, run_worker, secret
+from slackwater.wire.memory import MEMORY_GAUGE, resident_bytes
+from slackwater.worker.connection import Connection, DisconnectedError
+from slackwater.worker.process import dial, run_worker
 from slackwater.worker.sandbox_node import (
     cores_by_numa,
     folder_for_all,
@@ -33,38 +48,48 @@ from slackwater.worker.sandbox_node import (
 logger = logging.getLogger(__name__)
 
 _ONE_OFF = "once-"
+_REASON_MOST = 4000
 
 
 class SandboxWorker:
     """Between one connection and one supervisor."""
 
-    def __init__(self, connection: Connection, supervisor: Supervisor) -> None:
+    def __init__(self, connection: Connection, supervisor: SandboxSupervisor) -> None:
         self._connection = connection
         self._supervisor = supervisor
         self._streamed: set[str] = set()
         self._printed: dict[str, list[sandbox.ActionPrinted]] = {}
         self._one_off: dict[str, str] = {}
+        self._opening: set[str] = set()
+        self._snapshots: dict[str, int] = {}
         self._next_beat_s = 0.0
 
     def run(self) -> None:
         """Until told to stop."""
         self._supervisor.watch(self._connection.fileno())
-        while True:
-            self._beat()
-            patience_s = max(self._next_beat_s - time.monotonic(), 0.0)
-            for report in self._supervisor.step(patience_s):
-                self._tell(report)
-            while came := self._connection.receive(0.0):
-                for message in came:
-                    if isinstance(message, messages.Stop):
-                        return
-                    self._do(message)
+        while self.step():
+            pass
+
+    def step(self) -> bool:
+        """Hear from the supervisor and from the control plane; whether to go on."""
+        self._beat()
+        patience_s = max(self._next_beat_s - time.monotonic(), 0.0)
+        for report in self._supervisor.step(patience_s):
+            self._tell(report)
+        while came := self._connection.receive(0.0):
+            for message in came:
+                if isinstance(message, messages.Stop):
+                    return False
+                self._do(message)
+        return True
 
     def _beat(self) -> None:
         if time.monotonic() >= self._next_beat_s:
             gauges = {
                 "running": float(len(self._supervisor.running())),
                 "environments": float(len(self._supervisor.environments())),
+                "quarantined": float(self._supervisor.quarantined),
+                MEMORY_GAUGE: resident_bytes(),
             }
             self._send(messages.Heartbeat(gauges))
             self._next_beat_s = time.monotonic() + self._connection.heartbeat_every_s
@@ -74,98 +99,126 @@ class SandboxWorker:
 
     # ---- what it is told ----
     def _do(self, message: messages.ToWorker) -> None:
+        """Do one thing; whatever goes wrong is that request's failure, and the worker goes on."""
+        try:
+            self._execute(message)
+        except DisconnectedError:
+            raise
+        except Exception as error:
+            if not isinstance(error, OSError | SlackwaterError):
+                logger.exception("request failed message=%s", type(message).__name__)
+            self._refuse(message, str(error) or type(error).__name__)
+
+    def _execute(self, message: messages.ToWorker) -> None:
         match message:
             case sandbox.RunAction():
                 self._start(message)
             case sandbox.StopAction(attempt, reason):
                 self._supervisor.stop(str(attempt), reason)
-            case sandbox.OpenEnvironment():
-                self._open(message)
+            case sandbox.OpenEnvironment(environment):
+                note: dict[str, str | int] = {"job": message.job, "memory_mib": message.memory_mib}
+                self._supervisor.open(environment, message.snapshot, message.files, note)
+                self._opening.add(environment)
             case sandbox.CloseEnvironment(environment):
+                self._opening.discard(environment)
                 with contextlib.suppress(SlackwaterError):  # it may have failed to open
                     self._supervisor.close_environment(environment)
-            case sandbox.KeepSnapshot(request, environment, name):
-                error = None
-                try:
-                    self._supervisor.snapshot(environment, name)
-                except (OSError, SlackwaterError) as fault:
-                    error = str(fault)
-                self._send(sandbox.SnapshotKept(request, error))
+            case sandbox.KeepSnapshot(request, environment, name, most_bytes):
+                self._supervisor.snapshot(environment, name, most_bytes)
+                self._snapshots[name] = request
             case _:
                 logger.warning("not for a sandbox: %s", type(message).__name__)
 
-    def _open(self, message: sandbox.OpenEnvironment) -> None:
-        note: dict[str, str | int] = {"job": message.job, "memory_mib": message.memory_mib}
-        try:
-            self._supervisor.open(message.environment, message.snapshot, message.files, note)
-        except (OSError, SlackwaterError) as error:
-            self._send(sandbox.EnvironmentFailed(message.environment, str(error)))
-        else:
-            self._send(sandbox.EnvironmentReady(message.environment))
+    def _refuse(self, message: messages.ToWorker, reason: str) -> None:
+        """Answer a request that failed, if it is one that is answered."""
+        match message:
+            case sandbox.RunAction(attempt):
+                self._tell(ActionEnded(str(attempt), End.NOT_STARTED, 127, Usage(), reason))
+            case sandbox.OpenEnvironment(environment):
+                self._send(sandbox.EnvironmentFailed(_sendable(environment), _sendable(reason)))
+            case sandbox.KeepSnapshot(request):
+                self._send(sandbox.SnapshotKept(request, _sendable(reason)))
 
     def _start(self, message: sandbox.RunAction) -> None:
         action = str(message.attempt)
         environment = message.environment
-        try:
-            if environment is None:
-                environment = self._one_off[action] = f"{_ONE_OFF}{action}"
-                self._supervisor.open(environment)
-            limits = message.limits
-            order = Order(
-                action=action,
-                environment=environment,
-                command=message.command,
-                cores=frozenset(message.cores),
-                limits=Limits(
-                    wall_s=limits.wall_s,
-                    output_bytes=limits.output_bytes,
-                    memory_bytes=limits.memory_bytes,
-                    processes=limits.processes,
-                    disk_bytes=limits.disk_bytes,
-                    network=limits.network,
-                ),
-                variables=message.variables,
-                stdin=message.stdin,
-            )
-            if message.stream:
-                self._streamed.add(action)
-            self._supervisor.start(order)
-        except (OSError, SlackwaterError) as error:
-            self._tell(Over(action, End.NOT_STARTED, 127, Usage(), str(error)))
+        if environment is None:
+            environment = self._one_off[action] = f"{_ONE_OFF}{action}"
+            self._supervisor.open(environment)
+        limits = message.limits
+        order = Order(
+            action=action,
+            environment=environment,
+            command=message.command,
+            cores=frozenset(message.cores),
+            limits=Limits(
+                wall_s=limits.wall_s,
+                output_bytes=limits.output_bytes,
+                memory_bytes=limits.memory_bytes,
+                processes=limits.processes,
+                disk_bytes=limits.disk_bytes,
+                network=limits.network,
+            ),
+            variables=message.variables,
+            stdin=message.stdin,
+        )
+        if message.stream:
+            self._streamed.add(action)
+        self._supervisor.start(order)
 
     # ---- what it tells ----
     def _tell(self, report: Report) -> None:
-        """What an action prints goes out at once if somebody listens, else together with its end."""
+        """What an action prints goes out at once if somebody listens, else with its end."""
         match report:
-            case Began():
+            case ActionBegan():
                 return
-            case Printed(action, stream, data):
+            case OutputPrinted(action, stream, data):
                 printed = sandbox.ActionPrinted(int(action), stream, data)
                 if action in self._streamed:
                     self._send(printed)
                 else:
                     self._printed.setdefault(action, []).append(printed)
-            case Over(action, end, status, usage, reason):
-                over = sandbox.ActionOver(
-                    attempt=int(action),
-                    end=end.value,
-                    status=status,
-                    reason=reason,
-                    launch_s=usage.launch_s,
-                    run_s=usage.run_s,
-                    cpu_s=usage.cpu_s,
-                    max_rss_bytes=usage.max_rss_bytes,
-                )
-                self._streamed.discard(action)
-                self._send(*self._printed.pop(action, []), over)
-                one_off = self._one_off.pop(action, None)
-                if one_off in self._supervisor.environments():
-                    assert one_off is not None
-                    self._supervisor.close_environment(one_off)
+            case ActionEnded():
+                self._tell_end(report)
+            case EnvironmentFurnished(environment):
+                if environment in self._opening:
+                    self._opening.remove(environment)
+                    self._send(sandbox.EnvironmentReady(environment))
+            case FurnishingFailed(environment, reason):
+                self._opening.discard(environment)
+                self._send(sandbox.EnvironmentFailed(environment, _sendable(reason)))
+            case SnapshotEnded(name, error, size_bytes):
+                if (request := self._snapshots.pop(name, None)) is not None:
+                    why = None if error is None else _sendable(error)
+                    self._send(sandbox.SnapshotKept(request, why, size_bytes))
+
+    def _tell_end(self, report: ActionEnded) -> None:
+        action, usage = report.action, report.usage
+        over = sandbox.ActionOver(
+            attempt=int(action),
+            end=report.end.value,
+            status=report.status,
+            reason=_sendable(report.reason),
+            launch_s=usage.launch_s,
+            run_s=usage.run_s,
+            cpu_s=usage.cpu_s,
+            max_rss_bytes=usage.max_rss_bytes,
+        )
+        self._streamed.discard(action)
+        self._send(*self._printed.pop(action, []), over)
+        one_off = self._one_off.pop(action, None)
+        if one_off in self._supervisor.environments():
+            assert one_off is not None
+            self._supervisor.close_environment(one_off)
+
+
+def _sendable(text: str) -> str:
+    """A reason may name a file, and a file's name need not be text."""
+    return text[:_REASON_MOST].encode(errors="replace").decode()
 
 
 def _facts(
-    options: argparse.Namespace, chosen: Chosen, supervisor: Supervisor
+    options: argparse.Namespace, chosen: ChosenBackend, supervisor: SandboxSupervisor
 ) -> sandbox.SandboxFacts:
     held = [
         sandbox.HeldEnvironment(name, str(note["job"]), int(note["memory_mib"]))
@@ -177,6 +230,7 @@ def _facts(
         cores=cores_by_numa(options.cores, share),
         memory_mib=options.memory_mib or memory_mib(share),
         backend=chosen.means.backend.name,
+        isolates=chosen.means.backend.isolates,
         said=list(chosen.said),
         environments=held,
     )
@@ -196,8 +250,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--cores", default="", help="core numbers, such as 0-3,8; default: all")
     parser.add_argument("--share", default="0/1", help="which share of cores and memory: 0/2, 1/2")
     parser.add_argument("--memory-mib", type=int, default=0, help="for environments; default: most")
-    parser.add_argument("--backend", default="auto", help="auto, process, bubblewrap or docker")
+    parser.add_argument("--backend", default="auto", help="a name of `BackendName`")
     parser.add_argument("--image", default=DEFAULT_IMAGE, help="image of docker's containers")
+    parser.add_argument("--allow", action="append", default=[], metavar="HOST:PORT")
     return parser.parse_args()
 
 
@@ -205,14 +260,15 @@ def main() -> None:
     options = _options()
     keep_mounts_private()
     name = f"{options.service}-{options.node}"
-    folder = (options.folder or folder_for_all(options.service)) / options.node
-    chosen = choose(name, folder, options.backend, options.image)
+    folder = (options.folder or folder_for_all(options.service)).absolute() / options.node
+    os.chdir(LAUNCHER_FOLDER)  # launchers start where no tenant can write
+    chosen = choose(name, folder, options.backend, options.image, allowed=options.allow)
     for line in chosen.said:
         logger.info("%s", line)
-    supervisor = Supervisor(folder / "environments", chosen.means)
+    supervisor = SandboxSupervisor(folder / "environments", chosen.means)
     try:
         facts = _facts(options, chosen, supervisor)
-        hello = messages.Hello(secret(), options.worker, "sandbox", sandbox=facts)
+        hello = messages.Hello(options.worker, "sandbox", sandbox=facts)
         SandboxWorker(dial(options.connect, hello), supervisor).run()
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is leaving already

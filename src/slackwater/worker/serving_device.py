@@ -1,4 +1,6 @@
-"""A service's device: its engine on a pool that a rollout's can share, measured before it serves."""
+"""A service's device: its engine on a pool that a rollout's can share, measured before it
+serves.
+"""
 
 import argparse
 import time
@@ -20,7 +22,7 @@ from slackwater.policy.serving.modes import mode_of
 from slackwater.policy.serving.step_cost import StepCost
 from slackwater.worker.engine_worker import grammar_guides, text_decoder
 from slackwater.worker.files import NodeFiles
-from slackwater.worker.loan import SharedDevice
+from slackwater.worker.loan import LentDevice
 from slackwater.worker.process import address_of
 
 _FEASIBLE_PROMPT = 64  # tokens that a service must be able to answer in time even alone
@@ -72,7 +74,7 @@ def engine_on(
     return Engine(net, config, text_decoder(model), executor=executor, guides=guides)
 
 
-def build(options: argparse.Namespace, files: NodeFiles) -> tuple[SharedDevice, str | None]:
+def build(options: argparse.Namespace, files: NodeFiles) -> tuple[LentDevice, str | None]:
     """The service's engine on its pool, profiled; and why it must not lend, if it must not."""
     slo = ServingSlo.parse(options.slo)
     on_gpu = options.device.startswith("cuda")
@@ -107,5 +109,5 @@ def build(options: argparse.Namespace, files: NodeFiles) -> tuple[SharedDevice, 
         return engine_on(pool, weights, own, folder, options.device)
 
     address = address_of(options.connect)
-    device = SharedDevice(executor, files, rollout_engine, options.worker, address, options.device)
+    device = LentDevice(executor, files, rollout_engine, options.worker, address, options.device)
     return device, why

@@ -1,10 +1,12 @@
-"""The node's state manager, held by its agent: where the environment gives it budgets, workers find it by a socket.
+"""The node's state manager, held by its agent: where the environment gives it budgets, workers find
+it by a socket.
 
 (`[residency]` of the service's configuration, or by hand for an agent that joins)
 
-SLACKWATER_STATE_DEVICE_MB    what all models' states on the device may take; unset: models stay where they are, unmanaged
-SLACKWATER_STATE_HOST_MB      host memory for states that wait (half of the machine's, if unset)
-SLACKWATER_STATE_DISK_MB      disk for states that are spilled (none, if unset)
+SLACKWATER_STATE_DEVICE_MB    what all models' states on the device may take; unset: models stay
+where they are, unmanaged SLACKWATER_STATE_HOST_MB      host memory for states that wait (half of
+the machine's, if unset) SLACKWATER_STATE_DISK_MB      disk for states that are spilled (none, if
+unset)
 """
 
 import contextlib
@@ -34,13 +36,18 @@ MOVED = "moved-"  # begins the names of states that came from another node
 
 @dataclass(frozen=True, slots=True)
 class NodeStates:
-    """The node's state manager, if there is one, and what workers must have in their environment to reach it."""
+    """The node's state manager, if there is one, and what workers must have in their environment to
+    reach it.
+    """
 
     manager: "StateManager | None" = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    expected: dict[str, str] = field(default_factory=dict)  # models that come, by the secret
 
     def prefetch(self, models: list[str], holding: list[str]) -> None:
-        """What these models' trainers compute on next, and which of them are in the middle of a phase."""
+        """What these models' trainers compute on next, and which of them are in the middle of a
+        phase.
+        """
         if self.manager is not None:
             self.manager.prefetch_models(models, holding)
 
@@ -53,10 +60,10 @@ class NodeStates:
             self.manager.forget_abandoned(f"{model}@")
 
     @contextlib.contextmanager
-    def taking(
-        self, host: Callable[[], str], secret: str, *, encrypted: bool
-    ) -> Iterator[StatePlace | None]:
-        """Take states from other nodes at an address of the host; none where there is no manager."""
+    def taking(self, host: Callable[[], str], *, encrypted: bool) -> Iterator[StatePlace | None]:
+        """Take states from other nodes at an address of the host; none where there is no
+        manager.
+        """
         if self.manager is None:
             yield None
             return
@@ -64,14 +71,16 @@ class NodeStates:
 
         context, pin = _certified() if encrypted else (None, None)
         warm = self.manager.book.budgets.disk_bytes == 0
-        server = MigrationServer(self.manager, secret, host(), warm=warm, context=context)
+        server = MigrationServer(self.manager, self.expected, host(), warm=warm, context=context)
         try:
             yield StatePlace("{}:{}".format(*server.address), pin)
         finally:
             server.close()
 
     def send(self, model: str, to: StatePlace, secret: str) -> str:
-        """Send a worker's state of the model to another node; why that did not go, if it did not."""
+        """Send a worker's state of the model to another node; why that did not go, if it
+        did not.
+        """
         from slackwater.state.migration import migrate
 
         found = None if self.manager is None else self.manager.held(f"{model}@")

@@ -1,4 +1,6 @@
-"""The trainer process: takes one operation at a time for any of its models, and reports how it ended."""
+"""The trainer process: takes one operation at a time for any of its models, and reports how it
+ended.
+"""
 
 import contextlib
 import logging
@@ -11,7 +13,7 @@ from slackwater.model.errors import NotFoundError, SlackwaterError, UnavailableE
 from slackwater.nets.lora import LoraSpec
 from slackwater.training.datum import Datum
 from slackwater.training.trainer import Trainer
-from slackwater.weights.relay.stocker import Stocker
+from slackwater.weights.relay.stocker import RelayStocker
 from slackwater.wire import messages
 from slackwater.wire.batches import (
     Array,
@@ -22,9 +24,17 @@ from slackwater.wire.batches import (
 )
 from slackwater.worker.connection import Connection
 from slackwater.worker.files import NodeFiles, node_files
-from slackwater.worker.process import address_of, base_parser, dial, pin, run_worker, secret
+from slackwater.worker.process import (
+    address_of,
+    base_parser,
+    dial,
+    node_secret,
+    pin,
+    run_worker,
+    secret,
+)
 from slackwater.worker.published import lora_meta
-from slackwater.worker.publishing import Publishing
+from slackwater.worker.publishing import VersionPublisher
 from slackwater.worker.resident_models import ResidentModels, resident_models
 
 logger = logging.getLogger(__name__)
@@ -45,13 +55,13 @@ class TrainerWorker:
         files: NodeFiles,
         device: str,
         dtype: str = "float32",
-        stocker: Stocker | None = None,
+        stocker: RelayStocker | None = None,
         node: str = "",
         resident: ResidentModels | None = None,
     ) -> None:
         self._connection = connection
         self._files = files
-        self._publishing = Publishing(
+        self._publishing = VersionPublisher(
             files.weights(),
             lambda message: connection.send(messages.encode(message)),
             _unwritten,
@@ -92,7 +102,9 @@ class TrainerWorker:
         self._connection.send(messages.encode(done))
 
     def _failure(self, message: messages.TrainerOp, error: Exception) -> messages.OpFailed:
-        """Refusals leave the state as it was; so does a disk that is full. After anything else it is dropped."""
+        """Refusals leave the state as it was; so does a disk that is full. After anything else it
+        is dropped.
+        """
         if isinstance(error, SlackwaterError) and not isinstance(error, UnavailableError):
             return messages.OpFailed(message.op, str(error), "user", state_lost=False)
         logger.exception("operation failed kind=%s model=%s", type(message).__name__, message.model)
@@ -118,7 +130,9 @@ class TrainerWorker:
         self._trainers[model] = trainer
 
     def _on_device(self, message: messages.TrainerOp) -> contextlib.AbstractContextManager[None]:
-        """Where the node has a state manager: the model's state is on the device, and another's has made room for it."""
+        """Where the node has a state manager: the model's state is on the device, and another's has
+        made room for it.
+        """
         if self._resident is None:
             return contextlib.nullcontext()
         seq = message.seq if isinstance(message, _NUMBERED) else None
@@ -210,13 +224,13 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", help="what nets compute in; masters are fp32")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    hello = messages.Hello(secret(), options.worker, "trainer")
+    hello = messages.Hello(options.worker, "trainer")
     with dial(options.connect, hello) as connection:
         files = node_files(options.files, secret(), pin())
         stocker = None
         if options.relay:
-            stocker = Stocker(address_of(options.relay), secret().encode())
-        resident = resident_models(options.worker, secret(), options.device)
+            stocker = RelayStocker(address_of(options.relay), node_secret().encode())
+        resident = resident_models(options.worker, options.device)
         how = (options.device, options.dtype, stocker, options.node, resident)
         TrainerWorker(connection, files, *how).run()
 

@@ -1,4 +1,5 @@
-"""How a worker comes to weight versions: over its node's relay by the way that the weight director says, or from the durable store.
+"""How a worker comes to weight versions: over its node's relay by the way that the weight director
+says, or from the durable store.
 
 The durable store is the truth: whatever the relay cannot give is pulled from it.
 """
@@ -12,27 +13,29 @@ from typing import Any
 
 from torch import Tensor
 
-from slackwater.model.cargo import Cargo
 from slackwater.model.errors import SlackwaterError
+from slackwater.model.payload import Payload
 from slackwater.weights.port import WeightStore
 from slackwater.weights.relay.agent import Agent
 from slackwater.weights.relay.client import Address
 from slackwater.weights.relay.host_copy import torch_tensors
 from slackwater.weights.relay.pull_process import PullProcess
 from slackwater.weights.relay.receiver import Receiver
-from slackwater.worker.process import address_of, secret
+from slackwater.worker.process import address_of, node_secret
 from slackwater.worker.published import lora_of
 
 logger = logging.getLogger(__name__)
 
-_COPIES = 2  # as the weight director counts them (control/weights/shelf.py)
+_COPIES = 2  # as the weight director counts them (control/weights/holder_versions.py)
 _WITHIN_S = 120.0
 _MEMORY_BYTES = 1 << 40  # what a puller receives into is the version's own memory
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """A version in host memory, or an adapter on the device, not to be changed; `kept` if a copy stays for later deltas."""
+class HostVersionCopy:
+    """A version in host memory, or an adapter on the device, not to be changed; `kept` if a copy
+    stays for later deltas.
+    """
 
     tensors: Mapping[str, Tensor]
     meta: Mapping[str, Any]
@@ -40,9 +43,11 @@ class Taken:
 
 
 class WeightLane:
-    """One worker's pulls, one at a time. Without a `relay` everything comes from the store, adapters straight to the `device`.
+    """One worker's pulls, one at a time. Without a `relay` everything comes from the store,
+    adapters straight to the `device`.
 
-    `beside`: what comes over the relay is pulled in a process of its own, so that steps of this one wait for nothing of it.
+    `beside`: what comes over the relay is pulled in a process of its own, so that steps of this one
+    wait for nothing of it.
     """
 
     def __init__(
@@ -66,7 +71,9 @@ class WeightLane:
             self._receiver = PullProcess(relay, secret, worker, node=node, keep=_COPIES)
         elif relay is not None:
             self._agent = Agent(
-                *(relay, secret, worker),
+                relay,
+                secret,
+                worker,
                 node=node,
                 site="",
                 max_bytes=_MEMORY_BYTES,
@@ -78,10 +85,10 @@ class WeightLane:
     def take(
         self,
         version: str,
-        way: Sequence[Cargo] = (),
+        way: Sequence[Payload] = (),
         *,
         keep: bool = False,
-    ) -> Taken:
+    ) -> HostVersionCopy:
         """The version, exactly as published."""
         with self._lock:
             if way and self._receiver is not None:
@@ -90,14 +97,14 @@ class WeightLane:
                         version, way, keep=keep, within_s=self._within_s
                     )
                     self.pulled_over_relay += 1
-                    return Taken(torch_tensors(found), found.meta, kept)
+                    return HostVersionCopy(torch_tensors(found), found.meta, kept)
                 except SlackwaterError as error:
                     logger.warning("relay gave no version=%s: %s", version, error)
             meta = self._durable.manifest(version).meta
             device = "cpu" if lora_of(meta) is None else self._device
             tensors = self._durable.pull(version, device)
             self.pulled_from_store += 1
-            return Taken(tensors, meta)
+            return HostVersionCopy(tensors, meta)
 
     def close(self) -> None:
         """End the connections to the relay."""
@@ -117,4 +124,5 @@ def weight_lane(
     """From a worker's options: over the relay of its node, if that has one."""
     relay = address_of(options.relay) if options.relay else None
     named = {"worker": options.worker, "node": options.node, "device": device}
-    return WeightLane(durable, relay, secret=secret().encode(), beside=beside, **named)
+    secret = b"" if relay is None else node_secret().encode()
+    return WeightLane(durable, relay, secret=secret, beside=beside, **named)

@@ -1,7 +1,7 @@
 """Trained weights as a model directory that stands alone: an adapter folded into its base.
 
-An adapter changes the output head alone. Where the base ties its head to its embedding the result has a head
-of its own (`tie_word_embeddings: false`), since one matrix could not be both.
+An adapter changes the output head alone. Where the base ties its head to its embedding the result
+has a head of its own (`tie_word_embeddings: false`), since one matrix could not be both.
 """
 
 import json
@@ -52,8 +52,9 @@ def write_merged(base: Path, adapter: Path, out: Path) -> None:
 
 
 def write_untied(base: Path, out: Path) -> None:
-    """Write `base` with a head of its own, equal to its embedding: the same model in a form that adapters of
-    the head can be merged into by other tools."""
+    """Write `base` with a head of its own, equal to its embedding: the same model in a form that
+    adapters of the head can be merged into by other tools.
+    """
     _write(base, out, lambda name, weight: weight, own_head=True)
 
 
@@ -115,7 +116,10 @@ class _Shards:
 
     def _flush(self) -> None:
         path = self._folder / f"model-{len(self._written) + 1:05d}.safetensors"
+        path.touch()
+        mode = path.stat().st_mode  # as the umask has it; safetensors makes a file of mode 0600
         save_file(self._held, path, metadata={"format": "pt"})
+        path.chmod(mode)
         self._written.append((path, list(self._held)))
         self._held, self._bytes = {}, 0
 

@@ -1,4 +1,6 @@
-"""A Llama-like model out of a GGUF file: weights dequantised to fp32, and its byte-level tokenizer."""
+"""A Llama-like model out of a GGUF file: weights dequantised to fp32, and its byte-level
+tokenizer.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,6 +118,8 @@ class GgufModel:
 
 
 def _halves_again(weight: Tensor, heads: int) -> Tensor:
-    """GGUF interleaves the rows that rotate together; Hugging Face keeps a head's two halves apart."""
+    """GGUF interleaves the rows that rotate together; Hugging Face keeps a head's two
+    halves apart.
+    """
     rows, columns = weight.shape
     return weight.view(heads, rows // heads // 2, 2, columns).transpose(1, 2).reshape(rows, columns)

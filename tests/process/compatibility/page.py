@@ -1,13 +1,9 @@
 """The compatibility page: what came of one call per public SDK method."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
-HEADER = """# Compatibility with the `tinker` SDK
-
-Written by `make compatibility`, which calls every public method of the installed SDK against a running service; the test suite checks
-that it still holds. An unsupported method ends in the error shown, never in silence.
-
-"""
+HEADER = Path(__file__).with_name("header.md").read_text()
 
 
 @dataclass(frozen=True)
@@ -30,7 +26,8 @@ def page(version: str, outcomes: list[Outcome]) -> str:
     """Markdown: the share, then a row a method."""
     count = sum(outcome.supported for outcome in outcomes)
     lines = [
-        f"SDK `tinker` {version}: **{count} of {len(outcomes)}** public methods supported ({supported_share(outcomes):.0%}).\n",
+        f"SDK `tinker` {version}: **{count} of {len(outcomes)}** public methods supported "
+        f"({supported_share(outcomes):.0%}).\n",
         "| method | supported | if not, what it answers |",
         "|---|---|---|",
     ]

@@ -1,7 +1,7 @@
 """One real call for every public method of the installed `tinker` SDK.
 
-A probe returns when the method did its work against the service, and raises when it did not. Methods without a probe
-fail the test: a new SDK release shows up here by name.
+A probe returns when the method did its work against the service, and raises when it did not.
+Methods without a probe fail the test: a new SDK release shows up here by name.
 """
 
 import asyncio
@@ -126,7 +126,9 @@ class Call:
     options: dict[str, Any]
 
     def run(self, method: str) -> Any:
-        """Call it, and wait for the end of whatever it gives: a future, an awaitable, or the thing itself."""
+        """Call it, and wait for the end of whatever it gives: a future, an awaitable, or the thing
+        itself.
+        """
         if method.endswith("_async"):
             return asyncio.run(asyncio.wait_for(self._awaited(method), 60))
         value = getattr(self.owner, method)(*self.arguments, **self.options)

@@ -1,29 +1,32 @@
-"""Runs in virtual time: everybody comes to an end, the same seed gives the same times, and limits hold."""
+"""Runs in virtual time: everybody comes to an end, the same seed gives the same times, and limits
+hold.
+"""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.control.actions.settings import BrokerSettings
-from slackwater.model.action import Limit
-from slackwater.policy.actions.elastic import ElasticScheduling
-from slackwater.policy.actions.scheduling import FixedDegree, Scheduling
-from slackwater.sim.actions.cpu_run import CpuCluster, CpuRun
-from slackwater.sim.actions.gpu_run import (
+from benchmarks.actions.simulated.baselines import FixedDegree
+from benchmarks.actions.simulated.cpu_run import CpuCluster, CpuRun
+from benchmarks.actions.simulated.elastic import ElasticScheduling
+from benchmarks.actions.simulated.gpu_run import (
     BrokerRun,
     GpuCluster,
     RewardWorkload,
     serverless,
     static_services,
 )
-from slackwater.sim.actions.pods import PodRules, PodRun, fair_level
-from slackwater.sim.actions.search_run import (
+from benchmarks.actions.simulated.pods import PodRules, PodRun, fair_level
+from benchmarks.actions.simulated.search_run import (
     WEB,
     SearchWorkload,
     with_broker,
     without_broker,
 )
-from slackwater.sim.actions.workload import CodingWorkload
+from benchmarks.actions.simulated.workload import CodingWorkload
+from slackwater.control.actions.settings import BrokerSettings
+from slackwater.model.action import Limit
+from slackwater.policy.actions.scheduling import Scheduling
 
 CLUSTER = CpuCluster(nodes=2, cores=16)
 CODING = CodingWorkload(turns_mean=4.0, most_cores=8)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from benchmarks.actions.simulated.storm import weather
 from slackwater.model.action import OutcomeKind
-from slackwater.sim.actions.storm import weather
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slackwater.control.actions.events import ActionSubmitted
-from slackwater.model.action import ActionSpec, Degree, GpuService, Limit, WorkerCapacity
+from slackwater.model.action import ActionSpec, GpuService, Limit, ServiceShape, WorkerCapacity
 from slackwater.model.amounts import CORES, GPUS, Amounts, Efficiency, Elastic, Need
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import ActionId, EnvironmentId, JobId, ResourceName, ServiceName
@@ -20,8 +20,6 @@ def test_amounts_are_a_number_a_range_or_choices() -> None:
     assert Amounts.exactly(3).choices == (3,)
     assert Amounts.between(1, 4).choices == (1, 2, 3, 4)
     assert Amounts.one_of(8, 1, 2).choices == (1, 2, 8)
-    assert Amounts.one_of(1, 2, 8).largest_within(7) == 2
-    assert Amounts.one_of(4, 8).largest_within(3) is None
 
 
 @given(st.floats(0, 1), st.integers(1, 64))
@@ -69,7 +67,7 @@ def test_bad_limits_services_and_capacities_are_refused() -> None:
     with pytest.raises(ConfigError, match="quota: 0"):
         Limit(ResourceName("web"), quota=0)
     with pytest.raises(ConfigError, match="degrees"):
-        GpuService(ServiceName("judge"), (Degree(3, 1, 1.0),))
+        GpuService(ServiceName("judge"), (ServiceShape(3, 1, 1.0),))
     with pytest.raises(ConfigError, match="each core once"):
         WorkerCapacity(cores=((0, 1), (1,)))
 

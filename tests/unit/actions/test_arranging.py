@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from slackwater.policy.actions.arrange import arrange
+from benchmarks.actions.simulated.arrange import arrange
 from slackwater.policy.actions.topology import chunks, units
 
 WIDTH = 9

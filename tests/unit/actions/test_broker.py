@@ -12,17 +12,18 @@ from slackwater.control.actions.settings import BrokerSettings
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.action import (
     ActionSpec,
-    Degree,
     EnvironmentSpec,
     GpuService,
     Limit,
     Outcome,
     OutcomeKind,
+    ServiceShape,
     WorkerCapacity,
 )
 from slackwater.model.amounts import CORES, GPUS, MEMORY_MIB, Amounts, Efficiency, Elastic, Need
 from slackwater.model.errors import UnavailableError
 from slackwater.model.ids import (
+    NOBODY,
     ActionId,
     EnvironmentId,
     JobId,
@@ -262,7 +263,7 @@ def test_a_full_queue_says_so() -> None:
     assert desk.outcomes["a3"].kind is OutcomeKind.REFUSED
     assert "queue is full" in desk.outcomes["a3"].reason
     with pytest.raises(UnavailableError, match="queue is full"):
-        desk.broker.check_room(JOB)
+        desk.broker.check_room(NOBODY)
 
 
 def test_a_quota_is_waited_for_and_never_exceeded() -> None:
@@ -331,7 +332,9 @@ def gpu(name: str, service: str, *sizes: int, **fields: object) -> ActionSpec:
 
 
 def service(name: str, mib: int = 60_000) -> GpuService:
-    return GpuService(ServiceName(name), tuple(Degree(n, mib // n, 2.0) for n in (1, 2, 4, 8)))
+    return GpuService(
+        ServiceName(name), tuple(ServiceShape(n, mib // n, 2.0) for n in (1, 2, 4, 8))
+    )
 
 
 def test_a_service_stays_on_its_gpus_until_the_memory_is_needed() -> None:

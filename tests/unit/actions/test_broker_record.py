@@ -1,9 +1,9 @@
 """What the broker saw and did can be recorded, and replaying the record gives the same commands."""
 
+from benchmarks.actions.simulated.storm import Storm
 from slackwater.control.actions import events as on
 from slackwater.control.actions.broker import ActionBroker
-from slackwater.control.record import RecordedController, replay
-from slackwater.sim.actions.storm import Storm
+from slackwater.control.record import record_line, replay
 
 
 class RecordedStorm(Storm):
@@ -24,10 +24,8 @@ class RecordedStorm(Storm):
 def test_a_recorded_storm_replays_to_the_same_commands() -> None:
     storm = RecordedStorm(seed=6)
     storm.run(0.4)
-    lines: list[bytes] = []
-    recorded = RecordedController(ActionBroker(storm.settings), lines.append)
-    for event in storm.seen:
-        recorded.handle(event)
+    broker = ActionBroker(storm.settings)
+    lines = [record_line(event, broker.handle(event)) for event in storm.seen]
     agreed, divergence = replay(ActionBroker(storm.settings), lines, on.EVENT_TYPES)
     assert divergence is None
     assert agreed == len(storm.seen) > 100

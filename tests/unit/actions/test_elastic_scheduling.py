@@ -1,32 +1,35 @@
-"""Who starts with how much: exact sharing, never over what is free, and eviction only where it pays."""
+"""Who starts with how much: exact sharing, never over what is free, and eviction only where it
+pays.
+"""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.actions.simulated.arrange import arrange
+from benchmarks.actions.simulated.baselines import FixedDegree, LeastEach
+from benchmarks.actions.simulated.elastic import ElasticScheduling
+from benchmarks.actions.simulated.eviction import hand_out
 from slackwater.model.amounts import Amounts, Efficiency
-from slackwater.policy.actions.arrange import arrange
-from slackwater.policy.actions.curve import Curve, curve_of
-from slackwater.policy.actions.elastic import ElasticScheduling
-from slackwater.policy.actions.eviction import hand_out
-from slackwater.policy.actions.scheduling import FixedDegree, LeastEach, SchedulingView
+from slackwater.policy.actions.curve import DurationCurve, curve_of
+from slackwater.policy.actions.scheduling import SchedulingView
 from slackwater.policy.actions.topology import Topology, chunks, units
 
 
-def elastic(seconds: float, most: int = 8, parallel: float = 1.0) -> Curve:
+def elastic(seconds: float, most: int = 8, parallel: float = 1.0) -> DurationCurve:
     return curve_of(Amounts.between(1, most), Efficiency.amdahl(parallel, most), seconds, 1.0)
 
 
-def plain(seconds: float) -> Curve:
+def plain(seconds: float) -> DurationCurve:
     return curve_of(Amounts.exactly(1), None, seconds, 1.0)
 
 
 def view(
     topology: Topology,
     free: int,
-    candidates: list[Curve],
-    rest: list[Curve] | None = None,
+    candidates: list[DurationCurve],
+    rest: list[DurationCurve] | None = None,
     left: list[tuple[float, int]] | None = None,
 ) -> SchedulingView:
     ends = sorted(left or [])
@@ -50,7 +53,7 @@ curve_lists = st.lists(
 @settings(max_examples=100, deadline=None)
 @given(curve_lists, st.integers(0, 20))
 def test_handing_out_unit_by_unit_is_as_good_as_the_dynamic_program(
-    curves: list[Curve], spare: int
+    curves: list[DurationCurve], spare: int
 ) -> None:
     rows = np.full((len(curves), 9), np.inf)
     for row, curve in zip(rows, curves, strict=True):
@@ -72,9 +75,9 @@ def test_handing_out_unit_by_unit_is_as_good_as_the_dynamic_program(
     st.lists(st.tuples(st.floats(0, 50), st.integers(1, 8)), max_size=8),
 )
 def test_grants_fit_and_the_first_always_starts(
-    first: list[Curve],
-    others: list[Curve],
-    rest: list[Curve],
+    first: list[DurationCurve],
+    others: list[DurationCurve],
+    rest: list[DurationCurve],
     extra: int,
     left: list[tuple[float, int]],
 ) -> None:

@@ -1,31 +1,33 @@
-"""Every unit has its price: few take much when nobody waits, all take less when many do, and waiting for more must pay."""
+"""Every unit has its price: few take much when nobody waits, all take less when many do, and
+waiting for more must pay.
+"""
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slackwater.model.amounts import Amounts, Efficiency
-from slackwater.policy.actions.curve import Curve, curve_of
+from slackwater.policy.actions.curve import DurationCurve, curve_of
 from slackwater.policy.actions.elastic_load import ElasticLoad
 from slackwater.policy.actions.priced import PricedScheduling
 from slackwater.policy.actions.scheduling import SchedulingView
-from slackwater.policy.actions.short_load import ShortLoad
+from slackwater.policy.actions.short_load import LoadAverage
 from slackwater.policy.actions.topology import Topology, chunks, units
 
 
-def elastic(seconds: float, most: int = 32, parallel: float = 0.98) -> Curve:
+def elastic(seconds: float, most: int = 32, parallel: float = 0.98) -> DurationCurve:
     return curve_of(Amounts.between(1, most), Efficiency.amdahl(parallel, most), seconds, 1.0)
 
 
 def view(
     topology: Topology,
     free: int,
-    candidates: list[Curve],
+    candidates: list[DurationCurve],
     *,
     behind: int = 0,
     left: list[tuple[float, int]] | None = None,
     patience_s: float = 1e9,
-    short: ShortLoad | None = None,
+    short: LoadAverage | None = None,
 ) -> SchedulingView:
     ends = sorted(left or [])
     return SchedulingView(
@@ -70,7 +72,7 @@ def test_an_action_is_not_put_off_beyond_its_patience() -> None:
 
 
 def test_cores_are_left_for_the_tool_calls_to_come() -> None:
-    short = ShortLoad(memory_s=10.0)
+    short = LoadAverage(memory_s=10.0)
     short.change(4, 0.0)
     short.change(-4, 100.0)  # four were busy for long, none is at this moment
     seen = view(units(8, 32), 8, [elastic(60.0)], short=short)

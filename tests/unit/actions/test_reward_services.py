@@ -1,4 +1,6 @@
-"""Reward models that the broker holds for real: a tiny model per service, restored, evicted and asked through the embedded engine."""
+"""Reward models that the broker holds for real: a tiny model per service, restored, evicted and
+asked through the embedded engine.
+"""
 
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,15 @@
 """The command line: instant help, one-line errors, exit codes that mean something."""
 
+import os
 import subprocess
 import sys
+from importlib.metadata import version
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from slackwater.cli.main import COMMANDS, app
 
 SLACKWATER = [sys.executable, "-m", "slackwater"]
 
@@ -13,13 +21,14 @@ def call(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_help_names_every_command_and_imports_none_of_them() -> None:
-    from slackwater.cli.main import COMMANDS
-
     shown = call("--help")
     assert shown.returncode == 0
     for name in COMMANDS:
         assert f"  {name} " in shown.stdout
-    heavy = "import sys; import slackwater.cli.main; print([m for m in ('torch', 'numpy', 'fastapi') if m in sys.modules])"
+    heavy = (
+        "import sys; import slackwater.cli.main; print([m for m in ('torch', 'numpy', 'fastapi') "
+        "if m in sys.modules])"
+    )
     loaded = subprocess.run(
         [sys.executable, "-c", heavy], capture_output=True, text=True, timeout=60, check=True
     )
@@ -35,3 +44,35 @@ def test_an_unknown_bench_ends_with_one_line_and_status_2() -> None:
 
 def test_an_unknown_command_ends_with_status_2() -> None:
     assert call("no-such-command").returncode == 2
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_in_one_style_and_flags_take_no_value(name: str) -> None:
+    command = get_command(app)
+    found = command.get_command(None, name)  # type: ignore[attr-defined]
+    below = [[name], *([name, each] for each in getattr(found, "commands", {}))]
+    for words in below:
+        shown = CliRunner().invoke(app, [*words, "--help"], catch_exceptions=False)
+        assert shown.exit_code == 0
+        assert shown.output.startswith("Usage: ") and "<bool>" not in shown.output, words
+        assert "│" not in shown.output and "--no-" not in shown.output, words
+
+
+def test_a_shell_completes_commands_and_options() -> None:
+    def complete(*words: str) -> list[str]:
+        asked = {
+            "_SLACKWATER_COMPLETE": "complete_bash",
+            "COMP_WORDS": " ".join(("slackwater", *words)),
+            "COMP_CWORD": str(len(words)),
+        }
+        done = subprocess.run(
+            SLACKWATER, capture_output=True, text=True, timeout=60, env=os.environ | asked
+        )
+        return done.stdout.split()
+
+    assert complete("st") == ["status", "storm"]
+    assert sorted(complete("up", "--trai")) == ["--train-dtype", "--trainers"]
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    assert call("--version").stdout == f"slackwater {version('slackwater')}\n"

@@ -306,11 +306,16 @@ def test_a_plan_says_who_shares_what_and_what_that_saves(call: Call) -> None:
 def test_a_plan_on_a_full_fleet_says_who_must_wait_and_why(call: Call) -> None:
     arguments = ["plan", "--fleet", "fleet.toml", "--jobs", "jobs.csv", "--policy", "solo"]
     ended = call(*arguments, "--set", "train.max_nodes=1", "--json")
-    refusals = json.loads(ended.out)["refusals"]
+    figures = json.loads(ended.out)
+    refusals = figures["refusals"]
     assert len(refusals) == 1
+    assert figures["placed"] == 1 and figures["times_cheaper"] == 1.0  # the other is no saving
     assert refusals[0]["reason"]
     assert refusals[0]["for_good"] is False
-    assert "must wait" in call(*arguments, "--set", "train.max_nodes=1").out
+    shown = " ".join(call(*arguments, "--set", "train.max_nodes=1").out.split())
+    assert "1 of 2 jobs placed, 1 must wait" in shown
+    assert "the 1 placed jobs alone" in shown and "the others count on neither side" in shown
+    assert "must wait: " in shown and "by: isolate, nodes of its own" in shown
 
 
 def test_every_shipped_scenario_is_listed_and_resolves(call: Call) -> None:
@@ -323,9 +328,9 @@ def test_every_shipped_scenario_is_listed_and_resolves(call: Call) -> None:
 
 
 def test_shipped_scenarios_are_those_that_the_benches_run() -> None:
-    from slackwater.bench.coscheduling.cluster import production
-    from slackwater.bench.coscheduling.drain import backlog
-    from slackwater.bench.coscheduling.philly import CELLS
+    from benchmarks.coscheduling.cluster import production
+    from benchmarks.coscheduling.drain import backlog
+    from benchmarks.coscheduling.philly import CELLS
     from slackwater.sim.cluster.workload import ProfileWorkload
 
     shipped = {name: file.scenario(Path()) for name, file in shipped_scenarios().items()}
@@ -378,7 +383,9 @@ def test_the_planner_runs_with_no_more_than_its_own_requirements(tmp_path: Path)
 
 @pytest.fixture
 def hears_ctrl_c() -> Iterator[None]:
-    """A suite that a shell runs in the background ignores Ctrl-C, and so would every program that it starts."""
+    """A suite that a shell runs in the background ignores Ctrl-C, and so would every program that
+    it starts.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -1,12 +1,16 @@
-"""One TOML says what a service is: options on the line win, `--set` wins over both, and nothing unknown passes."""
+"""One TOML says what a service is: options on the line win, `--set` wins over both, and nothing
+unknown passes.
+"""
 
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from slackwater.cli import up as up_command
+from slackwater.cli.up_options import UpOptions, option_settings
 from slackwater.model.config import decode
 from slackwater.model.errors import ConfigError
 from slackwater.policy.rollout.balancing import EvenSteps
@@ -92,3 +96,20 @@ def test_what_a_node_gives_to_managed_state_is_said_in_the_file(tmp_path: Path) 
     ):
         with pytest.raises(ConfigError, match=f"residency: .* must .*{fix}"):
             resolved(tmp_path, text=f"[residency]\n{line}\n")
+
+
+def test_every_option_of_a_setting_names_a_field_and_has_its_default() -> None:
+    of_settings = {field.name: field.default for field in fields(ServiceSettings)}
+    of_options = {field.name: field.default for field in fields(UpOptions)}
+    settings = option_settings()
+    assert len(settings) == 20
+    for name, setting in settings.items():
+        assert setting.key in of_settings, f"--{name} sets {setting.key}, which is no setting"
+        assert (of_options[name] or None) == (of_settings[setting.key] or None), name
+
+
+def test_options_whose_setting_has_another_name_reach_it(tmp_path: Path) -> None:
+    options = ("--session-timeout", "9", "--database", "sqlite:///x", "--allowed-host", "a.b")
+    said = tomllib.loads(resolved(tmp_path, *options))
+    assert said["session_silent_after_s"] == 9.0 and said["database_url"] == "sqlite:///x"
+    assert said["allowed_hosts"] == ["a.b"]

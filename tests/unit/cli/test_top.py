@@ -10,7 +10,10 @@ from rich.console import Console
 
 from slackwater.cli.top_frame import bar, draw
 
-ACCOUNT = {"turns_waited_s": 3.0, "operations_waited_s": 1.0, "device_s": 12.5, "tokens": 4321}
+ACCOUNT = {
+    **{"turns_waited_s": 3.0, "operations_waited_s": 1.0, "turns": 6, "operations": 2},
+    **{"device_s": 12.5, "tokens": 4321},
+}
 GAUGES = {"rollout_live_turns": 7, "rollout_waiting_turns": 2, "waiting_operations": 3}
 
 

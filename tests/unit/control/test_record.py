@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from slackwater.control.record import RecordedController, replay
+from slackwater.control.record import record_line, replay
 from slackwater.model.errors import ConfigError
 
 
@@ -36,11 +36,8 @@ class Adder:
 
 
 def recorded(events: Sequence[Added]) -> list[bytes]:
-    lines: list[bytes] = []
-    controller = RecordedController(Adder(), lines.append)
-    for event in events:
-        controller.handle(event)
-    return lines
+    controller = Adder()
+    return [record_line(event, controller.handle(event)) for event in events]
 
 
 EVENTS = [Added(0.0, (1, 2)), Added(1.5, ()), Added(2.0, (3,))]

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch.nn import functional
 
+from harness.packed_attention import PackedCausalAttention
 from slackwater.engine.cpu.attention import BLOCK_TOKENS, attend_rows
 from slackwater.engine.cpu.compiled import exp_of, lane_max, lane_sum
 from slackwater.engine.cpu.ops import add_and_norm_rows, norm_rows, silu_mul_rows
 from slackwater.engine.cpu.panel_kernel import PANEL
-from slackwater.engine.cpu.panel_writing import LINE, Writing
+from slackwater.engine.cpu.panel_writing import LINE, PanelWriter
 from slackwater.engine.cpu.sites import AdapterSpan, SiteAdapters
 from slackwater.engine.cpu.straight_pass import PagedRows, StraightPass
 from slackwater.engine.cpu.weights import Floats, LibraryWeight, PanelWeight
-from slackwater.nets.attention import PackedCausalAttention
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net, net_tensors
 from slackwater.nets.lora import LoraAdapter, LoraSpec, RowAdapters
@@ -43,7 +43,7 @@ class Problem:
 
 
 def written(weight: PanelWeight | LibraryWeight, first: int, values: Floats) -> None:
-    writing = Writing()
+    writing = PanelWriter()
     weight.write(first, torch.from_numpy(values), writing)
     writing.run()
 
@@ -114,7 +114,7 @@ def test_every_element_of_written_rows_is_where_its_panel_has_it(
     panels = memory[start : start + count * depth * PANEL].reshape(count, depth, PANEL)
     for given in (values, np.ascontiguousarray(values)):
         panels[:] = np.nan
-        writing = Writing()
+        writing = PanelWriter()
         writing.panels(torch.from_numpy(given), torch.from_numpy(panels), first)
         writing.run()
         columns = panels.transpose(0, 2, 1).reshape(count * PANEL, depth)
@@ -126,7 +126,7 @@ def test_every_element_of_written_rows_is_where_its_panel_has_it(
 def test_what_is_written_together_is_written_in_order() -> None:
     values = np.arange(64, dtype=np.float32).reshape(32, 2)
     between, panels = np.zeros((32, 2), np.float32), np.zeros((1, 2, PANEL), np.float32)
-    writing = Writing()
+    writing = PanelWriter()
     writing.copy(torch.from_numpy(values), torch.from_numpy(between))
     writing.panels(torch.from_numpy(between), torch.from_numpy(panels), 0)
     assert not between.any() and not panels.any()

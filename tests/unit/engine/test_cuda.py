@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from harness.packed_attention import PackedCausalAttention
 from slackwater.engine.request import GenerationRequest
 from slackwater.model.sampling import Sampling
-from slackwater.nets.attention import PackedCausalAttention
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net, net_tensors

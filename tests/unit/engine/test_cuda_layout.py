@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from slackwater.engine.cuda.adapter_rows import (
     DECODE_TILE,
-    Held,
+    AdapterSlot,
     extent_of,
     most_tiles,
     row_columns,
     tile_columns,
 )
 from slackwater.engine.cuda.rank_pool import UNIT, RankPool, units_of
-from slackwater.engine.cuda.sites import Site
+from slackwater.engine.cuda.sites import CudaProductSite
 from slackwater.engine.cuda.step_shape import StepShape, graph_rows
 from slackwater.engine.executor import RowBatch, SamplingColumns
 from slackwater.nets.config import NetConfig
@@ -65,20 +65,20 @@ def test_one_jobs_new_versions_take_turns_in_the_same_units() -> None:
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> tuple[int, list[tuple[int, int, Held]]]:
+def batches(draw: st.DrawFn) -> tuple[int, list[tuple[int, int, AdapterSlot]]]:
     """Rows, and adapters side by side in the stacks, each with a run of the rows."""
     sizes = draw(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40)), max_size=6))
     spans, row, unit = [], 0, 0
     for units, count in sizes:
         if units:
-            spans.append((row, row + count, Held(unit, units, float(units))))
+            spans.append((row, row + count, AdapterSlot(unit, units, float(units))))
         row, unit = row + count, unit + units
     return max(row, 1) + draw(st.integers(0, 5)), spans
 
 
 @given(batches())
 def test_every_row_is_in_one_tile_of_its_own_adapter(
-    batch: tuple[int, list[tuple[int, int, Held]]],
+    batch: tuple[int, list[tuple[int, int, AdapterSlot]]],
 ) -> None:
     rows, spans = batch
     wanted = row_columns(rows, spans)
@@ -104,7 +104,7 @@ def test_a_steps_numbers_are_found_where_the_graph_reads_them() -> None:
     numbers = rng.random((2, 19)).astype(np.float32)
     columns = SamplingColumns(numbers[0], numbers[0], np.zeros(19, np.int64), numbers[1])
     words = shape.fill(buffer, batch, tables, columns)
-    shape.fill_adapters(buffer, [(3, 9, Held(2, 2, 0.5))])
+    shape.fill_adapters(buffer, [(3, 9, AdapterSlot(2, 2, 0.5))])
     assert (buffer[words:] == -7).all()
     read = {name: buffer[start:stop] for name, (start, stop) in shape.columns().items()}
     assert read["tokens"].tolist() == [*range(19), 0, 0, 0, 0, 0]
@@ -121,7 +121,7 @@ def test_a_sites_product_gives_outputs_and_low_rank_states_and_survives_growing(
     names = ["q_proj", "k_proj"]
     layers = [torch.nn.Linear(64, 64), torch.nn.Linear(64, 32)]
     kept = [(layer.weight.clone(), layer.bias.clone()) for layer in layers]
-    site = Site(layers, [f"model.layers.0.self_attn.{name}" for name in names])
+    site = CudaProductSite(layers, [f"model.layers.0.self_attn.{name}" for name in names])
     site.reserve(2)
     spec = LoraSpec(20, seed=4)
     adapter = LoraAdapter.create(spec, config)

@@ -1,4 +1,6 @@
-"""The CUDA pass is the model, with any mix of adapters. Without a GPU its kernels run in Triton's interpreter."""
+"""The CUDA pass is the model, with any mix of adapters. Without a GPU its kernels run in Triton's
+interpreter.
+"""
 
 import os
 from collections.abc import Sequence
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from slackwater.nets.attention import PackedCausalAttention
+from harness.packed_attention import PackedCausalAttention
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net
@@ -22,18 +24,18 @@ from slackwater.engine.cuda import straight_pass  # noqa: E402
 from slackwater.engine.cuda.adapter_rows import (  # noqa: E402
     PROMPT_TILE,
     AdapterRows,
-    Held,
+    AdapterSlot,
     row_columns,
     tile_columns,
 )
 from slackwater.engine.cuda.attention import (  # noqa: E402
     BLOCK_TOKENS,
     CudaPagedAttention,
-    PagedRows,
+    CudaPagedRows,
     tile_rows,
 )
 from slackwater.engine.cuda.rank_pool import units_of  # noqa: E402
-from slackwater.engine.cuda.straight_pass import StraightPass  # noqa: E402
+from slackwater.engine.cuda.straight_pass import CudaStraightPass  # noqa: E402
 
 QWEN3 = NetConfig(
     family="qwen3", qk_norm=True, vocab_size=300, hidden_size=64, num_layers=2, num_heads=4,
@@ -74,7 +76,7 @@ class Setup:
         self.config = config
         self.plain = load_net(config, device=DEVICE, seed=1)
         self.net = load_net(config, device=DEVICE, seed=1).requires_grad_(False)
-        self.run = StraightPass(self.net, batch_invariant=invariant)
+        self.run = CudaStraightPass(self.net, batch_invariant=invariant)
         self.elements = config.kv_values_per_token * BLOCK_TOKENS
         self.cache = torch.zeros((1 + 2 * ROWS) * self.elements, device=DEVICE)
         self.tables = torch.arange(1, 1 + 2 * ROWS, dtype=torch.int32, device=DEVICE).view(ROWS, 2)
@@ -82,10 +84,10 @@ class Setup:
         draws = rng.integers(0, config.vocab_size, (ROWS, PROMPT + 1))
         self.tokens = torch.from_numpy(draws).to(DEVICE)
 
-    def attention(self, rows: PagedRows) -> CudaPagedAttention:
+    def attention(self, rows: CudaPagedRows) -> CudaPagedAttention:
         return CudaPagedAttention(self.cache, self.elements, self.config.num_kv_heads, rows)
 
-    def prompts(self, spans: Sequence[tuple[int, int, Held]], extent: int) -> torch.Tensor:
+    def prompts(self, spans: Sequence[tuple[int, int, AdapterSlot]], extent: int) -> torch.Tensor:
         """Every prompt in one pass, the rows of a request after each other."""
         wide = [(start * PROMPT, stop * PROMPT, held) for start, stop, held in spans]
         most = tile_rows(self.config.num_heads, self.config.num_kv_heads)
@@ -94,7 +96,7 @@ class Setup:
             for request in range(ROWS)
             for first in range(0, PROMPT, most)
         ]
-        rows = PagedRows(
+        rows = CudaPagedRows(
             self.tables,
             torch.arange(ROWS, dtype=torch.int32, device=DEVICE).repeat_interleave(PROMPT),
             torch.arange(PROMPT, dtype=torch.int32, device=DEVICE).repeat(ROWS),
@@ -111,9 +113,9 @@ class Setup:
         hidden = self.run.hidden(tokens, self.attention(rows), adapters)
         return self.run.logits(hidden, adapters).view(ROWS, PROMPT, -1)
 
-    def decode(self, spans: Sequence[tuple[int, int, Held]], extent: int) -> torch.Tensor:
+    def decode(self, spans: Sequence[tuple[int, int, AdapterSlot]], extent: int) -> torch.Tensor:
         """One more token of every request."""
-        rows = PagedRows(
+        rows = CudaPagedRows(
             self.tables,
             torch.arange(ROWS, dtype=torch.int32, device=DEVICE),
             torch.full((ROWS,), PROMPT, dtype=torch.int32, device=DEVICE),
@@ -166,7 +168,7 @@ def test_rows_of_any_adapters_share_a_batch_and_each_gets_its_own(
         setup.run.reserve(first + units)  # what is there must stay
         setup.run.put(made, first, units)
         row = place + 1  # row 0 and row 4 are the base's
-        spans.append((row, row + 1, Held(first, units, spec.scale)))
+        spans.append((row, row + 1, AdapterSlot(first, units, spec.scale)))
         owners[row] = made
         first += units
     prompts, decoded = setup.prompts(spans, first), setup.decode(spans, first)
@@ -180,7 +182,7 @@ def test_rows_of_any_adapters_share_a_batch_and_each_gets_its_own(
 def test_an_adapter_is_rewritten_in_place(config: NetConfig) -> None:
     setup = Setup(config)
     setup.run.reserve(4)
-    spans = [(0, ROWS, Held(1, 2, 1.0))]
+    spans = [(0, ROWS, AdapterSlot(1, 2, 1.0))]
     for seed in (1, 2):
         spec = LoraSpec(32, seed=seed)
         made = adapter(config, spec)

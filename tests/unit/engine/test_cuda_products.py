@@ -1,4 +1,6 @@
-"""Products of few rows by our own kernel, in parts that add up. Without a GPU it runs in Triton's interpreter."""
+"""Products of few rows by our own kernel, in parts that add up. Without a GPU it runs in Triton's
+interpreter.
+"""
 
 import os
 

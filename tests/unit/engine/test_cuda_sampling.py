@@ -1,4 +1,6 @@
-"""Sampling on CUDA draws by the inverse of the distribution. Without a GPU it runs in Triton's interpreter."""
+"""Sampling on CUDA draws by the inverse of the distribution. Without a GPU it runs in Triton's
+interpreter.
+"""
 
 import os
 

@@ -1,5 +1,6 @@
 """The engine as its users see it."""
 
+import os
 import random
 from collections.abc import Sequence
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from tiny_engine import (
     CONFIG,
+    KV_BYTES_PER_BLOCK,
     VOCAB,
     Collected,
     engine,
@@ -20,6 +22,7 @@ from tiny_engine import (
 
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.engine import Engine
+from slackwater.engine.pages import HostPagePool
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
 from slackwater.nets.loading import load_net, net_tensors
 from slackwater.nets.lora import LoraAdapter, LoraSpec
@@ -368,3 +371,29 @@ def test_pages_of_forgotten_prefixes_go_back_to_the_pool() -> None:
     assert source.gauges()["kv_pages_mapped"] < mapped
     again = run(source, request(1, prompt(1, 100)))
     assert again.tokens == run(engine(), request(1, prompt(1, 100))).tokens
+
+
+def cache_memory_bytes(source: Engine) -> int:
+    """What the system holds for the cache's pages."""
+    pool = source.arena._pool
+    assert isinstance(pool, HostPagePool)
+    return os.fstat(pool._file).st_blocks * 512
+
+
+def test_a_cache_that_nobody_uses_gives_its_memory_back() -> None:
+    """As a worker asks for it: prefixes that were not used for a while go, the others stay."""
+    source = engine(blocks=2000)
+    start = cache_memory_bytes(source)
+    for number in range(40):
+        source.release_unused(float(number), before_s=float(number) - 10)
+        run(source, request(number, prompt(number, 100)))
+    assert cache_memory_bytes(source) - start <= 13 * (200 // 16 + 1) * KV_BYTES_PER_BLOCK
+    before = source.gauges()["prompt_tokens_cached"]
+    again = run(source, request(100, prompt(39, 100)))
+    assert source.gauges()["prompt_tokens_cached"] > before, "a prefix in use lately is kept"
+    late = run(source, request(101, prompt(0, 100)))
+    source.release_unused(1000.0, before_s=1000.0)
+    assert cache_memory_bytes(source) <= start
+    once_more = run(source, request(102, prompt(0, 100)), request(103, prompt(39, 100)))
+    assert once_more.tokens[102] == late.tokens[101]
+    assert once_more.tokens[103] == again.tokens[100]

@@ -16,7 +16,9 @@ FIXED_S, TOKEN_S = 0.001, 0.0001
 
 
 def knowing_shares(*owners: str) -> OwnerShares:
-    """Shares that know a step's cost, 1 ms and 0.1 ms a token; the owners' requests are in slots 0, 1, ..."""
+    """Shares that know a step's cost, 1 ms and 0.1 ms a token; the owners' requests are in slots 0,
+    1, ...
+    """
     shares = OwnerShares(300)
     shares.law.most_tokens(1, 0.25, 1, 1)
     for tokens in (1, 20, 50) * 5:
@@ -73,7 +75,9 @@ def test_rows_that_are_held_back_take_turns() -> None:
 
 
 def steps_made(wanted: int, seconds: Callable[[int, int], float], steps: int) -> list[int]:
-    """The tokens of so many steps of two owners that want `wanted` together, each of which took what `seconds(tokens, number)` says."""
+    """The tokens of so many steps of two owners that want `wanted` together, each of which took
+    what `seconds(tokens, number)` says.
+    """
     law, made = StepLaw(), list[int]()
     for _ in range(100):
         law.add(wanted, seconds(wanted, 0))  # when there was one owner, all steps were alike

@@ -1,4 +1,6 @@
-"""Wishes that change logits: what they do, and that moving a turn or sharing a batch changes nothing."""
+"""Wishes that change logits: what they do, and that moving a turn or sharing a batch changes
+nothing.
+"""
 
 import json
 from dataclasses import replace
@@ -15,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_engine import Collected, plain_logprobs, run
 
+from harness.packed_attention import PackedCausalAttention
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.engine import Engine
 from slackwater.engine.request import GenerationRequest
 from slackwater.grammar.guides import GrammarGuides
 from slackwater.model.errors import ConfigError
 from slackwater.model.sampling import Grammar, Sampling
-from slackwater.nets.attention import PackedCausalAttention
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net

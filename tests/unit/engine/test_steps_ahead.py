@@ -1,4 +1,6 @@
-"""A decode step that is begun before its tokens are seen on the host is the step that is wanted next."""
+"""A decode step that is begun before its tokens are seen on the host is the step that is wanted
+next.
+"""
 
 import random
 from typing import Any
@@ -52,8 +54,16 @@ class Foreseeing(CpuExecutor):
             next_columns = SamplingColumns(columns.temperature, columns.top_p, columns.top_k, ahead)
             made, drawn, _ = super().decode(net, later, tables, next_columns)
             self.foreseen = QueuedStep(
-                *(net, later, next_columns, [], tables[slots].copy(), made),
-                *(torch.from_numpy(drawn), 0, self.block_tokens, tokens),
+                net,
+                later,
+                next_columns,
+                [],
+                tables[slots].copy(),
+                made,
+                torch.from_numpy(drawn),
+                0,
+                self.block_tokens,
+                tokens,
             )
         return logits, tokens, logprobs
 

@@ -5,16 +5,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from harness.packed_attention import PackedCausalAttention
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.engine import Engine
 from slackwater.engine.request import (
     Finished,
     GenerationRequest,
-    PromptScores,
+    PromptScoreRows,
     TopTokens,
 )
 from slackwater.model.sampling import Sampling
-from slackwater.nets.attention import PackedCausalAttention
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net
@@ -89,7 +89,7 @@ class Collected:
     tokens: dict[int, list[int]] = field(default_factory=dict)
     logprobs: dict[int, list[float]] = field(default_factory=dict)
     finished: dict[int, Finished] = field(default_factory=dict)
-    scores: dict[int, PromptScores] = field(default_factory=dict)
+    scores: dict[int, PromptScoreRows] = field(default_factory=dict)
     top: dict[int, list[TopTokens]] = field(default_factory=dict)
 
     def take(self, source: Engine) -> None:

@@ -8,7 +8,7 @@ import pytest
 from slackwater.control.lending import commands as do
 from slackwater.control.lending import events as on
 from slackwater.control.lending.lender import Lender, LenderSettings
-from slackwater.control.record import RecordedController, replay
+from slackwater.control.record import record_line, replay
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import JobId, NodeId, ServiceName
@@ -57,9 +57,9 @@ def test_a_jobs_next_step_sets_the_budgets_of_its_own_nodes_anew() -> None:
     stage = Stage()
     stage.tell(on.CapacityWanted(1.0, ONE, 1))
     stage.tell(on.CapacityWanted(1.0, TWO, 1))
-    assert stage.tell(on.StepBegan(2.0, TWO)) == [do.BeginStep(NodeId("n1"), TWO)]
+    assert stage.tell(on.BorrowerStepBegan(2.0, TWO)) == [do.BeginStep(NodeId("n1"), TWO)]
     stage.tell(on.CapacityReturned(3.0, TWO))
-    assert stage.tell(on.StepBegan(4.0, TWO)) == []
+    assert stage.tell(on.BorrowerStepBegan(4.0, TWO)) == []
 
 
 def test_a_service_lends_no_more_nodes_than_it_allows() -> None:
@@ -134,16 +134,19 @@ def test_a_rule_that_takes_back_before_it_lends_is_refused() -> None:
 def test_in_a_storm_no_node_has_two_borrowers_and_the_record_replays(seed: int) -> None:
     rng = np.random.default_rng(seed)
     lines: list[bytes] = []
-    inner = Lender(LenderSettings(window_s=10.0))
-    lender = RecordedController(inner, lines.append)
+    lender = Lender(LenderSettings(window_s=10.0))
     borrower: dict[NodeId, JobId] = {}
     leaving: set[NodeId] = set()
     now_s = 0.0
     for service in (CHAT, CODE):
-        lender.handle(on.ServiceOpened(now_s, service, 3))
+        opened = on.ServiceOpened(now_s, service, 3)
+        lines.append(record_line(opened, lender.handle(opened)))
     for _ in range(400):
         now_s += float(rng.exponential(1.0))
-        for command in lender.handle(_random_event(rng, now_s, leaving)):
+        event = _random_event(rng, now_s, leaving)
+        commands = lender.handle(event)
+        lines.append(record_line(event, commands))
+        for command in commands:
             match command:
                 case do.LendNode(node, job):
                     assert node not in borrower and node not in leaving
@@ -152,7 +155,7 @@ def test_in_a_storm_no_node_has_two_borrowers_and_the_record_replays(seed: int) 
                     assert borrower.pop(node) == job
                     leaving.add(node)
         lender.check_integrity()
-        known = inner.lent()
+        known = lender.lent()
         borrower = {node: job for node, job in borrower.items() if node in known}
         assert known == borrower
     agreed, divergence = replay(Lender(LenderSettings(window_s=10.0)), lines, on.EVENT_TYPES)

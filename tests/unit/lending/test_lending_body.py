@@ -2,13 +2,23 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from slackwater.control.lending.lender import Lender, LenderSettings
-from slackwater.model.ids import JobId, WorkerId
+from slackwater.control.fleet.controller import FleetController
+from slackwater.control.jobs.events import JobTrained
+from slackwater.control.lending.controller import LendingController
+from slackwater.control.lending.demand import QUIET_S
+from slackwater.control.lending.events import ServingNodeReported
+from slackwater.control.lending.lender import LenderSettings
+from slackwater.control.rollout.facts import TurnClosed, TurnOpened
+from slackwater.control.steps.events import DevicesGranted
+from slackwater.model.ids import JobId, NodeId, WorkerId
 from slackwater.policy.serving.lender_choice import LenderRule
-from slackwater.runtime.bodies.lending import LendingBody, Offer
+from slackwater.runtime.executors.serving import Offer, ServingExecutor
+from slackwater.runtime.fleet_runtime import FleetRuntime
+from slackwater.runtime.live_driver import loop_time
 from slackwater.wire import lending, messages
 
 ONE, TWO = JobId("one"), JobId("two")
@@ -17,17 +27,17 @@ IDLE = {"slo_requests": 0.0, "slo_met": 0.0, "needed_s": 0.0, "kv_share": 0.1, "
 
 
 class Stage:
-    """A body, the jobs with live turns, and what workers were told."""
+    """Serving workers under the fleet controller, and what they were told."""
 
     def __init__(self, workers: int) -> None:
-        self.live: set[JobId] = set()
         self.told: list[tuple[WorkerId, messages.Message]] = []
         settings = LenderSettings(LenderRule(rest_s=0.1), review_every_s=0.1)
-        self.body = LendingBody(
+        self.controller = FleetController(lending=LendingController(["policy"], settings))
+        self.runtime = FleetRuntime(self.controller)
+        self.body = ServingExecutor(
+            self.runtime,
             lambda worker, message: self.told.append((worker, message)),
-            Lender(settings),
             {"policy": Offer("v0", "slackwater:models/policy")},
-            lambda: self.live,
         )
         facts = messages.EngineFacts("chat", 8, 1000, 1000, 1, lends=True)
         for worker in CHAT[:workers]:
@@ -35,10 +45,21 @@ class Stage:
             self.body.heartbeat(worker, IDLE)
 
     def rolls_out(self, job: JobId, base_model: str = "policy") -> None:
-        self.live.add(job)
-        self.body.rolls_out(job, base_model)
+        """The job has one more live turn."""
+        self.runtime.feed(TurnOpened(loop_time(), job, base_model))
+
+    def ends_turn(self, job: JobId) -> None:
+        self.runtime.feed(TurnClosed(loop_time(), job, "policy"))
+
+    def trains(self, job: JobId) -> None:
+        """A trainer has its devices for the job."""
+        self.runtime.feed(DevicesGranted(loop_time(), WorkerId("trainer-0"), job))
+
+    def stepped(self, job: JobId) -> None:
+        self.runtime.feed(JobTrained(loop_time(), job, 1.0, ends_step=True))
 
     def said(self) -> list[tuple[WorkerId, messages.Message]]:
+        self.controller.check_integrity()
         told, self.told = self.told, []
         return told
 
@@ -84,10 +105,10 @@ def test_a_job_that_trains_gives_its_devices_back_and_another_job_gets_them() ->
         stage.rolls_out(ONE)
         stage.rolls_out(TWO)
         stage.said()
-        stage.body.trains(ONE)
+        stage.trains(ONE)
         assert stage.said() == [], "it rolls out while it trains"
-        stage.live.discard(ONE)
-        stage.body.trains(ONE)
+        stage.ends_turn(ONE)
+        stage.trains(ONE)
         ((worker, message),) = stage.said()
         assert isinstance(message, lending.TakeBack)
         stage.body.over(worker, "")
@@ -101,11 +122,11 @@ def test_the_first_turn_after_an_optimizer_step_begins_the_next_step_of_its_job(
         stage = Stage(workers=1)
         stage.rolls_out(ONE)
         stage.said()
-        stage.body.stepped(ONE)
-        stage.body.stepped(TWO)
+        stage.stepped(ONE)
+        stage.stepped(TWO)
         assert stage.said() == []
         stage.rolls_out(ONE)
-        assert stage.said() == [(CHAT[0], lending.StepBegan())]
+        assert stage.said() == [(CHAT[0], lending.LentStepBegan())]
         stage.rolls_out(ONE)
         assert stage.said() == []
 
@@ -148,5 +169,25 @@ def test_a_service_that_breaks_its_promise_gets_its_device_back_and_status_says_
         stage.body.over(worker, "")
         assert "promise" in stage.body.refusals[worker]
         assert stage.body.lent() == {}
+
+    on_loop(story)
+
+
+def test_a_job_without_a_turn_for_a_while_borrows_no_more() -> None:
+    def story() -> None:
+        stage = Stage(workers=1)
+        stage.rolls_out(ONE)
+        stage.said()
+        now_s = loop_time()
+        report = ServingNodeReported(now_s + 2 * QUIET_S, NodeId(CHAT[0]), 0.1, 0.1)
+        stage.runtime.feed(report)
+        assert stage.said() == [], "its turn lives"
+        stage.runtime.feed(TurnClosed(now_s + 2 * QUIET_S, ONE, "policy"))
+        stage.runtime.feed(replace(report, now_s=now_s + 3 * QUIET_S))
+        assert stage.said() == [], "it was active just now"
+        stage.runtime.feed(replace(report, now_s=now_s + 4 * QUIET_S))
+        ((_, message),) = stage.said()
+        assert isinstance(message, lending.TakeBack)
+        assert stage.body.refusals == {}, "nobody refused it anything"
 
     on_loop(story)

@@ -8,8 +8,8 @@ import pytest
 import torch
 import transformers  # its models are read when one is first asked for
 
+from harness.packed_attention import PackedCausalAttention
 from slackwater.model.errors import ConfigError
-from slackwater.nets.attention import PackedCausalAttention
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net, save_net
 

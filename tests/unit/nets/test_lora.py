@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from harness.packed_attention import PackedCausalAttention
 from slackwater.model.errors import ConfigError
-from slackwater.nets.attention import PackedCausalAttention
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net, net_tensors

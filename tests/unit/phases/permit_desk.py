@@ -1,4 +1,6 @@
-"""A service that gives permits over HTTP, one at a time for each pool, as the real one answers: for tests of its clients."""
+"""A service that gives permits over HTTP, one at a time for each pool, as the real one answers: for
+tests of its clients.
+"""
 
 import json
 import threading
@@ -7,7 +9,9 @@ from typing import Any
 
 
 class PermitDesk:
-    """`held` is who holds which pool; `seen` every request in order. `slow` polls are answered 202."""
+    """`held` is who holds which pool; `seen` every request in order. `slow` polls are
+    answered 202.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Condition()
@@ -55,6 +59,8 @@ class PermitDesk:
                 return 201, {"admitted": True}
             if len(parts) == 3:
                 self._free(parts[2], None)
+                return 200, {}
+            if path.endswith("/alive"):
                 return 200, {}
             if len(parts) == 4:
                 return self._ask(parts[2], body)

@@ -1,10 +1,16 @@
-"""The decorators: permits asked for and given back, whatever the function is and however it ends."""
+"""The decorators: permits asked for and given back, whatever the function is and however it
+ends.
+"""
 
 import asyncio
+import contextvars
+import os
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -146,6 +152,68 @@ def test_two_threads_of_a_process_take_turns(desk: PermitDesk) -> None:
     assert together == [1, 1, 1, 1]
 
 
+def test_a_thread_that_the_phase_waits_for_is_told_that_it_cannot_enter(desk: PermitDesk) -> None:
+    @slackwater.phase("train")
+    def step() -> str:
+        return "ran"
+
+    @slackwater.phase("train")
+    def joins() -> list[Exception]:
+        failed: list[Exception] = []
+
+        def enter() -> None:
+            try:
+                step()
+            except RefusedError as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=enter, name="inner")
+        thread.start()
+        thread.join(60.0)
+        assert not thread.is_alive(), "it waits for ever"
+        return failed
+
+    @slackwater.phase("train")
+    def waits() -> str:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(step).result(60.0)
+
+    @slackwater.phase("train")
+    def takes_along() -> str:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(contextvars.copy_context().run, step).result(60.0)
+
+    (error,) = joins()
+    assert "entered by thread inner" in str(error) and "copy_context" in str(error)
+    with pytest.raises(RefusedError, match="for which the train phase of thread MainThread waits"):
+        waits()
+    assert takes_along() == "ran"
+    assert desk.held == {}
+
+
+def test_a_program_that_is_told_to_end_gives_its_permit_back(desk: PermitDesk) -> None:
+    """Without SLACKWATER_JOB it is nobody's driver, and says itself that its job is over."""
+    code = """
+import slackwater, sys, time
+with slackwater.phase("train"):
+    print("inside", flush=True)
+    time.sleep(600)
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "SLACKWATER_JOB"}
+    program = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert program.stdout is not None and program.stdout.readline() == "inside\n"
+    assert "train" in desk.held
+    program.send_signal(signal.SIGTERM)
+    assert program.wait(60) == 128 + signal.SIGTERM
+    program.stdout.close()
+    assert desk.held == {}
+    method, path, body = desk.seen[-1]
+    assert (method, path.count("/")) == ("DELETE", 3)
+    assert body == {"outcome": "stopped", "reason": "its program was told to end (SIGTERM)"}
+
+
 def test_a_poll_without_a_permit_is_asked_again(desk: PermitDesk) -> None:
     desk.slow = 2
     with slackwater.phase("sync"):
@@ -242,8 +310,39 @@ def test_state_sleeps_between_phases_and_wakes_with_the_same_bits(desk: PermitDe
         assert net.weight.numel() == 64 * 64
 
 
+def test_cores_hold_for_the_thread_that_runs_the_body(desk: PermitDesk) -> None:
+    allowed = os.sched_getaffinity(0)
+    one = {min(allowed)}
+    seen: list[set[int]] = []
+
+    @slackwater.phase("train", cores=one)
+    def plain() -> None:
+        seen.append(os.sched_getaffinity(0))
+
+    @slackwater.phase("train", cores=one)
+    async def coroutine() -> None:
+        await asyncio.sleep(0)
+        seen.append(os.sched_getaffinity(0))
+
+    @slackwater.phase("rollout", cores=one)
+    async def turns() -> AsyncIterator[set[int]]:
+        yield os.sched_getaffinity(0)
+
+    async def both() -> list[set[int]]:
+        await coroutine()
+        return [found async for found in turns()]
+
+    plain()
+    seen += asyncio.run(both())
+    assert seen == [one, one, one]
+    assert os.sched_getaffinity(0) == allowed
+
+
 def test_importing_the_package_loads_neither_tensors_nor_clients() -> None:
-    code = "import slackwater, sys; slackwater.phase('train'); print(sorted({'torch', 'numpy', 'httpx', 'msgspec'} & set(sys.modules)))"
+    code = (
+        "import slackwater, sys; slackwater.phase('train'); print(sorted({'torch', 'numpy', "
+        "'httpx', 'msgspec'} & set(sys.modules)))"
+    )
     found = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )

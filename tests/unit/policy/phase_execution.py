@@ -1,4 +1,6 @@
-"""Plain event-by-event execution of groups, written without the policies' own kernels, to judge them by."""
+"""Plain event-by-event execution of groups, written without the policies' own kernels, to judge
+them by.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -18,7 +20,9 @@ def worst(job: JobId, phase: Phase, length_s: float) -> float:
 def run_plan(
     plan: GroupPlan, sync_s: dict[JobId, float], cycles: int, length: Length = worst
 ) -> dict[JobId, list[float]]:
-    """When each job's iterations end, if nodes keep the plan's order and phases start as early as they can."""
+    """When each job's iterations end, if nodes keep the plan's order and phases start as early as
+    they can.
+    """
     turns = sorted(
         (slot.start_s + cycle * plan.period_s, number, cycle)
         for cycle in range(cycles)
@@ -48,7 +52,9 @@ def run_in_turn(
     cycles: int,
     share: Callable[[], float] = lambda: 1.0,
 ) -> list[list[float]]:
-    """When each job's iterations end under round robin: one rollout and one train each, in order, on every node."""
+    """When each job's iterations end under round robin: one rollout and one train each, in order,
+    on every node.
+    """
     train_free = 0.0
     node_free: dict[int, float] = defaultdict(float)
     ready = [0.0] * len(roll_s)

@@ -5,7 +5,7 @@ import numpy as np
 from slackwater.model.ids import JobId
 from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.node import H20, H800, Pool, Role
-from slackwater.policy.placement.fleet import Fleet
+from slackwater.policy.placement.fleet import FleetView
 
 KINDS = (
     ((50, 100), (50, 100)),
@@ -15,8 +15,8 @@ KINDS = (
 )
 
 
-def fleet(rollout: int = 200, train: int = 200) -> Fleet:
-    return Fleet(Pool(Role.ROLLOUT, H20, rollout), Pool(Role.TRAIN, H800, train))
+def fleet(rollout: int = 200, train: int = 200) -> FleetView:
+    return FleetView(Pool(Role.ROLLOUT, H20, rollout), Pool(Role.TRAIN, H800, train))
 
 
 def job(

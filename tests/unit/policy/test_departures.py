@@ -1,4 +1,6 @@
-"""When a member leaves, those that stay run as fast as the book says, and costs are counted by that."""
+"""When a member leaves, those that stay run as fast as the book says, and costs are counted by
+that.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,6 @@
-"""On a fleet that is paid for anyway, time is saved and not rent: nobody is slowed beyond the end of the last job."""
+"""On a fleet that is paid for anyway, time is saved and not rent: nobody is slowed beyond the end
+of the last job.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,20 +16,20 @@ from slackwater.model.node import H20, H800, Pool, Role
 from slackwater.model.placement import Placement, Refusal
 from slackwater.policy.placement.catalogue import make_policy
 from slackwater.policy.placement.draining import alone_s, drain_bound, longest_first
-from slackwater.policy.placement.fleet import Fleet
-from slackwater.policy.placement.interface import PlacementPolicy, Standing
+from slackwater.policy.placement.fleet import FleetView
+from slackwater.policy.placement.interface import JobProgress, PlacementPolicy
 from slackwater.policy.placement.rented_nodes import RentedNodes
 
 
-def fleet(train: int, *, owned: bool = True) -> Fleet:
-    return Fleet(
+def fleet(train: int, *, owned: bool = True) -> FleetView:
+    return FleetView(
         Pool(Role.ROLLOUT, H20, 64, owned=owned), Pool(Role.TRAIN, H800, train, owned=owned)
     )
 
 
-def fresh(spec: JobSpec) -> Standing:
+def fresh(spec: JobSpec) -> JobProgress:
     """A job that has not begun: its SLO leaves it all its time."""
-    return Standing(spec.job, spec.iterations, spec.slo * alone_s(spec))
+    return JobProgress(spec.job, spec.iterations, spec.slo * alone_s(spec))
 
 
 def arrive(
@@ -92,7 +94,9 @@ def test_free_nodes_are_used_on_an_owned_fleet_and_saved_on_a_rented_one(owned: 
 
 
 def test_the_job_that_ends_last_is_not_slowed_for_others() -> None:
-    """Both bounds are wide, and on a rented node they share; on an owned one that would put off the end."""
+    """Both bounds are wide, and on a rented node they share; on an owned one that would put off the
+    end.
+    """
     long = replace(job("long", 100, 100, slo=2.0), iterations=400)
     short = replace(job("short", 100, 150, slo=2.0), iterations=100)
     for owned in (True, False):

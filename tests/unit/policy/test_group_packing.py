@@ -1,12 +1,14 @@
-"""Group placement follows Algorithm 1: pack, scale, isolate; prune saturated groups; least cost, then most slack."""
+"""Group placement follows Algorithm 1: pack, scale, isolate; prune saturated groups; least cost,
+then most slack.
+"""
 
 import numpy as np
 import pytest
 from placement_cases import drawn_jobs, fleet, job
 
+from benchmarks.coscheduling.optimal_placement import best_grouping
 from slackwater.model.placement import Placement, Strategy
 from slackwater.policy.placement.group_packing import GroupPlacement
-from slackwater.policy.placement.optimum import best_grouping
 
 
 def placed(policy: GroupPlacement, *jobs: tuple[str, float, float, float]) -> list[Placement]:
@@ -77,7 +79,7 @@ def test_no_grouping_under_the_same_rules_is_cheaper_than_the_optimum(seed: int)
 
 
 def _drained(policy: GroupPlacement) -> float:
-    from slackwater.policy.placement.optimum import drained_cost
+    from benchmarks.coscheduling.optimal_placement import drained_cost
 
     table, total = policy.book.table, 0.0
     for row, group in policy.book.groups.items():

@@ -1,4 +1,6 @@
-"""What every placement policy owes: budgets, limits, determinism, refusals with a reason, and departures that leave nothing behind."""
+"""What every placement policy owes: budgets, limits, determinism, refusals with a reason, and
+departures that leave nothing behind.
+"""
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from slackwater.model.errors import ConfigError
 from slackwater.model.ids import JobId
 from slackwater.model.placement import Placement, Refusal
 from slackwater.policy.placement.catalogue import POLICIES, make_policy
-from slackwater.policy.placement.interface import PlacementPolicy, Standing
+from slackwater.policy.placement.interface import JobProgress, PlacementPolicy
 
 EVERY = tuple(name for name in POLICIES if name != "regrouping")
 
@@ -28,7 +30,7 @@ def come_and_go(policy: PlacementPolicy, seed: int, jobs: int = 40) -> list[obje
         for name, (left, budget_s) in placed.items():
             done = int(left * draw.uniform(0, 0.3))
             placed[name] = (max(left - done, 1), budget_s * (1 - done / left))
-            standings.append(Standing(name, *placed[name]))
+            standings.append(JobProgress(name, *placed[name]))
         policy.observe(standings)
         answer = policy.place(spec, 0.0)
         answers.append(answer)

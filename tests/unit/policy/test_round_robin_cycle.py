@@ -16,8 +16,9 @@ from slackwater.policy.columns import (
 )
 from slackwater.policy.ordering.round_robin_cycle import round_robin_period_s
 
-# In steps of 5 s: a job whose own cycle is shorter than the others' by d runs ahead by d in every cycle until it meets their
-# order, so that execution settles only after as many cycles as d fits into a meta-iteration.
+# In steps of 5 s: a job whose own cycle is shorter than the others' by d runs ahead by d in every
+# cycle until it meets their order, so that execution settles only after as many cycles as d fits
+# into a meta-iteration.
 phase_s = st.integers(1, 120).map(lambda fives: 5.0 * fives)
 sync_s = st.integers(0, 8).map(lambda fives: 5.0 * fives)
 members = st.lists(st.tuples(phase_s, phase_s, sync_s, st.integers(1, 7)), min_size=1, max_size=5)

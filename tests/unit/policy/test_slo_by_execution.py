@@ -1,4 +1,6 @@
-"""Placements keep every job's bound when they are run, at worst-case lengths and at drawn shorter ones."""
+"""Placements keep every job's bound when they are run, at worst-case lengths and at drawn shorter
+ones.
+"""
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from slackwater.model.ids import JobId
 from slackwater.model.placement import Phase, Strategy
 from slackwater.policy.columns import ROLL_S, SYNC_S, TRAIN_S
 from slackwater.policy.placement.group_packing import GroupPlacement
-from slackwater.policy.placement.interface import Standing
+from slackwater.policy.placement.interface import JobProgress
 from slackwater.policy.placement.interleaving import Interleaving
 
 
@@ -89,9 +91,13 @@ def test_time_that_a_job_did_not_need_is_credit_for_sharing() -> None:
     policy.place(other, 0.0)
     assert not policy.rebalance(0.0)
     assert len(policy.book.groups) == 2
-    # It ran twice as fast as it declared: half its iterations are left, and three quarters of its time.
+    # It ran twice as fast as it declared: half its iterations are left, and three quarters of its
+    # time.
     policy.observe(
-        [Standing(tight.job, 150, 300 * 400 * 0.75), Standing(other.job, 300, 1.9 * 300 * 400)]
+        [
+            JobProgress(tight.job, 150, 300 * 400 * 0.75),
+            JobProgress(other.job, 300, 1.9 * 300 * 400),
+        ]
     )
     moves = policy.rebalance(0.0)
     assert moves

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from slackwater.model.errors import ConfigError
-from slackwater.rl.actions import ActionResult
+from slackwater.rl.actions import ActionOutcome
 from slackwater.rl.environments import Coding, playable
 from slackwater.rl.environments.coding import OPERATIONS
-from slackwater.rl.environments.episode import Reply
+from slackwater.rl.environments.episode import EnvironmentReply
 
 
-def run_tests(script: str, program: str) -> ActionResult:
+def run_tests(script: str, program: str) -> ActionOutcome:
     """What the action service would answer, from a plain shell."""
     done = subprocess.run(
         ["sh", "-c", script],
@@ -23,11 +23,13 @@ def run_tests(script: str, program: str) -> ActionResult:
         check=False,
         timeout=30,
     )
-    return ActionResult("a", "done", "", done.returncode, done.stdout, done.stderr, 0.0, 0.0, 1, {})
+    return ActionOutcome(
+        "a", "done", "", done.returncode, done.stdout, done.stderr, 0.0, 0.0, 1, {}
+    )
 
 
 class ShellClient:
-    async def run(self, *command: str, variables: dict[str, str], **given: Any) -> ActionResult:
+    async def run(self, *command: str, variables: dict[str, str], **given: Any) -> ActionOutcome:
         return run_tests(command[2], variables["PROGRAM"])
 
 
@@ -44,7 +46,7 @@ class ShellThread:
         return future
 
 
-def reply(rules: Coding, prompt: int, *programs: str) -> Reply:
+def reply(rules: Coding, prompt: int, *programs: str) -> EnvironmentReply:
     episode = rules.on(ShellThread()).episode(prompt)  # type: ignore[arg-type]
     for program in programs:
         heard = episode.answer(program).result()
@@ -59,7 +61,7 @@ def solution(rules: Coding, prompt: int) -> str:
 @pytest.mark.parametrize("prompt", range(20))
 def test_the_right_program_passes_all_tests_and_nonsense_none(prompt: int) -> None:
     rules = Coding(max_turns=1)
-    assert reply(rules, prompt, solution(rules, prompt)) == Reply("", 1.0, True)
+    assert reply(rules, prompt, solution(rules, prompt)) == EnvironmentReply("", 1.0, True)
     for nonsense in ("", "a+", "rm -rf x", "$(", "a;b", "99999"):
         assert reply(rules, prompt, nonsense).reward == 0.0
 
@@ -68,8 +70,8 @@ def test_a_failed_program_is_told_how_many_tests_passed_and_a_later_one_earns_le
     rules = Coding(max_turns=2)
     first = reply(rules, 0, "9999")
     assert (first.done, first.observation) == (False, "0?")
-    assert reply(rules, 0, "9999", solution(rules, 0)) == Reply("", 0.75, True)
-    assert reply(rules, 0, "9999", "9999") == Reply("", 0.0, True)
+    assert reply(rules, 0, "9999", solution(rules, 0)) == EnvironmentReply("", 0.75, True)
+    assert reply(rules, 0, "9999", "9999") == EnvironmentReply("", 0.0, True)
 
 
 def test_demonstrations_have_the_form_of_programs() -> None:

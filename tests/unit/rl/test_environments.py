@@ -1,17 +1,19 @@
-"""Verifiable tasks: the same prompt is the same task, any text is an answer, rewards are what they say."""
+"""Verifiable tasks: the same prompt is the same task, any text is an answer, rewards are what they
+say.
+"""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slackwater.model.errors import ConfigError
-from slackwater.rl.environments import Arithmetic, CopyDigits, CountOn, FrozenLake, GuessNumber
+from slackwater.rl.environments import Arithmetic, CopyDigits, CountingTask, FrozenLake, GuessNumber
 
-AnswersAtOnce = Arithmetic | CopyDigits | CountOn | FrozenLake | GuessNumber
+AnswersAtOnce = Arithmetic | CopyDigits | CountingTask | FrozenLake | GuessNumber
 ALL: list[AnswersAtOnce] = [
     Arithmetic(max_operand=99),
     CopyDigits(),
-    CountOn(),
+    CountingTask(),
     FrozenLake(),
     GuessNumber(),
 ]
@@ -69,7 +71,7 @@ def test_copying_pays_by_places_and_counts_what_is_too_long() -> None:
 
 @pytest.mark.parametrize("step", [1, -1, 3])
 def test_counting_pays_each_place_that_goes_on_from_the_one_before(step: int) -> None:
-    task = CountOn(digits=12, step=step).episode(1)
+    task = CountingTask(digits=12, step=step).episode(1)
     first = int(task.first_observation[:-1])
     expected = "".join(str((first + step * place) % 10) for place in range(1, 13))
     assert task.answer(expected).reward == 1.0

@@ -11,7 +11,7 @@ import pytest
 from slackwater.rl.environments import GuessNumber
 from slackwater.rl.prompt_order import PromptOrder
 from slackwater.rl.recipe import SamplingSettings
-from slackwater.rl.rollout import Group, Rollout
+from slackwater.rl.rollout import Rollout, TrajectoryGroup
 
 END = 258
 
@@ -28,7 +28,9 @@ class Response:
 
 
 class ShuffledSampler:
-    """Answers requests from its own thread in a random order; an answer depends on the request's seed only."""
+    """Answers requests from its own thread in a random order; an answer depends on the request's
+    seed only.
+    """
 
     def __init__(self, order_seed: int) -> None:
         self._order = random.Random(order_seed)
@@ -62,7 +64,7 @@ class Bytes:
         return [*text.encode(), END]
 
 
-def sampled(order_seed: int) -> tuple[list[Group], ShuffledSampler]:
+def sampled(order_seed: int) -> tuple[list[TrajectoryGroup], ShuffledSampler]:
     sampler = ShuffledSampler(order_seed)
     rollout = Rollout(sampler, GuessNumber(), Bytes(), SamplingSettings(), seed=3)
     return rollout.groups(PromptOrder(20, 0).uses(0, 5), size=4), sampler

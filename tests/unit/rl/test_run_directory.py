@@ -8,7 +8,7 @@ import pytest
 from slackwater.model.errors import ConfigError
 from slackwater.rl.prompt_order import PromptUse
 from slackwater.rl.recipe import Recipe, load_recipe, recipe_names
-from slackwater.rl.run_directory import Checkpoint, RunDirectory
+from slackwater.rl.run_directory import RunCheckpoint, RunDirectory
 
 RECIPE = load_recipe("copy-digits")
 
@@ -21,13 +21,13 @@ def record(files: RunDirectory, steps: range) -> None:
 def test_a_resumed_run_forgets_the_steps_behind_its_checkpoint(tmp_path: Path) -> None:
     first = RunDirectory(tmp_path / "run", RECIPE)
     record(first, range(3))
-    first.keep(Checkpoint(3, 3, "tinker://m/weights/a"))
+    first.keep(RunCheckpoint(3, 3, "tinker://m/weights/a"))
     record(first, range(3, 5))
     first.close()
     with (tmp_path / "run/metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "rew')  # killed while it wrote
     second = RunDirectory(tmp_path / "run", RECIPE)
-    assert second.checkpoint == Checkpoint(3, 3, "tinker://m/weights/a")
+    assert second.checkpoint == RunCheckpoint(3, 3, "tinker://m/weights/a")
     assert [row["step"] for row in second.metrics()] == [0, 1, 2]
     record(second, range(3, 6))
     second.close()
@@ -59,7 +59,7 @@ def test_curves_open_in_tensorboard(tmp_path: Path) -> None:
 
 def test_another_recipe_may_not_continue_a_run_but_a_longer_one_may(tmp_path: Path) -> None:
     files = RunDirectory(tmp_path / "run", RECIPE)
-    files.keep(Checkpoint(1, 1, "tinker://m/weights/a"))
+    files.keep(RunCheckpoint(1, 1, "tinker://m/weights/a"))
     files.close()
     RunDirectory(tmp_path / "run", load_recipe("copy-digits", ["grpo.steps=999"])).close()
     with pytest.raises(ConfigError, match="holds a run with another grpo"):

@@ -1,4 +1,6 @@
-"""Calls of a service over connections that are kept, against real sockets that behave and misbehave."""
+"""Calls of a service over connections that are kept, against real sockets that behave and
+misbehave.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -6,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from slackwater.model.errors import ConfigError
-from slackwater.rl.service_calls import Answer, CallError, ServiceCalls
+from slackwater.rl.service_calls import CallError, ServiceCalls, ServiceReply
 
 WITHIN_S = 30.0
 
@@ -68,8 +70,8 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 def test_calls_after_each_other_have_one_connection_and_calls_at_once_have_several() -> None:
     async def work(calls: ServiceCalls) -> None:
         for number in range(5):
-            assert await calls.ask("POST", "/x", {"a": number}) == Answer(200, {"a": number})
-        assert await calls.ask("GET", "/é x?b=1") == Answer(
+            assert await calls.ask("POST", "/x", {"a": number}) == ServiceReply(200, {"a": number})
+        assert await calls.ask("GET", "/é x?b=1") == ServiceReply(
             200, "GET /under/%C3%A9%20x?b=1 HTTP/1.1"
         )
 
@@ -92,8 +94,8 @@ def test_what_is_not_json_is_text_and_chunks_are_put_together() -> None:
         await request(reader)
 
     async def work(calls: ServiceCalls) -> None:
-        assert await calls.ask("GET", "/") == Answer(503, "busy")
-        assert await calls.ask("GET", "/") == Answer(200, [1, 2])
+        assert await calls.ask("GET", "/") == ServiceReply(503, "busy")
+        assert await calls.ask("GET", "/") == ServiceReply(200, [1, 2])
 
     assert with_service(talk, work) == 1
 
@@ -118,7 +120,7 @@ def test_a_call_whose_answer_breaks_off_is_told_so_and_the_next_one_goes_through
     async def work(calls: ServiceCalls) -> None:
         with pytest.raises(CallError):
             await calls.ask("POST", "/", 1)
-        assert await calls.ask("POST", "/", 2) == Answer(200, 2)
+        assert await calls.ask("POST", "/", 2) == ServiceReply(200, 2)
 
     assert with_service(talk, work) == 2
 
@@ -152,7 +154,7 @@ def test_the_answer_of_a_call_that_was_cancelled_is_nobody_elses() -> None:
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
-        assert await calls.ask("POST", "/", "second") == Answer(200, "second")
+        assert await calls.ask("POST", "/", "second") == ServiceReply(200, "second")
 
     assert with_service(talk, work) == 2
 

@@ -16,13 +16,14 @@ from slackwater.runtime.launch.agents import AgentPlan, JoinAddress, LocalAgents
 def nice_of_session(pid):
     try:
         return int(Path(f"/proc/{pid}/autogroup").read_text().split()[-1])
-    except (FileNotFoundError, IndexError):  # this kernel, or this session, is not scheduled as a group
+    except (FileNotFoundError, IndexError):  # no group scheduling here
         return None
 
 async def main():
     agents = LocalAgents(Path(sys.argv[1]))
     cores = (min(os.sched_getaffinity(0)),)
-    agents.start([AgentPlan(NodeId("n"), "any", sys.argv[1], cores=cores)], JoinAddress("127.0.0.1:9", "127.0.0.1:9", "s"))
+    join = JoinAddress("127.0.0.1:9", "127.0.0.1:9", lambda node, pool: "s")
+    agents.start([AgentPlan(NodeId("n"), "any", sys.argv[1], cores=cores)], join)
     async with asyncio.timeout(60):
         while not agents._processes:
             await asyncio.sleep(0.01)

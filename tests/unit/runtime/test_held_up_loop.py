@@ -1,11 +1,16 @@
-"""A control plane that was held up (a suspended machine, a long pause) must not take its workers for dead."""
+"""A control plane that was held up (a suspended machine, a long pause) must not take its workers
+for dead.
+"""
 
 import asyncio
 import time
 from collections.abc import Sequence
 
+from hub_peer import dial
+
 from slackwater.model.ids import WorkerId
-from slackwater.runtime.bodies.timers import Timers
+from slackwater.runtime.live_driver import call_at
+from slackwater.runtime.net.credentials import OneKey
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame
@@ -33,16 +38,14 @@ class Heard:
 
 
 async def connect(hub: WorkerHub) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    reader, writer = await asyncio.open_connection(*hub.address)
-    writer.write(messages.encode(messages.Hello("s", "w", "trainer")))
-    await reader.read(100)
+    reader, writer, _ = await dial(hub, messages.Hello("w", "trainer"), "s")
     return reader, writer
 
 
 def test_what_came_while_the_loop_was_held_up_counts_before_the_clock_does() -> None:
     async def body() -> None:
         heard = Heard()
-        hub = WorkerHub(heard, "s", silent_after_s=0.3)
+        hub = WorkerHub(heard, OneKey("s"), silent_after_s=0.3)
         await hub.start()
         _, writer = await connect(hub)
         writer.write(messages.encode(messages.Heartbeat()))
@@ -63,7 +66,7 @@ def test_what_came_while_the_loop_was_held_up_counts_before_the_clock_does() -> 
 def test_a_worker_that_does_not_read_is_cut_off_before_it_fills_the_memory() -> None:
     async def body() -> None:
         heard = Heard()
-        hub = WorkerHub(heard, "s", most_unread_bytes=1 << 20)
+        hub = WorkerHub(heard, OneKey("s"), most_unread_bytes=1 << 20)
         await hub.start()
         reader, writer = await connect(hub)
         reader._transport.pause_reading()  # type: ignore[attr-defined]  # deaf from now on
@@ -82,8 +85,7 @@ def test_a_late_timer_lets_others_speak_first() -> None:
     async def body() -> None:
         loop = asyncio.get_running_loop()
         order: list[str] = []
-        timers = Timers(order.append)
-        timers.set("lease", loop.time() + 0.01)
+        call_at(loop.time() + 0.01, lambda: order.append("lease"))
         loop.call_later(0.02, time.sleep, 1.2)
         loop.call_later(0.05, order.append, "said")
         time.sleep(1.2)  # noqa: ASYNC251
@@ -96,7 +98,7 @@ def test_a_late_timer_lets_others_speak_first() -> None:
 def test_what_a_worker_said_while_nobody_listened_is_passed_on_with_others_in_between() -> None:
     async def body() -> None:
         heard = Heard()
-        hub = WorkerHub(heard, "s", crowded=lambda: True)
+        hub = WorkerHub(heard, OneKey("s"), crowded=lambda: True)
         await hub.start()
         _, writer = await connect(hub)
         writer.write(messages.encode(messages.Heartbeat()) * 2000)

@@ -4,22 +4,22 @@ import pytest
 
 from slackwater.model.ids import TurnId
 from slackwater.model.serving import ServingSlo
-from slackwater.runtime.services.kept_promise import KeptPromise
+from slackwater.runtime.services.slo_tracker import SloTracker
 
 ONE, TWO = TurnId("one"), TurnId("two")
 
 
 @pytest.fixture
-def promise() -> KeptPromise:
-    return KeptPromise("chat", ServingSlo(ttft_s=0.5, tpot_s=0.1), since_s=100.0)
+def promise() -> SloTracker:
+    return SloTracker("chat", ServingSlo(ttft_s=0.5, tpot_s=0.1), since_s=100.0)
 
 
-def attainment(promise: KeptPromise, now_s: float) -> tuple[float, float]:
+def attainment(promise: SloTracker, now_s: float) -> tuple[float, float]:
     gauges = promise.gauges(now_s)
     return gauges["serving_requests_last_minute"], gauges["serving_slo_attainment_last_minute"]
 
 
-def test_time_to_the_first_token_is_counted_from_the_requests_arrival(promise: KeptPromise) -> None:
+def test_time_to_the_first_token_is_counted_from_the_requests_arrival(promise: SloTracker) -> None:
     promise.arrived(ONE, 100.0)
     promise.passed_on(ONE, 100.4)
     promise.passed_on(ONE, 100.45)
@@ -34,7 +34,7 @@ def test_time_to_the_first_token_is_counted_from_the_requests_arrival(promise: K
     ("first_s", "end_s"), [(100.6, 100.7), (100.4, 102.4)], ids=["first token", "pace"]
 )
 def test_a_late_first_token_or_a_slow_pace_breaks_the_promise(
-    promise: KeptPromise, first_s: float, end_s: float
+    promise: SloTracker, first_s: float, end_s: float
 ) -> None:
     promise.arrived(ONE, 100.0)
     promise.passed_on(ONE, first_s)
@@ -42,7 +42,7 @@ def test_a_late_first_token_or_a_slow_pace_breaks_the_promise(
     assert attainment(promise, 103.0) == (1, 0.0)
 
 
-def test_a_failed_request_breaks_the_promise_and_has_no_times(promise: KeptPromise) -> None:
+def test_a_failed_request_breaks_the_promise_and_has_no_times(promise: SloTracker) -> None:
     promise.arrived(ONE, 100.0)
     promise.failed(ONE, 100.1)
     assert attainment(promise, 101.0) == (1, 0.0)
@@ -50,7 +50,7 @@ def test_a_failed_request_breaks_the_promise_and_has_no_times(promise: KeptPromi
 
 
 def test_a_request_that_its_user_gives_up_counts_if_it_was_late_by_then(
-    promise: KeptPromise,
+    promise: SloTracker,
 ) -> None:
     promise.arrived(ONE, 100.0)
     promise.given_up(ONE, 100.2)
@@ -60,7 +60,7 @@ def test_a_request_that_its_user_gives_up_counts_if_it_was_late_by_then(
     assert attainment(promise, 102.0) == (1, 0.0)
 
 
-def test_turns_of_nobody_who_waits_are_not_counted(promise: KeptPromise) -> None:
+def test_turns_of_nobody_who_waits_are_not_counted(promise: SloTracker) -> None:
     promise.passed_on(ONE, 100.0)
     promise.answered(ONE, 100.0, tokens=3)
     promise.failed(TWO, 100.0)
@@ -68,7 +68,7 @@ def test_turns_of_nobody_who_waits_are_not_counted(promise: KeptPromise) -> None
     assert promise.minutes() == []
 
 
-def test_the_last_minute_forgets_and_the_minutes_remember(promise: KeptPromise) -> None:
+def test_the_last_minute_forgets_and_the_minutes_remember(promise: SloTracker) -> None:
     for at_s, took_s in ((100.0, 0.1), (130.0, 0.9), (170.0, 0.2)):
         promise.arrived(ONE, at_s)
         promise.answered(ONE, at_s + took_s, tokens=1)

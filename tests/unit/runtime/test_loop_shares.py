@@ -1,4 +1,6 @@
-"""Many small things on the event loop: in order, in slices, one of a tenant's requests at a time."""
+"""Many small things on the event loop: in order, in slices, one of a tenant's requests at a
+time.
+"""
 
 import asyncio
 import time
@@ -41,7 +43,9 @@ def test_everything_is_done_in_order() -> None:
 
 
 def test_others_go_between_however_many_requests_the_loud_tenant_has() -> None:
-    """Counted, not timed: how many of the loud tenant's slices run between two turns of another's task."""
+    """Counted, not timed: how many of the loud tenant's slices run between two turns of another's
+    task.
+    """
 
     async def scenario() -> int:
         shares, slices, most = shared(slice_s=0.0), [0], 0
@@ -59,7 +63,9 @@ def test_others_go_between_however_many_requests_the_loud_tenant_has() -> None:
 
 
 def test_the_tenant_rests_between_its_slices() -> None:
-    """In a share of the loop's time: the sum of the slices is at most half of what it took, however slow the machine."""
+    """In a share of the loop's time: the sum of the slices is at most half of what it took, however
+    slow the machine.
+    """
 
     async def scenario() -> float:
         shares, worked = shared(slice_s=0.0), [0.0]
@@ -130,7 +136,9 @@ def test_a_tenant_without_others_about_never_waits() -> None:
 
 
 def test_requests_that_wait_go_on_one_at_a_time() -> None:
-    """Each has used up the tenant's share for a while, so that the next is not let through with it."""
+    """Each has used up the tenant's share for a while, so that the next is not let through
+    with it.
+    """
 
     async def scenario() -> list[int]:
         extra, order = [0.0], list[int]()

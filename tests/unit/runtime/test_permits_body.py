@@ -2,24 +2,29 @@
 
 import asyncio
 
-from slackwater.control.coschedule.phase_commands import PermitBack, PermitGiven
+from slackwater.control.coschedule.phase_commands import PermitEnded, PermitGiven
+from slackwater.control.fleet.controller import FleetController
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import Phase
-from slackwater.runtime.bodies.phases import PhaseHands, PhasesBody
+from slackwater.runtime.executors.permits import DecisionClock, PermitExecutor, PhaseCallbacks
+from slackwater.runtime.fleet_runtime import FleetRuntime
 
 A, B = JobId("a"), JobId("b")
 
 
 def _hands(
     hinted: list[tuple[list[JobId], list[JobId]]], saved: list[None] | None = None
-) -> PhaseHands:
-    return PhaseHands(
-        lambda event: None,
-        lambda job, nodes: None,
+) -> PhaseCallbacks:
+    return PhaseCallbacks(
         lambda job, reason: None,
         lambda: None if saved is None else saved.append(None),
         lambda training, rolling: hinted.append((training, rolling)),
     )
+
+
+def _body(callbacks: PhaseCallbacks) -> PermitExecutor:
+    runtime = FleetRuntime(FleetController())
+    return PermitExecutor(runtime, (NodeId("n"),), callbacks, DecisionClock())
 
 
 def _given(
@@ -32,15 +37,15 @@ def test_a_permit_with_a_switch_and_the_end_of_training_have_states_brought_up()
     hinted: list[tuple[list[JobId], list[JobId]]] = []
 
     async def given() -> None:
-        body = PhasesBody((NodeId("n"),), _hands(hinted))
-        body.obey(_given(0, A, Phase.TRAIN))
-        body.obey(_given(1, B, Phase.ROLLOUT, switch=True))
+        body = _body(_hands(hinted))
+        body.execute(_given(0, A, Phase.TRAIN))
+        body.execute(_given(1, B, Phase.ROLLOUT, switch=True))
         assert not hinted  # permits do not wait for it
         await asyncio.sleep(0)
         assert body.switches == 1
-        body.obey(PermitBack(A, 0))
+        body.execute(PermitEnded(A, 0))
         await asyncio.sleep(0)
-        body.obey(PermitBack(B, 1))
+        body.execute(PermitEnded(B, 1))
         await asyncio.sleep(0)
 
     asyncio.run(given())
@@ -51,9 +56,9 @@ def test_what_follows_from_one_event_is_one_hint() -> None:
     hinted: list[tuple[list[JobId], list[JobId]]] = []
 
     async def given() -> None:
-        body = PhasesBody((NodeId("n"),), _hands(hinted))
-        body.obey(_given(0, A, Phase.TRAIN, switch=True))
-        body.obey(_given(1, B, Phase.ROLLOUT, switch=True))
+        body = _body(_hands(hinted))
+        body.execute(_given(0, A, Phase.TRAIN, switch=True))
+        body.execute(_given(1, B, Phase.ROLLOUT, switch=True))
         await asyncio.sleep(0)
 
     asyncio.run(given())
@@ -64,16 +69,16 @@ def test_ends_of_iterations_and_asked_permits_are_written_down_inferred_rollouts
     saved: list[None] = []
 
     async def given() -> None:
-        body = PhasesBody((NodeId("n"),), _hands([], saved))
-        body.obey(_given(0, A, Phase.ROLLOUT))
-        body.obey(PermitBack(A, 0))
+        body = _body(_hands([], saved))
+        body.execute(_given(0, A, Phase.ROLLOUT))
+        body.execute(PermitEnded(A, 0))
         assert not saved
-        body.obey(_given(1, A, Phase.TRAIN))
-        body.obey(PermitBack(A, 1))
+        body.execute(_given(1, A, Phase.TRAIN))
+        body.execute(PermitEnded(A, 1))
         assert len(saved) == 1
-        body.obey(_given(2, B, Phase.ROLLOUT, asked=True))
+        body.execute(_given(2, B, Phase.ROLLOUT, asked=True))
         assert len(saved) == 2
-        body.obey(PermitBack(B, 2))
+        body.execute(PermitEnded(B, 2))
         assert len(saved) == 3
 
     asyncio.run(given())

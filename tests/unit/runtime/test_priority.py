@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from slackwater.runtime.priority import Undisturbed
+from slackwater.runtime.priority import UninterruptedSection
 
-# What a new process says of itself: how it is scheduled, and how its session is. A session that Linux does not schedule as a group, such as
-# that of a machine's first process, has an empty file.
+# What a new process says of itself: how it is scheduled, and how its session is. A session that
+# Linux does not schedule as a group, such as that of a machine's first process, has an empty file.
 SAYS = """
 import json, os
 from pathlib import Path
@@ -29,7 +29,9 @@ RAISES = "import os; os.setpriority(os.PRIO_PROCESS, 0, -10)"
 
 
 def nices_around(call: str, *, own_session: bool) -> list[list[int | None]]:
-    """Of a new process before and after the call: its own, and its session's, which is None where sessions have none."""
+    """Of a new process before and after the call: its own, and its session's, which is None where
+    sessions have none.
+    """
     told = subprocess.run(
         [sys.executable, "-c", SAYS.format(call=call)],
         start_new_session=own_session,
@@ -59,11 +61,11 @@ def test_who_is_not_to_be_disturbed_leaves_python_s_lock_as_it_was() -> None:
     try:
         for before_s in (0.0002, 0.02):
             sys.setswitchinterval(before_s)
-            with pytest.raises(ValueError, match="in the middle"), Undisturbed():
+            with pytest.raises(ValueError, match="in the middle"), UninterruptedSection():
                 assert sys.getswitchinterval() == pytest.approx(max(before_s, 0.001))
                 raise ValueError("in the middle")
             for _ in range(50):
-                with Undisturbed():
+                with UninterruptedSection():
                     pass
             assert sys.getswitchinterval() == pytest.approx(before_s)
     finally:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from hub_peer import dial, next_message
 
 from slackwater.control.rollout.manager import RolloutManager
 from slackwater.control.timer import TimerFired
@@ -18,7 +19,8 @@ from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
 from slackwater.model.ids import ModelId, RequestId, SamplingSessionId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OpKind, OpStatus
 from slackwater.model.seeds import default_seed, sample_seed
-from slackwater.runtime.bodies.vital_controller import VitalController
+from slackwater.runtime.live_driver import live_driver
+from slackwater.runtime.net.credentials import OneKey
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.services.tenants import Tenants
 from slackwater.runtime.settings import ServiceSettings
@@ -26,11 +28,11 @@ from slackwater.runtime.store import operation_log as log
 from slackwater.runtime.store.base_models import BaseModel, BaseModels
 from slackwater.runtime.store.checkpoints import checkpoint_path, parse_path
 from slackwater.runtime.store.database import Store, StoreLostError
-from slackwater.runtime.store.finished_feed import FinishedFeed, FinishedRequest
-from slackwater.runtime.store.future_board import FutureBoard, Outcome
+from slackwater.runtime.store.finished_feed import FinishedRequest, FinishedRequestFeed
+from slackwater.runtime.store.future_board import FutureBoard, RequestOutcome
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.wire import messages
-from slackwater.wire.frames import Frame, FrameDecoder
+from slackwater.wire.frames import Frame
 
 
 def submission(
@@ -109,7 +111,7 @@ def test_what_was_written_is_there_after_the_store_is_opened_again(tmp_path: Pat
         await store.open()
         new = submission(3, OpKind.FORWARD_BACKWARD, b"batch", "r")
         await store.call(lambda c: log.add_operation(c, new))
-        outcome = Outcome("forward_backward", None, "no", FaultOwner.USER)
+        outcome = RequestOutcome("forward_backward", None, "no", FaultOwner.USER)
         await store.call(lambda c: log.finish_operation(c, RequestId("r"), outcome, 2.0))
         await store.close()
 
@@ -234,10 +236,11 @@ class Heard:
         self.joined: list[str] = []
         self.said: list[Frame] = []
         self.lost: list[str] = []
-        self.loss = asyncio.Event()
+        self.join, self.loss = asyncio.Event(), asyncio.Event()
 
     def worker_joined(self, hello: messages.Hello) -> None:
         self.joined.append(hello.worker)
+        self.join.set()
 
     def worker_said(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
         self.said += frames
@@ -247,69 +250,77 @@ class Heard:
         self.loss.set()
 
 
-HELLO = messages.encode(messages.Hello("secret", "w", "trainer"))
+HELLO = messages.Hello("w", "trainer")
 
 
 async def talk(
-    data: bytes, then: bytes = b"", *, hello_timeout_s: float = 10.0
-) -> tuple[Heard, bytes]:
-    """Send bytes to a hub, `then` more after its answer, and hang up."""
+    data: bytes = b"", then: bytes = b"", *, key: str | None = None, hello_timeout_s: float = 10.0
+) -> tuple[Heard, messages.ToWorker]:
+    """Send bytes to a hub, or join with a key; `then` more after its answer, and hang up."""
     heard = Heard()
-    hub = WorkerHub(heard, "secret", hello_timeout_s=hello_timeout_s)
+    hub = WorkerHub(heard, OneKey("secret"), hello_timeout_s=hello_timeout_s)
     await hub.start()
-    reader, writer = await asyncio.open_connection(*hub.address)
-    writer.write(data)
     async with asyncio.timeout(60):
-        answer = await reader.read(4096)
+        if key is not None:
+            _, writer, answer = await dial(hub, HELLO, key)
+            if isinstance(answer, messages.Welcome):
+                await heard.join.wait()
+        else:
+            reader, writer = await asyncio.open_connection(*hub.address)
+            writer.write(data)
+            answer = await next_message(reader)
         writer.write(then)
         writer.close()
-        if heard.joined:
+        if isinstance(answer, messages.Welcome):
             await heard.loss.wait()
     await hub.close()
     return heard, answer
 
 
-def first_message(answer: bytes) -> messages.ToWorker:
-    return messages.decode_to_worker(FrameDecoder().feed(answer)[0].body)
-
-
-def test_a_worker_with_the_secret_is_welcome_and_its_leaving_is_told_once() -> None:
-    heard, answer = asyncio.run(talk(HELLO))
-    assert isinstance(first_message(answer), messages.Welcome)
+def test_a_worker_with_the_key_is_welcome_and_its_leaving_is_told_once() -> None:
+    heard, answer = asyncio.run(talk(key="secret"))
+    assert isinstance(answer, messages.Welcome)
     assert heard.joined == ["w"]
     assert heard.lost == ["it closed the connection"]
+
+
+def test_a_worker_with_another_key_is_refused() -> None:
+    heard, answer = asyncio.run(talk(key="guess"))
+    assert isinstance(answer, messages.HelloRefused)
+    assert "the key of 'w' is wrong" in answer.reason
+    assert heard.joined == []
 
 
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (messages.encode(messages.Hello("guess", "w", "trainer")), "secret"),
-        (messages.encode(messages.Hello("secret", "w", "trainer", protocol=99)), "protocol 99"),
-        (messages.encode(messages.Heartbeat()), "must be a hello"),
+        (messages.encode(messages.Hello("w", "trainer", protocol=3)), "protocol 3"),
+        (messages.encode(messages.ConnectRequest("w", bytes(32), protocol=99)), "protocol 99"),
+        (messages.encode(messages.ConnectRequest("w", b"")), "nonce has 0 bytes"),
+        (messages.encode(messages.ChallengeResponse(bytes(32))), "begin with a ConnectRequest"),
+        (messages.encode(messages.Heartbeat()), "cannot be read"),
         (b"GET / HTTP/1.1\r\n\r\n", "begins with"),
     ],
 )
 def test_a_stranger_is_refused_with_the_reason(data: bytes, said: str) -> None:
-    heard, answer = asyncio.run(talk(data))
-    refused = first_message(answer)
-    assert isinstance(refused, messages.Refused)
+    heard, refused = asyncio.run(talk(data))
+    assert isinstance(refused, messages.HelloRefused)
     assert said in refused.reason
     assert heard.joined == []
 
 
 def test_a_peer_that_says_nothing_is_not_waited_for() -> None:
     heard, answer = asyncio.run(talk(b"", hello_timeout_s=0.05))
-    assert isinstance(first_message(answer), messages.Refused)
+    assert isinstance(answer, messages.HelloRefused)
     assert heard.joined == []
 
 
 def test_a_worker_that_falls_silent_or_sends_garbage_is_lost() -> None:
     async def silent() -> list[str]:
         heard = Heard()
-        hub = WorkerHub(heard, "secret", silent_after_s=0.05)
+        hub = WorkerHub(heard, OneKey("secret"), silent_after_s=0.05)
         await hub.start()
-        _, writer = await asyncio.open_connection(*hub.address)
-        writer.write(HELLO)
+        _, writer, _ = await dial(hub, HELLO, "secret")
         async with asyncio.timeout(60):
             await heard.loss.wait()
         writer.close()
@@ -317,7 +328,7 @@ def test_a_worker_that_falls_silent_or_sends_garbage_is_lost() -> None:
         return heard.lost
 
     assert asyncio.run(silent()) == ["nothing was heard of it for 0.05 s"]
-    heard, _ = asyncio.run(talk(HELLO, b"garbage!"))
+    heard, _ = asyncio.run(talk(then=b"garbage!", key="secret"))
     assert "begins with" in heard.lost[0]
 
 
@@ -353,7 +364,7 @@ def test_many_wait_for_one_future_and_an_outcome_can_be_read_again() -> None:
         assert not await board.wait(request, 0.01)
         waiting = [asyncio.create_task(board.wait(request, 10)) for _ in range(3)]
         await asyncio.sleep(0)
-        outcome = Outcome("sample", b"x")
+        outcome = RequestOutcome("sample", b"x")
         board.settle(request, outcome)
         assert await asyncio.gather(*waiting) == [True] * 3
         assert board.recent(request) == board.recent(request) == outcome
@@ -363,7 +374,7 @@ def test_many_wait_for_one_future_and_an_outcome_can_be_read_again() -> None:
 
 def test_a_session_hears_of_each_finished_request_until_it_acknowledges() -> None:
     async def scenario() -> None:
-        feed, session = FinishedFeed(), SamplingSessionId("s")
+        feed, session = FinishedRequestFeed(), SamplingSessionId("s")
         assert await feed.after(session, 0, 0.01) == ([], 0)
         waiting = asyncio.create_task(feed.after(session, 0, 10))
         await asyncio.sleep(0)
@@ -415,12 +426,12 @@ def test_checkpoint_paths_are_what_the_sdk_accepts() -> None:
 
 def test_a_controller_that_raises_stops_the_service_and_is_not_hidden() -> None:
     died: list[str] = []
-    vital = VitalController(RolloutManager(), lambda: died.append("died"))
-    assert vital.handle(TimerFired(0.0, "rollout-watch")) is not None
+    driver = live_driver(RolloutManager(), lambda command: None, died=lambda: died.append("died"))
+    driver.feed(TimerFired(0.0, "rollout-watch"))
     assert not died
     nonsense: Any = ToldNothing(0.0)
     with pytest.raises(KeyError):
-        vital.handle(nonsense)
+        driver.feed(nonsense)
     assert died == ["died"]
 
 

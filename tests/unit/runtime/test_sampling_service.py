@@ -1,4 +1,6 @@
-"""Sample requests: durable before they are acknowledged, told apart by number, refused when there are too many."""
+"""Sample requests: durable before they are acknowledged, told apart by number, refused when there
+are too many.
+"""
 
 import asyncio
 import dataclasses
@@ -8,12 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slackwater.control.brain import Brain
+from slackwater.control.fleet.controller import FleetController
 from slackwater.model.errors import NotFoundError, RefusedError, UnavailableError
 from slackwater.model.ids import JobId, SamplingSessionId, SessionId, TenantId
 from slackwater.model.session import SamplingSession
-from slackwater.runtime.bodies.rollout import RolloutBody
+from slackwater.runtime.executors.engines import EngineExecutor, EngineHooks
+from slackwater.runtime.fleet_runtime import FleetRuntime
 from slackwater.runtime.net.background import Background
+from slackwater.runtime.net.credentials import OneKey
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.services.fair_work import FairWork
 from slackwater.runtime.services.loop_shares import LoopShares
@@ -55,7 +59,7 @@ def sample(token: int = 1, samples: int = 1) -> SamplePayload:
 
 
 def with_desk(
-    folder: Path, work: Callable[[SamplingService, RolloutBody, FutureBoard], Awaitable[None]]
+    folder: Path, work: Callable[[SamplingService, EngineExecutor, FutureBoard], Awaitable[None]]
 ) -> None:
     """A desk on the folder's store, with everything real and no engine."""
 
@@ -65,8 +69,9 @@ def with_desk(
         await store.call(lambda c: add_sampling_session(c, SESSION, 0, 1.0))
         board, died = FutureBoard(), list[BaseException]()
         background = Background(died.append)
-        hub = WorkerHub(Nobody(), "secret")
-        rollout = RolloutBody(hub, Brain(), lambda worker: None)
+        hub = WorkerHub(Nobody(), OneKey("secret"))
+        runtime = FleetRuntime(FleetController())
+        rollout = EngineExecutor(runtime, hub, EngineHooks(lambda worker: None))
         shares = TurnShares(8, ["mine", "other"])
         desk = SamplingService(
             store, board, background, rollout, shares, (LoopShares(1), FairWork(1)), JobId
@@ -74,7 +79,7 @@ def with_desk(
         await desk.adopt()
         await work(desk, rollout, board)
         await background.drain(5.0)
-        rollout.close()
+        runtime.close()
         await store.close()
         assert died == []
 
@@ -82,7 +87,7 @@ def with_desk(
 
 
 def test_a_number_sent_again_is_the_same_request_and_is_generated_once(tmp_path: Path) -> None:
-    async def work(desk: SamplingService, rollout: RolloutBody, board: FutureBoard) -> None:
+    async def work(desk: SamplingService, rollout: EngineExecutor, board: FutureBoard) -> None:
         first = await desk.submit(SESSION, 0, sample())
         assert await desk.submit(SESSION, 0, sample()) == first
         assert await desk.submit(SESSION, 2**60, sample()) != first
@@ -94,7 +99,7 @@ def test_a_number_sent_again_is_the_same_request_and_is_generated_once(tmp_path:
 
 
 def test_too_many_turns_are_told_to_try_again_and_leave_no_trace(tmp_path: Path) -> None:
-    async def work(desk: SamplingService, rollout: RolloutBody, board: FutureBoard) -> None:
+    async def work(desk: SamplingService, rollout: EngineExecutor, board: FutureBoard) -> None:
         await desk.submit(SESSION, 0, sample(samples=3))
         with pytest.raises(UnavailableError, match="3 samples of yours are under way"):
             await desk.submit(SESSION, 1, sample(samples=2))
@@ -111,7 +116,7 @@ def test_one_tenants_turns_take_nothing_of_anothers_room(tmp_path: Path) -> None
         SESSION, tenant=TenantId("other"), sampling_session=SamplingSessionId("theirs")
     )
 
-    async def work(desk: SamplingService, rollout: RolloutBody, board: FutureBoard) -> None:
+    async def work(desk: SamplingService, rollout: EngineExecutor, board: FutureBoard) -> None:
         await desk.submit(SESSION, 0, sample(samples=4))
         with pytest.raises(UnavailableError):
             await desk.submit(SESSION, 1, sample())
@@ -124,10 +129,10 @@ def test_one_tenants_turns_take_nothing_of_anothers_room(tmp_path: Path) -> None
 def test_what_was_acknowledged_goes_on_after_a_restart(tmp_path: Path) -> None:
     requests: list[str] = []
 
-    async def before(desk: SamplingService, rollout: RolloutBody, board: FutureBoard) -> None:
+    async def before(desk: SamplingService, rollout: EngineExecutor, board: FutureBoard) -> None:
         requests.append(await desk.submit(SESSION, 0, sample(samples=2)))
 
-    async def after(desk: SamplingService, rollout: RolloutBody, board: FutureBoard) -> None:
+    async def after(desk: SamplingService, rollout: EngineExecutor, board: FutureBoard) -> None:
         assert rollout.live() == 2
         assert not await board.wait(requests[0], 0.01)  # type: ignore[arg-type]
         assert await desk.submit(SESSION, 0, sample(samples=2)) == requests[0]
@@ -138,7 +143,7 @@ def test_what_was_acknowledged_goes_on_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_requests_of_an_ended_session_fail_and_say_so(tmp_path: Path) -> None:
-    async def work(desk: SamplingService, rollout: RolloutBody, board: FutureBoard) -> None:
+    async def work(desk: SamplingService, rollout: EngineExecutor, board: FutureBoard) -> None:
         request = await desk.submit(SESSION, 0, sample())
         desk.drop_sessions([SESSION.sampling_session])
         assert await board.wait(request, 5.0)
@@ -153,7 +158,7 @@ def test_requests_of_an_ended_session_fail_and_say_so(tmp_path: Path) -> None:
 
 
 def test_another_tenant_neither_sees_nor_cancels(tmp_path: Path) -> None:
-    async def work(desk: SamplingService, rollout: RolloutBody, board: FutureBoard) -> None:
+    async def work(desk: SamplingService, rollout: EngineExecutor, board: FutureBoard) -> None:
         request = await desk.submit(SESSION, 0, sample())
         desk.cancel(TenantId("other"), request)
         assert rollout.live() == 1

@@ -1,4 +1,6 @@
-"""Who holds the processors that trainers and local engines share: the real manager decides, events come in any order."""
+"""Who holds the processors that trainers and local engines share: the real manager decides, events
+come in any order.
+"""
 
 import asyncio
 import random
@@ -6,12 +8,17 @@ from typing import Any
 
 import pytest
 
-from slackwater.control.brain import Brain
+from slackwater.control.devices.messages import GrantDevices
+from slackwater.control.fleet.controller import FleetController
+from slackwater.control.operations.events import TrainerLost
 from slackwater.control.rollout.settings import RolloutSettings
+from slackwater.control.steps import events as of_step
 from slackwater.model.ids import JobId, TrajectoryId, TurnId, WorkerId
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import TurnSpec
-from slackwater.runtime.bodies.rollout import RolloutBody, TurnResult
+from slackwater.runtime.executors.engines import EngineExecutor, EngineHooks, TurnResult
+from slackwater.runtime.fleet_runtime import FleetRuntime
+from slackwater.runtime.live_driver import loop_time
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame, FrameDecoder
 
@@ -24,9 +31,12 @@ class Floor:
 
     def __init__(self) -> None:
         settings = RolloutSettings(trainer_patience_s=0.2, watch_every_s=0.02)
-        self.brain = Brain(settings)
-        self.rollout = RolloutBody(self, self.brain, lambda worker: None)  # type: ignore[arg-type]  # only send() is used
-        self.lent = self.rollout.devices
+        self.controller = FleetController(settings)
+        self.runtime = FleetRuntime(self.controller)
+        hooks = EngineHooks(lambda worker: None)
+        self.rollout = EngineExecutor(self.runtime, self, hooks)  # type: ignore[arg-type]  # only send() is used
+        self.runtime.register(self._granted, (GrantDevices,))
+        self.waiting: dict[WorkerId, asyncio.Future[bool]] = {}
         self.sent: list[tuple[WorkerId, messages.Message]] = []
         self.training: set[WorkerId] = set()
         self.ended = 0
@@ -50,7 +60,7 @@ class Floor:
             if isinstance(message, messages.PullVersion):
                 self.say(worker, messages.VersionReady(message.version))
             elif isinstance(message, messages.Generate):
-                self.say(worker, messages.Ended(message.request, "stop", 0, VERSION))
+                self.say(worker, messages.TurnFinished(message.request, "stop", 0, VERSION))
 
     def submit(self, number: int) -> None:
         name = f"t{number}"
@@ -71,18 +81,29 @@ class Floor:
 
     async def train(self, name: str, *, ends_step: bool, job: JobId = JOBS[0]) -> None:
         trainer = WorkerId(name)
-        self.lent.want(trainer)
-        if await self.lent.take(trainer, job):
+        answer = self.waiting[trainer] = asyncio.get_running_loop().create_future()
+        self.runtime.feed(of_step.DevicesWanted(loop_time(), trainer))
+        self.runtime.feed(of_step.DevicesAsked(loop_time(), trainer, job))
+        if await answer:
             self.training.add(trainer)
             self.check()
             await asyncio.sleep(0)
             self.training.discard(trainer)
-            self.lent.done(trainer, 0.01, ends_step=ends_step)
+            self.runtime.feed(of_step.DevicesReturned(loop_time(), trainer, 0.01, ends_step))
+
+    def _granted(self, command: GrantDevices) -> None:
+        self.waiting.pop(command.trainer).set_result(True)
+
+    def lose(self, trainer: WorkerId) -> None:
+        self.waiting.pop(trainer).set_result(False)
+        self.runtime.feed(TrainerLost(loop_time(), trainer, "killed"))
 
     def check(self) -> None:
-        self.brain.check_integrity()
+        self.controller.check_integrity()
         local = [
-            record.spec.instance for record in self.brain.rollout.books.instances if record.local
+            record.spec.instance
+            for record in self.controller.rollout.books.instances
+            if record.local
         ]
         assert not (local and self.training), f"{local} and {self.training} at once"
 
@@ -126,7 +147,7 @@ def test_trainers_and_local_engines_never_work_at_once_and_everything_gets_done(
             await asyncio.sleep(0.002)
         for task in trainings:
             task.result()
-        floor.rollout.close()
+        floor.runtime.close()
 
     asyncio.run(scenario())
 
@@ -139,7 +160,7 @@ def test_a_trainer_that_is_lost_while_it_waits_does_not_keep_local_engines_away(
         floor.submit(0)
         waiting = asyncio.create_task(floor.train("trainer-0", ends_step=False))
         await asyncio.sleep(0)
-        floor.lent.trainer_lost(WorkerId("trainer-0"))
+        floor.lose(WorkerId("trainer-0"))
         while floor.ended < 1:
             floor.answer()
             await asyncio.sleep(0)
@@ -148,6 +169,6 @@ def test_a_trainer_that_is_lost_while_it_waits_does_not_keep_local_engines_away(
         floor.answer()
         floor.answer()
         assert floor.ended == 2
-        floor.rollout.close()
+        floor.runtime.close()
 
     asyncio.run(scenario())

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slackwater.model.ids import TrajectoryId
-from slackwater.runtime.bodies.trajectory_index import BLOCK_TOKENS, TrajectoryIndex
+from slackwater.runtime.executors.trajectory_index import BLOCK_TOKENS, TrajectoryIndex
 
 tokens = st.lists(st.integers(0, 5), min_size=BLOCK_TOKENS, max_size=80)
 ONE, TWO = TrajectoryId("one"), TrajectoryId("two")

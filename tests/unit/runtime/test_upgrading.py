@@ -1,14 +1,27 @@
 """A database is made, brought up to date, or refused in one line."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from msgspec import structs
 
-from slackwater.model.errors import RefusedError
+from slackwater.model.action import ActionSpec, EnvironmentSpec
+from slackwater.model.amounts import CORES, Amounts, Need
+from slackwater.model.errors import NotFoundError, RefusedError
+from slackwater.model.ids import ActionId, EnvironmentId, JobId, TenantId
+from slackwater.runtime.store.action_log import (
+    ActionRequest,
+    EnvironmentRequest,
+    add_action,
+    add_environment,
+    open_actions,
+    open_environments,
+)
 from slackwater.runtime.store.database import Store
 from slackwater.runtime.store.migrations.versions.v0001_first_tables import (
     checkpoints,
@@ -18,6 +31,7 @@ from slackwater.runtime.store.migrations.versions.v0001_first_tables import meta
 from slackwater.runtime.store.op_payloads import FORMAT, LoadPayload
 from slackwater.runtime.store.schema import metadata
 from slackwater.runtime.store.schema import operations as operations_now
+from slackwater.wire.sandbox import ActionLimits
 
 
 def opened(url: str) -> None:
@@ -87,3 +101,36 @@ def test_a_newer_database_is_refused_in_one_line_and_left_alone(url: str) -> Non
     with pytest.raises(RefusedError, match=r"step 9999.*newer Slackwater") as error:
         opened(url)
     assert "\n" not in str(error.value)
+
+
+def test_actions_of_tenants_with_dots_are_told_apart_by_their_owners(url: str) -> None:
+    """Version 0.1 named them TENANT.NAME; `team` and `team.ml` could mean one by another's name."""
+    spec = ActionSpec(
+        *(ActionId("team.ml.x"), JobId("team.ml/default"), "sh"),
+        (Need(CORES, Amounts.exactly(1)),),
+        tenant=TenantId("team.ml"),
+    )
+    limits = ActionLimits(1.0, 1, 1, 1, 1, network=False)
+    request = ActionRequest(spec, limits, ["true"])
+    place = EnvironmentSpec(EnvironmentId("team.e"), JobId("team/default"), 8)
+    wanted = EnvironmentRequest(place, "team.s")
+    with sa.create_engine(url).begin() as connection:
+        first.create_all(connection)
+    opened(url)
+    with sa.create_engine(url).begin() as connection:
+        connection.execute(sa.text("UPDATE alembic_version SET version_num = '0005'"))
+        connection.execute(sa.text("DROP TABLE snapshots"))
+        add_action(connection, TenantId("team.ml"), request, 1.0)
+        add_environment(connection, TenantId("team"), wanted, 1.0)
+    opened(url)
+    with sa.create_engine(url).begin() as connection:
+        ((tenant, found, _, _),) = open_actions(connection)
+        assert (tenant, found.spec.action, found.spec.tenant) == ("team.ml", "x@team.ml", "team.ml")
+        ((tenant, kept),) = open_environments(connection)
+        assert (tenant, kept.spec.environment, kept.spec.tenant) == ("team", "team.e", "team")
+        assert kept.snapshot == "s"
+        # Asked for again after the upgrade, it is the same one.
+        again = structs.replace(request, spec=replace(spec, action=ActionId("x@team.ml")))
+        assert add_action(connection, TenantId("team.ml"), again, 2.0) is not None
+        with pytest.raises(NotFoundError):
+            add_action(connection, TenantId("team"), again, 2.0)

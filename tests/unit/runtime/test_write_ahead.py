@@ -1,4 +1,6 @@
-"""What must be in the log before anybody hears of it: written together, told in order, never told before."""
+"""What must be in the log before anybody hears of it: written together, told in order, never told
+before.
+"""
 
 import asyncio
 import sqlite3

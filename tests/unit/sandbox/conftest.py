@@ -1,4 +1,6 @@
-"""Every test of actions runs with each backend, and with each way to fence, that this machine has."""
+"""Every test of actions runs with each backend, and with each way to fence, that this
+machine has.
+"""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,6 @@
-"""Docker by its API: what is asked of an engine, and, where there is one, actions in its containers."""
+"""Docker by its API: what is asked of an engine, and, where there is one, actions in its
+containers.
+"""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,6 @@
-"""The process that makes environments' mounts: what is asked of it is there, also when somebody has killed it."""
+"""The process that makes environments' mounts: what is asked of it is there, also when somebody has
+killed it.
+"""
 
 import os
 import signal
@@ -99,14 +101,18 @@ def test_an_action_runs_though_the_maker_was_killed_before_and_after_its_environ
         stage.supervisor.open("e")
         assert stage.sh("true").over.status == 0
         for name in ("before", "after"):
-            (helper,) = process_tree.helpers
             if name == "before":
-                os.kill(helper, signal.SIGKILL)
-                os.waitid(os.P_PID, helper, os.WEXITED | os.WNOWAIT)
+                kill_helpers()
             stage.supervisor.open(name)
             if name == "after":
-                os.kill(helper, signal.SIGKILL)
-                os.waitid(os.P_PID, helper, os.WEXITED | os.WNOWAIT)
+                kill_helpers()
             ran = stage.sh("echo x > /tmp/x && cat /tmp/x", environment=name)
             assert (ran.over.status, ran.stdout) == (0, "x\n")
     assert not process_tree.helpers
+
+
+def kill_helpers() -> None:
+    """Those that make mounts, and those that work on files."""
+    for helper in process_tree.helpers:
+        os.kill(helper, signal.SIGKILL)
+        os.waitid(os.P_PID, helper, os.WEXITED | os.WNOWAIT)

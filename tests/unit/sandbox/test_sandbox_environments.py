@@ -3,7 +3,6 @@
 import os
 import select
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,7 +15,6 @@ from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
 from slackwater.sandbox import process_tree
 from slackwater.sandbox.choice import BackendName
 from slackwater.sandbox.reports import End
-from slackwater.sandbox.supervisor import Supervisor
 
 
 def test_an_action_runs_in_its_environments_folder_and_gets_its_input(stage: Stage) -> None:
@@ -76,7 +74,7 @@ def test_a_snapshot_begins_an_environment_that_changes_by_itself(stage: Stage) -
     stage.sh(
         "mkdir d; echo base > d/file; ln -s d/file link; chmod 755 d/file", environment="first"
     )
-    supervisor.snapshot("first", "prepared")
+    assert stage.snapshot("first", "prepared") is None
     supervisor.open("second", snapshot="prepared")
     supervisor.open("third", snapshot="prepared")
     ran = stage.sh("echo more >> d/file; rm link; ls; cat d/file", environment="second")
@@ -149,13 +147,6 @@ def test_an_environment_that_is_closed_at_once_leaves_nothing(stage: Stage) -> N
         stage.supervisor.open(f"brief-{number}")
         stage.supervisor.close_environment(f"brief-{number}")
     assert wait_until_gone(str(stage.root / "environments" / "brief-")) == []
-
-
-def test_what_a_killed_supervisor_left_is_ended_by_the_next(stage: Stage) -> None:
-    root = stage.root / "elsewhere"
-    left = subprocess.Popen(["sleep", "7013"], env={"SLACKWATER_ENVIRONMENT": str(root)})
-    Supervisor(root, stage.means)
-    assert left.wait(30) == -signal.SIGKILL
 
 
 def test_python_is_the_one_that_runs_the_service_with_what_is_installed_there(stage: Stage) -> None:

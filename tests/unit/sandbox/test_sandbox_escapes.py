@@ -46,15 +46,13 @@ def test_a_neighbours_files_cannot_be_read(stage: Stage) -> None:
     stage.supervisor.close_environment("secret")
 
 
-def test_the_network_is_out_of_reach_unless_granted(stage: Stage) -> None:
+def test_the_network_is_out_of_reach(stage: Stage) -> None:
     needs(stage, "network")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         dial = f"import socket; socket.create_connection(('127.0.0.1', {port}), 5); print('in')"
         ran = stage.run("/usr/bin/env", "python3", "-c", dial)
         assert (ran.stdout, ran.over.status) == ("", 1)
-        ran = stage.run("/usr/bin/env", "python3", "-c", dial, network=True)
-        assert ran.stdout == "in\n"
 
 
 def test_an_action_can_talk_to_itself_without_the_network(stage: Stage) -> None:

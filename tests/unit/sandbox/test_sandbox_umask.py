@@ -1,4 +1,6 @@
-"""A service that keeps its own files closed still gives actions a world that they can walk through."""
+"""A service that keeps its own files closed still gives actions a world that they can walk
+through.
+"""
 
 import os
 

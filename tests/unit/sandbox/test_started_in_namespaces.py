@@ -1,4 +1,6 @@
-"""A program that is started in a process namespace: two processes speak on one pipe, however close together."""
+"""A program that is started in a process namespace: two processes speak on one pipe, however close
+together.
+"""
 
 import os
 
@@ -16,7 +18,7 @@ def test_why_the_second_process_failed_is_heard_though_it_was_said_before_anybod
     os.write(said, b"no such program")
     os.close(said)
     assert launch._pid_of_second(heard) == 77
-    assert launch._heard(heard) == b"no such program"
+    assert launch.heard_from(heard) == b"no such program"
     os.close(heard)
 
 

@@ -1,57 +1,25 @@
 """The HTTP face over a real control plane that has no workers: everything but the arithmetic."""
 
 import asyncio
-import json
 import re
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from slackwater.control.operations.controller import OperationsConfig
-from slackwater.model.ids import ModelId, RequestId, TenantId
+from harness.service_plane import with_plane
+from slackwater.control.operations.settings import OperationsConfig
+from slackwater.model.ids import ModelId, RequestId, TenantId, WorkerId
 from slackwater.model.operation import Operation, OpKind
 from slackwater.model.session import LoraShape
 from slackwater.runtime.plane import ControlPlane
-from slackwater.runtime.settings import ServiceSettings
 from slackwater.runtime.store.checkpoints import Checkpoint, put_checkpoint
-from slackwater.runtime.store.future_board import Outcome
+from slackwater.runtime.store.future_board import RequestOutcome
 from slackwater.runtime.store.operation_log import Submission, add_operation
-from slackwater.runtime.store.state_directory import StateDirectory
-from slackwater.serve.app import create_app
-from slackwater.weights.catalog import VersionCatalog
-
-Work = Callable[[ControlPlane, httpx.AsyncClient], Awaitable[None]]
-
-
-def with_plane(folder: Path, work: Work, **settings: Any) -> None:
-    """Run `work` with a plane on the folder; a second call is a restart of the service."""
-    model = folder / "model"
-    model.mkdir(exist_ok=True)
-    config = {"vocab_size": 300, "max_position_embeddings": 64, "eos_token_id": 1}
-    (model / "config.json").write_text(json.dumps(config))
-
-    async def scenario() -> None:
-        state = StateDirectory(folder / "state")
-        options = {"hold_s": 0.05, "tenants": ("mine", "other"), **settings}
-        configured = ServiceSettings(state=state.root, models={"tiny": model}, **options)
-        plane = ControlPlane(configured, state, VersionCatalog(state.weights))
-        await plane.store.open()
-        await plane.sessions.adopt(asyncio.get_running_loop().time())
-        await plane.training.adopt()
-        await plane.sampling.adopt()
-        transport = httpx.ASGITransport(create_app(plane))
-        headers = {"x-api-key": plane.tenants.key_of("mine")}
-        async with httpx.AsyncClient(
-            transport=transport, base_url="http://test/api/v1", headers=headers
-        ) as client:
-            await work(plane, client)
-        await plane.stop()
-        assert not plane.failed.is_set()
-
-    asyncio.run(scenario())
+from slackwater.wire import messages
+from slackwater.wire.frames import FrameDecoder
+from slackwater.wire.memory import MEMORY_GAUGE
 
 
 async def post(client: httpx.AsyncClient, path: str, **body: Any) -> Any:
@@ -273,7 +241,9 @@ def test_a_durable_log_with_a_number_far_ahead_opens_and_goes_on(tmp_path: Path)
 
 
 def test_any_number_of_results_can_be_acknowledged_at_once(tmp_path: Path) -> None:
-    """A database takes only so many values in one statement; more than that must not stop the service."""
+    """A database takes only so many values in one statement; more than that must not stop the
+    service.
+    """
 
     async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
         session, _, _ = await open_model(client)
@@ -296,26 +266,121 @@ def test_any_number_of_results_can_be_acknowledged_at_once(tmp_path: Path) -> No
     with_plane(tmp_path, work)
 
 
-def test_metrics_name_tenants_to_the_operator_alone(tmp_path: Path) -> None:
+FLEET_SERIES = {
+    "slackwater_loop_longest_cpu_s",
+    "slackwater_loop_longest_lag_s",
+    "slackwater_engines",
+    "slackwater_trainers",
+    "slackwater_nodes",
+    "slackwater_sandboxes",
+    "slackwater_rollout_instances",
+}
+
+
+def test_metrics_show_strangers_the_fleet_tenants_their_own_and_the_operator_everything(
+    tmp_path: Path,
+) -> None:
     async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
-        plane.board.expect(RequestId("op-1"), TenantId("other"))
-        plane.board.settle(RequestId("op-1"), Outcome("optim_step", b"{}"))
-        mine = await client.get("http://test/metrics")
-        counted = (
-            'slackwater_request_seconds_count{kind="optim_step",outcome="done",tenant="other"}'
+        other = plane.tenants.key_of("other")
+        for number, tenant in enumerate(("mine", "other")):
+            plane.board.expect(RequestId(f"op-{number}"), TenantId(tenant))
+            plane.board.settle(RequestId(f"op-{number}"), RequestOutcome("optim_step", b"{}"))
+            headers = {"x-api-key": plane.tenants.key_of(tenant), "x-slackwater-job": "secret-run"}
+            await client.post("create_session", json={"sdk_version": "0"}, headers=headers)
+        plane.rollout.gauges[WorkerId("engine-0")] = {"running": 1.0}
+
+        async def series(key: str) -> list[str]:
+            answer = await client.get("http://test/metrics", headers={"x-api-key": key})
+            assert answer.status_code == 200
+            return [line for line in answer.text.splitlines() if not line.startswith("#")]
+
+        for key in ("", "tml-unknown"):
+            assert {line.split()[0] for line in await series(key)} == FLEET_SERIES
+        theirs = [line for line in await series(other) if line.split()[0] not in FLEET_SERIES]
+        assert any(
+            line.startswith('slackwater_job_total{job="other/secret-run"') for line in theirs
         )
-        assert f"{counted} 1.0" in mine.text
-        for key in ("", plane.tenants.key_of("other")):
-            others = await client.get("http://test/metrics", headers={"x-api-key": key})
-            assert others.status_code == 200
-            assert "slackwater_engines" in others.text
-            assert "tenant=" not in others.text
+        assert any(line.startswith("slackwater_request_seconds_count") for line in theirs)
+        assert all('tenant="other"' in line for line in theirs), theirs
+        job_key = plane.tenants.job_key(TenantId("mine"), "secret-run")
+        for line in await series(job_key):
+            assert line.split()[0] in FLEET_SERIES or 'tenant="mine"' in line
+        whole = await series(plane.tenants.key_of("mine"))
+        for part in ('tenant="other"', 'tenant="mine"', 'worker="engine-0"', "active_sessions 2.0"):
+            assert any(part in line for line in whole), part
+        status = await client.get("http://test/slackwater/status", headers={"x-api-key": other})
+        assert "active_sessions" not in status.json()["gauges"]
+        assert "rollout_accepted_tokens" not in status.json()["gauges"]
+
+    with_plane(tmp_path, work)
+
+
+def test_the_memory_of_each_worker_is_told_to_the_operator_alone(tmp_path: Path) -> None:
+    async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        worker = WorkerId("t0.trainer-0.1")
+        plane.workers.worker_joined(messages.Hello(worker, "trainer"))
+        beat = messages.encode(messages.Heartbeat({MEMORY_GAUGE: 512e6}))
+        plane.workers.worker_said(worker, FrameDecoder().feed(beat))
+        mine = (await client.get("http://test/metrics")).text
+        family = "slackwater_worker_memory_bytes"
+        assert f'{family}{{worker="{worker}"}} 5.12e+08' in mine
+        own = re.search(rf'{family}{{worker="plane"}} (\S+)', mine)
+        assert own is not None and float(own[1]) > 1e6
+        other = {"x-api-key": plane.tenants.key_of("other")}
+        assert family not in (await client.get("http://test/metrics", headers=other)).text
+        plane.workers.worker_lost(worker, "it ended")
+        assert worker not in (await client.get("http://test/metrics")).text
+
+    with_plane(tmp_path, work)
+
+
+def test_only_ones_own_requests_can_be_cancelled(tmp_path: Path) -> None:
+    async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        session, _, request = await open_model(client)
+        opened = await post(
+            client,
+            "create_sampling_session",
+            session_id=session,
+            sampling_session_seq_id=0,
+            base_model="tiny",
+        )
+        sample = await post(
+            client,
+            "asample",
+            sampling_session_id=opened["sampling_session_id"],
+            seq_id=0,
+            prompt={"chunks": [{"tokens": [3]}]},
+            sampling_params={"max_tokens": 1},
+        )
+        body = {"request_id": sample["request_id"]}
+        other = {"x-api-key": plane.tenants.key_of("other")}
+        foreign = await client.post("cancel_future", json=body, headers=other)
+        unknown = await client.post("cancel_future", json={"request_id": "sm-0"})
+        assert (foreign.status_code, unknown.status_code) == (404, 404)
+        for name in (sample["request_id"], sample["request_id"], request):
+            answer = await client.post("cancel_future", json={"request_id": name})
+            assert answer.status_code == 204, answer.text
+        ended = await client.post("retrieve_future", json=body)
+        assert "cancelled" in ended.json()["error"]
+
+    with_plane(tmp_path, work)
+
+
+def test_a_download_link_is_its_whole_path(tmp_path: Path) -> None:
+    async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        session, _, _ = await open_model(client)
+        url = (await client.get(f"sessions/{session}/trace_export")).json()["url"]
+        whole = await client.get(url)
+        assert whole.status_code == 200
+        assert f"{session}.json" in whole.headers["content-disposition"]
+        for wrong in (url + "x", url.rpartition("/")[0] + "/model.safetensors"):
+            assert (await client.get(wrong)).status_code == 404
 
     with_plane(tmp_path, work)
 
 
 def test_the_dashboard_asks_for_metrics_that_there_are(tmp_path: Path) -> None:
-    shown = (Path(__file__).parents[3] / "docs" / "grafana.json").read_text()
+    shown = (Path(__file__).parents[3] / "docs" / "reference" / "grafana.json").read_text()
     asked = set(re.findall(r"slackwater_[a-z_]+", " ".join(re.findall(r'"expr": (.*)', shown))))
 
     async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:

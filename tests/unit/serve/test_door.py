@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 
-from slackwater.serve.http.door import Door
-from slackwater.serve.http.few_in_a_round import FewInARound
+from slackwater.serve.http.loop_throttle import LoopThrottle
+from slackwater.serve.http.throttled_acceptor import ThrottledAcceptor
 
 MANY = 200
 
@@ -41,7 +41,7 @@ def crowd(count: int) -> Iterator[tuple[socket.socket, list[socket.socket]]]:
 
 def test_a_crowd_comes_in_a_few_in_every_round_of_the_loop() -> None:
     async def rounds(listening: socket.socket) -> list[int]:
-        door, entered = Door(listening, Guest), [0]
+        door, entered = ThrottledAcceptor(listening, Guest), [0]
         async with asyncio.timeout(60):
             while entered[-1] < MANY:
                 await asyncio.sleep(0)
@@ -57,7 +57,7 @@ def test_a_crowd_comes_in_a_few_in_every_round_of_the_loop() -> None:
 
 def test_nobody_comes_in_by_a_door_that_was_closed() -> None:
     async def rounds(listening: socket.socket) -> None:
-        Door(listening, Guest).close()
+        ThrottledAcceptor(listening, Guest).close()
         for _ in range(100):
             await asyncio.sleep(0)
 
@@ -68,7 +68,7 @@ def test_nobody_comes_in_by_a_door_that_was_closed() -> None:
 
 def test_what_many_say_first_is_heard_in_order_and_a_few_in_every_round() -> None:
     async def heard_by_round() -> tuple[list[int], list[int]]:
-        line, heard, by_round = FewInARound(3), list[int](), [0]
+        line, heard, by_round = LoopThrottle(3), list[int](), [0]
         for number in range(MANY):
             line.put(lambda number=number: heard.append(number))  # type: ignore[misc]
         async with asyncio.timeout(60):

@@ -1,4 +1,6 @@
-"""What a generation's listener is told: every token once, those that came while nobody looked together."""
+"""What a generation's listener is told: every token once, those that came while nobody looked
+together.
+"""
 
 import asyncio
 import time
@@ -8,10 +10,15 @@ from typing import Any
 from slackwater.model.ids import JobId, TenantId, TurnId
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import FinishReason
-from slackwater.runtime.bodies.rollout import TurnResult, TurnTokens
+from slackwater.runtime.executors.engines import TurnResult, TurnTokens
 from slackwater.runtime.services.loop_shares import LoopShares
 from slackwater.runtime.services.turn_shares import TurnShares
-from slackwater.serve.openai.generation import Asked, Generation, Piece, Whole
+from slackwater.serve.openai.generation import (
+    ChoiceDelta,
+    ChoiceRequest,
+    FinishedChoice,
+    Generation,
+)
 
 
 class StoppedClock:
@@ -29,23 +36,23 @@ class StoppedClock:
 
 def generation(choices: int) -> Generation:
     plane: Any = SimpleNamespace(loop_shares=LoopShares(1), broken_engine=lambda *_: None)
-    asked: Any = Asked([1], None, "m", "v", "job")  # type: ignore[arg-type]  # nothing is submitted
+    asked: Any = ChoiceRequest([1], None, "m", "v", "job")  # type: ignore[arg-type]  # nothing is submitted
     return Generation(plane, TenantId("t"), [asked] * choices, stream=True)
 
 
-def piece(choice: int, *tokens: int) -> Piece:
-    return Piece(choice, TurnTokens(TurnId("t"), list(tokens), [-1.0] * len(tokens)))
+def piece(choice: int, *tokens: int) -> ChoiceDelta:
+    return ChoiceDelta(choice, TurnTokens(TurnId("t"), list(tokens), [-1.0] * len(tokens)))
 
 
-def whole(choice: int) -> Whole:
-    return Whole(choice, TurnResult(TurnId("t"), [], [], FinishReason.LENGTH, "v", 0))
+def whole(choice: int) -> FinishedChoice:
+    return FinishedChoice(choice, TurnResult(TurnId("t"), [], [], FinishReason.LENGTH, "v", 0))
 
 
 def heard(told: Generation) -> list[tuple[int, list[int]]]:
     async def read() -> list[tuple[int, list[int]]]:
         async with asyncio.timeout(60):
             return [
-                (event.choice, list(event.more.tokens) if isinstance(event, Piece) else [])
+                (event.choice, list(event.more.tokens) if isinstance(event, ChoiceDelta) else [])
                 async for event in told.events()
             ]
 
@@ -102,7 +109,7 @@ def test_a_thousand_clients_of_a_tenant_that_had_its_share_are_not_let_go_at_onc
                 spawn=lambda work: background.add(asyncio.create_task(work))
             ),
         )
-        asked = Asked([1], Sampling(1), "m", "v", JobId("job"))
+        asked = ChoiceRequest([1], Sampling(1), "m", "v", JobId("job"))
         begun = [Generation(plane, loud, [asked], stream=True) for _ in range(1000)]
         for one in begun:
             await one.begin()

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from test_app import post, with_plane
+from test_app import post
 
+from harness.service_plane import with_plane
 from slackwater.control.jobs.events import JobTrained
 from slackwater.model.ids import JobId, TenantId
 from slackwater.runtime.plane import ControlPlane

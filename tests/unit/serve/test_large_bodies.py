@@ -10,7 +10,7 @@ import pytest
 
 from slackwater.model.errors import UnavailableError
 from slackwater.runtime.services.helper_processes import HelperProcesses
-from slackwater.serve.http.body_reader import MAX_VALUES, Read, Wrong, read
+from slackwater.serve.http.body_reader import MAX_VALUES, InvalidBody, ParsedBody, read
 from slackwater.serve.openai.bodies import ChatBody, CompletionBody
 from slackwater.serve.openai.json_text import sliced_json
 from slackwater.serve.tinker.bodies import SampleBody
@@ -23,7 +23,7 @@ def helpers() -> Iterator[HelperProcesses]:
     found.close()
 
 
-def body_of(kind: type[Any], **fields: Any) -> Read | Wrong:
+def body_of(kind: type[Any], **fields: Any) -> ParsedBody | InvalidBody:
     return read(kind, json.dumps(fields).encode())
 
 
@@ -32,7 +32,7 @@ def test_a_helper_gives_back_the_checked_body(helpers: HelperProcesses) -> None:
     name = f"{CompletionBody.__module__}:{CompletionBody.__qualname__}"
     for _ in range(2):
         found = pickle.loads(helpers.ask((f"body {name}".encode(), raw))[0])
-        assert isinstance(found, Read)
+        assert isinstance(found, ParsedBody)
         assert isinstance(found.body, CompletionBody)
         assert found.body.n == 2
         assert [list(prompt) for prompt in found.body.prompts()] == [[1, 2], list(range(5000))]
@@ -41,11 +41,11 @@ def test_a_helper_gives_back_the_checked_body(helpers: HelperProcesses) -> None:
 def test_token_ids_come_as_arrays_wherever_they_stand() -> None:
     tokens = list(range(100))
     found = body_of(CompletionBody, model="m", prompt=tokens)
-    assert isinstance(found, Read)
+    assert isinstance(found, ParsedBody)
     assert isinstance(found.body, CompletionBody)
     assert all(isinstance(prompt, array) for prompt in found.body.prompts())
     sample = body_of(SampleBody, prompt={"chunks": [{"tokens": tokens}]})
-    assert isinstance(sample, Read)
+    assert isinstance(sample, ParsedBody)
     assert isinstance(sample.body, SampleBody)
     assert list(sample.body.prompt.chunks[0].tokens) == tokens
 
@@ -62,7 +62,7 @@ def test_token_ids_come_as_arrays_wherever_they_stand() -> None:
 )
 def test_what_is_wrong_is_said_as_for_small_bodies(raw: bytes, said: str) -> None:
     found = read(CompletionBody, raw)
-    assert isinstance(found, Wrong)
+    assert isinstance(found, InvalidBody)
     assert said in found.errors[0]["msg"]
     assert found.errors[0]["loc"][0] == "body"
 
@@ -70,24 +70,24 @@ def test_what_is_wrong_is_said_as_for_small_bodies(raw: bytes, said: str) -> Non
 def test_a_body_of_too_many_small_things_is_refused_and_one_of_many_tokens_is_not() -> None:
     messages = [{"role": "user", "content": "a"}] * MAX_VALUES
     found = body_of(ChatBody, model="m", messages=messages)
-    assert isinstance(found, Wrong)
+    assert isinstance(found, InvalidBody)
     assert "must be at most" in found.errors[0]["msg"]
     many = body_of(CompletionBody, model="m", prompt=[7] * 200_000)
-    assert isinstance(many, Read)
+    assert isinstance(many, ParsedBody)
 
 
 def test_a_wrong_operation_is_still_known_by_its_number() -> None:
     found = body_of(ChatBody, model_id="mine", seq_id=3, messages="x" * 50)
-    assert isinstance(found, Wrong)
+    assert isinstance(found, InvalidBody)
     assert found.named == {"model_id": "mine", "seq_id": 3}
 
 
 def test_a_helper_that_dies_loses_one_question_alone(helpers: HelperProcesses) -> None:
     with pytest.raises(UnavailableError, match="try again"):
-        helpers.ask((b"pass not-a-number ", b""))
+        helpers.ask((b"body no-such-module:Body", b"{}"))
     name = f"{ChatBody.__module__}:{ChatBody.__qualname__}"
     raw = b'{"model": "m", "messages": [{"role": "user"}]}'
-    assert isinstance(pickle.loads(helpers.ask((f"body {name}".encode(), raw))[0]), Read)
+    assert isinstance(pickle.loads(helpers.ask((f"body {name}".encode(), raw))[0]), ParsedBody)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,9 @@ from slackwater.serve.http.surrogates import lone_surrogate
 def call(
     messages: list[dict[str, Any]], headers: dict[bytes, bytes] | None = None
 ) -> tuple[int, bytes]:
-    """What the limits and an application that echoes answer; after `messages` the client is silent."""
+    """What the limits and an application that echoes answer; after `messages` the client is
+    silent.
+    """
     sent: list[dict[str, Any]] = []
 
     async def echo(scope: Any, receive: Any, send: Any) -> None:
@@ -104,7 +106,8 @@ def test_json_has_a_limit_of_its_own_and_strangers_may_send_little() -> None:
     assert status(90 << 10, b"application/json; charset=utf-8", b"k") == 200
     assert status(101 << 10, b"application/json", b"k") == 413
     assert status(1 << 20, b"application/x-protobuf", b"k") == 200
-    assert status(65 << 10, b"application/x-protobuf", b"?") == 413
+    assert status(17 << 10, b"application/x-protobuf", b"?") == 413
+    assert status(16 << 10, b"application/x-protobuf", b"?") == 200
 
 
 def test_a_tenant_that_has_had_its_share_waits_and_others_go_between() -> None:

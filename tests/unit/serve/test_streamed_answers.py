@@ -1,4 +1,6 @@
-"""A streamed answer says what the whole one says: text, echo, log-probs, alternatives, offsets and bytes."""
+"""A streamed answer says what the whole one says: text, echo, log-probs, alternatives, offsets and
+bytes.
+"""
 
 import json
 from collections.abc import Sequence
@@ -12,12 +14,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from slackwater.model.ids import TurnId
 from slackwater.model.turn import FinishReason
-from slackwater.runtime.bodies.rollout import TurnResult, TurnTokens
-from slackwater.serve.openai.answers import Answers
+from slackwater.runtime.executors.engines import TurnResult, TurnTokens
+from slackwater.serve.openai.answers import ResponseWriter
 from slackwater.serve.openai.bodies import ChatBody, ChatMessage, CompletionBody
 from slackwater.serve.openai.chat_answers import ChatAnswers
 from slackwater.serve.openai.completion_answers import CompletionAnswers
-from slackwater.serve.openai.generation import Piece, Whole
+from slackwater.serve.openai.generation import ChoiceDelta, FinishedChoice
 from slackwater.serve.openai.text import TextCodec, TextStream
 from slackwater.zoo.tiny import byte_tokenizer
 
@@ -49,7 +51,9 @@ def result_of(tokens: Sequence[int]) -> TurnResult:
     )
 
 
-def streamed(answers: Answers, result: TurnResult, cuts: Sequence[int]) -> list[dict[str, Any]]:
+def streamed(
+    answers: ResponseWriter, result: TurnResult, cuts: Sequence[int]
+) -> list[dict[str, Any]]:
     """The choices of the chunks, with the tokens in pieces that end at `cuts`."""
     chunks, seen = answers.opening(), 0
     for cut in sorted({cut for cut in cuts if 0 < cut < len(result.tokens)}):
@@ -61,9 +65,9 @@ def streamed(answers: Answers, result: TurnResult, cuts: Sequence[int]) -> list[
             None if seen else result.prompt_logprobs,
             () if seen else result.prompt_topk,
         )
-        chunks += answers.piece(Piece(0, more))
+        chunks += answers.piece(ChoiceDelta(0, more))
         seen = cut
-    chunks += answers.end(Whole(0, result))
+    chunks += answers.end(FinishedChoice(0, result))
     return [chunk["choices"][0] for chunk in chunks]
 
 
@@ -137,7 +141,7 @@ def test_tokens_with_byte_fallback_are_spelled_too(tmp_path: Path) -> None:
 def test_plain_text_is_written_as_any_piece_is(
     codec: TextCodec, text: str, cuts: list[int], chat: bool
 ) -> None:
-    def answers() -> Answers:
+    def answers() -> ResponseWriter:
         if chat:
             said = [ChatMessage(role="user", content="p")]
             return ChatAnswers(ChatBody(model="m", messages=said), codec, [PROMPT])
@@ -148,7 +152,7 @@ def test_plain_text_is_written_as_any_piece_is(
     for cut in [*sorted({cut for cut in cuts if 0 < cut < len(tokens)}), len(tokens)]:
         more = TurnTokens(TurnId("t"), tokens[seen:cut], [-1.0] * (cut - seen))
         seen = cut
-        written, chunks = plain.plain_piece(Piece(0, more)), usual.piece(Piece(0, more))
+        written, chunks = plain.plain_piece(ChoiceDelta(0, more)), usual.piece(ChoiceDelta(0, more))
         assert written is not None
         events = [json.loads(line[6:]) for line in written.decode().split("\n\n") if line]
         assert [event["choices"] for event in events] == [chunk["choices"] for chunk in chunks]
@@ -166,3 +170,22 @@ def test_a_text_is_the_same_however_its_tokens_come(
         seen = cut
     pieces.finish()
     assert pieces.text == whole.text
+
+
+@pytest.mark.parametrize("drawn", [[7], []])
+def test_an_echo_without_tokens_is_the_prompt_alone(codec: TextCodec, drawn: list[int]) -> None:
+    body = CompletionBody(model="m", prompt="x", max_tokens=0, echo=True, logprobs=1)
+    said = CompletionAnswers(body, codec, [PROMPT]).whole([result_of(drawn)])
+    (choice,) = said["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("n\u00e9", "length")
+    assert len(choice["logprobs"]["tokens"]) == len(PROMPT)
+    assert choice["logprobs"]["token_logprobs"] == [None, -1.0, -1.0]
+    assert said["usage"]["completion_tokens"] == 0
+    pieces = streamed(CompletionAnswers(body, codec, [PROMPT]), result_of(drawn), [])
+    assert "".join(piece["text"] for piece in pieces) == "n\u00e9"
+    assert pieces[-1]["finish_reason"] == "length"
+
+
+def test_no_tokens_without_an_echo_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="max_tokens: 0 must be at least 1 without echo"):
+        CompletionBody(model="m", prompt="x", max_tokens=0)

@@ -1,4 +1,6 @@
-"""Calls of tools: read whole or as they stream, written for any template, and forced by a grammar."""
+"""Calls of tools: read whole or as they stream, written for any template, and forced by a
+grammar.
+"""
 
 import json
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""`docs/configuration.md` names every setting there is."""
+"""`docs/reference/scenario-files.md` names every setting there is."""
 
 import dataclasses
 import types
@@ -8,7 +8,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from slackwater.sim.inputs.scenario_file import ScenarioFile
 
-PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "scenario-files.md"
 
 
 def settings(cls: Any) -> Iterator[tuple[str, str]]:

@@ -10,15 +10,15 @@ from slackwater.model.errors import RefusedError
 from slackwater.model.ids import JobId
 from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.node import H20, H800, Pool, Role
-from slackwater.policy.placement.fleet import Fleet
+from slackwater.policy.placement.fleet import FleetView
 from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
 from slackwater.sim.cluster.simulate import simulate
 from slackwater.sim.planning.figures import plan_figures
 from slackwater.sim.planning.sharing_plan import MeasuredPlan, candidate_plans, plan_sharing
 
 
-def fleet(nodes: int = 64) -> Fleet:
-    return Fleet(Pool(Role.ROLLOUT, H20, nodes), Pool(Role.TRAIN, H800, nodes))
+def fleet(nodes: int = 64) -> FleetView:
+    return FleetView(Pool(Role.ROLLOUT, H20, nodes), Pool(Role.TRAIN, H800, nodes))
 
 
 def job(name: str, rollout_s: float, train_s: float, slo: float) -> JobSpec:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from slackwater.model.residency import Part, Role, StateKey
+from slackwater.model.residency import PartRole, StateKey, StoredPart
 from slackwater.state.port import About
 
 
@@ -15,19 +15,21 @@ def part(
     parameter: str,
     elements: int,
     kind: str = "weight",
-    role: Role = Role.KEPT,
+    role: PartRole = PartRole.KEPT,
     model: str = "m",
     start: int = 0,
     whole: int | None = None,
-) -> Part:
+) -> StoredPart:
     key = StateKey(deployment, model, parameter, kind, start, start + elements)
-    return Part(key, "float32", 4, role, (whole or elements,))
+    return StoredPart(key, "float32", 4, role, (whole or elements,))
 
 
 class PlainBody:
-    """Remembers the sum of every stored tensor when it lets go, and finds it again when it is bound."""
+    """Remembers the sum of every stored tensor when it lets go, and finds it again when it is
+    bound.
+    """
 
-    def __init__(self, roles: Mapping[StateKey, Role]) -> None:
+    def __init__(self, roles: Mapping[StateKey, PartRole]) -> None:
         self.roles = dict(roles)
         self.tensors: dict[StateKey, Tensor] = {}
         self.sums: dict[StateKey, int] = {}
@@ -35,14 +37,17 @@ class PlainBody:
         self.wrong: list[str] = []
 
     @classmethod
-    def of(cls, parts: list[Part]) -> "PlainBody":
+    def of(cls, parts: list[StoredPart]) -> "PlainBody":
         return cls({each.key: each.role for each in parts})
 
     def bind(self, tensors: Mapping[StateKey, Tensor], about: About) -> None:
         self.tensors = dict(tensors)
         self.steps = int(about.get("steps", 0))
         for key, tensor in tensors.items():
-            if self.roles[key] is Role.SCRATCH:
+            if self.roles[key] is PartRole.FROZEN and not about:
+                tensor.copy_(frozen_values(key, len(tensor)))
+        for key, tensor in tensors.items():
+            if self.roles[key] is PartRole.SCRATCH:
                 if tensor.any():
                     self.wrong.append(f"{key} is not zero")
             elif key in self.sums and summed(tensor) != self.sums[key]:
@@ -52,7 +57,7 @@ class PlainBody:
         self.sums = {
             key: summed(tensor)
             for key, tensor in self.tensors.items()
-            if self.roles[key] is not Role.SCRATCH
+            if self.roles[key] is not PartRole.SCRATCH
         }
         self.tensors = {}
         return {"steps": self.steps}
@@ -61,8 +66,14 @@ class PlainBody:
         """Compute something: all but the frozen parts differ afterwards."""
         self.steps += 1
         for key, tensor in self.tensors.items():
-            if self.roles[key] is not Role.FROZEN or self.steps == 1:
+            if self.roles[key] is not PartRole.FROZEN:
                 tensor.copy_(torch.rand(tensor.shape, generator=generator))
+
+
+def frozen_values(key: StateKey, elements: int) -> Tensor:
+    """What a frozen tensor of that name has in every deployment."""
+    seed = zlib.crc32(str(key).encode())
+    return torch.rand(elements, generator=torch.Generator().manual_seed(seed))
 
 
 def summed(tensor: Tensor) -> int:

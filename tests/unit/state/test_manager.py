@@ -10,7 +10,7 @@ import torch
 from state_bodies import PlainBody, part
 
 from slackwater.model.errors import ConfigError, RefusedError, UnavailableError
-from slackwater.model.residency import Part, Role, StateBudgets, Tier
+from slackwater.model.residency import PartRole, StateBudgets, StoredPart, Tier
 from slackwater.state.device import DeviceTier
 from slackwater.state.disk import DiskTier
 from slackwater.state.image import HostImage
@@ -29,7 +29,7 @@ class Node:
         self.manager.attach("w", self.device)
         self.bodies: dict[str, PlainBody] = {}
 
-    def add(self, name: str, parts: list[Part], *, warm: bool = True) -> PlainBody:
+    def add(self, name: str, parts: list[StoredPart], *, warm: bool = True) -> PlainBody:
         body = PlainBody.of(parts)
         self.device.add(name, parts, body, warm=warm)
         self.bodies[name] = body
@@ -40,13 +40,13 @@ class Node:
         self.manager.close()
 
 
-def standard_parts(name: str, elements: int = 3 * KB) -> list[Part]:
+def standard_parts(name: str, elements: int = 3 * KB) -> list[StoredPart]:
     return [
         part(name, "a", elements),
         part(name, "b", 77),
         part(name, "a", elements, "moment1"),
-        part(name, "a", elements, "gradient", Role.SCRATCH),
-        part(name, "base", 5 * KB, "frozen", Role.FROZEN),
+        part(name, "a", elements, "gradient", PartRole.SCRATCH),
+        part(name, "base", 5 * KB, "frozen", PartRole.FROZEN),
     ]
 
 
@@ -89,20 +89,93 @@ def test_frozen_parts_are_stored_once_and_never_written_back(node: Node) -> None
     with node.device.use("a"):
         body.change(torch.Generator().manual_seed(0))
     node.device.evict("a")
-    image = node.manager.image("a")
-    frozen = next(
-        offset
-        for held, offset in zip(
-            *(lambda s: (s.parts, s.offsets))(node.manager.catalogue.entries["a"].stored),
-            strict=True,
-        )
-        if held.role is Role.FROZEN
-    )
-    image.data[frozen] ^= 1  # were it written back, this would go
+    base = node.manager.catalogue.entries["a"].brings
+    assert base is not None
+    node.manager.image(base).data[0] ^= 1  # were it written back, this would go
     with node.device.use("a"):
         pass
     node.device.evict("a")
     assert len(body.wrong) == 1 and "frozen" in body.wrong[0]
+
+
+def adapter(name: str, elements: int = 3 * KB) -> list[StoredPart]:
+    """Over a base that all of them share."""
+    base = part("", "base", 20 * KB, "frozen", PartRole.FROZEN, model="base")
+    return [part(name, "a", elements), part(name, "a", elements, "moment1"), base]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_adapters_over_one_base_keep_their_bytes_whoever_leaves_or_dies(
+    tmp_path: Path, seed: int
+) -> None:
+    """The host holds the base and two of them: what is asked for pushes out what others need."""
+    draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    node = Node(tmp_path, StateBudgets(130 * KB, 130 * KB, 1 << 20))
+    made = 0
+
+    def add(slot: int) -> str:
+        nonlocal made
+        made += 1
+        name = f"{slot}.{made}"
+        node.add(name, adapter(name), warm=False)
+        return name
+
+    names = [add(slot) for slot in range(4)]
+    for _ in range(60):
+        slot = draw.randrange(4)
+        match draw.randrange(6):
+            case 0:
+                node.device.evict(names[slot], draw.choice([Tier.HOST, Tier.DISK]))
+            case 1:
+                node.manager.prefetch(draw.sample(names, 2))
+            case 2:
+                node.manager.forget_when_unused(names[slot])
+                names[slot] = add(slot)
+            case _:
+                with node.device.use(names[slot], timeout_s=30.0):
+                    node.bodies[names[slot]].change(generator)
+        with node.manager._body.lock:
+            node.manager.book.check_integrity()
+    for name in names:
+        with node.device.use(name, timeout_s=30.0):
+            pass
+    assert all(not body.wrong for body in node.bodies.values())
+    for name in names:
+        node.manager.forget_when_unused(name)
+    assert node.manager.book.used(Tier.HOST) == node.manager.book.used(Tier.DISK) == 0
+    assert node.manager.catalogue.image_bytes("frozen-1") == 0
+    node.close()
+
+
+def test_a_base_outlives_the_worker_that_brought_it(tmp_path: Path) -> None:
+    """The first adapter is lost with its worker; the other one never notices."""
+    node = Node(tmp_path, StateBudgets(230 * KB, 160 * KB, 1 << 20))
+    tier = DeviceTier(node.manager, "doomed", 130 * KB)
+    node.manager.attach("doomed", tier)
+    tier.add("a", adapter("a"), PlainBody.of(adapter("a")), warm=False)
+    with tier.use("a"):
+        pass
+    body = node.add("b", adapter("b"), warm=False)
+    with node.device.use("b"):
+        body.change(torch.Generator())
+    node.device.evict("b")
+    node.manager.holder_gone("doomed")
+    assert node.manager.tiers() == {"b": Tier.HOST}
+    with node.device.use("b", timeout_s=30.0):
+        assert body.wrong == []
+    tier.close()
+    node.close()
+
+
+def test_an_adapter_and_its_base_that_cannot_come_up_together_are_refused(tmp_path: Path) -> None:
+    node = Node(tmp_path, StateBudgets(130 * KB, 100 * KB, 1 << 20))
+    with pytest.raises(RefusedError, match=r"106496 bytes of host memory.* 102400 of 102400"):
+        node.add("a", adapter("a"), warm=False)
+    assert node.manager.tiers() == {} and node.manager.catalogue.image_bytes("frozen-1") == 0
+    node.add("b", adapter("b", 2 * KB), warm=False)  # what fits is still taken
+    with node.device.use("b", timeout_s=30.0):
+        pass
+    node.close()
 
 
 def test_replicas_of_one_state_are_stored_once(node: Node) -> None:

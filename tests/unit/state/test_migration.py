@@ -1,5 +1,6 @@
 """A state that goes to another node: the same bits there, and still here if it does not arrive."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import torch
 from state_bodies import PlainBody, part, summed
 
 from slackwater.model.errors import RefusedError, UnavailableError
-from slackwater.model.residency import Part, Role, StateBudgets, Tier
+from slackwater.model.residency import PartRole, StateBudgets, StoredPart, Tier
 from slackwater.state.device import DeviceTier
 from slackwater.state.manager import StateManager
 from slackwater.state.migration import MigrationServer, migrate
@@ -77,10 +78,10 @@ def test_an_encrypted_state_goes_only_to_the_certificate_that_was_named(
 
 
 def test_a_base_that_the_other_node_has_does_not_travel(tmp_path: Path) -> None:
-    def adapter(name: str) -> list[Part]:
+    def adapter(name: str) -> list[StoredPart]:
         return [
             part(name, "a", KB, model=name),
-            part("", "base", 4 * KB, "frozen", Role.FROZEN, model="base"),
+            part("", "base", 4 * KB, "frozen", PartRole.FROZEN, model="base"),
         ]
 
     manager, tier = node(tmp_path / "here", 64 * KB)
@@ -89,16 +90,17 @@ def test_a_base_that_the_other_node_has_does_not_travel(tmp_path: Path) -> None:
         body = PlainBody.of(adapter(name))
         where.add(name, adapter(name), body)
         with where.use(name):
-            for key, tensor in body.tensors.items():
-                tensor.fill_(7.0 if key.kind == "frozen" else float(ord(name)))
+            own, base = body.tensors.values()
+            own.fill_(float(ord(name)))
+            expected = base.clone()
     server = MigrationServer(other, "secret")
-    for name in "xy":  # y's base is stored with x
+    for name in "xy":
         assert migrate(manager, name, server.address, "secret") == 4 * KB
         body = PlainBody.of(adapter(name))
         there.add(name, adapter(name), body)
         with there.use(name, timeout_s=30.0):
             own, base = body.tensors.values()
-            assert set(own.tolist()) == {float(ord(name))} and set(base.tolist()) == {7.0}
+            assert set(own.tolist()) == {float(ord(name))} and torch.equal(base, expected)
     server.close()
     for each in (tier, there):
         each.close()
@@ -123,4 +125,24 @@ def test_a_node_without_room_or_that_is_not_there_leaves_the_state_where_it_is(
     with tier.use("job", timeout_s=30.0):
         assert body.wrong == []
     small.close()
+    other.close()
+
+
+def test_a_secret_is_for_one_state_of_one_model_and_may_become_known_late(
+    here: Here, tmp_path: Path
+) -> None:
+    manager = here[0]
+    other, there = node(tmp_path / "there", 64 * KB)
+    expected = {"for another": "other"}
+    server = MigrationServer(other, expected)
+    later = threading.Timer(0.2, expected.update, ({"for this": "job"},))
+    later.start()
+    migrate(manager, "job", server.address, "for this", arrives_as="job@moved")
+    later.join()
+    assert other.tiers() == {"job@moved": Tier.HOST}
+    with pytest.raises(RefusedError, match="not what was announced, a state of other"):
+        migrate(manager, "job", server.address, "for another", arrives_as="job@again")
+    assert expected == {}
+    server.close()
+    there.close()
     other.close()

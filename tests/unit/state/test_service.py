@@ -14,7 +14,7 @@ import torch
 from state_bodies import PlainBody, part, summed
 
 from slackwater.model.errors import RefusedError, UnavailableError
-from slackwater.model.residency import StateBudgets, Tier
+from slackwater.model.residency import PartRole, StateBudgets, Tier
 from slackwater.state.client import StateClient
 from slackwater.state.device import DeviceTier
 from slackwater.state.manager import StateManager
@@ -121,6 +121,34 @@ def test_two_workers_share_one_device_and_errors_come_as_they_are(
     for client, tier in zip(clients, tiers, strict=True):
         client.close()
         tier.close()
+
+
+def test_two_workers_share_a_base_that_the_host_holds_beside_one_of_them(
+    tmp_path: Path,
+) -> None:
+    manager = StateManager(StateBudgets(110 * KB, 110 * KB, 1 << 20), tmp_path / "disk")
+    server = StateServer(manager, tmp_path / "s", "secret")
+    base = part("", "base", 20 * KB, "frozen", PartRole.FROZEN, model="base")
+    clients, tiers, bodies = [], [], []
+    for number in range(2):
+        clients.append(StateClient(str(server.path), f"w{number}", "secret"))
+        tiers.append(DeviceTier(clients[-1], clients[-1].name, 1 << 30))
+        clients[-1].attach(tiers[-1])
+        parts = [part(f"job{number}", "w", 6 * KB), base]
+        bodies.append(PlainBody.of(parts))
+        tiers[-1].add(f"job{number}", parts, bodies[-1], warm=False)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(4):
+        for number, tier in enumerate(tiers):
+            with tier.use(f"job{number}", timeout_s=30.0):
+                bodies[number].change(generator)
+    assert bodies[0].wrong == bodies[1].wrong == []
+    assert bodies[0].steps == bodies[1].steps == 4
+    for client, tier in zip(clients, tiers, strict=True):
+        client.close()
+        tier.close()
+    server.close()
+    manager.close()
 
 
 def test_a_process_without_the_secret_is_not_heard(server: StateServer) -> None:

@@ -32,7 +32,9 @@ def job_row(name: str, end_s: float) -> JobRow:
 
 
 def two_jobs_taking_turns(cycles: int = 4, policy: str = "ours") -> RunReport:
-    """Jobs a and b, 100 s rollout and 80 s train each, 5 s of switch before every phase, period 210 s."""
+    """Jobs a and b, 100 s rollout and 80 s train each, 5 s of switch before every phase, period 210
+    s.
+    """
     spans = []
     for cycle in range(cycles):
         for number, name in enumerate(("a", "b")):

@@ -1,4 +1,6 @@
-"""Training's CUDA kernels mean what PyTorch's operators do. Without a GPU they run in Triton's interpreter."""
+"""Training's CUDA kernels mean what PyTorch's operators do. Without a GPU they run in Triton's
+interpreter.
+"""
 
 import json
 import os
@@ -116,7 +118,7 @@ def test_logprobs_of_targets_and_their_gradient() -> None:
 
 
 def plain_forward(
-    q: Tensor, k: Tensor, v: Tensor, runs: attention.Runs, causal: bool
+    q: Tensor, k: Tensor, v: Tensor, runs: attention.RowRuns, causal: bool
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """What the flash kernel promises, in fp32 on any device."""
     out, lse = torch.empty_like(q), q.new_empty(q.shape[1], q.shape[0])
@@ -137,7 +139,7 @@ def plain_forward(
 def plain_backward(
     g: Tensor,
     given: tuple[Tensor, ...],
-    runs: attention.Runs,
+    runs: attention.RowRuns,
     causal: bool,
     kept: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,6 @@
-"""A trainer whose state is switched out between operations ends in the same bits as one that never is."""
+"""A trainer whose state is switched out between operations ends in the same bits as one that never
+is.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,6 +61,31 @@ def operate(trainer: Trainer, step: int) -> float:
     if step % 3 != 2:  # now and then a gradient is left for the next time
         trainer.optim_step(Adam(learning_rate=1e-2))
     return float(output.logprobs[0].sum())
+
+
+def test_two_adapters_on_one_base_take_turns_where_the_host_holds_one_of_them(
+    tmp_path: Path,
+) -> None:
+    def made(seed: int) -> Trainer:
+        return Trainer.create(NET, LoraSpec(4, seed=seed), 0)
+
+    alone, shared = ({name: made(seed) for seed, name in enumerate("ab")} for _ in range(2))
+    one = sum(part.bytes for part in ManagedState(alone["a"], "job", "a").parts())
+    one += 1024  # between runs of memory
+    manager = StateManager(StateBudgets(one, one, 1 << 26), tmp_path)
+    tier = DeviceTier(manager, "w", one)
+    manager.attach("w", tier)
+    for name, trainer in shared.items():
+        state = ManagedState(trainer, "job", name)
+        tier.add(name, state.parts(), state, warm=False)
+        with tier.use(name, timeout_s=30.0):
+            pass
+    for step in range(4):
+        for name in "ab":
+            with tier.use(name, timeout_s=30.0):
+                assert operate(shared[name], step) == operate(alone[name], step)
+    tier.close()
+    manager.close()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

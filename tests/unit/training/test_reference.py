@@ -1,5 +1,6 @@
-"""Losses and gradients against a plain reference: transformers' forward, one sequence at a time, and
-the formulas written out with torch.log_softmax and autograd."""
+"""Losses and gradients against a plain reference: transformers' forward, one sequence at a time,
+and the formulas written out with torch.log_softmax and autograd.
+"""
 
 from collections.abc import Callable
 

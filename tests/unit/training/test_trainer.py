@@ -17,7 +17,7 @@ from slackwater.training import logprobs
 from slackwater.training.base_sum import base_sum
 from slackwater.training.datum import Datum
 from slackwater.training.packed_pass import MicroBatch
-from slackwater.training.state_file import read_state, read_state_meta
+from slackwater.training.state_file import read_state
 from slackwater.training.trainer import Trainer
 
 LORA = LoraSpec(rank=4, seed=2)
@@ -287,10 +287,10 @@ def test_a_state_moves_between_types_with_nothing_lost_and_says_its_own(
     first.optim_step(ADAM)
     first.forward_backward(batch(2), "ppo", {})
     first.save(tmp_path / "state")
-    assert read_state_meta(tmp_path / "state").dtype == wrote
+    assert read_state(tmp_path / "state").meta.dtype == wrote
     there = Trainer.load(tmp_path / "state", dtype=reads)
     there.save(tmp_path / "moved")
-    assert read_state_meta(tmp_path / "moved").dtype == reads
+    assert read_state(tmp_path / "moved").meta.dtype == reads
     back = Trainer.load(tmp_path / "moved", dtype=wrote)
     assert saved(back, tmp_path / "back") == state_bytes(tmp_path / "state")
     into = Trainer.create(tmp_path / "base", lora, seed=3, dtype=reads)

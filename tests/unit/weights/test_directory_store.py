@@ -1,6 +1,7 @@
 """The weight port over a folder."""
 
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -11,8 +12,9 @@ from safetensors import safe_open
 
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
 from slackwater.tensors import checked_file
-from slackwater.tensors.checked_file import read_tensors, write_tensors
+from slackwater.tensors.checked_file import content_digest, read_tensors, write_tensors
 from slackwater.tensors.sums import joined
+from slackwater.weights import directory
 from slackwater.weights.directory import DirectoryWeightStore
 
 TENSORS = {
@@ -146,3 +148,25 @@ def test_long_tensors_go_in_pieces_and_one_changed_byte_is_seen(
     (tmp_path / "file").write_bytes(damaged)
     with pytest.raises(ConfigError, match="the bytes of long are not as written"):
         read_tensors(tmp_path / "file")
+
+
+def test_of_two_publishers_at_once_the_first_wins_and_the_other_hears_both_digests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights, others = store(tmp_path), {name: tensor + 1 for name, tensor in TENSORS.items()}
+    write, first = checked_file.write_tensors, [True]
+
+    def overtaken(*given: Any, **options: Any) -> None:
+        """Another publisher is done between our look and our rename."""
+        if first.pop():
+            first.append(False)
+            weights.publish("v", TENSORS, {})
+        write(*given, **options)
+
+    monkeypatch.setattr(directory, "write_tensors", overtaken)
+    digests = [content_digest(tensors)[:16] for tensors in (TENSORS, others)]
+    with pytest.raises(RefusedError, match=rf"{digests[0]}; these have {digests[1]}"):
+        weights.publish("v", others, {})
+    assert torch.equal(weights.pull("v")["model.norm.weight"], TENSORS["model.norm.weight"])
+    assert [path.name for path in weights.path("v").parent.iterdir()] == ["v.safetensors"]
+    weights.publish("v", TENSORS, {})  # the same again is nothing

@@ -14,9 +14,9 @@ from torch import Tensor
 from slackwater.model.errors import RefusedError
 from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.relay.node_relay import NodeRelay
-from slackwater.weights.relay.stocker import Stocker
+from slackwater.weights.relay.stocker import RelayStocker
 from slackwater.wire import messages
-from slackwater.worker.publishing import Publishing
+from slackwater.worker.publishing import VersionPublisher
 
 DEADLINE_S = 120.0
 SECRET = b"of this fleet"
@@ -48,10 +48,10 @@ def failed(op: int, error: Exception) -> messages.OpFailed:
 def test_the_copy_is_all_that_publishing_waits_for(tmp_path: Path) -> None:
     said: queue.Queue[messages.Message] = queue.Queue()
     store = GatedStore(tmp_path)
-    publishing = Publishing(store, said.put, failed)
+    publishing = VersionPublisher(store, said.put, failed)
     weights = {"w": torch.ones(8)}
     publishing.begin(1, "model", "v1", weights, {"lora": None}, durable=False, stock=True)
-    assert isinstance(said.get(timeout=DEADLINE_S), messages.OpAside)
+    assert isinstance(said.get(timeout=DEADLINE_S), messages.PublishDetached)
     weights["w"].add_(1)  # the trainer goes on
     assert said.empty() and not store.versions()
     store.gate.set()
@@ -65,12 +65,12 @@ def test_what_cannot_be_written_is_said_of_its_operation_alone(tmp_path: Path) -
     said: queue.Queue[messages.Message] = queue.Queue()
     store = GatedStore(tmp_path)
     store.gate.set()
-    publishing = Publishing(store, said.put, failed)
+    publishing = VersionPublisher(store, said.put, failed)
     for op, value in ((1, 1.0), (2, 2.0)):
         weights = {"w": torch.full((8,), value)}
         publishing.begin(op, "model", "v1", weights, {"lora": None}, durable=False, stock=True)
     publishing.close()
-    told = [message for message in said.queue if not isinstance(message, messages.OpAside)]
+    told = [message for message in said.queue if not isinstance(message, messages.PublishDetached)]
     assert isinstance(told[0], messages.OpDone) and isinstance(told[1], messages.OpFailed)
     assert told[1].op == 2 and "other weights" in told[1].error
     with pytest.raises(RefusedError):
@@ -84,8 +84,8 @@ def test_a_version_is_on_the_relay_before_it_is_said_to_be_written(tmp_path: Pat
     with ExitStack() as stack:
         relay = NodeRelay(SECRET, "node", "127.0.0.1", 64 << 20)
         stack.callback(relay.close)
-        publishing = Publishing(
-            store, said.put, failed, stocker=Stocker(relay.address, SECRET), node="node"
+        publishing = VersionPublisher(
+            store, said.put, failed, stocker=RelayStocker(relay.address, SECRET), node="node"
         )
         weights = {"w": torch.ones(300_000)}
         for op in (1, 2):
@@ -99,7 +99,7 @@ def test_a_version_is_on_the_relay_before_it_is_said_to_be_written(tmp_path: Pat
         kinds = [
             (type(m).__name__, getattr(m, "op", getattr(m, "version", None)))
             for m in said.queue
-            if not isinstance(m, messages.OpAside)
+            if not isinstance(m, messages.PublishDetached)
         ]
         assert kinds == [
             ("VersionStocked", "v1"),
@@ -118,12 +118,12 @@ def test_a_version_that_no_other_node_can_want_is_left_to_the_store(tmp_path: Pa
     with ExitStack() as stack:
         relay = NodeRelay(SECRET, "node", "127.0.0.1", 64 << 20)
         stack.callback(relay.close)
-        stocker = Stocker(relay.address, SECRET)
+        stocker = RelayStocker(relay.address, SECRET)
         store = DirectoryWeightStore(tmp_path)
-        publishing = Publishing(store, said.put, failed, stocker=stocker, node="node")
+        publishing = VersionPublisher(store, said.put, failed, stocker=stocker, node="node")
         weights = {"w": torch.ones(300_000)}
         publishing.begin(1, "model", "v1", weights, {"lora": None}, durable=False, stock=False)
         publishing.close()
-        assert not relay.shelf.cargoes()
+        assert not relay.shelf.payloads()
     assert not any(isinstance(message, messages.VersionStocked) for message in said.queue)
     assert torch.equal(store.pull("v1")["w"], weights["w"])

@@ -1,10 +1,10 @@
 """Whether a service could keep its promise alone."""
 
 from slackwater.model.serving import ServingSlo
-from slackwater.policy.serving.step_cost import Curve, StepCost
+from slackwater.policy.serving.step_cost import StepCost, StepCostCurve
 from slackwater.worker.serving_device import feasible
 
-COST = StepCost(Curve((1, 512), (0.02, 0.04)), Curve((1, 64), (0.01, 0.012)))
+COST = StepCost(StepCostCurve((1, 512), (0.02, 0.04)), StepCostCurve((1, 64), (0.01, 0.012)))
 
 
 def test_a_promise_that_one_step_breaks_is_named_with_what_the_step_takes() -> None:

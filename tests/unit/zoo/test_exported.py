@@ -1,4 +1,6 @@
-"""Weights that leave: transformers, peft and the cookbook compute our log-probs from what we export."""
+"""Weights that leave: transformers, peft and the cookbook compute our log-probs from what we
+export.
+"""
 
 import json
 from dataclasses import replace
@@ -172,6 +174,9 @@ def test_an_adapter_without_a_head_leaves_the_embedding_tied(tmp_path: Path) -> 
     write_merged(trained.base, trained.exported, trained.out)
     agree(trained.ours, loaded(trained.out))
     assert json.loads((trained.out / "config.json").read_text())["tie_word_embeddings"] is True
+    (tmp_path / "plain").touch()
+    plain = (tmp_path / "plain").stat().st_mode  # what the umask gives any new file
+    assert (trained.out / "model.safetensors").stat().st_mode == plain
 
 
 @BOTH

@@ -53,7 +53,9 @@ def test_an_unknown_size_is_refused(tmp_path: Path) -> None:
 
 
 def write_gguf(path: Path, net: dict[str, torch.Tensor], config: NetConfig) -> None:
-    """The file that llama.cpp's converter would write, with rows that rotate together interleaved."""
+    """The file that llama.cpp's converter would write, with rows that rotate together
+    interleaved.
+    """
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(config.num_layers)
     writer.add_context_length(config.max_positions)

@@ -1,7 +1,8 @@
 """The action broker: grants external resources one action at a time (ARL-Tangram).
 
-Invariants: no core, GPU, limit or MiB is held by more than there is; an action that was submitted ends in exactly one outcome; what an attempt
-holds is free again only when its worker says that all of it is gone, or the worker is lost; no one is overtaken for ever.
+Invariants: no core, GPU, limit or MiB is held by more than there is; an action that was submitted
+ends in exactly one outcome; what an attempt holds is free again only when its worker says that all
+of it is gone, or the worker is lost; no one is overtaken for ever.
 """
 
 from collections.abc import Sequence
@@ -9,19 +10,20 @@ from typing import assert_never
 
 from slackwater.control.actions import commands as do
 from slackwater.control.actions import events as on
-from slackwater.control.actions.books import Books
+from slackwater.control.actions.broker_state import BrokerState
 from slackwater.control.actions.integrity import check_books
 from slackwater.control.actions.lanes import CoreLane, LimitLane
 from slackwater.control.actions.limits import LimitBook
 from slackwater.control.actions.live import Attempt, EnvironmentState, LiveAction
-from slackwater.control.actions.places import Places
+from slackwater.control.actions.sandbox_registry import SandboxRegistry
 from slackwater.control.actions.settings import BrokerSettings
 from slackwater.control.actions.starting import Starter
 from slackwater.control.timer import TimerFired
-from slackwater.model.action import ActionSpec, Limit, OutcomeKind
+from slackwater.model.action import ActionSpec, EnvironmentSpec, Limit, OutcomeKind
 from slackwater.model.amounts import CORES, GPUS, MEMORY_MIB, Need
-from slackwater.model.errors import UnavailableError
-from slackwater.model.ids import ActionId, EnvironmentId, JobId, ResourceName
+from slackwater.model.ceilings import check_action, check_environment
+from slackwater.model.errors import ConfigError, UnavailableError
+from slackwater.model.ids import ActionId, EnvironmentId, ResourceName, TenantId
 from slackwater.policy.actions.curve import curve_of
 
 _OF_WORKERS = (CORES, GPUS, MEMORY_MIB)
@@ -31,8 +33,8 @@ class ActionBroker:
     """A state machine without I/O over all external resources."""
 
     def __init__(self, settings: BrokerSettings | None = None) -> None:
-        self.books = Books(settings or BrokerSettings())
-        self._places = Places(self.books)
+        self.books = BrokerState(settings or BrokerSettings())
+        self._places = SandboxRegistry(self.books)
         self._starter = Starter(self.books)
 
     def handle(self, event: on.Event) -> Sequence[do.Command]:
@@ -84,14 +86,16 @@ class ActionBroker:
                 assert_never(event)
 
     # ---- questions the body may ask ----
-    def check_room(self, job: JobId) -> None:
-        """Raise if the queue is full, for everyone or for this job."""
-        why = self._no_room(job)
+    def check_room(self, tenant: TenantId) -> None:
+        """Raise if the queue is full, for everyone or for this tenant."""
+        why = self._no_room(tenant)
         if why is not None:
             raise UnavailableError(why)
 
     def could_start(self, spec: ActionSpec) -> bool:
-        """A guess at whether it would start at once: nobody waits, and the cores that it needs least are free."""
+        """A guess at whether it would start at once: nobody waits, and the cores that it needs
+        least are free.
+        """
         books, cores = self.books, spec.need(CORES)
         if books.waiting or cores is None:
             return False
@@ -103,14 +107,19 @@ class ActionBroker:
             lanes = [books.nodes[place.node]]
         return any(lane.free >= cores.amounts.least for lane in lanes)
 
-    def _no_room(self, job: JobId) -> str | None:
+    def check_environment(self, spec: EnvironmentSpec) -> None:
+        """Raise if the tenant may not have it, whatever is free."""
+        owner = self.books.tenant(spec.tenant)
+        check_environment(spec, owner.limits)
+        why = owner.no_environment()
+        if why is not None:
+            raise UnavailableError(why)
+
+    def _no_room(self, tenant: TenantId) -> str | None:
         settings = self.books.settings
         if self.books.waiting >= settings.max_waiting:
             return f"the queue is full: {self.books.waiting} actions are waiting; try again later"
-        waiting = self.books.waiting_by_job.get(job, 0)
-        if waiting >= settings.max_waiting_per_job:
-            return f"job {job} has {waiting} actions waiting, as many as it may; try again later"
-        return None
+        return self.books.tenant(tenant).no_room()
 
     # ---- actions ----
     def _submitted(self, spec: ActionSpec, submitted_s: float, *, started: bool) -> None:
@@ -119,7 +128,7 @@ class ActionBroker:
             return
         books.counters.submitted += 1
         action = self._live(spec, submitted_s)
-        no_room = None if started else self._no_room(spec.job)
+        no_room = None if started else self._no_room(spec.tenant)
         books.actions[spec.action] = action
         books.count_waiting(action, 1)
         why = no_room or self._refusal(spec)
@@ -173,10 +182,15 @@ class ActionBroker:
             curve,
             limits,
             memory.amounts.least if memory else 0,
+            books.tenant(spec.tenant),
         )
 
     def _refusal(self, spec: ActionSpec) -> str | None:
         """Why it can never run, as far as that is known without a node."""
+        try:
+            check_action(spec, self.books.tenant(spec.tenant).limits)
+        except ConfigError as error:
+            return str(error)
         for need in spec.needs:
             if need.resource in _OF_WORKERS:
                 continue

@@ -10,9 +10,11 @@ from slackwater.model.ids import ActionId, EnvironmentId, NodeId, ServiceName
 
 @dataclass(frozen=True, slots=True)
 class StartAction:
-    """Run it on exactly this; answer with `ActionFinished` of this attempt when all its processes are gone.
+    """Run it on exactly this; answer with `ActionFinished` of this attempt when all its processes
+    are gone.
 
-    `grant.node` is None for an action that needs no worker (an API call): the body runs it where it likes.
+    `grant.node` is None for an action that needs no worker (an API call): the body runs it where it
+    likes.
     """
 
     spec: ActionSpec
@@ -64,7 +66,9 @@ class EndEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class EvictService:
-    """Free the memory that a service has on these GPUs; its copy in host memory stays, so nothing is written back."""
+    """Free the memory that a service has on these GPUs; its copy in host memory stays, so nothing
+    is written back.
+    """
 
     node: NodeId
     gpus: tuple[int, ...]
@@ -73,7 +77,9 @@ class EvictService:
 
 @dataclass(frozen=True, slots=True)
 class RestoreService:
-    """Bring a service from host memory onto these GPUs; the action that follows on them waits for it."""
+    """Bring a service from host memory onto these GPUs; the action that follows on them waits for
+    it.
+    """
 
     node: NodeId
     gpus: tuple[int, ...]

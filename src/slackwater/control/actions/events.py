@@ -25,7 +25,9 @@ class ActionSubmitted:
 
 @dataclass(frozen=True, slots=True)
 class ActionAdopted:
-    """An action from the durable log after a restart. One that had started is run again if it may be, else it is lost."""
+    """An action from the durable log after a restart. One that had started is run again if it may
+    be, else it is lost.
+    """
 
     now_s: float
     spec: ActionSpec
@@ -35,10 +37,11 @@ class ActionAdopted:
 
 @dataclass(frozen=True, slots=True)
 class ActionFinished:
-    """A worker says that what an attempt started is over, with all its processes: its resources are free again.
+    """A worker says that what an attempt started is over, with all its processes: its resources are
+    free again.
 
-    `ended` is DONE, FAILED or TIMED_OUT (the worker's own limits); of a stopped one, whatever it came to.
-    `ran_s` is the execution alone, without the time to prepare it.
+    `ended` is DONE, FAILED or TIMED_OUT (the worker's own limits); of a stopped one, whatever it
+    came to. `ran_s` is the execution alone, without the time to prepare it.
     """
 
     now_s: float
@@ -101,7 +104,9 @@ class EnvironmentClosed:
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    """A worker brings its node's resources, and the environments that it holds already (after a restart of the broker)."""
+    """A worker brings its node's resources, and the environments that it holds already (after a
+    restart of the broker).
+    """
 
     now_s: float
     node: NodeId
@@ -128,7 +133,9 @@ class LimitDeclared:
 
 @dataclass(frozen=True, slots=True)
 class ServiceDeclared:
-    """There is a GPU service by this name; the body stages it in the host memory of every worker with GPUs."""
+    """There is a GPU service by this name; the body stages it in the host memory of every worker
+    with GPUs.
+    """
 
     now_s: float
     service: GpuService

@@ -1,20 +1,21 @@
 """The GPUs of the pool: aligned chunks, and the services that their memory holds (ARL-Tangram 5.3).
 
-A service stays on its GPUs after an action, and is evicted only when another needs the memory, least recently used first. Nothing is written back:
-its copy in host memory is whole. One action at a time runs on a GPU.
+A service stays on its GPUs after an action, and is evicted only when another needs the memory,
+least recently used first. Nothing is written back: its copy in host memory is whole. One action at
+a time runs on a GPU.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from slackwater.control.actions.commands import EvictService, RestoreService
-from slackwater.model.action import Degree, GpuService, WorkerCapacity
+from slackwater.model.action import GpuService, ServiceShape, WorkerCapacity
 from slackwater.model.ids import NodeId, ServiceName
 from slackwater.policy.actions.topology import LEVELS, WHOLE
 
 
 @dataclass(slots=True)
-class Resident:
+class ResidentService:
     """A service that a chunk's memory holds."""
 
     service: ServiceName
@@ -31,7 +32,7 @@ class GpuNode:
     count: int
     gpu_mib: int
     idle: set[int] = field(default_factory=set)
-    residents: list[Resident] = field(default_factory=list)
+    residents: list[ResidentService] = field(default_factory=list)
 
     def whole_chunks(self) -> list[tuple[int, ...]]:
         """The idle GPUs as the largest aligned chunks that they make."""
@@ -50,14 +51,15 @@ class GpuNode:
             start += size or 1
         return found
 
-    def resident(self, service: ServiceName, gpus: tuple[int, ...]) -> Resident | None:
+    def resident(self, service: ServiceName, gpus: tuple[int, ...]) -> ResidentService | None:
         return next((r for r in self.residents if r.service == service and r.gpus == gpus), None)
 
     def places(
         self, service: ServiceName, size: int
     ) -> Iterable[tuple[tuple[bool, int, float, NodeId, int], tuple[int, ...]]]:
-        """Every idle chunk of this size with its preference, least first: where the service lies already; else where the smallest
-        idle chunk is split; else what was used longest ago."""
+        """Every idle chunk of this size with its preference, least first: where the service lies
+        already; else where the smallest idle chunk is split; else what was used longest ago.
+        """
         ready = {r.gpus for r in self.residents if r.service == service}
         for whole in self.whole_chunks():
             for first in range(0, len(whole) - size + 1, size):
@@ -108,7 +110,7 @@ class GpuPool:
             return ()
         return tuple(units for units in choices if self._can_hold(declared.degree(units)))
 
-    def _can_hold(self, degree: Degree | None) -> bool:
+    def _can_hold(self, degree: ServiceShape | None) -> bool:
         return degree is not None and any(
             node.count >= degree.gpus and node.gpu_mib >= degree.gpu_mib
             for node in self.nodes.values()
@@ -128,7 +130,9 @@ class GpuPool:
     def take(
         self, service: ServiceName, size: int, now_s: float
     ) -> tuple[NodeId, tuple[int, ...], list[EvictService | RestoreService]] | None:
-        """A chunk with the service on it, and what must be done first; None where no idle chunk has the memory."""
+        """A chunk with the service on it, and what must be done first; None where no idle chunk has
+        the memory.
+        """
         degree = self.services[service].degree(size)
         assert degree is not None
         places = (
@@ -148,7 +152,11 @@ class GpuPool:
 
     @staticmethod
     def _make_resident(
-        node: GpuNode, gpus: tuple[int, ...], service: ServiceName, degree: Degree, now_s: float
+        node: GpuNode,
+        gpus: tuple[int, ...],
+        service: ServiceName,
+        degree: ServiceShape,
+        now_s: float,
     ) -> list[EvictService | RestoreService]:
         resident = node.resident(service, gpus)
         if resident is not None:
@@ -164,7 +172,7 @@ class GpuPool:
                 held_mib -= old.gpu_mib
                 node.residents.remove(old)
                 commands.append(EvictService(node.node, old.gpus, old.service))
-        node.residents.append(Resident(service, gpus, degree.gpu_mib, now_s))
+        node.residents.append(ResidentService(service, gpus, degree.gpu_mib, now_s))
         return [*commands, RestoreService(node.node, gpus, service)]
 
     def give_back(

@@ -2,13 +2,13 @@
 
 from collections import Counter
 
-from slackwater.control.actions.books import Books
+from slackwater.control.actions.broker_state import BrokerState
 from slackwater.control.actions.lanes import CoreLane
 from slackwater.control.actions.live import EnvironmentState
 from slackwater.model.amounts import MEMORY_MIB
 
 
-def check_books(books: Books) -> None:
+def check_books(books: BrokerState) -> None:
     """Raise AssertionError if the books disagree with each other or something is held twice."""
     counters = books.counters
     ended = sum(counters.ended.values())
@@ -23,9 +23,10 @@ def check_books(books: Books) -> None:
     _check_gpus(books)
     _check_limits(books)
     _check_environments(books)
+    _check_tenants(books)
 
 
-def _check_actions(books: Books) -> None:
+def _check_actions(books: BrokerState) -> None:
     waiting = 0
     for name, action in books.actions.items():
         assert action.spec.action == name
@@ -42,10 +43,10 @@ def _check_actions(books: Books) -> None:
         places = (action.lane is not None, name in books.homeless, behind)
         assert sum(places) == 1, f"{name} waits in {sum(places)} places"
         assert action.lane is None or action in action.lane
-    assert waiting == books.waiting == sum(books.waiting_by_job.values())
+    assert waiting == books.waiting == sum(t.waiting for t in books.tenants.values())
 
 
-def _check_node(books: Books, lane: CoreLane) -> None:
+def _check_node(books: BrokerState, lane: CoreLane) -> None:
     held = [core for attempt in lane.running.values() for core in attempt.grant.cores]
     owned = [core for numa in lane.capacity.cores for core in numa]
     assert sorted(held + lane.cores.idle()) == sorted(owned), f"{lane.node}: a core is held twice"
@@ -56,7 +57,7 @@ def _check_node(books: Books, lane: CoreLane) -> None:
     assert lane.free_mib == lane.capacity.memory_mib - used_mib >= 0, f"{lane.node}: memory"
 
 
-def _check_gpus(books: Books) -> None:
+def _check_gpus(books: BrokerState) -> None:
     pool = books.gpus.pool
     pool.check_integrity()
     held: Counter[tuple[str, int]] = Counter()
@@ -71,7 +72,7 @@ def _check_gpus(books: Books) -> None:
         assert busy | node.idle == set(range(node.count)) and not busy & node.idle
 
 
-def _check_limits(books: Books) -> None:
+def _check_limits(books: BrokerState) -> None:
     held: Counter[str] = Counter()
     for attempt in books.attempts.values():
         held.update(dict(attempt.action.limits))
@@ -81,7 +82,7 @@ def _check_limits(books: Books) -> None:
         assert book.blocked.keys() <= books.lanes.keys(), "a lane that is gone keeps a claim"
 
 
-def _check_environments(books: Books) -> None:
+def _check_environments(books: BrokerState) -> None:
     for name, environment in books.environments.items():
         placed = environment.state in (EnvironmentState.OPENING, EnvironmentState.OPEN)
         assert placed == (environment.node is not None)
@@ -90,3 +91,25 @@ def _check_environments(books: Books) -> None:
         assert all(action.environment is environment for action in environment.line)
         later = list(environment.line)[1:]
         assert all(action.attempt is None and action.lane is None for action in later)
+
+
+def _check_tenants(books: BrokerState) -> None:
+    held: Counter[str] = Counter()
+    for environment in books.environments.values():
+        if environment.node is not None:
+            held[environment.spec.tenant] += environment.spec.memory_mib
+    for attempt in books.attempts.values():
+        held[attempt.action.spec.tenant] += attempt.grant.amount(MEMORY_MIB)
+    owned = Counter(environment.spec.tenant for environment in books.environments.values())
+    for name, tenant in books.tenants.items():
+        assert tenant.held_mib == held[name], f"{name}: memory of a tenant"
+        assert tenant.environments == owned[name], f"{name}: environments of a tenant"
+    for node in books.nodes.values():
+        here = (books.environments[name] for name in node.environments)
+        opening = (e.spec.tenant for e in here if e.state is EnvironmentState.OPENING)
+        assert +node.opening == Counter(opening), f"{node.node}: environments that open"
+    for lane in books.lanes.values():
+        units: Counter[str] = Counter()
+        for attempt in lane.running.values():
+            units[attempt.action.spec.tenant] += attempt.units
+        assert {k: v for k, v in lane.held.items() if v} == dict(units), f"{lane.name}: units"

@@ -1,8 +1,10 @@
-"""Lanes: the waiting and the running of one place (the cores of a node, the GPUs of the pool, one limit), in order."""
+"""Lanes: the waiting and the running of one place (the cores of a node, the GPUs of the pool, one
+limit), in order.
+"""
 
 import math
 from abc import ABC, abstractmethod
-from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -10,19 +12,21 @@ import numpy as np
 
 from slackwater.control.actions.commands import Command
 from slackwater.control.actions.cores import NodeCores
+from slackwater.control.actions.fair_line import FairLine
 from slackwater.control.actions.gpus import GpuPool
 from slackwater.control.actions.live import Attempt, LiveAction
+from slackwater.control.actions.tenants import TenantState
 from slackwater.model.action import Grant, WorkerCapacity
 from slackwater.model.amounts import CORES, GPUS, MEMORY_MIB
-from slackwater.model.ids import EnvironmentId, NodeId, ResourceName
-from slackwater.policy.actions.curve import Curve
+from slackwater.model.ids import EnvironmentId, NodeId, ResourceName, TenantId
+from slackwater.policy.actions.curve import DurationCurve
 from slackwater.policy.actions.elastic_load import ElasticLoad
-from slackwater.policy.actions.short_load import ShortLoad
+from slackwater.policy.actions.short_load import LoadAverage
 from slackwater.policy.actions.topology import Topology, chunks, units
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class Allocation:
     """What a lane gave to an action, and what must be done before it starts."""
 
     node: NodeId | None = None
@@ -40,34 +44,55 @@ class Lane(ABC):
     def __init__(self, name: str) -> None:
         self.name = name
         self.running: dict[int, Attempt] = {}
-        self.short = ShortLoad()
+        self.short = LoadAverage()
         self.elastic = ElasticLoad()
         self.wanted = 0  # units that those in line need at least
-        self._line: list[tuple[float, int, LiveAction]] = []
+        self.held: dict[TenantId, int] = {}  # units of what runs
+        self.line = FairLine()
 
     def __len__(self) -> int:
-        return len(self._line)
+        return len(self.line)
 
     def __iter__(self) -> Iterator[LiveAction]:
-        return (entry[2] for entry in self._line)
+        return iter(self.line.in_order())
 
     def add(self, action: LiveAction) -> None:
-        insort(self._line, (*action.place_in_line, action))
+        self.line.add(action)
         self.wanted += action.curve.least
 
     def __contains__(self, action: LiveAction) -> bool:
-        index = bisect_left(self._line, action.place_in_line, key=lambda entry: entry[:2])
-        return index < len(self._line) and self._line[index][2] is action
+        return action in self.line
 
     def remove(self, action: LiveAction) -> None:
-        index = bisect_left(self._line, action.place_in_line, key=lambda entry: entry[:2])
-        assert self._line[index][2] is action
-        del self._line[index]
+        self.line.remove(action)
         self.wanted -= action.curve.least
 
-    def first(self, count: int, skip: int = 0) -> list[LiveAction]:
-        """The first in line, after so many."""
-        return [entry[2] for entry in self._line[skip : skip + count]]
+    def first(self, count: int) -> list[LiveAction]:
+        return self.line.first(count)
+
+    def start(self, attempt: Attempt, expected_s: float) -> None:
+        """It runs here from now on."""
+        self.running[attempt.number] = attempt
+        tenant = attempt.action.spec.tenant
+        self.held[tenant] = self.held.get(tenant, 0) + attempt.units
+        self.line.started(attempt, expected_s)
+
+    def end(self, attempt: Attempt, now_s: float) -> bool:
+        """It runs here no more; whether it did."""
+        if self.running.pop(attempt.number, None) is None:
+            return False
+        self.held[attempt.action.spec.tenant] -= attempt.units
+        self.line.ended(attempt, now_s)
+        return True
+
+    def most_for(self, owner: TenantState) -> float:
+        """Units that the tenant may hold here, if there is a bound."""
+        del owner
+        return math.inf
+
+    def left_for(self, owner: TenantState) -> float:
+        """Units that the tenant may still take here, free or not."""
+        return self.most_for(owner) - self.held.get(owner.tenant, 0)
 
     @property
     @abstractmethod
@@ -88,7 +113,7 @@ class Lane(ABC):
     def topology(self, most: int) -> Topology: ...
 
     @abstractmethod
-    def curve(self, action: LiveAction) -> Curve:
+    def curve(self, action: LiveAction) -> DurationCurve:
         """How long it would take here and now."""
 
     @abstractmethod
@@ -101,7 +126,7 @@ class Lane(ABC):
         return True
 
     @abstractmethod
-    def take(self, action: LiveAction, amount: int, now_s: float) -> Taken | None:
+    def take(self, action: LiveAction, amount: int, now_s: float) -> Allocation | None:
         """Units of its own; None if they cannot be had after all, and it must wait."""
 
     @abstractmethod
@@ -120,6 +145,7 @@ class CoreLane(Lane):
         self.cores = NodeCores(capacity.cores)
         self.free_mib = capacity.memory_mib
         self.environments: set[EnvironmentId] = set()
+        self.opening: Counter[TenantId] = Counter()
 
     @property
     def free(self) -> int:
@@ -129,9 +155,15 @@ class CoreLane(Lane):
     def capacity_units(self) -> int:
         return self.cores.total
 
+    def most_for(self, owner: TenantState) -> float:
+        most = owner.limits.cores_of(self.cores.total)
+        return math.inf if most >= self.cores.total else most
+
     @property
     def may_come(self) -> float:
-        """Environments that are between actions; what needs none may come at any time, and is left out."""
+        """Environments that are between actions; what needs none may come at any time, and is left
+        out.
+        """
         if not self.environments:
             return math.inf
         return max(len(self.environments) - len(self) - len(self.running), 0)
@@ -144,13 +176,17 @@ class CoreLane(Lane):
     def topology(self, most: int) -> Topology:
         return units(self.cores.free, most)
 
-    def curve(self, action: LiveAction) -> Curve:
+    def curve(self, action: LiveAction) -> DurationCurve:
         return action.curve
 
     def refusal(self, action: LiveAction) -> str | None:
         least = action.curve.least
         if least > self.cores.total:
             return f"it needs {least} cores and the node has {self.cores.total}"
+        most = action.owner.limits.cores_of(self.cores.total)
+        if least > most:
+            may = f"its tenant may hold {most} of the node's"
+            return f"it needs {least} cores and {may} ([limits] core_share)"
         if action.memory_mib > self.capacity.memory_mib:
             has = self.capacity.memory_mib
             return f"it needs {action.memory_mib} MiB and the node has {has}"
@@ -159,9 +195,9 @@ class CoreLane(Lane):
     def has_memory(self, action: LiveAction, promised_mib: int) -> bool:
         return action.memory_mib + promised_mib <= self.free_mib
 
-    def take(self, action: LiveAction, amount: int, now_s: float) -> Taken:
+    def take(self, action: LiveAction, amount: int, now_s: float) -> Allocation:
         self.free_mib -= action.memory_mib
-        return Taken(self.node, self.cores.take(amount))
+        return Allocation(self.node, self.cores.take(amount))
 
     def give_back(self, action: LiveAction, grant: Grant, now_s: float) -> None:
         self.cores.give_back(grant.cores)
@@ -188,7 +224,7 @@ class GpuLane(Lane):
     def topology(self, most: int) -> Topology:
         return chunks(self.pool.free_chunks())
 
-    def curve(self, action: LiveAction) -> Curve:
+    def curve(self, action: LiveAction) -> DurationCurve:
         """With the time to restore its service, on sizes of which no idle chunk holds it."""
         service = action.spec.service
         assert service is not None
@@ -211,7 +247,7 @@ class GpuLane(Lane):
             return f"no node can hold service {service} on {list(action.curve.choices)} GPUs"
         return None
 
-    def take(self, action: LiveAction, amount: int, now_s: float) -> Taken | None:
+    def take(self, action: LiveAction, amount: int, now_s: float) -> Allocation | None:
         service = action.spec.service
         assert service is not None
         found = self.pool.take(service, amount, now_s)
@@ -220,7 +256,7 @@ class GpuLane(Lane):
         node, gpus, before = found
         degree = self.pool.services[service].degree(amount)
         assert degree is not None
-        return Taken(node, (), gpus, tuple(before), degree.restore_s if before else 0.0)
+        return Allocation(node, (), gpus, tuple(before), degree.restore_s if before else 0.0)
 
     def give_back(self, action: LiveAction, grant: Grant, now_s: float) -> None:
         assert grant.node is not None and action.spec.service is not None
@@ -245,14 +281,14 @@ class LimitLane(Lane):
     def topology(self, most: int) -> Topology:
         raise AssertionError("limits are not shared out")
 
-    def curve(self, action: LiveAction) -> Curve:
+    def curve(self, action: LiveAction) -> DurationCurve:
         return action.curve
 
     def refusal(self, action: LiveAction) -> str | None:
         return None
 
-    def take(self, action: LiveAction, amount: int, now_s: float) -> Taken:
-        return Taken()
+    def take(self, action: LiveAction, amount: int, now_s: float) -> Allocation:
+        return Allocation()
 
     def give_back(self, action: LiveAction, grant: Grant, now_s: float) -> None:
         pass

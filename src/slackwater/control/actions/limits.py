@@ -1,13 +1,30 @@
-"""Limits that no worker brings: how many at once, how many in any window of time, or both (ARL-Tangram 5.1).
+"""Limits that no worker brings: how many at once, how many in any window of time, or both
+(ARL-Tangram 5.1).
 
 An action waits for its quota instead of failing against it, so there are no storms of retries.
 """
 
 from collections import deque
+from typing import NamedTuple
 
 from slackwater.model.action import Limit
+from slackwater.model.ids import TenantId
 
 _GUARD_S = 1e-6  # sums of seconds are rounded: no window may be short by that
+
+
+class LimitClaim(NamedTuple):
+    """Who waits for a limit: its place in its tenant's line, and when it came."""
+
+    place: tuple[float, int]
+    tenant: TenantId
+    came: tuple[float, int]
+
+    def before(self, other: "LimitClaim") -> bool:
+        """A tenant's priorities order its own actions; between tenants it counts who came first."""
+        if self.tenant == other.tenant:
+            return self.place < other.place
+        return self.came < other.came
 
 
 class LimitBook:
@@ -17,9 +34,7 @@ class LimitBook:
         self.limit = limit
         self.running = 0
         self.recent = 0
-        self.blocked: dict[
-            str, tuple[float, int]
-        ] = {}  # lane -> place of the first that waits for it
+        self.blocked: dict[str, LimitClaim] = {}  # lane -> the first that waits for it
         self._used: deque[tuple[float, int]] = deque()  # when the units come back, and how many
 
     def change(self, limit: Limit) -> None:
@@ -38,9 +53,11 @@ class LimitBook:
             quota is None or self.recent + units <= quota
         )
 
-    def claimed_before(self, lane: str, place: tuple[float, int]) -> bool:
-        """Whether an earlier one in another lane waits for it: later ones must not take what it is waiting for."""
-        return any(first < place for other, first in self.blocked.items() if other != lane)
+    def claimed_before(self, lane: str, claim: LimitClaim) -> bool:
+        """Whether an earlier one in another lane waits for it: later ones must not take what it is
+        waiting for.
+        """
+        return any(first.before(claim) for other, first in self.blocked.items() if other != lane)
 
     def take(self, units: int, now_s: float) -> None:
         assert self.fits(units, now_s), f"{self.limit.resource}: {units} units do not fit"
@@ -54,7 +71,9 @@ class LimitBook:
         self.running -= units
 
     def returns_s(self, units: int, now_s: float) -> float | None:
-        """When the quota for so many will be there; None if it is not the quota that they wait for."""
+        """When the quota for so many will be there; None if it is not the quota that they
+        wait for.
+        """
         self._forget(now_s)
         quota = self.limit.quota
         if quota is None or self.recent + units <= quota:

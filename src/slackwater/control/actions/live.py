@@ -5,9 +5,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from slackwater.control.actions.limits import LimitClaim
+from slackwater.control.actions.tenants import TenantState
 from slackwater.model.action import ActionSpec, EnvironmentSpec, Grant, OutcomeKind
 from slackwater.model.ids import NodeId, ResourceName
-from slackwater.policy.actions.curve import Curve
+from slackwater.policy.actions.curve import DurationCurve
+from slackwater.policy.actions.fair_share import advance_charge_s
 
 if TYPE_CHECKING:
     from slackwater.control.actions.lanes import Lane
@@ -15,32 +18,48 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class LiveAction:
-    """An action that has not ended. It waits (in a lane, or for its environment or a worker) or runs."""
+    """An action that has not ended. It waits (in a lane, or for its environment or a worker) or
+    runs.
+    """
 
     spec: ActionSpec
     number: int
     rank: float
     submitted_s: float
     tries_left: int
-    curve: Curve
+    curve: DurationCurve
     limits: tuple[tuple[ResourceName, int], ...]
     memory_mib: int
+    owner: TenantState
     environment: "LiveEnvironment | None" = None
     attempt: "Attempt | None" = None
     lane: "Lane | None" = None
     could_start_s: float | None = None
+    came: tuple[float, int] = (0.0, 0)
+    cost_s: float = 0.0  # what its start is charged in advance, over its tenant's weight
+
+    def __post_init__(self) -> None:
+        self.came = (self.submitted_s, self.number)
+        charge_s = advance_charge_s(self.curve.least, self.curve.least_s)
+        self.cost_s = charge_s / self.owner.limits.weight
 
     @property
     def place_in_line(self) -> tuple[float, int]:
         return self.rank, self.number
 
+    @property
+    def claim(self) -> LimitClaim:
+        """What it says to the limits that it waits for."""
+        return LimitClaim(self.place_in_line, self.spec.tenant, self.came)
+
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One start of an action. It holds its grant until its worker says that it is over, even if the action has ended.
+    """One start of an action. It holds its grant until its worker says that it is over, even if the
+    action has ended.
 
-    `ends_s` is when we expect it to end. `stopping` is the outcome that awaits a stopped one; `short` says that it
-    could not use more units.
+    `ends_s` is when we expect it to end. `stopping` is the outcome that awaits a stopped one;
+    `short` says that it could not use more units.
     """
 
     number: int
@@ -54,6 +73,7 @@ class Attempt:
     stop_reason: str = ""
     told: bool = False
     short: bool = False
+    charged_s: float = 0.0  # unit-seconds, to its tenant
 
 
 class EnvironmentState(StrEnum):
@@ -67,15 +87,18 @@ class EnvironmentState(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class LiveEnvironment:
-    """An environment that has not ended. Its actions run one at a time, in order; the first of `line` is in a lane or runs.
+    """An environment that has not ended. Its actions run one at a time, in order; the first of
+    `line` is in a lane or runs.
 
-    `busy` is the attempt that runs in it, perhaps one that was stopped and has not reported its end yet.
+    `busy` is the attempt that runs in it, perhaps one that was stopped and has not reported its end
+    yet.
     """
 
     spec: EnvironmentSpec
     number: int
     rank: float
     state: EnvironmentState
+    owner: TenantState
     node: NodeId | None = None
     line: deque[LiveAction] = field(default_factory=deque)
     busy: Attempt | None = None
@@ -86,7 +109,7 @@ class LiveEnvironment:
 
 
 @dataclass(slots=True)
-class Counters:
+class BrokerCounters:
     """Since the broker started."""
 
     submitted: int = 0

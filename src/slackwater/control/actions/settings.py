@@ -3,32 +3,34 @@
 from dataclasses import dataclass, field
 
 from slackwater.model.errors import ConfigError
-from slackwater.policy.actions.order import ActionOrder, FirstComeFirstServed
+from slackwater.model.tenant_limits import TenantTable
+from slackwater.policy.actions.order import ActionOrder, ArrivalOrder
 from slackwater.policy.actions.priced import PricedScheduling
 from slackwater.policy.actions.scheduling import Scheduling
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """`max_waiting` and `max_waiting_per_job` bound the queue: what comes beyond them is refused at once.
+    """`max_waiting` and the tenants' own limits bound the queue: what comes beyond them is refused
+    at once.
 
-    A stopped action must have confirmed its end within `stop_grace_s`; then its owner is told without it, while its resources stay taken.
-    Environments from the durable log must come back with their worker within `return_s`.
+    A stopped action must have confirmed its end within `stop_grace_s`; then its owner is told
+    without it, while its resources stay taken. Environments from the durable log must come back
+    with their worker within `return_s`.
     """
 
     scheduling: Scheduling = field(default_factory=PricedScheduling)
-    order: ActionOrder = field(default_factory=FirstComeFirstServed)
+    order: ActionOrder = field(default_factory=ArrivalOrder)
     max_waiting: int = 100_000
-    max_waiting_per_job: int = 50_000
+    tenants: TenantTable = field(default_factory=TenantTable)
     stop_grace_s: float = 10.0
     limit_grace_s: float = 5.0
     return_s: float = 60.0
     guess_s: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("max_waiting", "max_waiting_per_job"):
-            if getattr(self, name) < 1:
-                raise ConfigError.of(name, getattr(self, name), "must be 1 or more")
+        if self.max_waiting < 1:
+            raise ConfigError.of("max_waiting", self.max_waiting, "must be 1 or more")
         for name in ("stop_grace_s", "limit_grace_s", "return_s", "guess_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError.of(name, getattr(self, name), "must be above 0")

@@ -1,19 +1,27 @@
-"""Who starts in a lane: the first in line whose least needs fit, with as much as the policy gives them (ARL-Tangram 4.2).
+"""Who starts in a lane: the first in line whose least needs fit, with as much as the policy gives
+them (ARL-Tangram 4.2).
 
-One that waits for cores or GPUs keeps them from all behind it, so no one starves. One that waits for a limit steps aside for those that do not
-need the limit, and keeps the limit from all behind it, in every lane.
+One that waits for cores or GPUs keeps them from all behind it, so no one starves. One that waits
+for a limit steps aside for those that do not need the limit, and keeps the limit from all behind
+it, in every lane.
 """
+
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.control.actions import commands as do
-from slackwater.control.actions.books import Books
+from slackwater.control.actions.broker_state import BrokerState
+from slackwater.control.actions.fair_line import FairOrder
 from slackwater.control.actions.lanes import GpuLane, Lane, LimitLane
+from slackwater.control.actions.limits import LimitClaim
 from slackwater.control.actions.live import Attempt, LiveAction
 from slackwater.model.action import Grant
-from slackwater.model.ids import ResourceName
-from slackwater.policy.actions.curve import Curve, curve_of
+from slackwater.model.amounts import MEMORY_MIB
+from slackwater.model.ids import ResourceName, TenantId
+from slackwater.policy.actions.curve import DurationCurve, curve_of, within
 from slackwater.policy.actions.scheduling import SchedulingView
 
 _MOST_SKIPPED = 32
@@ -25,18 +33,38 @@ _REST = 256
 class _Room:
     """What a lane could still give on top of what was promised."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: Lane, total_mib: int) -> None:
         self._lane = lane
+        self._total_mib = total_mib
+        self._promised: dict[TenantId, tuple[int, int]] = {}
+        self.no_memory: TenantId | None = None  # whose first waits for memory
         self.free = lane.free
         self._promised_mib = 0
         self._chunks = lane.topology(0) if isinstance(lane, GpuLane) else None
         self._state = self._chunks.start if self._chunks else 0
 
-    def take(self, action: LiveAction, curve: Curve) -> bool:
+    def admits(self, action: LiveAction, curve: DurationCurve) -> bool:
+        """Whether its tenant may have so much more; if not, others need not wait for it."""
+        units, mib = self._promised.get(action.spec.tenant, (0, 0))
+        if curve.choices and curve.least > self._lane.left_for(action.owner) - units:
+            return False
+        if not action.memory_mib:
+            return True
+        if self.no_memory not in (None, action.spec.tenant):
+            return False
+        owner = action.owner
+        return owner.held_mib + mib + action.memory_mib <= owner.limits.memory_of(self._total_mib)
+
+    def promise(self, action: LiveAction, units: int) -> None:
+        before = self._promised.get(action.spec.tenant, (0, 0))
+        self._promised[action.spec.tenant] = (before[0] + units, before[1] + action.memory_mib)
+
+    def take(self, action: LiveAction, curve: DurationCurve) -> bool:
         """Promise an action its least, if there is so much."""
         if not curve.choices or curve.least > self.free:
             return False
         if action.memory_mib and not self._lane.has_memory(action, self._promised_mib):
+            self.no_memory = action.spec.tenant
             return False
         if self._chunks is not None:
             self._state = int(self._chunks.after[self._state, curve.least])
@@ -44,13 +72,14 @@ class _Room:
                 return False
         self.free -= curve.least
         self._promised_mib += action.memory_mib
+        self.promise(action, curve.least)
         return True
 
 
 class Starter:
     """Starts what can be started, lane by lane."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: BrokerState) -> None:
         self._books = books
 
     def run(self, lane: Lane) -> None:
@@ -58,7 +87,11 @@ class Starter:
         if not len(lane):
             self._set_claims(lane, {})
             return
-        candidates, seen, claims = self._candidates(lane)
+        if lane.line.shared:
+            for attempt in lane.running.values():
+                lane.line.ran(attempt, self._books.now_s)
+        order = lane.line.in_order()
+        candidates, seen, claims = self._candidates(lane, order)
         self._set_claims(lane, claims)
         if not candidates:
             return
@@ -66,21 +99,24 @@ class Starter:
             for action, curve in candidates:
                 self._start(lane, action, curve.least, curve)
             return
-        self._share_out(lane, candidates, seen)
+        rest = partial(order.after, seen, _REST)
+        self._share_out(lane, candidates, rest)
 
     # ---- who could start ----
     def _candidates(
-        self, lane: Lane
-    ) -> tuple[list[tuple[LiveAction, Curve]], int, dict[ResourceName, tuple[float, int]]]:
-        """The first in line that fit together, how many of the line were looked at, and the limits that block the others."""
-        found: list[tuple[LiveAction, Curve]] = []
-        claims: dict[ResourceName, tuple[float, int]] = {}
+        self, lane: Lane, order: FairOrder
+    ) -> tuple[list[tuple[LiveAction, DurationCurve]], int, dict[ResourceName, LimitClaim]]:
+        """The first in line that fit together, how many of the line were looked at, and the limits
+        that block the others.
+        """
+        found: list[tuple[LiveAction, DurationCurve]] = []
+        claims: dict[ResourceName, LimitClaim] = {}
         promised: dict[ResourceName, int] = {}
-        room = _Room(lane)
+        room = _Room(lane, self._books.memory_mib)
         seen = skipped = elastic = 0
         most_elastic = min(lane.free, _MOST_ELASTIC)
         puts_off = self._books.settings.scheduling.puts_off
-        for action in lane:
+        for action in order:
             if room.free <= 0 or skipped > _MOST_SKIPPED or seen > _MOST_SEEN:
                 break
             seen += 1
@@ -91,12 +127,18 @@ class Starter:
                 continue
             if puts_off and elastic >= most_elastic and action.curve.elastic:
                 continue
-            curve = self._curve(lane, action)
+            curve = within(self._curve(lane, action), lane.most_for(action.owner))
+            if not room.admits(action, curve):
+                order.drop(action.spec.tenant)
+                continue
             if puts_off and self._may_be_put_off(action, curve):
                 elastic += 1
             elif not room.take(action, curve):
                 seen -= 1
-                break
+                if room.no_memory is None or not lane.line.shared:
+                    break
+                order.drop(action.spec.tenant)  # others' actions that need no memory may pass
+                continue
             for resource, units in action.limits:
                 promised[resource] = promised.get(resource, 0) + units
             found.append((action, curve))
@@ -107,25 +149,25 @@ class Starter:
         lane: Lane,
         action: LiveAction,
         promised: dict[ResourceName, int],
-        claims: dict[ResourceName, tuple[float, int]],
+        claims: dict[ResourceName, LimitClaim],
     ) -> bool:
         books = self._books
-        place = action.place_in_line
+        claim = action.claim
         for resource, units in action.limits:
             book = books.limits[resource]
             wanted = units + promised.get(resource, 0)
             fits = book.fits(wanted, books.now_s)
-            if fits and resource not in claims and not book.claimed_before(lane.name, place):
+            if fits and resource not in claims and not book.claimed_before(lane.name, claim):
                 continue
             for each, _ in action.limits:
-                claims.setdefault(each, place)
+                claims.setdefault(each, claim)
             back_s = None if fits else book.returns_s(wanted, books.now_s)
             if back_s is not None:
                 books.alarm_once(back_s, f"limit:{resource}")
             return False
         return True
 
-    def _set_claims(self, lane: Lane, claims: dict[ResourceName, tuple[float, int]]) -> None:
+    def _set_claims(self, lane: Lane, claims: dict[ResourceName, LimitClaim]) -> None:
         """Say what this lane's first waits for; where that has become less, others may go."""
         for resource, book in self._books.limits.items():
             before, now = book.blocked.get(lane.name), claims.get(resource)
@@ -135,10 +177,10 @@ class Starter:
                 del book.blocked[lane.name]
             else:
                 book.blocked[lane.name] = now
-            if before is not None and (now is None or now > before):
+            if before is not None and (now is None or before.before(now)):
                 self._books.touch_waiters(resource)
 
-    def _curve(self, lane: Lane, action: LiveAction) -> Curve:
+    def _curve(self, lane: Lane, action: LiveAction) -> DurationCurve:
         """What is known now; more may be known than when it came."""
         spec = action.spec
         if not action.curve.known and spec.elastic is not None:
@@ -149,14 +191,19 @@ class Starter:
         return lane.curve(action)
 
     # ---- how much each gets ----
-    def _share_out(self, lane: Lane, candidates: list[tuple[LiveAction, Curve]], seen: int) -> None:
+    def _share_out(
+        self,
+        lane: Lane,
+        candidates: list[tuple[LiveAction, DurationCurve]],
+        behind: Callable[[], list[LiveAction]],
+    ) -> None:
         policy = self._books.settings.scheduling
         curves = [curve for _, curve in candidates]
         left_s: NDArray[np.float64] = np.empty(0)
         left_units: NDArray[np.int64] = np.empty(0, dtype=np.int64)
-        rest: list[Curve] = []
+        rest: list[DurationCurve] = []
         if policy.looks_ahead and any(curve.elastic for curve in curves):
-            rest = [action.curve for action in lane.first(_REST, skip=seen)]
+            rest = [action.curve for action in behind()]
             left_s, left_units = self._completions(lane)
         most = max(curve.choices[-1] for curve in curves)
         view = SchedulingView(
@@ -188,8 +235,8 @@ class Starter:
     def _soon(
         self,
         lane: Lane,
-        curves: list[Curve],
-        rest: list[Curve],
+        curves: list[DurationCurve],
+        rest: list[DurationCurve],
         left_s: NDArray[np.float64],
         left_units: NDArray[np.int64],
     ) -> float:
@@ -201,21 +248,27 @@ class Starter:
         soon = lane.elastic.soon(backlog_s, lane.capacity_units, self._books.now_s)
         return min(soon, lane.may_come)
 
-    def _may_be_put_off(self, action: LiveAction, curve: Curve) -> bool:
-        """Whether short ones behind it may pass: it could use more units than the least, and has not waited for them too long."""
+    def _may_be_put_off(self, action: LiveAction, curve: DurationCurve) -> bool:
+        """Whether short ones behind it may pass: it could use more units than the least, and has
+        not waited for them too long.
+        """
         if not curve.elastic or action.limits or action.memory_mib:
             return False
         return self._patience_s(action, curve) > 0
 
-    def _patience_s(self, action: LiveAction, curve: Curve) -> float:
-        """How much longer it may be put off: altogether not for longer than it takes on its least."""
+    def _patience_s(self, action: LiveAction, curve: DurationCurve) -> float:
+        """How much longer it may be put off: altogether not for longer than it takes on its
+        least.
+        """
         now_s = self._books.now_s
         if action.could_start_s is None:
             action.could_start_s = now_s
         return max(action.could_start_s + curve.least_s - now_s, 0.0)
 
     def _completions(self, lane: Lane) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """How much longer what runs here is expected to take; of the overdue, as long as such ones went on."""
+        """How much longer what runs here is expected to take; of the overdue, as long as such ones
+        went on.
+        """
         now_s = self._books.now_s
         for attempt in lane.running.values():
             if attempt.ends_s <= now_s:
@@ -233,9 +286,13 @@ class Starter:
         return max(self._books.durations.left_s(spec.kind, ran_s) / faster, 1e-3)
 
     # ---- starting ----
-    def _start(self, lane: Lane, action: LiveAction, units: int, curve: Curve) -> None:
+    def _start(self, lane: Lane, action: LiveAction, units: int, curve: DurationCurve) -> None:
         books = self._books
         now_s = books.now_s
+        left = lane.left_for(action.owner)
+        units = units if units <= left else curve.most(left)
+        if not units:
+            return  # others of its tenant were given what it may hold
         taken = lane.take(action, units, now_s)
         if taken is None:
             return
@@ -253,7 +310,9 @@ class Starter:
         ends_s = now_s + float(curve.seconds[units])
         attempt = Attempt(number, action, grant, units, now_s, ends_s, lane.name)
         action.attempt = attempt
-        books.attempts[number] = lane.running[number] = attempt
+        books.attempts[number] = attempt
+        lane.start(attempt, ends_s - now_s)
+        action.owner.held_mib += grant.amount(MEMORY_MIB)
         if action.environment is not None:
             action.environment.busy = attempt
         if not action.curve.elastic:

@@ -40,8 +40,9 @@ class StartJob:
 
 @dataclass(frozen=True, slots=True)
 class StopJob:
-    """End a job's processes where they are; its epoch is over. One that `moves` is started again at once, another (its
-    node is gone) must be brought back by its owner, as after a crash."""
+    """End a job's processes where they are; its epoch is over. One that `moves` is started again at
+    once, another (its node is gone) must be brought back by its owner, as after a crash.
+    """
 
     job: JobId
     epoch: int
@@ -79,7 +80,9 @@ class GrantPermit:
 
 @dataclass(frozen=True, slots=True)
 class ShrinkRollout:
-    """Move a rollout's last responses to a few devices of its nodes; the rest are free for the next job."""
+    """Move a rollout's last responses to a few devices of its nodes; the rest are free for the next
+    job.
+    """
 
     permit: int
     job: JobId

@@ -37,10 +37,10 @@ def ordering_for(placement: str) -> OrderingName:
 
 @dataclass(frozen=True, slots=True)
 class CoScheduleConfig:
-    """`backfill` lets a waiting job be placed before one that came earlier and fits nowhere yet. With `guard`, a job gets
-    nodes of its own before its SLO could break. `rebalance_every_s` 0: on arrivals only.
-    `slo_basis`: the SLO bounds the time against declared worst-case lengths, or, where those are no bound (drift), against what the
-    job's own phases would take alone.
+    """`backfill` lets a waiting job be placed before one that came earlier and fits nowhere yet.
+    With `guard`, a job gets nodes of its own before its SLO could break. `rebalance_every_s` 0: on
+    arrivals only. `slo_basis`: the SLO bounds the time against declared worst-case lengths, or,
+    where those are no bound (drift), against what the job's own phases would take alone.
     """
 
     ordering: OrderingName = "plan"

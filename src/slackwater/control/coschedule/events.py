@@ -1,7 +1,7 @@
 """What can happen to the co-scheduler. Plain data, so that a record of it can be replayed.
 
-`epoch` counts a job's placements, and a permit's number is used once: a message that names an old epoch or a permit that is
-no longer held came late or twice, and is ignored.
+`epoch` counts a job's placements, and a permit's number is used once: a message that names an old
+epoch or a permit that is no longer held came late or twice, and is ignored.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,9 @@ from slackwater.model.placement import Phase
 
 @dataclass(frozen=True, slots=True)
 class JobArrived:
-    """A new job, or one that recovered from its `crashes`-th crash: then `iterations_done` are in its checkpoint."""
+    """A new job, or one that recovered from its `crashes`-th crash: then `iterations_done` are in
+    its checkpoint.
+    """
 
     now_s: float
     spec: JobSpec
@@ -24,7 +26,9 @@ class JobArrived:
 
 @dataclass(frozen=True, slots=True)
 class ProfilingAsked:
-    """A job whose cycle is not known is to run as a guest, on so many nodes, until `JobArrived` brings its profile."""
+    """A job whose cycle is not known is to run as a guest, on so many nodes, until `JobArrived`
+    brings its profile.
+    """
 
     now_s: float
     job: JobId
@@ -45,7 +49,9 @@ class PhaseRequested:
 
 @dataclass(frozen=True, slots=True)
 class JobRests:
-    """A placed job has asked for nothing since its last phase: others need not wait for its turn."""
+    """A placed job has asked for nothing since its last phase: others need not wait for its
+    turn.
+    """
 
     now_s: float
     job: JobId
@@ -54,7 +60,9 @@ class JobRests:
 
 @dataclass(frozen=True, slots=True)
 class JobYields:
-    """A placed job has asked for nothing for long: its place is another's if one waits, until it arrives again."""
+    """A placed job has asked for nothing for long: its place goes to another that waits, until it
+    arrives again.
+    """
 
     now_s: float
     job: JobId
@@ -72,7 +80,9 @@ class TailReached:
 
 @dataclass(frozen=True, slots=True)
 class PhaseFinished:
-    """A phase ended by itself; `work_s` is what its work would take on the nodes of its profile, without a switch."""
+    """A phase ended by itself; `work_s` is what its work would take on the nodes of its profile,
+    without a switch.
+    """
 
     now_s: float
     job: JobId
@@ -90,7 +100,7 @@ class JobFinished:
 
 
 @dataclass(frozen=True, slots=True)
-class JobDied:
+class JobCrashReported:
     """A job's processes died. It may come back with `JobArrived`."""
 
     now_s: float
@@ -115,7 +125,7 @@ Event = (
     | TailReached
     | PhaseFinished
     | JobFinished
-    | JobDied
+    | JobCrashReported
     | NodeLost
     | TimerFired
 )
@@ -131,7 +141,7 @@ EVENT_TYPES: dict[str, type] = {
         TailReached,
         PhaseFinished,
         JobFinished,
-        JobDied,
+        JobCrashReported,
         NodeLost,
         TimerFired,
     )

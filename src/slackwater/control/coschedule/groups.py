@@ -1,4 +1,6 @@
-"""Groups of jobs that share nodes, as the co-scheduler runs them: who is in, what they wait for, which order they keep."""
+"""Groups of jobs that share nodes, as the co-scheduler runs them: who is in, what they wait for,
+which order they keep.
+"""
 
 from dataclasses import dataclass, field
 
@@ -9,10 +11,11 @@ from slackwater.control.coschedule.permits import Permits
 from slackwater.model.ids import GroupId, JobId, NodeId
 from slackwater.model.placement import GroupPlan, Phase
 from slackwater.policy.ordering.plan_alignment import worst_period_s
-from slackwater.policy.ordering.priority import LoadedJob, Ordering, Waiting
-from slackwater.policy.placement.fleet import Fleet
+from slackwater.policy.ordering.priority import LoadedJob, Ordering, WaitingPhase
+from slackwater.policy.placement.fleet import FleetView
 
-# A newcomer whose place in the cycle would break a member's SLO waits for a better moment; after two cycles all were seen.
+# A newcomer whose place in the cycle would break a member's SLO waits for a better moment; after
+# two cycles all were seen.
 _PATIENCE = 2.0
 _NO_LOSS = 1e-6
 
@@ -21,7 +24,7 @@ _NO_LOSS = 1e-6
 class _Group:
     ordering: Ordering
     jobs: dict[JobId, JobState] = field(default_factory=dict)
-    waiting: dict[JobId, Waiting] = field(default_factory=dict)
+    waiting: dict[JobId, WaitingPhase] = field(default_factory=dict)
     pending: dict[JobId, float] = field(default_factory=dict)  # loaded, since when
     plan: GroupPlan | None = None
     worst_iteration_s: dict[JobId, float] = field(
@@ -32,7 +35,7 @@ class _Group:
 class Groups:
     """All groups, and the requests that wait in them."""
 
-    def __init__(self, config: CoScheduleConfig, fleet: Fleet, permits: Permits) -> None:
+    def __init__(self, config: CoScheduleConfig, fleet: FleetView, permits: Permits) -> None:
         self._config = config
         self._fleet = fleet
         self._permits = permits
@@ -61,7 +64,9 @@ class Groups:
             self._adopt(group, now_s)
 
     def join(self, state: JobState, now_s: float) -> None:
-        """A job's state is loaded: it takes part, and asks for its first rollout, as soon as that costs no member its SLO."""
+        """A job's state is loaded: it takes part, and asks for its first rollout, as soon as that
+        costs no member its SLO.
+        """
         assert state.placement is not None
         state.wake(now_s)
         group = self._groups[state.placement.group]
@@ -88,7 +93,9 @@ class Groups:
             self.request(state, state.next_phase, now_s)
 
     def rest(self, state: JobState) -> None:
-        """A member has nothing to do for a while: nobody waits for its turn. With its next request it takes part again."""
+        """A member has nothing to do for a while: nobody waits for its turn. With its next request
+        it takes part again.
+        """
         assert state.placement is not None and state.joined
         self._groups[state.placement.group].ordering.leave(state.spec.job)
         state.joined = False
@@ -125,10 +132,10 @@ class Groups:
         needs = self._permits.needs_switch(state.spec.job, phase, nodes)
         setup_s = self._config.switching.warm_s(billions) if needs else 0.0
         service_s = state.phase_s(phase, self._fleet)
-        request = Waiting(state.spec.job, phase, nodes, now_s, service_s, setup_s)
+        request = WaitingPhase(state.spec.job, phase, nodes, now_s, service_s, setup_s)
         self._groups[placement.group].waiting[state.spec.job] = request
 
-    def waiting(self) -> list[Waiting]:
+    def waiting(self) -> list[WaitingPhase]:
         """All requests that wait."""
         return [request for group in self._groups.values() for request in group.waiting.values()]
 
@@ -146,7 +153,9 @@ class Groups:
         return state.spec.job in self._groups[state.placement.group].waiting
 
     def grant(self, group_id: GroupId, now_s: float, commands: list[Command]) -> None:
-        """Add a permit for every phase of the group that may run now; a job's clock starts with its first."""
+        """Add a permit for every phase of the group that may run now; a job's clock starts with its
+        first.
+        """
         group = self._groups.get(group_id)
         if group is not None and group.pending:
             self._take_in(group, now_s)
@@ -209,7 +218,9 @@ class Groups:
         ]
 
     def coming_iteration_s(self, state: JobState) -> float:
-        """So long an iteration takes in its group when nobody waits more than the fullest node makes him."""
+        """So long an iteration takes in its group when nobody waits more than the fullest node
+        makes him.
+        """
         assert state.placement is not None
         group = self._groups[state.placement.group]
         if group.plan is not None:

@@ -1,10 +1,13 @@
-"""Where one job stands between its phases: what it holds, what it waits for, and what it would do next.
+"""Where one job stands between its phases: what it holds, what it waits for, and what it would do
+next.
 
-Of a job whose own code asks for permits that is what was asked. Of any other it is inferred from what its client does (fleet.md, Permits):
-turns are the rollout phase, passes and optimizer steps the train phase. A rollout is over when an operation waits and the turns that
-came before it have ended, or when weights are published again with no step between, since that begins the next iteration. A train phase is over
-when no operation is left and either a turn waits or the step's weights are published, or copied and on their way: what is left of that is the sync,
-which needs no trainer. Of a client that goes on training, and does neither, each step is an iteration.
+Of a job whose own code asks for permits that is what was asked. Of any other it is inferred from
+what its client does (fleet.md, Permits): turns are the rollout phase, passes and optimizer steps
+the train phase. A rollout is over when an operation waits and the turns that came before it have
+ended, or when weights are published again with no step between, since that begins the next
+iteration. A train phase is over when no operation is left and either a turn waits or the step's
+weights are published, or copied and on their way: what is left of that is the sync, which needs no
+trainer. Of a client that goes on training, and does neither, each step is an iteration.
 """
 
 from dataclasses import dataclass, field
@@ -56,7 +59,8 @@ class JobPhases:
     published: bool = False
     trains_only: bool = False
     rest_due_s: float | None = None  # its timer
-    away: bool = False  # its place is another's until it asks for something
+    away: bool = False  # another job has its place until it asks for something
+    heard_s: float | None = None  # when its program last said that it lives, if it says so
     last_turns: int = 0
     trained_s: float | None = None  # when its last train phase ended
     idle_since_s: float = 0.0
@@ -94,7 +98,9 @@ class JobPhases:
         return not self.ops and (bool(self.turns) or (self.stepped and self.published))
 
     def begins_anew(self, queued: OpKind) -> bool:
-        """Whether weights are published in the middle of a rollout whose turns have ended: the next ones are another iteration's."""
+        """Whether weights are published in the middle of a rollout whose turns have ended: the next
+        ones are another iteration's.
+        """
         if self.hold is None or self.hold.phase is not Phase.ROLLOUT or not self.hold.done_turns:
             return False
         return queued is OpKind.PUBLISH and self.is_quiet
@@ -130,7 +136,9 @@ class JobPhases:
             self.hold.heard_s = now_s
 
     def at_tail(self) -> bool:
-        """Whether so many of the rollout's turns are done that the rest fits on a few instances; said once."""
+        """Whether so many of the rollout's turns are done that the rest fits on a few instances;
+        said once.
+        """
         hold = self.hold
         if hold is None or hold.phase is not Phase.ROLLOUT or hold.tail_said or not self.turns:
             return False

@@ -6,7 +6,7 @@ from enum import StrEnum
 from slackwater.control.coschedule.recent_length import RecentLength
 from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.placement import Phase, Placement
-from slackwater.policy.placement.fleet import Fleet
+from slackwater.policy.placement.fleet import FleetView
 
 
 class JobStatus(StrEnum):
@@ -14,14 +14,16 @@ class JobStatus(StrEnum):
 
     HELD = "held"  # waits for room
     PLACED = "placed"
-    AWAY = "away"  # crashed, or its place is another's while it does nothing; may come back
+    AWAY = "away"  # crashed, or another job has its place while it does nothing; may come back
     FINISHED = "finished"
     REFUSED = "refused"
 
 
 @dataclass(slots=True)
 class JobState:
-    """One job. Its SLO clock runs from its first permit, and stands still while it is away or rests."""
+    """One job. Its SLO clock runs from its first permit, and stands still while it is away or
+    rests.
+    """
 
     spec: JobSpec
     status: JobStatus = JobStatus.HELD
@@ -50,7 +52,9 @@ class JobState:
 
     @property
     def outgrown(self) -> float:
-        """How many times longer its iterations are than was declared of it; 1 as long as they are not."""
+        """How many times longer its iterations are than was declared of it; 1 as long as they are
+        not.
+        """
         return max(self.profile.solo_s / self.spec.profile.solo_s, 1.0)
 
     @property
@@ -73,7 +77,9 @@ class JobState:
             self.clock_s, self.rests = max(now_s, self.free_s), False
 
     def budget_s(self, now_s: float, *, realised: bool = False) -> float:
-        """What its SLO leaves for the iterations that are left; `realised`: against what they take alone by what was seen."""
+        """What its SLO leaves for the iterations that are left; `realised`: against what they take
+        alone by what was seen.
+        """
         spec = self.spec
         alone_s = spec.iterations * spec.profile.solo_s
         if realised:
@@ -81,9 +87,11 @@ class JobState:
         return spec.slo * alone_s - self.elapsed_s(now_s)
 
     def budget_to_share_s(self, now_s: float) -> float:
-        """The part of its budget that others may use: iterations that were shorter than declared leave none.
+        """The part of its budget that others may use: iterations that were shorter than declared
+        leave none.
 
-        So a job stays within its SLO against the lengths that it really has, as far as the order of a plan gets shorter with them.
+        So a job stays within its SLO against the lengths that it really has, as far as the order of
+        a plan gets shorter with them.
         """
         spec = self.spec
         alone_s = self.seen_s + self.iterations_left * spec.profile.solo_s
@@ -97,7 +105,7 @@ class JobState:
         rollout_s = profile.rollout_s if rollout_s is None else rollout_s
         return rollout_s + (profile.train_s if train_s is None else train_s) + profile.sync_s
 
-    def phase_s(self, phase: Phase, fleet: Fleet) -> float:
+    def phase_s(self, phase: Phase, fleet: FleetView) -> float:
         """At worst, on the nodes where it is placed."""
         assert self.placement is not None
         train_nodes = len(self.placement.train_nodes)
@@ -125,7 +133,9 @@ class JobState:
     def drifted(
         self, tolerance: float, headroom: float, *, both_ways: bool = False
     ) -> JobProfile | None:
-        """A profile with room for what was seen lately, if that is more than placement goes by (or, `both_ways`, much less)."""
+        """A profile with room for what was seen lately, if that is more than placement goes by (or,
+        `both_ways`, much less).
+        """
         profile = self.profile
         rollout_s, train_s = self.recent_rollout.lately_s, self.recent_train.lately_s
         if rollout_s is None or train_s is None:

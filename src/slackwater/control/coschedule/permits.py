@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from slackwater.control.coschedule.commands import GrantPermit
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import Phase
-from slackwater.policy.ordering.priority import Waiting
+from slackwater.policy.ordering.priority import WaitingPhase
 
 
 @dataclass(slots=True)
 class Permit:
-    """One phase of one job on nodes. A shrunk one keeps a few devices of each, beside the next rollout."""
+    """One phase of one job on nodes. A shrunk one keeps a few devices of each, beside the next
+    rollout.
+    """
 
     number: int
     job: JobId
@@ -22,7 +24,9 @@ class Permit:
 
 
 class Permits:
-    """Gives permits out and takes them back. A node runs one phase, and at most the tail of one rollout beside another."""
+    """Gives permits out and takes them back. A node runs one phase, and at most the tail of one
+    rollout beside another.
+    """
 
     def __init__(self) -> None:
         self._permits: dict[int, Permit] = {}
@@ -49,7 +53,7 @@ class Permits:
                 return True
         return False
 
-    def is_free(self, request: Waiting) -> bool:
+    def is_free(self, request: WaitingPhase) -> bool:
         """Whether all its nodes can take the phase now; beside a tail only a rollout can run."""
         for node in request.nodes:
             if node in self._holder or self._kept_for.get(node, request.job) != request.job:
@@ -68,7 +72,9 @@ class Permits:
         return dict(self._kept_for)
 
     def keep(self, nodes: Iterable[NodeId], job: JobId) -> None:
-        """These nodes are the job's as soon as they are free, and nobody else's until it has had them."""
+        """These nodes are the job's as soon as they are free, and nobody else's until it has had
+        them.
+        """
         self._kept_for.update(dict.fromkeys(nodes, job))
 
     def keep_no_longer(self, job: JobId) -> None:
@@ -95,7 +101,7 @@ class Permits:
         numbers = {self._tail[node] for node in nodes if node in self._tail}
         return [self._permits[number] for number in sorted(numbers)]
 
-    def grant(self, request: Waiting, epoch: int, now_s: float) -> GrantPermit:
+    def grant(self, request: WaitingPhase, epoch: int, now_s: float) -> GrantPermit:
         """Give the permit; the caller has asked `is_free`."""
         assert self.is_free(request), f"nodes of {request.job} are taken"
         assert request.job not in self._by_job, f"{request.job} holds a permit already"

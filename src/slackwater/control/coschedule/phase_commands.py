@@ -2,16 +2,9 @@
 
 from dataclasses import dataclass
 
+from slackwater.control.operations.events import OpsGated
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import Phase
-
-
-@dataclass(frozen=True, slots=True)
-class GateOps:
-    """The job's operations that need a train permit run on trainers of these nodes: on none, they wait; None: anywhere."""
-
-    job: JobId
-    nodes: tuple[NodeId, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +21,7 @@ class PermitGiven:
 
 
 @dataclass(frozen=True, slots=True)
-class PermitBack:
+class PermitEnded:
     """A phase is over. With `lost` it did not end by itself: the job is told why."""
 
     job: JobId
@@ -38,10 +31,12 @@ class PermitBack:
 
 @dataclass(frozen=True, slots=True)
 class PermitShrunk:
-    """The rollout's last turns go on on a few instances; the rest of its nodes is the next job's."""
+    """The rollout's last turns go on on a few instances; the rest of its nodes is the next
+    job's.
+    """
 
     job: JobId
     permit: int
 
 
-PhaseCommand = GateOps | PermitGiven | PermitBack | PermitShrunk
+PhaseCommand = OpsGated | PermitGiven | PermitEnded | PermitShrunk

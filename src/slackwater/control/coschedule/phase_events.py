@@ -1,15 +1,20 @@
-"""What people's code and operations tell of phases. Plain data, so that a record of it can be replayed."""
+"""What people's code and operations tell of phases. Plain data, so that a record of it can be
+replayed.
+"""
 
 from dataclasses import dataclass
 
-from slackwater.model.ids import JobId, RequestId
-from slackwater.model.operation import OpKind
+from slackwater.control.operations.events import ModelAdopted, OpSubmitted
+from slackwater.control.operations.facts import OpOver, PublishDetached
+from slackwater.model.ids import JobId
 from slackwater.model.placement import Phase
 
 
 @dataclass(frozen=True, slots=True)
 class PermitAsked:
-    """A job's own code waits to begin a phase. `known_as`: it held this permit before the control plane was started again."""
+    """A job's own code waits to begin a phase. `known_as`: it held this permit before the control
+    plane was started again.
+    """
 
     now_s: float
     job: JobId
@@ -48,37 +53,7 @@ class PermitsNumbered:
     after: int
 
 
-@dataclass(frozen=True, slots=True)
-class OpQueued:
-    """An operation of the job waits for a trainer."""
-
-    now_s: float
-    job: JobId
-    request: RequestId
-    kind: OpKind
-
-
-@dataclass(frozen=True, slots=True)
-class OpOver:
-    """An operation of the job ended, well if `done`."""
-
-    now_s: float
-    job: JobId
-    request: RequestId
-    kind: OpKind
-    done: bool
-
-
-@dataclass(frozen=True, slots=True)
-class OpAside:
-    """A publish of the job has copied what it writes: the trainer is free, and the rest is written beside."""
-
-    now_s: float
-    job: JobId
-    request: RequestId
-
-
-OfJob = PermitAsked | PermitProgress | PermitReturned | OpQueued | OpAside | OpOver
-PhaseEvent = OfJob | PermitsNumbered
+OfJob = PermitAsked | PermitProgress | PermitReturned | PublishDetached | OpOver
+PhaseEvent = OfJob | PermitsNumbered | OpSubmitted | ModelAdopted
 
 EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in PhaseEvent.__args__}

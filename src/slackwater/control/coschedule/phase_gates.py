@@ -1,13 +1,15 @@
-"""The gates of jobs that take part: where a job's turns and operations may run, by the permits that are out.
+"""The gates of jobs that take part: where a job's turns and operations may run, by the permits that
+are out.
 
-A job without a permit has both gates closed. Beside the tail of another rollout a job has the instances that the tail left, where there are any.
+A job without a permit has both gates closed. Beside the tail of another rollout a job has the
+instances that the tail left, where there are any.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 
 from slackwater.control.coschedule.job_phases import Hold, JobPhases
 from slackwater.control.coschedule.permits import Permits
-from slackwater.control.coschedule.phase_commands import GateOps
+from slackwater.control.operations.events import OpsGated
 from slackwater.control.rollout.events import JobGated
 from slackwater.model.ids import InstanceId, JobId, NodeId
 from slackwater.model.placement import Phase
@@ -16,7 +18,9 @@ EnginesOn = Callable[[Sequence[NodeId], JobId], list[InstanceId]]
 
 
 class PhaseGates:
-    """Looks at `jobs` and changes nothing. `engines_on` names the instances of nodes, those with most of a job's turns first."""
+    """Looks at `jobs` and changes nothing. `engines_on` names the instances of nodes, those with
+    most of a job's turns first.
+    """
 
     def __init__(
         self, jobs: Mapping[JobId, JobPhases], permits: Permits, engines_on: EnginesOn
@@ -26,7 +30,9 @@ class PhaseGates:
         self._engines_on = engines_on
 
     def of_turns(self, one: JobPhases, now_s: float) -> JobGated:
-        """As its permit says; beside a tail of another rollout, on the other instances where there are any."""
+        """As its permit says; beside a tail of another rollout, on the other instances where there
+        are any.
+        """
         but: tuple[InstanceId, ...] = ()
         hold = one.hold
         if hold is not None and hold.phase is Phase.ROLLOUT and hold.kept is None:
@@ -35,13 +41,17 @@ class PhaseGates:
                 but = tuple(sorted(kept))
         return JobGated(now_s, one.job, one.gate(but))
 
-    def of_both(self, one: JobPhases, now_s: float) -> tuple[JobGated, GateOps]:
+    def of_both(self, one: JobPhases, now_s: float) -> tuple[JobGated, OpsGated]:
         """Of a job without a permit: closed."""
-        return self.of_turns(one, now_s), GateOps(one.job, ())
+        return self.of_turns(one, now_s), OpsGated(now_s, one.job, ())
 
-    def after(self, one: JobPhases, hold: Hold, now_s: float) -> JobGated | GateOps:
+    def after(self, one: JobPhases, hold: Hold, now_s: float) -> JobGated | OpsGated:
         """The gate that a permit had opened closes with it."""
-        return self.of_turns(one, now_s) if hold.phase is Phase.ROLLOUT else GateOps(one.job, ())
+        return (
+            self.of_turns(one, now_s)
+            if hold.phase is Phase.ROLLOUT
+            else OpsGated(now_s, one.job, ())
+        )
 
     def beside(self, nodes: Sequence[NodeId], now_s: float) -> list[JobGated]:
         """A tail is over: whoever rolled out beside it has its instances too."""
@@ -54,7 +64,9 @@ class PhaseGates:
         ]
 
     def kept_for_tail(self, job: JobId, hold: Hold, share: float) -> tuple[InstanceId, ...] | None:
-        """The instances on which a rollout's last turns end: that share of its own, and at least one."""
+        """The instances on which a rollout's last turns end: that share of its own, and at least
+        one.
+        """
         engines = self._engines_on(hold.nodes, job)
         return tuple(engines[: max(int(len(engines) * share), 1)]) or None
 

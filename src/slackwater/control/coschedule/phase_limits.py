@@ -10,12 +10,16 @@ from slackwater.model.placement import Phase
 class PhaseLimits:
     """When a phase is given up, and how a job is profiled.
 
-    A holder whose own code asks must be heard every `lease_s`. A phase may take `factor` times what is known of it, and
-    `least_s` in any case; while nothing is known, `unknown_s`. Of a client whose phases are inferred it is the time in which none of its
-    turns and operations ends that is so bounded. One that goes on for `share_after` times what is known of it (`least_s` in any case; while nothing is
-    known, `unknown_s`) lets others in: a rollout if they wait, and training after each step. A job that asks for nothing within `rest_s`, after a phase or in the middle of one,
-    keeps nobody waiting for its turn, and one that does not for `yield_s` nobody for a place. After `strikes` phases that were given up the job has failed.
-    A job without driver and session has stopped when nothing was heard of it for `gone_s`.
+    A holder whose own code asks must be heard every `lease_s`. A phase may take `factor` times what
+    is known of it, and `least_s` in any case; while nothing is known, `unknown_s`. Of a client
+    whose phases are inferred it is the time in which none of its turns and operations ends that is
+    so bounded. One that goes on for `share_after` times what is known of it (`least_s` in any case;
+    while nothing is known, `unknown_s`) lets others in: a rollout if they wait, and training after
+    each step. A job that asks for nothing within `rest_s`, after a phase or in the middle of one,
+    keeps nobody waiting for its turn, and one that does not for `yield_s` nobody for a place. After
+    `strikes` phases that were given up the job has failed. A program that says that it lives, and
+    then does not for `lease_s`, keeps nobody from a place either. A job without driver and session
+    has stopped when nothing was heard of it for `gone_s`.
     """
 
     lease_s: float = 60.0
@@ -41,7 +45,9 @@ class PhaseLimits:
     def why_given_up(
         self, phase: Phase, held_s: float, known_s: float | None, silent_s: float
     ) -> str | None:
-        """Why a phase of a job's own code, held so long and not heard of for so long, loses its permit; None while it may go on."""
+        """Why a phase of a job's own code, held so long and not heard of for so long, loses its
+        permit; None while it may go on.
+        """
         if silent_s > self.lease_s:
             return f"its {phase} phase was not heard of for {silent_s:.0f} s"
         limit_s = self._most_s(known_s)

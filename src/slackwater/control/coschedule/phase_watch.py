@@ -1,4 +1,6 @@
-"""What becomes of a job that does not get on, goes on and on, or does nothing: by how long that is, and by who waits."""
+"""What becomes of a job that does not get on, goes on and on, or does nothing: by how long that is,
+and by who waits.
+"""
 
 from enum import Enum, auto
 
@@ -8,7 +10,7 @@ from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.model.placement import Phase
 
 
-class Stillness(Enum):
+class IdleRule(Enum):
     """What is done about a job that asks for nothing."""
 
     LOOK_AGAIN = auto()  # it has not been still for long, or nobody minds
@@ -45,20 +47,21 @@ class PhaseWatch:
         """Whether another waits for the nodes that it holds."""
         return one.hold is not None and self._scheduler.waits_for(one.hold.nodes, one.job)
 
-    def stillness(self, one: JobPhases, now_s: float) -> Stillness | None:
+    def stillness(self, one: JobPhases, now_s: float) -> IdleRule | None:
         """None if it has something to do."""
         if one.is_quiet:
             assert one.hold is not None
             still = now_s - one.hold.heard_s >= self._limits.rest_s - 1e-6
             ends = still and self.is_waited_for(one)
-            return Stillness.END_PHASE if ends else Stillness.LOOK_AGAIN
+            return IdleRule.END_PHASE if ends else IdleRule.LOOK_AGAIN
         if not one.is_idle or not one.epoch:
             return None
         still_s = now_s - one.idle_since_s
-        if self._scheduler.holds_jobs and still_s >= self._limits.yield_s:
-            return Stillness.MAKE_ROOM
+        silent = one.heard_s is not None and now_s - one.heard_s > self._limits.lease_s
+        if self._scheduler.holds_jobs and (silent or still_s >= self._limits.yield_s):
+            return IdleRule.MAKE_ROOM
         rests = still_s >= self._limits.rest_s - 1e-6
-        return Stillness.REST if rests else Stillness.LOOK_AGAIN
+        return IdleRule.REST if rests else IdleRule.LOOK_AGAIN
 
     def _known_s(self, one: JobPhases, phase: Phase) -> float | None:
         state = self._scheduler.find(one.job)

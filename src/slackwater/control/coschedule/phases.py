@@ -1,39 +1,47 @@
-"""The phase keeper: the co-scheduler as one part of the brain, and the gates that its permits open and close.
+"""The phase keeper: the co-scheduler as one component of the fleet controller, and the gates that
+its permits open and close.
 
-It hears of turns and operations, or of the permits that a job's own code asks for, and tells the co-scheduler of phases; what the co-scheduler
-grants opens the gate of the job's turns or operations on the permit's nodes, and closes when the phase is over. A job without terms
-takes no part, and has no gate. A holder that is not heard of for `lease_s`, or a phase beyond its limit, loses the permit: the job is a
-crash, and a new arrival. A client that does nothing with its permit, or samples on without end, lets others in when they wait.
+It hears of turns and operations, or of the permits that a job's own code asks for, and tells the
+co-scheduler of phases; what the co-scheduler grants opens the gate of the job's turns or operations
+on the permit's nodes, and closes when the phase is over. A job without terms takes no part, and has
+no gate. A holder that is not heard of for `lease_s`, or a phase beyond its limit, loses the permit:
+the job is a crash, and a new arrival. A client that does nothing with its permit, or samples on
+without end, lets others in when they wait.
 """
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Literal, TypeAlias, assert_never
+from typing import ClassVar, Literal, TypeAlias, assert_never
 
 from slackwater.control.coschedule import commands as do
 from slackwater.control.coschedule import events as on
 from slackwater.control.coschedule import phase_commands as phase_do
 from slackwater.control.coschedule import phase_events as of_phase
 from slackwater.control.coschedule.job_phases import Hold, JobPhases
-from slackwater.control.coschedule.job_state import JobStatus
+from slackwater.control.coschedule.job_state import JobState, JobStatus
 from slackwater.control.coschedule.phase_gates import EnginesOn, PhaseGates
 from slackwater.control.coschedule.phase_limits import PhaseLimits
-from slackwater.control.coschedule.phase_watch import PhaseWatch, Stillness
+from slackwater.control.coschedule.phase_watch import IdleRule, PhaseWatch
 from slackwater.control.coschedule.scheduler import CoScheduler
-from slackwater.control.coschedule.work_apart import OpenWork, WorkApart
+from slackwater.control.coschedule.unmanaged_work import OpenWork, UnmanagedWork
 from slackwater.control.jobs import events as of_job
 from slackwater.control.jobs.commands import PlaceJob, ProfileJob
-from slackwater.control.rollout.events import JobGated
+from slackwater.control.operations.events import ModelAdopted, OpsGated, OpSubmitted
+from slackwater.control.operations.facts import OpOver, PublishDetached
+from slackwater.control.rollout.commands import ReleaseInstance, ReportFault
+from slackwater.control.rollout.events import InstanceLost, JobGated
+from slackwater.control.rollout.facts import TurnClosed, TurnOpened
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import InstanceId, JobId, NodeId
 from slackwater.model.job import JobSpec, JobTerms
-from slackwater.model.operation import OpKind
+from slackwater.model.operation import Operation, OpKind, OpStatus
 from slackwater.model.placement import Phase
 
 COSCHEDULE = "coschedule:"
 WATCH = f"{COSCHEDULE}watch"
 REST = f"{COSCHEDULE}rest "
 
+Heard: TypeAlias = TurnOpened | TurnClosed | ReleaseInstance | ReportFault | PlaceJob | ProfileJob
 Answer: TypeAlias = Literal["placed", "held", "refused"]
 
 Said: TypeAlias = (
@@ -49,7 +57,15 @@ Said: TypeAlias = (
 
 
 class PhaseKeeper:
-    """See the module. `engines_on` names the instances of nodes, those with most of a job's turns first."""
+    """See the module. `engines_on` names the instances of nodes, those with most of a job's turns
+    first.
+    """
+
+    CONSUMES: ClassVar = {**on.EVENT_TYPES, **of_phase.EVENT_TYPES}
+    CONSUMES |= {kind.__name__: kind for kind in (of_job.JobEnded, of_job.JobHeard, InstanceLost)}
+    # What it hears as it is emitted, and what of that is for it alone.
+    HEARS: ClassVar = Heard.__args__
+    TAKES: ClassVar = (PlaceJob, ProfileJob)
 
     def __init__(
         self,
@@ -60,7 +76,7 @@ class PhaseKeeper:
         self.scheduler = scheduler
         self.limits = limits or PhaseLimits()
         self._jobs: dict[JobId, JobPhases] = {}
-        self._apart = WorkApart()
+        self._apart = UnmanagedWork()
         self._watcher = PhaseWatch(scheduler, self.limits)
         self._gates = PhaseGates(self._jobs, scheduler.permits, engines_on)
         self._queue: deque[do.Command] = deque()
@@ -76,10 +92,38 @@ class PhaseKeeper:
     def jobs(self) -> list[JobPhases]:
         return list(self._jobs.values())
 
-    # ---- what the brain says ----
-    def handle(self, event: on.Event | of_phase.PhaseEvent) -> list[Said]:
-        """What happened to phases."""
+    # ---- what happens ----
+    def handle(
+        self,
+        event: on.Event | of_phase.PhaseEvent | of_job.JobEnded | of_job.JobHeard | InstanceLost,
+    ) -> list[Said]:
+        """What happened to phases, or to what they need."""
         self._begin(event.now_s)
+        match event:
+            case of_job.JobEnded(_, job):
+                self._ended(job)
+            case of_job.JobHeard(now_s, job):
+                if (one := self._jobs.get(job)) is not None:
+                    one.heard_s = now_s  # its program lives
+            case InstanceLost(_, instance):
+                self._instance_failed(instance)
+            case OpSubmitted(_, operation):
+                self._op_queued(operation)
+            case ModelAdopted(records=records):
+                for record in records:
+                    if record.status is OpStatus.WAITING:
+                        self._op_queued(record.operation)
+            case _ if isinstance(event, of_phase.OfJob):
+                one = self._jobs.get(event.job)
+                if one is not None:
+                    self._heard(one, event)
+                else:
+                    self._apart.heard(event)
+            case _:
+                self._of_schedule(event)
+        return self._settled()
+
+    def _of_schedule(self, event: on.Event | of_phase.PermitsNumbered) -> None:
         match event:
             case TimerFired(_, token) if token == WATCH:
                 self._watch()
@@ -87,7 +131,7 @@ class PhaseKeeper:
                 self._still(self._jobs.get(JobId(token.removeprefix(REST))))
             case on.PhaseFinished():
                 self._told_finished(event)
-            case on.JobDied(_, job, epoch) | on.JobFinished(_, job, epoch):
+            case on.JobCrashReported(_, job, epoch) | on.JobFinished(_, job, epoch):
                 one = self._jobs.get(job)
                 if one is not None and epoch == one.epoch:
                     self._lose(one, "its job is not placed any more")
@@ -102,99 +146,106 @@ class PhaseKeeper:
                 self._tell(event)
             case of_phase.PermitsNumbered(_, after):
                 self.scheduler.permits.number_after(after)
-            case _ if isinstance(event, of_phase.OfJob):
-                one = self._jobs.get(event.job)
-                if one is not None:
-                    self._heard(one, event)
-                else:
-                    self._apart.heard(event)
             case _:
                 self._tell(event)
+
+    def hear(self, message: Heard, now_s: float) -> list[Said]:
+        """What another component says, as it says it."""
+        self._begin(now_s)
+        match message:
+            case TurnOpened():
+                self._turn_opened(message)
+            case TurnClosed():
+                self._turn_closed(message)
+            case ReleaseInstance(instance) | ReportFault(instance):
+                self._instance_failed(instance)
+            case PlaceJob():
+                self._place(message)
+            case ProfileJob():
+                self._profile(message)
+            case _:
+                assert_never(message)
         return self._settled()
 
-    def place(self, command: PlaceJob, now_s: float) -> list[Said]:
-        """The job book wants a place for a job with terms."""
-        self._begin(now_s)
-        terms, profile = command.terms, command.profile
-        assert terms is not None
+    def _place(self, command: PlaceJob) -> None:
+        """A job wants a place; one without terms shares what the service has."""
+        terms, profile, now_s = command.terms, command.profile, self._now_s
+        if terms is None:
+            self._answer(command.job, "placed", "shares what the service has")
+            return
         one = self._one(command.job, terms)
         if profile is None:
             self._answer(command.job, "refused", "nothing is known of its phases")
-            return self._settled()
+            return
         self._fell(one)
-        one.away = False
         state = self.scheduler.find(command.job)
+        one.away = _must_ask_again(one, state, command)
+        if one.away:
+            reason = "its program lost its place, and has one again when it asks for a permit"
+            self._answer(command.job, "held", reason)
+            return
         crashes = command.crashes if state is None else state.crashes
         spec = JobSpec(command.job, now_s, terms.iterations, terms.bound, profile, terms.priority)
         one.iteration = command.iterations_done
         self._tell(on.JobArrived(now_s, spec, command.iterations_done, crashes))
         if state is not None and state.status is JobStatus.HELD:
-            self._answer(
-                command.job, "held", state.reason
-            )  # it crashed while it waited, and waits on
-        return self._settled()
+            # It crashed while it waited, and waits on.
+            self._answer(command.job, "held", state.reason)
 
-    def profile(self, command: ProfileJob, now_s: float) -> list[Said]:
-        """The job book wants to know a job's cycle."""
-        self._begin(now_s)
+    def _profile(self, command: ProfileJob) -> None:
+        """A job's cycle is to be found out."""
         one, terms = self._one(command.job, command.terms), command.terms
         self._fell(one)
         one.seen.clear()
-        self._tell(on.ProfilingAsked(now_s, command.job, terms.rollout_nodes, terms.train_nodes))
+        asked = (command.job, terms.rollout_nodes, terms.train_nodes)
+        self._tell(on.ProfilingAsked(self._now_s, *asked))
         if self.scheduler.is_guest(command.job):
             one.epoch = 0
             self._look(one)
-        return self._settled()
 
     def _fell(self, one: JobPhases) -> None:
-        """A job that comes again while it has a place crashed unseen: its driver did. A guest that is known now leaves."""
+        """A job that comes again while it has a place crashed unseen: its driver did. A guest that
+        is known now leaves.
+        """
         if one.epoch is not None:
             self._lose(one, "its driver is gone")
             epoch, one.epoch = one.epoch, None
-            self._tell(on.JobDied(self._now_s, one.job, epoch))
+            self._tell(on.JobCrashReported(self._now_s, one.job, epoch))
 
-    def ended(self, job: JobId, now_s: float) -> list[Said]:
-        """The job is over: its place is another's."""
-        self._begin(now_s)
-        one = self._leave(job)
+    def _ended(self, job: JobId) -> None:
+        """The job is over: another job may have its place."""
+        one, now_s = self._leave(job), self._now_s
         if one is not None:
             self._lose(one, "its job is over" if one.asks else "")
             state = self.scheduler.find(job)
             epoch = one.epoch if one.epoch is not None else (state.epoch if state else 0)
             self._tell(on.JobFinished(now_s, job, epoch))
-            self._out += [JobGated(now_s, job, None), phase_do.GateOps(job, None)]
-        return self._settled()
+            self._out += [JobGated(now_s, job, None), OpsGated(now_s, job, None)]
 
-    def turn_opened(self, job: JobId, sequence: int, now_s: float) -> list[Said]:
-        self._begin(now_s)
-        one = self._jobs.get(job)
+    def _turn_opened(self, event: TurnOpened) -> None:
+        one = self._jobs.get(event.job)
         if one is None:
-            self._apart.turn_opened(job, sequence)
-            return []
-        one.turn_opened(sequence)
+            self._apart.turn_opened(event.job, event.sequence)
+            return
+        one.turn_opened(event.sequence)
         self._look(one)
-        return self._settled()
 
-    def turn_closed(self, job: JobId, sequence: int, now_s: float) -> list[Said]:
-        self._begin(now_s)
-        one = self._jobs.get(job)
+    def _turn_closed(self, event: TurnClosed) -> None:
+        one = self._jobs.get(event.job)
         if one is None:
-            self._apart.turn_closed(job, sequence)
-            return []
-        one.turn_closed(sequence, now_s)
+            self._apart.turn_closed(event.job, event.sequence)
+            return
+        one.turn_closed(event.sequence, self._now_s)
         if not one.asks and one.at_tail() and one.hold is not None:
-            self._tell(on.TailReached(now_s, job, one.hold.permit))
+            self._tell(on.TailReached(self._now_s, one.job, one.hold.permit))
         self._look(one)
-        return self._settled()
 
-    def instance_failed(self, instance: InstanceId, now_s: float) -> list[Said]:
-        """It is gone, let go or at fault: a tail that was to end there may end anywhere on its nodes."""
-        self._begin(now_s)
+    def _instance_failed(self, instance: InstanceId) -> None:
+        """It is gone, let go or at fault: a tail kept there may end anywhere on its nodes."""
         for one in self._jobs.values():
             if one.hold is not None and one.hold.kept and instance in one.hold.kept:
                 one.hold.kept = None
                 self._gate_turns(one)
-        return self._settled()
 
     # ---- what jobs say and do ----
     def _heard(self, one: JobPhases, event: of_phase.OfJob) -> None:
@@ -209,19 +260,23 @@ class PhaseKeeper:
             case of_phase.PermitReturned(_, _, permit, work_s):
                 if one.hold is not None and one.hold.known_as == permit:
                     self._finish(one, max(work_s, 1e-9))
-            case of_phase.OpQueued(_, _, request, kind):
-                if kind.needs_permit:
-                    one.ops.add(request)
-                    self._look(one)
-                elif one.begins_anew(kind):
-                    self._end_quiet(one)
-            case of_phase.OpAside():
+            case PublishDetached():
                 one.published = True
                 self._look(one)
-            case of_phase.OpOver():
+            case OpOver():
                 self._op_over(one, event)
             case _:
                 assert_never(event)
+
+    def _op_queued(self, operation: Operation) -> None:
+        one, kind = self._jobs.get(operation.job), operation.kind
+        if one is None:
+            self._apart.op_queued(operation)
+        elif kind.needs_permit:
+            one.ops.add(operation.request)
+            self._look(one)
+        elif one.begins_anew(kind):
+            self._end_quiet(one)
 
     def _progress(self, one: JobPhases, event: of_phase.PermitProgress) -> None:
         hold = one.hold
@@ -234,7 +289,7 @@ class PhaseKeeper:
             hold.tail_said = True
             self._tell(on.TailReached(event.now_s, event.job, hold.permit))
 
-    def _op_over(self, one: JobPhases, event: of_phase.OpOver) -> None:
+    def _op_over(self, one: JobPhases, event: OpOver) -> None:
         one.op_over(event.request, self._now_s)
         if event.kind is OpKind.OPTIM_STEP and event.done:
             one.stepped, one.published = True, False
@@ -320,21 +375,21 @@ class PhaseKeeper:
             return
         one.rest_due_s = None
         match self._watcher.stillness(one, self._now_s):
-            case Stillness.LOOK_AGAIN:
+            case IdleRule.LOOK_AGAIN:
                 self._await_rest(one)
-            case Stillness.END_PHASE:
+            case IdleRule.END_PHASE:
                 self._end_quiet(one)
-            case Stillness.REST:
+            case IdleRule.REST:
                 self._tell(on.JobRests(self._now_s, one.job, one.epoch or 0))
                 if self.scheduler.holds_jobs:
                     self._await_rest(one)
-            case Stillness.MAKE_ROOM:
+            case IdleRule.MAKE_ROOM:
                 self._make_room(one)
             case None:
                 pass
 
     def _make_room(self, one: JobPhases) -> None:
-        """Its place is another's, until it has something to do again."""
+        """Another job may have its place until it has something to do again."""
         self._tell(on.JobYields(self._now_s, one.job, one.epoch or 0))
         state = self.scheduler.find(one.job)
         if state is not None and state.status is JobStatus.AWAY:
@@ -369,7 +424,9 @@ class PhaseKeeper:
         return True
 
     def _lose(self, one: JobPhases, why: str) -> None:
-        """Its permit, if it has one, is gone, and `why` if nobody gave it back; its gates are closed."""
+        """Its permit, if it has one, is gone, and `why` if nobody gave it back; its gates are
+        closed.
+        """
         one.requested_s = None
         if one.hold is not None:
             hold = one.end(self._now_s, 0.0)
@@ -378,13 +435,14 @@ class PhaseKeeper:
                 self._widen(hold.nodes)
 
     def _crash(self, one: JobPhases, why: str) -> None:
-        """It had its chance: another has the nodes, and it comes again, unless that happened too often."""
-        guest = self.scheduler.is_guest(one.job)
+        """It had its chance: another has the nodes, and it comes again, unless that happened too
+        often.
+        """
         one.strikes += 1
         self._lose(one, why)
         epoch, one.epoch = one.epoch or 0, None
-        self._tell(on.JobDied(self._now_s, one.job, epoch))
-        if one.strikes >= self.limits.strikes or guest:
+        self._tell(on.JobCrashReported(self._now_s, one.job, epoch))
+        if one.strikes >= self.limits.strikes:
             self._out.append(of_job.JobEnded(self._now_s, one.job, "failed", why))
         else:
             self._out.append(of_job.JobCrashed(self._now_s, one.job, why))
@@ -453,7 +511,6 @@ class PhaseKeeper:
                 self._granted(command)
             case do.ShrinkRollout(permit, job):
                 self._shrink(self._jobs[job], permit)
-                out.append(command)
             case do.RentNodes() | do.ReturnNodes() | SetTimer():
                 out.append(command)
             case _:
@@ -471,6 +528,8 @@ class PhaseKeeper:
             known_as = ask.known_as
         hold = Hold(*(command.permit, known_as, expected, command.nodes, now_s, now_s))
         hold.switch = command.switch
+        if one.asks and one.heard_s is not None:
+            hold.heard_s = one.heard_s  # it may have been killed while it waited
         wanted = one.wanted(expected) if one.requested_s is not None else expected
         asked = one.requested_s is not None and ask is not None
         one.begin(hold)
@@ -478,7 +537,6 @@ class PhaseKeeper:
             one.ask = ask
             self._finish(one, 0.0)
             return
-        self._out.append(command)
         self._out.append(
             phase_do.PermitGiven(
                 *(one.job, known_as, hold.phase, one.iteration if ask is None else ask.iteration),
@@ -488,7 +546,7 @@ class PhaseKeeper:
         if hold.phase is Phase.ROLLOUT:
             self._gate_turns(one)
         else:
-            self._out.append(phase_do.GateOps(one.job, hold.nodes))
+            self._out.append(OpsGated(now_s, one.job, hold.nodes))
         self._look(one)
 
     def _shrink(self, one: JobPhases, permit: int) -> None:
@@ -522,7 +580,7 @@ class PhaseKeeper:
 
     def _close(self, one: JobPhases, hold: Hold, lost: str) -> None:
         self._out.append(self._gates.after(one, hold, self._now_s))
-        self._out.append(phase_do.PermitBack(one.job, hold.known_as, lost))
+        self._out.append(phase_do.PermitEnded(one.job, hold.known_as, lost))
 
     def _close_gates(self, one: JobPhases) -> None:
         self._out += self._gates.of_both(one, self._now_s)
@@ -545,3 +603,13 @@ class PhaseKeeper:
             placed = state is not None and state.status is JobStatus.PLACED
             here = placed or self.scheduler.is_guest(job)
             assert here == (one.epoch is not None), f"{job}: placed {here}, epoch {one.epoch}"
+
+
+def _must_ask_again(one: JobPhases, state: JobState | None, command: PlaceJob) -> bool:
+    """Whether a job that crashed has no place until its program is heard of.
+
+    Nobody knows whether that still runs, unless the service runs it: then it is started with a
+    place.
+    """
+    crashed = state is not None and state.status is JobStatus.AWAY
+    return crashed and one.asks and one.ask is None and not command.driven

@@ -9,7 +9,8 @@ _WEIGHT = 0.25  # of the newest
 class RecentLength:
     """A moving mean over the middle one of the last three lengths.
 
-    One long phase says nothing yet: the first one starts everything, an engine may have died in another. Two that follow each other do.
+    One long phase says nothing yet: the first one starts everything, an engine may have died in
+    another. Two that follow each other do.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,9 @@
-"""The co-scheduler: admits jobs, gives permits for their phases, and keeps every admitted job within its SLO.
+"""The co-scheduler: admits jobs, gives permits for their phases, and keeps every admitted job
+within its SLO.
 
-One event in, commands out. Placement policies say which jobs share which nodes; orderings say whose phase is next. Messages that
-come late or twice (an old epoch, a permit that is back already) change nothing.
+One event in, commands out. Placement policies say which jobs share which nodes; orderings say whose
+phase is next. Messages that come late or twice (an old epoch, a permit that is back already) change
+nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +22,7 @@ from slackwater.control.coschedule.config import CoScheduleConfig
 from slackwater.control.coschedule.events import (
     Event,
     JobArrived,
-    JobDied,
+    JobCrashReported,
     JobFinished,
     JobRests,
     JobYields,
@@ -31,18 +33,18 @@ from slackwater.control.coschedule.events import (
     TailReached,
 )
 from slackwater.control.coschedule.groups import Groups
-from slackwater.control.coschedule.guests import Guests
 from slackwater.control.coschedule.job_state import JobState, JobStatus
 from slackwater.control.coschedule.permits import Permits
-from slackwater.control.coschedule.places import Places
+from slackwater.control.coschedule.placement_table import PlacementTable
 from slackwater.control.coschedule.slo_guard import SloGuard
+from slackwater.control.coschedule.unprofiled_jobs import UnprofiledJobs
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.job import JobSpec
 from slackwater.model.placement import Phase, Placement, Refusal
-from slackwater.policy.ordering.priority import Waiting
-from slackwater.policy.placement.fleet import Fleet
-from slackwater.policy.placement.interface import PlacementPolicy, Standing
+from slackwater.policy.ordering.priority import WaitingPhase
+from slackwater.policy.placement.fleet import FleetView
+from slackwater.policy.placement.interface import JobProgress, PlacementPolicy
 
 _REBALANCE = "coschedule:rebalance"
 _DISPLACED = "coschedule:displaced"  # a job that had to make room is tried again
@@ -53,18 +55,18 @@ class CoScheduler:
     """A state machine without I/O over one fleet."""
 
     def __init__(
-        self, policy: PlacementPolicy, fleet: Fleet, config: CoScheduleConfig | None = None
+        self, policy: PlacementPolicy, fleet: FleetView, config: CoScheduleConfig | None = None
     ) -> None:
         self._policy = policy
         self._fleet = fleet
         self._config = config or CoScheduleConfig()
         self._permits = Permits()
         self._groups = Groups(self._config, fleet, self._permits)
-        self._guests = Guests(fleet, self._permits)
+        self._guests = UnprofiledJobs(fleet, self._permits)
         self._guard = SloGuard(self._config, fleet, self._groups)
         self._jobs: dict[JobId, JobState] = {}
         self._held: dict[JobId, JobState] = {}
-        self._places = Places(policy, self._jobs, self._groups, self._permits, self._guests)
+        self._places = PlacementTable(policy, self._jobs, self._groups, self._permits, self._guests)
         self._rebalance_at_s: float | None = None
         self._handlers: dict[type, Callable[[Any], list[Command]]] = {
             JobArrived: self._on_arrived,
@@ -75,7 +77,7 @@ class CoScheduler:
             JobRests: self._on_rests,
             JobYields: self._on_yields,
             JobFinished: self._on_finished_job,
-            JobDied: self._on_crashed,
+            JobCrashReported: self._on_crashed,
             NodeLost: self._on_node_lost,
             TimerFired: self._on_timer,
         }
@@ -88,7 +90,9 @@ class CoScheduler:
         return commands
 
     def _bears_guest(self, now_s: float, node: NodeId, phase: Phase, since_s: float) -> bool:
-        """Whether the members of a node keep their bounds if a guest that waits so long has its next phase first."""
+        """Whether the members of a node keep their bounds if a guest that waits so long has its
+        next phase first.
+        """
         members = self._groups.members_on(node)
         return self._guard.bear_guest(members, phase, now_s - since_s, now_s)
 
@@ -134,7 +138,7 @@ class CoScheduler:
         """Whether another job waits for one of the nodes."""
         return self._groups.waits_for(nodes, but) or self._guests.wait_for(nodes, but)
 
-    def waiting(self) -> list[Waiting]:
+    def waiting(self) -> list[WaitingPhase]:
         """Phases of placed jobs that wait for their turn."""
         return self._groups.waiting()
 
@@ -201,7 +205,7 @@ class CoScheduler:
 
     def _on_finished_job(self, event: JobFinished) -> list[Command]:
         if event.job in self._guests:
-            return self._guest_leaves(event.job, event.now_s)
+            return self._guest_told(event)
         held = self._held.get(event.job)
         if held is not None and event.epoch == held.epoch:
             del self._held[event.job]
@@ -213,9 +217,13 @@ class CoScheduler:
         state.status = JobStatus.FINISHED
         return self._depart([state], event.now_s)
 
-    def _on_crashed(self, event: JobDied) -> list[Command]:
+    def _guest_told(self, event: JobCrashReported | JobFinished) -> list[Command]:
+        """A guest has no placement, and so no epoch; a message that names one came late."""
+        return [] if event.epoch else self._guest_leaves(event.job, event.now_s)
+
+    def _on_crashed(self, event: JobCrashReported) -> list[Command]:
         if event.job in self._guests:
-            return self._guest_leaves(event.job, event.now_s)
+            return self._guest_told(event)
         state = self._places.current(event.job, event.epoch)
         if state is None:
             return []
@@ -340,7 +348,10 @@ class CoScheduler:
             return []
         still_s = event.now_s - state.free_s
         state.status, state.rests = JobStatus.AWAY, False
-        state.reason = f"it asked for nothing for {still_s:.0f} s, and others wait for a place; with its next request it does too"
+        state.reason = (
+            f"it asked for nothing for {still_s:.0f} s, and others wait for a place; with its "
+            "next request it does too"
+        )
         return [HoldJob(event.job, state.reason), *self._depart([state], event.now_s)]
 
     def _on_tail(self, event: TailReached) -> list[Command]:
@@ -382,9 +393,14 @@ class CoScheduler:
         return commands
 
     def _displace(self, intruder: JobState, sufferer: JobState, now_s: float) -> list[Command]:
-        """A job that takes much longer than was declared of it makes room, and waits for a place that fits it as it is."""
+        """A job that takes much longer than was declared of it makes room, and waits for a place
+        that fits it as it is.
+        """
         times = intruder.outgrown
-        reason = f"its phases take {times:.1f} times what was declared, and {sufferer.spec.job} could not keep its bound beside them"
+        reason = (
+            f"its phases take {times:.1f} times what was declared, and {sufferer.spec.job} could "
+            "not keep its bound beside them"
+        )
         stop = StopJob(intruder.spec.job, intruder.epoch, True, reason)
         intruder.spec = replace(intruder.spec, profile=intruder.profile)
         intruder.planned = None
@@ -412,16 +428,18 @@ class CoScheduler:
         return SetTimer(_REBALANCE, self._rebalance_at_s)
 
     def _observe(self, now_s: float) -> None:
-        standings: list[Standing] = []
+        standings: list[JobProgress] = []
         for state in self._places.placed.values():
             if state.iterations_left == 0:
                 continue  # In its last sync, about to leave.
             budget_s = self._guard.budget_to_share_s(state, now_s)
-            standings.append(Standing(state.spec.job, state.iterations_left, budget_s))
+            standings.append(JobProgress(state.spec.job, state.iterations_left, budget_s))
         self._policy.observe(standings, self._waiting())
 
     def _waiting(self) -> list[JobSpec]:
-        """Jobs without nodes, in order of arrival, with the iterations that they have still to make."""
+        """Jobs without nodes, in order of arrival, with the iterations that they have still to
+        make.
+        """
         return [
             replace(state.spec, iterations=max(state.iterations_left, 1))
             if state.iterations_done

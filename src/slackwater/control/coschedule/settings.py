@@ -1,4 +1,6 @@
-"""What an operator can set of the co-scheduler of a service: which jobs share which nodes, in which order, within which limits."""
+"""What an operator can set of the co-scheduler of a service: which jobs share which nodes, in which
+order, within which limits.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,14 +13,16 @@ from slackwater.model.errors import ConfigError
 from slackwater.model.node import NodeType, Pool, Role
 from slackwater.model.switching import SwitchCosts
 from slackwater.policy.placement.catalogue import POLICIES, make_policy
-from slackwater.policy.placement.fleet import Fleet, MoveCost
+from slackwater.policy.placement.fleet import FleetView, MoveCost
 
 
 @dataclass(frozen=True, slots=True)
 class CoscheduleSettings:
-    """`ordering` "auto" is the one that belongs to the placement. `host_memory_gb` is what one node may hold of all jobs' states.
+    """`ordering` "auto" is the one that belongs to the placement. `host_memory_gb` is what one node
+    may hold of all jobs' states.
 
-    `switching` and `move` are what a change of jobs on a node, and a move of a job, are taken to cost.
+    `switching` and `move` are what a change of jobs on a node, and a move of a job, are taken to
+    cost.
     """
 
     placement: str = "ours"
@@ -47,9 +51,11 @@ class CoscheduleSettings:
         return ordering_for(self.placement) if self.ordering == "auto" else self.ordering
 
     def new_coscheduler(self, rollout_nodes: int, train_nodes: int) -> CoScheduler:
-        """Over nodes of one price: what fits beside another job shares its nodes. Lengths are measured, so the SLO is held against what is seen."""
+        """Over nodes of one price: what fits beside another job shares its nodes. Lengths are
+        measured, so the SLO is held against what is seen.
+        """
         kind = NodeType("node", 8, 1.0, self.host_memory_gb, 1.0, 1.0, 1.0)
-        fleet = Fleet(
+        fleet = FleetView(
             Pool(Role.ROLLOUT, kind, rollout_nodes),
             Pool(Role.TRAIN, kind, train_nodes),
             self.move,

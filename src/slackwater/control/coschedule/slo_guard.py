@@ -1,4 +1,6 @@
-"""Whether jobs that share nodes stay within their bounds, and who is in the way of one that does not."""
+"""Whether jobs that share nodes stay within their bounds, and who is in the way of one that does
+not.
+"""
 
 from collections.abc import Sequence
 
@@ -6,7 +8,7 @@ from slackwater.control.coschedule.config import CoScheduleConfig
 from slackwater.control.coschedule.groups import Groups
 from slackwater.control.coschedule.job_state import JobState
 from slackwater.model.placement import Phase
-from slackwater.policy.placement.fleet import Fleet
+from slackwater.policy.placement.fleet import FleetView
 
 _GUEST_WAITS = 2.0  # iterations of the members, before they wait for it
 
@@ -14,7 +16,7 @@ _GUEST_WAITS = 2.0  # iterations of the members, before they wait for it
 class SloGuard:
     """Asked once per iteration of a job."""
 
-    def __init__(self, config: CoScheduleConfig, fleet: Fleet, groups: Groups) -> None:
+    def __init__(self, config: CoScheduleConfig, fleet: FleetView, groups: Groups) -> None:
         self._config = config
         self._fleet = fleet
         self._groups = groups
@@ -30,7 +32,9 @@ class SloGuard:
         return self.budget_s(state, now_s)
 
     def must_leave(self, state: JobState, now_s: float) -> bool:
-        """Whether one more shared iteration at worst could leave too little to finish alone at worst, on nodes of its own."""
+        """Whether one more shared iteration at worst could leave too little to finish alone at
+        worst, on nodes of its own.
+        """
         if not self._config.guard or not self._groups.shares(state):
             return False
         budget_s = self.budget_s(state, now_s)
@@ -44,9 +48,12 @@ class SloGuard:
         return alone_s + move_s + worst_s > budget_s
 
     def intruder(self, state: JobState, now_s: float) -> JobState | None:
-        """A member that takes longer than was declared of it, where a job beside it cannot keep its bound for that: the one that outgrew
-        its profile most. None where the job itself has outgrown its own as much, where all is well, and as long as the job would
-        keep its bound if it were alone from the iteration after the next: a member may be slow for a while, as when others start beside it."""
+        """A member that takes longer than was declared of it, where a job beside it cannot keep its
+        bound for that: the one that outgrew its profile most. None where the job itself has
+        outgrown its own as much, where all is well, and as long as the job would keep its bound if
+        it were alone from the iteration after the next: a member may be slow for a while, as when
+        others start beside it.
+        """
         if not self._config.guard or self._config.slo_basis == "declared":
             return None
         mates = self._groups.mates(state)
@@ -64,8 +71,10 @@ class SloGuard:
     def bear_guest(
         self, members: Sequence[JobState], phase: Phase, waited_s: float, now_s: float
     ) -> bool:
-        """Whether these members all keep their bounds if a guest that has waited so long has a phase before them. Nobody knows how long
-        that is: as long as the longest of theirs, at a guess."""
+        """Whether these members all keep their bounds if a guest that has waited so long has a
+        phase before them. Nobody knows how long that is: as long as the longest of theirs, at a
+        guess.
+        """
         if not members:
             return True
         coming_s = {state.spec.job: self._groups.coming_iteration_s(state) for state in members}

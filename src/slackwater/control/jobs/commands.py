@@ -1,10 +1,10 @@
-"""What the job book asks for. The last two are for the driver book, and stay inside the brain."""
+"""What the job book asks for, and tells the driver book."""
 
 from dataclasses import dataclass
 
+from slackwater.control.jobs.driver_events import DriverDue, DriverUndue
 from slackwater.model.ids import JobId
 from slackwater.model.job import JobProfile, JobTerms
-from slackwater.model.job_life import JobStage
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,29 +17,17 @@ class ProfileJob:
 
 @dataclass(frozen=True, slots=True)
 class PlaceJob:
-    """Find nodes for the job, which has made so many iterations, and say `JobAnswered`. One without terms takes what there is."""
+    """Find nodes for the job, which has made so many iterations, and say `JobAnswered`.
+
+    One without terms takes what there is. One that is `driven` is started when it has a place.
+    """
 
     job: JobId
     profile: JobProfile | None
     iterations_done: int
     crashes: int
     terms: JobTerms | None = None
+    driven: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DriverMayRun:
-    """The job has a place, or is being profiled: its driver is to run, if it does not."""
-
-    job: JobId
-
-
-@dataclass(frozen=True, slots=True)
-class DriverMustEnd:
-    """The job is over: so is its driver."""
-
-    job: JobId
-    stage: JobStage
-    reason: str
-
-
-JobCommand = ProfileJob | PlaceJob | DriverMayRun | DriverMustEnd
+JobCommand = ProfileJob | PlaceJob | DriverDue | DriverUndue

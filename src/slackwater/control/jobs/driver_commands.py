@@ -1,15 +1,20 @@
-"""What the driver book asks for. `KeepDriver` comes before `StartDriver`, and is durable before it is carried out."""
+"""What the driver book asks for. `KeepDriver` comes before `StartDriver`, and is durable before it
+is carried out.
+"""
 
 from dataclasses import dataclass
 
 from slackwater.control.jobs.events import JobCrashed, JobEnded, JobSubmitted
+from slackwater.control.timer import SetTimer
 from slackwater.model.ids import JobId
 from slackwater.model.job_life import JobStage
 
 
 @dataclass(frozen=True, slots=True)
 class KeepDriver:
-    """Write down how many attempts were made, how many failed in a row, and how it ended if it has."""
+    """Write down how many attempts were made, how many failed in a row, and how it ended if
+    it has.
+    """
 
     job: JobId
     attempt: int
@@ -34,14 +39,6 @@ class EndDriver:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class SetDriverTimer:
-    """Say `DriverTimerFired` then."""
-
-    name: str
-    at_s: float
-
-
 DriverCommand = (
-    KeepDriver | StartDriver | EndDriver | SetDriverTimer | JobSubmitted | JobCrashed | JobEnded
+    KeepDriver | StartDriver | EndDriver | SetTimer | JobSubmitted | JobCrashed | JobEnded
 )

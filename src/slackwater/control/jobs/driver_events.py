@@ -1,7 +1,11 @@
-"""What can happen to the drivers of submitted jobs. Plain data, so that a record of it can be replayed."""
+"""What can happen to the drivers of submitted jobs. Plain data, so that a record of it can be
+replayed.
+"""
 
 from dataclasses import dataclass
 
+from slackwater.control.jobs.events import IterationDone
+from slackwater.control.timer import TimerFired
 from slackwater.model.ids import JobId, TenantId
 from slackwater.model.job import JobProfile, JobTerms
 from slackwater.model.job_life import JobStage
@@ -20,7 +24,8 @@ class DriverSubmitted:
 
 @dataclass(frozen=True, slots=True)
 class DriverAdopted:
-    """A submitted job from the durable store. `attempt` processes were started for it; `lives` says whether the last still runs.
+    """A submitted job from the durable store. `attempt` processes were started for it; `lives` says
+    whether the last still runs.
 
     `over` is how it ended, if it has.
     """
@@ -56,7 +61,8 @@ class DriverUndue:
 
 @dataclass(frozen=True, slots=True)
 class DriverEnded:
-    """The process of that attempt is gone. No `status`: nobody saw it end. `said` are its last words.
+    """The process of that attempt is gone. No `status`: nobody saw it end. `said` are its last
+    words.
 
     `hopeless`: the same would come of another attempt, since its input is wrong.
     """
@@ -67,22 +73,6 @@ class DriverEnded:
     status: int | None
     said: str = ""
     hopeless: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class DriverProgressed:
-    """The job made a complete iteration: what went wrong before counts no more."""
-
-    now_s: float
-    job: JobId
-
-
-@dataclass(frozen=True, slots=True)
-class DriverTimerFired:
-    """The pause before another attempt is over."""
-
-    now_s: float
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +97,8 @@ DriverEvent = (
     | DriverDue
     | DriverUndue
     | DriverEnded
-    | DriverProgressed
-    | DriverTimerFired
+    | IterationDone
+    | TimerFired
     | StopAsked
     | ResumeAsked
 )

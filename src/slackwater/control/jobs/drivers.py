@@ -1,13 +1,15 @@
-"""The driver book: one process at a time for every submitted job, from its first start to its last end.
+"""The driver book: one process at a time for every submitted job, from its first start to its last
+end.
 
     waiting -> running -> over
        ^          |  \\-> leaving -> over
        \\-- crash -/
 
-A driver waits until its job has a place. One that ends with status 0 has finished its job. One that crashes makes it a new arrival
-(`JobCrashed`), and is started again after a growing pause; after `most_crashes` in a row, without a complete iteration between them,
-its job has failed. One that nobody saw end, since the control plane was gone too, is started again and not blamed.
-What it says to the job book are events of that: `JobSubmitted`, `JobCrashed`, `JobEnded`.
+A driver waits until its job has a place. One that ends with status 0 has finished its job. One that
+crashes makes it a new arrival (`JobCrashed`), and is started again after a growing pause; after
+`most_crashes` in a row, without a complete iteration between them, its job has failed. One that
+nobody saw end, since the control plane was gone too, is started again and not blamed. What it says
+to the job book are events of that: `JobSubmitted`, `JobCrashed`, `JobEnded`.
 """
 
 from collections.abc import Sequence
@@ -17,14 +19,16 @@ from typing import Literal, assert_never
 
 from slackwater.control.jobs import driver_commands as do
 from slackwater.control.jobs import driver_events as on
-from slackwater.control.jobs.events import JobCrashed, JobEnded, JobSubmitted
+from slackwater.control.jobs.events import IterationDone, JobCrashed, JobEnded, JobSubmitted
 from slackwater.control.operations.restarts import RestartPolicy
+from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import JobId, TenantId
 from slackwater.model.job import JobProfile, JobTerms
 from slackwater.model.job_life import JobStage
 
 Out = list[do.DriverCommand]
 
+DRIVER = "driver:"  # of the names of its timers; a job follows
 MOST_CRASHES = 5
 PAUSES = RestartPolicy(first_s=0.5, longest_s=60.0)
 
@@ -39,8 +43,10 @@ class DriverStage(StrEnum):
 
 
 @dataclass(slots=True)
-class Driver:
-    """One job's. `attempt` counts its processes, `crashes` those in a row that failed; before `earliest_s` none is started."""
+class JobDriver:
+    """One job's. `attempt` counts its processes, `crashes` those in a row that failed; before
+    `earliest_s` none is started.
+    """
 
     job: JobId
     tenant: TenantId
@@ -59,13 +65,13 @@ class Driver:
         return JobSubmitted(now_s, *made, driven=True)
 
 
-class DriverBook:
+class DriverRegistry:
     """See the module."""
 
     def __init__(self, most_crashes: int = MOST_CRASHES, pauses: RestartPolicy = PAUSES) -> None:
         self._most_crashes = most_crashes
         self._pauses = pauses
-        self._drivers: dict[JobId, Driver] = {}
+        self._drivers: dict[JobId, JobDriver] = {}
 
     def handle(self, event: on.DriverEvent) -> Sequence[do.DriverCommand]:
         """Take one event; return what is to be done, in order."""
@@ -75,14 +81,17 @@ class DriverBook:
         elif isinstance(event, on.DriverAdopted):
             self._adopted(event, out)
         else:
-            name = event.name if isinstance(event, on.DriverTimerFired) else event.job
-            driver = self._drivers.get(JobId(name))
+            if isinstance(event, TimerFired):
+                job = JobId(event.name.removeprefix(DRIVER))
+            else:
+                job = event.job
+            driver = self._drivers.get(job)
             if driver is not None:
                 self._goes_on(driver, event, out)
         return out
 
     # ---- questions ----
-    def find(self, job: JobId) -> Driver | None:
+    def find(self, job: JobId) -> JobDriver | None:
         """The caller must not change it."""
         return self._drivers.get(job)
 
@@ -91,7 +100,7 @@ class DriverBook:
         known = self._drivers.get(event.job)
         if known is not None and known.stage is not DriverStage.OVER:
             return
-        driver = Driver(event.job, event.tenant, event.terms, event.profile)
+        driver = JobDriver(event.job, event.tenant, event.terms, event.profile)
         if known is not None:
             driver.attempt = known.attempt  # an attempt's number is used once
         self._drivers[event.job] = driver
@@ -100,7 +109,7 @@ class DriverBook:
     def _adopted(self, event: on.DriverAdopted, out: Out) -> None:
         if event.job in self._drivers:
             return
-        driver = Driver(event.job, event.tenant, event.terms, event.profile)
+        driver = JobDriver(event.job, event.tenant, event.terms, event.profile)
         driver.attempt, driver.crashes, driver.over = event.attempt, event.crashes, event.over
         self._drivers[event.job] = driver
         if event.over is not None:
@@ -114,12 +123,12 @@ class DriverBook:
 
     def _goes_on(
         self,
-        driver: Driver,
+        driver: JobDriver,
         event: on.DriverDue
         | on.DriverUndue
         | on.DriverEnded
-        | on.DriverProgressed
-        | on.DriverTimerFired
+        | IterationDone
+        | TimerFired
         | on.StopAsked
         | on.ResumeAsked,
         out: Out,
@@ -128,14 +137,14 @@ class DriverBook:
             case on.DriverDue(now_s):
                 driver.due = driver.stage is DriverStage.WAITING
                 self._start(driver, now_s, out)
-            case on.DriverTimerFired(now_s):
+            case TimerFired(now_s):
                 self._start(driver, now_s, out)
             case on.DriverUndue(_, _, stage, reason):
                 self._end(driver, stage, reason, out)
             case on.DriverEnded():
                 if event.attempt == driver.attempt:
                     self._ended(driver, event, out)
-            case on.DriverProgressed():
+            case IterationDone():
                 driver.crashes = 0
             case on.StopAsked(now_s):
                 self._stop(driver, now_s, out)
@@ -148,18 +157,18 @@ class DriverBook:
             case _:
                 assert_never(event)
 
-    def _start(self, driver: Driver, now_s: float, out: Out) -> None:
+    def _start(self, driver: JobDriver, now_s: float, out: Out) -> None:
         if driver.stage is not DriverStage.WAITING or not driver.due:
             return
         if now_s < driver.earliest_s:
-            out.append(do.SetDriverTimer(driver.job, driver.earliest_s))
+            out.append(SetTimer(DRIVER + driver.job, driver.earliest_s))
             return
         driver.stage, driver.due = DriverStage.RUNNING, False
         driver.attempt += 1
         self._keep(driver, out)
         out.append(do.StartDriver(driver.job, driver.attempt))
 
-    def _stop(self, driver: Driver, now_s: float, out: Out) -> None:
+    def _stop(self, driver: JobDriver, now_s: float, out: Out) -> None:
         reason = "its owner stopped it"
         match driver.stage:
             case DriverStage.WAITING:
@@ -170,7 +179,7 @@ class DriverBook:
             case DriverStage.LEAVING | DriverStage.OVER:
                 pass
 
-    def _end(self, driver: Driver, stage: JobStage, reason: str, out: Out) -> None:
+    def _end(self, driver: JobDriver, stage: JobStage, reason: str, out: Out) -> None:
         """Nothing more is to be started for it; it is over once its process is gone."""
         if driver.stage in (DriverStage.LEAVING, DriverStage.OVER):
             return
@@ -183,7 +192,7 @@ class DriverBook:
             driver.stage = DriverStage.OVER
             self._keep(driver, out)
 
-    def _ended(self, driver: Driver, event: on.DriverEnded, out: Out) -> None:
+    def _ended(self, driver: JobDriver, event: on.DriverEnded, out: Out) -> None:
         if driver.stage is DriverStage.LEAVING:
             driver.stage = DriverStage.OVER
             if driver.over is JobStage.STOPPED:
@@ -208,7 +217,7 @@ class DriverBook:
 
     def _over(
         self,
-        driver: Driver,
+        driver: JobDriver,
         now_s: float,
         outcome: Literal["finished", "failed"],
         reason: str,
@@ -219,7 +228,7 @@ class DriverBook:
         out.append(JobEnded(now_s, driver.job, outcome, reason))
 
     @staticmethod
-    def _keep(driver: Driver, out: Out) -> None:
+    def _keep(driver: JobDriver, out: Out) -> None:
         said = (driver.attempt, driver.crashes, driver.over, driver.reason)
         out.append(do.KeepDriver(driver.job, *said))
 

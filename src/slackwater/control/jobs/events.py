@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from slackwater.control.rollout.facts import TurnClosed, TurnOpened
 from slackwater.model.ids import JobId, TenantId
 from slackwater.model.job import JobProfile, JobTerms
 from slackwater.model.job_life import JobAccount, JobStage
@@ -10,10 +11,11 @@ from slackwater.model.job_life import JobAccount, JobStage
 
 @dataclass(frozen=True, slots=True)
 class JobSubmitted:
-    """An owner's run begins, or goes on at its last complete iteration. One with terms and without a profile is profiled first.
+    """An owner's run begins, or resumes at its last complete iteration. One with terms and without
+    a profile is profiled first.
 
-    One without terms (a session that nobody submitted) shares what there is. One that is `driven` has a driver that the service
-    runs, and ends with that.
+    One without terms (a session that nobody submitted) shares what there is. One that is `driven`
+    has a driver that the service runs, and ends with that.
     """
 
     now_s: float
@@ -45,27 +47,14 @@ class JobAnswered:
 
 
 @dataclass(frozen=True, slots=True)
-class JobWorked:
-    """A turn of the job ended, or one began (`turns` 0)."""
-
-    now_s: float
-    job: JobId
-    turns: int = 0
-    completed: bool = True
-    prompt_tokens: int = 0
-    tokens: int = 0
-    engine_s: float = 0.0
-    waited_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class JobTrained:
-    """A trainer ran an operation of the job."""
+    """A trainer ran an operation of the job; an optimizer's step `ends_step`."""
 
     now_s: float
     job: JobId
     trainer_s: float
     waited_s: float = 0.0
+    ends_step: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +109,10 @@ class JobHeard:
 
 
 @dataclass(frozen=True, slots=True)
-class IdleSought:
-    """Jobs that nobody attends end once nothing was heard of them for a while; those in `attended` have a client."""
+class IdleJobsSought:
+    """Jobs that nobody attends end once nothing was heard of them for a while; those in `attended`
+    have a client.
+    """
 
     now_s: float
     attended: frozenset[JobId] = frozenset()
@@ -131,14 +122,15 @@ JobEvent = (
     JobSubmitted
     | JobProfiled
     | JobAnswered
-    | JobWorked
+    | TurnOpened
+    | TurnClosed
     | JobTrained
     | IterationDone
     | JobCrashed
     | JobEnded
     | JobAdopted
     | JobHeard
-    | IdleSought
+    | IdleJobsSought
 )
 
 EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in JobEvent.__args__}

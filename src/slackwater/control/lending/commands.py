@@ -8,15 +8,18 @@ from slackwater.model.ids import JobId, NodeId
 
 @dataclass(frozen=True, slots=True)
 class LendNode:
-    """Bring the job's rollout model onto the node, and let it join the job's fleet as a borrowed instance."""
+    """Bring the base model of the job's rollouts onto the node, as a borrowed instance."""
 
     node: NodeId
     job: JobId
+    base_model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TakeBack:
-    """The service needs the node: the rollout leaves at once, its turns move; answer `NodeCleared`."""
+    """The service needs the node: the rollout leaves at once, its turns move; answer
+    `NodeCleared`.
+    """
 
     node: NodeId
     job: JobId

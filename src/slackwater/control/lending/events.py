@@ -35,8 +35,9 @@ class ServingNodeJoined:
 
 @dataclass(frozen=True, slots=True)
 class ServingNodeReported:
-    """What its service used of a node's KV memory and time since the last report, at most and on average; and
-    whether it keeps its promise lately."""
+    """What its service used of a node's KV memory and time since the last report, at most and on
+    average; and whether it keeps its promise lately.
+    """
 
     now_s: float
     node: NodeId
@@ -55,15 +56,19 @@ class ServingNodeLost:
 
 @dataclass(frozen=True, slots=True)
 class CapacityWanted:
-    """A job's rollout phase would use up to `nodes` borrowed nodes; said again, the number changes."""
+    """A job's rollout of a base model would use up to `nodes` borrowed nodes.
+
+    Said again, the number changes.
+    """
 
     now_s: float
     job: JobId
     nodes: int
+    base_model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class StepBegan:
+class BorrowerStepBegan:
     """A job that rolls out already begins its next RL step, as one that trains meanwhile does."""
 
     now_s: float
@@ -102,7 +107,7 @@ LendingEvent = (
     | ServingNodeReported
     | ServingNodeLost
     | CapacityWanted
-    | StepBegan
+    | BorrowerStepBegan
     | CapacityReturned
     | NodeCleared
     | LoanFailed

@@ -2,9 +2,10 @@
 
     events -> lender.handle(event) -> commands
 
-A node lends to one job at a time. It lends when its service has used little of it for a whole window; it is taken
-back at once when the service needs it or breaks its promise, and rests before it lends again. What happens on the node between two steps is
-not the lender's business: that is the arbiter's (`policy/serving/arbiter.py`).
+A node lends to one job at a time. It lends when its service has used little of it for a whole
+window; it is taken back at once when the service needs it or breaks its promise, and rests before
+it lends again. What happens on the node between two steps is not the lender's business: that is
+the arbiter's (`policy/serving/arbiter.py`).
 """
 
 from collections import deque
@@ -19,11 +20,14 @@ from slackwater.model.ids import JobId, NodeId, ServiceName
 from slackwater.policy.serving.lender_choice import LendableNode, LenderRule
 
 REVIEW = "lender-review"
+NO_LONGER_NEEDED = "the job needs it no more"
 
 
 @dataclass(slots=True)
 class _Node:
-    """`lent_to` holds from LendNode until TakeBack; `leaving` from then until the body says it is clear."""
+    """`lent_to` holds from LendNode until TakeBack; `leaving` from then until the body says it is
+    clear.
+    """
 
     service: ServiceName
     reports: deque[tuple[float, float, float]] = field(default_factory=deque)
@@ -41,7 +45,9 @@ class _Node:
 
 @dataclass(frozen=True, slots=True)
 class LenderSettings:
-    """`window_s`: so far back reports count. `review_every_s`: how often idle nodes are looked at again."""
+    """`window_s`: so far back reports count. `review_every_s`: how often idle nodes are looked at
+    again.
+    """
 
     rule: LenderRule = field(default_factory=LenderRule)
     window_s: float = 60.0
@@ -56,6 +62,7 @@ class Lender:
         self._limits: dict[ServiceName, int] = {}
         self._nodes: dict[NodeId, _Node] = {}
         self._wanted: dict[JobId, int] = {}
+        self._base_of: dict[JobId, str] = {}
         self._watching = False
         self._out: list[do.LendingCommand] = []
 
@@ -76,14 +83,16 @@ class Lender:
                 self._reported(event)
             case on.ServingNodeLost(_, node):
                 self._nodes.pop(node, None)
-            case on.CapacityWanted(_, job, nodes):
+            case on.CapacityWanted(_, job, nodes, base_model):
+                self._base_of[job] = base_model
                 self._want(job, nodes)
-            case on.StepBegan(_, job):
+            case on.BorrowerStepBegan(_, job):
                 lent = [name for name, node in self._nodes.items() if node.lent_to == job]
                 self._out += [do.BeginStep(name, job) for name in lent]
             case on.CapacityReturned(_, job):
                 self._want(job, 0)
                 self._wanted.pop(job, None)
+                self._base_of.pop(job, None)
             case on.NodeCleared() | on.LoanFailed():
                 self._over(event)
             case TimerFired():
@@ -133,7 +142,8 @@ class Lender:
         if not event.keeps_promise:
             why = "its service does not keep its promise now"
         elif rule.must_return(event.kv_share, event.busy_share):
-            why = f"its service uses {event.kv_share:.0%} of the memory, {event.busy_share:.0%} of the time"
+            used = f"{event.kv_share:.0%} of the memory, {event.busy_share:.0%} of the time"
+            why = f"its service uses {used}"
         else:
             return
         if node.lent_to is not None:
@@ -157,7 +167,7 @@ class Lender:
             key=lambda name: (-self._nodes[name].kv_share(), name),
         )
         for name in fullest[: max(surplus, 0)]:
-            self._take(name, "the job needs it no more")
+            self._take(name, NO_LONGER_NEEDED)
 
     def _shrink(self, service: ServiceName) -> None:
         lending = [
@@ -203,7 +213,7 @@ class Lender:
                 room[node.service] = room.get(node.service, 0) - 1
         for name, job in self._settings.rule.choose(idle, wanted, room):
             self._nodes[name].lent_to = job
-            self._out.append(do.LendNode(name, job))
+            self._out.append(do.LendNode(name, job, self._base_of[job]))
 
     def _watch(self, now_s: float) -> None:
         """Look again later while a job wants more than it has."""

@@ -1,10 +1,11 @@
-"""What the body must do about operations. A ticket names one thing that one trainer does."""
+"""What operations ask for. A ticket names one thing that one trainer does."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from slackwater.control.operations.facts import OpOver, PublishDetached
 from slackwater.control.timer import SetTimer
-from slackwater.model.ids import ModelId, RequestId, WorkerId
+from slackwater.model.ids import JobId, ModelId, RequestId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation
 
 
@@ -24,7 +25,8 @@ class RunOp:
 
 @dataclass(frozen=True, slots=True)
 class RestoreState:
-    """Load the state that was saved after `seq`; or, where the node has kept one of a trainer that died, a later one.
+    """Load the state that was saved after `seq`; or, where the node has kept one of a trainer that
+    died, a later one.
 
     Such a state may have the effects of operations up to `at_most`, and of no later one.
     """
@@ -56,6 +58,19 @@ class TakeSnapshot:
     seq: int
 
 
+TrainerOrder: TypeAlias = RunOp | RestoreState | DropGradients | TakeSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class StartWork:
+    """To device ownership: the order leaves for the trainer once it has its devices."""
+
+    now_s: float
+    worker: WorkerId
+    job: JobId | None
+    order: TrainerOrder
+
+
 @dataclass(frozen=True, slots=True)
 class CommitSnapshot:
     """The state after `seq` is on disk: the log up to it is no longer needed."""
@@ -74,7 +89,9 @@ class ForgetModel:
 
 @dataclass(frozen=True, slots=True)
 class MoveState:
-    """Let the node of `worker` send a model's state to the memory of the node of `to`; `StateMoved` says how it went."""
+    """Let the node of `worker` send a model's state to the memory of the node of `to`;
+    `StateMoved` says how it went.
+    """
 
     worker: WorkerId
     ticket: int
@@ -84,7 +101,9 @@ class MoveState:
 
 @dataclass(frozen=True, slots=True)
 class ForgetStrays:
-    """States of the model that no trainer holds, on whatever node, are of no use any more; nothing is reported back."""
+    """States of the model that no trainer holds, on whatever node, are of no use any more; nothing
+    is reported back.
+    """
 
     model: ModelId
 
@@ -107,15 +126,14 @@ class FailOp:
 
 
 Command: TypeAlias = (
-    RunOp
-    | RestoreState
-    | DropGradients
-    | TakeSnapshot
+    StartWork
     | CommitSnapshot
     | ForgetModel
     | MoveState
     | ForgetStrays
     | CompleteOp
     | FailOp
+    | OpOver
+    | PublishDetached
     | SetTimer
 )

@@ -1,63 +1,38 @@
-"""Which trainer runs which operation when (PlexRL 4.2: one deployment's operations run in order, one at a time).
+"""Which trainer runs which operation when (PlexRL 4.2: one deployment's operations run in order,
+one at a time).
 
-Invariants: an operation runs only when all before it are over; a trainer does one thing at a time; a
-model's state is never used unless it is the saved state plus the whole log, applied in order; a request
-ends exactly once. When a trainer is lost, its models come back elsewhere from the last saved state by
-replaying the log, and the operation that was running runs again. A model whose permit is for another node
-moves there with its state; where that fails, it comes there in the same way as from a trainer that was lost.
+Invariants: an operation runs only when all before it are over; a trainer does one thing at a time;
+a model's state is never used unless it is the saved state plus the whole log, applied in order; a
+request ends exactly once. When a trainer is lost, its models come back elsewhere from the last
+saved state by replaying the log, and the operation that was running runs again. A model whose
+permit is for another node moves there with its state; where that fails, it comes there in the same
+way as from a trainer that was lost.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import assert_never
 
 from slackwater.control.operations import commands as do
 from slackwater.control.operations import events as on
+from slackwater.control.operations.facts import OpOver, PublishDetached
+from slackwater.control.operations.flights import (
+    DetachedPublish,
+    Flight,
+    Replay,
+    Restore,
+    RunHead,
+    SnapshotFlight,
+    runs_head,
+)
 from slackwater.control.operations.integrity import check_lines
-from slackwater.control.operations.model_line import ModelLine, Move, Residency
+from slackwater.control.operations.model_queue import ModelQueue, Residency, StateTransfer
+from slackwater.control.operations.settings import OperationsConfig
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.errors import ConfigError, UnavailableError
 from slackwater.model.ids import JobId, ModelId, NodeId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OpKind
 
-
-@dataclass(frozen=True, slots=True)
-class OperationsConfig:
-    """`save_log_after_s` bounds how long a replay takes; a snapshot may cost a tenth of the time.
-
-    `max_skipped` is how far a number may lie ahead of the one whose turn it is. A move between nodes that is not heard of is given
-    up after `give_up_move_after_s`; one that breaks off is heard of much sooner.
-    """
-
-    give_up_gap_after_s: float = 60.0
-    give_up_move_after_s: float = 300.0
-    save_log_after_s: float = 30.0
-    snapshot_share: float = 0.1
-    max_attempts: int = 5
-    max_waiting_per_model: int = 1024
-    max_skipped: int = 16_384
-
-
-@dataclass(frozen=True, slots=True)
-class _Flight:
-    """What a trainer is doing, and what follows from how it ends."""
-
-    ticket: int
-    line: ModelLine
-    done: Callable[[on.TicketDone], None]
-    failed: Callable[[on.TicketFailed], None]
-    runs_head: bool = False
-    restores: bool = False
-    replayed: Operation | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Aside:
-    """A publish that a trainer writes beside its next operations."""
-
-    worker: WorkerId
-    line: ModelLine
-    operation: Operation
+OPERATIONS = ("gap:", "move:")  # how the names of its timers begin
 
 
 class OperationsController:
@@ -65,22 +40,23 @@ class OperationsController:
 
     def __init__(self, config: OperationsConfig | None = None) -> None:
         self._config = config or OperationsConfig()
-        self._lines: dict[ModelId, ModelLine] = {}
-        self._flights: dict[WorkerId, _Flight | None] = {}
-        self._aside: dict[int, _Aside] = {}
+        self._lines: dict[ModelId, ModelQueue] = {}
+        self._flights: dict[WorkerId, Flight | None] = {}
+        self._aside: dict[int, DetachedPublish] = {}
         self._last_served: dict[ModelId, int] = {}
         self._last_owned: dict[TenantId, int] = {}
         self._nodes: dict[WorkerId, NodeId | None] = {}
         self._gates: dict[JobId, tuple[NodeId, ...]] = {}
         self._tickets = 0
+        self._now_s = 0.0
         self._out: list[do.Command] = []
 
     def handle(self, event: on.Event) -> Sequence[do.Command]:
-        """Take one event, return what the body must do about it, in order."""
-        self._out = []
+        """Take one event, return what is to be done about it, in order."""
+        self._out, self._now_s = [], event.now_s
         match event:
             case on.ModelAdopted(_, model, saved_seq, records, owner):
-                line = self._lines[model] = ModelLine(model, owner)
+                line = self._lines[model] = ModelQueue(model, owner)
                 line.adopt(saved_seq, records)
             case on.OpSubmitted(_, operation, owner):
                 self._submitted(operation, owner)
@@ -97,7 +73,7 @@ class OperationsController:
                 self._moved(model, ticket, error)
             case on.TrainerLost(_, worker, reason):
                 self._lost(worker, reason)
-            case on.TicketAside(_, worker, ticket):
+            case on.TicketDetached(_, worker, ticket):
                 self._set_aside(worker, ticket)
             case on.TicketDone() | on.TicketFailed():
                 self._reported(event)
@@ -113,7 +89,7 @@ class OperationsController:
     # ---- questions the body may ask ----
     def check_number(self, model: ModelId, seq: int) -> None:
         """Raise if a number lies too far ahead of the model's next one."""
-        line = self._lines.get(model) or ModelLine(model)
+        line = self._lines.get(model) or ModelQueue(model)
         last = line.next_seq + self._config.max_skipped
         if seq > last and not line.knows(seq):
             raise ConfigError.of(
@@ -130,6 +106,10 @@ class OperationsController:
         """How many operations wait, by model."""
         return {model: len(line.waiting) for model, line in self._lines.items()}
 
+    def gates(self) -> dict[JobId, tuple[NodeId, ...]]:
+        """Where jobs that share nodes may train now."""
+        return dict(self._gates)
+
     def holders(self) -> dict[ModelId, WorkerId]:
         """Which trainer has the state of which model."""
         held = ((model, line.worker) for model, line in self._lines.items())
@@ -137,11 +117,12 @@ class OperationsController:
 
     # ---- arrivals ----
     def _submitted(self, operation: Operation, owner: TenantId) -> None:
-        line = self._lines.setdefault(operation.model, ModelLine(operation.model, owner))
+        line = self._lines.setdefault(operation.model, ModelQueue(operation.model, owner))
         if line.knows(operation.seq):
             self._fail(operation, f"seq_id {operation.seq} was used up before", FaultOwner.USER)
             return
         line.waiting[operation.seq] = operation
+        line.job = operation.job or line.job
         line.skip_refused()
 
     def _rejected(self, operation: Operation, reason: str) -> None:
@@ -180,7 +161,7 @@ class OperationsController:
         self._forget(line)
         self._out.append(do.ForgetStrays(model))
 
-    def _forget(self, line: ModelLine) -> None:
+    def _forget(self, line: ModelQueue) -> None:
         """Let the trainer drop a state that is no longer wanted or trusted."""
         if line.worker is not None:
             self._out.append(do.ForgetModel(line.worker, line.model))
@@ -200,9 +181,9 @@ class OperationsController:
         if flight is None or flight.line.model not in self._lines:
             return
         line = flight.line
-        if flight.restores:
+        if isinstance(flight, Restore | Replay):
             self._restore_failed(line, f"trainer lost: {reason}")
-        if not flight.runs_head:
+        if not runs_head(flight):
             return
         line.attempts += 1
         if line.attempts >= self._config.max_attempts:
@@ -215,11 +196,11 @@ class OperationsController:
         over = None if flight is not None else self._over_aside(event.worker, event.ticket)
         match event:
             case on.TicketDone() if flight is not None:
-                flight.done(event)
+                self._done(flight, event)
             case on.TicketFailed() if flight is not None:
-                flight.failed(event)
+                self._failed(flight, event)
             case on.TicketDone() if over is not None:
-                self._out.append(do.CompleteOp(over.request, event.ticket))
+                self._complete(over, event.ticket)
             case on.TicketFailed() if over is not None:
                 self._fail(over, event.error, event.owner)
             case _:
@@ -233,14 +214,14 @@ class OperationsController:
                 self._flights[worker] = None
             return
         line = flight.line
-        if flight.runs_head:
+        if runs_head(flight):
             head = line.head()
             if head is None or head.kind is not OpKind.PUBLISH:
                 return  # only a publish leaves the state alone
             operation: Operation | None = line.set_head_aside()
             line.skip_refused()
         else:
-            operation = flight.replayed
+            operation = flight.entry.operation if isinstance(flight, Replay) else None
             entry = line.log[line.applied] if line.applied < len(line.log) else None
             if entry is None or entry.operation is not operation:
                 self._flights[worker] = None  # written meanwhile, by the trainer that had it before
@@ -250,12 +231,8 @@ class OperationsController:
             line.applied += 1
         assert operation is not None
         self._flights[worker] = None
-        self._aside[ticket] = _Aside(worker, line, operation)
-
-    def aside(self, ticket: int) -> Operation | None:
-        """The publish that is written beside under this ticket."""
-        found = self._aside.get(ticket)
-        return None if found is None else found.operation
+        self._aside[ticket] = DetachedPublish(worker, line, operation)
+        self._out.append(PublishDetached(self._now_s, operation.job, operation.request))
 
     def _over_aside(self, worker: WorkerId, ticket: int) -> Operation | None:
         """The publish that a report is about, which is over now."""
@@ -269,7 +246,7 @@ class OperationsController:
         aside.line.finish_aside(aside.operation)
         return aside.operation
 
-    def _land(self, worker: WorkerId, ticket: int) -> _Flight | None:
+    def _land(self, worker: WorkerId, ticket: int) -> Flight | None:
         """The flight that a report is about; stale reports are about none."""
         flight = self._flights.get(worker)
         if flight is None or flight.ticket != ticket:
@@ -277,7 +254,7 @@ class OperationsController:
         self._flights[worker] = None
         return flight if flight.line.model in self._lines else None
 
-    def _restore_failed(self, line: ModelLine, why: str) -> None:
+    def _restore_failed(self, line: ModelQueue, why: str) -> None:
         """Try again; after too many failures at the same place, fail what waits and say why."""
         line.failed_restores += 1
         if line.failed_restores < self._config.max_attempts:
@@ -295,10 +272,25 @@ class OperationsController:
 
     def _fail(self, operation: Operation, error: str, owner: FaultOwner) -> None:
         self._out.append(do.FailOp(operation.request, error, owner))
+        over = (operation.job, operation.request, operation.kind)
+        self._out.append(OpOver(self._now_s, *over, done=False))
+
+    def _complete(self, operation: Operation, ticket: int) -> None:
+        self._out.append(do.CompleteOp(operation.request, ticket))
+        over = (operation.job, operation.request, operation.kind)
+        self._out.append(OpOver(self._now_s, *over, done=True))
+
+    def _order(self, line: ModelQueue, order: do.TrainerOrder) -> None:
+        """For the trainer, once it has its devices; the work is on the account of the model's
+        job.
+        """
+        self._out.append(do.StartWork(self._now_s, order.worker, line.job, order))
 
     # ---- dispatch ----
     def _dispatch(self) -> None:
-        """Give every idle trainer something to do: first the owner served longest ago, then its model."""
+        """Give every idle trainer something to do: first the owner served longest ago, then its
+        model.
+        """
         for worker in sorted(worker for worker, flight in self._flights.items() if flight is None):
             while self._flights[worker] is None and (line := self._pick(worker)) is not None:
                 self._next(worker, line)
@@ -320,14 +312,18 @@ class OperationsController:
                 continue
             loads = self._loads()
             self._tickets += 1
-            line.move = Move(self._tickets, min(able, key=lambda worker: (loads[worker], worker)))
+            line.move = StateTransfer(
+                self._tickets, min(able, key=lambda worker: (loads[worker], worker))
+            )
             named = (line.worker, line.move.ticket, line.model, line.move.to)
             self._out.append(do.MoveState(*named))
             at_s = now_s + self._config.give_up_move_after_s
             self._out.append(SetTimer(f"move:{line.move.ticket}:{line.model}", at_s))
 
     def _moved(self, model: ModelId, ticket: int, error: str) -> None:
-        """The trainer there finds the state when it restores the model; after an error it finds none."""
+        """The trainer there finds the state when it restores the model; after an error it finds
+        none.
+        """
         line = self._lines.get(model)
         move = None if line is None else line.move
         if line is None or move is None or move.ticket != ticket:
@@ -343,7 +339,7 @@ class OperationsController:
         else:
             self._gates[job] = nodes
 
-    def _may(self, line: ModelLine, worker: WorkerId) -> bool:
+    def _may(self, line: ModelQueue, worker: WorkerId) -> bool:
         """Whether the head may run there: passes and steps of a gated job need its permit."""
         head = line.head()
         if not self._gates or head is None or not head.kind.needs_permit:
@@ -351,7 +347,7 @@ class OperationsController:
         nodes = self._gates.get(head.job)
         return nodes is None or self._nodes.get(worker) in nodes
 
-    def _pick(self, worker: WorkerId) -> ModelLine | None:
+    def _pick(self, worker: WorkerId) -> ModelQueue | None:
         loads = self._loads()
         able = [
             line
@@ -381,11 +377,11 @@ class OperationsController:
                 loads[line.worker] += 1
         return loads
 
-    def _least(self, line: ModelLine, worker: WorkerId, loads: dict[WorkerId, int]) -> bool:
+    def _least(self, line: ModelQueue, worker: WorkerId, loads: dict[WorkerId, int]) -> bool:
         """Whether no trainer that may have the model has fewer."""
         return loads[worker] == min(load for one, load in loads.items() if self._may(line, one))
 
-    def _next(self, worker: WorkerId, line: ModelLine) -> None:
+    def _next(self, worker: WorkerId, line: ModelQueue) -> None:
         """Bring the state there, bring it up to date, or run the head."""
         self._tickets += 1
         ticket = self._tickets
@@ -412,113 +408,119 @@ class OperationsController:
             return
         self._run_head(worker, ticket, line, operation)
 
-    def _restore(self, worker: WorkerId, ticket: int, line: ModelLine, seq: int) -> None:
-        def done(event: on.TicketDone) -> None:
-            line.residency = Residency.READY
-            if event.reached is not None:
-                line.caught_up(event.reached)
-            self._out.append(do.ForgetStrays(line.model))
+    # ---- flights ----
+    def _restore(self, worker: WorkerId, ticket: int, line: ModelQueue, seq: int) -> None:
+        self._fly(worker, Restore(ticket, line))
+        order = do.RestoreState(worker, ticket, line.model, seq, line.usable_state())
+        self._order(line, order)
 
-        self._fly(worker, _Flight(ticket, line, done, self._replay_failed(line), restores=True))
-        self._out.append(do.RestoreState(worker, ticket, line.model, seq, line.usable_state()))
-
-    def _replay(self, worker: WorkerId, ticket: int, line: ModelLine) -> None:
+    def _replay(self, worker: WorkerId, ticket: int, line: ModelQueue) -> None:
         entry = line.log[line.applied]
-
-        def done(event: on.TicketDone) -> None:
-            if entry not in line.log:
-                return  # written meanwhile, by the trainer that had it before
-            line.applied += 1
-            if event.reached is not None:
-                line.caught_up(event.reached)
-            if entry.operation.kind is OpKind.CREATE:
-                self._out.append(do.ForgetStrays(line.model))
-            if entry.operation.seq in line.aside:  # written at last
-                line.finish_aside(entry.operation)
-                self._out.append(do.CompleteOp(entry.operation.request, event.ticket))
-            if line.applied > line.furthest_applied:
-                line.furthest_applied, line.failed_restores = line.applied, 0
-
-        failed = self._replay_failed(line)
         replayed = entry.operation
-        self._fly(worker, _Flight(ticket, line, done, failed, restores=True, replayed=replayed))
+        self._fly(worker, Replay(ticket, line, entry))
         if entry.ran:
             usable = line.usable_state() if replayed.kind is OpKind.CREATE else -1
-            self._out.append(do.RunOp(worker, ticket, replayed, replay=True, at_most=usable))
+            self._order(line, do.RunOp(worker, ticket, replayed, replay=True, at_most=usable))
         else:
-            self._out.append(do.DropGradients(worker, ticket, line.model, replayed.seq))
+            self._order(line, do.DropGradients(worker, ticket, line.model, replayed.seq))
 
-    def _replay_failed(self, line: ModelLine) -> Callable[[on.TicketFailed], None]:
-        def failed(event: on.TicketFailed) -> None:
-            self._forget(line)
-            self._restore_failed(line, event.error)
+    def _run_head(self, worker: WorkerId, ticket: int, line: ModelQueue, op: Operation) -> None:
+        self._fly(worker, RunHead(ticket, line, op))
+        self._order(line, do.RunOp(worker, ticket, op, replay=False))
 
-        return failed
+    def _snapshot(
+        self, worker: WorkerId, line: ModelQueue, op: Operation, *, finishes: bool
+    ) -> None:
+        """Save the state as it is after `op`, which `finishes` if the operation is over only
+        then.
+        """
+        self._tickets += 1
+        self._fly(worker, SnapshotFlight(self._tickets, line, op, finishes))
+        self._order(line, do.TakeSnapshot(worker, self._tickets, line.model, op.seq))
 
-    def _run_head(self, worker: WorkerId, ticket: int, line: ModelLine, op: Operation) -> None:
-        def done(event: on.TicketDone) -> None:
-            if (
-                op.kind is OpKind.LOAD
-            ):  # its source may be deleted: own the state first, then say so
-                self._snapshot(worker, line, op, finishes=True)
-                return
-            line.finish_head()
-            line.skip_refused()
-            self._out.append(do.CompleteOp(op.request, ticket))
-            if op.kind.changes_state:
-                line.log_cost_s += event.elapsed_s
-            if op.kind is OpKind.OPTIM_STEP and self._snapshot_due(line):
-                self._snapshot(worker, line, op, finishes=False)
+    def _fly(self, worker: WorkerId, flight: Flight) -> None:
+        assert self._flights[worker] is None
+        self._flights[worker] = flight
 
-        def failed(event: on.TicketFailed) -> None:
-            line.fail_head(event.error)
-            line.skip_refused()
-            self._fail(op, event.error, event.owner)
-            if event.state_lost:
+    def _done(self, flight: Flight, event: on.TicketDone) -> None:
+        match flight:
+            case Restore(_, line):
+                line.residency = Residency.READY
+                if event.reached is not None:
+                    line.caught_up(event.reached)
+                self._out.append(do.ForgetStrays(line.model))
+            case Replay():
+                self._replayed(flight, event)
+            case RunHead():
+                self._ran(flight, event)
+            case SnapshotFlight(ticket, line, op, finishes):
+                line.snapshot_cost_s = event.elapsed_s
+                if finishes:
+                    line.finish_head()
+                    line.skip_refused()
+                    self._complete(op, ticket)
+                line.saved(op.seq)
+                self._out.append(do.CommitSnapshot(line.model, op.seq))
+
+    def _replayed(self, flight: Replay, event: on.TicketDone) -> None:
+        line, entry = flight.line, flight.entry
+        if entry not in line.log:
+            return  # written meanwhile, by the trainer that had it before
+        line.applied += 1
+        if event.reached is not None:
+            line.caught_up(event.reached)
+        if entry.operation.kind is OpKind.CREATE:
+            self._out.append(do.ForgetStrays(line.model))
+        if entry.operation.seq in line.aside:  # written at last
+            line.finish_aside(entry.operation)
+            self._complete(entry.operation, event.ticket)
+        if line.applied > line.furthest_applied:
+            line.furthest_applied, line.failed_restores = line.applied, 0
+
+    def _ran(self, flight: RunHead, event: on.TicketDone) -> None:
+        line, op = flight.line, flight.operation
+        if op.kind is OpKind.LOAD:  # its source may be deleted: own the state first, then say so
+            self._snapshot(event.worker, line, op, finishes=True)
+            return
+        line.finish_head()
+        line.skip_refused()
+        self._complete(op, flight.ticket)
+        if op.kind.changes_state:
+            line.log_cost_s += event.elapsed_s
+        if op.kind is OpKind.OPTIM_STEP and self._snapshot_due(line):
+            self._snapshot(event.worker, line, op, finishes=False)
+
+    def _failed(self, flight: Flight, event: on.TicketFailed) -> None:
+        line = flight.line
+        match flight:
+            case Restore() | Replay():
                 self._forget(line)
+                self._restore_failed(line, event.error)
+            case RunHead(_, _, op):
+                line.fail_head(event.error)
+                line.skip_refused()
+                self._fail(op, event.error, event.owner)
+                if event.state_lost:
+                    self._forget(line)
+            case SnapshotFlight(finishes=finishes):
+                line.log_cost_s = 0.0  # try again after as much work as before
+                if finishes:
+                    self._fail(line.fail_head(event.error), event.error, event.owner)
+                    line.skip_refused()
+                if event.state_lost or finishes:
+                    self._forget(line)
 
-        self._fly(worker, _Flight(ticket, line, done, failed, runs_head=True))
-        self._out.append(do.RunOp(worker, ticket, op, replay=False))
+    def _snapshot_due(self, line: ModelQueue) -> bool:
+        """Only right after an optim_step, when no gradients are pending.
 
-    def _snapshot_due(self, line: ModelLine) -> bool:
-        """Only right after an optim_step, when no gradients are pending; not while a replay must make a version again."""
+        Not while a replay must make a version again.
+        """
         if line.aside:
             return False
         limit_s = max(
             self._config.save_log_after_s, line.snapshot_cost_s / self._config.snapshot_share
         )
         return line.log_cost_s >= limit_s
-
-    def _snapshot(
-        self, worker: WorkerId, line: ModelLine, op: Operation, *, finishes: bool
-    ) -> None:
-        """Save the state as it is after `op`, which `finishes` if the operation is over only then."""
-        self._tickets += 1
-        ticket = self._tickets
-
-        def done(event: on.TicketDone) -> None:
-            line.snapshot_cost_s = event.elapsed_s
-            if finishes:
-                line.finish_head()
-                line.skip_refused()
-                self._out.append(do.CompleteOp(op.request, ticket))
-            line.saved(op.seq)
-            self._out.append(do.CommitSnapshot(line.model, op.seq))
-
-        def failed(event: on.TicketFailed) -> None:
-            line.log_cost_s = 0.0  # try again after as much work as before
-            if finishes:
-                self._fail(line.fail_head(event.error), event.error, event.owner)
-                line.skip_refused()
-            if event.state_lost or finishes:
-                self._forget(line)
-
-        self._fly(worker, _Flight(ticket, line, done, failed, runs_head=finishes))
-        self._out.append(do.TakeSnapshot(worker, ticket, line.model, op.seq))
-
-    def _fly(self, worker: WorkerId, flight: _Flight) -> None:
-        assert self._flights[worker] is None
-        self._flights[worker] = flight
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant does not hold."""

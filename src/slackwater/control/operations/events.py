@@ -55,7 +55,9 @@ class TrainerJoined:
 
 @dataclass(frozen=True, slots=True)
 class OpsGated:
-    """Operations of the job that need a train permit run on trainers of these nodes; None: on any."""
+    """Operations of the job that need a train permit run on trainers of these nodes; None: on
+    any.
+    """
 
     now_s: float
     job: JobId
@@ -64,7 +66,9 @@ class OpsGated:
 
 @dataclass(frozen=True, slots=True)
 class StateMoved:
-    """What became of a `MoveState`; without an error the state is in the memory of the other trainer's node."""
+    """What became of a `MoveState`; without an error the state is in the memory of the other
+    trainer's node.
+    """
 
     now_s: float
     model: ModelId
@@ -80,17 +84,23 @@ class TrainerLost:
 
 
 @dataclass(frozen=True, slots=True)
-class TicketAside:
-    """The trainer has its copy of what it publishes, and is free; `TicketDone` or `TicketFailed` says how the writing ended."""
+class TicketDetached:
+    """The trainer has its copy of what it publishes, and is free.
+
+    `TicketDone` or `TicketFailed` says how the writing ended.
+    """
 
     now_s: float
     worker: WorkerId
     ticket: int
+    elapsed_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class TicketDone:
-    """A trainer did what a ticket told it. `reached`: it found a state that has the effects of all operations up to that one."""
+    """A trainer did what a ticket told it. `reached`: it found a state that has the effects of all
+    operations up to that one.
+    """
 
     now_s: float
     worker: WorkerId
@@ -101,7 +111,9 @@ class TicketDone:
 
 @dataclass(frozen=True, slots=True)
 class TicketFailed:
-    """A trainer could not; `state_lost` says that the model's state there can no longer be trusted."""
+    """A trainer could not; `state_lost` says that the model's state there can no longer be
+    trusted.
+    """
 
     now_s: float
     worker: WorkerId
@@ -120,25 +132,9 @@ Event: TypeAlias = (
     | OpsGated
     | StateMoved
     | TrainerLost
-    | TicketAside
+    | TicketDetached
     | TicketDone
     | TicketFailed
     | TimerFired
 )
-EVENT_TYPES: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (
-        ModelAdopted,
-        OpSubmitted,
-        OpRejected,
-        ModelClosed,
-        TrainerJoined,
-        OpsGated,
-        StateMoved,
-        TrainerLost,
-        TicketAside,
-        TicketDone,
-        TicketFailed,
-        TimerFired,
-    )
-}
+EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in Event.__args__}

@@ -2,12 +2,14 @@
 
 from collections.abc import Container, Mapping
 
-from slackwater.control.operations.model_line import ModelLine
+from slackwater.control.operations.model_queue import ModelQueue
 from slackwater.model.ids import ModelId, WorkerId
 
 
-def check_lines(lines: Mapping[ModelId, ModelLine], trainers: Container[WorkerId]) -> None:
-    """Raise AssertionError if a line disagrees with itself, or has its state on a trainer that is not there."""
+def check_lines(lines: Mapping[ModelId, ModelQueue], trainers: Container[WorkerId]) -> None:
+    """Raise AssertionError if a line disagrees with itself, or has its state on a trainer that is
+    not there.
+    """
     for model, line in lines.items():
         assert line.model == model
         assert all(seq >= line.next_seq for seq in line.waiting), "an operation was passed over"

@@ -1,6 +1,7 @@
 """Which sessions live: a session ends when its client says so, or when its heartbeats stop.
 
-A session counts as alive from its creation, so that one which never sends a heartbeat is reaped too.
+A session counts as alive from its creation, so that one which never sends a heartbeat is reaped
+too.
 """
 
 from dataclasses import dataclass, field

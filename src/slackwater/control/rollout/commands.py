@@ -1,9 +1,12 @@
-"""What the rollout manager asks its body to do."""
+"""What the rollout manager asks for, and what it tells other controllers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from slackwater.control.rollout.facts import TurnClosed, TurnOpened
+from slackwater.control.steps.events import SeedingChanged
 from slackwater.control.timer import SetTimer
+from slackwater.control.weights.events import VersionFreed, VersionNeeded
 from slackwater.model.ids import InstanceId, JobId, TurnId
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import AttemptId, FinishReason
@@ -36,50 +39,10 @@ class AbortOn:
 
 
 @dataclass(frozen=True, slots=True)
-class NeedVersion:
-    """To the weight director: so many live turns ask for the version; `waiting` if nobody can take one of them."""
-
-    job: JobId
-    base_model: str
-    version: str
-    turns: int
-    waiting: bool
-
-
-@dataclass(frozen=True, slots=True)
-class FreeVersion:
-    """To the weight director: nothing runs with the recalled version there any more."""
-
-    instance: InstanceId
-    version: str
-
-
-@dataclass(frozen=True, slots=True)
-class TurnOpened:
-    """To the step book: one more turn of the job is live, the manager's number `sequence`."""
-
-    job: JobId
-    base_model: str
-    sequence: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class TurnClosed:
-    """To the step book and the accounts: a turn ended, well or not; `device_s` is its share of the engines' time."""
-
-    job: JobId
-    base_model: str
-    prompt_tokens: int
-    tokens: int
-    device_s: float
-    waited_s: float
-    completed: bool
-    sequence: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class AppendTokens:
-    """New tokens of a streamed turn; the first time also the prompt's scores, where they were asked for."""
+    """New tokens of a streamed turn; the first time also the prompt's scores, where they were asked
+    for.
+    """
 
     turn: TurnId
     tokens: Sequence[int]
@@ -132,7 +95,9 @@ class ReportFault:
 
 @dataclass(frozen=True, slots=True)
 class EndSeeding:
-    """The job's local engines are released, but for those where another job seeds: the trainer may have its devices."""
+    """The job's local engines are released, but for those where another job seeds: the trainer may
+    have its devices.
+    """
 
     job: JobId
     reason: str
@@ -157,10 +122,11 @@ class LimitInstances:
 RolloutCommand = (
     Dispatch
     | AbortOn
-    | NeedVersion
-    | FreeVersion
+    | VersionNeeded
+    | VersionFreed
     | TurnOpened
     | TurnClosed
+    | SeedingChanged
     | AppendTokens
     | CompleteTurn
     | FailTurn

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from slackwater.control.rollout.commands import NeedVersion, RolloutCommand
+from slackwater.control.rollout.commands import RolloutCommand
 from slackwater.control.rollout.live_turn import LiveTurn
+from slackwater.control.weights.events import VersionNeeded
 
 
 @dataclass(slots=True)
@@ -13,38 +14,46 @@ class _Asked:
 
 
 class Demand:
-    """Counts turns by version. Tells of the first, of every doubling and halving, and of the last."""
+    """Counts turns by version. Tells of the first, of every doubling and halving, and of
+    the last.
+    """
 
     def __init__(self) -> None:
         self._asked: dict[str, _Asked] = {}
 
-    def opened(self, turn: LiveTurn, out: list[RolloutCommand]) -> None:
+    def opened(self, turn: LiveTurn, now_s: float, out: list[RolloutCommand]) -> None:
         """One more turn asks for its version."""
         asked = self._asked.setdefault(turn.spec.version, _Asked())
         asked.turns += 1
         if asked.turns >= 2 * asked.told:
-            self._tell(turn, asked, out)
+            self._tell(turn, asked, now_s, out)
 
-    def closed(self, turn: LiveTurn, out: list[RolloutCommand]) -> None:
+    def closed(self, turn: LiveTurn, now_s: float, out: list[RolloutCommand]) -> None:
         """One less."""
         asked = self._asked[turn.spec.version]
         asked.turns -= 1
         if 2 * asked.turns <= asked.told:
-            self._tell(turn, asked, out)
+            self._tell(turn, asked, now_s, out)
         if not asked.turns:
             del self._asked[turn.spec.version]
 
-    def waits(self, turn: LiveTurn, out: list[RolloutCommand]) -> None:
+    def waits(self, turn: LiveTurn, now_s: float, out: list[RolloutCommand]) -> None:
         """A turn finds nobody to take it."""
-        self._tell(turn, self._asked[turn.spec.version], out, waiting=True)
+        self._tell(turn, self._asked[turn.spec.version], now_s, out, waiting=True)
 
     @staticmethod
     def _tell(
-        turn: LiveTurn, asked: _Asked, out: list[RolloutCommand], *, waiting: bool = False
+        turn: LiveTurn,
+        asked: _Asked,
+        now_s: float,
+        out: list[RolloutCommand],
+        *,
+        waiting: bool = False,
     ) -> None:
         spec = turn.spec
         asked.told = asked.turns
-        out.append(NeedVersion(spec.job, spec.base_model, spec.version, asked.turns, waiting))
+        need = (spec.job, spec.base_model, spec.version, asked.turns, waiting)
+        out.append(VersionNeeded(now_s, *need))
 
     def counts(self) -> dict[str, int]:
         """Live turns by version."""

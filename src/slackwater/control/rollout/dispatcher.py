@@ -1,11 +1,11 @@
 """Turns to instances: asks the routing policy, and keeps the waiting line."""
 
 from slackwater.control.rollout.commands import AbortOn, Dispatch, RolloutCommand
-from slackwater.control.rollout.homes import Homes
+from slackwater.control.rollout.homes import CacheHomes
 from slackwater.control.rollout.instances import InstanceRecord, Instances
 from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.control.rollout.settings import RolloutSettings
-from slackwater.control.rollout.waiting_line import NeedKey, WaitingLine, need_key
+from slackwater.control.rollout.turn_queue import NeedKey, TurnQueue, need_key
 from slackwater.model.ids import TenantId
 from slackwater.model.turn import AttemptId
 from slackwater.policy.rollout.instance_load import InstanceLoad
@@ -18,12 +18,12 @@ class Dispatcher:
     def __init__(self, settings: RolloutSettings, instances: Instances) -> None:
         self._settings = settings
         self._instances = instances
-        self.line = WaitingLine()
+        self.line = TurnQueue()
         self.attempts: dict[int, LiveTurn] = {}
         self.next_attempt = 1
         self.owners: set[TenantId] = set()
         self.now_s = 0.0  # of the event that is being handled
-        self.homes = Homes(instances, settings.home_lease_s, settings.remembered_trajectories)
+        self.homes = CacheHomes(instances, settings.home_lease_s, settings.remembered_trajectories)
 
     def place(
         self, turn: LiveTurn, now_s: float, out: list[RolloutCommand], *, first: bool = False
@@ -59,7 +59,9 @@ class Dispatcher:
             self._send(turn, record, now_s, out)
 
     def _next_for(self, record: InstanceRecord, now_s: float) -> LiveTurn | None:
-        """Of those that may run there: one of the owner that has least there, then the first to come."""
+        """Of those that may run there: one of the owner that has least there, then the first to
+        come.
+        """
         able = [turn for turn in self.line.heads() if self._fits(turn, record)]
         warm = self._warm_turn(record, now_s)
         warm_first = self._settings.routing.warm_first
@@ -92,8 +94,8 @@ class Dispatcher:
     def _warm_turn(self, record: InstanceRecord, now_s: float) -> LiveTurn | None:
         """Of those whose prefix is here: the first to come, or, to keep warm what is, the last.
 
-        The last one's prefix is the least likely to be pushed out already; nobody is passed over for longer
-        than `patience_s`.
+        The last one's prefix is the least likely to be pushed out already; nobody is passed over
+        for longer than `patience_s`.
         """
         ends = self.line.preferring(record.spec.instance)
         if ends is None:

@@ -1,7 +1,7 @@
 """What can happen to the rollout manager. Plain data, so that a record of it can be replayed.
 
-Frames of an instance are atomic: the body turns one frame into `TokensArrived`, then one `TurnEnded`
-per turn that finished in it, before it reads the next.
+Frames of an instance are atomic: the body turns one frame into `TokensArrived`, then one
+`TurnEnded` per turn that finished in it, before it reads the next.
 """
 
 from collections.abc import Sequence
@@ -57,8 +57,10 @@ class VersionRecalled:
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceBlamed:
-    """From the weight director: the instance failed, or said something about a version that is not so."""
+class InstanceFaulted:
+    """From the weight director: the instance failed, or said something about a version that is not
+    so.
+    """
 
     now_s: float
     instance: InstanceId
@@ -67,10 +69,11 @@ class InstanceBlamed:
 
 @dataclass(frozen=True, slots=True)
 class TokensArrived:
-    """One frame, columnar: `counts[i]` tokens of `attempts[i]`, one after the other (no counts: one each).
+    """One frame, columnar: `counts[i]` tokens of `attempts[i]`, one after the other (no counts: one
+    each).
 
-    `topk` has one entry per token when any turn of the frame asked for it. Columns may be lists or, to save
-    time, `array("I")` and `array("d")`.
+    `topk` has one entry per token when any turn of the frame asked for it. Columns may be lists or,
+    to save time, `array("I")` and `array("d")`.
     """
 
     now_s: float
@@ -97,7 +100,9 @@ class PromptScored:
 
 @dataclass(frozen=True, slots=True)
 class TurnEnded:
-    """The instance finished the turn: `total_tokens` generated in all, counting those sent along with it."""
+    """The instance finished the turn: `total_tokens` generated in all, counting those sent along
+    with it.
+    """
 
     now_s: float
     instance: InstanceId
@@ -174,7 +179,9 @@ class BudgetChanged:
 
 @dataclass(frozen=True, slots=True)
 class StepBegan:
-    """A training step of the job starts: local engines are seeding, and `turns` responses are wanted."""
+    """A training step of the job starts: local engines are seeding, and `turns` responses are
+    wanted.
+    """
 
     now_s: float
     job: JobId
@@ -244,7 +251,7 @@ RolloutEvent = (
     | InstanceJoined
     | VersionOffered
     | VersionRecalled
-    | InstanceBlamed
+    | InstanceFaulted
     | TokensArrived
     | PromptScored
     | TurnEnded

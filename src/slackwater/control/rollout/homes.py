@@ -9,11 +9,13 @@ from slackwater.model.ids import InstanceId, TrajectoryId, TurnId
 
 
 @dataclass(slots=True)
-class Home:
-    """`counted` tokens are in the instance's `homed_tokens`: only a trajectory that has come back counts.
+class CacheHome:
+    """`counted` tokens are in the instance's `homed_tokens`: only a trajectory that has come back
+    counts.
 
-    One has come back when it had more than one turn; a turn that moved is still the same turn. The record is
-    the instance itself, not its name: one that joins again under an old name has an empty cache.
+    One has come back when it had more than one turn; a turn that moved is still the same turn. The
+    record is the instance itself, not its name: one that joins again under an old name has an empty
+    cache.
     """
 
     record: InstanceRecord
@@ -29,17 +31,19 @@ class Home:
         self.counted = tokens
 
 
-class Homes:
+class CacheHomes:
     """Least recently used first; forgotten after `lease_s`, or when there are too many."""
 
     def __init__(self, instances: Instances, lease_s: float, most: int) -> None:
         self._instances = instances
         self._lease_s = lease_s
         self._most = most
-        self._homes: OrderedDict[TrajectoryId, Home] = OrderedDict()
+        self._homes: OrderedDict[TrajectoryId, CacheHome] = OrderedDict()
 
     def of(self, trajectory: TrajectoryId) -> tuple[InstanceId | None, int]:
-        """The instance that served the last turn, if it still lives, and the context it then had."""
+        """The instance that served the last turn, if it still lives, and the context it
+        then had.
+        """
         home = self._homes.get(trajectory)
         if home is None or not self._lives(home.record):
             return None, 0
@@ -55,7 +59,7 @@ class Homes:
             before.count(0)
             came_back = before.came_back or before.turn != turn.spec.turn
         record = self._instances.records[turn.instance]
-        home = Home(record, turn.context_tokens, now_s, turn.spec.turn, came_back)
+        home = CacheHome(record, turn.context_tokens, now_s, turn.spec.turn, came_back)
         self._homes[trajectory] = home
         home.count(home.context_tokens if came_back else 0)
         if len(self._homes) > self._most:

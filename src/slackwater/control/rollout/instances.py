@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from slackwater.control.rollout.gates import Gates
 from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.control.rollout.steady_frame import SteadyFrame
-from slackwater.control.rollout.waiting_line import NeedKey
+from slackwater.control.rollout.turn_queue import NeedKey
 from slackwater.model.ids import InstanceId, JobId, TenantId
 from slackwater.model.instance import InstanceKind, InstanceSpec, InstanceState
 from slackwater.model.turn import AttemptId
@@ -15,7 +15,9 @@ from slackwater.policy.rollout.step_time import Slowness
 
 
 class ShareClock:
-    """Runs at 1 / (turns on the engine): what it gains while a turn is there is the turn's share of the engine's time."""
+    """Runs at 1 / (turns on the engine): what it gains while a turn is there is the turn's share of
+    the engine's time.
+    """
 
     __slots__ = ("_at_s", "_turns", "_value_s")
 
@@ -31,7 +33,9 @@ class ShareClock:
 
 
 class InstanceRecord:
-    """One instance from joining to gone. Turns may run with its `versions`; those that run with a `recalled` one may end."""
+    """One instance from joining to gone. Turns may run with its `versions`; those that run with a
+    `recalled` one may end.
+    """
 
     def __init__(self, spec: InstanceSpec, now_s: float) -> None:
         self.spec = spec
@@ -81,7 +85,9 @@ class InstanceRecord:
         self.load.accepting = bool(self.versions) and not self.draining and not self.stalled
 
     def offers(self, owner: TenantId, share: float) -> InstanceLoad:
-        """How it looks to an owner who leaves that share of it to others, unless it has less than that."""
+        """How it looks to an owner who leaves that share of it to others, unless it has less than
+        that.
+        """
         load = self.load
         has_less = (
             self.owners[owner] < load.kept_slots(share)

@@ -2,10 +2,10 @@
 
 from collections import Counter
 
-from slackwater.control.rollout.books import Books
+from slackwater.control.rollout.manager_state import ManagerState
 
 
-def check_books(books: Books) -> None:
+def check_books(books: ManagerState) -> None:
     """Raise AssertionError if the books disagree with each other."""
     counters, dispatcher = books.counters, books.dispatcher
     ended = counters.completed + counters.failed + counters.cancelled
@@ -23,7 +23,7 @@ def check_books(books: Books) -> None:
     _check_attempts(books)
 
 
-def _check_attempts(books: Books) -> None:
+def _check_attempts(books: ManagerState) -> None:
     dispatcher = books.dispatcher
     held = 0
     for record in books.instances:

@@ -12,9 +12,9 @@ class LiveTurn:
 
     `base_tokens` is how many there were at the last dispatch: an attempt that proves to be false is
     rolled back to it. `barren_losses` counts instances lost under the turn since its last token;
-    `avoids` is the one that gave it back last. `settle` is set while tokens of the turn are still kept by the
-    frame: it brings them here before anyone looks. `inexact`: an engine had it that cannot go on at a position of
-    a random stream, so nothing is left to keep exact.
+    `avoids` is the one that gave it back last. `settle` is set while tokens of the turn are still
+    kept by the frame: it brings them here before anyone looks. `inexact`: an engine had it that
+    cannot go on at a position of a random stream, so nothing is left to keep exact.
     """
 
     __slots__ = (
@@ -105,7 +105,9 @@ class LiveTurn:
 
     @property
     def must_continue(self) -> bool:
-        """Whether it was begun by an engine that goes on exactly, so that only such a one may go on with it."""
+        """Whether it was begun by an engine that goes on exactly, so that only such a one may go on
+        with it.
+        """
         return not self.inexact and len(self.tokens) > 0
 
     @property

@@ -3,20 +3,19 @@
     events -> manager.handle(event) -> commands
 
 It owns every turn's tokens; instances only lend a hand. Parts: `dispatcher` (where a turn goes),
-`ownership` (what instances say about turns), `membership` (instances that come and go), `rebalancer`
-(moves), `seeding` (how long training nodes roll out themselves).
+`ownership` (what instances say about turns), `membership` (instances that come and go),
+`rebalancer` (moves), `seeding` (how long training nodes roll out themselves).
 """
 
 import heapq
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from slackwater.control.rollout.books import Books, Out
 from slackwater.control.rollout.commands import RolloutCommand
 from slackwater.control.rollout.events import (
     BudgetChanged,
     DrainAsked,
-    InstanceBlamed,
+    InstanceFaulted,
     InstanceHeartbeat,
     InstanceJoined,
     InstanceLost,
@@ -40,6 +39,7 @@ from slackwater.control.rollout.events import (
 )
 from slackwater.control.rollout.integrity import check_books
 from slackwater.control.rollout.live_turn import LiveTurn
+from slackwater.control.rollout.manager_state import ManagerState, Out
 from slackwater.control.rollout.membership import Membership
 from slackwater.control.rollout.ownership import Ownership
 from slackwater.control.rollout.rebalancer import Rebalancer
@@ -54,7 +54,7 @@ class RolloutManager:
     """See the module. `check_integrity()` holds after every event."""
 
     def __init__(self, settings: RolloutSettings | None = None) -> None:
-        self.books = Books(settings or RolloutSettings())
+        self.books = ManagerState(settings or RolloutSettings())
         self._membership = Membership(self.books)
         self._ownership = Ownership(self.books, self._membership)
         self._rebalancer = Rebalancer(self.books)
@@ -70,7 +70,7 @@ class RolloutManager:
             InstanceJoined: self._membership.joined,
             VersionOffered: self._offered,
             VersionRecalled: self._membership.recalled,
-            InstanceBlamed: self._membership.blamed,
+            InstanceFaulted: self._membership.blamed,
             InstanceHeartbeat: self._membership.heartbeat,
             InstanceNotice: self._membership.notice,
             DrainAsked: self._membership.drain_asked,
@@ -93,7 +93,7 @@ class RolloutManager:
         self._handlers[type(event)](event, out)
         self._seeding.settle(event.now_s, out)
         if self.books.instances.recalling:
-            self._membership.settle(out)
+            self._membership.settle(event.now_s, out)
         if not self._watching and (self.books.turns or len(self.books.instances)):
             self._watching = True
             out.append(SetTimer(WATCH, event.now_s + self.books.settings.watch_every_s))
@@ -120,7 +120,9 @@ class RolloutManager:
         self.books.dispatcher.owners |= set(event.owners)
 
     def _gated(self, event: JobGated, out: Out) -> None:
-        """Turns that run where they may no more stop and wait; those that waited run where they may."""
+        """Turns that run where they may no more stop and wait; those that waited run where they
+        may.
+        """
         books, dispatcher = self.books, self.books.dispatcher
         gates = books.instances.gates
         gates.set(event.job, event.gate)

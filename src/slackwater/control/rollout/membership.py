@@ -1,11 +1,12 @@
-"""Instances that join, work, drain and go; leases, stalls and faults. What they hold is the weight director's word."""
+"""Instances that join, work, drain and go; leases, stalls and faults. What they hold is the weight
+director's word.
+"""
 
-from slackwater.control.rollout.books import Books, Out
-from slackwater.control.rollout.commands import FreeVersion, ReleaseInstance
+from slackwater.control.rollout.commands import ReleaseInstance
 from slackwater.control.rollout.events import (
     BudgetChanged,
     DrainAsked,
-    InstanceBlamed,
+    InstanceFaulted,
     InstanceHeartbeat,
     InstanceJoined,
     InstanceLost,
@@ -14,13 +15,15 @@ from slackwater.control.rollout.events import (
     VersionRecalled,
 )
 from slackwater.control.rollout.instances import InstanceRecord
+from slackwater.control.rollout.manager_state import ManagerState, Out
+from slackwater.control.weights.events import VersionFreed
 from slackwater.model.instance import InstanceKind
 
 
 class Membership:
     """Handles everything that happens to an instance."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: ManagerState) -> None:
         self._books = books
 
     def joined(self, event: InstanceJoined, out: Out) -> None:
@@ -41,7 +44,9 @@ class Membership:
         self._books.room_changed(record, event.now_s, out)
 
     def recalled(self, event: VersionRecalled, out: Out) -> None:
-        """Nothing more starts with the version there; `settle` says when what runs with it has ended."""
+        """Nothing more starts with the version there; `settle` says when what runs with it has
+        ended.
+        """
         record = self._books.instances.records.get(event.instance)
         if record is None or event.version not in record.versions:
             return
@@ -52,18 +57,18 @@ class Membership:
         self._books.instances.changed()
         self._unbind(record, event.now_s, out)
 
-    def settle(self, out: Out) -> None:
+    def settle(self, now_s: float, out: Out) -> None:
         """After every event: recalled versions that nothing runs with are free."""
         fleet = self._books.instances
         for instance in sorted(fleet.recalling):
             record = fleet.records[instance]
             for version in record.freed():
                 record.recalled.discard(version)
-                out.append(FreeVersion(instance, version))
+                out.append(VersionFreed(now_s, instance, version))
             if not record.recalled:
                 fleet.recalling.discard(instance)
 
-    def blamed(self, event: InstanceBlamed, out: Out) -> None:
+    def blamed(self, event: InstanceFaulted, out: Out) -> None:
         """The weight director found it at fault."""
         record = self._heard(event, out)
         if record is not None:
@@ -96,7 +101,8 @@ class Membership:
     def _learn_rate(self, record: InstanceRecord, event: InstanceHeartbeat) -> None:
         """Between two reports with about the same batch and no prefill, the decode rate is plain.
 
-        What a step takes can be told from any two reports between which it was busy: it is fitted over many.
+        What a step takes can be told from any two reports between which it was busy: it is fitted
+        over many.
         """
         since_s = event.now_s - record.reported_s if record.reported_s is not None else 0.0
         made = event.produced_tokens - record.produced_tokens
@@ -235,7 +241,7 @@ class Membership:
                 self.release_if_empty(record, "drained", out)
         for turn in self._books.dispatcher.line.heads():
             if self._books.instances.gates.takes(turn):
-                self._books.demand.waits(turn, out)
+                self._books.demand.waits(turn, now_s, out)
 
     def _stall(self, record: InstanceRecord, why: str, now_s: float, out: Out) -> None:
         """Give it nothing until it is heard to go on, and move what it has."""
@@ -248,7 +254,11 @@ class Membership:
 
     def _heard(
         self,
-        event: VersionOffered | InstanceBlamed | InstanceHeartbeat | InstanceNotice | BudgetChanged,
+        event: VersionOffered
+        | InstanceFaulted
+        | InstanceHeartbeat
+        | InstanceNotice
+        | BudgetChanged,
         out: Out,
     ) -> InstanceRecord | None:
         """The record, with its lease renewed; one that is not in the books is told to go."""

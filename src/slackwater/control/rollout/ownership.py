@@ -1,19 +1,21 @@
-"""Token-level ownership (RLBoost 4.2): what instances send is checked, appended, and only then believed.
+"""Token-level ownership (RLBoost 4.2): what instances send is checked, appended, and only then
+believed.
 
-A reply of an attempt that is not the turn's current one is late and discarded. A reply that cannot be true
-(an attempt never sent there, tokens beyond the budget, another version, a gap) is a fault of the instance:
-the attempt is undone, the turn goes on elsewhere, and an instance with too many faults is released.
+A reply of an attempt that is not the turn's current one is late and discarded. A reply that cannot
+be true (an attempt never sent there, tokens beyond the budget, another version, a gap) is a fault
+of the instance: the attempt is undone, the turn goes on elsewhere, and an instance with too many
+faults is released.
 """
 
 from array import array
 from collections.abc import Sequence
 from itertools import repeat
 
-from slackwater.control.rollout.books import Books, Out
 from slackwater.control.rollout.commands import AppendTokens
 from slackwater.control.rollout.events import PromptScored, TokensArrived, TurnEnded, TurnRefused
 from slackwater.control.rollout.instances import InstanceRecord
 from slackwater.control.rollout.live_turn import LiveTurn
+from slackwater.control.rollout.manager_state import ManagerState, Out
 from slackwater.control.rollout.membership import Membership
 from slackwater.control.rollout.steady_frame import SteadyFrame
 from slackwater.model.ids import InstanceId
@@ -31,7 +33,7 @@ def _are_token_ids(tokens: Sequence[int]) -> bool:
 class Ownership:
     """Handles everything that an instance says about a turn."""
 
-    def __init__(self, books: Books, membership: Membership) -> None:
+    def __init__(self, books: ManagerState, membership: Membership) -> None:
         self._books = books
         self._membership = membership
 
@@ -146,7 +148,10 @@ class Ownership:
             later * bool(sampling.prompt_alternatives),
         )
         if (len(event.targets), len(event.alternatives)) != asked:
-            what = f"{len(event.targets)} rows of targets, {len(event.alternatives)} of draws, not {asked}"
+            what = (
+                f"{len(event.targets)} rows of targets, {len(event.alternatives)} of draws, not "
+                f"{asked}"
+            )
             self._undo(turn, what, event.now_s, out)
             return
         turn.prompt_logprobs = event.logprobs

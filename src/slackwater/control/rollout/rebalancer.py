@@ -1,16 +1,16 @@
 """Carries out the balancing policy: picks the turns to move, within a rate limit."""
 
-from slackwater.control.rollout.books import Books, Out
 from slackwater.control.rollout.instances import InstanceRecord
 from slackwater.control.rollout.live_turn import LiveTurn
-from slackwater.control.rollout.waiting_line import NeedKey, need_key
-from slackwater.policy.rollout.balancing import EngineKnowledge, Move
+from slackwater.control.rollout.manager_state import ManagerState, Out
+from slackwater.control.rollout.turn_queue import NeedKey, need_key
+from slackwater.policy.rollout.balancing import EngineKnowledge, TurnMove
 
 
 class Rebalancer:
     """Asks the policy every `balance_every_s`."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: ManagerState) -> None:
         self._books = books
         self._last_s = float("-inf")
 
@@ -22,14 +22,15 @@ class Rebalancer:
         self._last_s = now_s
         known = EngineKnowledge(books.profile.plateau(), books.step_time.model)
         for need in sorted({need_key(turn) for turn in books.dispatcher.attempts.values()}):
-            # Only instances that can take each other's turns: one that is idle for want of a model's or a
-            # version's weights is no place to move to, and must not hide those that are.
+            # Only instances that can take each other's turns: one that is idle for want of a
+            # model's or a version's weights is no place to move to, and must not hide those that
+            # are.
             loads = books.instances.eligible(need)
             if len(loads) > 1:
                 for move in books.settings.balancing.moves(loads, known):
-                    self._carry_out(move, need, now_s, out)
+                    self._execute(move, need, now_s, out)
 
-    def _carry_out(self, move: Move, need: NeedKey, now_s: float, out: Out) -> None:
+    def _execute(self, move: TurnMove, need: NeedKey, now_s: float, out: Out) -> None:
         books = self._books
         source = books.instances.records.get(move.source)
         target = books.instances.records.get(move.target)
@@ -44,11 +45,13 @@ class Rebalancer:
         self,
         source: InstanceRecord,
         target: InstanceRecord,
-        move: Move,
+        move: TurnMove,
         need: NeedKey,
         now_s: float,
     ) -> list[LiveTurn]:
-        """Pending ones are among the last sent; of running ones, those that cost least to prefill again."""
+        """Pending ones are among the last sent; of running ones, those that cost least to prefill
+        again.
+        """
         held = reversed(source.attempts.values())
         candidates = [turn for turn in held if need_key(turn) == need]
         if move.running:

@@ -1,11 +1,12 @@
-"""Carries out the seeding policy: when local engines stop for the trainer, and when they come back."""
+"""Carries out the seeding policy: when local engines stop for the trainer, and when they
+come back.
+"""
 
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.control.rollout.books import Books, Out
 from slackwater.control.rollout.commands import EndSeeding, LimitInstances, ResumeSeeding
 from slackwater.control.rollout.events import (
     StepBegan,
@@ -15,10 +16,12 @@ from slackwater.control.rollout.events import (
     TrainerWanted,
 )
 from slackwater.control.rollout.instances import InstanceRecord
+from slackwater.control.rollout.manager_state import ManagerState, Out
 from slackwater.control.rollout.membership import Membership
+from slackwater.control.steps.events import SeedingChanged
 from slackwater.control.timer import SetTimer
 from slackwater.model.ids import JobId
-from slackwater.policy.rollout.forecast import Forecast, Remaining
+from slackwater.policy.rollout.forecast import Forecast, RemainingTurns
 from slackwater.policy.rollout.seeding import SeedingState, SeedingView, StepTimes
 
 SEEDING = "rollout-seeding:"
@@ -51,7 +54,7 @@ class JobStep:
 class Seeding:
     """One `JobStep` per job that has ever begun one."""
 
-    def __init__(self, books: Books, membership: Membership) -> None:
+    def __init__(self, books: ManagerState, membership: Membership) -> None:
         self._books = books
         self._membership = membership
         self._steps: dict[JobId, JobStep] = {}
@@ -143,10 +146,12 @@ class Seeding:
         for record in local:
             if not self._seeds_on(record):  # another job
                 self._membership.hand_over(record, reason, now_s, out)
-        out.append(EndSeeding(job, reason))
+        out += [SeedingChanged(now_s, job, False), EndSeeding(job, reason)]
 
     def trainer_wanted(self, event: TrainerWanted, out: Out) -> None:
-        """It gets its devices when seeding ends, when no turn is live, or when its patience does."""
+        """It gets its devices when seeding ends, when no turn is live, or when its patience
+        does.
+        """
         step = self._steps.get(event.job)
         if step is not None and step.seeding and step.wanted_since_s is None:
             step.wanted_since_s = event.now_s
@@ -165,7 +170,8 @@ class Seeding:
         if reason is not None:
             step.seeding = True
             step.seeding_since_s = event.now_s
-            out.append(ResumeSeeding(event.job, reason))
+            resumed = SeedingChanged(event.now_s, event.job, True)
+            out += [resumed, ResumeSeeding(event.job, reason)]
 
     def ended(self, event: StepEnded, out: Out) -> None:
         """Learn from the step."""
@@ -241,7 +247,7 @@ class Seeding:
             turns=step.turns,
             turns_left=max(len(turns), step.closed_turns_goal - work.closed_turns),
             ready_tokens=float(work.done_tokens - step.done_tokens_before - step.trained_tokens),
-            remaining=Remaining(books.lengths.sample_left(made) if known else made, context),
+            remaining=RemainingTurns(books.lengths.sample_left(made) if known else made, context),
             forecast=self._forecast(step, context - made) if known else None,
         )
 

@@ -18,17 +18,16 @@ from slackwater.policy.rollout.warm_routing import KeepWarm
 class RolloutSettings:
     """Policies, and the limits that make sure that nothing waits for ever.
 
-    `lease_s`: an instance not heard for so long is gone. `stall_s`: turns leave an instance that runs some
-    and makes no token for so long (`borrowed_stall_s` for borrowed ones, ROSE 4.1).
+    `lease_s`: an instance not heard for so long is gone. `stall_s`: turns leave an instance that
+    runs some and makes no token for so long (`borrowed_stall_s` for borrowed ones, ROSE 4.1).
     `barren_losses`: a turn whose instances vanish so often without one token of progress fails.
     `home_lease_s`: a trajectory that does not return for so long is taken to have left its cache.
-    `move_rest_s`: a running turn is not moved again by balancing for so long.
-    `trainer_patience_s`: so long may local engines keep a trainer that has work from its devices.
-    `patience_s`: so long may turns with a warm cache go before one that came earlier.
-    `faults_allowed`: an instance that lies more often is released.
-    `kept_for_others`: of every instance, an owner of turns leaves this share free, unless it has less than
-    that there itself: so that one owner's long turns never keep another's first turn waiting. It holds where
-    more than one owner was named.
+    `move_rest_s`: a running turn is not moved again by balancing for so long. `trainer_patience_s`:
+    so long may local engines keep a trainer that has work from its devices. `patience_s`: so long
+    may turns with a warm cache go before one that came earlier. `faults_allowed`: an instance that
+    lies more often is released. `kept_for_others`: of every instance, an owner of turns leaves this
+    share free, unless it has less than that there itself: so that one owner's long turns never keep
+    another's first turn waiting. It holds where more than one owner was named.
     """
 
     routing: RoutingPolicy = field(default_factory=KeepWarm)
@@ -60,6 +59,8 @@ class RolloutSettings:
 
 
 def rollout_settings(table: Mapping[str, Any], at: str = "rollout") -> RolloutSettings:
-    """From a table: policies by name (`routing = "affinity"`, or a table with parameters), limits as they are called here."""
+    """From a table: policies by name (`routing = "affinity"`, or a table with parameters), limits
+    as they are called here.
+    """
     made = {name: chosen(name, table[name], f"{at}.{name}") for name in POLICIES if name in table}
     return decode(RolloutSettings, table, at, made)

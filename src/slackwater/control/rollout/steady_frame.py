@@ -1,4 +1,6 @@
-"""Frames of the same attempts as the one before: kept as columns, and dealt out to the turns many at a time."""
+"""Frames of the same attempts as the one before: kept as columns, and dealt out to the turns many
+at a time.
+"""
 
 from array import array
 from collections.abc import Sequence
@@ -11,10 +13,11 @@ MOST_FRAMES = 64
 
 
 class SteadyFrame:
-    """The attempts of an instance's last frame, and how many more such frames all their budgets allow.
+    """The attempts of an instance's last frame, and how many more such frames all their budgets
+    allow.
 
-    A turn gets its tokens when they are asked for (`LiveTurn.tokens` settles first) or after `MOST_FRAMES`.
-    Whoever takes a turn off the instance must forget the instance's steady frame.
+    A turn gets its tokens when they are asked for (`LiveTurn.tokens` settles first) or after
+    `MOST_FRAMES`. Whoever takes a turn off the instance must forget the instance's steady frame.
     """
 
     __slots__ = ("_attempts", "_logprobs", "_room", "_tokens", "_turns")

@@ -22,10 +22,12 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """Copy the state to the neighbouring tier; say MoveDone or MoveFailed. `blank`: there is nothing to copy yet.
+class MoveTier:
+    """Copy the state to the neighbouring tier; say MoveDone or MoveFailed. `blank`: there is
+    nothing to copy yet.
 
-    `follows`: the move to the host is still under way, and this one goes on behind it, as the bytes arrive; it is done later than that one.
+    `follows`: the move to the host is still under way, and this one goes on behind it, as the bytes
+    arrive; it is done later than that one.
     """
 
     deployment: str
@@ -35,7 +37,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Free:
+class FreeTier:
     """The copy on this tier is not needed any more."""
 
     deployment: str
@@ -43,7 +45,14 @@ class Free:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Drop:
+    """The image is not known any more, on any tier: whatever is left of it goes."""
+
+    deployment: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerTicket:
     """What was asked under the ticket has been done, or cannot be and why."""
 
     ticket: int
@@ -51,17 +60,23 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class FellBack:
-    """The holder died with the newest state; what was last offloaded is whole and is the state now."""
+class ReportFallback:
+    """The holder died with the newest state; what was last offloaded is whole and is the
+    state now.
+    """
 
     deployment: str
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    """The holder died, and nothing whole was ever offloaded: the deployment begins from its last checkpoint."""
+class ReportStateLost:
+    """The holder died, and nothing whole was ever offloaded: the deployment begins from its last
+    checkpoint.
+    """
 
     deployment: str
 
 
-StateCommand = Admit | Refuse | Move | Free | Answer | FellBack | Lost
+StateCommand = (
+    Admit | Refuse | MoveTier | FreeTier | Drop | AnswerTicket | ReportFallback | ReportStateLost
+)

@@ -9,8 +9,12 @@ from slackwater.model.residency import Tier
 class DeploymentRegistered:
     """A holder (a worker process) brings a deployment, or comes back for one whose holder has gone.
 
-    `host_bytes` is what its image on the host or on disk takes, `device_bytes` what it needs to run. A `warm` one is never spilled to
-    disk to make room for others: its place on the host is reserved for as long as it is known.
+    `host_bytes` is what its image on the host or on disk takes, `device_bytes` what it needs to
+    run. A `warm` one is never spilled to disk to make room for others: its place on the host is
+    reserved for as long as it is known.
+
+    `borrows` are the images that it reads besides its own, with their sizes: another deployment's,
+    or one of frozen parts, which no deployment has alone and which goes with the last of them.
     """
 
     now_s: float
@@ -19,11 +23,14 @@ class DeploymentRegistered:
     device_bytes: int
     host_bytes: int
     warm: bool
+    borrows: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ResidencyAsked:
-    """Make a deployment at least as warm as `tier`; with `lease` it stays on the device until it is released."""
+    """Make a deployment at least as warm as `tier`; with `lease` it stays on the device until it is
+    released.
+    """
 
     now_s: float
     ticket: int
@@ -89,7 +96,8 @@ class MoveFailed:
 class NextHinted:
     """The scheduler says what runs next, in order. Replaces the hint before.
 
-    `holding` are in the middle of their jobs' phases: between two of their operations, too, an early load does not push them out.
+    `holding` are in the middle of their jobs' phases: between two of their operations, too, an
+    early load does not push them out.
     """
 
     now_s: float

@@ -1,5 +1,6 @@
-"""One deployment in the book of states."""
+"""What the book of states knows: every deployment and every shared image, and who reads whose."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from slackwater.model.residency import Tier
@@ -9,9 +10,15 @@ from slackwater.model.residency import Tier
 class Record:
     """Where one deployment's state is.
 
-    `tier` has the newest copy. `on_host` and `on_disk` say whether a whole image is there, perhaps an older one than the device's;
-    an image that is being overwritten is not whole. `blank`: nothing was ever computed. `following`: beside its move to the host,
-    its move to the device is under way.
+    `tier` has the newest copy. `on_host` and `on_disk` say whether a whole image is there, perhaps
+    an older one than the device's; an image that is being overwritten is not whole. `blank`:
+    nothing was ever computed. `following`: beside its move to the host, its move to the device is
+    under way.
+
+    `borrows` names the records whose images it reads when it comes to the device. An `unowned` one
+    has no deployment behind it and goes with its last borrower: a frozen base, or a lender that was
+    forgotten. A base has no device bytes and never leaves the tiers below. `bereft`: the lender of
+    that name was lost, so what is on the device is all there is of this one.
     """
 
     name: str
@@ -19,6 +26,9 @@ class Record:
     device_bytes: int
     host_bytes: int
     warm: bool
+    borrows: tuple[str, ...] = ()
+    unowned: bool = False
+    bereft: str | None = None
     tier: Tier = Tier.DISK
     blank: bool = True
     on_host: bool = False
@@ -37,6 +47,26 @@ class Record:
         return not (self.leases or self.readers or self.moving_to is not None or self.doomed)
 
     @property
+    def is_base(self) -> bool:
+        """Whether it is an image of frozen parts, which no deployment has alone."""
+        return self.device_bytes == 0
+
+    @property
+    def loading(self) -> bool:
+        """Whether it is on its way to the device, and reads what it borrows."""
+        return self.following or self.moving_to is Tier.DEVICE
+
+    @property
+    def readable(self) -> bool:
+        """Whether its image on the host is there for a borrower, and stays as it is."""
+        stays = self.moving_to in (None, Tier.DEVICE) and not self.doomed
+        return stays and self.tier >= Tier.HOST
+
+    def size_on(self, tier: Tier) -> int:
+        """What it takes on the device, or as an image below."""
+        return self.device_bytes if tier is Tier.DEVICE else self.host_bytes
+
+    @property
     def uses_device(self) -> bool:
         return self.following or Tier.DEVICE in (self.tier, self.moving_to)
 
@@ -49,8 +79,55 @@ class Record:
         return self.on_disk or self.moving_to is Tier.DISK
 
 
+class ResidencyRecords(dict[str, Record]):
+    """All records by name."""
+
+    def used(self, tier: Tier) -> int:
+        """Bytes in use or reserved on a tier; a shared image counts once."""
+        match tier:
+            case Tier.DEVICE:
+                return sum(r.device_bytes for r in self.values() if r.uses_device)
+            case Tier.HOST:
+                return sum(r.host_bytes for r in self.values() if r.uses_host)
+            case Tier.DISK:
+                return sum(r.host_bytes for r in self.values() if r.uses_disk)
+
+    def lenders(self, record: Record) -> Iterator[Record]:
+        """Whose images it reads to come to the device."""
+        return (self[name] for name in record.borrows if name in self)
+
+    def borrowers(self, record: Record) -> Iterator[Record]:
+        return (r for r in self.values() if record.name in r.borrows)
+
+    def pieces(self, record: Record) -> list[Record]:
+        """What must be on the host for it to go on to the device: what it borrows, then itself."""
+        if record.tier is Tier.DEVICE or record.loading:
+            return [record]
+        return [*self.lenders(record), record]
+
+    def may_sink(self, record: Record) -> bool:
+        """Whether it may be moved down: it is idle, and nobody loads from its image."""
+        return record.idle and not any(r.loading for r in self.borrowers(record))
+
+    def is_assembled(self, record: Record) -> bool:
+        """Whether all its pieces are on the host."""
+        lenders_ready = all(r.readable for r in self.lenders(record))
+        return record.tier is Tier.DEVICE or (record.tier is Tier.HOST and lenders_ready)
+
+    def check_lending(self) -> None:
+        """Raise AssertionError where a lender does not have what its borrowers rely on."""
+        for record in self.values():
+            lenders = list(self.lenders(record))
+            if record.loading:
+                assert all(r.readable for r in lenders)
+            if not record.doomed and record.tier is Tier.DEVICE:
+                assert not any(r.is_base and r.blank for r in lenders)
+            if record.unowned and not record.doomed:
+                assert any(self.borrowers(record))
+
+
 @dataclass(frozen=True, slots=True)
-class Wait:
+class ResidencyWait:
     """Somebody waits for a deployment to be at least (`up`) or at most as warm as a tier."""
 
     ticket: int

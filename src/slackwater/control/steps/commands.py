@@ -9,14 +9,17 @@ from slackwater.control.rollout.events import (
     TrainerWaits,
     TrainerWanted,
 )
+from slackwater.control.steps.events import DevicesGranted
 from slackwater.control.timer import SetTimer
-from slackwater.model.ids import InstanceId, WorkerId
+from slackwater.model.ids import InstanceId
 from slackwater.model.instance import InstanceSpec
 
 
 @dataclass(frozen=True, slots=True)
 class StartEngine:
-    """Let a resting local engine work: say `InstanceJoined` with its spec. `again`: in the middle of a step."""
+    """Let a resting local engine work: say `InstanceJoined` with its spec. `again`: in the middle
+    of a step.
+    """
 
     spec: InstanceSpec
     again: bool
@@ -24,24 +27,19 @@ class StartEngine:
 
 @dataclass(frozen=True, slots=True)
 class RestEngine:
-    """The local engine works no more: what it still says does not count, and its process lives on."""
+    """The local engine works no more: what it still says does not count, and its process
+    lives on.
+    """
 
     instance: InstanceId
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class GrantDevices:
-    """The trainer has the devices until it returns them."""
-
-    trainer: WorkerId
 
 
 # What the rollout manager hears of steps are its own events.
 StepCommand = (
     StartEngine
     | RestEngine
-    | GrantDevices
+    | DevicesGranted
     | SetTimer
     | StepBegan
     | TrainerWanted

@@ -1,9 +1,16 @@
-"""What can happen to the trainers' devices and to steps. Plain data, so that a record of it can be replayed."""
+"""What can happen to the trainers' devices and to steps. Plain data, so that a record of it can be
+replayed.
+"""
 
 from dataclasses import dataclass
 
+from slackwater.control.jobs.events import JobEnded
+from slackwater.control.operations.commands import StartWork
+from slackwater.control.operations.events import TrainerLost
+from slackwater.control.rollout.events import InstanceLost
+from slackwater.control.rollout.facts import InstanceReleased, TurnClosed, TurnOpened
 from slackwater.control.timer import TimerFired
-from slackwater.model.ids import InstanceId, JobId, WorkerId
+from slackwater.model.ids import JobId, WorkerId
 from slackwater.model.instance import InstanceSpec
 
 
@@ -16,22 +23,6 @@ class LocalEngineUp:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalEngineDown:
-    """Its process is gone."""
-
-    now_s: float
-    instance: InstanceId
-
-
-@dataclass(frozen=True, slots=True)
-class EngineRested:
-    """From the rollout manager: it let a local engine go."""
-
-    now_s: float
-    instance: InstanceId
-
-
-@dataclass(frozen=True, slots=True)
 class StepExpected:
     """Whoever drives the job says how many turns its next step will have."""
 
@@ -41,19 +32,9 @@ class StepExpected:
 
 
 @dataclass(frozen=True, slots=True)
-class LiveTurnsChanged:
-    """From the rollout manager: one more turn of the job lives, or (`opened` false) one has ended with so many tokens."""
-
-    now_s: float
-    job: JobId
-    base_model: str
-    opened: bool
-    tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class DevicesWanted:
-    """The trainer has work: `DevicesAsked` or `DevicesUnwanted` follows. Until then no local engine starts.
+    """The trainer has work: `DevicesAsked` or `DevicesUnwanted` follows. Until then no local
+    engine starts.
 
     `job` says whose devices; it may be left out where all jobs share the same.
     """
@@ -92,11 +73,12 @@ class DevicesReturned:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainerGone:
-    """The trainer's process is gone, whatever it held or wanted."""
+class DevicesGranted:
+    """From the step tracker: the trainer has the devices for the job until it returns them."""
 
     now_s: float
     trainer: WorkerId
+    job: JobId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,27 +90,19 @@ class SeedingChanged:
     seeds: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StepsOver:
-    """The job is over: no step of it will begin or end."""
-
-    now_s: float
-    job: JobId
-
-
+TrainerEvent = (
+    DevicesWanted | DevicesUnwanted | DevicesAsked | DevicesReturned | StartWork | TrainerLost
+)
 StepEvent = (
     LocalEngineUp
-    | LocalEngineDown
-    | EngineRested
+    | InstanceLost
+    | InstanceReleased
     | StepExpected
-    | LiveTurnsChanged
-    | DevicesWanted
-    | DevicesUnwanted
-    | DevicesAsked
-    | DevicesReturned
-    | TrainerGone
+    | TurnOpened
+    | TurnClosed
+    | TrainerEvent
     | SeedingChanged
-    | StepsOver
+    | JobEnded
     | TimerFired
 )
 

@@ -8,8 +8,10 @@ from slackwater.model.instance import InstanceSpec
 
 
 @dataclass(slots=True)
-class Step:
-    """A job's step: the present one, or the last. `base_models` are those that its turns were ever of."""
+class RolloutStep:
+    """A job's step: the present one, or the last. `base_models` are those that its turns were ever
+    of.
+    """
 
     job: JobId
     number: int = 0
@@ -41,7 +43,9 @@ class Step:
         self.train_s = self.waited_s = 0.0
 
     def idle(self) -> bool:
-        """Whether it runs without a turn, and nobody will end it by training: the next turn begins another."""
+        """Whether it runs without a turn, and nobody will end it by training: the next turn begins
+        another.
+        """
         return self.running and not (self.live_turns or self.seeding or self.trains)
 
     def forgettable(self) -> bool:
@@ -51,7 +55,9 @@ class Step:
         return self.over or not (self.number or self.announced or self.trains)
 
     def trained(self) -> int:
-        """Tokens trained on, as far as they were told; else whatever came in before training began."""
+        """Tokens trained on, as far as they were told; else whatever came in before training
+        began.
+        """
         if self.trained_tokens:
             return self.trained_tokens
         return self.tokens if self.train_s else 0
@@ -63,6 +69,6 @@ class Step:
             self.waits_since_s = None
 
 
-def users(steps: Iterable[Step], spec: InstanceSpec) -> list[Step]:
+def users(steps: Iterable[RolloutStep], spec: InstanceSpec) -> list[RolloutStep]:
     """The steps that seed on the engine now."""
     return [step for step in steps if step.seeding and step.uses(spec)]

@@ -1,28 +1,32 @@
-"""What the weight director asks for: of instances, of the store, and of the rollout manager."""
+"""What the weight director asks instances and the store for, and tells the rollout manager."""
 
 from dataclasses import dataclass
 
-from slackwater.model.cargo import Cargo
+from slackwater.control.rollout.events import InstanceFaulted, VersionOffered, VersionRecalled
 from slackwater.model.ids import InstanceId, NodeId
+from slackwater.model.payload import Payload
 
 
 @dataclass(frozen=True, slots=True)
 class PullWeights:
     """Let the instance get the version; it answers `InstanceReady` or `PullFailed`.
 
-    `way` are the cargoes to take from its node's relay, in order: the first whole, or a delta on what the instance has
-    in host memory. Without a way the version comes from the store. With `keep` a copy stays in host memory for later deltas.
+    `way` are the payloads to take from its node's relay, in order: the first whole, or a delta on
+    what the instance has in host memory. Without a way the version comes from the store. With
+    `keep` a copy stays in host memory for later deltas.
     """
 
     instance: InstanceId
     version: str
-    way: tuple[Cargo, ...] = ()
+    way: tuple[Payload, ...] = ()
     keep: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class BringCargo:
-    """Let the node's relay take a cargo from another node's; it answers `CargoArrived` or `CargoBroke`."""
+class FetchPayload:
+    """Let the node's relay take a payload from another node's; it answers `PayloadArrived` or
+    `PayloadBroke`.
+    """
 
     node: NodeId
     version: str
@@ -31,8 +35,8 @@ class BringCargo:
 
 
 @dataclass(frozen=True, slots=True)
-class DropCargo:
-    """Let the node's relay forget a cargo, or give up waiting for it."""
+class DropPayload:
+    """Let the node's relay forget a payload, or give up waiting for it."""
 
     node: NodeId
     version: str
@@ -49,42 +53,20 @@ class DropVersion:
 
 @dataclass(frozen=True, slots=True)
 class DeleteVersion:
-    """The version may go from the store: nothing names it, no turn asks for it, nobody is pulling it."""
+    """The version may go from the store: nothing names it, no turn asks for it, nobody is pulling
+    it.
+    """
 
     version: str
-
-
-@dataclass(frozen=True, slots=True)
-class OfferVersion:
-    """To the rollout manager: turns may run with the version on the instance."""
-
-    instance: InstanceId
-    version: str
-
-
-@dataclass(frozen=True, slots=True)
-class RecallVersion:
-    """To the rollout manager: start nothing more with the version there, and say `VersionFreed` when nothing runs with it."""
-
-    instance: InstanceId
-    version: str
-
-
-@dataclass(frozen=True, slots=True)
-class BlameInstance:
-    """To the rollout manager: the instance failed, or said something that is not so."""
-
-    instance: InstanceId
-    what: str
 
 
 WeightCommand = (
     PullWeights
-    | BringCargo
-    | DropCargo
+    | FetchPayload
+    | DropPayload
     | DropVersion
     | DeleteVersion
-    | OfferVersion
-    | RecallVersion
-    | BlameInstance
+    | VersionOffered
+    | VersionRecalled
+    | InstanceFaulted
 )

@@ -1,24 +1,34 @@
-"""The weight director: the only one that knows which versions exist, who holds and needs which, what is on its way, what may go.
+"""The weight director: the only one that knows which versions exist, who holds and needs which,
+what is on its way, what may go.
 
     events -> director.handle(event) -> commands
 
-An instance pulls what the turns of its jobs ask for, and nothing else; it is asked once. A version is taken from an instance in two
-steps, so that nothing is ever sampled from weights that are gone: it is recalled from the rollout manager, and dropped when that has
-said that nothing runs with it. A version leaves the store when nothing names it and nobody needs or pulls it. By what way a version
-comes to an instance, and from which node to which, is in `routes.py`; who pulls and what gives way in `pulls.py`.
+An instance pulls what the turns of its jobs ask for, and nothing else; it is asked once. A version
+is taken from an instance in two steps, so that nothing is ever sampled from weights that are gone:
+it is recalled from the rollout manager, and dropped when that has said that nothing runs with it. A
+version leaves the store when nothing names it and nobody needs or pulls it. `routes.py` decides
+over which route a version comes to an instance, and from which node to which; `pulls.py` who pulls
+and what yields.
 """
 
 from collections.abc import Sequence
 from typing import assert_never
 
+from slackwater.control.rollout.events import (
+    InstanceFaulted,
+    InstanceJoined,
+    InstanceLost,
+    VersionOffered,
+)
+from slackwater.control.rollout.facts import InstanceReleased
 from slackwater.control.weights import commands as do
 from slackwater.control.weights import events as on
-from slackwater.control.weights.books import Books, Out
-from slackwater.control.weights.pulls import Pulls
+from slackwater.control.weights.director_state import DirectorState, Out
+from slackwater.control.weights.holder_versions import VersionHolder, VersionRecord, with_copy
+from slackwater.control.weights.pulls import PullScheduler
 from slackwater.control.weights.routes import Routes
-from slackwater.control.weights.shelf import Holder, VersionRecord, with_copy
-from slackwater.model.cargo import Cargo
 from slackwater.model.ids import InstanceId, JobId
+from slackwater.model.payload import Payload
 
 
 class WeightDirector:
@@ -26,12 +36,13 @@ class WeightDirector:
 
     def __init__(self, routes: Routes | None = None) -> None:
         self.routes = routes or Routes()
-        self._books = Books()
-        self._pulls = Pulls(self._books, self.routes)
+        self._books = DirectorState()
+        self._pulls = PullScheduler(self._books, self.routes)
 
     def handle(self, event: on.WeightEvent) -> Sequence[do.WeightCommand]:
         """Take one event; return what is to be done, in order."""
         out: Out = []
+        self._books.now_s = event.now_s
         match event:
             case on.WeightsPublished():
                 self._published(event, out)
@@ -39,10 +50,12 @@ class WeightDirector:
                 self._retired(version, out)
             case on.VersionNeeded():
                 self._need(event, out)
-            case on.HolderJoined(_, spec):
-                self._books.holders[spec.instance] = holder = Holder(spec)
+            case InstanceJoined(_, spec):
+                self._books.holders[spec.instance] = holder = VersionHolder(spec)
                 self._pulls.welcome(holder, out)
-            case on.HolderLeft(_, instance, rests):
+            case InstanceLost(_, instance):
+                self._left(instance, False, out)
+            case InstanceReleased(_, instance, rests):
                 self._left(instance, rests, out)
             case on.InstanceReady():
                 self._pulled(event, out)
@@ -56,7 +69,11 @@ class WeightDirector:
 
     def _of_relays(
         self,
-        event: on.RelayJoined | on.RelayLeft | on.CargoesStocked | on.CargoArrived | on.CargoBroke,
+        event: on.RelayJoined
+        | on.RelayLeft
+        | on.PayloadsStocked
+        | on.PayloadArrived
+        | on.PayloadFailed,
         out: Out,
     ) -> None:
         routes = self.routes
@@ -65,14 +82,14 @@ class WeightDirector:
                 routes.joined(node, site, out)
             case on.RelayLeft(_, node):
                 routes.left(node, out)
-            case on.CargoesStocked(_, node, version, sizes):
+            case on.PayloadsStocked(_, node, version, sizes):
                 routes.stocked(node, version, sizes, out)
                 if version in self._books.versions:
                     routes.named(version)
-            case on.CargoArrived(_, node, version, base):
-                routes.arrived(node, Cargo(version, base), out)
-            case on.CargoBroke(_, node, version, base, source):
-                routes.broke(node, Cargo(version, base), source, out)
+            case on.PayloadArrived(_, node, version, base):
+                routes.arrived(node, Payload(version, base), out)
+            case on.PayloadFailed(_, node, version, base, source):
+                routes.broke(node, Payload(version, base), source, out)
             case _:
                 assert_never(event)
 
@@ -158,7 +175,8 @@ class WeightDirector:
         instance, version = event.instance, event.version
         holder = self._books.holders.get(instance)
         if holder is None or version not in holder.pulling:
-            out.append(do.BlameInstance(instance, f"version {version} that was not asked for"))
+            what = f"version {version} that was not asked for"
+            out.append(InstanceFaulted(event.now_s, instance, what))
             return
         holder.pulling.discard(version)
         changed = holder.coming.pop(version, "")
@@ -168,7 +186,7 @@ class WeightDirector:
             holder.copies = [copy for copy in holder.copies if copy != changed]
         record = self._books.versions[version]
         holder.offered[version] = None
-        out.append(do.OfferVersion(instance, version))
+        out.append(VersionOffered(event.now_s, instance, version))
         self._pulls.trim(holder, record.adapter, version, out)
         self._tidy(record, out)
         self._let_go_of(record, out)
@@ -185,7 +203,7 @@ class WeightDirector:
                 holder.copies = [copy for copy in holder.copies if copy != changed]
             self._let_go_of(self._books.versions[event.version], out)
         what = f"pull of {event.version} failed: {event.error}"
-        out.append(do.BlameInstance(event.instance, what))
+        out.append(InstanceFaulted(event.now_s, event.instance, what))
 
     def _freed(self, instance: InstanceId, version: str, out: Out) -> None:
         holder = self._books.holders.get(instance)
@@ -247,8 +265,8 @@ class WeightDirector:
             "drops": totals.drops,
             "pulls_by_relay": totals.by_relay,
             "pulls_by_delta": totals.by_delta,
-            "cargoes_brought": self.routes.brought,
-            "cargoes_over_slow_links": self.routes.crossed,
+            "payloads_brought": self.routes.brought,
+            "payloads_over_slow_links": self.routes.crossed,
             "turns_that_waited_for_an_evicted_version": totals.waits_for_evicted,
         }
 

@@ -2,16 +2,19 @@
 
 from dataclasses import dataclass
 
+from slackwater.control.rollout.events import InstanceJoined, InstanceLost
+from slackwater.control.rollout.facts import InstanceReleased
 from slackwater.model.ids import InstanceId, JobId, NodeId
-from slackwater.model.instance import InstanceSpec
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsPublished:
-    """A version can be pulled from now on. It belongs to `job`; without one it is a base model's own, for everybody.
+    """A version can be pulled from now on. It belongs to `job`; without one it is a base model's
+    own, for everybody.
 
-    `line` names the model in training whose versions follow each other: a newer one supersedes the older ones.
-    `sampled` says that turns are about to ask for it: who holds the line's last version pulls this one at once.
+    `line` names the model in training whose versions follow each other: a newer one supersedes the
+    older ones. `sampled` says that turns are about to ask for it: who holds the line's last version
+    pulls this one at once.
     """
 
     now_s: float
@@ -33,7 +36,9 @@ class WeightsRetired:
 
 @dataclass(frozen=True, slots=True)
 class VersionNeeded:
-    """So many live turns ask for the version; `waiting` if one of them finds no instance that could take it."""
+    """So many live turns ask for the version; `waiting` if one of them finds no instance that could
+    take it.
+    """
 
     now_s: float
     job: JobId
@@ -44,25 +49,10 @@ class VersionNeeded:
 
 
 @dataclass(frozen=True, slots=True)
-class HolderJoined:
-    """An instance that can hold versions; it holds none of ours yet."""
-
-    now_s: float
-    spec: InstanceSpec
-
-
-@dataclass(frozen=True, slots=True)
-class HolderLeft:
-    """The instance is gone, with what it held; one that `rests` lives on and must forget everything."""
-
-    now_s: float
-    instance: InstanceId
-    rests: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class InstanceReady:
-    """The instance says that it now holds `version`; `kept` if a copy of it lies in host memory, for deltas to build on."""
+    """The instance says that it now holds `version`; `kept` if a copy of it lies in host memory,
+    for deltas to build on.
+    """
 
     now_s: float
     instance: InstanceId
@@ -72,7 +62,9 @@ class InstanceReady:
 
 @dataclass(frozen=True, slots=True)
 class RelayJoined:
-    """A node can relay weights; it has none of ours yet. `site` is the fast network that it is on."""
+    """A node can relay weights; it has none of ours yet. `site` is the fast network that it
+    is on.
+    """
 
     now_s: float
     node: NodeId
@@ -88,8 +80,10 @@ class RelayLeft:
 
 
 @dataclass(frozen=True, slots=True)
-class CargoesStocked:
-    """A publisher put a version on its node's relay: the bytes of each cargo, by base (empty: the whole)."""
+class PayloadsStocked:
+    """A publisher put a version on its node's relay: the bytes of each payload, by base (empty: the
+    whole).
+    """
 
     now_s: float
     node: NodeId
@@ -98,8 +92,8 @@ class CargoesStocked:
 
 
 @dataclass(frozen=True, slots=True)
-class CargoArrived:
-    """The node's relay has all of a cargo."""
+class PayloadArrived:
+    """The node's relay has all of a payload."""
 
     now_s: float
     node: NodeId
@@ -108,8 +102,8 @@ class CargoArrived:
 
 
 @dataclass(frozen=True, slots=True)
-class CargoBroke:
-    """The node's relay could not get a cargo from `source`; what has come stays."""
+class PayloadFailed:
+    """The node's relay could not get a payload from `source`; what has come stays."""
 
     now_s: float
     node: NodeId
@@ -142,16 +136,17 @@ WeightEvent = (
     WeightsPublished
     | WeightsRetired
     | VersionNeeded
-    | HolderJoined
-    | HolderLeft
+    | InstanceJoined
+    | InstanceLost
+    | InstanceReleased
     | InstanceReady
     | PullFailed
     | VersionFreed
     | RelayJoined
     | RelayLeft
-    | CargoesStocked
-    | CargoArrived
-    | CargoBroke
+    | PayloadsStocked
+    | PayloadArrived
+    | PayloadFailed
 )
 
 EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in WeightEvent.__args__}

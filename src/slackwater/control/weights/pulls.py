@@ -1,21 +1,31 @@
 """Who pulls which version, by which way, and what an instance gives back for it."""
 
+from slackwater.control.rollout.events import VersionOffered, VersionRecalled
 from slackwater.control.weights import commands as do
-from slackwater.control.weights.books import IN_PASSING, Books, Out
-from slackwater.control.weights.routes import Routes, cargoes_of
-from slackwater.control.weights.shelf import Holder, VersionRecord, held_version, limit_of
+from slackwater.control.weights.director_state import IN_PASSING, DirectorState, Out
+from slackwater.control.weights.holder_versions import (
+    VersionHolder,
+    VersionRecord,
+    held_version,
+    limit_of,
+)
+from slackwater.control.weights.routes import Routes, payloads_of
 from slackwater.policy.weights.holding import first_to_go, holders_wanted
 
 
-class Pulls:
-    """An instance is asked once for a version; what gives way is first recalled from the rollout manager."""
+class PullScheduler:
+    """An instance is asked once for a version; what gives way is first recalled from the rollout
+    manager.
+    """
 
-    def __init__(self, books: Books, routes: Routes) -> None:
+    def __init__(self, books: DirectorState, routes: Routes) -> None:
         self._books = books
         self._routes = routes
 
     def spread(self, record: VersionRecord, out: Out, *, waiting: bool = False) -> None:
-        """Let as many instances pull the version as its turns can use; one more if turns wait and nobody is pulling."""
+        """Let as many instances pull the version as its turns can use; one more if turns wait and
+        nobody is pulling.
+        """
         able = self._books.able(record)
         having = [holder for holder in able if holder.has(record.version)]
         wanted = holders_wanted(record.turns, len(able))
@@ -26,15 +36,19 @@ class Pulls:
         for holder in missing[: max(wanted - len(having), 0)]:
             self.pull(holder, record, out)
 
-    def welcome(self, holder: Holder, out: Out) -> None:
-        """A new instance: its base model's own weights, and what turns ask for now, the most wanted first."""
+    def welcome(self, holder: VersionHolder, out: Out) -> None:
+        """A new instance: its base model's own weights, and what turns ask for now, the most wanted
+        first.
+        """
         for record in self._books.versions.values():
             if record.job is None and not record.retired and holder.may_hold(record):
                 self.pull(holder, record, out)
         self.fill(holder, out)
 
-    def fill(self, holder: Holder, out: Out) -> None:
-        """Let an instance with room pull what is short of holders: what nobody has first, what gave way last comes last."""
+    def fill(self, holder: VersionHolder, out: Out) -> None:
+        """Let an instance with room pull what is short of holders: what nobody has first, what gave
+        way last comes last.
+        """
         books = self._books
         short = [record for record in books.needed.values() if holder.may_hold(record)]
         short.sort(key=lambda r: (bool(books.having(r)), r.evicted_at, -r.turns, r.number))
@@ -47,10 +61,10 @@ class Pulls:
                 self.pull(holder, record, out)
 
     @staticmethod
-    def _most(holder: Holder, record: VersionRecord) -> int:
+    def _most(holder: VersionHolder, record: VersionRecord) -> int:
         return limit_of(holder.spec, record.adapter) + IN_PASSING
 
-    def pull(self, holder: Holder, record: VersionRecord, out: Out) -> None:
+    def pull(self, holder: VersionHolder, record: VersionRecord, out: Out) -> None:
         """Unless it has the version; if it is full, once something has given way."""
         books, version = self._books, record.version
         if holder.has(version):
@@ -58,7 +72,7 @@ class Pulls:
         if version in holder.recalled:  # it is still there: back into use
             holder.recalled.discard(version)
             holder.offered[version] = None
-            out.append(do.OfferVersion(holder.instance, version))
+            out.append(VersionOffered(books.now_s, holder.instance, version))
             return
         taken = books.alike(holder.all(), record.adapter)
         if record.job is not None and len(taken) >= self._most(holder, record):
@@ -71,21 +85,25 @@ class Pulls:
         holder.pulled_before.add(version)
         out.append(self._by_the_best_way(holder, record, out))
 
-    def _by_the_best_way(self, holder: Holder, record: VersionRecord, out: Out) -> do.PullWeights:
-        """Whole or by deltas on a copy that will be in the instance's host memory, whichever is smaller; else from the store."""
+    def _by_the_best_way(
+        self, holder: VersionHolder, record: VersionRecord, out: Out
+    ) -> do.PullWeights:
+        """Whole or by deltas on a copy that will be in the instance's host memory, whichever is
+        smaller; else from the store.
+        """
         node, keep, totals = holder.spec.node, not record.adapter, self._books.totals
         way = self._routes.way(record.version, holder.copies_then(), node)
-        if node is None or way is None or not cargoes_of(way):
+        if node is None or way is None or not payloads_of(way):
             return do.PullWeights(holder.instance, record.version)
         self._routes.bring(node, way, out)
         totals.by_delta += bool(way.deltas)
         totals.by_relay += 1
         if keep:
             holder.coming[record.version] = "" if way.fetch_start else way.start
-        return do.PullWeights(holder.instance, record.version, cargoes_of(way), keep)
+        return do.PullWeights(holder.instance, record.version, payloads_of(way), keep)
 
     # ---- what gives way ----
-    def trim(self, holder: Holder, adapter: bool, keep: str, out: Out) -> None:
+    def trim(self, holder: VersionHolder, adapter: bool, keep: str, out: Out) -> None:
         """Take from the instance what it holds beyond its limit and no turn asks for."""
         limit = limit_of(holder.spec, adapter)
         while len(self._books.alike(holder.offered, adapter)) > limit:
@@ -93,7 +111,13 @@ class Pulls:
                 return
 
     def _recall_one(
-        self, holder: Holder, adapter: bool, out: Out, *, keep: str = "", needed_too: bool = False
+        self,
+        holder: VersionHolder,
+        adapter: bool,
+        out: Out,
+        *,
+        keep: str = "",
+        needed_too: bool = False,
     ) -> bool:
         books = self._books
         held = [r for r in books.alike(holder.offered, adapter) if r.version != keep]
@@ -105,13 +129,12 @@ class Pulls:
         self.recall(holder, victim, out)
         return True
 
-    def _elsewhere(self, record: VersionRecord, holder: Holder) -> bool:
+    def _elsewhere(self, record: VersionRecord, holder: VersionHolder) -> bool:
         others = self._books.holders.values()
         return any(record.version in other.offered for other in others if other is not holder)
 
-    @staticmethod
-    def recall(holder: Holder, version: str, out: Out) -> None:
+    def recall(self, holder: VersionHolder, version: str, out: Out) -> None:
         """No turn is to begin with it there; it is dropped when none runs with it."""
         del holder.offered[version]
         holder.recalled.add(version)
-        out.append(do.RecallVersion(holder.instance, version))
+        out.append(VersionRecalled(self._books.now_s, holder.instance, version))

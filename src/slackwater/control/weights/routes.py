@@ -1,26 +1,29 @@
-"""By what way and from whom versions travel: the weight director's book of cargoes and of the nodes that relay them.
+"""Over which route and from whom versions travel: the weight director's book of payloads and of the
+nodes that relay them.
 
-Every node's agent has a relay. A trainer stocks the one of its node; from there a cargo goes from node to node, over a slow link
-once, and to the engines of a node out of that node's memory. `policy/weights/` decides: the way by bytes, the source by place,
-and what may go by need.
+Every node's agent has a relay. A trainer stocks the one of its node; from there a payload goes from
+node to node, over a slow link once, and to the engines of a node out of that node's memory.
+`policy/weights/` decides: the way by bytes, the source by place, and what may go by need.
 """
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from slackwater.control.weights import commands as do
-from slackwater.model.cargo import Cargo
 from slackwater.model.ids import NodeId
-from slackwater.policy.weights.retention import RetentionByNeed, Shelf
-from slackwater.policy.weights.source import Holder, SourcePolicy, TreeSource
-from slackwater.policy.weights.way import Delta, Way, WayPolicy
+from slackwater.model.payload import Payload
+from slackwater.policy.weights.pull_route import Delta, PullRoute, PullRoutePolicy
+from slackwater.policy.weights.retention import RetentionByNeed, StoredVersions
+from slackwater.policy.weights.source import PayloadHolder, SourcePolicy, TreeSource
 
 _UNNAMED = 8  # stocked versions that nobody has published yet; the oldest goes first
 
 
 @dataclass(slots=True)
 class _Flow:
-    """One cargo's way through the nodes: who has all of it, who is fed by whom, who waits, and who failed whom."""
+    """One payload's way through the nodes: who has all of it, who is fed by whom, who waits, and
+    who failed whom.
+    """
 
     bytes: int
     have: set[NodeId] = field(default_factory=set)
@@ -37,15 +40,15 @@ class Routes:
 
     def __init__(
         self,
-        way: WayPolicy | None = None,
+        way: PullRoutePolicy | None = None,
         source: SourcePolicy | None = None,
         retention: RetentionByNeed | None = None,
     ) -> None:
-        self._way = way or WayPolicy()
+        self._way = way or PullRoutePolicy()
         self._source = source or TreeSource()
         self._retention = retention or RetentionByNeed(way=self._way)
         self._sites: dict[NodeId, str] = {}
-        self._flows: dict[Cargo, _Flow] = {}
+        self._flows: dict[Payload, _Flow] = {}
         self._unnamed: dict[str, None] = {}
         self.brought = self.crossed = 0
 
@@ -59,7 +62,7 @@ class Routes:
         """A node's relay is gone, with what it held; who took from it is sent elsewhere."""
         if self._sites.pop(node, None) is None:
             return
-        for cargo, flow in list(self._flows.items()):
+        for payload, flow in list(self._flows.items()):
             flow.have.discard(node)
             flow.parents.pop(node, None)
             flow.waiting.pop(node, None)
@@ -67,7 +70,7 @@ class Routes:
             for child in [c for c, parent in flow.parents.items() if parent == node]:
                 del flow.parents[child]
                 flow.waiting[child] = None
-            self._feed(cargo, out)
+            self._feed(payload, out)
 
     def has(self, node: NodeId) -> bool:
         """Whether the node has a relay."""
@@ -75,10 +78,12 @@ class Routes:
 
     @property
     def lead_elsewhere(self) -> bool:
-        """Whether a relay has others to give to. On one node everybody reads the store's file out of the page cache."""
+        """Whether a relay has others to give to. On one node everybody reads the store's file out
+        of the page cache.
+        """
         return len(self._sites) > 1
 
-    # ---- cargoes ----
+    # ---- payloads ----
     def stocked(
         self,
         node: NodeId,
@@ -86,63 +91,65 @@ class Routes:
         sizes: Iterable[tuple[str, int]],
         out: list[do.WeightCommand],
     ) -> None:
-        """A publisher put cargoes of a version, by base, on its node's relay."""
+        """A publisher put payloads of a version, by base, on its node's relay."""
         if node not in self._sites:
             return
-        known = any(cargo.version == version for cargo in self._flows)
+        known = any(payload.version == version for payload in self._flows)
         for base, size in sizes:
-            flow = self._flows.setdefault(Cargo(version, base), _Flow(size))
+            flow = self._flows.setdefault(Payload(version, base), _Flow(size))
             flow.have.add(node)
             flow.parents.pop(node, None)
             flow.waiting.pop(node, None)
-            self._feed(Cargo(version, base), out)
+            self._feed(Payload(version, base), out)
         if not known:
             self._unnamed[version] = None
         while len(self._unnamed) > _UNNAMED:
             self.forget(next(iter(self._unnamed)), out)
 
     def named(self, version: str) -> None:
-        """The version was published: from now on what keeps its cargoes is need."""
+        """The version was published: from now on what keeps its payloads is need."""
         self._unnamed.pop(version, None)
 
     def forget(self, version: str, out: list[do.WeightCommand]) -> None:
-        """The version is deleted: so is every cargo of it."""
+        """The version is deleted: so is every payload of it."""
         self._unnamed.pop(version, None)
-        for cargo in [cargo for cargo in self._flows if cargo.version == version]:
-            self._drop(cargo, out)
+        for payload in [payload for payload in self._flows if payload.version == version]:
+            self._drop(payload, out)
 
-    def arrived(self, node: NodeId, cargo: Cargo, out: list[do.WeightCommand]) -> None:
-        """A node has all of a cargo."""
-        flow = self._flows.get(cargo)
+    def arrived(self, node: NodeId, payload: Payload, out: list[do.WeightCommand]) -> None:
+        """A node has all of a payload."""
+        flow = self._flows.get(payload)
         if flow is None or node not in self._sites:
             return
         if node in flow.parents:
             del flow.parents[node]
             flow.have.add(node)
             flow.failed.pop(node, None)
-        self._feed(cargo, out)
+        self._feed(payload, out)
 
     def broke(
-        self, node: NodeId, cargo: Cargo, source: NodeId, out: list[do.WeightCommand]
+        self, node: NodeId, payload: Payload, source: NodeId, out: list[do.WeightCommand]
     ) -> None:
-        """A node could not get a cargo from another: it is not sent there again for it."""
-        flow = self._flows.get(cargo)
+        """A node could not get a payload from another: it is not sent there again for it."""
+        flow = self._flows.get(payload)
         if flow is None or flow.parents.get(node) != source:
             return  # it was sent elsewhere meanwhile
         del flow.parents[node]
         flow.waiting[node] = None
         flow.failed.setdefault(node, set()).add(source)
-        self._feed(cargo, out)
+        self._feed(payload, out)
 
     # ---- ways ----
-    def way(self, version: str, held: Collection[str], node: NodeId | None) -> Way | None:
-        """The way of fewest bytes for an instance on the node that holds these in host memory; None: from the store."""
+    def way(self, version: str, held: Collection[str], node: NodeId | None) -> PullRoute | None:
+        """The way of fewest bytes for an instance on the node that holds these in host memory;
+        None: from the store.
+        """
         if node is None or node not in self._sites:
             return None
         open_ = [
-            (cargo, flow) for cargo, flow in self._flows.items() if self._reachable(flow, node)
+            (payload, flow) for payload, flow in self._flows.items() if self._reachable(flow, node)
         ]
-        wholes = {cargo.version: flow.bytes for cargo, flow in open_ if not cargo.base}
+        wholes = {payload.version: flow.bytes for payload, flow in open_ if not payload.base}
         deltas = [Delta(c.base, c.version, flow.bytes) for c, flow in open_ if c.base]
         return self._way.choose(version, held, wholes, deltas)
 
@@ -151,24 +158,26 @@ class Routes:
         lost = flow.failed.get(node, set())
         return node in flow.nodes() or bool(flow.have - lost)
 
-    def bring(self, node: NodeId, way: Way, out: list[do.WeightCommand]) -> None:
-        """Have the cargoes of a way come to the node, those that are not there or on their way."""
-        for cargo in cargoes_of(way):
-            flow = self._flows[cargo]
+    def bring(self, node: NodeId, way: PullRoute, out: list[do.WeightCommand]) -> None:
+        """Have the payloads of a way come to the node, those that are not there or on their way."""
+        for payload in payloads_of(way):
+            flow = self._flows[payload]
             if node not in flow.nodes():
                 flow.waiting[node] = None
-                self._feed(cargo, out)
+                self._feed(payload, out)
 
-    def _feed(self, cargo: Cargo, out: list[do.WeightCommand]) -> None:
-        """Give every waiting node a source; one that nobody can feed any more is told to give it up."""
-        flow = self._flows[cargo]
+    def _feed(self, payload: Payload, out: list[do.WeightCommand]) -> None:
+        """Give every waiting node a source; one that nobody can feed any more is told to give it
+        up.
+        """
+        flow = self._flows[payload]
         for node in list(flow.waiting):
             if not flow.have - flow.failed.get(node, set()):
                 del flow.waiting[node]
                 flow.failed.pop(node, None)
-                out.append(do.DropCargo(node, cargo.version, cargo.base))
+                out.append(do.DropPayload(node, payload.version, payload.base))
                 continue
-            puller = Holder(node, node, self._sites[node], complete=False)
+            puller = PayloadHolder(node, node, self._sites[node], complete=False)
             found = self._source.choose(puller, self._holders(flow, node))
             if found is None:
                 continue
@@ -177,9 +186,9 @@ class Routes:
             flow.parents[node] = source
             self.brought += 1
             self.crossed += found.crosses
-            out.append(do.BringCargo(node, cargo.version, cargo.base, source))
+            out.append(do.FetchPayload(node, payload.version, payload.base, source))
 
-    def _holders(self, flow: _Flow, puller: NodeId) -> list[Holder]:
+    def _holders(self, flow: _Flow, puller: NodeId) -> list[PayloadHolder]:
         """Who could feed the puller: not who takes it from the puller, and not who failed it."""
         fed: dict[NodeId, int] = {}
         for parent in flow.parents.values():
@@ -192,7 +201,7 @@ class Routes:
             if at != puller:
                 complete = node in flow.have
                 found.append(
-                    Holder(node, node, self._sites[node], fed.get(node, 0), depth, complete)
+                    PayloadHolder(node, node, self._sites[node], fed.get(node, 0), depth, complete)
                 )
         return found
 
@@ -206,48 +215,52 @@ class Routes:
         pulling: Collection[str],
         out: list[do.WeightCommand],
     ) -> None:
-        """Drop what nobody needs of a model's versions (oldest first): `held` lie on instances, `pulling` are on their way."""
+        """Drop what nobody needs of a model's versions (oldest first): `held` lie on instances,
+        `pulling` are on their way.
+        """
         mine = [version for version in order if any(c.version == version for c in self._flows)]
-        cargoes = [cargo for cargo in self._flows if cargo.version in mine]
-        shelf = Shelf(
+        payloads = [payload for payload in self._flows if payload.version in mine]
+        shelf = StoredVersions(
             tuple(mine),
-            {c.version: self._flows[c].bytes for c in cargoes if not c.base},
-            [Delta(c.base, c.version, self._flows[c].bytes) for c in cargoes if c.base],
+            {c.version: self._flows[c].bytes for c in payloads if not c.base},
+            [Delta(c.base, c.version, self._flows[c].bytes) for c in payloads if c.base],
             pinned=needed,
             held=held,
             reading=pulling,
         )
         drops = self._retention.decide(shelf)
-        gone = [Cargo(v) for v in drops.wholes] + [Cargo(d.version, d.base) for d in drops.deltas]
-        for cargo in gone:
-            if not self._flows[cargo].parents and not self._flows[cargo].waiting:
-                self._drop(cargo, out)
+        gone = [Payload(v) for v in drops.wholes] + [
+            Payload(d.version, d.base) for d in drops.deltas
+        ]
+        for payload in gone:
+            if not self._flows[payload].parents and not self._flows[payload].waiting:
+                self._drop(payload, out)
 
-    def _drop(self, cargo: Cargo, out: list[do.WeightCommand]) -> None:
-        flow = self._flows.pop(cargo)
+    def _drop(self, payload: Payload, out: list[do.WeightCommand]) -> None:
+        flow = self._flows.pop(payload)
         nodes = sorted(flow.nodes())
-        out.extend(do.DropCargo(node, cargo.version, cargo.base) for node in nodes)
+        out.extend(do.DropPayload(node, payload.version, payload.base) for node in nodes)
 
     # ---- questions ----
-    def cargoes(self) -> dict[Cargo, set[NodeId]]:
-        """Which cargoes there are, and the nodes that have all of each."""
-        return {cargo: set(flow.have) for cargo, flow in self._flows.items()}
+    def payloads(self) -> dict[Payload, set[NodeId]]:
+        """Which payloads there are, and the nodes that have all of each."""
+        return {payload: set(flow.have) for payload, flow in self._flows.items()}
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
-        for cargo, flow in self._flows.items():
-            assert flow.nodes() <= self._sites.keys(), f"{cargo} on a node that is gone"
-            assert not flow.have & flow.parents.keys(), f"{cargo} is brought where it is"
+        for payload, flow in self._flows.items():
+            assert flow.nodes() <= self._sites.keys(), f"{payload} on a node that is gone"
+            assert not flow.have & flow.parents.keys(), f"{payload} is brought where it is"
             assert not flow.waiting.keys() & {*flow.have, *flow.parents}
             for node in flow.parents:
                 seen, at = {node}, flow.parents[node]
                 while at in flow.parents:
-                    assert at not in seen, f"{cargo} goes in a circle over {node}"
+                    assert at not in seen, f"{payload} goes in a circle over {node}"
                     seen.add(at)
                     at = flow.parents[at]
 
 
-def cargoes_of(way: Way) -> tuple[Cargo, ...]:
+def payloads_of(way: PullRoute) -> tuple[Payload, ...]:
     """What a way fetches, in order."""
-    start = (Cargo(way.start),) if way.fetch_start else ()
-    return start + tuple(Cargo(delta.version, delta.base) for delta in way.deltas)
+    start = (Payload(way.start),) if way.fetch_start else ()
+    return start + tuple(Payload(delta.version, delta.base) for delta in way.deltas)

@@ -1,7 +1,9 @@
-"""The co-serving executor: one device, two engines on one pool of pages, one step at a time (ROSE 4.1).
+"""The co-serving executor: one device, two engines on one pool of pages, one step at a time (ROSE
+4.1).
 
-The arbiter says whose step is next. Pages follow the service: what it needs is taken from the rollout at once, first
-idle pages, then prefixes, then whole requests, which are given back so that they go on elsewhere.
+The arbiter says whose step is next. Pages follow the service: what it needs is taken from the
+rollout at once, first idle pages, then prefixes, then whole requests, which are given back so that
+they go on elsewhere.
 """
 
 from collections.abc import Callable
@@ -11,7 +13,7 @@ from slackwater.engine.coserving.token_times import ServedTimes, TokenTimes
 from slackwater.engine.engine import Engine
 from slackwater.engine.request import GenerationRequest, StepOutput
 from slackwater.model.errors import RefusedError
-from slackwater.policy.serving.admission import Grant
+from slackwater.policy.serving.admission import RolloutGrant
 from slackwater.policy.serving.arbiter import Arbiter, Turn
 from slackwater.policy.serving.slack import RolloutState
 from slackwater.policy.serving.step_cost import step_work
@@ -23,8 +25,9 @@ _NO_MEMORY_REST_S = 0.02  # a rollout whose next step finds no page is not asked
 
 @dataclass(frozen=True, slots=True)
 class CoservingStep:
-    """What one step did: the service's output or the rollout's, the requests of the rollout that were given back,
-    and the service's requests that ended. Nobody's output: nothing may run now."""
+    """What one step did: the service's output or the rollout's, the requests of the rollout that
+    were given back, and the service's requests that ended. Nobody's output: nothing may run now.
+    """
 
     served: StepOutput | None = None
     rolled_out: StepOutput | None = None
@@ -33,7 +36,9 @@ class CoservingStep:
 
 
 class CoservingExecutor:
-    """`clock` counts seconds; everything else is decided by the arbiter. Page numbers are the pool's."""
+    """`clock` counts seconds; everything else is decided by the arbiter. Page numbers are the
+    pool's.
+    """
 
     def __init__(self, service: Engine, arbiter: Arbiter, clock: Callable[[], float]) -> None:
         self.service, self.arbiter = service, arbiter
@@ -64,7 +69,9 @@ class CoservingExecutor:
         return self._times.under_way(self._clock())
 
     def keeps_promise(self) -> bool:
-        """Whether the service keeps its promise lately, as far as the mode cares; any thread may ask."""
+        """Whether the service keeps its promise lately, as far as the mode cares; any thread may
+        ask.
+        """
         return self.arbiter.keeps_promise(self._clock())
 
     @property
@@ -74,7 +81,9 @@ class CoservingExecutor:
 
     # ---- the rollout ----
     def make_room(self, share: float) -> None:
-        """Have that share of the pool's pages free, as far as the service only keeps prefixes in them."""
+        """Have that share of the pool's pages free, as far as the service only keeps prefixes in
+        them.
+        """
         self.service.reclaim_pages(int(self.arbiter.budget.capacity * share))
 
     def lend(self, rollout: Engine) -> None:
@@ -143,7 +152,7 @@ class CoservingExecutor:
         turn = self.arbiter.next_step(now_s, state, shared)
         if self.arbiter.stopped is not self._stopped:
             self._bound()  # its promise is broken, or is kept again
-        if isinstance(turn, Grant) and rollout is not None:
+        if isinstance(turn, RolloutGrant) and rollout is not None:
             return self._roll_out(rollout, turn, shared)
         if turn is Turn.SERVE:
             return self._serve(now_s)
@@ -171,7 +180,7 @@ class CoservingExecutor:
         self._check_memory()
         return CoservingStep(output, None, self._take_given_back(), tuple(ended))
 
-    def _roll_out(self, rollout: Engine, grant: Grant, state: RolloutState) -> CoservingStep:
+    def _roll_out(self, rollout: Engine, grant: RolloutGrant, state: RolloutState) -> CoservingStep:
         began_s = self._clock()
         before = rollout.gauges()["tokens_computed"]
         output = rollout.step(grant.prompt_tokens)
@@ -215,8 +224,9 @@ class CoservingExecutor:
             self._bound()
 
     def _service_is_dry(self, pages: int) -> None:
-        """The pool has no page for the service: the rollout gives up as many, unless it may keep them and the
-        service has prefixes of its own to forget instead."""
+        """The pool has no page for the service: the rollout gives up as many, unless it may keep
+        them and the service has prefixes of its own to forget instead.
+        """
         rollout = self.rollout
         if rollout is None:
             return
@@ -232,7 +242,9 @@ class CoservingExecutor:
         self.service.reclaim_pages(pages)
 
     def _shrink(self, pages: int) -> None:
-        """Bring the rollout down to so many mapped pages: idle ones, then prefixes, then whole requests."""
+        """Bring the rollout down to so many mapped pages: idle ones, then prefixes, then whole
+        requests.
+        """
         rollout = self.rollout
         assert rollout is not None
         arena = rollout.arena

@@ -1,4 +1,6 @@
-"""A rollout model's weights while its job does not roll out: on the host, ready to be on the device in a moment."""
+"""A rollout model's weights while its job does not roll out: on the host, ready to be on the device
+in a moment.
+"""
 
 from collections.abc import Mapping
 
@@ -44,7 +46,8 @@ class StagedWeights:
             if self.size_bytes > free + kept:
                 raise RefusedError(
                     f"the rollout's weights need {self.size_bytes / 1e9:.1f} GB and"
-                    f" {(free + kept) / 1e9:.1f} are free: lower kv_bytes, or lend to a smaller model"
+                    f" {(free + kept) / 1e9:.1f} are free: lower kv_bytes, or lend to a smaller "
+                    "model"
                 )
         dtype = next(iter(self._tensors.values())).dtype
         net = empty_net(self.config, dtype, self._device)

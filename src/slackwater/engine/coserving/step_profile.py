@@ -23,7 +23,8 @@ def measure_step_cost(
     batches: Sequence[int] = (1, 4, 16, 64),
     seed: int = 0,
 ) -> StepCost:
-    """Run prompts of several lengths, batches of several sizes and one long context through an idle engine.
+    """Run prompts of several lengths, batches of several sizes and one long context through an idle
+    engine.
 
     It keeps nothing of them.
     """

@@ -1,4 +1,5 @@
-"""Rotation and attention over the paged cache on the CPU: every row on its own, keys in fixed blocks of 16.
+"""Rotation and attention over the paged cache on the CPU: every row on its own, keys in fixed
+blocks of 16.
 
 A block holds, per layer, keys as `[kv_heads, d, 16]` and values as `[kv_heads, 16, d]`: scores
 then run along tokens and outputs along dimensions, both without a sum across lanes.
@@ -79,7 +80,9 @@ def _score_block(typing: Any, query: Any, keys: Any, size: Any, scores: Any) -> 
 
 @generated
 def _add_slice(typing: Any, weights: Any, values: Any, count: Any, size: Any, out: Any) -> Any:
-    """`out[:16] += weights[:count] @ values[count, :16]`, token by token in order; tokens lie `size` apart."""
+    """`out[:16] += weights[:count] @ values[count, :16]`, token by token in order; tokens lie
+    `size` apart.
+    """
     del typing, weights, values, count, size, out
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -100,7 +103,9 @@ def _add_slice(typing: Any, weights: Any, values: Any, count: Any, size: Any, ou
 
 @compiled
 def _add_values(scores: Any, s: Any, cache: Any, v: Any, count: Any, size: Any, out: Any) -> None:
-    """`out += scores[s : s + count] @ values[count, d]`, for what is left of a head in slices of 16."""
+    """`out += scores[s : s + count] @ values[count, d]`, for what is left of a head in slices of
+    16.
+    """
     for d in range(size - size % _TOKENS, size):
         total = out[d]
         for t in range(count):
@@ -110,7 +115,9 @@ def _add_values(scores: Any, s: Any, cache: Any, v: Any, count: Any, size: Any, 
 
 @compiled
 def _softmax(scores: Any, length: Any, room: Any, scale: Any) -> Any:
-    """Turn scores into weights that sum to the returned total; `room` is `length` in whole blocks."""
+    """Turn scores into weights that sum to the returned total; `room` is `length` in whole
+    blocks.
+    """
     for t in range(length, room):
         scores[t] = _NEVER
     top = lane_max(scores, room)

@@ -1,8 +1,10 @@
-"""Products with a weight stored in panels of 32 columns, each result one chain of fused multiply-adds.
+"""Products with a weight stored in panels of 32 columns, each result one chain of fused
+multiply-adds.
 
-A panel is `[depth, 32]`: what a product reads of it lies in a row. A tile of a few rows keeps its results in registers
-while the panel streams by once. The chain of a result runs over the depth in order whatever the number of rows and of
-threads, so a row's bits depend on nothing but the row; a library picks its order of summation by the number of rows.
+A panel is `[depth, 32]`: what a product reads of it lies in a row. A tile of a few rows keeps its
+results in registers while the panel streams by once. The chain of a result runs over the depth in
+order whatever the number of rows and of threads, so a row's bits depend on nothing but the row; a
+library picks its order of summation by the number of rows.
 """
 
 from collections.abc import Sequence
@@ -25,7 +27,9 @@ _AHEAD_FLOATS = 2048  # of a panel, fetched before they are needed
 
 
 def _write_tile(code: VectorCode, rows: int, arguments: Sequence[Value]) -> None:
-    """The code of `rows` rows times one panel: all results in registers over the depth, then stored."""
+    """The code of `rows` rows times one panel: all results in registers over the depth, then
+    stored.
+    """
     builder = code.builder
     x, x_stride, panel, depth, out, out_stride, adds = arguments
     sources = [code.floats(_row(builder, x, x_stride, row)) for row in range(rows)]
@@ -68,7 +72,9 @@ def _tile(
     typing: Any, rows: Any, x: Any, x_stride: Any, panel: Any, depth: Any, out: Any,
     out_stride: Any, adds: Any,
 ) -> Any:  # fmt: skip
-    """`out[:rows, :32] = x[:rows] @ panel`, or `+=`, for 1 to MOST_ROWS rows: one piece of code for each number."""
+    """`out[:rows, :32] = x[:rows] @ panel`, or `+=`, for 1 to MOST_ROWS rows: one piece of code for
+    each number.
+    """
     del typing, rows, x, x_stride, panel, depth, out, out_stride, adds
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -89,7 +95,8 @@ def _tile(
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def panel_product(x: Any, panels: Any, first: int, last: int, out: Any, adds: int) -> None:
-    """The columns of panels `first` to `last` of `out = x @ weight.T`, or `out += ...` where `adds` is 1.
+    """The columns of panels `first` to `last` of `out = x @ weight.T`, or `out += ...` where `adds`
+    is 1.
 
     The rows of `x` and of `out` are contiguous, each within itself.
     """

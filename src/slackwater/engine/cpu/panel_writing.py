@@ -1,8 +1,10 @@
-"""Weights' rows into panels of 32 columns: squares of 16 by 16 are turned in registers and stored past the caches.
+"""Weights' rows into panels of 32 columns: squares of 16 by 16 are turned in registers and stored
+past the caches.
 
-Versions are written beside the steps. What is stored past the caches leaves in them the weights that the steps read, and is not
-read from memory first, so that writing a version takes less than copying it. A version is written in one call: beside steps, every
-call costs a turn at the interpreter's lock, which the steps wait for.
+Versions are written beside the steps. What is stored past the caches leaves in them the weights
+that the steps read, and is not read from memory first, so that writing a version takes less than
+copying it. A version is written in one call: beside steps, every call costs a turn at the
+interpreter's lock, which the steps wait for.
 """
 
 from typing import Any
@@ -26,7 +28,9 @@ _MASK = ir.VectorType(INT32, LANES)
 
 
 def _turned(builder: Any, rows: list[Value]) -> list[Value]:
-    """The columns of 16 vectors, as vectors: of growing blocks, the two beside the diagonal change places."""
+    """The columns of 16 vectors, as vectors: of growing blocks, the two beside the diagonal change
+    places.
+    """
     for size in (1, 2, 4, 8):
         turned = list(rows)
         for upper in (number for number in range(LANES) if not number & size):
@@ -42,7 +46,9 @@ def _turned(builder: Any, rows: list[Value]) -> list[Value]:
 
 @generated
 def _write_square(typing: Any, source: Any, stride: Any, target: Any) -> Any:
-    """16 floats of each of 16 rows, `stride` bytes apart, as 16 columns of a panel; `target` begins a line."""
+    """16 floats of each of 16 rows, `stride` bytes apart, as 16 columns of a panel; `target` begins
+    a line.
+    """
     del typing, source, stride, target
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -132,8 +138,9 @@ def _write_all(jobs: Any) -> None:
             write_panels(carray(source, (rows, depth)), carray(target, panels), first)
 
 
-class Writing:
-    """Weights to be written, in the order in which they were added, in one call that leaves the interpreter to others.
+class PanelWriter:
+    """Weights to be written, in the order in which they were added, in one call that leaves the
+    interpreter to others.
 
     Adding is on the steps' time as well, so it asks Torch alone, for what costs nothing.
     """

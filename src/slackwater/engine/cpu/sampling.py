@@ -1,4 +1,6 @@
-"""Sampling on the CPU: one uniform number per row picks a token by the inverse of the distribution."""
+"""Sampling on the CPU: one uniform number per row picks a token by the inverse of the
+distribution.
+"""
 
 from typing import Any
 

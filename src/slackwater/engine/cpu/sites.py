@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from slackwater.engine.cpu.panel_writing import Writing
+from slackwater.engine.cpu.panel_writing import PanelWriter
 from slackwater.engine.cpu.weights import Floats, Weight
 from slackwater.nets.lora import LoraAdapter
 
@@ -14,7 +14,7 @@ NewWeight = Callable[[int, int], Weight]
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class ProductSite:
     """One product: the linear layers `names` side by side, layer i from column `starts[i]` on."""
 
     names: tuple[str, ...]
@@ -25,12 +25,16 @@ class Site:
 
 
 class SiteAdapters:
-    """An adapter as products read it: at a site all of its A side by side, and its B, scaled, in a block diagonal."""
+    """An adapter as products read it: at a site all of its A side by side, and its B, scaled, in a
+    block diagonal.
+    """
 
-    def __init__(self, adapter: LoraAdapter, sites: Iterable[Site], new_weight: NewWeight) -> None:
+    def __init__(
+        self, adapter: LoraAdapter, sites: Iterable[ProductSite], new_weight: NewWeight
+    ) -> None:
         self._factors: dict[tuple[str, ...], tuple[Weight, Weight, int]] = {}
         rank, scale = adapter.spec.rank, adapter.spec.scale
-        writing = Writing()
+        writing = PanelWriter()
         for site in sites:
             pairs = [adapter.pair(name) for name in site.names]
             held = [number for number, pair in enumerate(pairs) if pair is not None]
@@ -48,7 +52,7 @@ class SiteAdapters:
                 up.write(site.starts[number], block, writing)
         writing.run()
 
-    def add(self, site: Site, x: Floats, out: Floats) -> None:
+    def add(self, site: ProductSite, x: Floats, out: Floats) -> None:
         """Add the low-rank update of `x` to `out`."""
         factors = self._factors.get(site.names)
         if factors is not None:
@@ -67,7 +71,7 @@ class AdapterSpan:
     adapter: SiteAdapters
 
 
-def apply(site: Site, x: Floats, out: Floats, spans: tuple[AdapterSpan, ...]) -> None:
+def apply(site: ProductSite, x: Floats, out: Floats, spans: tuple[AdapterSpan, ...]) -> None:
     """The site's outputs for the rows `x`."""
     site.weight.product(x, out)
     if site.bias is not None:

@@ -1,7 +1,8 @@
-"""A model as the CPU runs it: weights as products read them, and one loop over the layers on buffers that are kept.
+"""A model as the CPU runs it: weights as products read them, and one loop over the layers on
+buffers that are kept.
 
-`nets/causal_lm.py` says what the model is, and the tests hold this pass to it; here no step of a small model waits for
-Python's modules, views and allocations.
+`nets/causal_lm.py` says what the model is, and the tests hold this pass to it; here no step of a
+small model waits for Python's modules, views and allocations.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,8 +16,8 @@ from torch import nn
 
 from slackwater.engine.cpu.attention import attend_rows
 from slackwater.engine.cpu.ops import add_and_norm_rows, norm_rows, silu_mul_rows
-from slackwater.engine.cpu.panel_writing import Writing
-from slackwater.engine.cpu.sites import AdapterSpan, NewWeight, Site, apply
+from slackwater.engine.cpu.panel_writing import PanelWriter
+from slackwater.engine.cpu.sites import AdapterSpan, NewWeight, ProductSite, apply
 from slackwater.engine.cpu.weights import Floats
 from slackwater.nets.causal_lm import CausalLM, Layer, RmsNorm
 from slackwater.nets.config import NetConfig
@@ -28,10 +29,10 @@ _KEPT_BUFFERS = 16  # numbers of rows whose buffers are kept
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    qkv: Site
-    o: Site
-    gate_up: Site
-    down: Site
+    qkv: ProductSite
+    o: ProductSite
+    gate_up: ProductSite
+    down: ProductSite
     norm: Floats
     mlp_norm: Floats
     q_norm: Floats
@@ -69,7 +70,7 @@ class StraightPass:
         config = net.config
         self._new_weight = new_weight
         self._config, self._eps = config, np.float32(config.norm_eps)
-        self._places: dict[str, tuple[Site, int]] = {}
+        self._places: dict[str, tuple[ProductSite, int]] = {}
         self._embedding: Floats = net.model.embed_tokens.weight.detach().numpy()
         self._layers = [self._layer(net, number) for number in range(config.num_layers)]
         self._last_norm = _norm(net.model.norm)
@@ -90,7 +91,7 @@ class StraightPass:
 
     def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take new weights, in place."""
-        writing = Writing()
+        writing = PanelWriter()
         for name, tensor in tensors.items():
             layer, _, kind = name.rpartition(".")
             values = _host_floats(tensor)
@@ -104,7 +105,7 @@ class StraightPass:
             self._place("lm_head", "weight", self._kept["model.embed_tokens.weight"], writing)
         writing.run()
 
-    def sites(self) -> Iterator[Site]:
+    def sites(self) -> Iterator[ProductSite]:
         """Every product, the unembedding last."""
         for layer in self._layers:
             yield from (layer.qkv, layer.o, layer.gate_up, layer.down)
@@ -162,13 +163,15 @@ class StraightPass:
             k_norm=_norm(attention.k_norm),
         )
 
-    def _site(self, parts: Mapping[str, nn.Linear]) -> Site:
+    def _site(self, parts: Mapping[str, nn.Linear]) -> ProductSite:
         stops = list(accumulate(part.out_features for part in parts.values()))
         starts, depth = (0, *stops[:-1]), next(iter(parts.values())).in_features
         biased = all(part.bias is not None for part in parts.values())
         bias = np.zeros(stops[-1], np.float32) if biased else None
-        site = Site(tuple(parts), starts, stops[-1], self._new_weight(stops[-1], depth), bias)
-        writing = Writing()
+        site = ProductSite(
+            tuple(parts), starts, stops[-1], self._new_weight(stops[-1], depth), bias
+        )
+        writing = PanelWriter()
         for (name, part), start in zip(parts.items(), starts, strict=True):
             self._places[name] = (site, start)
             for kind, parameter in list(part.named_parameters()):
@@ -178,7 +181,7 @@ class StraightPass:
         writing.run()
         return site
 
-    def _place(self, layer: str, kind: str, values: torch.Tensor, writing: Writing) -> None:
+    def _place(self, layer: str, kind: str, values: torch.Tensor, writing: PanelWriter) -> None:
         site, start = self._places[layer]
         if kind == "weight":
             site.weight.write(start, values, writing)
@@ -201,7 +204,9 @@ def _norm(norm: RmsNorm | None) -> Floats:
 
 
 def _host_floats(tensor: torch.Tensor) -> torch.Tensor:
-    """Every call of Torch lets go of the interpreter's lock and waits to have it again; most often none is needed."""
+    """Every call of Torch lets go of the interpreter's lock and waits to have it again; most often
+    none is needed.
+    """
     if tensor.dtype != torch.float32 or tensor.is_cuda or tensor.requires_grad:
         tensor = tensor.detach().to("cpu", torch.float32)
     return tensor

@@ -1,6 +1,8 @@
-"""Instructions on vectors of 16 floats, for loops whose order of summation and use of registers must be as written.
+"""Instructions on vectors of 16 floats, for loops whose order of summation and use of registers
+must be as written.
 
-The compiler cuts a vector to what the machine has, and keeps a loop's sums in registers. Addresses are integers.
+The compiler cuts a vector to what the machine has, and keeps a loop's sums in registers. Addresses
+are integers.
 """
 
 from collections.abc import Callable, Sequence

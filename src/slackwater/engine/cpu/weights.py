@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from slackwater.engine.cpu.panel_kernel import PANEL, panel_product
-from slackwater.engine.cpu.panel_writing import LINE, Writing
+from slackwater.engine.cpu.panel_writing import LINE, PanelWriter
 
 Floats = NDArray[np.float32]
 _SHARED_FLOATS = 1 << 18  # smaller products than this are not worth a second thread
@@ -21,7 +21,7 @@ _SHARED_FLOATS = 1 << 18  # smaller products than this are not worth a second th
 class Weight(Protocol):
     """`[width, depth]`, written by rows."""
 
-    def write(self, first: int, values: Tensor, writing: Writing) -> None:
+    def write(self, first: int, values: Tensor, writing: PanelWriter) -> None:
         """Set rows from `first` on, at the latest when `writing` is run."""
         ...
 
@@ -31,13 +31,15 @@ class Weight(Protocol):
 
 
 class PanelWeight:
-    """In panels of 32 columns; a row's results have the same bits in every batch, on any number of threads."""
+    """In panels of 32 columns; a row's results have the same bits in every batch, on any number of
+    threads.
+    """
 
     def __init__(self, width: int, depth: int) -> None:
         self._panels = _zeros((-(-width // PANEL), depth, PANEL))
         self._to_write = torch.from_numpy(self._panels)
 
-    def write(self, first: int, values: Tensor, writing: Writing) -> None:
+    def write(self, first: int, values: Tensor, writing: PanelWriter) -> None:
         writing.panels(values, self._to_write, first)
 
     def product(self, x: Floats, out: Floats, *, adds: bool = False) -> None:
@@ -69,7 +71,7 @@ class LibraryWeight:
     def __init__(self, width: int, depth: int) -> None:
         self._columns = torch.zeros(depth, width)
 
-    def write(self, first: int, values: Tensor, writing: Writing) -> None:
+    def write(self, first: int, values: Tensor, writing: PanelWriter) -> None:
         writing.run()  # what is written from may be among it
         self._columns[:, first : first + len(values)] = values.T
 

@@ -15,7 +15,7 @@ _EXTENTS = (2, 4, 16, 32)  # units; above that, multiples of the last
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class AdapterSlot:
     """Where an adapter lies in the stacks, and what its updates are multiplied by."""
 
     first: int
@@ -27,7 +27,8 @@ class Held:
 class AdapterRows:
     """On the device: `tiles [T, 5]`, and `rows [N, 3]` for kernels that go row by row.
 
-    `extent` is how many units the products compute. `fused`: the kernels after a product add the updates as they go.
+    `extent` is how many units the products compute. `fused`: the kernels after a product add the
+    updates as they go.
     """
 
     extent: int
@@ -42,11 +43,13 @@ def extent_of(units: int) -> int:
 
 
 def most_tiles(rows: int, extent: int) -> int:
-    """A bound on the tiles of a decode step: an adapter takes at least one unit, and rows without one are another kind."""
+    """A bound on the tiles of a decode step: an adapter takes at least one unit, and rows without
+    one are another kind.
+    """
     return min(rows, -(-rows // DECODE_TILE) + extent + 1)
 
 
-def row_columns(rows: int, spans: Sequence[tuple[int, int, Held]]) -> NDArray[np.int32]:
+def row_columns(rows: int, spans: Sequence[tuple[int, int, AdapterSlot]]) -> NDArray[np.int32]:
     """`[rows, 3]`: first unit, units, scale's bits; zero where a row has no adapter."""
     columns = np.zeros((rows, ROW_FIELDS), np.int32)
     for start, stop, held in spans:
@@ -54,11 +57,15 @@ def row_columns(rows: int, spans: Sequence[tuple[int, int, Held]]) -> NDArray[np
     return columns
 
 
-def tile_columns(rows: int, spans: Sequence[tuple[int, int, Held]], most: int) -> NDArray[np.int32]:
-    """`[T, 5]`: first row, rows, first unit, units, scale's bits; every row is in one tile, of one adapter at most."""
+def tile_columns(
+    rows: int, spans: Sequence[tuple[int, int, AdapterSlot]], most: int
+) -> NDArray[np.int32]:
+    """`[T, 5]`: first row, rows, first unit, units, scale's bits; every row is in one tile, of one
+    adapter at most.
+    """
     tiles: list[tuple[int, int, int, int, int]] = []
     at = 0
-    for start, stop, held in [*spans, (rows, rows, Held(0, 0, 0.0))]:
+    for start, stop, held in [*spans, (rows, rows, AdapterSlot(0, 0, 0.0))]:
         tiles += [(first, min(most, start - first), 0, 0, 0) for first in range(at, start, most)]
         fields = (held.first, held.units, _bits(held.scale))
         tiles += [(first, min(most, stop - first), *fields) for first in range(start, stop, most)]

@@ -19,10 +19,11 @@ _TILE = 128  # rows of a prompt tile times heads per key head
 
 
 @dataclass(frozen=True, slots=True)
-class PagedRows:
+class CudaPagedRows:
     """Where a step's rows are: `tables[slots[n]]` are the blocks of row n.
 
-    `tiles` is None when every row decodes; then contexts are cut every `span` tokens, the longest into `spans` at most.
+    `tiles` is None when every row decodes; then contexts are cut every `span` tokens, the longest
+    into `spans` at most.
     """
 
     tables: Tensor
@@ -34,9 +35,13 @@ class PagedRows:
 
 
 class CudaPagedAttention:
-    """One step's queries over the cache, a flat tensor of blocks that has their keys and values already."""
+    """One step's queries over the cache, a flat tensor of blocks that has their keys and values
+    already.
+    """
 
-    def __init__(self, cache: Tensor, block_elements: int, kv_heads: int, rows: PagedRows) -> None:
+    def __init__(
+        self, cache: Tensor, block_elements: int, kv_heads: int, rows: CudaPagedRows
+    ) -> None:
         self.cache, self.block_elements, self.rows = cache, block_elements, rows
         self._kv_heads = kv_heads
 
@@ -120,7 +125,9 @@ class CudaPagedAttention:
 
 
 def span_tokens(programs: int, *, fixed: bool) -> int:
-    """Where to cut contexts: few rows and heads need the cuts to fill a device. `fixed`: the same whoever shares a batch."""
+    """Where to cut contexts: few rows and heads need the cuts to fill a device. `fixed`: the same
+    whoever shares a batch.
+    """
     return _SHORT_SPAN if fixed or programs < _MANY_PROGRAMS else _LONG_SPAN
 
 

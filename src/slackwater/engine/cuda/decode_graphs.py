@@ -1,4 +1,6 @@
-"""Decode steps as captured CUDA graphs: one launch instead of some four hundred, sampling included."""
+"""Decode steps as captured CUDA graphs: one launch instead of some four hundred, sampling
+included.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,13 +21,13 @@ from slackwater.engine.cuda.adapter_rows import (
 from slackwater.engine.cuda.attention import (
     BLOCK_TOKENS,
     CudaPagedAttention,
-    PagedRows,
+    CudaPagedRows,
     span_tokens,
 )
 from slackwater.engine.cuda.queued_step import HeldSpans, QueuedStep
 from slackwater.engine.cuda.sampling import launch_sampling
 from slackwater.engine.cuda.step_shape import StepShape, graph_rows
-from slackwater.engine.cuda.straight_pass import StraightPass
+from slackwater.engine.cuda.straight_pass import CudaStraightPass
 from slackwater.engine.executor import RowBatch, SamplingColumns
 
 _WARM_UPS = 2
@@ -40,7 +42,9 @@ class _Captured:
 
 
 class _HostBuffer:
-    """A step's numbers and its answer on the host, pinned; `sent` and `there` say when they have travelled."""
+    """A step's numbers and its answer on the host, pinned; `sent` and `there` say when they have
+    travelled.
+    """
 
     def __init__(self, words: int, rows: int) -> None:
         self.numbers = torch.zeros(words, dtype=torch.int32, pin_memory=True)
@@ -54,8 +58,8 @@ class _HostBuffer:
 class DecodeGraphs:
     """Graphs by model and shape, captured when first wanted.
 
-    A change of weights or adapters needs no new one: graphs read memory that is written in place. Two steps may be under way,
-    each with a host buffer of its own.
+    A change of weights or adapters needs no new one: graphs read memory that is written in place.
+    Two steps may be under way, each with a host buffer of its own.
     """
 
     def __init__(
@@ -82,7 +86,7 @@ class DecodeGraphs:
 
     def launch(
         self,
-        model: StraightPass,
+        model: CudaStraightPass,
         batch: RowBatch,
         tables: NDArray[np.int32],
         sampling: SamplingColumns,
@@ -115,8 +119,15 @@ class DecodeGraphs:
         captured.graph.replay()
         lines = tables[batch.slots, :width]
         return QueuedStep(
-            *(model, batch, sampling, spans, lines, captured.logits, captured.answer),
-            *(self._turn, BLOCK_TOKENS),
+            model,
+            batch,
+            sampling,
+            spans,
+            lines,
+            captured.logits,
+            captured.answer,
+            self._turn,
+            BLOCK_TOKENS,
         )
 
     def send(self, step: QueuedStep) -> None:
@@ -134,7 +145,7 @@ class DecodeGraphs:
         both = both[:, : len(step.batch.tokens)]
         return both[0].astype(np.int64), both[1].view(np.float32).copy()
 
-    def forget(self, model: StraightPass) -> None:
+    def forget(self, model: CudaStraightPass) -> None:
         """Drop a model's graphs: its weights have moved."""
         torch.cuda.synchronize()
         self._captured = {key: kept for key, kept in self._captured.items() if key[0] != id(model)}
@@ -145,11 +156,11 @@ class DecodeGraphs:
         self._captured.clear()
         self._cache = torch.empty(0, device=self._cache.device)
 
-    def _forward(self, model: StraightPass, shape: StepShape) -> tuple[Tensor, Tensor]:
+    def _forward(self, model: CudaStraightPass, shape: StepShape) -> tuple[Tensor, Tensor]:
         places = shape.columns()
         column = {name: self._inputs[start:stop] for name, (start, stop) in places.items()}
         tables = column["tables"].view(shape.rows, shape.table_width)
-        where = PagedRows(
+        where = CudaPagedRows(
             tables,
             self._slots[: shape.rows],
             column["positions"],
@@ -169,12 +180,12 @@ class DecodeGraphs:
         launch_sampling(logits, heat, uniform, answer)
         return logits, answer
 
-    def _capture(self, model: StraightPass, shape: StepShape) -> _Captured:
+    def _capture(self, model: CudaStraightPass, shape: StepShape) -> _Captured:
         self.captures += 1
         with _products_for(shape.rows):
             return self._captured_on_a_side_stream(model, shape)
 
-    def _captured_on_a_side_stream(self, model: StraightPass, shape: StepShape) -> _Captured:
+    def _captured_on_a_side_stream(self, model: CudaStraightPass, shape: StepShape) -> _Captured:
         new_stream: Any = torch.cuda.Stream
         side = new_stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -191,7 +202,9 @@ class DecodeGraphs:
 
 @contextmanager
 def _products_for(rows: int) -> Iterator[None]:
-    """Of the two product libraries, the one whose choices were measured to be the better for so many rows."""
+    """Of the two product libraries, the one whose choices were measured to be the better for so
+    many rows.
+    """
     choose: Any = torch.backends.cuda.preferred_blas_library
     before = choose()
     choose("cublaslt" if rows <= _FEW_ROWS else "cublas")

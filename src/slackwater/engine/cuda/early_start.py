@@ -1,9 +1,11 @@
-"""Kernels that begin before the one before them has ended (CUDA's programmatic dependent launch, from Hopper on).
+"""Kernels that begin before the one before them has ended (CUDA's programmatic dependent launch,
+from Hopper on).
 
-A kernel says when its successor may be placed on the device, and waits for its predecessor to end when it needs what that wrote;
-until then it may read what no kernel of the step writes, such as weights. Every program of every such kernel waits before it touches
-anything else; so what is ordered stays ordered, however far kernels run ahead. `EARLY` is off in Triton's interpreter and on older
-devices.
+A kernel says when its successor may be placed on the device, and waits for its predecessor to end
+when it needs what that wrote; until then it may read what no kernel of the step writes, such as
+weights. Every program of every such kernel waits before it touches anything else; so what is
+ordered stays ordered, however far kernels run ahead. `EARLY` is off in Triton's interpreter and on
+older devices.
 """
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 

@@ -13,14 +13,14 @@ from slackwater.engine.config import EngineConfig
 from slackwater.engine.cuda.adapter_rows import (
     PROMPT_TILE,
     AdapterRows,
-    Held,
+    AdapterSlot,
     extent_of,
     tile_columns,
 )
 from slackwater.engine.cuda.attention import (
     BLOCK_TOKENS,
     CudaPagedAttention,
-    PagedRows,
+    CudaPagedRows,
     span_tokens,
     tile_rows,
 )
@@ -30,7 +30,7 @@ from slackwater.engine.cuda.pages import CudaPagePool, device_view
 from slackwater.engine.cuda.queued_step import QueuedStep
 from slackwater.engine.cuda.rank_pool import RankPool, units_of
 from slackwater.engine.cuda.sampling import CudaSampler
-from slackwater.engine.cuda.straight_pass import StraightPass
+from slackwater.engine.cuda.straight_pass import CudaStraightPass
 from slackwater.engine.executor import RowBatch, SamplingColumns, Spans
 from slackwater.engine.pages import PageArena, PagePool
 from slackwater.model.errors import ConfigError
@@ -66,19 +66,23 @@ class CudaExecutor:
         context = min(config.max_context or shape.max_positions, shape.max_positions)
         blocks = -(-context // BLOCK_TOKENS)
         self._graphs = DecodeGraphs(
-            *(self._cache, self._block_elements, shape.num_kv_heads, config.max_running, blocks),
+            self._cache,
+            self._block_elements,
+            shape.num_kv_heads,
+            config.max_running,
+            blocks,
             fixed_spans=self._batch_invariant,
         )
         self._queued: QueuedStep | None = None
         self._host_copies = HostCopies(device)
         self._sampler = CudaSampler(device)
-        self._passes: WeakKeyDictionary[CausalLM, StraightPass] = WeakKeyDictionary()
-        self._adapters: WeakKeyDictionary[LoraAdapter, Held] = WeakKeyDictionary()
+        self._passes: WeakKeyDictionary[CausalLM, CudaStraightPass] = WeakKeyDictionary()
+        self._adapters: WeakKeyDictionary[LoraAdapter, AdapterSlot] = WeakKeyDictionary()
         self._ranks = RankPool()
 
     def prepare(self, net: CausalLM) -> None:
         net.requires_grad_(False)
-        self._passes[net] = StraightPass(net, batch_invariant=self._batch_invariant)
+        self._passes[net] = CudaStraightPass(net, batch_invariant=self._batch_invariant)
 
     def write(self, net: CausalLM, tensors: Mapping[str, Tensor]) -> None:
         self._queued = None
@@ -87,7 +91,9 @@ class CudaExecutor:
             self._host_copies.run([(target, tensors[name]) for name, target in targets.items()])
 
     def prepare_adapter(self, net: CausalLM, adapter: LoraAdapter) -> None:
-        """Write an adapter into its units. Only when more are held than ever before do the weights move."""
+        """Write an adapter into its units. Only when more are held than ever before do the weights
+        move.
+        """
         self._queued = None
         held = self._adapters.get(adapter)
         if held is None:
@@ -105,7 +111,7 @@ class CudaExecutor:
         """How many graphs were captured so far."""
         return self._graphs.captures
 
-    def _place(self, model: StraightPass, adapter: LoraAdapter) -> Held:
+    def _place(self, model: CudaStraightPass, adapter: LoraAdapter) -> AdapterSlot:
         units = units_of(adapter.spec.rank)
         first = self._ranks.take(units)
         if first is None:
@@ -115,7 +121,7 @@ class CudaExecutor:
                 model.reserve(self._ranks.units)
             first = self._ranks.take(units)
             assert first is not None, "it was grown for this"
-        return Held(first, units, adapter.spec.scale)
+        return AdapterSlot(first, units, adapter.spec.scale)
 
     @torch.inference_mode()
     def logits(self, net: CausalLM, batch: RowBatch, tables: NDArray[np.int32]) -> Tensor:
@@ -194,14 +200,14 @@ class CudaExecutor:
         tiles = self._sent(tile_columns(rows, held, PROMPT_TILE))
         return AdapterRows(extent, tiles, tiles, fused=False)
 
-    def _rows(self, batch: RowBatch, tables: NDArray[np.int32], longest: int) -> PagedRows:
+    def _rows(self, batch: RowBatch, tables: NDArray[np.int32], longest: int) -> CudaPagedRows:
         slots, lines = np.unique(batch.slots, return_inverse=True)
         tiles = None
         if not (batch.decode_only or self._batch_invariant):
             tiles = self._sent(_tiles(lines, batch.positions, tile_rows(*self._heads)))
         programs = len(batch.tokens) * self._heads[1]
         span = span_tokens(programs, fixed=self._batch_invariant)
-        return PagedRows(
+        return CudaPagedRows(
             self._sent(np.ascontiguousarray(tables[slots])),
             self._sent(lines.astype(np.int32)),
             self._sent(batch.positions.astype(np.int32)),

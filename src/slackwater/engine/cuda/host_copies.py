@@ -1,4 +1,6 @@
-"""Weights from pageable host memory to the device: through pinned buffers, by several threads, beside the running steps."""
+"""Weights from pageable host memory to the device: through pinned buffers, by several threads,
+beside the running steps.
+"""
 
 import queue
 from collections.abc import Sequence
@@ -22,7 +24,9 @@ class HostCopies:
         self._stream: Any = None
 
     def run(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Make each first tensor what the second is; returns when all are. Steps queued before are not overtaken."""
+        """Make each first tensor what the second is; returns when all are. Steps queued before are
+        not overtaken.
+        """
         if self._stream is None:
             self._prepare()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))

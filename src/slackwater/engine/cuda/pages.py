@@ -66,6 +66,9 @@ class CudaPagePool:
         """A kernel may still read a page."""
         torch.cuda.synchronize()
 
+    def trim(self) -> None:
+        """The device's memory stays reserved: there is nobody to return it to."""
+
     def close(self) -> None:
         for handle in self._handles:
             _done(driver.cuMemRelease(handle))

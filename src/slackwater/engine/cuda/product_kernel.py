@@ -1,7 +1,8 @@
 """Products of few rows: how fast they are is how fast the weight is read.
 
-The weight's rows go by tiles, and where there are too few tiles to fill the device, its depth is cut into parts whose sums the next
-kernel adds up. While the predecessor still runs, every program begins to read its slice of the weight.
+The weight's rows go by tiles, and where there are too few tiles to fill the device, its depth is
+cut into parts whose sums the next kernel adds up. While the predecessor still runs, every program
+begins to read its slice of the weight.
 """
 
 # ruff: noqa: N803  (compile-time constants are upper case, as everywhere in Triton)
@@ -18,7 +19,8 @@ from torch import Tensor
 
 from slackwater.engine.cuda.early_start import early_start, let_successor_start, starts_early
 
-# Off unless asked for: the base's step gains more than an adapter's, which the bars are set against (docs/results/gpu.md).
+# Off unless asked for: the base's step gains more than an adapter's, which the bars are set against
+# (docs/results/gpu.md).
 FEW_ROWS = 32 if os.environ.get("SLACKWATER_OWN_PRODUCTS") == "1" else 0
 _FILLED = 0.6  # of the multiprocessors are enough to read as fast as the memory gives
 _MOST_PARTS = 8
@@ -27,7 +29,9 @@ _WARPS, _STAGES = 4, 5
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a product is shared out: tiles of `columns`, the depth in `parts`, read by `pieces` of `step` at a time."""
+    """How a product is shared out: tiles of `columns`, the depth in `parts`, read by `pieces` of
+    `step` at a time.
+    """
 
     columns: int
     step: int
@@ -40,7 +44,9 @@ _TILES = (Tiling(64, 128, 1, 1), Tiling(128, 64, 2, 1))
 
 @triton.jit
 def _once_waited(start):
-    """0, but not before the predecessor has ended: what is read at a place that it is added to is read after the wait."""
+    """0, but not before the predecessor has ended: what is read at a place that it is added to is
+    read after the wait.
+    """
     return tl.inline_asm_elementwise(
         "griddepcontrol.wait; mov.b32 $0, 0; // $1",
         "=r,r",
@@ -58,9 +64,11 @@ def product_kernel(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, PIECES: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
-    """`out[part, row, column]`, the sum over this part of the depth; the bias goes to the first part.
+    """`out[part, row, column]`, the sum over this part of the depth; the bias goes to the first
+    part.
 
-    The first pieces of the weight are on their way before the wait, since only the places in x depend on it.
+    The first pieces of the weight are on their way before the wait, since only the places in x
+    depend on it.
     """
     if EARLY:
         let_successor_start()
@@ -91,9 +99,11 @@ def product_kernel(
 
 
 def tiling(columns: int, depth: int, processors: int) -> Tiling | None:
-    """How to share a product out: one program on each of so many multiprocessors, with all of its shared memory.
+    """How to share a product out: one program on each of so many multiprocessors, with all of its
+    shared memory.
 
-    None where that cannot be, or would leave many of them idle: a product of several rounds is as well left to the library.
+    None where that cannot be, or would leave many of them idle: a product of several rounds is as
+    well left to the library.
     """
     for tile in _TILES:
         tiles = triton.cdiv(columns, tile.columns)
@@ -108,12 +118,19 @@ def tiling(columns: int, depth: int, processors: int) -> Tiling | None:
 
 
 def few_rows_product(x: Tensor, weight: Tensor, bias: Tensor | None, how: Tiling) -> Tensor:
-    """`[parts, rows, columns]`, to be added up by whoever reads it: fp32 where there are several."""
+    """`[parts, rows, columns]`, to be added up by whoever reads it: fp32 where there are
+    several.
+    """
     (rows, depth), columns = x.shape, len(weight)
     kind = torch.float32 if how.parts > 1 else x.dtype
     out = torch.empty(how.parts, rows, columns, dtype=kind, device=x.device)
     product_kernel[(triton.cdiv(columns, how.columns), how.parts)](
-        *(x, weight, x if bias is None else bias, out, rows, columns),
+        x,
+        weight,
+        x if bias is None else bias,
+        out,
+        rows,
+        columns,
         DEPTH=depth,
         PARTS=how.parts,
         BIAS=bias is not None,
@@ -130,7 +147,9 @@ def few_rows_product(x: Tensor, weight: Tensor, bias: Tensor | None, how: Tiling
 
 @lru_cache(maxsize=1)
 def processors() -> int:
-    """The device's multiprocessors; few in the interpreter, and none where a program's tiles would not fit."""
+    """The device's multiprocessors; few in the interpreter, and none where a program's tiles would
+    not fit.
+    """
     if not torch.cuda.is_available():
         return 8
     device = torch.cuda.get_device_properties(0)

@@ -7,15 +7,16 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from slackwater.engine.cuda.adapter_rows import Held, row_columns
+from slackwater.engine.cuda.adapter_rows import AdapterSlot, row_columns
 from slackwater.engine.executor import RowBatch, SamplingColumns
 
-HeldSpans = Sequence[tuple[int, int, Held]]
+HeldSpans = Sequence[tuple[int, int, AdapterSlot]]
 
 
 @dataclass(slots=True)
 class QueuedStep:
-    """What a step on the device was told, and where its answer will be: `answer` there, `buffer` of the host's two.
+    """What a step on the device was told, and where its answer will be: `answer` there, `buffer` of
+    the host's two.
 
     `tokens` are those that its rows began with, once they are known.
     """
@@ -39,7 +40,9 @@ class QueuedStep:
         columns: SamplingColumns,
         spans: HeldSpans,
     ) -> NDArray[np.int64] | None:
-        """Which of its rows are the wanted ones, if all of them are here exactly as they are wanted."""
+        """Which of its rows are the wanted ones, if all of them are here exactly as they are
+        wanted.
+        """
         if model is not self.model:
             return None
         own = self.batch.slots
@@ -63,7 +66,9 @@ class QueuedStep:
     def _same_blocks(
         self, rows: NDArray[np.int64], batch: RowBatch, tables: NDArray[np.int32]
     ) -> bool:
-        """Whether the blocks that the rows look at are the same; further ones may have been held since."""
+        """Whether the blocks that the rows look at are the same; further ones may have been held
+        since.
+        """
         columns = np.arange(self.lines.shape[1])
         unread = columns > (batch.positions // self.block_tokens)[:, None]
         same = self.lines[rows] == tables[batch.slots, : len(columns)]

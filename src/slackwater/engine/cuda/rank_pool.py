@@ -1,7 +1,7 @@
 """Room for adapters, in units of rank: which adapter lies where. Pure bookkeeping.
 
-An adapter of rank 24 takes two units of 16 side by side. The lowest place that fits is taken, so that a batch reads no
-further than it must.
+An adapter of rank 24 takes two units of 16 side by side. The lowest place that fits is taken, so
+that a batch reads no further than it must.
 """
 
 UNIT = 16  # ranks
@@ -42,7 +42,8 @@ class RankPool:
         self._taken += [False] * (units - len(self._taken))
 
     def wanted(self, count: int) -> int:
-        """To how many units to grow so that `count` neighbours are free: twice as many, or four times the first wish.
+        """To how many units to grow so that `count` neighbours are free: twice as many, or four
+        times the first wish.
 
         Always a multiple of 4, in which batch-invariant products go.
         """

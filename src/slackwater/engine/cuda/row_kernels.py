@@ -1,9 +1,12 @@
-"""Triton kernels over rows: norm, rotation with storing, activation, adapters' second factors, sampling.
+"""Triton kernels over rows: norm, rotation with storing, activation, adapters' second factors,
+sampling.
 
-Where a batch has adapters, a row of a product holds its outputs and behind them its low-rank states by unit of 16 ranks;
-the kernel that reads the outputs anyway multiplies the states by the second factor (`spread`, `[units, outputs, 16]`) and
-adds the result; those of an adapter's first HELD units it can read before its predecessor has ended. A product may come in parts
-(`[parts, rows, columns]`) that are added up first. Rows that share an adapter go by tiles: first row, rows, first unit, units, scale (a float's bits).
+Where a batch has adapters, a row of a product holds its outputs and behind them its low-rank states
+by unit of 16 ranks; the kernel that reads the outputs anyway multiplies the states by the second
+factor (`spread`, `[units, outputs, 16]`) and adds the result; those of an adapter's first HELD
+units it can read before its predecessor has ended. A product may come in parts (`[parts, rows,
+columns]`) that are added up first. Rows that share an adapter go by tiles: first row, rows, first
+unit, units, scale (a float's bits).
 """
 
 # ruff: noqa: N803  (compile-time constants are upper case, as everywhere in Triton)
@@ -123,7 +126,9 @@ def rotate_kernel(  # noqa: C901  (branches of compile-time constants)
     NORM: tl.constexpr, ADAPT: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr,
     HELD: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One head of a tile of rows: adapted and normed if asked and turned (q, k), or kept (v); k and v into the cache."""
+    """One head of a tile of rows: adapted and normed if asked and turned (q, k), or kept (v); k and
+    v into the cache.
+    """
     if EARLY:
         let_successor_start()
     tile = tl.program_id(0)
@@ -322,7 +327,9 @@ def chunk_kernel(
     logits, temperature, tops, sums, places, row_stride, vocab, chunks,
     BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Of one chunk of a row's scores: the largest, where it is, and the sum of the weights relative to it."""
+    """Of one chunk of a row's scores: the largest, where it is, and the sum of the weights relative
+    to it.
+    """
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     at = chunk * BLOCK + tl.arange(0, BLOCK)

@@ -19,13 +19,29 @@ def launch_sampling(logits: Tensor, temperature: Tensor, uniform: Tensor, answer
     tops, sums = torch.empty(2, rows, chunks, dtype=torch.float32, device=logits.device)
     places = torch.empty(rows, chunks, dtype=torch.int32, device=logits.device)
     chunk_kernel[(rows, chunks)](
-        *(logits, temperature, tops, sums, places, stride, vocab, chunks),
+        logits,
+        temperature,
+        tops,
+        sums,
+        places,
+        stride,
+        vocab,
+        chunks,
         BLOCK=_BLOCK,
         num_warps=8,
     )
     sample_kernel[(rows,)](
-        *(logits, temperature, uniform, tops, sums, places),
-        *(answer[0], answer[1].view(torch.float32), stride, vocab, chunks),
+        logits,
+        temperature,
+        uniform,
+        tops,
+        sums,
+        places,
+        answer[0],
+        answer[1].view(torch.float32),
+        stride,
+        vocab,
+        chunks,
         BLOCK=_BLOCK,
         CHUNKS=triton.next_power_of_2(chunks),
         num_warps=8,
@@ -51,7 +67,9 @@ class CudaSampler:
         return host[0].astype(np.int64), host[1].view(np.float32)
 
     def truncate(self, logits: Tensor, columns: SamplingColumns, answer: Tensor) -> None:
-        """Sample the rows again that cut their distribution, among the tokens that top-k and then top-p leave."""
+        """Sample the rows again that cut their distribution, among the tokens that top-k and then
+        top-p leave.
+        """
         cut = (columns.temperature > 0) & ((columns.top_k > 0) | (columns.top_p < 1))
         if not cut.any():
             return

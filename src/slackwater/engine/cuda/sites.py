@@ -1,8 +1,9 @@
 """A linear layer, or several of one input side by side, with room for adapters behind its weight.
 
-The first factors (A) of all adapters lie in memory right behind the rows of the weight, so that one product gives a row's
-output and, in further columns, its low-rank states under every adapter up to the one that is asked for. The second factors
-(B) lie in a stack by unit of rank, `[units, outputs, 16]`, for the kernels that come after the product.
+The first factors (A) of all adapters lie in memory right behind the rows of the weight, so that one
+product gives a row's output and, in further columns, its low-rank states under every adapter up to
+the one that is asked for. The second factors (B) lie in a stack by unit of rank, `[units, outputs,
+16]`, for the kernels that come after the product.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ _HALF = 2  # bytes
 _INVARIANT_UNITS = 4
 
 
-class Site:
+class CudaProductSite:
     """Takes the memory of `layers` over; their parameters become views of it."""
 
     def __init__(self, layers: Sequence[nn.Linear | nn.Embedding], names: Sequence[str]) -> None:
@@ -56,7 +57,9 @@ class Site:
         self.spread = spread
 
     def put(self, adapter: LoraAdapter, first: int, units: int) -> None:
-        """Write an adapter into its units; beyond its rank, and where it adapts nothing, they are zero."""
+        """Write an adapter into its units; beyond its rank, and where it adapts nothing, they are
+        zero.
+        """
         behind = self._weight[self.out :].view(-1, len(self.outs), UNIT, self._weight.shape[1])
         start = 0
         for part, (name, out) in enumerate(zip(self._names, self.outs, strict=True)):
@@ -74,7 +77,9 @@ class Site:
             up.copy_(functional.pad(b, (0, missing)).view(out, units, UNIT).transpose(0, 1))
 
     def product(self, x: Tensor, units: int) -> Tensor:
-        """`[1, rows, out + units * parts * 16]`: outputs, then the low-rank states of the first `units`."""
+        """`[1, rows, out + units * parts * 16]`: outputs, then the low-rank states of the first
+        `units`.
+        """
         rows = self._rows(units)
         bias = None if self._bias is None else self._bias[:rows]
         return functional.linear(x, self._weight[:rows], bias)[None]
@@ -99,7 +104,9 @@ class Site:
         return few_rows_product(x, self._weight[:rows], bias, how)
 
     def invariant_product(self, x: Tensor, units: int) -> Tensor:
-        """The same, every product of one shape: a row's numbers do not depend on its neighbours or on `units`."""
+        """The same, every product of one shape: a row's numbers do not depend on its neighbours or
+        on `units`.
+        """
         count = len(x)
         padded = functional.pad(x, (0, 0, 0, -count % _INVARIANT_ROWS))
         edges = [0, self.out]

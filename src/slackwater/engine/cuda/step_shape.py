@@ -11,7 +11,7 @@ from slackwater.engine.cuda.adapter_rows import (
     DECODE_TILE,
     ROW_FIELDS,
     TILE_FIELDS,
-    Held,
+    AdapterSlot,
     most_tiles,
     row_columns,
     tile_columns,
@@ -30,7 +30,8 @@ def graph_rows(rows: int) -> int:
 class StepShape:
     """What a graph is captured for: rows, cuts of the longest context, units of adapters (0: none).
 
-    The step's numbers lie in one buffer of 32-bit words, one column after the other, block tables last.
+    The step's numbers lie in one buffer of 32-bit words, one column after the other, block tables
+    last.
     """
 
     rows: int
@@ -53,7 +54,9 @@ class StepShape:
         tables: NDArray[np.int32],
         sampling: SamplingColumns,
     ) -> int:
-        """Write a step's numbers; rows beyond the batch are token 0 at position 0 of the scratch block. Words used."""
+        """Write a step's numbers; rows beyond the batch are token 0 at position 0 of the scratch
+        block. Words used.
+        """
         count, rows, places = len(batch.tokens), self.rows, _columns(self)
         numbers = buffer[: 4 * rows].reshape(4, rows)
         numbers[0, :count], numbers[1, :count] = batch.tokens, batch.positions
@@ -69,9 +72,11 @@ class StepShape:
         return stop
 
     def fill_adapters(
-        self, buffer: NDArray[np.int32], spans: Sequence[tuple[int, int, Held]]
+        self, buffer: NDArray[np.int32], spans: Sequence[tuple[int, int, AdapterSlot]]
     ) -> None:
-        """Write which rows go through which adapter: the same from step to step until the batch changes."""
+        """Write which rows go through which adapter: the same from step to step until the batch
+        changes.
+        """
         places = _columns(self)
         start, stop = places["adapted"]
         buffer[start:stop].reshape(-1, ROW_FIELDS)[:] = row_columns(self.rows, spans)

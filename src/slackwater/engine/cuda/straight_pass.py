@@ -1,8 +1,10 @@
-"""A model as CUDA runs it: fused weights with room for adapters behind them, and one loop over the layers.
+"""A model as CUDA runs it: fused weights with room for adapters behind them, and one loop over the
+layers.
 
-`nets/causal_lm.py` says what the model is, and the tests hold this pass to it. A layer is four products and five kernels:
-rotation (which also stores keys and values), attention, norm, activation, norm. Adapters add no kernel to a decode step. Where
-few rows decode, the products are our own and the kernels start before their predecessors have ended (`early_start.py`).
+`nets/causal_lm.py` says what the model is, and the tests hold this pass to it. A layer is four
+products and five kernels: rotation (which also stores keys and values), attention, norm,
+activation, norm. Adapters add no kernel to a decode step. Where few rows decode, the products are
+our own and the kernels start before their predecessors have ended (`early_start.py`).
 """
 
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from slackwater.engine.cuda.row_kernels import (
     silu_mul_kernel,
     spread_kernel,
 )
-from slackwater.engine.cuda.sites import Site
+from slackwater.engine.cuda.sites import CudaProductSite
 from slackwater.nets.causal_lm import CausalLM, Layer
 from slackwater.nets.lora import LoraAdapter
 
@@ -35,10 +37,10 @@ _HELD = 2  # units of an adapter whose second factors are read early: rank 32
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    qkv: Site
-    o: Site
-    gate_up: Site
-    down: Site
+    qkv: CudaProductSite
+    o: CudaProductSite
+    gate_up: CudaProductSite
+    down: CudaProductSite
     norm: Tensor
     mlp_norm: Tensor
     q_norm: Tensor | None
@@ -49,10 +51,12 @@ class _Layer:
         attn, mlp, name = layer.self_attn, layer.mlp, f"model.layers.{number}."
         qkv, gate_up = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
         return cls(
-            Site([getattr(attn, n) for n in qkv], [f"{name}self_attn.{n}" for n in qkv]),
-            Site([attn.o_proj], [f"{name}self_attn.o_proj"]),
-            Site([getattr(mlp, n) for n in gate_up], [f"{name}mlp.{n}" for n in gate_up]),
-            Site([mlp.down_proj], [f"{name}mlp.down_proj"]),
+            CudaProductSite([getattr(attn, n) for n in qkv], [f"{name}self_attn.{n}" for n in qkv]),
+            CudaProductSite([attn.o_proj], [f"{name}self_attn.o_proj"]),
+            CudaProductSite(
+                [getattr(mlp, n) for n in gate_up], [f"{name}mlp.{n}" for n in gate_up]
+            ),
+            CudaProductSite([mlp.down_proj], [f"{name}mlp.down_proj"]),
             layer.input_layernorm.weight,
             layer.post_attention_layernorm.weight,
             None if attn.q_norm is None else attn.q_norm.weight,
@@ -64,8 +68,8 @@ class _Layer:
 class _Step:
     """What the kernels of one step are told alike.
 
-    `few`: products of few rows by our own kernel, and kernels that start `early`. `held`: units of each adapter whose second
-    factors are read early.
+    `few`: products of few rows by our own kernel, and kernels that start `early`. `held`: units of
+    each adapter whose second factors are read early.
     """
 
     adapters: AdapterRows | None
@@ -80,7 +84,7 @@ class _Step:
         return None if self.adapters is None or not self.adapters.fused else self.adapters
 
 
-class StraightPass:
+class CudaStraightPass:
     """Takes the linear layers' memory over from `net`, whose parameters become views of it."""
 
     def __init__(self, net: CausalLM, *, batch_invariant: bool) -> None:
@@ -91,7 +95,7 @@ class StraightPass:
         layers = enumerate(net.model.layers)
         self._layers = [_Layer.of(layer, i) for i, layer in layers]  # type: ignore[arg-type]  # torch's list says Module
         head = net.model.embed_tokens if net.lm_head is None else net.lm_head
-        self._head = Site([head], ["lm_head"])
+        self._head = CudaProductSite([head], ["lm_head"])
         self._norms = [layer.norm for layer in self._layers[1:]] + [net.model.norm.weight]
         self._cos, self._sin = net.rotary.tables()
         self.units = 0
@@ -129,7 +133,9 @@ class StraightPass:
         return x
 
     def logits(self, hidden: Tensor, adapters: AdapterRows | None) -> Tensor:
-        """Scores over the vocabulary, `[rows, vocab]`; a row is longer in memory where there are adapters."""
+        """Scores over the vocabulary, `[rows, vocab]`; a row is longer in memory where there are
+        adapters.
+        """
         extent = 0 if adapters is None else adapters.extent
         out = self._library_product(self._head, hidden, extent)
         if adapters is not None:
@@ -146,12 +152,14 @@ class StraightPass:
         held = _HELD if few and extent > _CACHED_UNITS else 0
         return _Step(adapters, extent, few, early_start(few), held)
 
-    def _sites(self) -> list[Site]:
+    def _sites(self) -> list[CudaProductSite]:
         layers = [(layer.qkv, layer.o, layer.gate_up, layer.down) for layer in self._layers]
         return [self._head, *(site for sites in layers for site in sites)]
 
-    def _product(self, site: Site, x: Tensor, step: _Step) -> Tensor:
-        """`[parts, rows, outputs and low-rank states]`, parts to be added up by the kernel that comes next."""
+    def _product(self, site: CudaProductSite, x: Tensor, step: _Step) -> Tensor:
+        """`[parts, rows, outputs and low-rank states]`, parts to be added up by the kernel that
+        comes next.
+        """
         if step.few:
             return site.few_rows_product(x, step.extent)
         out = self._library_product(site, x, step.extent)
@@ -159,10 +167,10 @@ class StraightPass:
             self._spread(site, out[0], step.adapters)
         return out
 
-    def _library_product(self, site: Site, x: Tensor, extent: int) -> Tensor:
+    def _library_product(self, site: CudaProductSite, x: Tensor, extent: int) -> Tensor:
         return site.invariant_product(x, extent) if self._invariant else site.product(x, extent)
 
-    def _spread(self, site: Site, out: Tensor, adapters: AdapterRows) -> None:
+    def _spread(self, site: CudaProductSite, out: Tensor, adapters: AdapterRows) -> None:
         start, parts = 0, len(site.outs)
         for part, columns in enumerate(site.outs):
             spread_kernel[(len(adapters.tiles), triton.cdiv(columns, _SPREAD_BLOCK))](
@@ -186,7 +194,7 @@ class StraightPass:
         x: Tensor,
         residual: Tensor | None,
         weight: Tensor,
-        site: Site | None,
+        site: CudaProductSite | None,
         step: _Step,
     ) -> Tensor:
         columns = len(weight)
@@ -260,7 +268,7 @@ class StraightPass:
         )
         return q
 
-    def _activated(self, site: Site, gate_up: Tensor, step: _Step) -> Tensor:
+    def _activated(self, site: CudaProductSite, gate_up: Tensor, step: _Step) -> Tensor:
         columns, (parts, rows) = site.outs[0], gate_up.shape[:2]
         out = site.spread.new_empty(rows, columns)
         tiles = None if step.fused is None else step.fused.tiles

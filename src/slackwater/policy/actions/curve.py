@@ -1,6 +1,7 @@
-"""How long an action takes on each amount of its elastic resource: T1 / (E(m) * m) (ARL-Tangram 4.1, equation 1)."""
+"""How long an action takes on each amount of its elastic resource: T1 / (E(m) * m) (ARL-Tangram
+4.1, equation 1)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -10,10 +11,12 @@ from slackwater.model.amounts import Amounts, Efficiency
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
-    """Seconds by units, infinite where the action cannot run. `convex`: each unit more helps no more than the one before it.
+class DurationCurve:
+    """Seconds by units, infinite where the action cannot run. `convex`: each unit more helps no
+    more than the one before it.
 
-    `known` says that the durations are more than a guess; an action of unknown duration gets its least.
+    `known` says that the durations are more than a guess; an action of unknown duration gets its
+    least.
     """
 
     seconds: NDArray[np.float64]
@@ -30,10 +33,22 @@ class Curve:
         """How long on the least units."""
         return float(self.seconds[self.choices[0]])
 
+    def most(self, units: float) -> int:
+        """The largest choice of so many at most; 0 if there is none."""
+        return max((choice for choice in self.choices if choice <= units), default=0)
+
     @property
     def elastic(self) -> bool:
         """Whether there is something to choose."""
         return self.known and len(self.choices) > 1
+
+
+def within(curve: DurationCurve, most: float) -> DurationCurve:
+    """The same without the choices above `most`; as it was, if all are above it."""
+    if not curve.choices or curve.choices[-1] <= most or curve.choices[0] > most:
+        return curve
+    choices = tuple(units for units in curve.choices if units <= most)
+    return replace(curve, seconds=curve.seconds[: choices[-1] + 1], choices=choices)
 
 
 @lru_cache(maxsize=1024)
@@ -52,11 +67,12 @@ def _shape(amounts: Amounts, efficiency: Efficiency | None) -> tuple[NDArray[np.
 
 def curve_of(
     amounts: Amounts, efficiency: Efficiency | None, single_unit_s: float | None, guess_s: float
-) -> Curve:
-    """With the duration on one unit if it is known; otherwise with a guess of the duration on the least."""
+) -> DurationCurve:
+    """With the duration on one unit if it is known; otherwise with a guess of the duration on the
+    least."""
     shape, convex = _shape(amounts, efficiency)
     if single_unit_s is None:
         flat = np.where(np.isfinite(shape), guess_s, np.inf)
-        return Curve(flat, amounts.choices, convex=True, known=False)
+        return DurationCurve(flat, amounts.choices, convex=True, known=False)
     known = efficiency is not None
-    return Curve(shape * single_unit_s, amounts.choices, convex, known)
+    return DurationCurve(shape * single_unit_s, amounts.choices, convex, known)

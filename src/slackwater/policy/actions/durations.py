@@ -1,7 +1,8 @@
-"""How long actions take, learned from those that ended: a distribution for every kind, not only a mean.
+"""How long actions take, learned from those that ended: a distribution for every kind, not only a
+mean.
 
-A mean says that an action which has outlived it will end at once. The distribution knows better: among those that ran at least as long, how long
-did they go on?
+A mean says that an action which has outlived it will end at once. The distribution knows better:
+among those that ran at least as long, how long did they go on?
 """
 
 from collections import deque
@@ -41,7 +42,9 @@ class DurationLaw:
         return max(self._sum, 0.0) / len(self._seen)
 
     def left_s(self, ran_s: float) -> float:
-        """The expected rest of one that has run for `ran_s`; what outlived all others goes on as long as it has lasted."""
+        """The expected rest of one that has run for `ran_s`; what outlived all others goes on as
+        long as it has lasted.
+        """
         if self._sorted is None:
             self._unsorted = 0
             self._sorted = np.sort(np.array(self._seen))

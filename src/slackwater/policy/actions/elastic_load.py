@@ -1,4 +1,6 @@
-"""How many elastic actions will come before the queue is empty again: they too wait for every unit that is taken now."""
+"""How many elastic actions will come before the queue is empty again: they too wait for every unit
+that is taken now.
+"""
 
 import math
 
@@ -6,7 +8,9 @@ _LEAST_SLACK = 0.1  # a queue that never empties is as bad as one that empties s
 
 
 class ElasticLoad:
-    """How many elastic actions come, and how much work with them, over the last `memory_s` seconds or so."""
+    """How many elastic actions come, and how much work with them, over the last `memory_s` seconds
+    or so.
+    """
 
     def __init__(self, memory_s: float = 60.0) -> None:
         self._memory_s = memory_s
@@ -30,7 +34,8 @@ class ElasticLoad:
         self._last_s = now_s
 
     def soon(self, backlog_s: float, capacity: int, now_s: float) -> float:
-        """How many come while a backlog of so many unit-seconds is worked off by `capacity` units, with what comes meanwhile.
+        """How many come while a backlog of so many unit-seconds is worked off by `capacity` units,
+        with what comes meanwhile.
 
         Looks no further ahead than its memory goes back.
         """

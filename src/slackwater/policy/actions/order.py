@@ -1,11 +1,14 @@
-"""In which order waiting actions are looked at: first come, first served by default, since a starved action wastes its whole trajectory."""
+"""In which order waiting actions are looked at: first come, first served by default, since a
+starved action wastes its whole trajectory.
+"""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 
 class ActionOrder(Protocol):
-    """Gives every action a rank when it is submitted; the least goes first, equal ones as they came.
+    """Gives every action a rank when it is submitted; the least goes first, equal ones as they
+    came.
 
     No action may be overtaken for ever: ranks of later ones must in time exceed any earlier one's.
     """
@@ -14,23 +17,13 @@ class ActionOrder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class FirstComeFirstServed:
-    """By time of submission. A point of priority is worth `head_start_s` seconds of waiting, so no one starves behind the important."""
+class ArrivalOrder:
+    """By time of submission. A point of priority is worth `head_start_s` seconds of waiting, so no
+    one starves behind the important.
+    """
 
     head_start_s: float = 60.0
 
     def rank(self, submitted_s: float, priority: int, expected_s: float) -> float:
         del expected_s
         return submitted_s - priority * self.head_start_s
-
-
-@dataclass(frozen=True, slots=True)
-class ShortFirst:
-    """An action of expected length d may be overtaken by those that come within `patience` times d after it: short ones wait less,
-    long ones a bounded while."""
-
-    patience: float = 1.0
-    head_start_s: float = 60.0
-
-    def rank(self, submitted_s: float, priority: int, expected_s: float) -> float:
-        return submitted_s - priority * self.head_start_s + self.patience * expected_s

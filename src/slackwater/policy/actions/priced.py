@@ -1,10 +1,13 @@
-"""Elastic scheduling with a price on every unit and second: what one action takes longer than it must, all who wait behind it wait longer.
+"""Elastic scheduling with a price on every unit and second: what one action takes longer than it
+must, all who wait behind it wait longer.
 
-ARL-Tangram's Algorithm 1 (`elastic.py`) shares out what is free at this moment. Under load little is free at any moment, so a long test suite that
-comes to the head of the line when one core is free runs on one core for its whole life. Two things are different here. A unit used for a second delays
-everybody who waits by 1 / capacity, so an action takes the amount m at which its own duration plus the delay that it causes,
-T(m) + price * m * T(m), is least. And the first in line may wait for more units to come free, if it ends earlier that way at the same
-price; it is put off once, never for longer than it hoped to gain, so no one starves.
+ARL-Tangram's Algorithm 1 shares out what is free at this moment. Under load little is free at any
+moment, so a long test suite that comes to the head of the line when one core is free runs on one
+core for its whole life. Two things are different here. A unit used for a second delays everybody
+who waits by 1 / capacity, so an action takes the amount m at which its own duration plus the delay
+that it causes, T(m) + price * m * T(m), is least. And the first in line may wait for more units to
+come free, if it ends earlier that way at the same price; it is put off once, never for longer than
+it hoped to gain, so no one starves.
 """
 
 from collections.abc import Sequence
@@ -13,28 +16,53 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.policy.actions.curve import Curve
-from slackwater.policy.actions.elastic import completions, rows_of
+from slackwater.policy.actions.curve import DurationCurve
 from slackwater.policy.actions.scheduling import SchedulingView
 from slackwater.policy.compiled import compiled
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+def rows_of(curves: Sequence[DurationCurve]) -> Floats:
+    width = max(len(curve.seconds) for curve in curves)
+    rows = np.full((len(curves), width), np.inf)
+    for row, curve in zip(rows, curves, strict=True):
+        row[: len(curve.seconds)] = curve.seconds
+    return rows
+
+
+def at_least(curves: Sequence[DurationCurve]) -> tuple[Floats, Ints]:
+    seconds = np.array([curve.least_s for curve in curves], dtype=np.float64)
+    return seconds, np.array([curve.least for curve in curves], dtype=np.int64)
+
+
+def completions(view: SchedulingView, others: Sequence[DurationCurve]) -> tuple[Floats, Ints]:
+    """When units come free, ascending: of what runs now and of the inelastic ones that
+    start now.
+    """
+    seconds, units = at_least(others)
+    ends = np.concatenate((view.left_s, seconds))
+    order = np.argsort(ends)
+    return ends[order], np.concatenate((view.left_units, units))[order]
 
 
 @compiled
 def share_by_price(
-    rows: NDArray[np.float64],
-    after: NDArray[np.int64],
+    rows: Floats,
+    after: Ints,
     state: int,
     free: int,
-    ends: NDArray[np.float64],
-    end_units: NDArray[np.int64],
-    behind: NDArray[np.float64],
+    ends: Floats,
+    end_units: Ints,
+    behind: Floats,
     capacity: float,
-    patience_s: NDArray[np.float64],
-) -> NDArray[np.int64]:
+    patience_s: Floats,
+) -> Ints:
     """Units for each row in order, 0 from the first on that had better wait.
 
-    `ends`, ascending, and `end_units` are the completions to come; `behind[i]` is how many wait behind row i; `patience_s[i]` is how long it
-    may still be put off.
+    `ends`, ascending, and `end_units` are the completions to come; `behind[i]` is how many wait
+    behind row i; `patience_s[i]` is how long it may still be put off.
     """
     count, width = rows.shape
     width = min(width, after.shape[1])
@@ -72,9 +100,11 @@ def share_by_price(
 
 @dataclass(frozen=True, slots=True)
 class PricedScheduling:
-    """Candidates that cannot use more start with their least; the others, in order, with the amount that is cheapest for all.
+    """Candidates that cannot use more start with their least; the others, in order, with the amount
+    that is cheapest for all.
 
-    So many units are left for short actions to come as they usually need, and `reserve_deviations` standard deviations more.
+    So many units are left for short actions to come as they usually need, and `reserve_deviations`
+    standard deviations more.
     """
 
     reserve_deviations: float = 0.0
@@ -102,7 +132,11 @@ class PricedScheduling:
 
     @staticmethod
     def _share(
-        view: SchedulingView, elastic: Sequence[int], others: Sequence[Curve], state: int, free: int
+        view: SchedulingView,
+        elastic: Sequence[int],
+        others: Sequence[DurationCurve],
+        state: int,
+        free: int,
     ) -> list[int]:
         ends, end_units = completions(view, others)
         waiting = len(view.candidates) + view.waiting_behind

@@ -1,7 +1,8 @@
-"""Which of the waiting actions start now, and on how many units: the interface, and the rules without elasticity.
+"""Which of the waiting actions start now, and on how many units: the interface.
 
-A view is about one resource in one place: the cores of one node, the GPUs of the pool. The candidates are the first actions in order
-whose least needs fit all at once; the rest waits behind them.
+A view is about one resource in one place: the cores of one node, the GPUs of the pool. The
+candidates are the first actions in order whose least needs fit all at once; the rest waits behind
+them.
 """
 
 from collections.abc import Sequence
@@ -11,29 +12,32 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.policy.actions.curve import Curve
-from slackwater.policy.actions.short_load import ShortLoad
+from slackwater.policy.actions.curve import DurationCurve
+from slackwater.policy.actions.short_load import LoadAverage
 from slackwater.policy.actions.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulingView:
-    """`left_s` and `left_units`: how much longer what runs now is expected to take, and the units that this will set free.
+    """`left_s` and `left_units`: how much longer what runs now is expected to take, and the units
+    that this will set free.
 
-    `capacity` is all units, free or not; `waiting_behind` counts those behind the candidates (`rest` has the first of them) and `soon` those that
-    will have to wait with them; `short` knows how many units inelastic actions usually keep busy. A candidate may be put off for `patience_s` more.
+    `capacity` is all units, free or not; `waiting_behind` counts those behind the candidates
+    (`rest` has the first of them) and `soon` those that will have to wait with them; `short` knows
+    how many units inelastic actions usually keep busy. A candidate may be put off for `patience_s`
+    more.
     """
 
     topology: Topology
     free: int
-    candidates: Sequence[Curve]
-    rest: Sequence[Curve]
+    candidates: Sequence[DurationCurve]
+    rest: Sequence[DurationCurve]
     left_s: NDArray[np.float64]
     left_units: NDArray[np.int64]
     capacity: int = 0
     waiting_behind: int = 0
     soon: float = 0.0
-    short: ShortLoad | None = None
+    short: LoadAverage | None = None
     patience_s: Sequence[float] = ()
 
 
@@ -47,39 +51,14 @@ class Scheduling(Protocol):
 
     @property
     def puts_off(self) -> bool:
-        """Whether it lets an elastic action wait for more units while short ones behind it pass. Then candidates may be more than fit at once:
-        the inelastic ones fit, the elastic ones share what these leave."""
+        """Whether it lets an elastic action wait for more units while short ones behind it pass.
+        Then candidates may be more than fit at once: the inelastic ones fit, the elastic ones share
+        what these leave.
+        """
         ...
 
     def decide(self, view: SchedulingView) -> list[int]:
-        """Units for each candidate, 0 for those that had better wait; together they must fit the topology."""
+        """Units for each candidate, 0 for those that had better wait; together they must fit the
+        topology.
+        """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class LeastEach:
-    """Every candidate starts with the least that it needs."""
-
-    looks_ahead: bool = False
-    puts_off: bool = False
-
-    def decide(self, view: SchedulingView) -> list[int]:
-        return [curve.least for curve in view.candidates]
-
-
-@dataclass(frozen=True, slots=True)
-class FixedDegree:
-    """Every elastic action runs on the same number of units, as far as its choices admit, and waits until they are free."""
-
-    degree: int
-    looks_ahead: bool = False
-    puts_off: bool = False
-
-    def decide(self, view: SchedulingView) -> list[int]:
-        wanted = [self._units(curve) for curve in view.candidates]
-        starts = view.topology.fits(wanted)
-        return wanted[:starts] + [0] * (len(wanted) - starts)
-
-    def _units(self, curve: Curve) -> int:
-        within = [units for units in curve.choices if units <= self.degree]
-        return within[-1] if within else curve.least

@@ -1,12 +1,14 @@
-"""How many units the short, inelastic actions keep busy on average: what the next turns of many trajectories will ask for.
+"""How many units the short, inelastic actions keep busy on average: what the next turns of many
+trajectories will ask for.
 
-An elastic action that takes every last core makes the tool calls of a hundred trajectories wait for it. A few cores kept for them cost it little.
+An elastic action that takes every last core makes the tool calls of a hundred trajectories wait for
+it. A few cores kept for them cost it little.
 """
 
 import math
 
 
-class ShortLoad:
+class LoadAverage:
     """The number of busy units over time, averaged with a memory of `memory_s` seconds."""
 
     def __init__(self, memory_s: float = 30.0) -> None:
@@ -24,7 +26,9 @@ class ShortLoad:
         self.busy += units
 
     def reserve(self, deviations: float) -> int:
-        """Units to keep free beyond those busy now: arrivals are about Poisson, so the spread is the root of the mean."""
+        """Units to keep free beyond those busy now: arrivals are about Poisson, so the spread is
+        the root of the mean.
+        """
         if self._mean < 0.05:
             return 0
         wanted = math.ceil(self._mean + deviations * math.sqrt(self._mean))

@@ -1,8 +1,10 @@
-"""What is left of a resource after somebody took some: the operators under the arranging (ARL-Tangram, Appendix B).
+"""What is left of a resource after somebody took some: the operators under the arranging
+(ARL-Tangram, Appendix B).
 
-A topology is a table: `after[state, units]` is the state once `units` were taken, or -1 if they cannot be. Everything that arranges
-works on such tables and knows nothing of cores or GPUs. Plain units are any units at all; chunks are 2^a neighbours whose
-first number is a multiple of 2^a, as GPUs under one parallel layout want them.
+A topology is a table: `after[state, units]` is the state once `units` were taken, or -1 if they
+cannot be. Everything that arranges works on such tables and knows nothing of cores or GPUs. Plain
+units are any units at all; chunks are 2^a neighbours whose first number is a multiple of 2^a, as
+GPUs under one parallel layout want them.
 """
 
 from collections.abc import Sequence
@@ -72,7 +74,8 @@ def _chunk_moves(limits: NDArray[np.int64]) -> NDArray[np.int64]:
                 split += 1
             if split == levels:
                 continue
-            # The smallest chunk that is large enough is halved until it fits: one half of each size stays free.
+            # The smallest chunk that is large enough is halved until it fits: one half of each size
+            # stays free.
             target, radix = 0, 1
             for each in range(levels):
                 left = counts[each]

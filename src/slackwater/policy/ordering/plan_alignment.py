@@ -1,8 +1,9 @@
 """Where in its cycle a group takes up a new plan: at the cut after which the members lose least.
 
-Members are caught at any point of their iterations. From every cut of the cycle the plan is run forward at worst-case lengths, with
-each member's first slot passed over if it is for the phase that the member is not at; the cut is taken that costs no member more
-than it can bear, and all together least.
+Members are caught at any point of their iterations. From every cut of the cycle the plan is run
+forward at worst-case lengths, with each member's first slot passed over if it is for the phase that
+the member is not at; the cut is taken that costs no member more than it can bear, and all together
+least.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,9 @@ class Alignment:
 
 
 def align(plan: GroupPlan, members: Sequence[LoadedJob]) -> Alignment:
-    """The best cut of the plan for members that stand as they do; slots of absent jobs are left out."""
+    """The best cut of the plan for members that stand as they do; slots of absent jobs are left
+    out.
+    """
     present = {member.job for member in members}
     slots = sorted(
         (slot for slot in plan.slots if slot.job in present),
@@ -55,7 +58,9 @@ def _unusable_first(order: Sequence[PhaseSlot], members: Sequence[LoadedJob]) ->
 
 
 class _Forward:
-    """The plan run forward from a cut. Members and nodes are numbers here: a group that changes is tried at every cut, while permits wait."""
+    """The plan run forward from a cut. Members and nodes are numbers here: a group that changes is
+    tried at every cut, while permits wait.
+    """
 
     def __init__(
         self, slots: Sequence[PhaseSlot], plan: GroupPlan, members: Sequence[LoadedJob]
@@ -141,6 +146,7 @@ def worst_period_s(
             free.update(dict.fromkeys(slot.nodes, end))
             ready[slot.job] = end + (syncs_s[slot.job] if slot.phase is Phase.TRAIN else 0.0)
         ends.append(max(ready.values(), default=0.0))
-    # The growth per round settles to a pattern no longer than the number of jobs; its mean is the period.
+    # The growth per round settles to a pattern no longer than the number of jobs; its mean is the
+    # period.
     half = rounds // 2
     return (ends[-1] - ends[half - 1]) / (rounds - half)

@@ -1,7 +1,9 @@
-"""Fixed cyclic orders: on every node phases take turns in one sequence, and each waits for its turn.
+"""Fixed cyclic orders: on every node phases take turns in one sequence, and each waits for its
+turn.
 
-With the sequences fixed, execution is max-plus linear: shorter phases never make anything later, so the worst case that
-admission looked at bounds every run (WEAVE 4.3 with one turn per job and cycle; plans may give a job several).
+With the sequences fixed, execution is max-plus linear: shorter phases never make anything later, so
+the worst case that admission looked at bounds every run (WEAVE 4.3 with one turn per job and cycle;
+plans may give a job several).
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -10,7 +12,7 @@ from dataclasses import dataclass, field
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import GroupPlan, Phase
 from slackwater.policy.ordering.plan_alignment import align
-from slackwater.policy.ordering.priority import LoadedJob, Waiting
+from slackwater.policy.ordering.priority import LoadedJob, WaitingPhase
 from slackwater.policy.ordering.round_robin_plan import round_robin_plan
 
 
@@ -86,15 +88,15 @@ class PlannedOrder:
                     del self._cycles[node]
 
     def pick(
-        self, waiting: Iterable[Waiting], free: Callable[[Waiting], bool], now_s: float
-    ) -> Waiting | None:
+        self, waiting: Iterable[WaitingPhase], free: Callable[[WaitingPhase], bool], now_s: float
+    ) -> WaitingPhase | None:
         del now_s
         for request in waiting:
             if self._has_turn(request) and free(request):
                 return request
         return None
 
-    def _has_turn(self, request: Waiting) -> bool:
+    def _has_turn(self, request: WaitingPhase) -> bool:
         job, phase, cycles = request.job, request.phase, self._cycles
         for node in request.nodes:  # noqa: SIM110 -- all() takes twice as long, and every event asks.
             if not cycles[node].is_head(job, phase):

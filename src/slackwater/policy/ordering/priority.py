@@ -1,7 +1,8 @@
-"""Whose phase runs next on a group's nodes: highest response ratio with setup, and first come first served.
+"""Whose phase runs next on a group's nodes: highest response ratio with setup, and first come first
+served.
 
-An ordering is a deterministic state machine beside a group. It is told who joined and who left, and picks among the requests
-that wait. Orders that fix every node's sequence are in `turn_order.py`.
+An ordering is a deterministic state machine beside a group. It is told who joined and who left, and
+picks among the requests that wait. Orders that fix every node's sequence are in `turn_order.py`.
 """
 
 import math
@@ -15,9 +16,10 @@ from slackwater.model.placement import GroupPlan, Phase
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """A phase that wants to run: on which nodes, since when, how long it is expected to take, and to set up if its state is
-    not on the devices now."""
+class WaitingPhase:
+    """A phase that wants to run: on which nodes, since when, how long it is expected to take, and
+    to set up if its state is not on the devices now.
+    """
 
     job: JobId
     phase: Phase
@@ -31,8 +33,9 @@ class Waiting:
 class LoadedJob:
     """A job of the group whose state is loaded; `next_phase` is the one that it has not begun yet.
 
-    Lengths are worst-case ones on the nodes that it has. `running_s` is how much longer, at worst, what it runs now will take (its sync with it). In
-    `budget_s` it must make the iterations that are left, the running one with them; its clock may not run yet.
+    Lengths are worst-case ones on the nodes that it has. `running_s` is how much longer, at worst,
+    what it runs now will take (its sync with it). In `budget_s` it must make the iterations that
+    are left, the running one with them; its clock may not run yet.
     """
 
     job: JobId
@@ -52,13 +55,17 @@ class Ordering(Protocol):
     """Picks the next phase to run in one group."""
 
     def adopt(self, members: Sequence[LoadedJob], plan: GroupPlan | None) -> None:
-        """A job joined, or there is a new plan: these take part from now on, in order of admission."""
+        """A job joined, or there is a new plan: these take part from now on, in order of
+        admission.
+        """
         ...
 
     def joining_loss_s(
         self, members: Sequence[LoadedJob], plan: GroupPlan | None
     ) -> tuple[float, float]:
-        """If these took part from now on: by how much a member might at worst fall behind beyond its slack, and the cycle's length."""
+        """If these took part from now on: by how much a member might at worst fall behind beyond
+        its slack, and the cycle's length.
+        """
         ...
 
     def leave(self, job: JobId) -> None:
@@ -66,8 +73,8 @@ class Ordering(Protocol):
         ...
 
     def pick(
-        self, waiting: Iterable[Waiting], free: Callable[[Waiting], bool], now_s: float
-    ) -> Waiting | None:
+        self, waiting: Iterable[WaitingPhase], free: Callable[[WaitingPhase], bool], now_s: float
+    ) -> WaitingPhase | None:
         """The next to run of those whose nodes are all free, or None if all had better wait."""
         ...
 
@@ -80,13 +87,17 @@ class Ordering(Protocol):
         ...
 
 
-def response_ratio(request: Waiting, now_s: float) -> float:
-    """1 + waiting / (service + setup if a switch is needed), PlexRL 4.4: long waits win in the end, so no one starves."""
+def response_ratio(request: WaitingPhase, now_s: float) -> float:
+    """1 + waiting / (service + setup if a switch is needed), PlexRL 4.4: long waits win in the end,
+    so no one starves.
+    """
     return 1 + (now_s - request.since_s) / (request.service_s + request.setup_s)
 
 
 class _ByPriority(ABC):
-    """The first by priority runs if it can; one that cannot keeps its nodes from those behind it."""
+    """The first by priority runs if it can; one that cannot keeps its nodes from those
+    behind it.
+    """
 
     def __init__(self) -> None:
         self._jobs: set[JobId] = set()
@@ -111,12 +122,12 @@ class _ByPriority(ABC):
         return self._jobs
 
     @abstractmethod
-    def _rank(self, request: Waiting, now_s: float) -> tuple[float, JobId]:
+    def _rank(self, request: WaitingPhase, now_s: float) -> tuple[float, JobId]:
         """The least goes first."""
 
     def pick(
-        self, waiting: Iterable[Waiting], free: Callable[[Waiting], bool], now_s: float
-    ) -> Waiting | None:
+        self, waiting: Iterable[WaitingPhase], free: Callable[[WaitingPhase], bool], now_s: float
+    ) -> WaitingPhase | None:
         claimed: set[NodeId] = set()
         for request in sorted(waiting, key=lambda request: self._rank(request, now_s)):
             if claimed.isdisjoint(request.nodes) and free(request):
@@ -126,15 +137,17 @@ class _ByPriority(ABC):
 
 
 class HighestResponseRatio(_ByPriority):
-    """HRRS (PlexRL 4.4): setup inflates the denominator, so work for the resident job is batched."""
+    """HRRS (PlexRL 4.4): setup inflates the denominator, so work for the resident job is
+    batched.
+    """
 
-    def _rank(self, request: Waiting, now_s: float) -> tuple[float, JobId]:
+    def _rank(self, request: WaitingPhase, now_s: float) -> tuple[float, JobId]:
         return -response_ratio(request, now_s), request.job
 
 
 class FirstComeFirstServed(_ByPriority):
     """By time of request."""
 
-    def _rank(self, request: Waiting, now_s: float) -> tuple[float, JobId]:
+    def _rank(self, request: WaitingPhase, now_s: float) -> tuple[float, JobId]:
         del now_s
         return request.since_s, request.job

@@ -1,8 +1,10 @@
-"""How long one meta-iteration takes: every job of a group rolls out once and trains once (WEAVE 4.3).
+"""How long one meta-iteration takes: every job of a group rolls out once and trains once (WEAVE
+4.3).
 
-Phases take turns in the order of admission on every node, each as soon as its node is free and the job's previous phase
-is over. Such a system settles at a period: the largest ratio, over cycles of its precedence graph, of work to meta-iterations
-spanned. Every job's co-executed iteration takes one period.
+Phases take turns in the order of admission on every node, each as soon as its node is free and the
+job's previous phase is over. Such a system settles at a period: the largest ratio, over cycles of
+its precedence graph, of work to meta-iterations spanned. Every job's co-executed iteration takes
+one period.
 """
 
 import numpy as np
@@ -54,7 +56,9 @@ def _relax(
     cause: Ints,
     wraps: Ints,
 ) -> bool:
-    """One pass over all precedences; `start_s` holds rollouts, then trains. Answers whether one moved."""
+    """One pass over all precedences; `start_s` holds rollouts, then trains. Answers whether one
+    moved.
+    """
     moved = False
     for j in range(members):
         for i in range(members):
@@ -134,7 +138,9 @@ def round_robin_period_s(work: Floats, pins: Ints, members: int) -> float:
 
 @compiled
 def round_robin_starts_s(work: Floats, pins: Ints, members: int, period_s: float) -> Floats:
-    """Start of every rollout, then of every train phase, in a schedule that repeats after a feasible period."""
+    """Start of every rollout, then of every train phase, in a schedule that repeats after a
+    feasible period.
+    """
     start_s = np.zeros(2 * members)
     cause = np.full(2 * members, -1, np.int64)
     wraps = np.zeros(2 * members, np.int64)

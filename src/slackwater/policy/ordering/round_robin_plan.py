@@ -1,4 +1,6 @@
-"""The plan of a round robin: every job of a group rolls out once and trains once per cycle, in order of admission (WEAVE 4.3)."""
+"""The plan of a round robin: every job of a group rolls out once and trains once per cycle, in
+order of admission (WEAVE 4.3).
+"""
 
 from collections.abc import Sequence
 

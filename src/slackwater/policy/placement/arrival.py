@@ -3,13 +3,15 @@
 from typing import NamedTuple
 
 from slackwater.model.job import JobProfile
-from slackwater.policy.placement.fleet import Fleet
+from slackwater.policy.placement.fleet import FleetView
 
 
 class ArrivingJob(NamedTuple):
-    """Lengths are worst cases. `train_s` and `local_rollout_s` (rollouts on train nodes) are those on one train node.
+    """Lengths are worst cases. `train_s` and `local_rollout_s` (rollouts on train nodes) are those
+    on one train node.
 
-    `bound_s` bounds one iteration; in `budget_s` the job must make the iterations that are `left`, which take `life_h` alone.
+    `bound_s` bounds one iteration; in `budget_s` the job must make the iterations that are `left`,
+    which take `life_h` alone.
     """
 
     rollout_s: float
@@ -25,7 +27,7 @@ class ArrivingJob(NamedTuple):
     life_h: float
 
 
-def arriving(profile: JobProfile, fleet: Fleet, left: int, budget_s: float) -> ArrivingJob:
+def arriving(profile: JobProfile, fleet: FleetView, left: int, budget_s: float) -> ArrivingJob:
     """A job that has `budget_s` for the iterations that are left."""
     return ArrivingJob(
         rollout_s=float(profile.rollout_s),
@@ -42,8 +44,10 @@ def arriving(profile: JobProfile, fleet: Fleet, left: int, budget_s: float) -> A
     )
 
 
-class Room(NamedTuple):
-    """How large a group may be, what is free, what a node holds and costs, and the cost that a place must beat."""
+class PlacementBudget(NamedTuple):
+    """How large a group may be, what is free, what a node holds and costs, and the cost that a
+    place must beat.
+    """
 
     most_members: int
     free_rollout_nodes: int

@@ -6,7 +6,7 @@ from typing import Literal
 from slackwater.model.errors import ConfigError
 from slackwater.policy.columns import MAX_MEMBERS
 from slackwater.policy.placement.dedicated import CoLocated, SoloDisaggregated
-from slackwater.policy.placement.fleet import Fleet
+from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.group_packing import GroupPlacement
 from slackwater.policy.placement.horizon import HorizonPlacement
 from slackwater.policy.placement.interface import PlacementPolicy
@@ -50,48 +50,50 @@ class Options:
             )
 
 
-def _solo(fleet: Fleet, options: Options, seed: int) -> PlacementPolicy:
+def _solo(fleet: FleetView, options: Options, seed: int) -> PlacementPolicy:
     del options, seed
     return SoloDisaggregated(fleet)
 
 
-def _colocated(fleet: Fleet, options: Options, seed: int) -> PlacementPolicy:
+def _colocated(fleet: FleetView, options: Options, seed: int) -> PlacementPolicy:
     del options, seed
     return CoLocated(fleet)
 
 
-def _group(fleet: Fleet, options: Options, seed: int) -> PlacementPolicy:
+def _group(fleet: FleetView, options: Options, seed: int) -> PlacementPolicy:
     del seed
     return GroupPlacement(fleet, options.whole("max_group_size", MAX_MEMBERS))
 
 
-def _ours(fleet: Fleet, options: Options, seed: int) -> PlacementPolicy:
+def _ours(fleet: FleetView, options: Options, seed: int) -> PlacementPolicy:
     del seed
     return Interleaving(fleet, options.whole("max_group_size", MAX_MEMBERS))
 
 
-def _regrouping(fleet: Fleet, options: Options, seed: int) -> PlacementPolicy:
+def _regrouping(fleet: FleetView, options: Options, seed: int) -> PlacementPolicy:
     size = options.whole("max_group_size", MAX_MEMBERS)
     every_s = options.number("every_s", 3600.0)
     return Regrouping(fleet, size, every_s, options.whole("orders", 24), seed)
 
 
-def _gavel(fleet: Fleet, options: Options, seed: int) -> PlacementPolicy:
+def _gavel(fleet: FleetView, options: Options, seed: int) -> PlacementPolicy:
     del seed
     return JobFractions(fleet, options.whole("max_group_size", MAX_MEMBERS))
 
 
-def _random(fleet: Fleet, options: Options, seed: int) -> PlacementPolicy:
+def _random(fleet: FleetView, options: Options, seed: int) -> PlacementPolicy:
     return RandomPlacement(fleet, options.whole("max_group_size", MAX_MEMBERS), seed)
 
 
-def _most_idle(fleet: Fleet, options: Options, seed: int) -> PlacementPolicy:
+def _most_idle(fleet: FleetView, options: Options, seed: int) -> PlacementPolicy:
     del seed
     return MostIdlePlacement(fleet, options.whole("max_group_size", MAX_MEMBERS))
 
 
-def _horizon(mode: Literal["pack", "spread"]) -> Callable[[Fleet, Options, int], PlacementPolicy]:
-    def make(fleet: Fleet, options: Options, seed: int) -> PlacementPolicy:
+def _horizon(
+    mode: Literal["pack", "spread"],
+) -> Callable[[FleetView, Options, int], PlacementPolicy]:
+    def make(fleet: FleetView, options: Options, seed: int) -> PlacementPolicy:
         del seed
         return HorizonPlacement(
             fleet,
@@ -104,7 +106,7 @@ def _horizon(mode: Literal["pack", "spread"]) -> Callable[[Fleet, Options, int],
     return make
 
 
-POLICIES: dict[str, Callable[[Fleet, Options, int], PlacementPolicy]] = {
+POLICIES: dict[str, Callable[[FleetView, Options, int], PlacementPolicy]] = {
     "ours": _ours,
     "group": _group,
     "horizon": _horizon("pack"),
@@ -121,7 +123,7 @@ POLICIES: dict[str, Callable[[Fleet, Options, int], PlacementPolicy]] = {
 }
 
 
-def option_names(name: str, fleet: Fleet) -> tuple[str, ...]:
+def option_names(name: str, fleet: FleetView) -> tuple[str, ...]:
     """The options that a policy has."""
     asked = Options(name, {})
     _maker(name)(fleet, asked, 0)
@@ -129,7 +131,7 @@ def option_names(name: str, fleet: Fleet) -> tuple[str, ...]:
 
 
 def make_policy(
-    name: str, fleet: Fleet, options: Mapping[str, float] | None = None, seed: int = 0
+    name: str, fleet: FleetView, options: Mapping[str, float] | None = None, seed: int = 0
 ) -> PlacementPolicy:
     """A fresh policy. `seed` is for those that draw."""
     given = Options(name, options or {})
@@ -138,7 +140,7 @@ def make_policy(
     return policy
 
 
-def _maker(name: str) -> Callable[[Fleet, Options, int], PlacementPolicy]:
+def _maker(name: str) -> Callable[[FleetView, Options, int], PlacementPolicy]:
     if name not in POLICIES:
         raise ConfigError.of("policy.name", name, f"is none of: {', '.join(POLICIES)}")
     return POLICIES[name]

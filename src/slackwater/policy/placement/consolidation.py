@@ -1,8 +1,9 @@
-"""Consolidation: which jobs of thin groups should move together, and whether that is worth their restarts.
+"""Consolidation: which jobs of thin groups should move together, and whether that is worth their
+restarts.
 
-A move is worth it only if it saves plainly more than it costs: `LEAST_GAIN_H` hours of the group's nodes beyond
-its restarts; forecasts are not good to a dollar. And a job that was moved rests for `LEAST_GAP_S`, so that
-none is thrown to and fro while others come and go.
+A move is worth it only if it saves plainly more than it costs: `LEAST_GAIN_H` hours of the group's
+nodes beyond its restarts; forecasts are not good to a dollar. And a job that was moved rests for
+`LEAST_GAP_S`, so that none is thrown to and fro while others come and go.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from slackwater.model.node import Role
 from slackwater.policy.columns import MAX_MEMBERS, ROUNDS, WORK_ROWS, Floats, Ints
 from slackwater.policy.placement.cycle_fitting import MAX_ROUNDS, busiest_s, drain_cost
 from slackwater.policy.placement.cycle_plan import FittedCycle
-from slackwater.policy.placement.fleet import Fleet
+from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.groups import GroupBook
 from slackwater.policy.placement.layout import JOB_ROWS, MOVED_FREE, best_layout, fit_layout
 
@@ -26,7 +27,7 @@ LEAST_GAP_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ConsolidationCandidate:
     """A job as a layout sees it; `here` is 1 if it has the train nodes already, with `pins`."""
 
     profile: JobProfile
@@ -37,8 +38,10 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """Pins, rounds and starts of each candidate, in order, and what the group then costs until it is drained."""
+class GroupLayout:
+    """Pins, rounds and starts of each candidate, in order, and what the group then costs until it
+    is drained.
+    """
 
     pins: tuple[int, ...]
     cost: float
@@ -47,11 +50,13 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Merger:
-    """Jobs that should share the group at `row` under these pins; `gain` is what it saves, restarts paid."""
+    """Jobs that should share the group at `row` under these pins; `gain` is what it saves, restarts
+    paid.
+    """
 
     row: int
     jobs: tuple[JobId, ...]
-    layout: Layout
+    layout: GroupLayout
     gain: float
 
 
@@ -96,9 +101,15 @@ class Consolidation:
         )
 
     def layout(
-        self, candidates: Sequence[Candidate], row: int | None, train_nodes: int, to_beat: float
-    ) -> Layout | None:
-        """The cheapest layout on the group's train nodes (or new ones) that costs less than `to_beat`."""
+        self,
+        candidates: Sequence[ConsolidationCandidate],
+        row: int | None,
+        train_nodes: int,
+        to_beat: float,
+    ) -> GroupLayout | None:
+        """The cheapest layout on the group's train nodes (or new ones) that costs less than
+        `to_beat`.
+        """
         book, fleet = self._book, self._book.fleet
         jobs = np.zeros((JOB_ROWS, len(candidates)))
         for index, candidate in enumerate(candidates):
@@ -127,18 +138,22 @@ class Consolidation:
         starts = np.zeros((len(candidates), 2, MAX_ROUNDS))
         period_s = fit_layout(jobs, current, pins, work, delay_s, starts)
         cycle = FittedCycle(float(period_s), work[ROUNDS], starts)
-        return Layout(tuple(int(pin) for pin in pins), float(cost), cycle)
+        return GroupLayout(tuple(int(pin) for pin in pins), float(cost), cycle)
 
-    def candidate(self, job: JobId, here: bool) -> Candidate:
+    def candidate(self, job: JobId, here: bool) -> ConsolidationCandidate:
         """A placed job."""
         member = self._book.members[job]
         pins = member.pins if here else 0
-        return Candidate(member.spec.profile, member.left, member.budget_s, float(here), pins)
+        return ConsolidationCandidate(
+            member.spec.profile, member.left, member.budget_s, float(here), pins
+        )
 
     def merge(
         self, incoming: Sequence[JobId], row: int, now_s: float, to_beat: float = 0.0
     ) -> Merger | None:
-        """Bring jobs of another group into the one at `row` (or none: lay that one out anew), if that gains more than `to_beat`."""
+        """Bring jobs of another group into the one at `row` (or none: lay that one out anew), if
+        that gains more than `to_beat`.
+        """
         book = self._book
         here = book.groups[row].jobs
         if any(self._rests(job, now_s) for job in incoming):
@@ -169,7 +184,7 @@ class Consolidation:
         """Moved lately. Several mergers of one look may move the same job: it restarts once."""
         return 0.0 < now_s - self._book.members[job].moved_s < LEAST_GAP_S
 
-    def _moved(self, jobs: Sequence[JobId], layout: Layout, row: int) -> list[JobId]:
+    def _moved(self, jobs: Sequence[JobId], layout: GroupLayout, row: int) -> list[JobId]:
         """The jobs that change nodes."""
         members = self._book.members
         return [
@@ -179,7 +194,9 @@ class Consolidation:
         ]
 
     def _train_share(self, here: Sequence[JobId], incoming: Sequence[JobId], row: int) -> float:
-        """Part of the train nodes' time that these jobs need at least; above 1 no layout can work."""
+        """Part of the train nodes' time that these jobs need at least; above 1 no layout
+        can work.
+        """
         share, nodes = 0.0, len(self._book.groups[row].train)
         for job in (*here, *incoming):
             member = self._book.members[job]
@@ -187,7 +204,7 @@ class Consolidation:
             share += train_s * member.left / max(member.budget_s, 1e-9)
         return share
 
-    def _restarts(self, jobs: Sequence[JobId], layout: Layout, row: int) -> float:
+    def _restarts(self, jobs: Sequence[JobId], layout: GroupLayout, row: int) -> float:
         """What the nodes cost that wait for jobs to restart."""
         book, cost = self._book, 0.0
         moved = self._moved(jobs, layout, row)
@@ -199,8 +216,12 @@ class Consolidation:
                 cost += restart_s(book.fleet, profile) / 3600 * price
         return cost
 
-    def with_newcomer(self, newcomer: Candidate, row: int, to_beat: float) -> Layout | None:
-        """A group on new train nodes for an arriving job and all members of a thin group, who move there."""
+    def with_newcomer(
+        self, newcomer: ConsolidationCandidate, row: int, to_beat: float
+    ) -> GroupLayout | None:
+        """A group on new train nodes for an arriving job and all members of a thin group, who move
+        there.
+        """
         book = self._book
         jobs = book.groups[row].jobs
         if len(jobs) + 1 > self._most:
@@ -211,11 +232,13 @@ class Consolidation:
         return None if layout is None else replace(layout, cost=layout.cost - before)
 
 
-def newcomer(profile: JobProfile, iterations: int, budget_s: float) -> Candidate:
+def newcomer(profile: JobProfile, iterations: int, budget_s: float) -> ConsolidationCandidate:
     """An arriving job: it takes any nodes without a restart."""
-    return Candidate(profile, iterations, budget_s, MOVED_FREE)
+    return ConsolidationCandidate(profile, iterations, budget_s, MOVED_FREE)
 
 
-def restart_s(fleet: Fleet, profile: JobProfile) -> float:
-    """Time that a move takes from a job: the restart, and half an iteration that is done again on average."""
+def restart_s(fleet: FleetView, profile: JobProfile) -> float:
+    """Time that a move takes from a job: the restart, and half an iteration that is done again on
+    average.
+    """
     return fleet.move.of(profile) + profile.solo_s / 2

@@ -1,8 +1,10 @@
-"""One cycle for jobs of unlike periods: each makes as many iterations per cycle as its budget asks for.
+"""One cycle for jobs of unlike periods: each makes as many iterations per cycle as its budget asks
+for.
 
-A cycle of period P in which job j makes k_j iterations, at worst-case lengths, gives it at most P / k_j per iteration on average, whatever the
-real lengths are: with a fixed order on every node shorter phases make nothing later. When every job makes one
-iteration the round-robin order of `round_robin_cycle` is tried first.
+A cycle of period P in which job j makes k_j iterations, at worst-case lengths, gives it at most P /
+k_j per iteration on average, whatever the real lengths are: with a fixed order on every node
+shorter phases make nothing later. When every job makes one iteration the round-robin order of
+`round_robin_cycle` is tried first.
 """
 
 import numpy as np
@@ -32,7 +34,9 @@ _SLACKS = (1.0, 1.05, 1.12, 1.25, 1.4, 1.6)
 
 @compiled
 def rounds_needed(period_s: float, budget_s: float, left: float, longest_s: float) -> int:
-    """Iterations per cycle that bring `left` within `budget_s`, with one cycle and one phase lost at the start; 0 if none do."""
+    """Iterations per cycle that bring `left` within `budget_s`, with one cycle and one phase lost
+    at the start; 0 if none do.
+    """
     cycles = (budget_s - longest_s) / period_s - 1.0
     if cycles * MAX_ROUNDS < left:
         return 0
@@ -52,7 +56,9 @@ def choose_rounds(work: Floats, members: int, period_s: float, longest_s: float)
 
 @compiled
 def busiest_s(work: Floats, pins: Ints, members: int) -> float:
-    """Work per cycle on the busiest node or in the longest chain: no cycle is shorter, and most come near it."""
+    """Work per cycle on the busiest node or in the longest chain: no cycle is shorter, and most
+    come near it.
+    """
     busiest = 0.0
     train = 0.0
     every = 0
@@ -125,7 +131,9 @@ def interleave(work: Floats, pins: Ints, members: int, period_s: float, starts: 
 
 @compiled
 def _tightest(work: Floats, pins: Ints, members: int, period_s: float, starts: Floats) -> float:
-    """Shrink a period for which the members' rounds fit, so that they also run no slower than they must."""
+    """Shrink a period for which the members' rounds fit, so that they also run no slower than they
+    must.
+    """
     least = busiest_s(work, pins, members)
     for slack in _SLACKS:
         if least * slack >= period_s:
@@ -138,7 +146,9 @@ def _tightest(work: Floats, pins: Ints, members: int, period_s: float, starts: F
 
 @compiled
 def _hopeless(work: Floats, pins: Ints, members: int) -> bool:
-    """Whether some node would need more than all its time even if every member just kept its budget."""
+    """Whether some node would need more than all its time even if every member just kept its
+    budget.
+    """
     every = 0
     train = 0.0
     for j in range(members):
@@ -166,8 +176,8 @@ def _hopeless(work: Floats, pins: Ints, members: int) -> bool:
 def fit_cycle(work: Floats, pins: Ints, members: int, starts: Floats) -> float:
     """Find a period, set every member's rounds and its starts; the period, or 0 if none was found.
 
-    Only periods at which some member would need another round if it were any longer are worth a look, those with
-    the most room first.
+    Only periods at which some member would need another round if it were any longer are worth a
+    look, those with the most room first.
     """
     if _hopeless(work, pins, members):
         return 0.0
@@ -213,7 +223,8 @@ def drain_cost(
     rollout_price: float,
     train_price: float,
 ) -> float:
-    """What a group's nodes cost until its members are done, each node paid for as long as a member needs it.
+    """What a group's nodes cost until its members are done, each node paid for as long as a member
+    needs it.
 
     When a member is done, the cycle of those that stay shrinks to their own work.
     """

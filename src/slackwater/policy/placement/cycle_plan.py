@@ -56,7 +56,9 @@ def adopt_cycle(book: GroupBook, row: int, jobs: Sequence[JobId], cycle: FittedC
 
 
 def kept_period_s(book: GroupBook, row: int) -> float:
-    """How long a cycle of the group's plan takes at worst, now that some of its jobs may have left."""
+    """How long a cycle of the group's plan takes at worst, now that some of its jobs may
+    have left.
+    """
     group, work = book.groups[row], book.table.work[row]
     assert group.plan is not None
     lengths_s = {(slot.job, slot.phase): slot.length_s for slot in group.plan.slots}

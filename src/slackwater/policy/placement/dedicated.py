@@ -1,10 +1,12 @@
-"""Baselines that never share: each job on rollout and train nodes of its own, or all its phases on train nodes of its own."""
+"""Baselines that never share: each job on rollout and train nodes of its own, or all its phases on
+train nodes of its own.
+"""
 
 from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.node import Role
 from slackwater.model.placement import Strategy
 from slackwater.policy.placement.grouped import GroupedPlacement
-from slackwater.policy.placement.groups import Choice, isolated_choice
+from slackwater.policy.placement.groups import GroupChoice, isolated_choice
 
 
 class SoloDisaggregated(GroupedPlacement):
@@ -12,22 +14,26 @@ class SoloDisaggregated(GroupedPlacement):
 
     name = "solo"
 
-    def _choose(self, job: JobSpec, now_s: float) -> Choice | None:
+    def _choose(self, job: JobSpec, now_s: float) -> GroupChoice | None:
         del now_s
         return isolated_choice(self.book, job.profile, "every job has nodes of its own")
 
 
 class CoLocated(GroupedPlacement):
-    """All phases on the job's own train nodes, one after the other, without a sync (WEAVE 6.1, veRL)."""
+    """All phases on the job's own train nodes, one after the other, without a sync (WEAVE 6.1,
+    veRL).
+    """
 
     name = "colocated"
 
     def _why_never(self, profile: JobProfile) -> str | None:
         return self.fleet.why_never_local(profile)
 
-    def _choose(self, job: JobSpec, now_s: float) -> Choice | None:
+    def _choose(self, job: JobSpec, now_s: float) -> GroupChoice | None:
         del now_s
         nodes = job.profile.train_nodes
         if self.book.ledger.free(Role.TRAIN) < nodes:
             return None
-        return Choice(None, 0, 0, nodes, Strategy.COLOCATE, "all phases on its own train nodes")
+        return GroupChoice(
+            None, 0, 0, nodes, Strategy.COLOCATE, "all phases on its own train nodes"
+        )

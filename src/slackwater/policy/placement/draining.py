@@ -1,8 +1,10 @@
-"""When a fleet that is paid for anyway can be done with its jobs, and what that leaves to each of them.
+"""When a fleet that is paid for anyway can be done with its jobs, and what that leaves to each of
+them.
 
-On such a fleet nothing is saved by packing; what counts is when the work is done, and the job that ends last decides that. So no job may be
-slowed beyond the moment at which all could be done; those that would end last are placed first; and while the one that
-would end last of all waits, nobody takes the room that it needs.
+On such a fleet nothing is saved by packing; what counts is when the work is done, and the job that
+ends last decides that. So no job may be slowed beyond the moment at which all could be done; those
+that would end last are placed first; and while the one that would end last of all waits, nobody
+takes the room that it needs.
 """
 
 from collections.abc import Sequence
@@ -11,16 +13,20 @@ from dataclasses import dataclass
 from slackwater.model.ids import JobId
 from slackwater.model.job import JobProfile, JobSpec
 
-# Sharing at the pace of running alone needs a little room, and a change of plan costs a cycle and a phase at worst.
+# Sharing at the pace of running alone needs a little room, and a change of plan costs a cycle and a
+# phase at worst.
 _PACE_SHARE = 0.01
 _ITERATIONS_LOST = 2.0
-# Train nodes are never busy all the time; up to here the amount of work may decide after all, and no room is kept.
+# Train nodes are never busy all the time; up to here the amount of work may decide after all, and
+# no room is kept.
 _CLEARLY_LONGER = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class DrainBound:
-    """At most `bound_s` may any job still take; `awaited` is the waiting job that decides when all are done, if one does."""
+    """At most `bound_s` may any job still take; `awaited` is the waiting job that decides when all
+    are done, if one does.
+    """
 
     bound_s: float
     awaited: JobId | None
@@ -29,8 +35,8 @@ class DrainBound:
 def drain_bound(
     placed: Sequence[tuple[int, JobProfile]], waiting: Sequence[JobSpec], train_nodes: int
 ) -> DrainBound:
-    """For placed jobs (iterations left, profile) and those that wait: what the longest takes alone, or all together on ever
-    busy train nodes, and what it costs to share.
+    """For placed jobs (iterations left, profile) and those that wait: what the longest takes alone,
+    or all together on ever busy train nodes, and what it costs to share.
     """
     jobs = [*placed, *((spec.iterations, spec.profile) for spec in waiting)]
     busy_s = sum(left * profile.train_s * profile.train_nodes for left, profile in jobs)
@@ -49,6 +55,8 @@ def alone_s(spec: JobSpec) -> float:
 
 
 def longest_first(waiting: Sequence[JobSpec]) -> list[JobId]:
-    """Those that would end last are tried first, and waiting counts as much as work: nobody is passed over for ever."""
+    """Those that would end last are tried first, and waiting counts as much as work: nobody is
+    passed over for ever.
+    """
     ranked = sorted(waiting, key=lambda spec: spec.arrival_s - alone_s(spec))
     return [spec.job for spec in ranked]

@@ -12,7 +12,9 @@ _NEVER_S = 1e15  # past every budget, and still a number that the compiled scans
 
 @dataclass(frozen=True, slots=True)
 class MoveCost:
-    """Seconds that a job loses when it is stopped and restarted elsewhere: 197 s at 7B, 419 s at 32B (WEAVE 6.6)."""
+    """Seconds that a job loses when it is stopped and restarted elsewhere: 197 s at 7B, 419 s at
+    32B (WEAVE 6.6).
+    """
 
     base_s: float = 134.84
     s_per_billion: float = 8.88
@@ -23,9 +25,10 @@ class MoveCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
-    """A rollout pool and a train pool, rented node by node up to their limits. Train nodes may be without engines: then
-    nobody's rollouts are placed there."""
+class FleetView:
+    """A rollout pool and a train pool, rented node by node up to their limits. Train nodes may be
+    without engines: then nobody's rollouts are placed there.
+    """
 
     rollout: Pool
     train: Pool
@@ -60,7 +63,9 @@ class Fleet:
         )
 
     def local_rollout_s(self, profile: JobProfile, train_nodes: int) -> float:
-        """Rollout time on train nodes: decoding is bound by memory bandwidth, and fewer nodes take longer."""
+        """Rollout time on train nodes: decoding is bound by memory bandwidth, and fewer nodes take
+        longer.
+        """
         if not self.engines_on_train_nodes:
             return _NEVER_S
         bandwidth = (
@@ -78,11 +83,15 @@ class Fleet:
         )
         for role, pool, nodes, state_gb in needs:
             if nodes > pool.max_nodes:
-                return f"needs {nodes} {role} nodes and the pool has {pool.max_nodes}; ask for fewer or raise max_nodes"
+                return (
+                    f"needs {nodes} {role} nodes and the pool has {pool.max_nodes}; ask for "
+                    "fewer or raise max_nodes"
+                )
             memory_gb = pool.node_type.host_memory_gb
             if state_gb > memory_gb:
                 return (
-                    f"keeps {state_gb:g} GB on a {role} node and a {pool.node_type.name} has {memory_gb:g} GB "
+                    f"keeps {state_gb:g} GB on a {role} node and a {pool.node_type.name} has "
+                    f"{memory_gb:g} GB "
                     "of host memory; use more parallelism or larger nodes"
                 )
         return None
@@ -90,14 +99,21 @@ class Fleet:
     def why_never_local(self, profile: JobProfile) -> str | None:
         """Why a job can never run all its phases on train nodes, or None if it can."""
         if not self.engines_on_train_nodes:
-            return "would roll out on train nodes, which have no engines; choose a placement with rollout nodes"
+            return (
+                "would roll out on train nodes, which have no engines; choose a placement with "
+                "rollout nodes"
+            )
         if profile.train_nodes > self.train.max_nodes:
-            return f"needs {profile.train_nodes} train nodes and the pool has {self.train.max_nodes}; ask for fewer or raise max_nodes"
+            return (
+                f"needs {profile.train_nodes} train nodes and the pool has "
+                f"{self.train.max_nodes}; ask for fewer or raise max_nodes"
+            )
         both_gb = profile.rollout_state_gb + profile.train_state_gb
         memory_gb = self.train.node_type.host_memory_gb
         if both_gb > memory_gb:
             return (
-                f"keeps {both_gb:g} GB of rollout and train state on a train node and a {self.train.node_type.name} has "
+                f"keeps {both_gb:g} GB of rollout and train state on a train node and a "
+                f"{self.train.node_type.name} has "
                 f"{memory_gb:g} GB of host memory; place it on separate nodes"
             )
         return None

@@ -1,9 +1,11 @@
-"""Group placement: pack each arriving job into the dependency bubbles of an existing group (WEAVE 4.2, Algorithm 1).
+"""Group placement: pack each arriving job into the dependency bubbles of an existing group (WEAVE
+4.2, Algorithm 1).
 
-Saturated groups are skipped. In the others the job is packed onto rollout nodes that are paid for already, or just enough
-rollout nodes are added; else it gets a group of its own. A place is valid if host memory holds every state pinned
-to a node and one meta-iteration, at worst-case lengths, is within every member's bound. Least marginal
-cost wins; among equals the largest slack, then the oldest group.
+Saturated groups are skipped. In the others the job is packed onto rollout nodes that are paid for
+already, or just enough rollout nodes are added; else it gets a group of its own. A place is valid
+if host memory holds every state pinned to a node and one meta-iteration, at worst-case lengths, is
+within every member's bound. Least marginal cost wins; among equals the largest slack, then the
+oldest group.
 """
 
 import numpy as np
@@ -15,7 +17,7 @@ from slackwater.policy.ordering.round_robin_cycle import load_s, longest_solo_s
 from slackwater.policy.placement.arrival import arriving
 from slackwater.policy.placement.group_scan import scan_groups
 from slackwater.policy.placement.grouped import GroupedPlacement
-from slackwater.policy.placement.groups import Choice, isolated_choice
+from slackwater.policy.placement.groups import GroupChoice, isolated_choice
 
 
 class GroupPlacement(GroupedPlacement):
@@ -23,7 +25,7 @@ class GroupPlacement(GroupedPlacement):
 
     name = "group"
 
-    def _choose(self, job: JobSpec, now_s: float) -> Choice | None:
+    def _choose(self, job: JobSpec, now_s: float) -> GroupChoice | None:
         del now_s
         profile, table, fleet = job.profile, self.book.table, self.fleet
         row, pins, new_nodes, slack = scan_groups(
@@ -48,13 +50,18 @@ class GroupPlacement(GroupedPlacement):
             return alone
         group = self.book.groups[row].group
         if new_nodes:
-            reason = f"shares the train nodes of {group}, {new_nodes} rollout nodes added, slack {slack:.0%}"
-            return Choice(int(row), int(pins), int(new_nodes), 0, Strategy.SCALE, reason)
+            reason = (
+                f"shares the train nodes of {group}, {new_nodes} rollout nodes added, slack "
+                f"{slack:.0%}"
+            )
+            return GroupChoice(int(row), int(pins), int(new_nodes), 0, Strategy.SCALE, reason)
         reason = f"fits the bubbles of {group}, slack {slack:.0%}"
-        return Choice(int(row), int(pins), 0, 0, Strategy.PACK, reason)
+        return GroupChoice(int(row), int(pins), 0, 0, Strategy.PACK, reason)
 
     def revise(self, job: JobId, profile: JobProfile, now_s: float) -> tuple[Placement, ...]:
-        """A drifted job stays unless its group is saturated now; then it is admitted anew (WEAVE 5, drift)."""
+        """A drifted job stays unless its group is saturated now; then it is admitted anew (WEAVE 5,
+        drift).
+        """
         self.book.revise(job, profile)
         member = self.book.members[job]
         row = member.row

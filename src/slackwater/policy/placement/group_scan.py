@@ -1,4 +1,6 @@
-"""Scanning all groups for the cheapest valid place of one arriving job (WEAVE 4.2, Algorithm 1, lines 3 to 14)."""
+"""Scanning all groups for the cheapest valid place of one arriving job (WEAVE 4.2, Algorithm 1,
+lines 3 to 14).
+"""
 
 import numpy as np
 
@@ -18,7 +20,7 @@ from slackwater.policy.ordering.round_robin_cycle import (
     longest_solo_s,
     round_robin_period_s,
 )
-from slackwater.policy.placement.arrival import ArrivingJob, Room
+from slackwater.policy.placement.arrival import ArrivingJob, PlacementBudget
 
 
 @compiled
@@ -87,10 +89,12 @@ def _cheapest_pinning(
     node_mask: int,
     node_gb: Floats,
     job: ArrivingJob,
-    room: Room,
+    room: PlacementBudget,
     new_max: int,
 ) -> tuple[int, int, float]:
-    """Pinning of the last member with the fewest new nodes: (kept nodes or -1, new nodes, meta-iteration)."""
+    """Pinning of the last member with the fewest new nodes: (kept nodes or -1, new nodes,
+    meta-iteration).
+    """
     present = count_bits(node_mask)
     wanted = job.rollout_nodes
     for new in range(max(wanted - present, 0), min(wanted, new_max) + 1):
@@ -126,7 +130,7 @@ def scan_groups(
     work: Floats,
     pins: Ints,
     job: ArrivingJob,
-    room: Room,
+    room: PlacementBudget,
 ) -> tuple[int, int, int, float]:
     """Row, kept pins, new rollout nodes and slack of the best place; row -1 if none is valid."""
     best_row, best_pins, best_new, best_slack = -1, 0, room.free_rollout_nodes, -np.inf

@@ -1,7 +1,8 @@
 """Co-execution groups as flat arrays, so that compiled code can scan all of them for every arrival.
 
-A row is a group; its members keep the order of admission. A group's rollout nodes are bits of a mask, and a member's
-pinning is a sub-mask; the empty pinning means that the member rolls out on the group's train nodes.
+A row is a group; its members keep the order of admission. A group's rollout nodes are bits of a
+mask, and a member's pinning is a sub-mask; the empty pinning means that the member rolls out on the
+group's train nodes.
 """
 
 import numpy as np

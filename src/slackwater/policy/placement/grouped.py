@@ -8,9 +8,9 @@ from slackwater.model.ids import JobId, NodeId
 from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.placement import Placement, Refusal
 from slackwater.policy.columns import MAX_MEMBERS
-from slackwater.policy.placement.fleet import Fleet
-from slackwater.policy.placement.groups import Choice, GroupBook, isolated_choice
-from slackwater.policy.placement.interface import Standing
+from slackwater.policy.placement.fleet import FleetView
+from slackwater.policy.placement.groups import GroupBook, GroupChoice, isolated_choice
+from slackwater.policy.placement.interface import JobProgress
 
 
 class GroupedPlacement(ABC):
@@ -18,7 +18,7 @@ class GroupedPlacement(ABC):
 
     name = "grouped"
 
-    def __init__(self, fleet: Fleet, max_group_size: int = MAX_MEMBERS) -> None:
+    def __init__(self, fleet: FleetView, max_group_size: int = MAX_MEMBERS) -> None:
         if not 1 <= max_group_size <= MAX_MEMBERS:
             raise ConfigError.of(
                 "max_group_size", max_group_size, f"must lie between 1 and {MAX_MEMBERS}"
@@ -28,7 +28,7 @@ class GroupedPlacement(ABC):
         self.book = GroupBook(fleet)
 
     @abstractmethod
-    def _choose(self, job: JobSpec, now_s: float) -> Choice | None:
+    def _choose(self, job: JobSpec, now_s: float) -> GroupChoice | None:
         """Where an arriving job goes, or None if the pools have no room for it now."""
 
     def _why_never(self, profile: JobProfile) -> str | None:
@@ -51,12 +51,15 @@ class GroupedPlacement(ABC):
     def _why_not_now(self, job: JobSpec) -> str:
         profile, rollout, train = job.profile, self.fleet.rollout, self.fleet.train
         return (
-            f"no group can take it within every member's bound, and its own {profile.rollout_nodes} rollout + "
-            f"{profile.train_nodes} train nodes are not free (in use: {self.book.ledger.count(rollout.role)} of "
-            f"{rollout.max_nodes} rollout, {self.book.ledger.count(train.role)} of {train.max_nodes} train)"
+            "no group can take it within every member's bound, and its own "
+            f"{profile.rollout_nodes} rollout + "
+            f"{profile.train_nodes} train nodes are not free (in use: "
+            f"{self.book.ledger.count(rollout.role)} of "
+            f"{rollout.max_nodes} rollout, {self.book.ledger.count(train.role)} of "
+            f"{train.max_nodes} train)"
         )
 
-    def observe(self, standings: Sequence[Standing], waiting: Sequence[JobSpec] = ()) -> None:
+    def observe(self, standings: Sequence[JobProgress], waiting: Sequence[JobSpec] = ()) -> None:
         """Note how the placed jobs stand; most policies do not look at who waits."""
         del waiting
         self.book.observe(standings)

@@ -1,4 +1,6 @@
-"""Co-execution groups: jobs that share rollout and train nodes, each pinned to its own (WEAVE 4.1)."""
+"""Co-execution groups: jobs that share rollout and train nodes, each pinned to its own
+(WEAVE 4.1).
+"""
 
 import math
 from collections.abc import Sequence
@@ -23,19 +25,20 @@ from slackwater.policy.columns import (
     WORK_ROWS,
     Floats,
 )
-from slackwater.policy.placement.arrival import Room
+from slackwater.policy.placement.arrival import PlacementBudget
 from slackwater.policy.placement.cycle_fitting import busiest_s
-from slackwater.policy.placement.fleet import Fleet
+from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.group_table import GroupTable
-from slackwater.policy.placement.interface import Standing
+from slackwater.policy.placement.interface import JobProgress
 from slackwater.policy.placement.rented_nodes import RentedNodes
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class GroupChoice:
     """Where a job goes: `row` is its group, or None for a new one of `train_nodes` nodes.
 
-    `pins` are rollout nodes that the group has, `new_rollout_nodes` are rented for it; with neither it rolls out on train nodes.
+    `pins` are rollout nodes that the group has, `new_rollout_nodes` are rented for it; with neither
+    it rolls out on train nodes.
     """
 
     row: int | None
@@ -53,7 +56,9 @@ class Choice:
 
 @dataclass(slots=True)
 class Member:
-    """A placed job, the `index`-th of its group. It has `left` iterations to make in `budget_s` at most."""
+    """A placed job, the `index`-th of its group. It has `left` iterations to make in `budget_s` at
+    most.
+    """
 
     spec: JobSpec
     row: int
@@ -85,7 +90,7 @@ def bits(mask: int) -> list[int]:
 class GroupBook:
     """Keeps groups, members, the table and the ledger in step."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: FleetView) -> None:
         self.fleet = fleet
         self.table = GroupTable()
         self.ledger = RentedNodes(fleet)
@@ -97,10 +102,10 @@ class GroupBook:
         """Rollout time on its own kind of node, or on the train nodes."""
         return self.fleet.local_rollout_s(profile, train_nodes) if local else profile.rollout_s
 
-    def room(self, most_members: int, to_beat: float) -> Room:
+    def room(self, most_members: int, to_beat: float) -> PlacementBudget:
         """What compiled scans must know of the fleet."""
         rollout, train = self.fleet.rollout.node_type, self.fleet.train.node_type
-        return Room(
+        return PlacementBudget(
             most_members=most_members,
             free_rollout_nodes=self.ledger.free(Role.ROLLOUT),
             rollout_node_gb=float(rollout.host_memory_gb),
@@ -111,13 +116,13 @@ class GroupBook:
             to_beat=float(to_beat),
         )
 
-    def admit(self, spec: JobSpec, choice: Choice, budget_s: float) -> Member:
+    def admit(self, spec: JobSpec, choice: GroupChoice, budget_s: float) -> Member:
         """Put a job where a policy chose; rents what is missing."""
         member = Member(spec, -1, -1, 0, spec.iterations, budget_s, choice.strategy, choice.reason)
         self._enter(member, choice)
         return member
 
-    def move(self, job: JobId, choice: Choice) -> Member:
+    def move(self, job: JobId, choice: GroupChoice) -> Member:
         """Put a job elsewhere. Its progress and budget stay."""
         member = self.members[job]
         self._leave(member, keep_group=choice.row == member.row)
@@ -129,7 +134,7 @@ class GroupBook:
         """Forget a job; nodes that no one uses are given back."""
         self._leave(self.members.pop(job))
 
-    def _enter(self, member: Member, choice: Choice) -> None:
+    def _enter(self, member: Member, choice: GroupChoice) -> None:
         profile = member.spec.profile
         row = choice.row
         if row is None:
@@ -200,7 +205,7 @@ class GroupBook:
             slots = tuple(slot for slot in group.plan.slots if slot.job != job)
             group.plan = GroupPlan(group.plan.period_s, slots)
 
-    def observe(self, standings: Sequence[Standing]) -> None:
+    def observe(self, standings: Sequence[JobProgress]) -> None:
         """Note how jobs stand; those that are not placed are passed over."""
         rows, indices, budgets_s, left = [], [], [], []
         for standing in standings:
@@ -266,7 +271,9 @@ class GroupBook:
         ) + train_nodes * self.ledger.worth_per_h(Role.TRAIN)
 
     def check_integrity(self) -> None:
-        """Every member in one group; memory within nodes; rented exactly what groups hold; pools within limits."""
+        """Every member in one group; memory within nodes; rented exactly what groups hold; pools
+        within limits.
+        """
         held: list[NodeId] = []
         for row, group in self.groups.items():
             assert group.jobs and len(group.jobs) <= MAX_MEMBERS, f"{group.group} is empty"
@@ -300,11 +307,13 @@ class GroupBook:
             assert abs(used_gb - self.table.node_gb[row, slot]) < 1e-3
 
 
-def isolated_choice(book: GroupBook, profile: JobProfile, reason: str) -> Choice | None:
+def isolated_choice(book: GroupBook, profile: JobProfile, reason: str) -> GroupChoice | None:
     """A new group with the nodes that the job declares, or None while they are not free."""
     if (
         book.ledger.free(Role.TRAIN) < profile.train_nodes
         or book.ledger.free(Role.ROLLOUT) < profile.rollout_nodes
     ):
         return None
-    return Choice(None, 0, profile.rollout_nodes, profile.train_nodes, Strategy.ISOLATE, reason)
+    return GroupChoice(
+        None, 0, profile.rollout_nodes, profile.train_nodes, Strategy.ISOLATE, reason
+    )

@@ -1,9 +1,12 @@
-"""Horizon placement: fit a job's periodic trace into the free windows of node groups over a cyclic horizon (PlexRL 4.3).
+"""Horizon placement: fit a job's periodic trace into the free windows of node groups over a cyclic
+horizon (PlexRL 4.3).
 
-The horizon is a ring of 28,800 one-second slots. A job recurs a whole number of times in it, so that its period, the horizon over that number,
-is at least its own cycle and its waiting share is within its duty-ratio bound (PlexRL 7.2) and its SLO. It is pinned to
-a node group at the smallest shift at which all its segments fall into free windows, and its whole footprint is
-subtracted at once. A job without a trace (cold start) has nodes of its own for one profiled cycle, and is then packed anew.
+The horizon is a ring of 28,800 one-second slots. A job recurs a whole number of times in it, so
+that its period, the horizon over that number, is at least its own cycle and its waiting share is
+within its duty-ratio bound (PlexRL 7.2) and its SLO. It is pinned to a node group at the smallest
+shift at which all its segments fall into free windows, and its whole footprint is subtracted at
+once. A job without a trace (cold start) has nodes of its own for one profiled cycle, and is then
+packed anew.
 """
 
 from collections.abc import Sequence
@@ -18,9 +21,9 @@ from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.node import Role
 from slackwater.model.placement import Placement, Refusal, Strategy
 from slackwater.policy.columns import MAX_MEMBERS, MAX_ROLLOUT_NODES, Floats
-from slackwater.policy.placement.fleet import Fleet
+from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.grouped import GroupedPlacement
-from slackwater.policy.placement.groups import Choice, bits, isolated_choice
+from slackwater.policy.placement.groups import GroupChoice, bits, isolated_choice
 from slackwater.policy.placement.horizon_ring import HORIZON_S, FreeNodes, busy_with, smallest_shift
 
 _GROUPS_TRIED = 24
@@ -51,17 +54,18 @@ class _Fit:
 
 
 class HorizonPlacement(GroupedPlacement):
-    """`pack` fills the fullest node group first, `spread` takes free nodes first and then the emptiest group.
+    """`pack` fills the fullest node group first, `spread` takes free nodes first and then the
+    emptiest group.
 
-    `waiting_bound` is the largest share of its time that a job may wait; its SLO bounds it too. With `cold_start` arriving jobs
-    have no trace yet.
+    `waiting_bound` is the largest share of its time that a job may wait; its SLO bounds it too.
+    With `cold_start` arriving jobs have no trace yet.
     """
 
     name = "horizon"
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: FleetView,
         max_group_size: int = MAX_MEMBERS,
         mode: Literal["pack", "spread"] = "pack",
         waiting_bound: float = 0.5,
@@ -89,7 +93,7 @@ class HorizonPlacement(GroupedPlacement):
                 self._unprofiled[job.job] = job.iterations
         return placed
 
-    def _choose(self, job: JobSpec, now_s: float) -> Choice | None:
+    def _choose(self, job: JobSpec, now_s: float) -> GroupChoice | None:
         del now_s
         self._chosen = None
         alone = isolated_choice(self.book, job.profile, "no node group has windows for its trace")
@@ -101,11 +105,14 @@ class HorizonPlacement(GroupedPlacement):
         self._chosen = fit.trace
         return self._as_choice(fit)
 
-    def _as_choice(self, fit: _Fit) -> Choice:
+    def _as_choice(self, fit: _Fit) -> GroupChoice:
         group = self.book.groups[fit.row].group
-        reason = f"its trace fits {group} shifted by {fit.trace.shift_s:.0f} s, one in {fit.trace.period_s:.0f} s"
+        reason = (
+            f"its trace fits {group} shifted by {fit.trace.shift_s:.0f} s, one in "
+            f"{fit.trace.period_s:.0f} s"
+        )
         strategy = Strategy.SCALE if fit.new_nodes else Strategy.PACK
-        return Choice(fit.row, fit.pins, fit.new_nodes, 0, strategy, reason)
+        return GroupChoice(fit.row, fit.pins, fit.new_nodes, 0, strategy, reason)
 
     def _times(self, job: JobSpec, train_nodes: int) -> tuple[int, int]:
         """The fewest and the most recurrences that its bounds and its own cycle allow."""
@@ -173,7 +180,9 @@ class HorizonPlacement(GroupedPlacement):
         return self._free.least(start, max(int(trace.train_s), 1)) >= nodes
 
     def _pinnings(self, job: JobSpec, row: int, new_nodes: int) -> list[int]:
-        """Rollout nodes of the group to try: the least busy that have memory; none if new ones are rented."""
+        """Rollout nodes of the group to try: the least busy that have memory; none if new ones are
+        rented.
+        """
         group, profile = self.book.groups[row], job.profile
         if new_nodes:
             return [0] if len(group.rollout) + new_nodes <= MAX_ROLLOUT_NODES else []
@@ -191,7 +200,9 @@ class HorizonPlacement(GroupedPlacement):
         ]
 
     def _busy(self, row: int, pins: int | None) -> Floats:
-        """Busy windows of a group's train nodes, or of the union of some rollout nodes; kept until the group changes."""
+        """Busy windows of a group's train nodes, or of the union of some rollout nodes; kept until
+        the group changes.
+        """
         kept = self._windows.setdefault(row, {})
         if pins not in kept:
             kept[pins] = self._gather(row, pins)

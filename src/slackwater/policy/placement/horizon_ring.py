@@ -1,4 +1,6 @@
-"""Capacity over a cyclic horizon: free nodes of a pool by the second, and the free windows of one node (PlexRL 4.3.1, 5.2.1)."""
+"""Capacity over a cyclic horizon: free nodes of a pool by the second, and the free windows of one
+node (PlexRL 4.3.1, 5.2.1).
+"""
 
 import numpy as np
 
@@ -78,7 +80,9 @@ def _meets_none(busy: Floats, start: float, end: float) -> bool:
 
 @compiled
 def is_free(busy: Floats, start: float, length: float, seconds: float) -> bool:
-    """Whether a window of the ring meets none of the busy ones; `busy` holds sorted (start, end) that do not overlap or wrap."""
+    """Whether a window of the ring meets none of the busy ones; `busy` holds sorted (start, end)
+    that do not overlap or wrap.
+    """
     if len(busy) == 0:
         return True
     start %= seconds
@@ -92,7 +96,8 @@ def is_free(busy: Floats, start: float, length: float, seconds: float) -> bool:
 def smallest_shift(
     roll_busy: Floats, train_busy: Floats, roll_s: float, train_s: float, times: int, seconds: float
 ) -> float:
-    """The smallest shift at which all of a job's segments, `times` in the horizon, fall into free windows; -1 if there is none.
+    """The smallest shift at which all of a job's segments, `times` in the horizon, fall into free
+    windows; -1 if there is none.
 
     Only shifts at which a segment begins where a busy window ends can be the smallest.
     """
@@ -123,7 +128,9 @@ def smallest_shift(
 
 
 def busy_with(busy: Floats, start: float, length: float, times: int, seconds: float) -> Floats:
-    """Busy windows after a segment that recurs `times` in the horizon is taken, sorted; windows over the end are split."""
+    """Busy windows after a segment that recurs `times` in the horizon is taken, sorted; windows
+    over the end are split.
+    """
     starts = (start + np.arange(times) * (seconds / times)) % seconds
     ends = starts + length
     over = ends > seconds

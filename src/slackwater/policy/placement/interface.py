@@ -1,7 +1,8 @@
 """The interface of all placement policies: which jobs share which nodes.
 
-A policy is a deterministic state machine without I/O: it names the nodes it rents (`rollout-0`, `train-3`, the lowest free
-number first) and gives them back when no job uses them. Whoever drives it compares `rented()` before and after.
+A policy is a deterministic state machine without I/O: it names the nodes it rents (`rollout-0`,
+`train-3`, the lowest free number first) and gives them back when no job uses them. Whoever drives
+it compares `rented()` before and after.
 """
 
 from collections.abc import Sequence
@@ -14,11 +15,11 @@ from slackwater.model.placement import Placement, Refusal
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class JobProgress:
     """How a placed job stands: what it has still to do, and the time that its SLO leaves for it.
 
-    `budget_s` is the time that its SLO leaves for the `iterations_left` (the running one counts whole), of which it lets others use
-    what it did not win by iterations shorter than declared.
+    `budget_s` is the time that its SLO leaves for the `iterations_left` (the running one counts
+    whole), of which it lets others use what it did not win by iterations shorter than declared.
     """
 
     job: JobId
@@ -27,22 +28,28 @@ class Standing:
 
 
 class PlacementPolicy(Protocol):
-    """Which jobs share which nodes. `remove`, `revise`, `isolate` and `rebalance` may answer with moves of jobs already placed.
+    """Which jobs share which nodes. `remove`, `revise`, `isolate` and `rebalance` may answer with
+    moves of jobs already placed.
 
-    A placement that carries a plan replaces the plan of its whole group, from now on. A placement on the nodes that its job
-    has already only brings that plan; on others it is a move, and the job's processes restart there. Whoever drives the policy
-    calls `observe` with all placed jobs just before each of `place`, `remove`, `revise`, `isolate` and `rebalance`.
+    A placement that carries a plan replaces the plan of its whole group, from now on. A placement
+    on the nodes that its job has already only brings that plan; on others it is a move, and the
+    job's processes restart there. Whoever drives the policy calls `observe` with all placed jobs
+    just before each of `place`, `remove`, `revise`, `isolate` and `rebalance`.
     """
 
     @property
     def name(self) -> str: ...
 
-    def observe(self, standings: Sequence[Standing], waiting: Sequence[JobSpec] = ()) -> None:
-        """How the placed jobs stand now, and which jobs want room, with the iterations that they have still to make."""
+    def observe(self, standings: Sequence[JobProgress], waiting: Sequence[JobSpec] = ()) -> None:
+        """How the placed jobs stand now, and which jobs want room, with the iterations that they
+        have still to make.
+        """
         ...
 
     def admission_order(self, waiting: Sequence[JobSpec]) -> Sequence[JobId]:
-        """In which order those that wait (given in order of arrival) are tried when a job has left."""
+        """In which order those that wait (given in order of arrival) are tried when a job
+        has left.
+        """
         ...
 
     def place(self, job: JobSpec, now_s: float) -> Placement | Refusal:
@@ -50,7 +57,9 @@ class PlacementPolicy(Protocol):
         ...
 
     def remove(self, job: JobId, now_s: float) -> Sequence[Placement]:
-        """A job left. Its unshared nodes are given back; answers moves that have become worth while."""
+        """A job left. Its unshared nodes are given back; answers moves that have become worth
+        while.
+        """
         ...
 
     def revise(self, job: JobId, profile: JobProfile, now_s: float) -> Sequence[Placement]:
@@ -58,11 +67,15 @@ class PlacementPolicy(Protocol):
         ...
 
     def isolate(self, job: JobId, now_s: float) -> Sequence[Placement]:
-        """Give a placed job nodes of its own, since its SLO leaves no time for others; empty if there are none."""
+        """Give a placed job nodes of its own, since its SLO leaves no time for others; empty if
+        there are none.
+        """
         ...
 
     def rebalance(self, now_s: float) -> Sequence[Placement]:
-        """Moves that pay, asked for after an arrival or from time to time; most policies never move a job."""
+        """Moves that pay, asked for after an arrival or from time to time; most policies never move
+        a job.
+        """
         ...
 
     def rented(self) -> Sequence[NodeId]:

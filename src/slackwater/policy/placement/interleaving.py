@@ -1,10 +1,13 @@
-"""Interleaving: jobs of unlike periods share nodes in one cycle, and pay for it with the time their SLO leaves.
+"""Interleaving: jobs of unlike periods share nodes in one cycle, and pay for it with the time their
+SLO leaves.
 
-Of group placement three things are given up, and none of its guarantees: a job makes as many iterations per cycle as its bound
-asks for, not one; a group takes members until the bounds are reached, not until it is saturated; and a job's bound
-is its budget, the time that its SLO leaves over the iterations still to make, so that what it ran faster than its bound is
-credit for sharing or for a move. Rollouts may use the train nodes' own bubbles. The place that adds the least cost until the group
-is drained is taken, and jobs of thin groups move when that saves more than the restart costs.
+Of group placement three things are given up, and none of its guarantees: a job makes as many
+iterations per cycle as its bound asks for, not one; a group takes members until the bounds are
+reached, not until it is saturated; and a job's bound is its budget, the time that its SLO leaves
+over the iterations still to make, so that what it ran faster than its bound is credit for sharing
+or for a move. Rollouts may use the train nodes' own bubbles. The place that adds the least cost
+until the group is drained is taken, and jobs of thin groups move when that saves more than the
+restart costs.
 """
 
 from collections.abc import Sequence
@@ -20,12 +23,12 @@ from slackwater.policy.placement.arrival import arriving
 from slackwater.policy.placement.consolidation import Consolidation, Merger, newcomer
 from slackwater.policy.placement.cycle_plan import adopt_cycle, fit_group, kept_period_s
 from slackwater.policy.placement.draining import DrainBound, alone_s, drain_bound, longest_first
-from slackwater.policy.placement.fleet import Fleet
+from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.grouped import GroupedPlacement
-from slackwater.policy.placement.groups import Choice, isolated_choice
-from slackwater.policy.placement.interface import Standing
+from slackwater.policy.placement.groups import GroupChoice, isolated_choice
+from slackwater.policy.placement.interface import JobProgress
 from slackwater.policy.placement.interleaving_scan import scan_cycles, train_shares
-from slackwater.policy.placement.merging import carry_out, sharing_strategy
+from slackwater.policy.placement.merging import execute, sharing_strategy
 
 _MERGERS_AT_ONCE = 4
 
@@ -36,7 +39,7 @@ class Interleaving(GroupedPlacement):
     name = "ours"
 
     def __init__(
-        self, fleet: Fleet, max_group_size: int = MAX_MEMBERS, thin_groups: int = 6
+        self, fleet: FleetView, max_group_size: int = MAX_MEMBERS, thin_groups: int = 6
     ) -> None:
         super().__init__(fleet, max_group_size)
         self.thin_groups = thin_groups
@@ -45,8 +48,10 @@ class Interleaving(GroupedPlacement):
         self._waiting: frozenset[JobId] = frozenset()
         self._drain = DrainBound(np.inf, None)
 
-    def observe(self, standings: Sequence[Standing], waiting: Sequence[JobSpec] = ()) -> None:
-        """Note how jobs stand. On an owned fleet no budget reaches beyond the time at which all could be done."""
+    def observe(self, standings: Sequence[JobProgress], waiting: Sequence[JobSpec] = ()) -> None:
+        """Note how jobs stand. On an owned fleet no budget reaches beyond the time at which all
+        could be done.
+        """
         super().observe(standings, waiting)
         self._waiting = frozenset(spec.job for spec in waiting)
         if self.fleet.owned:
@@ -88,7 +93,7 @@ class Interleaving(GroupedPlacement):
         adopt_cycle(self.book, row, self.book.groups[row].jobs, cycle)
         self._changed.add(row)
 
-    def _choose(self, job: JobSpec, now_s: float) -> Choice | None:
+    def _choose(self, job: JobSpec, now_s: float) -> GroupChoice | None:
         del now_s
         profile, left = job.profile, job.iterations
         if self._must_yield(job):
@@ -117,15 +122,15 @@ class Interleaving(GroupedPlacement):
             and ledger.free(Role.ROLLOUT) >= profile.rollout_nodes
         )
 
-    def _opened_for(self, profile: JobProfile, pins: int, row: int) -> Choice:
+    def _opened_for(self, profile: JobProfile, pins: int, row: int) -> GroupChoice:
         rollout_nodes = profile.rollout_nodes if pins else 0
         strategy = Strategy.ISOLATE if pins else Strategy.COLOCATE
         reason = f"new nodes, on which {self.book.groups[row].group} can join it"
-        return Choice(None, 0, rollout_nodes, profile.train_nodes, strategy, reason)
+        return GroupChoice(None, 0, rollout_nodes, profile.train_nodes, strategy, reason)
 
     def _cheapest_shared(
         self, profile: JobProfile, left: int, budget_s: float, to_beat: float
-    ) -> tuple[Choice | None, float]:
+    ) -> tuple[GroupChoice | None, float]:
         """The group that it joins at the least added cost, if that is below `to_beat`."""
         table, fleet = self.book.table, self.fleet
         row, pins, new_nodes, cost = scan_cycles(
@@ -144,13 +149,16 @@ class Interleaving(GroupedPlacement):
         if row < 0:
             return None, np.inf
         strategy = sharing_strategy(int(pins), int(new_nodes))
-        reason = f"adds ${cost:.0f} until {self.book.groups[row].group} is drained"
-        return Choice(int(row), int(pins), int(new_nodes), 0, strategy, reason), float(cost)
+        group = self.book.groups[row].group
+        reason = f"shares the nodes of {group}: adds ${cost:,.2f} until that has ended"
+        return GroupChoice(int(row), int(pins), int(new_nodes), 0, strategy, reason), float(cost)
 
     def _alone(
         self, profile: JobProfile, left: int, budget_s: float
-    ) -> tuple[Choice | None, float]:
-        """Nodes of its own, at the least cost over its life that its budget allows; infinite if none are free."""
+    ) -> tuple[GroupChoice | None, float]:
+        """Nodes of its own, at the least cost over its life that its budget allows; infinite if
+        none are free.
+        """
         best, best_cost = None, np.inf
         ledger, fleet = self.book.ledger, self.fleet
         for nodes in range(1, profile.train_nodes + 1):
@@ -167,8 +175,10 @@ class Interleaving(GroupedPlacement):
                     ledger.free(Role.ROLLOUT) >= rollout_nodes and ledger.free(Role.TRAIN) >= nodes
                 )
                 if fits and free and cost < best_cost:
-                    reason = f"no group can take it for less than ${cost:.0f} over its life"
-                    best = Choice(None, 0, rollout_nodes, nodes, strategy, reason)
+                    reason = (
+                        f"has nodes of its own (${cost:,.2f} over its life): no group is cheaper"
+                    )
+                    best = GroupChoice(None, 0, rollout_nodes, nodes, strategy, reason)
                     best_cost = cost
         return best, best_cost
 
@@ -182,7 +192,8 @@ class Interleaving(GroupedPlacement):
         return [self.book.placement(moved) for moved in moves]
 
     def _tighten(self, row: int) -> Sequence[Placement]:
-        """After a member left: what remains of the plan is kept, unless a new one saves more than the change may cost.
+        """After a member left: what remains of the plan is kept, unless a new one saves more than
+        the change may cost.
 
         One placement tells the group's new plan; no job changes nodes.
         """
@@ -211,7 +222,9 @@ class Interleaving(GroupedPlacement):
         return [self.book.placement(move.job) for move in moves]
 
     def rebalance(self, now_s: float) -> Sequence[Placement]:
-        """Bring jobs of thin groups together, or lay a group out anew, where that saves more than the restarts cost."""
+        """Bring jobs of thin groups together, or lay a group out anew, where that saves more than
+        the restarts cost.
+        """
         moves: dict[JobId, Placement] = {}
         if self.fleet.owned and not self._waiting:
             return ()
@@ -220,7 +233,7 @@ class Interleaving(GroupedPlacement):
             if merger is None:
                 break
             left = {self.book.members[job].row for job in merger.jobs} - {merger.row}
-            for job in carry_out(self.book, merger, now_s):
+            for job in execute(self.book, merger, now_s):
                 moves[job] = self.book.placement(job)
             self._changed = left | {merger.row}
             for row in left:
@@ -245,7 +258,9 @@ class Interleaving(GroupedPlacement):
         return best
 
     def _thin_rows(self, most_members: int) -> list[int]:
-        """Groups of few members, those that changed first, then those whose train nodes have the most time left."""
+        """Groups of few members, those that changed first, then those whose train nodes have the
+        most time left.
+        """
         table = self.book.table
         shares = train_shares(table.rows, table.members, table.work, table.pins, most_members)
         changed = [row for row in self._changed if row < table.rows]

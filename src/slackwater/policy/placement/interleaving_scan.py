@@ -1,4 +1,6 @@
-"""Scanning all groups for the place of one job that adds the least cost until its group is drained."""
+"""Scanning all groups for the place of one job that adds the least cost until its group is
+drained.
+"""
 
 import numpy as np
 
@@ -13,7 +15,7 @@ from slackwater.policy.columns import (
     Ints,
 )
 from slackwater.policy.compiled import compiled
-from slackwater.policy.placement.arrival import ArrivingJob, Room
+from slackwater.policy.placement.arrival import ArrivingJob, PlacementBudget
 from slackwater.policy.placement.cycle_fitting import (
     MAX_ROUNDS,
     drain_cost,
@@ -63,10 +65,12 @@ def _pinned_cost(
     wanted: int,
     new: int,
     job: ArrivingJob,
-    room: Room,
+    room: PlacementBudget,
     starts: Floats,
 ) -> tuple[int, float]:
-    """Cheapest pinning of the last member on `wanted - new` nodes of the group and `new` added ones: kept nodes or -1, cost."""
+    """Cheapest pinning of the last member on `wanted - new` nodes of the group and `new` added
+    ones: kept nodes or -1, cost.
+    """
     best_kept, best_cost = -1, np.inf
     existing = wanted - new
     present = count_bits(node_mask)
@@ -103,7 +107,7 @@ def _local_cost(
     members: int,
     train_nodes: int,
     job: ArrivingJob,
-    room: Room,
+    room: PlacementBudget,
     starts: Floats,
 ) -> float:
     """Cost with the last member's rollouts on the train nodes; infinite if that does not fit."""
@@ -140,7 +144,7 @@ def _best_in_group(
     before_cost: float,
     to_beat: float,
     job: ArrivingJob,
-    room: Room,
+    room: PlacementBudget,
     starts: Floats,
 ) -> tuple[int, int, float]:
     """Kept pins or -1, new nodes, and added cost of the best way into one group."""
@@ -176,9 +180,11 @@ def _stay_costs(
     pins: Ints,
     cycle_s: Floats,
     job: ArrivingJob,
-    room: Room,
+    room: PlacementBudget,
 ) -> Floats:
-    """What a group's train nodes cost at least from its own end to the job's; infinite where the job cannot go."""
+    """What a group's train nodes cost at least from its own end to the job's; infinite where the
+    job cannot go.
+    """
     costs = np.full(rows, np.inf)
     for row in range(rows):
         count, nodes = members[row], train_nodes[row]
@@ -208,9 +214,11 @@ def scan_cycles(
     pins: Ints,
     cycle_s: Floats,
     job: ArrivingJob,
-    room: Room,
+    room: PlacementBudget,
 ) -> tuple[int, int, int, float]:
-    """Row, kept pins, new rollout nodes and added cost of the cheapest place; row -1 if none costs less than `room.to_beat`."""
+    """Row, kept pins, new rollout nodes and added cost of the cheapest place; row -1 if none costs
+    less than `room.to_beat`.
+    """
     best_row, best_pins, best_new, best_cost = -1, 0, 0, room.to_beat
     trial = np.zeros((work.shape[1], MAX_MEMBERS + 1))
     pinned = np.zeros(MAX_MEMBERS + 1, np.int64)

@@ -6,20 +6,21 @@ from slackwater.model.node import Role
 from slackwater.model.placement import Strategy
 from slackwater.policy.columns import ROLL_S, TRAIN_S
 from slackwater.policy.placement.grouped import GroupedPlacement
-from slackwater.policy.placement.groups import Choice, bits, isolated_choice
+from slackwater.policy.placement.groups import GroupChoice, bits, isolated_choice
 
 
 class JobFractions(GroupedPlacement):
     """Job-level sharing, as Gavel does it, with RL jobs in mind (WEAVE 6.1, Gavel+).
 
-    Each job takes the kind of nodes on which its iterations cost least within its bound: rollout and train nodes, or train nodes only.
-    Jobs share nodes by turns of whole jobs: one that tolerates a slowdown of s needs the fraction 1 / s (and the
-    slowdown of its nodes), so nodes are shared when the fractions sum to one at most. Phases are never interleaved.
+    Each job takes the kind of nodes on which its iterations cost least within its bound: rollout
+    and train nodes, or train nodes only. Jobs share nodes by turns of whole jobs: one that
+    tolerates a slowdown of s needs the fraction 1 / s (and the slowdown of its nodes), so nodes are
+    shared when the fractions sum to one at most. Phases are never interleaved.
     """
 
     name = "gavel"
 
-    def _choose(self, job: JobSpec, now_s: float) -> Choice | None:
+    def _choose(self, job: JobSpec, now_s: float) -> GroupChoice | None:
         del now_s
         profile, fleet = job.profile, self.fleet
         nodes = profile.train_nodes
@@ -39,9 +40,9 @@ class JobFractions(GroupedPlacement):
             return isolated_choice(self.book, profile, "the cheapest nodes for it, whole")
         if self.book.ledger.free(Role.TRAIN) < nodes:
             return None
-        return Choice(None, 0, 0, nodes, Strategy.COLOCATE, "the cheapest nodes for it, whole")
+        return GroupChoice(None, 0, 0, nodes, Strategy.COLOCATE, "the cheapest nodes for it, whole")
 
-    def _shared(self, job: JobSpec, fraction: float, local: bool) -> Choice | None:
+    def _shared(self, job: JobSpec, fraction: float, local: bool) -> GroupChoice | None:
         profile, table = job.profile, self.book.table
         for row, group in sorted(self.book.groups.items()):
             same_shape = (
@@ -59,7 +60,7 @@ class JobFractions(GroupedPlacement):
             taken = sum(self._fraction(member_job) for member_job in group.jobs)
             if same_shape and memory and taken + fraction <= 1 + 1e-9:
                 strategy = Strategy.COLOCATE if local else Strategy.PACK
-                return Choice(row, mask, 0, 0, strategy, f"a fraction of {fraction:.2f}")
+                return GroupChoice(row, mask, 0, 0, strategy, f"a fraction of {fraction:.2f}")
         return None
 
     def _fraction(self, job: JobId) -> float:

@@ -1,7 +1,9 @@
-"""The cheapest way for a few jobs to share one group's train nodes: who rolls out where, and in which cycle.
+"""The cheapest way for a few jobs to share one group's train nodes: who rolls out where, and in
+which cycle.
 
-All ways are tried: each job's rollouts on the train nodes, or on rollout nodes that it has alone or shares. A job whose nodes change is
-moved; the restart is taken from its budget and added to its life.
+All ways are tried: each job's rollouts on the train nodes, or on rollout nodes that it has alone or
+shares. A job whose nodes change is moved; the restart is taken from its budget and added to its
+life.
 """
 
 import numpy as np
@@ -17,11 +19,12 @@ from slackwater.policy.columns import (
     Ints,
 )
 from slackwater.policy.compiled import compiled
-from slackwater.policy.placement.arrival import Room
+from slackwater.policy.placement.arrival import PlacementBudget
 from slackwater.policy.placement.cycle_fitting import MAX_ROUNDS, drain_cost, fit_cycle
 from slackwater.policy.placement.group_scan import count_bits, free_slots
 
-# Rows of `jobs`, one column per job. HERE says that the job has the group's train nodes already, with the pins given.
+# Rows of `jobs`, one column per job. HERE says that the job has the group's train nodes already,
+# with the pins given.
 (
     REMOTE_S,
     LOCAL_S,
@@ -41,7 +44,9 @@ MOVED_FREE = 2.0  # HERE of a job that runs nowhere yet: it takes any nodes with
 
 @compiled
 def next_sharing(block: Ints, jobs: int) -> bool:
-    """The next way to divide jobs into blocks, block 0 being the train nodes; False after the last."""
+    """The next way to divide jobs into blocks, block 0 being the train nodes; False after
+    the last.
+    """
     for j in range(jobs - 1, -1, -1):
         highest = 0
         for i in range(j):
@@ -68,7 +73,9 @@ def _first_bits(mask: int, count: int) -> int:
 def pin_blocks(
     jobs: Floats, current: Ints, block: Ints, count: int, node_mask: int, pins: Ints
 ) -> int:
-    """Give every block nodes: those that a member has already, else new ones. Answers how many are new."""
+    """Give every block nodes: those that a member has already, else new ones. Answers how many are
+    new.
+    """
     claimed = 0
     added = 0
     for b in range(1, count + 1):
@@ -132,7 +139,7 @@ def _fill(
 
 @compiled
 def _least_cost(
-    work: Floats, pins: Ints, count: int, delay_s: Floats, train_nodes: int, room: Room
+    work: Floats, pins: Ints, count: int, delay_s: Floats, train_nodes: int, room: PlacementBudget
 ) -> float:
     """Cost if no job ever waited for another: no cycle makes the layout cheaper."""
     longest = 0.0
@@ -158,7 +165,9 @@ def _least_cost(
 def fit_layout(
     jobs: Floats, current: Ints, pins: Ints, work: Floats, delay_s: Floats, starts: Floats
 ) -> float:
-    """The cycle of jobs under given pins: its period (0 if there is none), rounds in `work`, and starts."""
+    """The cycle of jobs under given pins: its period (0 if there is none), rounds in `work`, and
+    starts.
+    """
     count = jobs.shape[1]
     _fill(jobs, current, pins, count, work, delay_s)
     if count > 1:
@@ -171,9 +180,16 @@ def fit_layout(
 
 @compiled
 def best_layout(
-    jobs: Floats, current: Ints, node_mask: int, train_nodes: int, room: Room, best_pins: Ints
+    jobs: Floats,
+    current: Ints,
+    node_mask: int,
+    train_nodes: int,
+    room: PlacementBudget,
+    best_pins: Ints,
 ) -> float:
-    """Cost until the jobs are done under the cheapest layout, its pins in `best_pins`; infinite if none costs less than `room.to_beat`."""
+    """Cost until the jobs are done under the cheapest layout, its pins in `best_pins`; infinite if
+    none costs less than `room.to_beat`.
+    """
     count = jobs.shape[1]
     block, pins = np.zeros(count, np.int64), np.zeros(count, np.int64)
     work, delay_s = np.zeros((ROUNDS + 1, count)), np.zeros(count)

@@ -1,16 +1,19 @@
-"""Carrying out a merger: jobs of another group come into one, on nodes that it has or that are rented for them."""
+"""Carrying out a merger: jobs of another group come into one, on nodes that it has or that are
+rented for them.
+"""
 
 from slackwater.model.ids import JobId
 from slackwater.model.placement import Strategy
 from slackwater.policy.placement.consolidation import Merger, restart_s
 from slackwater.policy.placement.cycle_plan import adopt_cycle
-from slackwater.policy.placement.groups import Choice, GroupBook, bits
+from slackwater.policy.placement.groups import GroupBook, GroupChoice, bits
 
 
-def carry_out(book: GroupBook, merger: Merger, now_s: float) -> list[JobId]:
+def execute(book: GroupBook, merger: Merger, now_s: float) -> list[JobId]:
     """Move whoever the layout moves, and take up its cycle; the jobs that change nodes.
 
-    A layout names nodes that are not there yet by free bits; `real` says which bit each of them got.
+    A layout names nodes that are not there yet by free bits; `real` says which bit each of them
+    got.
     """
     row = merger.row
     real = {1 << slot: 1 << slot for slot in book.groups[row].rollout}
@@ -26,7 +29,9 @@ def carry_out(book: GroupBook, merger: Merger, now_s: float) -> list[JobId]:
         member.budget_s -= restart_s(book.fleet, member.spec.profile)
         reason = f"sharing {book.groups[row].group} saves ${merger.gain:.0f}"
         strategy = sharing_strategy(kept, len(missing))
-        opened = book.move(job, Choice(row, kept, len(missing), 0, strategy, reason)).pins & ~kept
+        opened = (
+            book.move(job, GroupChoice(row, kept, len(missing), 0, strategy, reason)).pins & ~kept
+        )
         real.update(zip(missing, (1 << slot for slot in bits(opened)), strict=True))
         moved.append(job)
     adopt_cycle(book, row, merger.jobs, merger.layout.cycle)

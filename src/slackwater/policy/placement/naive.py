@@ -1,4 +1,6 @@
-"""Baselines that share without looking at the SLO: a random group, and the most idle one (WEAVE 6.5)."""
+"""Baselines that share without looking at the SLO: a random group, and the most idle one (WEAVE
+6.5).
+"""
 
 import numpy as np
 
@@ -6,14 +8,16 @@ from slackwater.model.job import JobSpec
 from slackwater.model.placement import Strategy
 from slackwater.policy.columns import MAX_MEMBERS, ROLL_S, TRAIN_S
 from slackwater.policy.ordering.round_robin_cycle import load_s, longest_solo_s
-from slackwater.policy.placement.fleet import Fleet
+from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.grouped import GroupedPlacement
-from slackwater.policy.placement.groups import Choice, bits, isolated_choice
+from slackwater.policy.placement.groups import GroupChoice, bits, isolated_choice
 
 
 class _NaivePlacement(GroupedPlacement):
     def _accommodating(self, job: JobSpec) -> list[int]:
-        """Groups with memory for one more, on their train nodes and on enough of their rollout nodes."""
+        """Groups with memory for one more, on their train nodes and on enough of their rollout
+        nodes.
+        """
         table, fleet, profile = self.book.table, self.fleet, job.profile
         rows = []
         for row, group in self.book.groups.items():
@@ -29,8 +33,8 @@ class _NaivePlacement(GroupedPlacement):
         nodes = bits(int(self.book.table.node_mask[row]))
         return [node for node in nodes if used_gb[node] + job.profile.rollout_state_gb <= memory_gb]
 
-    def _join(self, row: int, nodes: list[int], reason: str) -> Choice:
-        return Choice(row, sum(1 << node for node in nodes), 0, 0, Strategy.PACK, reason)
+    def _join(self, row: int, nodes: list[int], reason: str) -> GroupChoice:
+        return GroupChoice(row, sum(1 << node for node in nodes), 0, 0, Strategy.PACK, reason)
 
 
 class RandomPlacement(_NaivePlacement):
@@ -38,11 +42,11 @@ class RandomPlacement(_NaivePlacement):
 
     name = "random"
 
-    def __init__(self, fleet: Fleet, max_group_size: int = MAX_MEMBERS, seed: int = 0) -> None:
+    def __init__(self, fleet: FleetView, max_group_size: int = MAX_MEMBERS, seed: int = 0) -> None:
         super().__init__(fleet, max_group_size)
         self._draws = np.random.default_rng(seed)
 
-    def _choose(self, job: JobSpec, now_s: float) -> Choice | None:
+    def _choose(self, job: JobSpec, now_s: float) -> GroupChoice | None:
         del now_s
         rows = self._accommodating(job)
         alone = isolated_choice(self.book, job.profile, "drawn: a new group")
@@ -55,11 +59,13 @@ class RandomPlacement(_NaivePlacement):
 
 
 class MostIdlePlacement(_NaivePlacement):
-    """The group with the largest share of idle time, and the most idle nodes in it; a new one only if none has memory."""
+    """The group with the largest share of idle time, and the most idle nodes in it; a new one only
+    if none has memory.
+    """
 
     name = "most_idle"
 
-    def _choose(self, job: JobSpec, now_s: float) -> Choice | None:
+    def _choose(self, job: JobSpec, now_s: float) -> GroupChoice | None:
         del now_s
         rows = self._accommodating(job)
         if not rows:

@@ -1,7 +1,9 @@
-"""Dynamic regrouping: group placement that looks for the best grouping of all jobs anew every hour (WEAVE 6.6, the drift baseline).
+"""Dynamic regrouping: group placement that looks for the best grouping of all jobs anew every hour
+(WEAVE 6.6, the drift baseline).
 
-The paper searches by brute force, which no one can do for a running fleet's twenty jobs; here the best of many orders of admission is
-taken, without charging the time of the search. A new grouping is taken up if it saves more than its restarts cost.
+The paper searches by brute force, which no one can do for a running fleet's twenty jobs; here the
+best of many orders of admission is taken, without charging the time of the search. A new grouping
+is taken up if it saves more than its restarts cost.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,9 +14,9 @@ import numpy as np
 from slackwater.model.ids import JobId
 from slackwater.model.job import JobSpec
 from slackwater.model.placement import Placement, Refusal, Strategy
-from slackwater.policy.placement.fleet import Fleet
+from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.group_packing import GroupPlacement
-from slackwater.policy.placement.groups import Choice, bits
+from slackwater.policy.placement.groups import GroupChoice, bits
 
 # What a cheaper grouping is expected to last.
 _LASTS_H = 4.0
@@ -26,7 +28,7 @@ class Regrouping(GroupPlacement):
     name = "regrouping"
 
     def __init__(
-        self, fleet: Fleet, max_group_size: int, every_s: float, orders: int, seed: int
+        self, fleet: FleetView, max_group_size: int, every_s: float, orders: int, seed: int
     ) -> None:
         super().__init__(fleet, max_group_size)
         self._every_s = every_s
@@ -82,7 +84,7 @@ class Regrouping(GroupPlacement):
             return ()
         for job in moving:
             profile = self.book.members[job].spec.profile
-            aside = Choice(
+            aside = GroupChoice(
                 None, 0, profile.rollout_nodes, profile.train_nodes, Strategy.ISOLATE, "aside"
             )
             self.book.move(job, aside)
@@ -98,7 +100,9 @@ class Regrouping(GroupPlacement):
         return price * (self.fleet.move.of(profile) + profile.solo_s) / 3600
 
     def _hosts(self, target: GroupPlacement) -> dict[int, "_Host"]:
-        """For every target group the one that it grows out of, those with most to keep first; no group serves two."""
+        """For every target group the one that it grows out of, those with most to keep first; no
+        group serves two.
+        """
         found = [
             (row, self._host(target, row, host))
             for row, group in target.book.groups.items()
@@ -136,7 +140,9 @@ class Regrouping(GroupPlacement):
         fresh = [slot for slot in wanted if slot not in host.slots]
         train_nodes = int(target.book.table.train_nodes[row]) if host.row is None else 0
         strategy = Strategy.ISOLATE if host.row is None else Strategy.PACK
-        choice = Choice(host.row, known, len(fresh), train_nodes, strategy, "a cheaper grouping")
+        choice = GroupChoice(
+            host.row, known, len(fresh), train_nodes, strategy, "a cheaper grouping"
+        )
         member = self.book.move(job, choice)
         host.slots |= dict(zip(fresh, bits(member.pins & ~known), strict=True))
         host.row = member.row
@@ -144,7 +150,9 @@ class Regrouping(GroupPlacement):
 
 @dataclass(slots=True)
 class _Host:
-    """The group that a target group grows out of: its row, its slots by target slot, and who stays there as pinned."""
+    """The group that a target group grows out of: its row, its slots by target slot, and who stays
+    there as pinned.
+    """
 
     row: int | None
     slots: dict[int, int]

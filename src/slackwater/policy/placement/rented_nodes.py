@@ -4,13 +4,13 @@ import heapq
 
 from slackwater.model.ids import NodeId
 from slackwater.model.node import Role
-from slackwater.policy.placement.fleet import Fleet
+from slackwater.policy.placement.fleet import FleetView
 
 
 class RentedNodes:
     """Rents the lowest free number first, so that the same decisions give the same names."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: FleetView) -> None:
         self._fleet = fleet
         self._pools = {Role.ROLLOUT: fleet.rollout, Role.TRAIN: fleet.train}
         self._returned: dict[Role, list[int]] = {Role.ROLLOUT: [], Role.TRAIN: []}
@@ -57,7 +57,9 @@ class RentedNodes:
         )
 
     def worth_per_h(self, role: Role) -> float:
-        """What a node is worth to a policy: its price; of an owned pool less, the more of its nodes nobody uses."""
+        """What a node is worth to a policy: its price; of an owned pool less, the more of its nodes
+        nobody uses.
+        """
         pool = self._pools[role]
         in_use = self._count[role] / pool.max_nodes if pool.owned else 1.0
         return pool.node_type.price_per_h * in_use

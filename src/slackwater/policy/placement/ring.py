@@ -1,8 +1,9 @@
-"""Time as a ring: which windows of a repeating cycle are free on a group's nodes, and where phases fit into them.
+"""Time as a ring: which windows of a repeating cycle are free on a group's nodes, and where phases
+fit into them.
 
-Row 0 is the train nodes (they run every phase together), row i + 1 is rollout node i. A job's iterations are a chain of
-rollout, train and sync; each phase takes the first free window on its nodes after the phase before it (interval fitting,
-PlexRL 4.3 and 5.2).
+Row 0 is the train nodes (they run every phase together), row i + 1 is rollout node i. A job's
+iterations are a chain of rollout, train and sync; each phase takes the first free window on its
+nodes after the phase before it (interval fitting, PlexRL 4.3 and 5.2).
 """
 
 import numpy as np
@@ -16,7 +17,8 @@ from slackwater.policy.ordering.round_robin_cycle import TOLERANCE_S
 def first_fit_on_s(
     at: Floats, length: Floats, count: int, period_s: float, from_s: float, need_s: float
 ) -> float:
-    """Earliest start from `from_s` on at which one node is free for `need_s`; infinite if there is none in a period.
+    """Earliest start from `from_s` on at which one node is free for `need_s`; infinite if there is
+    none in a period.
 
     Windows are disjoint, and sorted by where in the ring they begin.
     """
@@ -112,7 +114,9 @@ def chain_s(
     from_s: float,
     starts: Floats,
 ) -> float:
-    """Fit `rounds` iterations from `from_s` on into `starts`; how long they take, infinite if more than a period."""
+    """Fit `rounds` iterations from `from_s` on into `starts`; how long they take, infinite if more
+    than a period.
+    """
     ready = from_s
     alone_s = work[ROLL_S, job] + work[TRAIN_S, job] + work[SYNC_S, job]
     for i in range(rounds):
@@ -139,7 +143,9 @@ def insert(
     period_s: float,
     starts: Floats,
 ) -> bool:
-    """Take windows for a job's chain at the shift that leaves it the least waiting (micro-shift); False if none fits."""
+    """Take windows for a job's chain at the shift that leaves it the least waiting (micro-shift);
+    False if none fits.
+    """
     trial = np.zeros_like(starts)
     work_s = rounds * (work[ROLL_S, job] + work[TRAIN_S, job] + work[SYNC_S, job])
     own = 0

@@ -1,4 +1,6 @@
-"""When seeding ends if the step's end is forecast inside the step: ours, beside RLBoost's window in `seeding.py`."""
+"""When seeding ends if the step's end is forecast inside the step: ours, beside RLBoost's window in
+`seeding.py`.
+"""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -17,12 +19,13 @@ from slackwater.policy.rollout.seeding import (
 class BalancedFinish:
     """Stop seeding when going on with it would not bring the step's end any nearer.
 
-    The balance that the adaptive window approaches over steps, found inside each step: the end is forecast
-    for stopping now and for stopping a little later, from the turns that are left, the lengths seen and the
-    step times measured; so a loss or a gain of instances is answered at once. The window is the fallback
-    until enough is known. A trainer that waits takes part again when that saves more than switching costs.
-    Without `seeds` all turns go to remote instances if there are any; without `remembers` every step begins
-    as if it were the first, with nothing known of the trainer's rate or of how forecasts turned out.
+    The balance that the adaptive window approaches over steps, found inside each step: the end is
+    forecast for stopping now and for stopping a little later, from the turns that are left, the
+    lengths seen and the step times measured; so a loss or a gain of instances is answered at once.
+    The window is the fallback until enough is known. A trainer that waits takes part again when
+    that saves more than switching costs. Without `seeds` all turns go to remote instances if there
+    are any; without `remembers` every step begins as if it were the first, with nothing known of
+    the trainer's rate or of how forecasts turned out.
     """
 
     fallback: AdaptiveWindow = field(default_factory=AdaptiveWindow)
@@ -92,13 +95,17 @@ class BalancedFinish:
         return replace(learned, train_tokens_per_s=rate, pace=self._pace(state, times))
 
     def _pace(self, state: SeedingState, times: StepTimes) -> float:
-        """A trainer that waited longer than `wait_share` of the step was promised responses too early."""
+        """A trainer that waited longer than `wait_share` of the step was promised responses too
+        early.
+        """
         share = times.trainer_wait_s / max(times.step_s, 1e-9)
         gain = 2.5 if times.steady else 1.25  # instances that came or went explain part of it
         return min(max(state.pace * math.exp(gain * (share - self.wait_share)), 0.7), 2.0)
 
     def most_remote(self, state: SeedingState, view: SeedingView) -> int | None:
-        """As many as the last step's work would fill; more while the forecast is shorter by `worth` with one more."""
+        """As many as the last step's work would fill; more while the forecast is shorter by `worth`
+        with one more.
+        """
         least = self.fallback.most_remote(state, view)
         if view.forecast is None or len(view.remaining) == 0 or least is None:
             return least

@@ -1,4 +1,6 @@
-"""Which turns move between instances (RLBoost Algorithm 2, CONTINUOUSLB), and the ways it is compared with."""
+"""Which turns move between instances (RLBoost Algorithm 2, CONTINUOUSLB), and the ways it is
+compared with.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ from slackwater.policy.rollout.step_time import StepTime
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class TurnMove:
     """Take up to `count` turns from `source` to `target`: pending ones, or running ones."""
 
     source: InstanceId
@@ -30,7 +32,7 @@ class EngineKnowledge:
 class BalancingPolicy(Protocol):
     """Looks at the fleet now and then, and may move turns."""
 
-    def moves(self, loads: Sequence[InstanceLoad], known: EngineKnowledge) -> Sequence[Move]:
+    def moves(self, loads: Sequence[InstanceLoad], known: EngineKnowledge) -> Sequence[TurnMove]:
         """Decide on the loads of all instances."""
         ...
 
@@ -39,28 +41,29 @@ class BalancingPolicy(Protocol):
 class NoBalancing:
     """Baseline: turns stay where they were sent."""
 
-    def moves(self, loads: Sequence[InstanceLoad], known: EngineKnowledge) -> Sequence[Move]:
+    def moves(self, loads: Sequence[InstanceLoad], known: EngineKnowledge) -> Sequence[TurnMove]:
         del loads, known
         return ()
 
 
 @dataclass(frozen=True, slots=True)
 class FillIdle:
-    """RLBoost: pending turns, one by one, from the fullest to an instance without any, until that is saturated;
-    with nothing pending anywhere, running ones beyond the plateau from the busiest to an idle instance.
+    """RLBoost: pending turns, one by one, from the fullest to an instance without any, until that
+    is saturated; with nothing pending anywhere, running ones beyond the plateau from the busiest to
+    an idle instance.
 
-    The paper's monitor loops without pause; here one call carries its loop on until it would rest, on the loads
-    as the moves change them.
+    The paper's monitor loops without pause; here one call carries its loop on until it would rest,
+    on the loads as the moves change them.
     """
 
-    def moves(self, loads: Sequence[InstanceLoad], known: EngineKnowledge) -> Sequence[Move]:
+    def moves(self, loads: Sequence[InstanceLoad], known: EngineKnowledge) -> Sequence[TurnMove]:
         taking = sorted((load for load in loads if load.accepting), key=lambda load: load.instance)
         if any(load.pending for load in taking):
             return self._pending(taking)
         return self._running(taking, known.plateau) if known.plateau is not None else ()
 
     @staticmethod
-    def _pending(taking: Sequence[InstanceLoad]) -> list[Move]:
+    def _pending(taking: Sequence[InstanceLoad]) -> list[TurnMove]:
         pending = {load.instance: load.pending for load in taking}
         room = {
             load.instance: load.max_running - load.in_flight for load in taking if not load.pending
@@ -80,45 +83,47 @@ class FillIdle:
             pending[source] -= 1
             room[target] -= 1
             space[target] -= context[source]
-        return [Move(*pair, count, running=False) for pair, count in moved.items()]
+        return [TurnMove(*pair, count, running=False) for pair, count in moved.items()]
 
     @staticmethod
-    def _running(taking: Sequence[InstanceLoad], plateau: int) -> list[Move]:
+    def _running(taking: Sequence[InstanceLoad], plateau: int) -> list[TurnMove]:
         executing = {load.instance: load.executing for load in taking}
-        moves: list[Move] = []
+        moves: list[TurnMove] = []
         for idle in (load for load in taking if load.in_flight == 0):
             busiest = max(executing, key=lambda name: (executing[name], name))
             excess = min(executing[busiest] - plateau, idle.max_running)
             if excess <= 0:
                 break
             executing[busiest] -= excess
-            moves.append(Move(busiest, idle.instance, excess, running=True))
+            moves.append(TurnMove(busiest, idle.instance, excess, running=True))
         return moves
 
 
 @dataclass(frozen=True, slots=True)
 class EvenSteps:
-    """Make the slowest instance's step as short as the others': a step ends with its slowest instance.
+    """Make the slowest instance's step as short as the others': a step ends with its slowest
+    instance.
 
-    Pending turns go wherever they can run. Running turns move from the instance with the longest step to the
-    one with the shortest while they differ by more than `tolerance`; a step's length is known per turn and per
-    token of context, so the number to move follows. Idle instances are the extreme case, whatever the plateau:
-    spreading the last turns shortens their steps, because reading their context is most of them.
-    At most `most_moves` a pair and `pairs` pairs at a time, so that prefills never swamp an instance.
+    Pending turns go wherever they can run. Running turns move from the instance with the longest
+    step to the one with the shortest while they differ by more than `tolerance`; a step's length is
+    known per turn and per token of context, so the number to move follows. Idle instances are the
+    extreme case, whatever the plateau: spreading the last turns shortens their steps, because
+    reading their context is most of them. At most `most_moves` a pair and `pairs` pairs at a time,
+    so that prefills never swamp an instance.
     """
 
     tolerance: float = 0.15
     most_moves: int = 16
     pairs: int = 4
 
-    def moves(self, loads: Sequence[InstanceLoad], known: EngineKnowledge) -> Sequence[Move]:
+    def moves(self, loads: Sequence[InstanceLoad], known: EngineKnowledge) -> Sequence[TurnMove]:
         taking = [load for load in loads if load.accepting]
         pending = self._pending(taking)
         if pending or known.step_time is None:
             return pending
         return self._running(taking, known.step_time)
 
-    def _pending(self, taking: Sequence[InstanceLoad]) -> list[Move]:
+    def _pending(self, taking: Sequence[InstanceLoad]) -> list[TurnMove]:
         full = sorted(
             (load for load in taking if load.pending),
             key=lambda load: (-load.pending, load.instance),
@@ -128,7 +133,7 @@ class EvenSteps:
             key=lambda load: (load.kv_load_tokens / load.kv_tokens, load.instance),
         )
         return [
-            Move(
+            TurnMove(
                 source.instance,
                 target.instance,
                 min(
@@ -141,12 +146,12 @@ class EvenSteps:
             for source, target in zip(full[: self.pairs], hungry, strict=False)
         ]
 
-    def _running(self, taking: Sequence[InstanceLoad], step_time: StepTime) -> list[Move]:
+    def _running(self, taking: Sequence[InstanceLoad], step_time: StepTime) -> list[TurnMove]:
         def step_s(load: InstanceLoad) -> float:
             return load.slowness * step_time.step_s(load.executing, load.kv_load_tokens)
 
         by_step = sorted(taking, key=lambda load: (step_s(load), load.instance))
-        moves: list[Move] = []
+        moves: list[TurnMove] = []
         for target, source in zip(by_step[: self.pairs], reversed(by_step), strict=False):
             gap_s = step_s(source) - step_s(target)
             if source.executing < 2 or gap_s <= self.tolerance * step_s(source):
@@ -157,10 +162,12 @@ class EvenSteps:
             count = min(round(gap_s / shift_s) if shift_s > 0 else 0, source.executing // 2)
             count = min(count, self.most_moves, target.max_running - target.in_flight)
             if count > 0:
-                moves.append(Move(source.instance, target.instance, count, running=True))
+                moves.append(TurnMove(source.instance, target.instance, count, running=True))
         return moves
 
 
 def _is_hungry(load: InstanceLoad) -> bool:
-    """Whether it could take more at once; a lent instance may have no memory left for the moment."""
+    """Whether it could take more at once; a lent instance may have no memory left for the
+    moment.
+    """
     return not load.pending and load.in_flight < load.max_running and load.kv_tokens > 0

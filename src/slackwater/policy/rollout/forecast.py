@@ -1,4 +1,6 @@
-"""When will the turns that are left be done, and the step with them? From learned lengths and step times."""
+"""When will the turns that are left be done, and the step with them? From learned lengths and step
+times.
+"""
 
 from dataclasses import dataclass
 
@@ -11,8 +13,10 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Remaining:
-    """The unfinished turns: tokens each still has to make (drawn from the law of lengths), context it has."""
+class RemainingTurns:
+    """The unfinished turns: tokens each still has to make (drawn from the law of lengths), context
+    it has.
+    """
 
     left_tokens: Floats
     context_tokens: Floats
@@ -31,7 +35,7 @@ class Forecast:
     prompt_tokens: float = 0.0
     pace: float = 1.0
 
-    def finish_times_s(self, turns: Remaining, instances: int) -> tuple[Floats, Floats]:
+    def finish_times_s(self, turns: RemainingTurns, instances: int) -> tuple[Floats, Floats]:
         """When each turn ends and how many tokens it then has, shortest first."""
         order = np.argsort(turns.left_tokens, kind="stable")
         left, context = turns.left_tokens[order], turns.context_tokens[order]
@@ -50,8 +54,12 @@ class Forecast:
         steps_s: Floats = shared * crowding * self.pace
         return steps_s
 
-    def after(self, turns: Remaining, instances: int, seconds: float) -> tuple[Remaining, float]:
-        """What is left after so many seconds on so many instances, and the tokens of the turns that ended."""
+    def after(
+        self, turns: RemainingTurns, instances: int, seconds: float
+    ) -> tuple[RemainingTurns, float]:
+        """What is left after so many seconds on so many instances, and the tokens of the turns that
+        ended.
+        """
         if len(turns) == 0:
             return turns, 0.0
         alive = np.array([float(len(turns))])
@@ -60,11 +68,11 @@ class Forecast:
         left = turns.left_tokens - steps
         going = left > 0
         total = turns.left_tokens + turns.context_tokens - self.prompt_tokens
-        rest = Remaining(left[going], turns.context_tokens[going] + steps)
+        rest = RemainingTurns(left[going], turns.context_tokens[going] + steps)
         return rest, float(total[~going].sum())
 
     def step_end_s(
-        self, turns: Remaining, instances: int, ready_tokens: float, trainer_free_s: float
+        self, turns: RemainingTurns, instances: int, ready_tokens: float, trainer_free_s: float
     ) -> float:
         """When the trainer has trained on everything, if it may begin at `trainer_free_s`."""
         rate = self.train_tokens_per_s

@@ -1,4 +1,6 @@
-"""What a rollout policy may look at of one instance. The controller keeps it up to date; policies read it."""
+"""What a rollout policy may look at of one instance. The controller keeps it up to date; policies
+read it.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -10,10 +12,10 @@ from slackwater.model.instance import OWN_KINDS, InstanceKind
 class InstanceLoad:
     """One instance's limits and load.
 
-    `waiting` is what the instance last said it holds but does not run; `kv_load_tokens` its last report
-    plus what was sent since. `homed_tokens` is the context of the trajectories that were here last and will
-    come back. `produced_per_s` is its decode rate between its last two reports; `slowness` how many times as long
-    its steps take as those of the fleet's common law.
+    `waiting` is what the instance last said it holds but does not run; `kv_load_tokens` its last
+    report plus what was sent since. `homed_tokens` is the context of the trajectories that were
+    here last and will come back. `produced_per_s` is its decode rate between its last two reports;
+    `slowness` how many times as long its steps take as those of the fleet's common law.
     """
 
     instance: InstanceId

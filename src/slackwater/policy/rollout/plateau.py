@@ -1,11 +1,13 @@
-"""The batch size at which an engine's throughput stops growing, learned while it runs (RLBoost 4.2.1)."""
+"""The batch size at which an engine's throughput stops growing, learned while it runs (RLBoost
+4.2.1).
+"""
 
 
 class ThroughputProfile:
     """Decode rate by batch size, in buckets of powers of two; newer observations weigh more.
 
-    Context grows as a step goes on and makes the same batch slower; the moving average keeps the table
-    near the present context instead of modelling a second dimension.
+    Context grows as a step goes on and makes the same batch slower; the moving average keeps the
+    table near the present context instead of modelling a second dimension.
     """
 
     def __init__(self, *, weight: float = 0.2, enough: float = 0.9) -> None:
@@ -29,11 +31,6 @@ class ThroughputProfile:
             return None
         bucket = min(self._rate_by_bucket, key=lambda seen: (abs(seen - batch.bit_length()), seen))
         return self._rate_by_bucket[bucket]
-
-    @property
-    def best_rate(self) -> float | None:
-        """The highest rate in the table."""
-        return max(self._rate_by_bucket.values(), default=None)
 
     def plateau(self) -> int | None:
         """The smallest batch with nearly the best rate; None until two sizes have been seen."""

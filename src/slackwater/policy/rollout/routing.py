@@ -1,4 +1,5 @@
-"""Where a turn goes (ROSE 4.3; RLBoost Algorithm 2, SELECTINSTANCE), and the ways it is compared with.
+"""Where a turn goes (ROSE 4.3; RLBoost Algorithm 2, SELECTINSTANCE), and the ways it is compared
+with.
 
 Pure: a need and the loads of the eligible instances in, a placement out; ties are broken by id.
 """
@@ -40,7 +41,8 @@ WAIT = Destination()
 class RoutingPolicy(Protocol):
     """Chooses an instance for a turn among those that hold its weights and may serve its job.
 
-    `warm_first`: an instance with room takes turns whose prefix it holds before those that came earlier.
+    `warm_first`: an instance with room takes turns whose prefix it holds before those that came
+    earlier.
     """
 
     @property
@@ -99,7 +101,8 @@ class ShortestQueue:
 
 @dataclass(frozen=True, slots=True)
 class PinnedTrajectory:
-    """Baseline of ROSE 6.4: a trajectory stays where its first turn went, for life; they are dealt out in turn.
+    """Baseline of ROSE 6.4: a trajectory stays where its first turn went, for life; they are dealt
+    out in turn.
 
     Only when that instance is gone is it dealt again.
     """
@@ -123,7 +126,9 @@ class PinnedTrajectory:
 
 @dataclass(frozen=True, slots=True)
 class LeastLoaded:
-    """Turn-wise: the least loaded own instance with room, else the least loaded other; else wait."""
+    """Turn-wise: the least loaded own instance with room, else the least loaded other; else
+    wait.
+    """
 
     warm_first: bool = False
 

@@ -1,7 +1,8 @@
 """How long training nodes roll out themselves at the start of a step (RLBoost 4.1, Algorithm 1).
 
-Each step begins with local engines generating ("seeding"); then they give way to the trainer, while the
-remote instances go on with the unfinished turns. Pure: state and view in, decision or new state out.
+Each step begins with local engines generating ("seeding"); then they give way to the trainer, while
+the remote instances go on with the unfinished turns. Pure: state and view in, decision or new state
+out.
 """
 
 import math
@@ -9,14 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from slackwater.policy.rollout.forecast import Forecast, Remaining
+from slackwater.policy.rollout.forecast import Forecast, RemainingTurns
 
 
 @dataclass(frozen=True, slots=True)
 class SeedingState:
-    """What is carried from step to step. `memory` is the window that suited each number of instances.
+    """What is carried from step to step. `memory` is the window that suited each number of
+    instances.
 
-    `train_tokens_per_s` is learned; so is `pace`, by how much remote generation is slower than forecast.
+    `train_tokens_per_s` is learned; so is `pace`, by how much remote generation is slower than
+    forecast.
     """
 
     window_s: float
@@ -28,7 +31,9 @@ class SeedingState:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Where a finished step's time went; `steady` if the number of remote instances never changed."""
+    """Where a finished step's time went; `steady` if the number of remote instances never
+    changed.
+    """
 
     train_s: float
     trainer_wait_s: float
@@ -47,7 +52,8 @@ class StepTimes:
 class SeedingView:
     """The step at this moment. Without `forecast` too little has been learned to look ahead.
 
-    `ready_tokens` are complete and not yet trained on. `remote_joined` counts instances that still pull.
+    `ready_tokens` are complete and not yet trained on. `remote_joined` counts instances that still
+    pull.
     """
 
     elapsed_s: float
@@ -58,7 +64,7 @@ class SeedingView:
     turns: int
     turns_left: int
     ready_tokens: float
-    remaining: Remaining
+    remaining: RemainingTurns
     forecast: Forecast | None
 
 
@@ -86,12 +92,16 @@ class SeedingPolicy(Protocol):
         ...
 
     def most_remote(self, state: SeedingState, view: SeedingView) -> int | None:
-        """How many remote instances are worth having for a step that begins like this; None: any number."""
+        """How many remote instances are worth having for a step that begins like this; None: any
+        number.
+        """
         ...
 
 
 def useful_remote(times: StepTimes, window_s: float) -> int | None:
-    """The number of instances with which rollout takes no longer than training (Algorithm 1, line 10)."""
+    """The number of instances with which rollout takes no longer than training (Algorithm 1, line
+    10).
+    """
     if times.train_s <= 0:
         return None
     work = times.remote_s * times.mean_remote + window_s * times.local_engines
@@ -130,10 +140,11 @@ class Colocated:
 class AdaptiveWindow:
     """RLBoost: a window of time, moved by what trainer and instances waited in the last step.
 
-    The window is fixed when the step begins: when it is over the trainer takes its devices, whether instances
-    have their weights yet or not. `initial_s` and `eta` are those of the authors' published manager.
-    Without `seeds` the window is always 0 (all turns go to remote instances if there are any); without
-    `remembers` the window is not looked up when a number of instances returns.
+    The window is fixed when the step begins: when it is over the trainer takes its devices, whether
+    instances have their weights yet or not. `initial_s` and `eta` are those of the authors'
+    published manager. Without `seeds` the window is always 0 (all turns go to remote instances if
+    there are any); without `remembers` the window is not looked up when a number of instances
+    returns.
     """
 
     initial_s: float = 150.0

@@ -1,8 +1,10 @@
-"""How long a decode step takes, learned while engines run: a fixed part, a part per turn, a part per token read.
+"""How long a decode step takes, learned while engines run: a fixed part, a part per turn, a part
+per token read.
 
-Memory-bound decoding reads the weights once a step and every turn's context; so a step's length is linear in
-the batch and in the cached tokens. Three numbers describe an engine, and heartbeats are enough to find them; a
-fourth, the cost of a prefilled token, tells apart what prompts added to the time between two heartbeats.
+Memory-bound decoding reads the weights once a step and every turn's context; so a step's length is
+linear in the batch and in the cached tokens. Three numbers describe an engine, and heartbeats are
+enough to find them; a fourth, the cost of a prefilled token, tells apart what prompts added to the
+time between two heartbeats.
 """
 
 import math
@@ -50,7 +52,9 @@ class StepTimeFit:
     def observe(
         self, batch: float, context_tokens: float, step_s: float, prefilled_tokens: float = 0.0
     ) -> None:
-        """One measurement: what a step of about this batch took, with so much prefilled beside each step."""
+        """One measurement: what a step of about this batch took, with so much prefilled beside each
+        step.
+        """
         if batch <= 0 or step_s <= 0:
             return
         row = np.array([1.0, batch / 100, context_tokens / 1e5, prefilled_tokens / 100])  # near 1
@@ -71,8 +75,9 @@ class StepTimeFit:
         return self._fitted
 
     def _solve(self) -> StepTime:
-        """Drop parts that come out negative, one by one; what is left is near the constrained optimum for
-        nearly orthogonal columns."""
+        """Drop parts that come out negative, one by one; what is left is near the constrained
+        optimum for nearly orthogonal columns.
+        """
         active = [0, 1, 2, 3]
         ridge = 1e-6 * np.trace(self._gram) / 3
         while True:
@@ -88,9 +93,11 @@ class StepTimeFit:
 
 
 class Slowness:
-    """How many times as long one engine takes as the law of all says: 1 unless it is plainly otherwise.
+    """How many times as long one engine takes as the law of all says: 1 unless it is plainly
+    otherwise.
 
-    Engines of a fleet are mostly alike, and measurements scatter; so a difference within `alike` counts as none.
+    Engines of a fleet are mostly alike, and measurements scatter; so a difference within `alike`
+    counts as none.
     """
 
     def __init__(self, *, alike: float = 1.25, follows: float = 0.1) -> None:

@@ -1,4 +1,6 @@
-"""Where a turn goes when its prefix is worth more than a free slot: routing that keeps caches warm."""
+"""Where a turn goes when its prefix is worth more than a free slot: routing that keeps
+caches warm.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,13 +11,14 @@ from slackwater.policy.rollout.routing import WAIT, Destination, TurnNeed, affin
 
 @dataclass(frozen=True, slots=True)
 class KeepWarm:
-    """Trajectories return to the instance that holds their prefix; new ones start where their prefix will last.
+    """Trajectories return to the instance that holds their prefix; new ones start where their
+    prefix will last.
 
-    Affinity alone (ROSE 4.3) goes elsewhere whenever home is full, and starts new trajectories wherever a slot
-    is free; then contexts push each other out of the caches and every turn is prefilled again. Here a turn waits
-    for its home, unless another instance is so empty (`idle_share` of its slots in use) that a prefill there
-    costs less; and a new trajectory starts only where the contexts of those at home, with room to grow
-    (`growth`), still fit.
+    Affinity alone (ROSE 4.3) goes elsewhere whenever home is full, and starts new trajectories
+    wherever a slot is free; then contexts push each other out of the caches and every turn is
+    prefilled again. Here a turn waits for its home, unless another instance is so empty
+    (`idle_share` of its slots in use) that a prefill there costs less; and a new trajectory starts
+    only where the contexts of those at home, with room to grow (`growth`), still fit.
     """
 
     growth: float = 1.5

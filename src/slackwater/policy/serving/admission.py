@@ -1,6 +1,7 @@
 """Whether a rollout may have the device for one step now, and how large a step (ROSE 4.1).
 
-One workload at a time. A step of a rollout is all its decoding requests and some tokens of its prompts.
+One workload at a time. A step of a rollout is all its decoding requests and some tokens of its
+prompts.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from slackwater.policy.serving.slack import DeviceState, tpot_slack_s, ttft_slac
 _FINEST_CHUNK = 32  # tokens; a smaller part of a prompt is not worth a step
 
 
-class Grant(NamedTuple):
+class RolloutGrant(NamedTuple):
     """One rollout step with at most `prompt_tokens` of prompts, predicted to take `step_s`."""
 
     prompt_tokens: int
@@ -22,7 +23,7 @@ class Grant(NamedTuple):
 class AdmissionRule(Protocol):
     """Decides for one device at one moment; the rollout has work."""
 
-    def grant(self, state: DeviceState) -> Grant | None:
+    def grant(self, state: DeviceState) -> RolloutGrant | None:
         """A step, or None: the device serves, or rests."""
         ...
 
@@ -39,25 +40,27 @@ def rollout_step_s(state: DeviceState, prompt_tokens: int) -> float:
 class NoLending:
     """The service keeps its device to itself."""
 
-    def grant(self, state: DeviceState) -> Grant | None:
+    def grant(self, state: DeviceState) -> RolloutGrant | None:
         del state
         return None
 
 
 @dataclass(frozen=True, slots=True)
-class Alternate:
-    """Memory is shared with care and the device is not: a step of each in turn, as spatial sharing gives.
+class AlternateSteps:
+    """Memory is shared with care and the device is not: a step of each in turn, as spatial sharing
+    gives.
 
-    With a large chunk it is what multiplexing engines do that treat both as requests alike (ROSE 6.1).
+    With a large chunk it is what multiplexing engines do that treat both as requests alike (ROSE
+    6.1).
     """
 
     chunk_tokens: int = 512
 
-    def grant(self, state: DeviceState) -> Grant | None:
+    def grant(self, state: DeviceState) -> RolloutGrant | None:
         if state.serving.busy and not state.served_last:
             return None
         tokens = min(self.chunk_tokens, state.rollout.prompt_tokens)
-        return Grant(tokens, rollout_step_s(state, tokens))
+        return RolloutGrant(tokens, rollout_step_s(state, tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ class SlackGate:
     tpot: bool = True
     chunk_tokens: int = 512
 
-    def grant(self, state: DeviceState) -> Grant | None:
+    def grant(self, state: DeviceState) -> RolloutGrant | None:
         if state.serving.busy and not state.served_last:
             return None
         slack_s = ttft_slack_s(state) if self.ttft else float("inf")
@@ -80,24 +83,24 @@ class SlackGate:
         tokens = min(self.chunk_tokens, state.rollout.prompt_tokens)
         step_s = rollout_step_s(state, tokens)
         if step_s <= slack_s:
-            return Grant(tokens, step_s)
+            return RolloutGrant(tokens, step_s)
         if tokens and state.rollout.decoding:
             step_s = rollout_step_s(state, 0)
             if step_s <= slack_s:
-                return Grant(0, step_s)
+                return RolloutGrant(0, step_s)
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class Foresight:
-    """Ours. Queued prompts go first, since delaying them frees nothing; decoding is paced, since a decode step
-    later is the same step; and room is kept for the prompts that may come.
+    """Ours. Queued prompts go first, since delaying them frees nothing; decoding is paced, since a
+    decode step later is the same step; and room is kept for the prompts that may come.
 
-    - A step may take what the TTFT promise leaves after the work that may come within it (`coming_s`), at least
-      `least_share` of the promise, and at most `most_share` if it carries prompt tokens: that is the longest that
-      an arrival finds the device taken.
-    - Between two tokens of the service rollouts have at most `pace` of what TPOT leaves after the service's own step,
-      and nothing while any request's mean is behind.
+    - A step may take what the TTFT promise leaves after the work that may come within it
+      (`coming_s`), at least `least_share` of the promise, and at most `most_share` if it carries
+      prompt tokens: that is the longest that an arrival finds the device taken.
+    - Between two tokens of the service rollouts have at most `pace` of what TPOT leaves after the
+      service's own step, and nothing while any request's mean is behind.
     - The chunk is as large as fits.
     """
 
@@ -110,7 +113,7 @@ class Foresight:
         if not 0 < self.pace < 1:
             raise ConfigError.of("pace", self.pace, "must be between 0 and 1")
 
-    def grant(self, state: DeviceState) -> Grant | None:
+    def grant(self, state: DeviceState) -> RolloutGrant | None:
         serving, slo, rollout = state.serving, state.slo, state.rollout
         if serving.queued:
             return None
@@ -125,7 +128,7 @@ class Foresight:
         if least_s > limit_s:
             return None
         if not rollout.prompt_tokens:
-            return Grant(0, least_s)
+            return RolloutGrant(0, least_s)
         # A hair less, so that rounding does not carry the step over its limit.
         chunk_s = 0.999999 * min(limit_s, self.most_share * slo.ttft_s) / state.rollout_factor
         most = min(self.most_tokens, rollout.prompt_tokens)
@@ -133,5 +136,5 @@ class Foresight:
             chunk_s, rollout.decoding, rollout.context, rollout.prompt_context, most
         )
         if tokens < min(most, _FINEST_CHUNK):
-            return Grant(0, least_s) if rollout.decoding else None
-        return Grant(tokens, rollout_step_s(state, tokens))
+            return RolloutGrant(0, least_s) if rollout.decoding else None
+        return RolloutGrant(tokens, rollout_step_s(state, tokens))

@@ -1,7 +1,7 @@
 """Who has a serving device for the next step: the service, the rollout, or nobody.
 
-One arbiter per device, the same in the live executor and in the simulator. It holds what was learned of the device
-(costs, arrivals) and of its memory (the budget); it touches nothing.
+One arbiter per device, the same in the live executor and in the simulator. It holds what was
+learned of the device (costs, arrivals) and of its memory (the budget); it touches nothing.
 """
 
 from enum import StrEnum
@@ -9,8 +9,8 @@ from sys import maxsize
 from typing import TypeAlias
 
 from slackwater.model.serving import ServingSlo
-from slackwater.policy.serving.admission import Grant
-from slackwater.policy.serving.coming_work import ComingWork
+from slackwater.policy.serving.admission import RolloutGrant
+from slackwater.policy.serving.coming_work import WorkForecast
 from slackwater.policy.serving.kv_budget import KvBudget
 from slackwater.policy.serving.modes import LendingMode
 from slackwater.policy.serving.overload import Overload
@@ -30,7 +30,7 @@ class Turn(StrEnum):
     REST = "rest"
 
 
-NextStep: TypeAlias = Turn | Grant
+NextStep: TypeAlias = Turn | RolloutGrant
 
 
 class Arbiter:
@@ -49,7 +49,7 @@ class Arbiter:
         self.mode, self.slo = mode, slo
         self.budget = KvBudget(capacity, mode.budget)
         self._serving_ratio, self._rollout_ratio = Correction(), Correction()
-        self._coming = ComingWork(slo.ttft_s, slo.share)
+        self._coming = WorkForecast(slo.ttft_s, slo.share)
         self._state = DeviceState(
             now_s=0.0,
             slo=slo,
@@ -101,11 +101,15 @@ class Arbiter:
 
     # ---- the promise ----
     def look(self, now_s: float) -> None:
-        """Set `stopped`: the service breaks its promise, so that nothing is lent, neither time nor memory."""
+        """Set `stopped`: the service breaks its promise, so that nothing is lent, neither time nor
+        memory.
+        """
         self.stopped = self.mode.stops and self._overload.broken(now_s)
 
     def keeps_promise(self, now_s: float) -> bool:
-        """For the lender, from any thread: False takes the device back. Modes that never stop are always sure."""
+        """For the lender, from any thread: False takes the device back. Modes that never stop are
+        always sure.
+        """
         return not (self.mode.stops and self._overload.broken(now_s))
 
     def first_token(self, now_s: float, ttft_s: float) -> None:
@@ -125,7 +129,9 @@ class Arbiter:
         self._state.serving_factor = ratio.upper
 
     def needed_s(self, work: StepWork, took_s: float) -> float:
-        """How much of a service's step it needs: a decode step can be run as rarely as TPOT allows."""
+        """How much of a service's step it needs: a decode step can be run as rarely as TPOT
+        allows.
+        """
         return took_s if work.prompt_pairs else took_s * min(took_s / self.slo.tpot_s, 1.0)
 
     def rolled_out(self, work: StepWork, took_s: float) -> None:
@@ -151,7 +157,9 @@ class Arbiter:
         return whole - self.lent if self.mode.memory == "static" else whole
 
     def step_began(self, serving_use: int) -> None:
-        """An RL step begins: the budget is set anew from what the service used since the last one."""
+        """An RL step begins: the budget is set anew from what the service used since the
+        last one.
+        """
         if self.mode.memory == "preemptive":
             self.budget = self.budget.for_step(max(self._serving_peak, serving_use))
             self._watch_budget()

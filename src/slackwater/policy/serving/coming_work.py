@@ -4,11 +4,11 @@ from bisect import bisect_left, insort
 from collections import deque
 
 
-class ComingWork:
+class WorkForecast:
     """A quantile of the work that came within `window_s` before an arrival, itself included.
 
-    Seen from a request, that is what stands before it in the queue if nothing was served meanwhile. The last
-    `kept` arrivals count, so that it follows the hours of the day.
+    Seen from a request, that is what stands before it in the queue if nothing was served meanwhile.
+    The last `kept` arrivals count, so that it follows the hours of the day.
     """
 
     def __init__(self, window_s: float, share: float = 0.99, kept: int = 1024) -> None:

@@ -1,4 +1,5 @@
-"""How much KV memory a service lends: set at each RL step, halved under pressure, then frozen (ROSE 4.1).
+"""How much KV memory a service lends: set at each RL step, halved under pressure, then frozen (ROSE
+4.1).
 
 Counted in pages, or in any unit that both models' memory is counted in.
 """
@@ -10,8 +11,9 @@ from slackwater.model.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class KvBudgetRule:
-    """`headroom_share` of the capacity stays free beside recent use; pressure begins when the service has
-    used `watermark` of that headroom, and takes all but `kept_share` of what is lent."""
+    """`headroom_share` of the capacity stays free beside recent use; pressure begins when the
+    service has used `watermark` of that headroom, and takes all but `kept_share` of what is lent.
+    """
 
     headroom_share: float = 0.2
     watermark: float = 0.5
@@ -50,7 +52,9 @@ class KvBudget:
         return replace(self, lent=lent, cuts=0)
 
     def under(self, serving_use: int) -> "KvBudget":
-        """The budget now that the service uses so much: the same, or cut until it is no pressure any more."""
+        """The budget now that the service uses so much: the same, or cut until it is no pressure
+        any more.
+        """
         budget = self
         while budget.lent > 0 and serving_use > budget.pressed_above:
             kept = int(budget.lent * self.rule.kept_share)

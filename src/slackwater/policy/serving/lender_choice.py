@@ -1,4 +1,6 @@
-"""Which serving nodes lend, and to which job (ROSE 4, system workflow: those with the lowest recent KV use)."""
+"""Which serving nodes lend, and to which job (ROSE 4, system workflow: those with the lowest recent
+KV use).
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +11,9 @@ from slackwater.model.ids import JobId, NodeId, ServiceName
 
 @dataclass(frozen=True, slots=True)
 class LendableNode:
-    """A node that lends to nobody: the largest share of its KV memory and of its time used lately."""
+    """A node that lends to nobody: the largest share of its KV memory and of its time used
+    lately.
+    """
 
     node: NodeId
     service: ServiceName
@@ -19,7 +23,8 @@ class LendableNode:
 
 @dataclass(frozen=True, slots=True)
 class LenderRule:
-    """A node lends while less than `most_kv` of its memory and `most_busy` of its time is used by its service.
+    """A node lends while less than `most_kv` of its memory and `most_busy` of its time is used by
+    its service.
 
     One that lends is taken back above `back_kv` or `back_busy`, and rests for `rest_s` then.
     """

@@ -6,7 +6,7 @@ from typing import Literal
 from slackwater.model.errors import ConfigError
 from slackwater.policy.serving.admission import (
     AdmissionRule,
-    Alternate,
+    AlternateSteps,
     Foresight,
     NoLending,
     SlackGate,
@@ -19,8 +19,9 @@ MemoryRule = Literal["none", "static", "preemptive"]
 
 @dataclass(frozen=True, slots=True)
 class LendingMode:
-    """Whose memory, which prefixes stay, who computes. One that `stops` lends nothing while the service breaks
-    its promise (`overload.py`)."""
+    """Whose memory, which prefixes stay, who computes. One that `stops` lends nothing while the
+    service breaks its promise (`overload.py`).
+    """
 
     name: str
     memory: MemoryRule
@@ -39,13 +40,13 @@ MODES: dict[str, LendingMode] = {
     mode.name: mode
     for mode in (
         LendingMode("none", "none", NoLending(), _NO_PREFIXES),
-        LendingMode("static", "static", Alternate(), _NO_PREFIXES),
-        LendingMode("preempt", "preemptive", Alternate(), _NO_PREFIXES),
-        LendingMode("prefix", "preemptive", Alternate()),
+        LendingMode("static", "static", AlternateSteps(), _NO_PREFIXES),
+        LendingMode("preempt", "preemptive", AlternateSteps(), _NO_PREFIXES),
+        LendingMode("prefix", "preemptive", AlternateSteps()),
         LendingMode("ttft", "preemptive", SlackGate(tpot=False)),
         LendingMode("tpot", "preemptive", SlackGate(ttft=False)),
         LendingMode("dual", "preemptive", SlackGate(), stops=True),
-        LendingMode("multiplex", "preemptive", Alternate(chunk_tokens=8192), _NO_PREFIXES),
+        LendingMode("multiplex", "preemptive", AlternateSteps(chunk_tokens=8192), _NO_PREFIXES),
         LendingMode("ours", "preemptive", Foresight(), stops=True),
     )
 }

@@ -1,7 +1,7 @@
 """Whether a service breaks its promise lately: then nothing is lent, whoever is to blame.
 
-A service that misses more requests than its promise allows has no slack, whatever the slack of the next step says: work
-that a rollout puts off comes back in the next burst.
+A service that misses more requests than its promise allows has no slack, whatever the slack of the
+next step says: work that a rollout puts off comes back in the next burst.
 """
 
 from collections import deque
@@ -12,8 +12,9 @@ from slackwater.model.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class OverloadRule:
-    """Broken: more than the promised share of the requests of the last `window_s` missed, and at least
-    `least_misses`, since one request alone says nothing about a share of many."""
+    """Broken: more than the promised share of the requests of the last `window_s` missed, and at
+    least `least_misses`, since one request alone says nothing about a share of many.
+    """
 
     window_s: float = 30.0
     least_misses: int = 2

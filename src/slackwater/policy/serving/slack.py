@@ -1,4 +1,6 @@
-"""How much later the service's next work could start without a broken promise (ROSE 4.1, eq. 1 and 2)."""
+"""How much later the service's next work could start without a broken promise (ROSE 4.1, eq. 1 and
+2).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,8 +24,9 @@ class QueuedPrompt(NamedTuple):
 class ServingState:
     """The service on one device, in the order in which it will be served.
 
-    `oldest_token_s`: when the decoding request that waits longest had its last token. `mean_due_s`: by when
-    the next token must be out so that no decoding request's mean time per token is above the promise.
+    `oldest_token_s`: when the decoding request that waits longest had its last token. `mean_due_s`:
+    by when the next token must be out so that no decoding request's mean time per token is above
+    the promise.
     """
 
     queued: Sequence[QueuedPrompt] = ()
@@ -53,9 +56,11 @@ class RolloutState:
 
 @dataclass(slots=True)
 class DeviceState:
-    """What an admission rule looks at. Costs are multiplied with their factor to be on the safe side.
+    """What an admission rule looks at. Costs are multiplied with their factor to be on the safe
+    side.
 
-    `coming_s` is prefill work that may arrive within the TTFT promise; `served_last` tells who had the last step.
+    `coming_s` is prefill work that may arrive within the TTFT promise; `served_last` tells who had
+    the last step.
     """
 
     now_s: float
@@ -74,7 +79,8 @@ class DeviceState:
 def ttft_slack_s(state: DeviceState) -> float:
     """The least over queued prompts, each taken as if it were alone (ROSE eq. 1).
 
-    A prompt's last, shorter step is put on the straight line between a step of one row and a full one.
+    A prompt's last, shorter step is put on the straight line between a step of one row and a full
+    one.
     """
     queued = state.serving.queued
     if not queued:

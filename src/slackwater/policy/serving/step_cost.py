@@ -1,4 +1,6 @@
-"""What a step of a model costs on a device: measured at the start, corrected while it runs (ROSE 4.1)."""
+"""What a step of a model costs on a device: measured at the start, corrected while it runs (ROSE
+4.1).
+"""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -15,8 +17,8 @@ from slackwater.model.errors import ConfigError
 class StepWork(NamedTuple):
     """One step: `rows` go through the weights, `pairs` of token and context through attention.
 
-    A decoding request is one row and as many pairs as its context is long; a prompt's chunk of n tokens
-    after c others is n rows and about n * (c + n / 2) `prompt_pairs`, which cost less each.
+    A decoding request is one row and as many pairs as its context is long; a prompt's chunk of n
+    tokens after c others is n rows and about n * (c + n / 2) `prompt_pairs`, which cost less each.
     """
 
     rows: int
@@ -33,7 +35,7 @@ def step_work(
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class StepCostCurve:
     """Seconds by rows, with straight lines between the sizes measured and beyond the last."""
 
     rows: tuple[int, ...]
@@ -64,10 +66,12 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """A step with tokens of prompts costs by `prompt`, one that only decodes by `decode`; and both by pairs."""
+    """A step with tokens of prompts costs by `prompt`, one that only decodes by `decode`; and both
+    by pairs.
+    """
 
-    prompt: Curve
-    decode: Curve
+    prompt: StepCostCurve
+    decode: StepCostCurve
     pair_s: float = 0.0
     prompt_pair_s: float = 0.0
 
@@ -80,7 +84,7 @@ class StepCost:
         prompt_pair_s: float = 0.0,
     ) -> "StepCost":
         """Of a device to which a row is a row."""
-        curve = Curve(tuple(rows), tuple(seconds))
+        curve = StepCostCurve(tuple(rows), tuple(seconds))
         return cls(curve, curve, pair_s, prompt_pair_s)
 
     def step_s(self, work: StepWork) -> float:
@@ -105,10 +109,11 @@ class StepCost:
     def chunk_within(
         self, limit_s: float, decoding: int, context: float, prompt_context: float, most: int
     ) -> int:
-        """The most tokens of a prompt, `most` at most, that a step of `limit_s` has room for; 0 if none.
+        """The most tokens of a prompt, `most` at most, that a step of `limit_s` has room for; 0 if
+        none.
 
-        Along each straight line of the curve the step is a parabola in the tokens: the last line whose
-        first token fits is solved.
+        Along each straight line of the curve the step is a parabola in the tokens: the last line
+        whose first token fits is solved.
         """
         curve, pair_s, half_s = self.prompt, self.prompt_pair_s, self.prompt_pair_s / 2
         spare_s, context_s = limit_s - context * self.pair_s, pair_s * prompt_context
@@ -131,7 +136,8 @@ class StepCost:
             low, low_s = tokens, size_s
         slope_s = (high_s - low_s) / max(high - low, 1)
         linear_s, left_s = slope_s + context_s, spare_s - low_s + slope_s * low
-        # The root of half_s * n ** 2 + linear_s * n = left_s, written so that a half_s of 0 divides nothing.
+        # The root of half_s * n ** 2 + linear_s * n = left_s, written so that a half_s of 0 divides
+        # nothing.
         root = linear_s + sqrt(max(linear_s * linear_s + 4 * half_s * left_s, 0.0))
         return min(max(int(2 * left_s / root), low), high) if root > 0 else low
 
@@ -146,13 +152,15 @@ class StepCost:
 def fit_step_cost(
     prompts: Sequence[tuple[StepWork, float]], decodes: Sequence[tuple[StepWork, float]]
 ) -> StepCost:
-    """From measured steps. Of each kind, the least pairs by rows give the curve, the most what pairs add."""
+    """From measured steps. Of each kind, the least pairs by rows give the curve, the most what
+    pairs add.
+    """
     prompt, prompt_pair_s = _fit(prompts, "prompt_pairs")
     decode, pair_s = _fit(decodes, "pairs")
     return StepCost(prompt, decode, pair_s, prompt_pair_s)
 
 
-def _fit(samples: Sequence[tuple[StepWork, float]], kind: str) -> tuple[Curve, float]:
+def _fit(samples: Sequence[tuple[StepWork, float]], kind: str) -> tuple[StepCostCurve, float]:
     most = max(getattr(work, kind) for work, _ in samples)
     far = [(work, took_s) for work, took_s in samples if getattr(work, kind) > most / 2]
     near: dict[int, list[tuple[float, float]]] = {}
@@ -167,7 +175,7 @@ def _fit(samples: Sequence[tuple[StepWork, float]], kind: str) -> tuple[Curve, f
     if len(sizes) == 1:
         sizes, medians = [sizes[0], sizes[0] + 1], [medians[0], medians[0]]
     rising = np.maximum.accumulate(np.array(medians)).tolist()
-    curve = Curve(tuple(sizes), tuple(rising))
+    curve = StepCostCurve(tuple(sizes), tuple(rising))
     rates = [
         (took_s - curve.at(work.rows)) / (getattr(work, kind) - least.get(work.rows, 0.0))
         for work, took_s in far
@@ -177,7 +185,9 @@ def _fit(samples: Sequence[tuple[StepWork, float]], kind: str) -> tuple[Curve, f
 
 
 class Correction:
-    """How far what happens is from what was predicted: a mean ratio and its spread, newest weighing most."""
+    """How far what happens is from what was predicted: a mean ratio and its spread, newest weighing
+    most.
+    """
 
     def __init__(self, weight: float = 0.05) -> None:
         self._weight = weight
@@ -193,7 +203,9 @@ class Correction:
         self.mean += self._weight * (ratio - self.mean)
 
     def relax(self) -> None:
-        """Nothing ran because of what was seen: believe it a little less, or nothing would ever be seen again."""
+        """Nothing ran because of what was seen: believe it a little less, or nothing would ever be
+        seen again.
+        """
         self.mean += 0.02 * (1.0 - self.mean)
         self.spread *= 0.98
 

@@ -1,28 +1,68 @@
-"""Whether a node can keep one more deployment's state: the residency constraint (WEAVE 3.2, 4.1), decided before anything is placed."""
+"""Whether a node can keep one more deployment's state: the residency constraint (WEAVE 3.2, 4.1),
+decided before anything is placed.
+"""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from slackwater.model.residency import StateBudgets
 
-Sizes = tuple[int, int, bool]  # bytes on the device, bytes on the host, whether it must stay warm
+
+@dataclass(frozen=True, slots=True)
+class ImageSize:
+    """An image on the host or on disk; a `warm` one has its place on the host for good."""
+
+    bytes: int
+    warm: bool
 
 
-def refusal(budgets: StateBudgets, kept: Sequence[Sizes], asked: Sizes) -> str | None:
+@dataclass(frozen=True, slots=True)
+class DeploymentNeeds:
+    """What a deployment must have together to run: so much of the device, and these images."""
+
+    device_bytes: int
+    images: tuple[str, ...]
+
+
+def refusal(
+    budgets: StateBudgets,
+    images: Mapping[str, ImageSize],
+    kept: Sequence[DeploymentNeeds],
+    asked: DeploymentNeeds,
+) -> str | None:
     """Why the deployment does not fit beside those that are kept; None if it does.
 
-    Warm ones have their places on the host for good; of the others the largest must fit beside them, and all of them on disk,
-    so that whatever is asked for can always be brought up.
+    `images` are those of all of them; one that several share is there once. Warm ones have their
+    places on the host for good. The others must all fit on disk, and those that any one deployment
+    needs together must fit beside the warm ones, so that whatever is asked for can be brought up.
     """
-    device, host, _ = asked
-    if device > budgets.device_bytes:
-        return f"needs {device} bytes on the device, of which the node gives {budgets.device_bytes}"
-    everyone = [*kept, asked]
-    reserved = sum(size for _, size, warm in everyone if warm)
-    largest = max((size for _, size, warm in everyone if not warm), default=0)
-    if reserved + largest > budgets.host_bytes:
-        left = budgets.host_bytes - sum(size for _, size, warm in kept if warm)
-        return f"needs {host} bytes of host memory to stay warm, of which {max(left, 0)} of {budgets.host_bytes} are not reserved"
-    spilled = sum(size for _, size, warm in everyone if not warm)
+    if asked.device_bytes > budgets.device_bytes:
+        return (
+            f"needs {asked.device_bytes} bytes on the device, "
+            f"of which the node gives {budgets.device_bytes}; raise residency.device_mb"
+        )
+
+    def size(names: Sequence[str], *, warm: bool) -> int:
+        return sum(images[name].bytes for name in names if images[name].warm is warm)
+
+    held = {name for each in kept for name in each.images}
+    fresh = [name for name in asked.images if name not in held]
+    reserved = size(list(images), warm=True)
+    together = [size(each.images, warm=False) for each in (*kept, asked)]
+    if reserved + max(together) > budgets.host_bytes:
+        need = size(asked.images, warm=False) + size(fresh, warm=True)
+        left = max(budgets.host_bytes - reserved + size(fresh, warm=True), 0)
+        why = " to stay warm" if size(fresh, warm=True) else " to come up"
+        return (
+            f"needs {need} bytes of host memory{why}, of which {left} of {budgets.host_bytes} "
+            "are not reserved; raise residency.host_mb or remove another model first"
+        )
+    spilled = size(list(images), warm=False)
     if spilled > budgets.disk_bytes:
-        return f"needs {host} bytes of the disk tier, which has {budgets.disk_bytes} for {spilled}"
+        need = size(fresh, warm=False)
+        left = max(budgets.disk_bytes - spilled + need, 0)
+        return (
+            f"needs {need} bytes of the disk tier, of which {left} of {budgets.disk_bytes} "
+            "are not taken; raise residency.disk_mb or remove another model first"
+        )
     return None

@@ -1,23 +1,24 @@
-"""The canonical form of a deployment's state: each part once, at a place of one image (PlexRL 4.5.2).
+"""The canonical form of a deployment's state: each part once, at a place of one image (PlexRL
+4.5.2).
 
-Parts are known by key, so that data-parallel replicas, which bring the same keys, are stored once, and any slicing can be rebuilt
-from the slices that are stored.
+Parts are known by key, so that data-parallel replicas, which bring the same keys, are stored once,
+and any slicing can be rebuilt from the slices that are stored.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from slackwater.model.errors import ConfigError
-from slackwater.model.residency import Part, Role, StateKey
+from slackwater.model.residency import PartRole, StateKey, StoredPart
 
 _RUN_ALIGNMENT = 64  # where the kind changes; inside a kind parts lie end to end, as one vector
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ImageLayout:
     """Where each part begins in the image, in order, and the image's length."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[StoredPart, ...]
     offsets: tuple[int, ...]
     bytes: int
 
@@ -29,12 +30,12 @@ class Layout:
         raise KeyError(str(key))
 
 
-def laid_out(parts: Sequence[Part]) -> Layout:
+def laid_out(parts: Sequence[StoredPart]) -> ImageLayout:
     """The parts in their order, each once; vectors of one kind and type stay whole."""
     offsets: list[int] = []
     chosen = list(unique(parts))
     stop = 0
-    before: tuple[str, str, Role] | None = None
+    before: tuple[str, str, PartRole] | None = None
     for part in chosen:
         run = (part.key.kind, part.dtype, part.role)
         if run != before:
@@ -42,7 +43,7 @@ def laid_out(parts: Sequence[Part]) -> Layout:
         before = run
         offsets.append(stop)
         stop += part.bytes
-    return Layout(tuple(chosen), tuple(offsets), stop)
+    return ImageLayout(tuple(chosen), tuple(offsets), stop)
 
 
 def aligned(place: int, to: int) -> int:
@@ -50,9 +51,9 @@ def aligned(place: int, to: int) -> int:
     return -(-place // to) * to
 
 
-def unique(parts: Iterable[Part]) -> Iterable[Part]:
+def unique(parts: Iterable[StoredPart]) -> Iterable[StoredPart]:
     """Each key once; the same key with another type or role is refused."""
-    seen: dict[StateKey, Part] = {}
+    seen: dict[StateKey, StoredPart] = {}
     for part in parts:
         if part.key in seen:
             check_same(seen[part.key], part)
@@ -61,7 +62,7 @@ def unique(parts: Iterable[Part]) -> Iterable[Part]:
             yield part
 
 
-def check_same(known: Part, part: Part) -> None:
+def check_same(known: StoredPart, part: StoredPart) -> None:
     """Replicas say the same of a tensor; whatever does not is another tensor under a wrong name."""
     if (known.dtype, known.element_bytes, known.role) != (
         part.dtype,
@@ -76,8 +77,10 @@ def check_same(known: Part, part: Part) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """So many elements of a stored part, from one of its elements on, to an element of the wanted slice."""
+class ImagePiece:
+    """So many elements of a stored part, from one of its elements on, to an element of the wanted
+    slice.
+    """
 
     stored: StateKey
     from_element: int
@@ -85,12 +88,14 @@ class Piece:
     elements: int
 
 
-def pieces_of(wanted: StateKey, stored: Iterable[StateKey]) -> list[Piece]:
-    """How a slice is put together from the slices that are stored, whatever layout they were stored under."""
+def pieces_of(wanted: StateKey, stored: Iterable[StateKey]) -> list[ImagePiece]:
+    """How a slice is put together from the slices that are stored, whatever layout they were stored
+    under.
+    """
     candidates = sorted(
         (key for key in stored if _same_tensor(key, wanted)), key=lambda key: key.start
     )
-    pieces: list[Piece] = []
+    pieces: list[ImagePiece] = []
     at = wanted.start
     for key in candidates:
         if key.start > at or at >= wanted.stop:
@@ -98,7 +103,7 @@ def pieces_of(wanted: StateKey, stored: Iterable[StateKey]) -> list[Piece]:
         if key.stop <= at:
             continue
         stop = min(key.stop, wanted.stop)
-        pieces.append(Piece(key, at - key.start, at - wanted.start, stop - at))
+        pieces.append(ImagePiece(key, at - key.start, at - wanted.start, stop - at))
         at = stop
     if at < wanted.stop:
         raise ConfigError.of(
@@ -117,7 +122,9 @@ def _same_tensor(one: StateKey, other: StateKey) -> bool:
 
 
 def merged_runs(places: Mapping[int, tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Copies `{to: (from, length)}` as few long ones: neighbours on both sides become one `(to, from, length)`."""
+    """Copies `{to: (from, length)}` as few long ones: neighbours on both sides become one `(to,
+    from, length)`.
+    """
     runs: list[tuple[int, int, int]] = []
     for to in sorted(places):
         source, length = places[to]

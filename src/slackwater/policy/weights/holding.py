@@ -1,7 +1,7 @@
 """Who should hold a weight version, and which version makes room for another.
 
-A version is pulled by as many instances as its turns can use, no more: with ten jobs on one base model, each instance holds
-what the turns it may get were sampled for (ROSE 4.2: pulled on demand).
+A version is pulled by as many instances as its turns can use, no more: with ten jobs on one base
+model, each instance holds what the turns it may get were sampled for (ROSE 4.2: pulled on demand).
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,9 @@ def holders_wanted(turns: int, able: int, turns_per_holder: int = TURNS_PER_HOLD
 
 @dataclass(frozen=True, slots=True)
 class HeldVersion:
-    """A version on an instance. `needed_at` counts up: the larger, the later it was last needed. `elsewhere`: on another too."""
+    """A version on an instance. `needed_at` counts up: the larger, the later it was last needed.
+    `elsewhere`: on another too.
+    """
 
     version: str
     turns: int
@@ -29,9 +31,11 @@ class HeldVersion:
 
 
 def first_to_go(held: Iterable[HeldVersion], *, needed_too: bool = False) -> str | None:
-    """The version that can be missed most: retired, then superseded by a newer one of its model, then longest not needed.
+    """The version that can be missed most: retired, then superseded by a newer one of its model,
+    then longest not needed.
 
-    One that turns ask for goes only if `needed_too`: rather one that another instance holds too, then the one with the fewest.
+    One that turns ask for goes only if `needed_too`: rather one that another instance holds too,
+    then the one with the fewest.
     """
     found = [version for version in held if needed_too or version.turns == 0]
     return min(found, key=_worth).version if found else None

@@ -1,21 +1,21 @@
 """Which wholes and deltas of a job's versions a store may drop: those that nobody needs any more.
 
-Kept are: what is pinned (a sampling session, a checkpoint), the newest `keep_newest` versions, and every delta on
-the cheapest way from a version that some instance still holds to the newest. Pure.
+Kept are: what is pinned (a sampling session, a checkpoint), the newest `keep_newest` versions, and
+every delta on the cheapest way from a version that some instance still holds to the newest. Pure.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from slackwater.policy.weights.way import Delta, WayPolicy
+from slackwater.policy.weights.pull_route import Delta, PullRoutePolicy
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class StoredVersions:
     """What a store holds of one job, oldest version first, and who leans on it.
 
-    `pinned` must stay readable; `held` are the versions that instances have now; `reading` are being pulled
-    this moment.
+    `pinned` must stay readable; `held` are the versions that instances have now; `reading` are
+    being pulled this moment.
     """
 
     order: tuple[str, ...]
@@ -39,10 +39,12 @@ class RetentionByNeed:
     """Keep what somebody needs; everything else may go."""
 
     keep_newest: int = 1
-    way: WayPolicy = field(default_factory=WayPolicy)
+    way: PullRoutePolicy = field(default_factory=PullRoutePolicy)
 
-    def decide(self, shelf: Shelf) -> Drops:
-        """What to drop. Every version that must stay readable can still be reached whole by a newcomer."""
+    def decide(self, shelf: StoredVersions) -> Drops:
+        """What to drop. Every version that must stay readable can still be reached whole by a
+        newcomer.
+        """
         newest = shelf.order[-self.keep_newest :] if self.keep_newest else ()
         wanted = [
             version
@@ -68,7 +70,7 @@ class RetentionByNeed:
 
     def _keep(
         self,
-        shelf: Shelf,
+        shelf: StoredVersions,
         version: str,
         held: Collection[str],
         wholes: set[str],

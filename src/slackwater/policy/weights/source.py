@@ -1,7 +1,9 @@
-"""From whom a puller takes a version: one copy over the slow link, then from neighbour to neighbour (WEAVE 5.2).
+"""From whom a puller takes a version: one copy over the slow link, then from neighbour to neighbour
+(WEAVE 5.2).
 
-Members of one site share a fast network; between sites the links are slow. A member that is still pulling may
-already pass on what it has, so a site is a tree that fills while it grows. Pure; ties are broken by id.
+Members of one site share a fast network; between sites the links are slow. A member that is still
+pulling may already pass on what it has, so a site is a tree that fills while it grows. Pure; ties
+are broken by id.
 """
 
 from collections.abc import Sequence
@@ -10,11 +12,11 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class PayloadHolder:
     """Somebody who has the version, or is on the way to it (`complete` is False).
 
-    `feeds` counts the pullers that take it from this holder now; `depth` is how many pulls lie between
-    it and a member that has all of it.
+    `feeds` counts the pullers that take it from this holder now; `depth` is how many pulls lie
+    between it and a member that has all of it.
     """
 
     member: str
@@ -26,7 +28,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class PayloadSource:
     """Take it from `member`; `crosses` says whether that uses the slow link."""
 
     member: str
@@ -36,21 +38,26 @@ class Source:
 class SourcePolicy(Protocol):
     """Chooses from whom a puller takes a version."""
 
-    def choose(self, puller: Holder, holders: Sequence[Holder]) -> Source | None:
+    def choose(
+        self, puller: PayloadHolder, holders: Sequence[PayloadHolder]
+    ) -> PayloadSource | None:
         """Where `puller` takes it from; None means: wait."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TreeSource:
-    """The nearest holder with room: same node, then same site, then one puller per site over the slow link.
+    """The nearest holder with room: same node, then same site, then one puller per site over the
+    slow link.
 
     `max_feeds` bounds the pullers of one holder, and with it the fan-out of the tree.
     """
 
     max_feeds: int = 2
 
-    def choose(self, puller: Holder, holders: Sequence[Holder]) -> Source | None:
+    def choose(
+        self, puller: PayloadHolder, holders: Sequence[PayloadHolder]
+    ) -> PayloadSource | None:
         """Where `puller` takes it from; None means: wait, since all who have it are busy.
 
         `holders` must not contain a member that takes the version from `puller`, directly or not.
@@ -60,29 +67,16 @@ class TreeSource:
         with_room = [holder for holder in near if holder.feeds < self.max_feeds]
         if with_room:
             best = min(with_room, key=lambda holder: self._rank(puller, holder))
-            return Source(best.member, crosses=False)
+            return PayloadSource(best.member, crosses=False)
         if near:
             return None
         far = [holder for holder in others if holder.complete]
         if not far:
             return None
         best = min(far, key=lambda holder: self._rank(puller, holder))
-        return Source(best.member, crosses=True)
+        return PayloadSource(best.member, crosses=True)
 
     @staticmethod
-    def _rank(puller: Holder, holder: Holder) -> tuple[bool, bool, int, int, str]:
+    def _rank(puller: PayloadHolder, holder: PayloadHolder) -> tuple[bool, bool, int, int, str]:
         elsewhere = holder.node != puller.node
         return (elsewhere, not holder.complete, holder.depth, holder.feeds, holder.member)
-
-
-@dataclass(frozen=True, slots=True)
-class FlatSource:
-    """The baseline: everybody takes it from a member that has all of it, wherever that is."""
-
-    def choose(self, puller: Holder, holders: Sequence[Holder]) -> Source | None:
-        """The first complete holder by name."""
-        complete = [h for h in holders if h.complete and h.member != puller.member]
-        if not complete:
-            return None
-        best = min(complete, key=lambda holder: (holder.depth, holder.member))
-        return Source(best.member, crosses=best.site != puller.site)

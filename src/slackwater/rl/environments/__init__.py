@@ -1,16 +1,18 @@
-"""Verifiable tasks that need no data: each prompt is a number, and the same number is the same task."""
+"""Verifiable tasks that need no data: each prompt is a number, and the same number is the same
+task.
+"""
 
 from slackwater.model.errors import ConfigError
 from slackwater.rl.action_thread import ActionThread
 from slackwater.rl.environments.arithmetic import Arithmetic
 from slackwater.rl.environments.coding import Coding
 from slackwater.rl.environments.copy_digits import CopyDigits
-from slackwater.rl.environments.count_on import CountOn
-from slackwater.rl.environments.episode import Environment
+from slackwater.rl.environments.count_on import CountingTask
+from slackwater.rl.environments.episode import EpisodeEnvironment
 from slackwater.rl.environments.frozen_lake import FrozenLake
 from slackwater.rl.environments.guess_number import GuessNumber
 
-AnyEnvironment = Arithmetic | Coding | CopyDigits | CountOn | FrozenLake | GuessNumber
+AnyEnvironment = Arithmetic | Coding | CopyDigits | CountingTask | FrozenLake | GuessNumber
 
 
 def needs_sandboxes(environment: AnyEnvironment) -> bool:
@@ -18,7 +20,7 @@ def needs_sandboxes(environment: AnyEnvironment) -> bool:
     return isinstance(environment, Coding)
 
 
-def playable(environment: AnyEnvironment, actions: ActionThread | None) -> Environment:
+def playable(environment: AnyEnvironment, actions: ActionThread | None) -> EpisodeEnvironment:
     """The environment, with somewhere to run things if it runs any."""
     if not isinstance(environment, Coding):
         return environment
@@ -32,7 +34,7 @@ __all__ = [
     "Arithmetic",
     "Coding",
     "CopyDigits",
-    "CountOn",
+    "CountingTask",
     "FrozenLake",
     "GuessNumber",
     "needs_sandboxes",

@@ -5,12 +5,14 @@ from typing import Literal
 
 import numpy as np
 
-from slackwater.rl.environments.episode import Reply, at_least
+from slackwater.rl.environments.episode import EnvironmentReply, at_least
 
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """`17+5=` wants `22`. With `partial` a wrong sum earns up to half, by the digits that are right."""
+    """`17+5=` wants `22`. With `partial` a wrong sum earns up to half, by the digits that are
+    right.
+    """
 
     kind: Literal["arithmetic"] = "arithmetic"
     prompts: int = 2000
@@ -41,12 +43,12 @@ class _Sum:
     expected: str
     partial: bool
 
-    def answer(self, text: str) -> Reply:
+    def answer(self, text: str) -> EnvironmentReply:
         given = text.strip()
         if given == self.expected:
-            return Reply("", 1.0, True)
+            return EnvironmentReply("", 1.0, True)
         reward = 0.5 * digit_share(given, self.expected) if self.partial else 0.0
-        return Reply("", reward, True)
+        return EnvironmentReply("", reward, True)
 
 
 def digit_share(given: str, expected: str) -> float:

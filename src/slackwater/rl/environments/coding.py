@@ -8,7 +8,7 @@ import numpy as np
 
 from slackwater.rl.action_thread import ActionThread
 from slackwater.rl.actions import ActionClient
-from slackwater.rl.environments.episode import Reply, at_least
+from slackwater.rl.environments.episode import EnvironmentReply, at_least
 
 OPERATIONS = {"add": "+", "sub": "-", "mul": "*"}
 VARIABLES = "abc"
@@ -24,10 +24,11 @@ _LIMITS = {"memory_mib": 64, "processes": 16, "disk_mib": 8, "output_bytes": 409
 class Coding:
     """`sub ca=` wants a program such as `c-a`: the reward is what its tests say of it.
 
-    A program is run by a tool call; if tests fail, the model hears how many passed and may write another, up to
-    `max_turns`. All of `cases` passed in turn t earn 1 - (t - 1) / (2 max_turns); else the last program earns up to
-    `partial`, by the share that passed. With `own_environment` each trajectory has an environment with the tests in it,
-    from its first program to its last; else every run is on its own.
+    A program is run by a tool call; if tests fail, the model hears how many passed and may write
+    another, up to `max_turns`. All of `cases` passed in turn t earn 1 - (t - 1) / (2 max_turns);
+    else the last program earns up to `partial`, by the share that passed. With `own_environment`
+    each trajectory has an environment with the tests in it, from its first program to its last;
+    else every run is on its own.
     """
 
     kind: Literal["coding"] = "coding"
@@ -108,11 +109,11 @@ class _Programming:
         self._place: str | None = None
         self.first_observation = task.question
 
-    def answer(self, text: str) -> "Future[Reply]":
+    def answer(self, text: str) -> "Future[EnvironmentReply]":
         self._turn += 1
         return self._actions.do(lambda client: self._tested(client, text))
 
-    async def _tested(self, client: ActionClient, text: str) -> Reply:
+    async def _tested(self, client: ActionClient, text: str) -> EnvironmentReply:
         """Run the tests on what was written."""
         command: tuple[str, ...] = ("sh", "-c", self._task.tests)
         if self._rules.own_environment:
@@ -134,13 +135,13 @@ class _Programming:
             await client.close(self._place)
         return reply
 
-    def _judged(self, passed: int) -> Reply:
+    def _judged(self, passed: int) -> EnvironmentReply:
         rules = self._rules
         if passed == rules.cases:
-            return Reply("", 1 - (self._turn - 1) / (2 * rules.max_turns), True)
+            return EnvironmentReply("", 1 - (self._turn - 1) / (2 * rules.max_turns), True)
         if self._turn == rules.max_turns:
-            return Reply("", rules.partial * passed / rules.cases, True)
-        return Reply(f"{passed}?", 0.0, False)
+            return EnvironmentReply("", rules.partial * passed / rules.cases, True)
+        return EnvironmentReply(f"{passed}?", 0.0, False)
 
 
 def _applied(operation: str, first: int, second: int) -> int:

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 
 from slackwater.rl.environments.arithmetic import digit_share
-from slackwater.rl.environments.episode import Reply, at_least
+from slackwater.rl.environments.episode import EnvironmentReply, at_least
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class _Copy:
     def first_observation(self) -> str:
         return f"{self.expected}="
 
-    def answer(self, text: str) -> Reply:
-        return Reply("", digit_share(text, self.expected), True)
+    def answer(self, text: str) -> EnvironmentReply:
+        return EnvironmentReply("", digit_share(text, self.expected), True)
 
 
 def drawn_digits(seed: list[int], number: int) -> str:

@@ -6,12 +6,14 @@ from typing import Literal
 import numpy as np
 
 from slackwater.rl.environments.copy_digits import drawn_digits
-from slackwater.rl.environments.episode import Reply, at_least
+from slackwater.rl.environments.episode import EnvironmentReply, at_least
 
 
 @dataclass(frozen=True, slots=True)
-class CountOn:
-    """`7=` wants `890123...`, or with a `step` of -1 `654321...`; the reward is the share of places that go on from the one before."""
+class CountingTask:
+    """`7=` wants `890123...`, or with a `step` of -1 `654321...`; the reward is the share of places
+    that go on from the one before.
+    """
 
     kind: Literal["count-on"] = "count-on"
     prompts: int = 4000
@@ -47,11 +49,11 @@ class _Count:
     def first_observation(self) -> str:
         return f"{self.first}="
 
-    def answer(self, text: str) -> Reply:
+    def answer(self, text: str) -> EnvironmentReply:
         after = {str(digit): str((digit + self.step) % 10) for digit in range(10)}
         before = f"{self.first}{text}"
         right = sum(
             after.get(one) == next_one
             for one, next_one in zip(before, text[: self.digits], strict=False)
         )
-        return Reply("", right / max(len(text), self.digits), True)
+        return EnvironmentReply("", right / max(len(text), self.digits), True)

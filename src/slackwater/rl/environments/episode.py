@@ -1,7 +1,8 @@
 """What an environment is.
 
-An environment's class is also its configuration: frozen, with the number of its prompts. `episode(prompt)` starts
-one interaction; the same prompt always starts the same one, so a group of samples faces one task.
+An environment's class is also its configuration: frozen, with the number of its prompts.
+`episode(prompt)` starts one interaction; the same prompt always starts the same one, so a group of
+samples faces one task.
 """
 
 from concurrent.futures import Future
@@ -12,7 +13,7 @@ from slackwater.model.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class EnvironmentReply:
     """What an answer led to: the next observation, or the end; rewards of an episode add up."""
 
     observation: str
@@ -26,12 +27,14 @@ class Episode(Protocol):
     @property
     def first_observation(self) -> str: ...
 
-    def answer(self, text: str) -> "Reply | Future[Reply]":
-        """Take the model's answer. Any text is an answer; nonsense earns nothing. What takes time comes as a future."""
+    def answer(self, text: str) -> "EnvironmentReply | Future[EnvironmentReply]":
+        """Take the model's answer. Any text is an answer; nonsense earns nothing. What takes time
+        comes as a future.
+        """
         ...
 
 
-class Environment(Protocol):
+class EpisodeEnvironment(Protocol):
     """A family of tasks, one per prompt from 0 to `prompts - 1`."""
 
     @property
@@ -40,7 +43,9 @@ class Environment(Protocol):
     def episode(self, prompt: int) -> Episode: ...
 
     def demonstration(self, prompt: int) -> tuple[tuple[str, str], ...]:
-        """Observations with answers of the right form, to teach the form by; not always the best answers."""
+        """Observations with answers of the right form, to teach the form by; not always the best
+        answers.
+        """
         ...
 
 

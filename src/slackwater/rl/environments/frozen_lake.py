@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from slackwater.rl.environments.episode import Reply, at_least
+from slackwater.rl.environments.episode import EnvironmentReply, at_least
 
 MOVES = {"L": 0, "D": 1, "R": 2, "U": 3}
 
@@ -14,9 +14,10 @@ MOVES = {"L": 0, "D": 1, "R": 2, "U": 3}
 class FrozenLake:
     """The model sees the map with itself as `*` and answers L, D, R or U.
 
-    Reaching the goal earns 1. `step_reward` is earned by each move that comes nearer to it than any before, by the
-    shortest safe way, so that there is something to learn before the first success. The map is random for each prompt
-    (`size` x `size`, always solvable), or one fixed map for all (`fixed_map`).
+    Reaching the goal earns 1. `step_reward` is earned by each move that comes nearer to it than any
+    before, by the shortest safe way, so that there is something to learn before the first success.
+    The map is random for each prompt (`size` x `size`, always solvable), or one fixed map for all
+    (`fixed_map`).
     """
 
     kind: Literal["frozen-lake"] = "frozen-lake"
@@ -70,10 +71,10 @@ class _Crossing:
         self._nearest = self._distances[self._position]
         self.first_observation = self._show()
 
-    def answer(self, text: str) -> Reply:
+    def answer(self, text: str) -> EnvironmentReply:
         move = MOVES.get(text.strip().upper())
         if move is None:
-            return Reply("", 0.0, True)
+            return EnvironmentReply("", 0.0, True)
         position, reward, ended, cut, _ = self._lake.step(move)
         self._position = int(position)
         distance = self._distances.get(self._position, self._nearest)
@@ -81,7 +82,7 @@ class _Crossing:
             self._nearest = distance
             reward = float(reward) + self._rules.step_reward
         done = bool(ended or cut)
-        return Reply("" if done else self._show(), float(reward), done)
+        return EnvironmentReply("" if done else self._show(), float(reward), done)
 
     def _show(self) -> str:
         row, column = divmod(self._position, self._rules.size)
@@ -91,7 +92,9 @@ class _Crossing:
 
 
 def _distances_to_goal(lake: list[str]) -> dict[int, int]:
-    """Steps to the goal from every place from which a safe way leads there; places as gymnasium numbers them."""
+    """Steps to the goal from every place from which a safe way leads there; places as gymnasium
+    numbers them.
+    """
     size, cells = len(lake), "".join(lake)
     goal = cells.index("G")
     distances, edge = {goal: 0}, [goal]

@@ -5,15 +5,16 @@ from typing import Literal
 
 import numpy as np
 
-from slackwater.rl.environments.episode import Reply, at_least
+from slackwater.rl.environments.episode import EnvironmentReply, at_least
 
 
 @dataclass(frozen=True, slots=True)
 class GuessNumber:
-    """The secret is from 1 to `highest`. Found in turn t of `max_turns` earns 1 - (t - 1) / max_turns.
+    """The secret is from 1 to `highest`. Found in turn t of `max_turns` earns 1 - (t - 1) /
+    max_turns.
 
-    A guess that is a number in the range earns `valid_reward` once, at the first turn, so that there is something
-    to learn before the first success.
+    A guess that is a number in the range earns `valid_reward` once, at the first turn, so that
+    there is something to learn before the first success.
     """
 
     kind: Literal["guess-number"] = "guess-number"
@@ -53,13 +54,13 @@ class _Guessing:
         self._turn = 0
         self.first_observation = f"1-{rules.highest}?"
 
-    def answer(self, text: str) -> Reply:
+    def answer(self, text: str) -> EnvironmentReply:
         rules, given = self._rules, text.strip()
         self._turn += 1
         valid = given.isascii() and given.isdigit() and 1 <= int(given) <= rules.highest
         reward = rules.valid_reward if valid and self._turn == 1 else 0.0
         if valid and int(given) == self._secret:
-            return Reply("", reward + 1 - (self._turn - 1) / rules.max_turns, True)
+            return EnvironmentReply("", reward + 1 - (self._turn - 1) / rules.max_turns, True)
         if not valid or self._turn == rules.max_turns:
-            return Reply("", reward, True)
-        return Reply("higher?" if int(given) < self._secret else "lower?", reward, False)
+            return EnvironmentReply("", reward, True)
+        return EnvironmentReply("higher?" if int(given) < self._secret else "lower?", reward, False)

@@ -1,7 +1,8 @@
-"""Launchers: whoever brings node agents up. One port; the control plane sees only the agents that dial in.
+"""Launchers: whoever brings node agents up. One port; the control plane sees only the agents that
+dial in.
 
-`LocalAgents` are processes of this machine. `JoiningAgents` are started by somebody else (`slackwater agent --join`).
-Agents under Ray: `ray_agents.py`, the only file that imports Ray.
+`LocalAgents` are processes of this machine. `JoiningAgents` are started by somebody else
+(`slackwater agent --join`). Agents under Ray: `ray_agents.py`, the only file that imports Ray.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -24,32 +25,36 @@ logger = logging.getLogger(__name__)
 
 SECRET_VARIABLE = "SLACKWATER_WORKER_SECRET"  # as in worker/process.py, which imports no runtime
 PIN_VARIABLE = "SLACKWATER_HUB_PIN"
-# Workers of a node that is a few cores of this machine give way to the control plane, which needs milliseconds at a time: a lower priority, and
-# no core of another when they wake (SCHED_BATCH). Against other sessions they count for little: who is put off a core in the middle of a decision is back
-# at the next tick at the earliest, which is 4 ms.
+# Workers of a node that is a few cores of this machine give way to the control plane, which needs
+# milliseconds at a time: a lower priority, and no core of another when they wake (SCHED_BATCH).
+# Against other sessions they count for little: who is put off a core in the middle of a decision is
+# back at the next tick at the earliest, which is 4 ms.
 _NICE, _SESSION_NICE = 5, 10
 
 
 @dataclass(frozen=True, slots=True)
 class JoinAddress:
-    """What an agent must know to join: where the control plane and its depot listen, what proves both sides, and for agents that
-    we start, in `budgets`, what of the node its state manager may have."""
+    """What an agent must know to join: where the control plane and its depot listen, how a node's
+    key is made, which certificate the control plane shows, and for agents that we start, in
+    `budgets`, what of the node its state manager may have."""
 
     hub: str
     depot: str
-    secret: str
+    key_of: Callable[[str, str | None], str]
     pin: str | None = None
     budgets: tuple[tuple[str, str], ...] = ()
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, node: NodeId, pool: str | None) -> dict[str, str]:
         """The part that stands on no command line."""
         pinned = {} if self.pin is None else {PIN_VARIABLE: self.pin}
-        return {SECRET_VARIABLE: self.secret} | pinned | dict(self.budgets)
+        return {SECRET_VARIABLE: self.key_of(node, pool)} | pinned | dict(self.budgets)
 
 
 @dataclass(frozen=True, slots=True)
 class AgentPlan:
-    """One agent to bring up. `files` is as the worker option; `logs` is a folder on the agent's own machine."""
+    """One agent to bring up. `files` is as the worker option; `logs` is a folder on the agent's own
+    machine.
+    """
 
     node: NodeId
     files: str
@@ -65,9 +70,15 @@ class AgentPlan:
         site = ("--site", self.site) if self.site else ()
         return ("-m", "slackwater.worker.agent", "--connect", join.hub, *named, *pool, *site)
 
+    def environment(self, join: JoinAddress) -> dict[str, str]:
+        """Of the agent's process."""
+        return join.environment(self.node, self.pool)
+
 
 class AgentLauncher(Protocol):
-    """Brings agents up, and up again when they die; whether a node is here is seen by its connection alone."""
+    """Brings agents up, and up again when they die; whether a node is here is seen by its
+    connection alone.
+    """
 
     def start(self, plans: Sequence[AgentPlan], join: JoinAddress) -> None:
         """Begin to bring agents up."""
@@ -132,7 +143,7 @@ class LocalAgents:
                     stdout=log,
                     stderr=log,
                     start_new_session=True,  # the control plane's priority is its own
-                    env=os.environ | join.environment() | {PARENT: str(os.getpid())},
+                    env=os.environ | plan.environment(join) | {PARENT: str(os.getpid())},
                 )
             if plan.cores:  # before it starts a worker, which inherits all three
                 os.sched_setaffinity(process.pid, plan.cores)

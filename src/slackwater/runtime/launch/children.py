@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 Spawn = Callable[[InstanceId], Awaitable[WorkerProcess]]
 
 
-class Child:
+class InstanceProcess:
     """One instance's process, and what was said to it."""
 
     def __init__(self) -> None:
@@ -41,8 +41,9 @@ class Child:
 class Children:
     """One task per instance, from its first start to its end.
 
-    A process that dies within `starts_within_s` unasked has failed to start: it is reported and tried again
-    after a growing pause, `attempts` times in all. One that dies later is gone, and stays gone.
+    A process that dies within `starts_within_s` unasked has failed to start: it is reported and
+    tried again after a growing pause, `attempts` times in all. One that dies later is gone, and
+    stays gone.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Children:
         self._attempts = attempts
         self._starts_within_s = starts_within_s
         self._leave_grace_s = leave_grace_s
-        self._children: dict[InstanceId, Child] = {}
+        self._children: dict[InstanceId, InstanceProcess] = {}
 
     def __contains__(self, instance: InstanceId) -> bool:
         return instance in self._children
@@ -78,7 +79,7 @@ class Children:
         """Bring it up, unless it is up."""
         if instance in self._children:
             return
-        child = self._children[instance] = Child()
+        child = self._children[instance] = InstanceProcess()
         child.task = asyncio.get_running_loop().create_task(self._live(instance, child))
 
     def notice(self, instance: InstanceId, grace_s: float) -> None:
@@ -112,18 +113,18 @@ class Children:
         tasks = [child.task for child in self._children.values() if child.task is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _overdue(self, instance: InstanceId, child: Child) -> None:
+    def _overdue(self, instance: InstanceId, child: InstanceProcess) -> None:
         if self._children.get(instance) is child:
             self._end(child, "its notice ran out", signal.SIGKILL)
 
     @staticmethod
-    def _end(child: Child, why: str, number: signal.Signals) -> None:
+    def _end(child: InstanceProcess, why: str, number: signal.Signals) -> None:
         if not child.unwanted.is_set():
             child.why = why
         child.unwanted.set()
         child.signal(number)
 
-    async def _live(self, instance: InstanceId, child: Child) -> None:
+    async def _live(self, instance: InstanceId, child: InstanceProcess) -> None:
         try:
             reason = await self._run(instance, child)
         finally:
@@ -132,7 +133,7 @@ class Children:
             del self._children[instance]
         self._tell(InstanceEnded(instance, reason))
 
-    async def _run(self, instance: InstanceId, child: Child) -> str:
+    async def _run(self, instance: InstanceId, child: InstanceProcess) -> str:
         loop = asyncio.get_running_loop()
         for attempt in range(1, self._attempts + 1):
             began_s = loop.time()
@@ -157,7 +158,7 @@ class Children:
                 return child.why
         raise AssertionError("the last attempt returns")
 
-    async def _once(self, instance: InstanceId, child: Child) -> str | None:
+    async def _once(self, instance: InstanceId, child: InstanceProcess) -> str | None:
         """Run one process to its end; what was wrong with it, if anything."""
         try:
             child.process = await self._spawn(instance)

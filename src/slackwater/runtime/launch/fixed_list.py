@@ -1,4 +1,6 @@
-"""A fixed list of instances: each has a name, and is up or not. Nothing beyond the list can be started."""
+"""A fixed list of instances: each has a name, and is up or not. Nothing beyond the list can be
+started.
+"""
 
 from collections.abc import Sequence
 
@@ -11,7 +13,8 @@ from slackwater.runtime.launch.children import Children
 class FixedList(ChildInstances):
     """`start` brings up those of the list that are down, in the list's order.
 
-    What runs for an entry is the spawner's matter: an engine here, or the adapter of a server elsewhere.
+    What runs for an entry is the spawner's matter: an engine here, or the adapter of a server
+    elsewhere.
     """
 
     def __init__(self, children: Children, names: Sequence[str]) -> None:

@@ -1,6 +1,7 @@
-"""The live fleet: its agents are brought up, their nodes followed, and every node runs the workers of its pool."""
+"""The live fleet: its agents are brought up, their nodes followed, and every node runs the workers
+of its pool.
+"""
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,9 +16,12 @@ from slackwater.runtime.launch.agents import (
     LocalAgents,
 )
 from slackwater.runtime.launch.fleet_file import FleetFile, FleetPool
-from slackwater.runtime.launch.nodes import Nodes
+from slackwater.runtime.launch.launch_plan import LaunchPlan
+from slackwater.runtime.launch.node_keys import NodeKeys
+from slackwater.runtime.launch.nodes import Nodes, agent_name
 from slackwater.runtime.launch.port import WorkerPlan, WorkerProcess
-from slackwater.runtime.launch.supervisor import Supervisor
+from slackwater.runtime.launch.supervisor import WorkerSupervisor
+from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.wire import agent as says
@@ -33,8 +37,10 @@ logger = logging.getLogger(__name__)
 PlansOf = Callable[[NodeId, FleetPool], Sequence[WorkerPlan]]
 
 
-class Fleet:
-    """Nodes and their workers. `hub` is where everybody dials in; nodes without our disk get the `models`' files from a depot."""
+class LaunchedFleet:
+    """Nodes and their workers. `hub` is where everybody dials in; nodes without our disk get the
+    `models`' files from a depot.
+    """
 
     def __init__(
         self,
@@ -43,19 +49,20 @@ class Fleet:
         hub: WorkerHub,
         models: Mapping[str, Path],
         plans_of: PlansOf,
-        secret: str,
+        plan: LaunchPlan,
+        keys: NodeKeys,
         budgets: Mapping[str, str] | None = None,
     ) -> None:
         self.file = file
         self._budgets = tuple((budgets or {}).items())
-        self.nodes = Nodes(hub)
-        self.supervisor = Supervisor(self.nodes.spawn)
+        self.nodes = Nodes(hub, plan)
+        self._plan, self._keys = plan, keys
+        self.supervisor = WorkerSupervisor(self.nodes.spawn)
         self._state = state
         self._hub = hub
         self._models = models
         self._depot: Depot | None = None
         self._plans_of = plans_of
-        self._secret = secret
         self._launcher = _launcher(file, state.logs)
 
     async def start(self, certificate: Certificate | None) -> None:
@@ -64,7 +71,7 @@ class Fleet:
         if self.needs_depot:
             from slackwater.runtime.net.depot import Depot  # a web server, which few fleets need
 
-            self._depot = Depot(self._state.root, self._models, self._secret)
+            self._depot = Depot(self._state.root, self._models, self._plan)
             await self._depot.start(host, 0, None if certificate is None else certificate.context())
         join = self.join_address(certificate)
         plans = [
@@ -89,7 +96,12 @@ class Fleet:
         scheme = "http" if certificate is None else "https"
         depot = f"{scheme}://{host}:{0 if self._depot is None else self._depot.port}"
         pin = None if certificate is None else certificate.pin
-        return JoinAddress(f"{host}:{port}", depot, self._secret, pin, self._budgets)
+        return JoinAddress(f"{host}:{port}", depot, self._keys.key, pin, self._budgets)
+
+    def revoke(self, node: str) -> None:
+        """No token of the node works any more; if the node is here, it goes."""
+        self._keys.revoke(node)
+        self._hub.hang_up(agent_name(NodeId(node)))
 
     def _places(self, directory: str | None, join: JoinAddress) -> tuple[str, str]:
         """Where a node of the local launcher has its files and its logs."""
@@ -102,7 +114,7 @@ class Fleet:
     def agent_joined(self, facts: says.NodeFacts) -> None:
         """ConfigError if the fleet has no pool for the node."""
         pool = self.file.pool_of(facts.node, facts.pool)
-        node = self.nodes.joined(facts, _now_s())
+        node = self.nodes.joined(facts, loop_time())
         self.supervisor.start(node, self._plans_of(node, pool))
 
     def agent_said(self, node: NodeId, message: messages.FromWorker) -> None:
@@ -120,7 +132,7 @@ class Fleet:
 
     def rows(self) -> list[dict[str, Any]]:
         """Every node that is here, and every listed one that is not."""
-        rows = self.nodes.rows(_now_s())
+        rows = self.nodes.rows(loop_time())
         here = {row["node"] for row in rows}
         away = [node for node in self.file.nodes if node.name not in here]
         return [*rows, *({"node": node.name, "pool": node.pool, "workers": []} for node in away)]
@@ -143,7 +155,3 @@ def _launcher(file: FleetFile, logs: Path) -> AgentLauncher:
             from slackwater.runtime.launch.ray_agents import RayAgents
 
             return RayAgents(file.ray, file.pools[0].name)
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

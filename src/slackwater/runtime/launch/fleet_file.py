@@ -1,23 +1,20 @@
-"""A fleet file, for `slackwater up --fleet fleet.toml`: pools, their nodes, who brings the nodes up, and where they dial in.
+"""A fleet file, for `slackwater up --fleet fleet.toml`: pools, their nodes, who brings the nodes
+up, and where they dial in.
 
-launcher = "local"                     # local: agents of this machine; join: `slackwater agent` elsewhere; ray: a Ray cluster
-listen = "127.0.0.1:0"                 # where agents and workers dial in; any other address than the loopback is encrypted
-advertise = "10.0.0.7"                 # the address that nodes are told, where it is not the one listened on
+launcher = "local"                     # local: agents of this machine; join: `slackwater agent`
+elsewhere; ray: a Ray cluster listen = "127.0.0.1:0"                 # where agents and workers dial
+in; any other address than the loopback is encrypted advertise = "10.0.0.7"                 # the
+address that nodes are told, where it is not the one listened on
 
-[[pools]]
-name = "mixed"
-engines = 2                            # per node and model
-trainers = 1                           # per node
-sandboxes = 1                          # per node: workers that run actions on its cores
-rewards = 1                            # per node: workers that hold the reward services of [rewards]
-price_per_h = 4.0
+[[pools]] name = "mixed" engines = 2                            # per node and model trainers = 1
+# per node sandboxes = 1                          # per node: workers that run actions on its cores
+rewards = 1                            # per node: workers that hold the reward services of
+[rewards] price_per_h = 4.0
 
-[[nodes]]
-name = "a"
-pool = "mixed"
-directory = "/scratch/a"               # local launcher: the node's own files; without it the node shares our disk
-site = "east"                          # nodes of one site share a fast network: weights come to a site once
-cores = [0, 1]                         # local launcher: the cores of this machine that are the node's; without it all
+[[nodes]] name = "a" pool = "mixed" directory = "/scratch/a"               # local launcher: the
+node's own files; without it the node shares our disk site = "east"                          # nodes
+of one site share a fast network: weights come to a site once cores = [0, 1]
+# local launcher: the cores of this machine that are the node's; without it all
 """
 
 import os
@@ -37,15 +34,17 @@ LOCAL_NODE = NodeId("local")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 
 
-def _check_name(field: str, name: str) -> None:
+def check_name(field: str, name: str) -> None:
+    """ConfigError unless a node or pool may be called so."""
     if not _NAME.fullmatch(name):
         raise ConfigError.of(field, name, "must be letters, digits, '_' and '-', 32 at most")
 
 
 @dataclass(frozen=True, slots=True)
 class FleetPool:
-    """What runs on every node of a pool: engines per model, engines that share the trainers' devices, trainers, sandboxes,
-    workers that hold reward services."""
+    """What runs on every node of a pool: engines per model, engines that share the trainers'
+    devices, trainers, sandboxes, workers that hold reward services.
+    """
 
     name: str
     engines: int = 1
@@ -56,7 +55,7 @@ class FleetPool:
     price_per_h: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_name("name", self.name)
+        check_name("name", self.name)
         for field in ("engines", "local_engines", "trainers", "sandboxes", "rewards"):
             if getattr(self, field) < 0:
                 raise ConfigError.of(field, getattr(self, field), "must be at least 0")
@@ -66,8 +65,8 @@ class FleetPool:
 class FleetNode:
     """One node. Without a `directory` it shares the control plane's disk (local launcher only).
 
-    Nodes of one `site` share a fast network; weights come to a site once, and go from node to node within it. Workers of a node with
-    `cores` run on those alone (local launcher).
+    Nodes of one `site` share a fast network; weights come to a site once, and go from node to node
+    within it. Workers of a node with `cores` run on those alone (local launcher).
     """
 
     name: str
@@ -77,7 +76,7 @@ class FleetNode:
     cores: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_name("name", self.name)
+        check_name("name", self.name)
         here = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
         if not here.issuperset(self.cores):
             fix = f"must be cores of this machine: {sorted(here)}"

@@ -1,8 +1,7 @@
 """A file that lists a service's instances, for `slackwater up --instances FILE`:
 
-[[instances]]
-name = "gpu-a"
-vllm_url = "http://10.0.0.7:8000"      # a vLLM server that runs there; without it an engine of this machine
+[[instances]] name = "gpu-a" vllm_url = "http://10.0.0.7:8000"      # a vLLM server that runs there;
+without it an engine of this machine
 
 [[instances]]
 name = "spare"
@@ -19,7 +18,7 @@ from pathlib import Path
 from slackwater.model.config import decode
 from slackwater.model.errors import ConfigError
 from slackwater.model.instance import InstanceKind
-from slackwater.runtime.launch.instance_wish import InstanceWish
+from slackwater.runtime.launch.instance_request import InstanceRequest
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -44,15 +43,15 @@ class ListedInstance:
             fix = "must begin with http:// or https://"
             raise ConfigError.of(f"instances: {self.name}: vllm_url", self.vllm_url, fix)
 
-    def wish(self, models: Sequence[str]) -> InstanceWish:
+    def wish(self, models: Sequence[str]) -> InstanceRequest:
         """What to start for it in a service that has these models."""
         model = self.model or (models[0] if len(models) == 1 else None)
         if model is None or model not in models:
             fix = f"must be one of: {', '.join(models)}"
             raise ConfigError.of(f"instances: {self.name}: model", self.model, fix)
         if self.vllm_url is None:
-            return InstanceWish(model, self.kind)
-        return InstanceWish(model, self.kind, "vllm", self.vllm_url)
+            return InstanceRequest(model, self.kind)
+        return InstanceRequest(model, self.kind, "vllm", self.vllm_url)
 
 
 @dataclass(frozen=True, slots=True)

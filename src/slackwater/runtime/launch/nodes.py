@@ -9,6 +9,7 @@ from typing import Any
 
 from slackwater.model.errors import UnavailableError
 from slackwater.model.ids import NodeId, WorkerId
+from slackwater.runtime.launch.launch_plan import LaunchPlan
 from slackwater.runtime.launch.port import WorkerPlan
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.wire import agent as says
@@ -65,8 +66,9 @@ class Node:
 class Nodes:
     """Agents come and go; a process of a node that is lost has ended."""
 
-    def __init__(self, hub: WorkerHub) -> None:
+    def __init__(self, hub: WorkerHub, plan: LaunchPlan) -> None:
         self._hub = hub
+        self._plan = plan
         self._nodes: dict[NodeId, Node] = {}
         self._starting: dict[WorkerId, asyncio.Future[int]] = {}
 
@@ -81,13 +83,16 @@ class Nodes:
         """An agent has dialled in."""
         node = NodeId(facts.node)
         self._nodes[node] = Node(facts, now_s)
+        self._plan.node_joined(facts)
         logger.info("node joined node=%s cores=%d pool=%s", node, facts.cores, facts.pool)
         return node
 
     def lost(self, node: NodeId) -> None:
         """Its agent is gone: so are its workers, which are hung up on in case they live."""
         gone = self._nodes.pop(node)
+        self._plan.node_lost(node)
         for process in list(gone.processes.values()):
+            self._plan.forget(process.worker)
             self._not_started(process.worker, f"node {node} was lost")
             process.end(_LOST_WITH_ITS_NODE)
             self._hub.hang_up(process.worker)
@@ -96,16 +101,18 @@ class Nodes:
         """What an agent tells of its workers."""
         here = self._nodes[node]
         match message:
-            case says.WorkerStarted(worker, pid):
+            case says.WorkerStarted(worker, pid) if WorkerId(worker) in here.processes:
                 starting = self._starting.pop(WorkerId(worker), None)
                 if starting is not None and not starting.done():
                     starting.set_result(pid)
             case says.WorkerNotStarted(worker, error):
-                here.processes.pop(WorkerId(worker), None)
-                self._not_started(WorkerId(worker), error)
+                if here.processes.pop(WorkerId(worker), None) is not None:
+                    self._plan.forget(WorkerId(worker))
+                    self._not_started(WorkerId(worker), error)
             case says.WorkerEnded(worker, status, said):
                 process = here.processes.pop(WorkerId(worker), None)
                 if process is not None:
+                    self._plan.forget(WorkerId(worker))
                     process.end(status, said)
             case messages.Heartbeat(gauges):
                 here.states = gauges
@@ -136,7 +143,8 @@ class Nodes:
         process = NodeProcess(node, worker, send)
         here.processes[worker] = process
         starting = self._starting[worker] = asyncio.get_running_loop().create_future()
-        send(says.StartWorker(worker, plan.name, plan.module, list(plan.arguments)))
+        key = self._plan.expect(node, plan, worker)
+        send(says.StartWorker(worker, plan.name, plan.module, list(plan.arguments), key))
         process.pid = await starting
         return process
 

@@ -1,7 +1,9 @@
-"""The port between the control plane and whoever has instances to give, and what a worker's process is.
+"""The port between the control plane and whoever has instances to give, and what a worker's process
+is.
 
-Commands go in (`start`, `notice`, `release`, `kill`); what became of them comes out as events, to one
-callback on the event loop. A provider decides nothing: it does not choose which instance goes, nor when.
+Commands go in (`start`, `notice`, `release`, `kill`); what became of them comes out as events, to
+one callback on the event loop. A provider decides nothing: it does not choose which instance goes,
+nor when.
 """
 
 from collections.abc import Callable
@@ -13,7 +15,9 @@ from slackwater.model.ids import InstanceId
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
-    """One worker: `python -m module arguments`. The node's agent adds how to connect and where files are."""
+    """One worker: `python -m module arguments`. The node's agent adds how to connect and where
+    files are.
+    """
 
     name: str
     module: str
@@ -80,7 +84,9 @@ class Provider(Protocol):
         ...
 
     def notice(self, instance: InstanceId, grace_s: float) -> None:
-        """Say that it will be taken away; it is killed when the grace ends, if it is still there."""
+        """Say that it will be taken away; it is killed when the grace ends, if it is still
+        there.
+        """
         ...
 
     def release(self, instance: InstanceId) -> None:

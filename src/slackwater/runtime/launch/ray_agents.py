@@ -1,7 +1,9 @@
-"""Node agents on an existing Ray cluster: one detached actor per node, in a placement group of its own. Nothing else imports Ray.
+"""Node agents on an existing Ray cluster: one detached actor per node, in a placement group of its
+own. Nothing else imports Ray.
 
-Ray says which nodes live; every node that has the resources and no agent yet gets one, also nodes that come later
-(autoscaling). An actor runs the agent as a child process and ends it when the actor ends, so that nothing outlives the group.
+Ray says which nodes live; every node that has the resources and no agent yet gets one, also nodes
+that come later (autoscaling). An actor runs the agent as a child process and ends it when the actor
+ends, so that nothing outlives the group.
 """
 
 import asyncio
@@ -45,7 +47,9 @@ class AgentHolder:
 
 
 class RayAgents:
-    """Follows the cluster: looks every `look_every_s` for nodes that came, went, or lost their agent."""
+    """Follows the cluster: looks every `look_every_s` for nodes that came, went, or lost their
+    agent.
+    """
 
     def __init__(self, cluster: RayCluster, pool: str) -> None:
         self._cluster = cluster
@@ -136,7 +140,7 @@ class RayAgents:
             scheduling_strategy=PlacementGroupSchedulingStrategy(group),
         )
         logger.info("ray: bringing up node=%s", node)
-        return holder.remote(plan.arguments(join), join.environment()), group
+        return holder.remote(plan.arguments(join), plan.environment(join)), group
 
     def _drop(self, node_id: str) -> None:
         import ray

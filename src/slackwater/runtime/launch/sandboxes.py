@@ -13,7 +13,9 @@ SANDBOX = "slackwater.worker.sandbox_worker"
 def sandbox_plans(
     settings: ServiceSettings, node: NodeId, prefix: str, count: int
 ) -> list[WorkerPlan]:
-    """So many for a node, which share its cores and memory; each finds its place on the node's disk by `--service`."""
+    """So many for a node, which share its cores and memory; each finds its place on the node's disk
+    by `--service`.
+    """
     plans = []
     for number in range(count):
         name = f"{prefix}sandbox-{number}"
@@ -27,7 +29,8 @@ def sandbox_plans(
             options["--folder"] = str(settings.sandbox_folder)
         if settings.sandbox_image is not None:
             options["--image"] = settings.sandbox_image
-        arguments = tuple(part for pair in options.items() for part in pair)
+        allowed = [("--allow", address) for address in settings.sandbox_allow]
+        arguments = tuple(part for pair in (*options.items(), *allowed) for part in pair)
         plans.append(WorkerPlan(name, SANDBOX, arguments))
     return plans
 

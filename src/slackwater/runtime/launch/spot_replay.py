@@ -1,4 +1,6 @@
-"""Replays a spot trace on another provider: its adds start instances, its removes take them away."""
+"""Replays a spot trace on another provider: its adds start instances, its removes take them
+away.
+"""
 
 import asyncio
 import gzip

@@ -1,4 +1,6 @@
-"""Workers that should always run: started on their nodes, started again with back-off, killed when they must go."""
+"""Workers that should always run: started on their nodes, started again with back-off, killed when
+they must go.
+"""
 
 import asyncio
 import contextlib
@@ -19,15 +21,19 @@ Spawn = Callable[[NodeId, WorkerPlan, WorkerId], Awaitable[WorkerProcess]]
 
 @dataclass(frozen=True, slots=True)
 class FailedStart:
-    """A worker that has not come up: how often in a row it ended before it joined, and what it said last."""
+    """A worker that has not come up: how often in a row it ended before it joined, and what it said
+    last.
+    """
 
     name: str
     deaths: int
     said: str
 
 
-class Supervisor:
-    """One task per plan of a node that is here; each start gets a fresh worker id, `name.1`, `name.2`, ..."""
+class WorkerSupervisor:
+    """One task per plan of a node that is here; each start gets a fresh worker id, `name.1`,
+    `name.2`, ...
+    """
 
     def __init__(self, spawn: Spawn, policy: RestartPolicy | None = None) -> None:
         self._spawn = spawn
@@ -57,6 +63,20 @@ class Supervisor:
     def names(self) -> tuple[str, ...]:
         """The plans that were ever begun."""
         return tuple(self._starts)
+
+    def starting(self) -> tuple[str, ...]:
+        """The plans whose worker has not come up yet; one that keeps failing is not among them."""
+        return tuple(
+            name
+            for name, number in self._starts.items()
+            if WorkerId(f"{name}.{number}") not in self._joined
+            and name not in self._retired_plans
+            and name not in self._failed
+        )
+
+    def is_retired(self, name: str) -> bool:
+        """Whether a plan's worker was let go for good."""
+        return name in self._retired_plans
 
     def joined(self, worker: WorkerId) -> None:
         """A worker has come up."""

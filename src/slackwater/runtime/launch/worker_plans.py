@@ -1,4 +1,6 @@
-"""What every worker of a node is told: which module, which model, how much memory. Nothing in it is a path."""
+"""What every worker of a node is told: which module, which model, how much memory. Nothing in it is
+a path.
+"""
 
 from collections.abc import Sequence
 from itertools import chain

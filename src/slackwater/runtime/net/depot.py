@@ -1,46 +1,101 @@
-"""The depot: models, weight versions and saved states for nodes that do not share the control plane's disk.
+"""The depot: models, weight versions and saved states for nodes that do not share the control
+plane's disk.
 
     GET  /files/KIND/NAME[/FILE]       one file; a Range goes on where a connection broke
-    GET  /files/KIND/NAME?list=1       the files of a folder, their sizes, and a fingerprint of all of them
+    GET  /files/KIND/NAME?list=1       the files of a folder, their sizes, a fingerprint of all
     PUT  /uploads/ID/FILE              one file of something new
     POST /files/KIND/NAME?upload=ID    what was uploaded becomes visible under its name, whole
 
-Every call needs the fleet's secret. Models can be read only; a model that changes on disk while the service runs is refused.
+A weight version is what its first writer made of it: the same bytes again are nothing, others are
+refused. The SHA-256 that was taken when it was uploaded goes with it to whoever fetches it.
+
+Every call needs the key of a worker that runs, and a worker gets and gives what it was told to use:
+whatever the control plane has not told it about is forbidden. Models can be read only; a model that
+changes on disk while the service runs is refused.
 """
 
 import asyncio
-import hmac
+import contextlib
+import hashlib
+import logging
+import os
 import shutil
+import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import unquote
 
 from aiohttp import web
 
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, SlackwaterError
 from slackwater.model.folder import changed, fingerprint
-from slackwater.model.uri import Uri
+from slackwater.model.uri import Uri, digest_file
 from slackwater.runtime.net.listening import bound_socket
+from slackwater.runtime.net.unproven_peers import MOST_STRANGERS, UnprovenPeers
+from slackwater.wire.proof import STRANGER_S
 
+logger = logging.getLogger(__name__)
+
+_ACCEPT_AGAIN_S = 0.1
 _CHUNK_BYTES = 1 << 20
+_HANG_UP = {"Connection": "close"}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class DepotReader(Protocol):
+    """A worker, as far as the depot must know it."""
+
+    @property
+    def worker(self) -> str: ...
+    @property
+    def writes(self) -> Mapping[str, str | None]: ...
+    def may_read(self, uri: Uri) -> bool: ...
+    def check_commit(self, uri: Uri, upload: str) -> None: ...
+    def committed(self, uri: Uri, upload: str) -> None: ...
+
+
+_asking: ContextVar[DepotReader] = ContextVar("asking")  # of the request that is being answered
+
+
+class DepotReaders(Protocol):
+    """Who may ask."""
+
+    def holder_of(self, key: str) -> DepotReader | None:
+        """The worker whose key this is."""
+        ...
 
 
 class Depot:
     """Serves `root` (the state directory) and the models' own directories."""
 
-    def __init__(self, root: Path, models: Mapping[str, Path], secret: str) -> None:
+    def __init__(
+        self,
+        root: Path,
+        models: Mapping[str, Path],
+        readers: DepotReaders,
+        *,
+        most_strangers: int = MOST_STRANGERS,
+        stranger_s: float = STRANGER_S,
+    ) -> None:
         self._root = root
         self._models = dict(models)
         self._fingerprints = {name: fingerprint(path) for name, path in models.items()}
-        self._secret = secret
+        self._readers = readers
         self._uploads = root / "uploads"
+        self._strangers = UnprovenPeers(most_strangers, stranger_s)
+        self._digests: dict[Path, str] = {}  # of files that were uploaded and not committed yet
+        self._committing = asyncio.Lock()
         self._runner: web.AppRunner | None = None
+        self._accepting: asyncio.Task[None] | None = None
         self.port = 0
 
     async def start(self, host: str, port: int, context: ssl.SSLContext | None) -> None:
-        """Listen; port 0 takes a free one. What was being uploaded before the last stop is dropped."""
+        """Listen; port 0 takes a free one. What was being uploaded before the last stop is
+        dropped.
+        """
         shutil.rmtree(self._uploads, ignore_errors=True)
         app = web.Application(middlewares=[self._guard], client_max_size=1 << 50)
         app.router.add_get("/files/{kind}/{name:.+}", self._get)
@@ -50,26 +105,76 @@ class Depot:
         await self._runner.setup()
         listening = bound_socket(host, port)
         self.port = listening.getsockname()[1]
-        await web.SockSite(self._runner, listening, ssl_context=context).start()
+        self._accepting = asyncio.create_task(self._accept(listening, context))
 
     async def close(self) -> None:
+        if self._accepting is not None:
+            self._accepting.cancel()
+            await asyncio.gather(self._accepting, return_exceptions=True)
         if self._runner is not None:
             await self._runner.cleanup()
+
+    async def _accept(self, listening: socket.socket, context: ssl.SSLContext | None) -> None:
+        loop = asyncio.get_running_loop()
+        opening: set[asyncio.Task[None]] = set()
+        with listening:
+            while True:
+                try:
+                    connection, peer = await loop.sock_accept(listening)
+                except OSError as error:  # too many files are open: others may close theirs
+                    logger.warning("no connection can be taken: %s", error)
+                    await asyncio.sleep(_ACCEPT_AGAIN_S)
+                    continue
+                task = loop.create_task(self._open(connection, peer, context))
+                opening.add(task)
+                task.add_done_callback(opening.discard)
+
+    async def _open(
+        self, connection: socket.socket, peer: object, context: ssl.SSLContext | None
+    ) -> None:
+        """Hand a connection to the web server; its peer is a stranger until a request of it has
+        proved otherwise.
+        """
+        server = None if self._runner is None else self._runner.server
+        if server is None:  # it closes
+            connection.close()
+            return
+        loop, opening = asyncio.get_running_loop(), asyncio.current_task()
+        assert opening is not None
+        self._strangers.add(peer, opening.cancel)
+        try:
+            transport, _ = await loop.connect_accepted_socket(server, connection, ssl=context)
+        except (OSError, asyncio.CancelledError) as error:  # no TLS, or not in time
+            self._strangers.remove(peer)
+            logger.debug("peer refused reason=%s", error)
+            return  # asyncio closes the connection
+        if peer in self._strangers:  # not known by a first request yet
+            self._strangers.add(peer, transport.abort)
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), self._secret.encode()):
-            return web.Response(status=401, text="the fleet's secret is wrong")
+        reader = self._readers.holder_of(given)
+        if reader is None:
+            return web.Response(
+                status=401, text="this key is of no worker that runs", headers=_HANG_UP
+            )
+        _asking.set(reader)
+        if request.transport is not None:
+            self._strangers.remove(request.transport.get_extra_info("peername"))
         try:
             return await handler(request)
         except NotFoundError as error:
             return web.Response(status=404, text=str(error))
+        except ConfigError as error:
+            return web.Response(status=400, text=str(error))
         except SlackwaterError as error:
             return web.Response(status=409, text=str(error))
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
-        uri = _uri_of(request)
+        uri, reader = _uri_of(request), _asking.get()
+        if not reader.may_read(uri):
+            return _forbidden(f"{uri}: {reader.worker} was not told to use it")
         path = self._path(uri)
         if "list" in request.query:
             found = await asyncio.to_thread(self._listed, uri, path)
@@ -77,30 +182,54 @@ class Depot:
         if not path.is_file():
             raise NotFoundError(f"{uri}: the fleet keeps no such file")
         whole = {"X-Slackwater-Bytes": str(path.stat().st_size)}
+        with contextlib.suppress(OSError):
+            whole["X-Slackwater-SHA256"] = digest_file(path).read_text()
         return web.FileResponse(path, chunk_size=_CHUNK_BYTES, headers=whole)
 
     async def _put(self, request: web.Request) -> web.Response:
         upload, name = request.match_info["upload"], unquote(request.match_info["file"])
         if not upload.isalnum() or name in ("", ".", "..") or "/" in name:
             raise ConfigError.of("file", name, "must be a plain name")
-        folder = self._uploads / upload
+        if not _asking.get().writes:
+            return _forbidden(f"{_asking.get().worker} was not told to write anything")
+        folder = self._upload(_asking.get(), upload)
         folder.mkdir(parents=True, exist_ok=True)
+        digest = hashlib.sha256()
+
+        def keep(chunk: bytes) -> None:
+            file.write(chunk)
+            digest.update(chunk)
+
         with (folder / name).open("wb") as file:
             async for chunk in request.content.iter_chunked(_CHUNK_BYTES):
-                await asyncio.to_thread(file.write, chunk)
+                await asyncio.to_thread(keep, chunk)
+        self._digests[folder / name] = digest.hexdigest()
         return web.Response()
 
     async def _commit(self, request: web.Request) -> web.Response:
         uri, upload = _uri_of(request), request.query.get("upload", "")
         if uri.kind == "models" or not upload.isalnum():
             raise RefusedError(f"{uri}: cannot be written by a node")
-        source, target = self._uploads / upload, self._path(uri)
-        if not source.is_dir():
-            if target.exists():  # the answer to an earlier commit was lost
-                return web.Response()
-            raise NotFoundError(f"upload {upload}: is not here")
-        await asyncio.to_thread(_make_visible, source, target, request.query.get("folder") == "1")
+        reader = _asking.get()
+        if str(uri) not in reader.writes:
+            return _forbidden(f"{uri}: {reader.worker} was not told to write it")
+        reader.check_commit(uri, upload)
+        source, target = self._upload(reader, upload), self._path(uri)
+        async with self._committing:
+            if not source.is_dir():
+                if target.exists():  # the answer to an earlier commit was lost
+                    return web.Response()
+                raise NotFoundError(f"upload {upload}: is not here")
+            digests = {file: self._digests.pop(file, "") for file in sorted(source.iterdir())}
+            folder = request.query.get("folder") == "1"
+            await asyncio.to_thread(_make_visible, uri, digests, source, target, folder)
+            reader.committed(uri, upload)
         return web.Response()
+
+    def _upload(self, reader: DepotReader, upload: str) -> Path:
+        """Where a worker puts what it uploads; another's uploads have other places."""
+        owner = hashlib.sha256(reader.worker.encode()).hexdigest()[:16]
+        return self._uploads / f"{owner}-{upload}"
 
     def _path(self, uri: Uri) -> Path:
         if uri.kind != "models":
@@ -123,6 +252,10 @@ class Depot:
         return {"files": _files_of(path), "fingerprint": found}
 
 
+def _forbidden(why: str) -> web.Response:
+    return web.Response(status=403, text=why)
+
+
 def _uri_of(request: web.Request) -> Uri:
     return Uri.parse(f"slackwater:{request.match_info['kind']}/{request.match_info['name']}")
 
@@ -131,13 +264,39 @@ def _files_of(folder: Path) -> dict[str, int]:
     return {file.name: file.stat().st_size for file in sorted(folder.iterdir()) if file.is_file()}
 
 
-def _make_visible(source: Path, target: Path, folder: bool) -> None:
+def _make_visible(
+    uri: Uri, digests: Mapping[Path, str], source: Path, target: Path, folder: bool
+) -> None:
+    """Under its name, whole; of an upload that is refused nothing is left."""
+    if folder == (uri.kind == "weights") or (not folder and len(digests) != 1):
+        shutil.rmtree(source)
+        what = "a weight version is one file, and a state is a folder (folder=1)"
+        raise ConfigError.of("upload", f"{len(digests)} files as {uri}", f"cannot be: {what}")
     target.parent.mkdir(parents=True, exist_ok=True)
     if folder:
         if target.is_dir():
             shutil.rmtree(target)
         source.rename(target)
         return
-    (only,) = source.iterdir()
-    only.replace(target)
-    source.rmdir()
+    ((only, digest),) = digests.items()
+    try:
+        os.link(only, target)  # a version is what its first writer made of it
+        digest_file(target).write_text(digest)
+    except FileExistsError:
+        held = _digest_of(target)
+        if held != digest:
+            raise RefusedError(
+                f"{uri}: is published with other bytes, sha256 {held[:16]}; "
+                f"these have {digest[:16]}: publish them under a new name"
+            ) from None
+        only.replace(target)  # the same bytes, whatever has become of those on the disk since
+    finally:
+        shutil.rmtree(source)
+
+
+def _digest_of(path: Path) -> str:
+    try:
+        return digest_file(path).read_text()
+    except OSError:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()

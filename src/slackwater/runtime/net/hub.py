@@ -1,26 +1,44 @@
 """Connections of workers: who may come in, what they say, and when they are gone.
 
-A peer has `hello_timeout_s` to say a hello with the secret. Garbage, oversized and truncated frames, a
-silent peer and a closed connection all end the same way: the worker is lost, and everybody is told once.
+A peer has `hello_timeout_s` to prove the key of its name and to say a hello; until it has proved
+itself it may send small frames only, and few such peers are heard at a time. Garbage, oversized and
+truncated frames, a silent peer and a closed connection all end the same way: the worker is lost,
+and everybody is told once.
 """
 
 import asyncio
 import contextlib
 import hmac
 import logging
+import socket
 import ssl
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from slackwater.model.errors import SlackwaterError
 from slackwater.model.ids import WorkerId
+from slackwater.runtime.net.credentials import Credentials
 from slackwater.runtime.net.listening import bound_socket
+from slackwater.runtime.net.unproven_peers import MOST_STRANGERS, UnprovenPeers
 from slackwater.wire import messages
-from slackwater.wire.frames import Frame, FrameDecoder, FrameError, FrameKind
+from slackwater.wire.frames import (
+    MAX_FRAME_BYTES,
+    MAX_STRANGER_FRAME_BYTES,
+    Frame,
+    FrameDecoder,
+    FrameError,
+    FrameKind,
+)
+from slackwater.wire.messages import PROTOCOL
+from slackwater.wire.proof import NONCE_BYTES, new_nonce, peer_proof, plane_proof
 
 logger = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 18
+_BUFFER_BYTES = (
+    1 << 16
+)  # before a connection is read from no more; peers that nobody knows have one too
+_ACCEPT_AGAIN_S = 0.1
 _LAST_LOOK_S = 0.5
 _FRAMES_AT_ONCE = 4  # in a crowd: an engine that was not heard for a while has said thousands
 
@@ -38,27 +56,32 @@ class _TakenError(PermissionError):
 
 
 class WorkerHub:
-    """Listens on the loopback, or on `listen` with `context` for workers of other machines; one connection per worker.
+    """Listens on the loopback, or on `listen` with `context` for workers of other machines; one
+    connection per worker.
 
-    While it is `crowded`, what came together is passed on in pieces, and others have the event loop in between.
+    `told` hears of every message before it is sent. While it is `crowded`, what came together is
+    passed on in pieces, and others have the event loop in between.
     """
 
     def __init__(
         self,
         listener: WorkerListener,
-        secret: str,
+        credentials: Credentials,
         *,
         heartbeat_every_s: float = 1.0,
         silent_after_s: float = 10.0,
         hello_timeout_s: float = 10.0,
         most_unread_bytes: int = 256 << 20,
+        most_strangers: int = MOST_STRANGERS,
         listen: tuple[str, int] = ("127.0.0.1", 0),
         context: ssl.SSLContext | None = None,
         crowded: Callable[[], bool] = lambda: False,
+        told: Callable[[WorkerId, messages.Message], None] = lambda worker, message: None,
     ) -> None:
         self._crowded = crowded
+        self._told = told
         self._listener = listener
-        self._secret = secret
+        self._credentials = credentials
         self._heartbeat_every_s = heartbeat_every_s
         self._silent_after_s = silent_after_s
         self._hello_timeout_s = hello_timeout_s
@@ -66,26 +89,30 @@ class WorkerHub:
         self._listen_on = listen
         self._context = context
         self._writers: dict[WorkerId, asyncio.StreamWriter] = {}
-        self._server: asyncio.Server | None = None
+        self._strangers = UnprovenPeers(most_strangers, hello_timeout_s)
+        self._decoders: dict[asyncio.Task[None], FrameDecoder] = {}
+        self._accepting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.address = ("127.0.0.1", 0)
 
     async def start(self) -> None:
         listening = bound_socket(*self._listen_on)
-        self._server = await asyncio.start_server(
-            self._serve, sock=listening, limit=1 << 20, ssl=self._context
-        )
         self.address = listening.getsockname()[:2]
+        self._accepting = asyncio.create_task(self._accept(listening))
 
     async def close(self) -> None:
         """Tell everybody to stop, and hang up."""
         for worker in list(self._writers):
             self.send(worker, messages.Stop())
-        if self._server is not None:
-            self._server.close()
-        for task in list(self._tasks):
+        ending = [*self._tasks, *([] if self._accepting is None else [self._accepting])]
+        for task in ending:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*ending, return_exceptions=True)
+
+    @property
+    def strangers_bytes(self) -> int:
+        """What is kept of the frames of peers that have not proved themselves."""
+        return sum(decoder.buffered_bytes for decoder in self._decoders.values())
 
     def workers(self) -> tuple[WorkerId, ...]:
         return tuple(sorted(self._writers))
@@ -95,6 +122,7 @@ class WorkerHub:
         writer = self._writers.get(worker)
         if writer is None or writer.is_closing():
             return
+        self._told(worker, message)  # before it can act on it
         writer.write(messages.encode(message))
         if writer.transport.get_write_buffer_size() > self._most_unread_bytes:
             logger.warning("worker does not read worker=%s", worker)
@@ -106,40 +134,94 @@ class WorkerHub:
         if writer is not None:
             writer.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with listening:
+            while True:
+                try:
+                    connection, _ = await loop.sock_accept(listening)
+                except OSError as error:  # too many files are open: others may close theirs
+                    logger.warning("no connection can be taken: %s", error)
+                    await asyncio.sleep(_ACCEPT_AGAIN_S)
+                    continue
+                task = loop.create_task(self._serve(connection))
+                self._tasks.add(task)
+                task.add_done_callback(self._over)
+                self._strangers.add(task, task.cancel)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._known(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a connection ended by an error", exc_info=error)
+
+    def _known(self, task: asyncio.Task[None]) -> None:
+        """Its peer is no stranger any more."""
+        self._strangers.remove(task)
+        self._decoders.pop(task, None)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=_BUFFER_BYTES, loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
         try:
-            await self._talk(reader, writer)
-        except asyncio.CancelledError:
-            pass
+            connection.setblocking(False)
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: protocol, connection, ssl=self._context
+            )
+        except (OSError, asyncio.CancelledError) as error:  # no TLS, or not in time
+            logger.warning("peer refused reason=%s", str(error) or "it did not begin in time")
+            return  # asyncio closes the connection
+        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._talk(reader, writer)
         finally:
-            self._tasks.discard(task)
             writer.close()
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        decoder = FrameDecoder()
+        decoder = FrameDecoder(MAX_STRANGER_FRAME_BYTES)
+        task = asyncio.current_task()
+        assert task is not None
+        self._decoders[task] = decoder
         try:
             async with asyncio.timeout(self._hello_timeout_s):
-                hello, rest = await self._hello(reader, decoder)
-        except (FrameError, TimeoutError, ConnectionError, PermissionError) as error:
-            reason = str(error) or "no hello came in time"
-            logger.warning("peer refused reason=%s", reason)
+                request = await self._prove(reader, writer, decoder)
+                self._known(task)
+                decoder.allow(MAX_FRAME_BYTES)
+                hello, rest = await self._hello(request, reader, decoder)
+        except asyncio.CancelledError:  # by `UnprovenPeers`, or because the hub closes
+            self._refuse(writer, "no proof came in time, or too many others came", again=True)
+            return
+        except (FrameError, TimeoutError, OSError, SlackwaterError) as error:
+            again = isinstance(error, _TakenError | TimeoutError)
+            self._refuse(writer, str(error) or "no hello came in time", again=again)
             with contextlib.suppress(ConnectionError):
-                again = isinstance(error, _TakenError)
-                writer.write(messages.encode(messages.Refused(reason, again)))
                 await writer.drain()
             return
+        await self._keep(hello, reader, writer, decoder, rest)
+
+    @staticmethod
+    def _refuse(writer: asyncio.StreamWriter, reason: str, *, again: bool = False) -> None:
+        logger.warning("peer refused reason=%s", reason)
+        writer.write(messages.encode(messages.HelloRefused(reason, again)))
+
+    async def _keep(
+        self,
+        hello: messages.Hello,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        decoder: FrameDecoder,
+        rest: Sequence[Frame],
+    ) -> None:
+        """Hear a worker until its connection ends."""
         worker = WorkerId(hello.worker)
-        writer.write(messages.encode(messages.Welcome(self._heartbeat_every_s)))
         self._writers[worker] = writer
         try:
             self._listener.worker_joined(hello)
         except SlackwaterError as error:
             del self._writers[worker]
-            logger.warning("peer refused reason=%s", error)
-            writer.write(messages.encode(messages.Refused(str(error))))
+            self._refuse(writer, str(error))
             return
         reason = "the control plane is stopping"
         try:
@@ -149,8 +231,53 @@ class WorkerHub:
             writer.close()
             self._listener.worker_lost(worker, reason)
 
+    async def _prove(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, decoder: FrameDecoder
+    ) -> messages.ConnectRequest:
+        """What a peer asked for that knows the key of its name; the peer knows then that this is
+        the control plane.
+        """
+        request = messages.decode_from_stranger(await self._next_body(reader, decoder))
+        if isinstance(request, messages.Hello):
+            raise FrameError(f"protocol {request.protocol}, this process speaks {PROTOCOL}")
+        if not isinstance(request, messages.ConnectRequest):
+            raise FrameError(f"must begin with a ConnectRequest, not {type(request).__name__}")
+        if request.protocol != PROTOCOL:
+            raise FrameError(f"protocol {request.protocol}, this process speaks {PROTOCOL}")
+        if len(request.nonce) != NONCE_BYTES:
+            raise FrameError(f"the nonce has {len(request.nonce)} bytes, not {NONCE_BYTES}")
+        ours = new_nonce()
+        writer.write(messages.encode(messages.Challenge(ours)))
+        answer = messages.decode_from_stranger(await self._next_body(reader, decoder))
+        # Nobody learns by the time it takes, nor by the answer, which names are expected.
+        key = self._credentials.key_of(request)
+        nonces = request.nonce + ours
+        wanted = peer_proof(key if key is not None else new_nonce(), request.worker, nonces)
+        given = answer.proof if isinstance(answer, messages.ChallengeResponse) else b""
+        if not hmac.compare_digest(given, wanted) or key is None:
+            raise PermissionError(f"the key of {request.worker[:64]!r} is wrong")
+        welcomed = plane_proof(key, request.worker, nonces)
+        writer.write(messages.encode(messages.Welcome(self._heartbeat_every_s, welcomed)))
+        return request
+
+    @staticmethod
+    async def _next_body(reader: asyncio.StreamReader, decoder: FrameDecoder) -> bytes:
+        """The one frame that a peer sends before it waits for an answer."""
+        frames: list[Frame] = []
+        while not frames:
+            data = await reader.read(MAX_STRANGER_FRAME_BYTES)
+            if not data:
+                raise ConnectionError("the peer left before it had proved itself")
+            frames = decoder.feed(data)
+        if len(frames) > 1 or frames[0].kind is not FrameKind.CONTROL:
+            raise FrameError("a peer that has not proved itself sends one message at a time")
+        return frames[0].body
+
     async def _hello(
-        self, reader: asyncio.StreamReader, decoder: FrameDecoder
+        self,
+        request: messages.ConnectRequest,
+        reader: asyncio.StreamReader,
+        decoder: FrameDecoder,
     ) -> tuple[messages.Hello, list[Frame]]:
         frames: list[Frame] = []
         while not frames:
@@ -163,16 +290,18 @@ class WorkerHub:
         hello = messages.decode_from_worker(frames[0].body)
         if not isinstance(hello, messages.Hello):
             raise FrameError(f"the first message must be a hello, not {type(hello).__name__}")
-        if hello.protocol != messages.PROTOCOL:
-            raise FrameError(f"protocol {hello.protocol}, this process speaks {messages.PROTOCOL}")
-        if not hmac.compare_digest(hello.secret.encode(), self._secret.encode()):
-            raise PermissionError("the secret is wrong")
-        if hello.worker in self._writers:
-            raise _TakenError(f"worker {hello.worker} is connected already")
+        name = WorkerId(request.worker)
+        if hello.worker != name:
+            raise PermissionError(f"{name} says that it is {hello.worker[:64]!r}")
+        if name in self._writers:
+            raise _TakenError(f"worker {name} is connected already")
+        self._credentials.check(request, hello)
         return hello, frames[1:]
 
     async def _read(self, reader: asyncio.StreamReader) -> bytes:
-        """What came next. If this loop was held up, what came meanwhile is looked at before the clock is."""
+        """What came next. If this loop was held up, what came meanwhile is looked at before the
+        clock is.
+        """
         try:
             async with asyncio.timeout(self._silent_after_s):
                 return await reader.read(_READ_BYTES)

@@ -1,7 +1,9 @@
-"""Actions and environments for tenants: durable from the answer on, each action with exactly one outcome.
+"""Actions and environments for tenants: durable from the answer on, each action with exactly one
+outcome.
 
-An action is written to the log before the broker hears of it; its outcome is written before its owner does. A
-restart adopts what the log has: what waited goes on waiting, what was running is lost unless it may run again.
+An action is written to the log before the broker hears of it; its outcome is written before its
+owner does. A restart adopts what the log has: what waited goes on waiting, what was running is lost
+unless it may run again.
 """
 
 import asyncio
@@ -17,18 +19,24 @@ import msgspec
 
 from slackwater.control.actions import events as on
 from slackwater.control.actions.broker import ActionBroker
+from slackwater.control.actions.snapshots import Snapshot, SnapshotRegistry
 from slackwater.model.action import GpuService, Limit, OutcomeKind
 from slackwater.model.errors import NotFoundError, RefusedError, UnavailableError
 from slackwater.model.ids import ActionId, EnvironmentId, JobId, NodeId, TenantId
-from slackwater.runtime.bodies.actions import ActionsBody, now_s
+from slackwater.model.owned_ids import owned_id, snapshot_id
+from slackwater.model.tenant_limits import TenantLimits
+from slackwater.runtime.executors.actions import ActionExecutor
+from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.net.background import Background
+from slackwater.runtime.services.recent_results import RecentResults
 from slackwater.runtime.store import action_log as log
 from slackwater.runtime.store.database import Store
+from slackwater.runtime.store.snapshots import all_snapshots, drop_snapshot, put_snapshot
 from slackwater.runtime.store.write_ahead import WriteAhead
+from slackwater.wire.rewards import failure
 from slackwater.wire.sandbox import Stream
 
 _FORGET_EVERY_S = 60.0
-_REMEMBERED = 2000
 
 
 @dataclass(slots=True)
@@ -64,9 +72,10 @@ class ActionService:
         store: Store,
         ahead: WriteAhead,
         background: Background,
-        body: ActionsBody,
+        body: ActionExecutor,
         broker: ActionBroker,
         kept_s: float,
+        tenants: Sequence[str] = (),
     ) -> None:
         self._store = store
         self._ahead = ahead
@@ -76,8 +85,9 @@ class ActionService:
         self._kept_s = kept_s
         self._live: dict[ActionId, _Live] = {}
         self._places: dict[EnvironmentId, _Place] = {}
-        self._recent: dict[ActionId, tuple[TenantId, log.ActionResult]] = {}
-        self._last: deque[tuple[ActionId, log.ActionRequest, log.ActionResult]] = deque(maxlen=200)
+        self._recent = RecentResults()
+        self._last: deque[dict[str, Any]] = deque(maxlen=200)  # without what they printed
+        self._snapshots = SnapshotRegistry(tenants)
         self._arriving = 0
         self._closed = False
         self._stopping = asyncio.Event()
@@ -87,18 +97,21 @@ class ActionService:
         """Take over environments and actions from the durable log."""
         for payload in await self._store.call(log.limits):
             limit = msgspec.json.decode(payload, type=Limit)
-            self._body.feed(on.LimitDeclared(now_s(), limit))
+            self._body.feed(on.LimitDeclared(loop_time(), limit))
         for payload in await self._store.call(log.services):
             self._body.declare(msgspec.json.decode(payload, type=GpuService))
+        for snapshot in await self._store.call(all_snapshots):
+            self._snapshots.add(snapshot)
         places = await self._store.call(log.open_environments)
         waiting = await self._store.call(log.open_actions)
         for tenant, place in places:
             self._places[place.spec.environment] = _Place(tenant, place)
-            self._body.feed(on.EnvironmentAdopted(now_s(), place.spec))
-        for tenant, request, created_s, started in waiting:
-            since_s = now_s() - max(time.time() - created_s, 0.0)
+            self._body.feed(on.EnvironmentAdopted(loop_time(), place.spec))
+        for tenant, asked, created_s, started in waiting:
+            request = log.bounded(asked, self.limits_of(tenant))
+            since_s = loop_time() - max(time.time() - created_s, 0.0)
             self._live[request.spec.action] = _Live(tenant, request, since_s)
-            self._body.feed(on.ActionAdopted(now_s(), request.spec, since_s, started))
+            self._body.feed(on.ActionAdopted(loop_time(), request.spec, since_s, started))
         self._background.spawn(self._forget())
 
     def close(self) -> None:
@@ -119,16 +132,30 @@ class ActionService:
                 async with asyncio.timeout(_FORGET_EVERY_S):
                     await self._stopping.wait()
 
+    # ---- what the operator lets a tenant do ----
+    def limits_of(self, tenant: TenantId) -> TenantLimits:
+        return self._broker.books.settings.tenants.of(tenant)
+
+    def memory_of(self, tenant: TenantId, environment: str | None) -> int | None:
+        """The MiB that an environment of the tenant's holds, which its actions have to
+        themselves; `submit` refuses an environment that is not one."""
+        place = None if environment is None else self._places.get(EnvironmentId(environment))
+        if place is None or place.tenant != tenant:
+            return None
+        return place.request.spec.memory_mib
+
     # ---- actions ----
     async def submit(self, tenant: TenantId, request: log.ActionRequest) -> ActionId:
         """Take an action; the same one again is the same. A full queue: UnavailableError."""
         name = request.spec.action
         if name not in self._live:
-            self._check_room(request.spec.job)
+            self._check_room(tenant)
         environment = request.spec.environment
         if environment is not None:
             self._place(tenant, environment)
         service = request.spec.service
+        if service is not None and (reason := self._body.failure_of(service)) is not None:
+            raise RefusedError(failure(service, reason))
         if service is not None and service not in self._body.services:
             raise UnavailableError(f"service {service} is not staged yet; try again")
         started = bool(request.command) and not self._arriving
@@ -142,25 +169,23 @@ class ActionService:
             self._arriving -= 1
         if known is None:
             await self._begin(tenant, request, started=started)
-        elif known.tenant != tenant:
-            raise _not_yours(name)
         return name
 
     async def _begin(self, tenant: TenantId, request: log.ActionRequest, *, started: bool) -> None:
-        """What is likely to start at once was written as started, which saves a second write; if it does not start
-        after all, that is taken back, before anything else is written of it."""
+        """What is likely to start at once was written as started, which saves a second write; if it
+        does not start after all, that is taken back, before anything else is written of it."""
         name = request.spec.action
-        live = self._live[name] = _Live(tenant, request, now_s())
+        live = self._live[name] = _Live(tenant, request, loop_time())
         if started:
-            self._body.is_marked(name)
-        self._body.feed(on.ActionSubmitted(now_s(), request.spec))
+            self._body.mark_started(name)
+        self._body.feed(on.ActionSubmitted(loop_time(), request.spec))
         if started and live.attempt is None:
-            self._body.is_marked(name, False)
+            self._body.mark_started(name, False)
             await self._store.call_small(partial(log.mark_waiting, name=name))
 
-    def _check_room(self, job: JobId) -> None:
+    def _check_room(self, tenant: TenantId) -> None:
         """Those that are being written to the log will stand in the queue too."""
-        self._broker.check_room(job)
+        self._broker.check_room(tenant)
         books = self._broker.books
         if books.waiting + self._arriving >= books.settings.max_waiting:
             raise UnavailableError(
@@ -185,7 +210,7 @@ class ActionService:
         return await self._ended(tenant, name)
 
     async def _ended(self, tenant: TenantId, name: ActionId) -> log.ActionResult:
-        owner, result = self._recent.get(name, (None, None))
+        owner, result = self._recent.find(name)
         if result is None:
             row = await self._store.call(lambda c: log.find_action(c, name))
             if row is None or row.result is None:
@@ -206,7 +231,7 @@ class ActionService:
         if live is not None:
             if live.tenant != tenant:
                 raise _not_yours(name)
-            self._body.feed(on.ActionCancelled(now_s(), name))
+            self._body.feed(on.ActionCancelled(loop_time(), name))
 
     async def begun(self, tenant: TenantId, name: ActionId, hold_s: float) -> bool:
         """Whether a permit is held now."""
@@ -254,12 +279,16 @@ class ActionService:
     async def open(self, tenant: TenantId, request: log.EnvironmentRequest) -> EnvironmentId:
         """Ask for an environment; actions in it may be submitted at once."""
         name = request.spec.environment
+        if name not in self._places:
+            self._broker.check_environment(request.spec)
+        if request.snapshot is not None:
+            self._snapshots.kept_as(tenant, request.snapshot)
         added = await self._store.call_small(
             lambda c: log.add_environment(c, tenant, request, time.time())
         )
         if added:
             self._places[name] = _Place(tenant, request)
-            self._body.feed(on.EnvironmentAsked(now_s(), request.spec))
+            self._body.feed(on.EnvironmentAsked(loop_time(), request.spec))
         return name
 
     async def opened(self, tenant: TenantId, name: EnvironmentId, hold_s: float) -> bool:
@@ -275,20 +304,32 @@ class ActionService:
     async def close_environment(self, tenant: TenantId, name: EnvironmentId) -> None:
         """Its owner is done with it: its actions are cancelled."""
         self._place(tenant, name)
-        self._body.feed(on.EnvironmentClosed(now_s(), name))
+        self._body.feed(on.EnvironmentClosed(loop_time(), name))
         self.environment_ended(name, "it was closed")
 
-    async def snapshot(self, tenant: TenantId, name: EnvironmentId, kept_as: str) -> None:
-        """Keep what it has now, under a name that other environments of its node can begin from."""
+    async def snapshot(self, tenant: TenantId, name: EnvironmentId, given: str) -> None:
+        """Keep what it has now, under a name that other environments of its owner on its node can
+        begin from."""
+        owned_id(tenant, given, "snapshot")  # refuses what an older version could have named
         place = self._place(tenant, name)
         live = self._broker.books.environments.get(name)
         if live is None or live.node is None or not place.ready.is_set():
             raise RefusedError(f"environment: {name!r} is not open yet; wait for it")
         if live.line:
             raise RefusedError(f"environment: {name!r} is in use; take snapshots between actions")
-        error = await self._body.keep_snapshot(live.node, name, kept_as)
-        if error is not None:
-            raise RefusedError(error)
+        snapshot = Snapshot(tenant, given, live.node)
+        most_bytes = self._snapshots.room_bytes(snapshot, self.limits_of(tenant))
+        is_new = self._snapshots.add(snapshot)
+        await self._store.call(partial(put_snapshot, snapshot=snapshot, now_s=time.time()))
+        kept = await self._body.keep_snapshot(live.node, name, snapshot.kept_as, most_bytes)
+        if kept.error is None:
+            snapshot = self._snapshots.measured(snapshot, kept.size_bytes)
+            await self._store.call(partial(put_snapshot, snapshot=snapshot, now_s=time.time()))
+            return
+        if is_new:
+            self._snapshots.remove(snapshot)
+            await self._store.call(partial(drop_snapshot, snapshot=snapshot))
+        raise RefusedError(kept.error.replace(snapshot.kept_as, given))
 
     def environments(self, tenant: TenantId) -> list[EnvironmentId]:
         return sorted(name for name, place in self._places.items() if place.tenant == tenant)
@@ -304,7 +345,7 @@ class ActionService:
         """There is so much of a resource that no worker brings; remembered over a restart."""
         payload = msgspec.json.encode(limit).decode()
         await self._store.call(partial(log.put_limit, name=limit.resource, payload=payload))
-        self._body.feed(on.LimitDeclared(now_s(), limit))
+        self._body.feed(on.LimitDeclared(loop_time(), limit))
 
     def service_declared(self, service: GpuService) -> None:
         """Remembered over a restart, so that what waits for it then goes on waiting."""
@@ -318,6 +359,17 @@ class ActionService:
 
     def place(self, environment: EnvironmentId) -> log.EnvironmentRequest:
         return self._places[environment].request
+
+    def snapshot_of(self, environment: EnvironmentId) -> str | None:
+        """What the snapshot that it begins from is called on its node."""
+        place = self._places[environment]
+        name = place.request.snapshot
+        if name is None:
+            return None
+        try:
+            return self._snapshots.kept_as(place.tenant, name)
+        except NotFoundError:  # asked for under an older version; its worker will not find this one
+            return snapshot_id(place.tenant, name)
 
     def granted(self, action: ActionId, attempt: int) -> None:
         live = self._live[action]
@@ -338,10 +390,8 @@ class ActionService:
 
     def _settle(self, action: ActionId, result: log.ActionResult) -> None:
         live = self._live.pop(action)
-        self._recent[action] = (live.tenant, result)
-        self._last.append((action, live.request, result))
-        while len(self._recent) > _REMEMBERED:
-            del self._recent[next(iter(self._recent))]
+        self._recent.add(action, live.tenant, result)
+        self._last.append(_ended_row(action, live.request, result))
         for event in (live.over, live.begun, live.news):
             event.set()
 
@@ -354,6 +404,9 @@ class ActionService:
         place = self._places.pop(environment, None)
         if place is None:
             return
+        if place.request.snapshot is not None:
+            kept_as = snapshot_id(place.tenant, place.request.snapshot)
+            reason = reason.replace(kept_as, place.request.snapshot)
         place.ended = reason
         place.ready.set()
         end = partial(log.end_environment, name=environment, why=reason, now_s=time.time())
@@ -371,7 +424,7 @@ class ActionService:
 
     def top(self, most: int = 50) -> dict[str, Any]:
         """What runs, what waits, what ended last."""
-        now = now_s()
+        now = loop_time()
         live = sorted(self._live.items(), key=lambda item: item[1].since_s)
         return {
             "gauges": self.gauges(),
@@ -382,16 +435,12 @@ class ActionService:
             ],
             "rewards": [
                 {"worker": worker, "node": facts.node, "devices": facts.devices,
-                 "services": [service.service for service in facts.services]}
+                 "services": [service.service for service in facts.services],
+                 "failed": facts.failed}
                 for worker, facts in sorted(self._body.reward_facts.items())
             ],
             "live": [self._shown(name, item, now) for name, item in live[:most]],
-            "ended": [
-                {"action": name, "job": request.spec.job, "command": _short(request.command),
-                 "kind": result.kind, "queued_s": round(result.queued_s, 3),
-                 "ran_s": round(result.ran_s, 3), "cores": len(result.cores)}
-                for name, request, result in list(self._last)[-most:]
-            ],
+            "ended": list(self._last)[-most:],
         }  # fmt: skip
 
     def _shown(self, name: ActionId, live: _Live, now: float) -> dict[str, Any]:
@@ -405,6 +454,20 @@ class ActionService:
             "cores": 0 if attempt is None else len(attempt.grant.cores),
             "age_s": round(now - live.since_s, 3),
         }
+
+
+def _ended_row(
+    action: ActionId, request: log.ActionRequest, result: log.ActionResult
+) -> dict[str, Any]:
+    return {
+        "action": action,
+        "job": request.spec.job,
+        "command": _short(request.command),
+        "kind": result.kind,
+        "queued_s": round(result.queued_s, 3),
+        "ran_s": round(result.ran_s, 3),
+        "cores": len(result.cores),
+    }
 
 
 def _short(command: Sequence[str]) -> str:

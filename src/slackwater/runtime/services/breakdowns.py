@@ -1,9 +1,11 @@
-"""Why a service cannot do what it is asked: no worker of a kind runs, and every one fails to start."""
+"""Why a service cannot do what it is asked: no worker of a kind runs, and every one fails
+to start.
+"""
 
 from collections.abc import Sequence
 
 from slackwater.control.rollout.manager import RolloutManager
-from slackwater.runtime.launch.fleet import Fleet
+from slackwater.runtime.launch.fleet import LaunchedFleet
 from slackwater.runtime.services.instances import InstanceService
 from slackwater.runtime.services.workers import Workers
 from slackwater.runtime.store.base_models import BaseModels
@@ -14,7 +16,7 @@ class Breakdowns:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: LaunchedFleet,
         bases: BaseModels,
         manager: RolloutManager,
         instances: InstanceService,
@@ -27,14 +29,21 @@ class Breakdowns:
         self._workers = workers
 
     def of_engines(self, model: str, *, fully: bool) -> str | None:
-        """Why nothing can be sampled from a base model, if no engine of it runs and every one fails to start."""
+        """Why nothing can be sampled from a base model, if no engine of it runs and none comes:
+        each was drained, or fails to start.
+        """
         if any(record.spec.runs(model) for record in self._manager.books.instances):
             return None
         if self._instances.starting(model):
             return None
         place = [base.name for base in self._bases].index(model)
         kinds = (f"engine-{place}-", f"local-{place}-", f"serving-{place}-")
-        names = [name for name in self._fleet.supervisor.names() if any(k in name for k in kinds)]
+        begun = [name for name in self._fleet.supervisor.names() if any(k in name for k in kinds)]
+        names = [name for name in begun if not self._fleet.supervisor.is_retired(name)]
+        planned = any(pool.engines or pool.local_engines for pool in self._fleet.file.pools)
+        if not names and (begun or (not planned and self._instances.had(model))):
+            add = f"`slackwater instance add --model {model}`" if fully else "the operator"
+            return f"model {model}: no engine serves it, the last one was drained; {add} adds one"
         return self._said(names, f"model {model}: no engine starts", fully)
 
     def of_trainers(self, *, fully: bool) -> str | None:

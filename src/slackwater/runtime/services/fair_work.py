@@ -1,8 +1,10 @@
-"""Work that would hold up the event loop, done on a few threads, with every tenant getting its turn.
+"""Work that would hold up the event loop, done on a few threads, with every tenant getting its
+turn.
 
-Tokenising a long text, decoding a large batch or writing a long answer takes longer than anyone else's
-request may wait. Tenants' lines are served in turn, one piece of work each; and where there are several
-tenants, none may have all threads, so that a tenant with nothing under way starts at once.
+Tokenising a long text, decoding a large batch or writing a long answer takes longer than anyone
+else's request may wait. Tenants' lines are served in turn, one piece of work each; and where there
+are several tenants, none may have all threads, so that a tenant with nothing under way starts at
+once.
 """
 
 import asyncio
@@ -31,7 +33,9 @@ class FairWork:
         self._running: Counter[TenantId] = Counter()
 
     async def run(self, tenant: TenantId, work: Callable[..., T], *arguments: Any) -> T:
-        """The work's result, when it is the tenant's turn; work that nobody waits for any more is not begun."""
+        """The work's result, when it is the tenant's turn; work that nobody waits for any more is
+        not begun.
+        """
         loop = asyncio.get_running_loop()
         waiting: asyncio.Future[T] = loop.create_future()
         self._lines.setdefault(tenant, deque()).append((waiting, work, arguments))

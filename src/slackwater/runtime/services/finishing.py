@@ -1,4 +1,5 @@
-"""What a finished save or publish leaves behind: its checkpoint or sampling session, and its answer.
+"""What a finished save or publish leaves behind: its checkpoint or sampling session, and its
+answer.
 
 Runs on the store's thread, in the transaction that finishes the operation.
 """
@@ -55,7 +56,7 @@ def sampling_session_of(
     )
 
 
-class Finishing:
+class RequestFinisher:
     """Knows where things are."""
 
     def __init__(self, state: StateDirectory, shelf: VersionShelf) -> None:

@@ -1,7 +1,9 @@
-"""Python's search for garbage in cycles stops the event loop: a whole one for a tenth of a second and more once many turns are under way.
+"""Python's search for garbage in cycles stops the event loop: a whole one for a tenth of a second
+and more once many turns are under way.
 
-What the service is made of is left out of it, young objects are looked through a few thousand at a time, which takes some milliseconds (a hundred thousand
-took 75), and the whole is looked through when nothing is under way, or at the latest after ten minutes.
+What the service is made of is left out of it, young objects are looked through a few thousand at a
+time, which takes some milliseconds (a hundred thousand took 75), and the whole is looked through
+when nothing is under way, or at the latest after ten minutes.
 """
 
 import asyncio

@@ -1,8 +1,10 @@
 """Work that holds Python's lock for long, done in processes of its own.
 
-Reading a large JSON text is one call that lets no other thread go on until it is over, so that a thread would not help the event loop. A
-helper is `python -m MODULE`: it reads two parts, each with its length, from its standard input, answers in the same way, and ends when its input
-does, which is when the service is gone, however it went. The second part is raw bytes, which nobody has to take apart. Helpers are started when they are first needed and give way to the service and its engines.
+Reading a large JSON text is one call that lets no other thread go on until it is over, so that a
+thread would not help the event loop. A helper is `python -m MODULE`: it reads two parts, each with
+its length, from its standard input, answers in the same way, and ends when its input does, which is
+when the service is gone, however it went. The second part is raw bytes, which nobody has to take
+apart. Helpers are started when they are first needed and give way to the service and its engines.
 """
 
 import contextlib
@@ -25,7 +27,9 @@ _NICE = 10
 
 
 class HelperProcesses:
-    """Ask from any thread: each question has a helper to itself. There are as many as were ever asked at once."""
+    """Ask from any thread: each question has a helper to itself. There are as many as were ever
+    asked at once.
+    """
 
     def __init__(self, module: str) -> None:
         self._module = module

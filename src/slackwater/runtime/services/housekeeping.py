@@ -1,4 +1,6 @@
-"""What is done now and then: silent sessions end, results and checkpoints expire, old weights go."""
+"""What is done now and then: silent sessions end, results and checkpoints expire, old
+weights go.
+"""
 
 import asyncio
 import logging
@@ -13,8 +15,8 @@ from sqlalchemy.engine import Connection
 
 from slackwater.model.ids import SamplingSessionId, SessionId
 from slackwater.model.session import SamplingSession, TrainedModel
-from slackwater.runtime.bodies.operations import OperationsBody
-from slackwater.runtime.bodies.rollout import RolloutBody
+from slackwater.runtime.executors.engines import EngineExecutor
+from slackwater.runtime.executors.trainers import TrainerExecutor
 from slackwater.runtime.services.jobs import Jobs
 from slackwater.runtime.services.sampling import SamplingService
 from slackwater.runtime.services.sessions import Sessions
@@ -40,7 +42,7 @@ _EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Household:
+class HousekeepingDependencies:
     """What is kept in order. `end_session` ends a session with its status and the reason."""
 
     settings: ServiceSettings
@@ -49,8 +51,8 @@ class Household:
     shelf: VersionShelf
     sessions: Sessions
     sampling: SamplingService
-    operations: OperationsBody
-    rollout: RolloutBody
+    operations: TrainerExecutor
+    rollout: EngineExecutor
     jobs: Jobs
     end_session: Callable[[SessionId, dict[str, Any], str], Awaitable[None]]
 
@@ -58,7 +60,7 @@ class Household:
 class Housekeeping:
     """Runs until it is stopped."""
 
-    def __init__(self, household: Household) -> None:
+    def __init__(self, household: HousekeepingDependencies) -> None:
         self._house = household
         self._stopping = asyncio.Event()
 
@@ -116,8 +118,8 @@ class Housekeeping:
     async def drop_unlisted_states(self, model: TrainedModel) -> None:
         """Folders of a model's saves that no checkpoint names: they were overwritten.
 
-        Hazard: the order. A save that begins after the first line is not looked at, one that runs is named by the second, and one that
-        ended before is named by the third.
+        Hazard: the order. A save that begins after the first line is not looked at, one that runs
+        is named by the second, and one that ended before is named by the third.
         """
         folders = await asyncio.to_thread(self._house.state.checkpoints_of, model.model)
         under_way = self._house.operations.states_under_way()

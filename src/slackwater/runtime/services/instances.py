@@ -1,8 +1,9 @@
-"""Instances beside those that the service always keeps: added, listed, drained, killed, or replayed from a trace.
+"""Instances beside those that the service always keeps: added, listed, drained, killed, or replayed
+from a trace.
 
-An added instance is a process of one of the fleet's nodes: an embedded engine, or the adapter of a vLLM server. When it is
-gone it stays gone; the engines that `slackwater up` keeps, and the instances of its list, are started again, unless
-they were drained.
+An added instance is a process of one of the fleet's nodes: an embedded engine, or the adapter of a
+vLLM server. When it is gone it stays gone; the engines that `slackwater up` keeps, and the
+instances of its list, are started again, unless they were drained.
 """
 
 import asyncio
@@ -13,16 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slackwater.control.brain import Brain
+from slackwater.control.fleet.controller import FleetController
 from slackwater.control.rollout.instances import InstanceRecord
 from slackwater.model.errors import NotFoundError
 from slackwater.model.ids import InstanceId, WorkerId
 from slackwater.model.instance import InstanceState
 from slackwater.model.spot_trace import SpotEvent
-from slackwater.runtime.bodies.rollout import RolloutBody
+from slackwater.runtime.executors.engines import EngineExecutor
 from slackwater.runtime.launch.children import Children
 from slackwater.runtime.launch.fixed_list import FixedList
-from slackwater.runtime.launch.instance_wish import InstanceWish
+from slackwater.runtime.launch.instance_request import InstanceRequest
 from slackwater.runtime.launch.local_processes import LocalProcesses
 from slackwater.runtime.launch.port import (
     InstanceEnded,
@@ -33,7 +34,8 @@ from slackwater.runtime.launch.port import (
     WorkerProcess,
 )
 from slackwater.runtime.launch.spot_replay import SpotReplay
-from slackwater.runtime.launch.supervisor import Supervisor
+from slackwater.runtime.launch.supervisor import WorkerSupervisor
+from slackwater.runtime.live_driver import loop_time
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +45,10 @@ _LISTED_AGAIN_S = 3.0  # an instance of the list that is gone is started again a
 
 
 @dataclass(frozen=True, slots=True)
-class Premises:
-    """Where instances run: how one is spawned, what every engine of a model is told, and where nodes keep logs."""
+class InstanceDependencies:
+    """Where instances run: how one is spawned, what every engine of a model is told, and where
+    nodes keep logs.
+    """
 
     spawn: Callable[[WorkerPlan, WorkerId], Awaitable[WorkerProcess]]
     engine_arguments: Callable[[str], tuple[str, ...]]
@@ -56,17 +60,17 @@ class InstanceService:
 
     def __init__(
         self,
-        premises: Premises,
-        brain: Brain,
-        rollout: RolloutBody,
-        supervisor: Supervisor,
+        premises: InstanceDependencies,
+        controller: FleetController,
+        rollout: EngineExecutor,
+        supervisor: WorkerSupervisor,
     ) -> None:
         self._premises = premises
-        self._brain = brain
-        self._fleet = brain.rollout.books.instances
+        self._controller = controller
+        self._fleet = controller.rollout.books.instances
         self._rollout = rollout
         self._supervisor = supervisor
-        self._wishes: dict[InstanceId, InstanceWish] = {}
+        self._wishes: dict[InstanceId, InstanceRequest] = {}
         self._children = Children(self._spawn, self._heard)
         self._faults: deque[str] = deque(maxlen=_FAULTS_SHOWN)
         self._added = 0
@@ -74,7 +78,7 @@ class InstanceService:
         self._again: set[asyncio.TimerHandle] = set()
         self._replays: set[asyncio.Task[None]] = set()
 
-    def keep(self, listed: Mapping[InstanceId, InstanceWish]) -> None:
+    def keep(self, listed: Mapping[InstanceId, InstanceRequest]) -> None:
         """Start the instances of a list, and start them again when they are gone."""
         for wish in listed.values():
             self._check(wish)
@@ -83,7 +87,7 @@ class InstanceService:
         self._list.start(len(listed))
 
     # ---- what an operator says ----
-    def add(self, wish: InstanceWish, count: int) -> tuple[InstanceId, ...]:
+    def add(self, wish: InstanceRequest, count: int) -> tuple[InstanceId, ...]:
         """Start up to `count` more; returns those begun, fewer if there are too many already."""
         self._check(wish)
         room = MOST_INSTANCES - len(self._children.names())
@@ -112,7 +116,7 @@ class InstanceService:
         self._supervisor.kill(WorkerId(instance))
 
     def replay(
-        self, wish: InstanceWish, events: Sequence[SpotEvent], speed: float, notice_s: float
+        self, wish: InstanceRequest, events: Sequence[SpotEvent], speed: float, notice_s: float
     ) -> None:
         """Let a spot trace give and take instances from now on."""
         self._check(wish)
@@ -126,13 +130,21 @@ class InstanceService:
 
     def starting(self, model: str) -> bool:
         """Whether an added or listed instance of a model may still come up."""
-        return any(self._wishes[name].model == model for name in self._children.names())
+        named = self._wishes if self._replays else self._children.names()
+        coming = {*named, *(name for name in self._wishes if name in self._list)}
+        return any(self._wishes[name].model == model for name in coming)
+
+    def had(self, model: str) -> bool:
+        """Whether an instance of a model was ever added or listed."""
+        return any(wish.model == model for wish in self._wishes.values())
 
     def listed(self) -> list[dict[str, Any]]:
-        """Every instance, by name; those that have not joined yet are `starting`, or `failed` and why."""
-        now_s = asyncio.get_running_loop().time()
+        """Every instance, by name; those that have not joined yet are `starting`, or `failed` and
+        why.
+        """
+        now_s = loop_time()
         shown = [self._shown(record, now_s) for record in self._fleet]
-        for spec in self._brain.steps.resting():
+        for spec in self._controller.steps.resting():
             row = {"instance": spec.instance, "model": spec.base_model, "kind": spec.kind.value}
             pid = self._supervisor.pids().get(WorkerId(spec.instance))
             shown.append({**row, "state": "resting", "pid": pid})
@@ -197,7 +209,7 @@ class InstanceService:
         timer = asyncio.get_running_loop().call_later(_LISTED_AGAIN_S, start)
         self._again.add(timer)
 
-    def _check(self, wish: InstanceWish) -> None:
+    def _check(self, wish: InstanceRequest) -> None:
         """Refuse what cannot be started, before anything is begun."""
         self._premises.engine_arguments(wish.model)
         wish.worker()
@@ -211,7 +223,7 @@ class InstanceService:
 
     def _state(self, record: InstanceRecord) -> str:
         joining = record.state is InstanceState.JOINING
-        pulls = joining and bool(self._brain.weights.pulling(record.spec.instance))
+        pulls = joining and bool(self._controller.weights.pulling(record.spec.instance))
         return InstanceState.PULLING.value if pulls else record.state.value
 
     def _shown(self, record: InstanceRecord, now_s: float) -> dict[str, Any]:

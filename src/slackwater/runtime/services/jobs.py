@@ -1,15 +1,17 @@
-"""Jobs, live: sessions and requests make them, the job book keeps their life and accounts, the store what they used."""
+"""Jobs, live: sessions and requests make them, the job book keeps their life and accounts, the
+store what they used.
+"""
 
-import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from slackwater.control.brain import BrainEvent
-from slackwater.control.jobs.book import JobBook
-from slackwater.control.jobs.events import IdleSought, JobAdopted, JobEnded, JobSubmitted
+from slackwater.control.fleet.messages import FleetEvent
+from slackwater.control.jobs.events import IdleJobsSought, JobAdopted, JobEnded, JobSubmitted
+from slackwater.control.jobs.registry import JobRegistry
 from slackwater.model.ids import JobId, SessionId, TenantId
 from slackwater.model.job_life import JobAccount, JobStage
+from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.services.sessions import Sessions
 from slackwater.runtime.store.database import Store
 from slackwater.runtime.store.job_accounts import save_accounts, saved_accounts, shown
@@ -17,14 +19,16 @@ from slackwater.runtime.store.submitted_jobs import SubmittedJob
 
 
 class Jobs:
-    """`feed` tells the brain; `book` is its job book, to look at. The `operator` sees everybody's."""
+    """`feed` tells the controller; `book` is its job book, to look at. The `operator` sees
+    everybody's.
+    """
 
     def __init__(
         self,
         store: Store,
         sessions: Sessions,
-        book: JobBook,
-        feed: Callable[[BrainEvent], None],
+        book: JobRegistry,
+        feed: Callable[[FleetEvent], None],
         operator: str,
     ) -> None:
         self._store = store
@@ -34,7 +38,9 @@ class Jobs:
         self._operator = operator
 
     async def adopt(self, now_s: float, submitted: Mapping[JobId, SubmittedJob]) -> None:
-        """Take over sessions, the accounts so far, what was submitted, and the jobs of sessions that live."""
+        """Take over sessions, the accounts so far, what was submitted, and the jobs of sessions
+        that live.
+        """
         await self._sessions.adopt(now_s)
         saved = await self._store.call(lambda c: saved_accounts(c, now_s))
         adopted = {event.job: event for event in saved}
@@ -59,7 +65,7 @@ class Jobs:
         """Something of a job came: it is submitted, if it is not known or was over."""
         entry = self._book.find(job)
         if entry is None or entry.stage.over:
-            self._feed(JobSubmitted(_now_s(), job, tenant))
+            self._feed(JobSubmitted(loop_time(), job, tenant))
 
     def session_ended(self, session: SessionId, status: dict[str, Any], reason: str) -> None:
         """The job ends with the last of its sessions, unless it has a driver: then with that."""
@@ -68,15 +74,15 @@ class Jobs:
         if entry is not None and entry.driven:
             return
         if job not in self._sessions.jobs():
-            self._feed(JobEnded(_now_s(), job, _outcome(status), reason))
+            self._feed(JobEnded(loop_time(), job, _outcome(status), reason))
 
     def end_idle(self) -> None:
         """Jobs of keys end when nothing has come of them for long."""
-        self._feed(IdleSought(_now_s(), frozenset(self._sessions.jobs())))
+        self._feed(IdleJobsSought(loop_time(), frozenset(self._sessions.jobs())))
 
     def listed(self, tenant: TenantId) -> list[dict[str, Any]]:
         """The tenant's jobs, oldest first."""
-        now_s, entries = _now_s(), self._book.entries()
+        now_s, entries = loop_time(), self._book.entries()
         everybody = tenant == self._operator
         return [shown(entry, now_s) for entry in entries if everybody or entry.tenant == tenant]
 
@@ -87,7 +93,3 @@ def _outcome(status: dict[str, Any]) -> Literal["finished", "failed", "stopped"]
     if said == "success":
         return "finished"
     return "failed" if said == "errored" else "stopped"
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

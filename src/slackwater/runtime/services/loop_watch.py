@@ -1,7 +1,9 @@
-"""How long the event loop was held: the longest time between two looks at it, in processor time and by the clock.
+"""How long the event loop was held: the longest time between two looks at it, in processor time and
+by the clock.
 
-Processor time says what the service's own code did in one go; what the clock says beyond that is waiting, for a processor or for Python's lock.
-A loop that has little to do is looked at less often: each look wakes the process, on a processor that a worker may need.
+Processor time says what the service's own code did in one go; what the clock says beyond that is
+waiting, for a processor or for Python's lock. A loop that has little to do is looked at less often:
+each look wakes the process, on a processor that a worker may need.
 """
 
 import asyncio
@@ -26,7 +28,9 @@ class LoopWatch:
         return max(self._now[0], self._before[0]), max(self._now[1], self._before[1])
 
     async def run(self) -> None:
-        """For as long as the service lives; a timer without a task, since there are up to two hundred looks a second."""
+        """For as long as the service lives; a timer without a task, since there are up to two
+        hundred looks a second.
+        """
         loop = asyncio.get_running_loop()
         self._window_s = self._last_s = time.monotonic()
         self._last_cpu_s = time.thread_time()

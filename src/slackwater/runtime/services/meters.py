@@ -1,4 +1,6 @@
-"""What an operator can alarm on: counters and histograms per tenant and model, in Prometheus' form."""
+"""What an operator can alarm on: counters and histograms per tenant and model, in
+Prometheus' form.
+"""
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 

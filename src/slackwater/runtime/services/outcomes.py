@@ -7,19 +7,23 @@ from slackwater.model.ids import RequestId, TenantId
 from slackwater.model.operation import FaultOwner
 from slackwater.runtime.services.sampling import KIND as SAMPLE
 from slackwater.runtime.store.database import Store
-from slackwater.runtime.store.future_board import FutureBoard, Outcome
+from slackwater.runtime.store.future_board import FutureBoard, RequestOutcome
 from slackwater.runtime.store.schema import operations, samples
 
 
-class Outcomes:
+class RequestOutcomes:
     """Every tenant sees its own."""
 
     def __init__(self, store: Store, board: FutureBoard) -> None:
         self._store = store
         self._board = board
 
-    async def of(self, tenant: TenantId, request: RequestId, hold_s: float) -> Outcome | None:
-        """How a request ended, or None if it has not within `hold_s`. Not the tenant's: NotFoundError."""
+    async def of(
+        self, tenant: TenantId, request: RequestId, hold_s: float
+    ) -> RequestOutcome | None:
+        """How a request ended, or None if it has not within `hold_s`. Not the tenant's:
+        NotFoundError.
+        """
         board = self._board
         holder = board.tenant_of(request)
         if holder is None:
@@ -30,7 +34,7 @@ class Outcomes:
             return None
         return board.recent(request) or await self._stored(tenant, request)
 
-    async def _stored(self, tenant: TenantId, request: RequestId) -> Outcome:
+    async def _stored(self, tenant: TenantId, request: RequestId) -> RequestOutcome:
         """Of a request that is not on the board: it ended a while ago, or before the last start."""
         table = samples if request.startswith("sm-") else operations
         kind = sa.literal(SAMPLE) if table is samples else operations.c.kind
@@ -42,7 +46,7 @@ class Outcomes:
         if row is None or row.tenant != tenant:
             raise _not_yours(request)
         owner = None if row.owner is None else FaultOwner(row.owner)
-        return Outcome(row.kind, row.result, row.error, owner)
+        return RequestOutcome(row.kind, row.result, row.error, owner)
 
 
 def _not_yours(request: RequestId) -> NotFoundError:

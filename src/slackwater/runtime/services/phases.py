@@ -1,4 +1,6 @@
-"""The permits of people's own code, as the HTTP face asks for them; and how the shared fleet stands."""
+"""The permits of people's own code, as the HTTP face asks for them; and how the shared fleet
+stands.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -8,7 +10,6 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from slackwater.control.brain import Brain, BrainEvent
 from slackwater.control.coschedule.job_phases import JobPhases
 from slackwater.control.coschedule.phase_events import (
     PermitAsked,
@@ -18,14 +19,17 @@ from slackwater.control.coschedule.phase_events import (
 )
 from slackwater.control.coschedule.phases import PhaseKeeper
 from slackwater.control.coschedule.settings import CoscheduleSettings
-from slackwater.control.jobs.book import JobEntry
+from slackwater.control.fleet.controller import FleetController
+from slackwater.control.fleet.messages import FleetEvent
 from slackwater.control.jobs.events import JobEnded, JobHeard, JobSubmitted
+from slackwater.control.jobs.registry import RegisteredJob
 from slackwater.model.errors import NotFoundError, RefusedError
 from slackwater.model.ids import JobId, NodeId, TenantId
 from slackwater.model.job import JobProfile, JobTerms
 from slackwater.model.job_life import JobStage, named_job
 from slackwater.model.placement import Phase
-from slackwater.runtime.bodies.phases import PhasesBody
+from slackwater.runtime.executors.permits import PermitExecutor
+from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.store.database import Store
 from slackwater.runtime.store.schema import facts
@@ -41,47 +45,50 @@ class PhaseService:
     def __init__(
         self,
         settings: CoscheduleSettings,
-        brain: Brain,
-        feed: Callable[[BrainEvent], None],
+        controller: FleetController,
+        feed: Callable[[FleetEvent], None],
         places: dict[NodeId, str],
+        body: PermitExecutor,
     ) -> None:
-        assert brain.phases is not None
+        assert controller.phases is not None
         self._settings = settings
-        self._brain = brain
-        self._keeper: PhaseKeeper = brain.phases
+        self._controller = controller
+        self._keeper: PhaseKeeper = controller.phases
         self._feed = feed
         self._places = places
         self._syncs = _SYNC_PERMITS
-        self.body: PhasesBody  # set by the plane, whose hands it needs
+        self.body = body
         self._saving = False
         self._saved: asyncio.Future[None] | None = None
 
     # ---- jobs ----
-    def end(self, tenant: TenantId, name: str, outcome: Any, reason: str) -> JobEntry:
+    def end(self, tenant: TenantId, name: str, outcome: Any, reason: str) -> RegisteredJob:
         """Its owner is done with it."""
         entry = self._entry(tenant, name)
-        self._feed(JobEnded(_now_s(), entry.job, outcome, reason))
+        self._feed(JobEnded(loop_time(), entry.job, outcome, reason))
         return entry
 
-    def _entry(self, tenant: TenantId, name: str) -> JobEntry:
-        entry = self._brain.jobs.find(named_job(tenant, name))
+    def _entry(self, tenant: TenantId, name: str) -> RegisteredJob:
+        entry = self._controller.jobs.find(named_job(tenant, name))
         if entry is None or entry.terms is None:
             raise NotFoundError(f"job: {name!r} is not submitted; POST /slackwater/jobs first")
         return entry
 
-    def alive(self, tenant: TenantId, name: str) -> JobEntry:
+    def alive(self, tenant: TenantId, name: str) -> RegisteredJob:
         """Its program lives, between two phases."""
         entry = self._entry(tenant, name)
-        self._feed(JobHeard(_now_s(), entry.job))
+        self._feed(JobHeard(loop_time(), entry.job))
         return entry
 
     # ---- permits ----
     async def ask(
         self, tenant: TenantId, name: str, phase: Phase, iteration: int, hold_s: float
     ) -> dict[str, Any] | None:
-        """The permit, or None if it was not given within `hold_s`: then ask again, which is the same request."""
+        """The permit, or None if it was not given within `hold_s`: then ask again, which is the
+        same request.
+        """
         entry = self.alive(tenant, name)
-        until_s = _now_s() + hold_s
+        until_s = loop_time() + hold_s
         if phase is Phase.SYNC:  # it moves weights, and holds no devices
             self._syncs += 1
             self._living(entry)
@@ -98,13 +105,13 @@ class PhaseService:
                 if self._saved is not None:  # what is answered survives
                     await asyncio.shield(self._saved)
                 return _shown(hold.known_as, phase, hold.nodes, hold.switch)
-            self._feed(PermitAsked(_now_s(), entry.job, phase, iteration))
+            self._feed(PermitAsked(loop_time(), entry.job, phase, iteration))
             if (one.hold is None and not await self.body.wait(entry.job, until_s)) and (
                 one.hold is None
             ):
                 return None
 
-    def _living(self, entry: JobEntry) -> JobPhases:
+    def _living(self, entry: RegisteredJob) -> JobPhases:
         one = self._keeper.find(entry.job)
         if entry.stage.over or one is None:
             raise RefusedError(f"job: {entry.job} is {entry.stage}: {entry.reason}")
@@ -117,7 +124,7 @@ class PhaseService:
         entry = self.alive(tenant, name)
         if permit > _SYNC_PERMITS:
             return {"permit": permit, "state": "held", "shrunk": False}
-        self._feed(PermitProgress(_now_s(), entry.job, permit, finished, total, tokens))
+        self._feed(PermitProgress(loop_time(), entry.job, permit, finished, total, tokens))
         one = self._keeper.find(entry.job)
         if one is not None and one.hold is not None and one.hold.known_as == permit:
             return {"permit": permit, "state": "held", "shrunk": one.hold.kept is not None}
@@ -130,12 +137,14 @@ class PhaseService:
         answer = self.progress(tenant, name, permit, 0, 0, 0)
         entry = self._entry(tenant, name)
         if permit <= _SYNC_PERMITS:
-            self._feed(PermitReturned(_now_s(), entry.job, permit, work_s))
+            self._feed(PermitReturned(loop_time(), entry.job, permit, work_s))
         return answer | {"state": "returned" if answer["state"] == "held" else "taken"}
 
     # ---- what survives ----
     def save_soon(self, store: Store, background: Background) -> None:
-        """Write down what a new control plane must know, once for all that changes in one turn of the loop."""
+        """Write down what a new control plane must know, once for all that changes in one turn of
+        the loop.
+        """
         if not self._saving:
             self._saving = True
             self._saved = asyncio.get_running_loop().create_future()
@@ -160,7 +169,7 @@ class PhaseService:
 
     def _kept(self) -> dict[str, Any]:
         jobs = []
-        for entry in self._brain.jobs.entries():
+        for entry in self._controller.jobs.entries():
             if entry.terms is None or entry.driven or entry.stage.over:
                 continue
             one = self._keeper.find(entry.job)
@@ -182,19 +191,21 @@ class PhaseService:
         return {"jobs": jobs, "given": self._keeper.scheduler.permits.given}
 
     async def adopt(self, store: Store) -> None:
-        """Take over jobs and permits of the control plane before: those that held a permit hold it again."""
+        """Take over jobs and permits of the control plane before: those that held a permit hold it
+        again.
+        """
         query = sa.select(facts.c.value).where(facts.c.name == _KEPT)
         value = await store.call(lambda c: c.execute(query).scalar())
         if value is None:
             return
         kept = msgspec.json.decode(value)
-        self._feed(PermitsNumbered(_now_s(), kept["given"]))
+        self._feed(PermitsNumbered(loop_time(), kept["given"]))
         rows = kept["jobs"]
         for row in rows:
             profile = row["profile"]
             self._feed(
                 JobSubmitted(
-                    *(_now_s(), JobId(row["job"]), TenantId(row["tenant"])),
+                    *(loop_time(), JobId(row["job"]), TenantId(row["tenant"])),
                     None if profile is None else msgspec.convert(profile, JobProfile),
                     msgspec.convert(row["terms"], JobTerms),
                     row["iterations_done"],
@@ -204,26 +215,33 @@ class PhaseService:
             if row["hold"] is not None:
                 phase, permit = Phase(row["hold"]["phase"]), row["hold"]["permit"]
                 done = row["iterations_done"]
-                self._feed(PermitAsked(_now_s(), JobId(row["job"]), phase, done, permit))
+                self._feed(PermitAsked(loop_time(), JobId(row["job"]), phase, done, permit))
 
     # ---- for people ----
     def why_paused(self, job: JobId) -> str | None:
-        """Why a job's turns and operations wait; None if they do not, or not for the co-scheduler."""
-        entry, one = self._brain.jobs.find(job), self._keeper.find(job)
+        """Why a job's turns and operations wait; None if they do not, or not for the
+        co-scheduler.
+        """
+        entry, one = self._controller.jobs.find(job), self._keeper.find(job)
         if entry is not None and entry.stage is JobStage.HELD:
             return f"job {job} waits for a place: {entry.reason}"
         if one is None or one.requested_s is None:
             return None
-        return f"job {job} has waited {_now_s() - one.requested_s:.0f} s for its turn on the nodes that it shares"
+        return (
+            f"job {job} has waited {loop_time() - one.requested_s:.0f} s for its turn on the "
+            "nodes that it shares"
+        )
 
     def timeline(self) -> bytes:
         """Who had which node when, for Perfetto."""
-        drawn = self.body.spans.timeline("live", "this service", _now_s())
+        drawn = self.body.spans.timeline("live", "this service", loop_time())
         return b"".join(trace_json(drawn))
 
     def state(self) -> dict[str, Any]:
-        """Pools, nodes, who holds which permit since when, who waits, slowdowns against bounds, switches, use."""
-        now_s, spans = _now_s(), self.body.spans
+        """Pools, nodes, who holds which permit since when, who waits, slowdowns against bounds,
+        switches, use.
+        """
+        now_s, spans = loop_time(), self.body.spans
         nodes = [self._node(node, now_s) for node in self._places]
         pools = {}
         for pool in ("rollout", "train"):
@@ -241,7 +259,7 @@ class PhaseService:
             "nodes": nodes,
             "jobs": [
                 self._job(entry, now_s)
-                for entry in self._brain.jobs.entries()
+                for entry in self._controller.jobs.entries()
                 if entry.terms is not None
             ],
             "permits": {
@@ -276,7 +294,7 @@ class PhaseService:
             row["since_s"] = round(now_s - permit.started_s, 3)
         return row
 
-    def _job(self, entry: JobEntry, now_s: float) -> dict[str, Any]:
+    def _job(self, entry: RegisteredJob, now_s: float) -> dict[str, Any]:
         assert entry.terms is not None
         one, state = self._keeper.find(entry.job), self._keeper.scheduler.find(entry.job)
         placement = None if state is None else state.placement
@@ -324,7 +342,7 @@ def places_of(places: dict[tuple[str, NodeId], NodeId]) -> dict[NodeId, str]:
     return {name: str(node) for (_, node), name in places.items()}
 
 
-def answered(entry: JobEntry, name: str) -> dict[str, Any]:
+def answered(entry: RegisteredJob, name: str) -> dict[str, Any]:
     """A job's stage, for its owner."""
     refused = entry.stage is JobStage.REFUSED
     return {
@@ -334,7 +352,3 @@ def answered(entry: JobEntry, name: str) -> dict[str, Any]:
         "admitted": not refused,
         "iterations_done": entry.iterations_done,
     }
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

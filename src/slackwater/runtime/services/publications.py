@@ -1,9 +1,11 @@
-"""Weights that became known: what a finished publish or save leaves for samplers, and what was there before this start."""
+"""Weights that became known: what a finished publish or save leaves for samplers, and what was
+there before this start.
+"""
 
 from slackwater.model.ids import SessionId
 from slackwater.model.operation import Operation, OpKind
 from slackwater.model.session import TrainedModel
-from slackwater.runtime.bodies.rollout import RolloutBody
+from slackwater.runtime.executors.engines import EngineExecutor
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.services.finishing import sampling_session_of
 from slackwater.runtime.services.housekeeping import Housekeeping
@@ -16,11 +18,13 @@ from slackwater.runtime.store.op_payloads import decode_publish
 
 
 class Publications:
-    """Tells the weight director of versions; `housekeeping` is set before the first operation ends."""
+    """Tells the weight director of versions; `housekeeping` is set before the first
+    operation ends.
+    """
 
     def __init__(
         self,
-        rollout: RolloutBody,
+        rollout: EngineExecutor,
         sampling: SamplingService,
         sessions: Sessions,
         background: Background,

@@ -27,15 +27,15 @@ from slackwater.model.operation import FaultOwner
 from slackwater.model.sampling import Sampling
 from slackwater.model.session import SamplingSession
 from slackwater.model.turn import TurnSpec
-from slackwater.runtime.bodies.rollout import RolloutBody
+from slackwater.runtime.executors.engines import EngineExecutor
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.services.fair_work import FairWork
 from slackwater.runtime.services.loop_shares import LoopShares
 from slackwater.runtime.services.turn_shares import TurnShares
 from slackwater.runtime.store import sample_log as log
 from slackwater.runtime.store.database import Store
-from slackwater.runtime.store.finished_feed import FinishedFeed, FinishedRequest
-from slackwater.runtime.store.future_board import FutureBoard, Outcome
+from slackwater.runtime.store.finished_feed import FinishedRequest, FinishedRequestFeed
+from slackwater.runtime.store.future_board import FutureBoard, RequestOutcome
 from slackwater.runtime.store.op_payloads import (
     SamplePayload,
     SampleResult,
@@ -61,7 +61,7 @@ class SamplingService:
         store: Store,
         board: FutureBoard,
         background: Background,
-        rollout: RolloutBody,
+        rollout: EngineExecutor,
         shares: TurnShares,
         fair: tuple[LoopShares, FairWork],
         job_of: Callable[[SessionId], JobId],
@@ -75,7 +75,7 @@ class SamplingService:
         self._shares = shares
         self._sessions: dict[SamplingSessionId, SamplingSession] = {}
         self._under_way: dict[RequestId, _SampleRun] = {}
-        self.finished = FinishedFeed()
+        self.finished = FinishedRequestFeed()
 
     async def adopt(self) -> None:
         """Take over sessions and unanswered requests from the durable log."""
@@ -112,7 +112,7 @@ class SamplingService:
             if run.session.sampling_session in gone:
                 run.cancel()
                 ended = "its sampling session has ended"
-                self.over(request, Outcome(KIND, None, ended, FaultOwner.USER))
+                self.over(request, RequestOutcome(KIND, None, ended, FaultOwner.USER))
 
     def session(self, tenant: TenantId, name: str) -> SamplingSession:
         """One of the tenant's sampling sessions."""
@@ -163,7 +163,19 @@ class SamplingService:
         run = self._under_way.get(request)
         if run is not None and run.session.tenant == tenant:
             run.cancel()
-            self.over(request, Outcome(KIND, None, "cancelled by the client", FaultOwner.USER))
+            self.over(
+                request, RequestOutcome(KIND, None, "cancelled by the client", FaultOwner.USER)
+            )
+
+    def session_of(self, request: RequestId) -> SamplingSession | None:
+        """Which session a request belongs to, while it is under way."""
+        run = self._under_way.get(request)
+        return None if run is None else run.session
+
+    def fail_all(self, session: SamplingSession, why: str) -> None:
+        """End every request of a session that is under way: nothing will generate for it."""
+        for run in [run for run in self._under_way.values() if run.session is session]:
+            run.failed(why)
 
     def _start(self, request: RequestId, session: SamplingSession, payload: bytes) -> None:
         self._board.expect(request, session.tenant)
@@ -195,16 +207,16 @@ class SamplingService:
             written = await self._fair_work.run(run.session.tenant, lambda: encode(answer()))
         else:
             written = encode(answer())
-        await self._finish(request, Outcome(KIND, written), run.session.sampling_session)
+        await self._finish(request, RequestOutcome(KIND, written), run.session.sampling_session)
 
-    def over(self, request: RequestId, outcome: Outcome) -> None:
+    def over(self, request: RequestId, outcome: RequestOutcome) -> None:
         """A request has ended without an answer."""
         run = self._under_way.pop(request)
         self._shares.give_back(run.session.tenant, run.turns)
         self._background.spawn(self._finish(request, outcome, run.session.sampling_session))
 
     async def _finish(
-        self, request: RequestId, outcome: Outcome, session: SamplingSessionId
+        self, request: RequestId, outcome: RequestOutcome, session: SamplingSessionId
     ) -> None:
         finished_s = time.time()
         size_bytes = None if outcome.result is None else len(outcome.result)
@@ -232,14 +244,14 @@ class _SampleRun:
         self._sample = sample
         self.turns = len(sample.seeds)
         self._service = service
-        self._rollout: RolloutBody | None = None
+        self._rollout: EngineExecutor | None = None
         self._results: dict[int, CompleteTurn] = {}
         self._over = False
 
     def turn_name(self, index: int) -> TurnId:
         return TurnId(f"{self._request}/{index}")
 
-    def start(self, rollout: RolloutBody) -> None:
+    def start(self, rollout: EngineExecutor) -> None:
         self._rollout = rollout
         prompt = np.frombuffer(self._sample.prompt, "<i4").tolist()
 
@@ -329,7 +341,7 @@ class _SampleRun:
         """One turn failed: so does the request, and its other turns are not wanted."""
         if not self._over:
             self.cancel()
-            self._service.over(self._request, Outcome(KIND, None, error, FaultOwner.SERVER))
+            self._service.over(self._request, RequestOutcome(KIND, None, error, FaultOwner.SERVER))
 
     def cancel(self) -> None:
         self._over = True

@@ -1,4 +1,6 @@
-"""Submitted jobs for the HTTP face: taken in, shown, stopped, resumed, and what their drivers print."""
+"""Submitted jobs for the HTTP face: taken in, shown, stopped, resumed, and what their drivers
+print.
+"""
 
 import asyncio
 import contextlib
@@ -9,16 +11,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from slackwater.control.brain import Brain, BrainEvent
+from slackwater.control.fleet.controller import FleetController
+from slackwater.control.fleet.messages import FleetEvent
 from slackwater.control.jobs import driver_events as on
 from slackwater.control.jobs.drivers import DriverStage
-from slackwater.control.jobs.events import JobSubmitted
+from slackwater.control.jobs.events import JobEnded, JobSubmitted
 from slackwater.model.config import decode
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, UnavailableError
 from slackwater.model.ids import JobId, TenantId
 from slackwater.model.job_file import JobFile, OwnJob
-from slackwater.model.job_life import named_job
-from slackwater.runtime.bodies.drivers import DriversBody, driver_command
+from slackwater.model.job_life import JobStage, named_job
+from slackwater.runtime.executors.drivers import DriverExecutor, driver_command
+from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.store.database import Store
 from slackwater.runtime.store.job_accounts import shown
 from slackwater.runtime.store.submitted_jobs import SubmittedJob, add_job, submitted_jobs
@@ -29,18 +33,20 @@ _CURVES_BYTES = 16 << 10
 
 
 class Submissions:
-    """`models` names what the service has. A job is its tenant's; only the operator's may be submitted, since they run commands here."""
+    """`models` names what the service has. A job is its tenant's; only the operator's may be
+    submitted, since they run commands here.
+    """
 
     def __init__(
         self,
         store: Store,
-        brain: Brain,
-        feed: Callable[[BrainEvent], None],
-        body: DriversBody,
+        controller: FleetController,
+        feed: Callable[[FleetEvent], None],
+        body: DriverExecutor,
         models: Callable[[], Iterable[str]],
     ) -> None:
         self._store = store
-        self._brain = brain
+        self._controller = controller
         self._feed = feed
         self._body = body
         self._models = models
@@ -75,7 +81,7 @@ class Submissions:
         return self.described(tenant, file.name)
 
     async def _take(self, tenant: TenantId, job: JobId, file: JobFile, replace: bool) -> None:
-        entry, driver = self._brain.jobs.find(job), self._brain.drivers.find(job)
+        entry, driver = self._controller.jobs.find(job), self._controller.drivers.find(job)
         if driver is not None and (driver.stage is not DriverStage.OVER or not replace):
             how = "runs" if driver.over is None else f"has {driver.over}"
             if driver.stage is not DriverStage.OVER:
@@ -93,41 +99,59 @@ class Submissions:
         self._body.know(job, file)
         held = await self._store.call(lambda c: add_job(c, job, tenant, file))
         self._held[job] = held
-        self._feed(on.DriverSubmitted(_now_s(), job, tenant, file.terms, file.known_profile))
+        self._feed(on.DriverSubmitted(loop_time(), job, tenant, file.terms, file.known_profile))
 
     def _take_own(self, tenant: TenantId, own: OwnJob) -> dict[str, Any]:
         """The same name again, while it is not over, is the same job."""
         job = named_job(tenant, own.name)
-        entry = self._brain.jobs.find(job)
+        entry = self._controller.jobs.find(job)
         if entry is not None and not entry.stage.over and entry.terms is None:
             raise RefusedError(
                 f"name: {own.name!r} runs already without terms; submit it before its first session"
             )
-        self._feed(JobSubmitted(_now_s(), job, tenant, own.known_profile, own.terms))
+        self._feed(JobSubmitted(loop_time(), job, tenant, own.known_profile, own.terms))
         return self.described(tenant, own.name)
 
     def stop(self, tenant: TenantId, name: str) -> dict[str, Any]:
-        """Ask its driver to leave; it has stopped when its stage says so."""
-        job = self._submitted(tenant, name)
-        self._feed(on.StopAsked(_now_s(), job))
+        """Ask its driver to leave; it has stopped when its stage says so.
+
+        One whose program is its owner's has stopped at once: the program is told at its next phase.
+        """
+        job = self._find(tenant, name)
+        entry = self._controller.jobs.find(job)
+        if job in self._held:
+            self._feed(on.StopAsked(loop_time(), job))
+        elif entry is not None and entry.terms is not None:
+            self._feed(JobEnded(loop_time(), job, "stopped", "the operator stopped it"))
+        else:
+            raise RefusedError(
+                f"job {name}: was not submitted; it ends with its sessions, or when nothing "
+                "comes of it any more"
+            )
         return self.described(tenant, name)
 
     def resume(self, tenant: TenantId, name: str) -> dict[str, Any]:
         """A new arrival at its last complete iteration."""
         job = self._submitted(tenant, name)
-        driver = self._brain.drivers.find(job)
+        driver = self._controller.drivers.find(job)
         if driver is None or driver.stage is not DriverStage.OVER:
             raise RefusedError(f"job {name}: is not over; only a job that is can be resumed")
-        self._feed(on.ResumeAsked(_now_s(), job))
+        entry = self._controller.jobs.find(job)
+        if entry is not None and entry.stage is JobStage.FINISHED:
+            raise RefusedError(
+                f"job {name}: has finished, so there is nothing to resume; "
+                "`slackwater job submit FILE --replace` runs it again"
+            )
+        self._feed(on.ResumeAsked(loop_time(), job))
         return self.described(tenant, name)
 
     def described(self, tenant: TenantId, name: str) -> dict[str, Any]:
         """Everything that is known of a job, submitted or not."""
         job = self._find(tenant, name)
-        entry = self._brain.jobs.find(job)
+        entry = self._controller.jobs.find(job)
         assert entry is not None
-        row = shown(entry, _now_s())
-        held, driver = self._held.get(job), self._brain.drivers.find(job)
+        row = shown(entry, loop_time())
+        held, driver = self._held.get(job), self._controller.drivers.find(job)
         if held is None or driver is None:
             return row
         files = self._body.files(job)
@@ -161,10 +185,12 @@ class Submissions:
         return _asked(held) | _progress(self._body.files(job).run / "metrics.jsonl")
 
     def log(self, tenant: TenantId, name: str, place: int, most: int) -> dict[str, Any]:
-        """What its drivers printed from a place on, and the place behind that; see `DriverFiles.read_log`."""
+        """What its drivers printed from a place on, and the place behind that; see
+        `DriverFiles.read_log`.
+        """
         job = self._submitted(tenant, name)
         place, said = self._body.files(job).read_log(place, min(most, MOST_LOG_BYTES))
-        entry = self._brain.jobs.find(job)
+        entry = self._controller.jobs.find(job)
         over = entry is None or entry.stage.over
         return {"text": said.decode(errors="replace"), "place": place, "over": over}
 
@@ -180,7 +206,7 @@ class Submissions:
 
     def _find(self, tenant: TenantId, name: str) -> JobId:
         for job in (JobId(name), JobId(f"{tenant}/{name}")):
-            entry = self._brain.jobs.find(job)
+            entry = self._controller.jobs.find(job)
             if entry is not None and entry.tenant == tenant:
                 return job
         raise NotFoundError(f"job: {name!r} is not a job of yours; `slackwater job list` has them")
@@ -237,7 +263,3 @@ def _forget(files: DriverFiles) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

@@ -2,15 +2,14 @@
 
 import hmac
 import json
-import re
 import secrets
 from collections.abc import Sequence
 
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import TenantId
+from slackwater.model.owned_ids import check_tenant
 from slackwater.runtime.store.state_directory import StateDirectory, write_whole
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _JOB_KEY = "tml-job:"
 
 
@@ -26,19 +25,19 @@ class Tenants:
         path = state.keys_file
         try:
             stored = json.loads(path.read_text()) if path.exists() else {}
-            keys = {str(key): TenantId(str(tenant)) for key, tenant in stored.items()}
+            keys = {str(key): str(tenant) for key, tenant in stored.items()}
         except (ValueError, AttributeError):
             raise ConfigError.of("keys file", str(path), "is not JSON; mend or remove it") from None
-        changed = False
-        for name in names:
-            if not _NAME.fullmatch(name):
-                raise ConfigError.of("--tenant", name, "must be 1-64 letters, digits, . _ -")
-            if name not in keys.values():
-                keys[f"tml-{secrets.token_urlsafe(24)}"] = TenantId(name)
-                changed = True
-        if changed:
-            write_whole(path, json.dumps(keys, indent=2))
-        return cls(keys)
+        known = {key: check_tenant(name, f"keys file {path}") for key, name in keys.items()}
+        new = [
+            check_tenant(name, "--tenant")
+            for name in dict.fromkeys(names)
+            if name not in keys.values()
+        ]
+        known |= {f"tml-{secrets.token_urlsafe(24)}": name for name in new}
+        if new:
+            write_whole(path, json.dumps(known, indent=2))
+        return cls(known)
 
     def of_key(self, key: str) -> TenantId | None:
         found = self._keys.get(key)
@@ -49,8 +48,11 @@ class Tenants:
     def job_key(self, tenant: TenantId, name: str) -> str:
         """A key of the tenant's for one job: whatever comes with it belongs to that job.
 
-        It is derived from the tenant's own, so nothing more has to be kept, and the other cannot be found from it.
+        It is derived from the tenant's own, so nothing more has to be kept, and the other cannot be
+        found from it.
         """
+        if ":" in name:  # a key is read back by its colons
+            raise ConfigError.of("job", name, "must not have a colon")
         secret = self.key_of(tenant).encode()
         proof = hmac.new(secret, f"job {name}".encode(), "sha256").hexdigest()[:40]
         return f"{_JOB_KEY}{tenant}:{name}:{proof}"

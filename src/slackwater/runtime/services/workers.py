@@ -1,32 +1,33 @@
-"""The processes that have joined the service, each in its role, and which body hears what they say."""
+"""The processes that have joined the service, each in its role, and which body hears what
+they say.
+"""
 
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from slackwater.model.errors import ConfigError
 from slackwater.model.ids import NodeId, WorkerId
-from slackwater.runtime.bodies.actions import ActionsBody
-from slackwater.runtime.bodies.operations import OperationsBody
-from slackwater.runtime.bodies.rollout import RolloutBody
-from slackwater.runtime.launch.fleet import Fleet
-from slackwater.runtime.launch.nodes import agent_name
+from slackwater.runtime.executors.actions import ActionExecutor
+from slackwater.runtime.executors.engines import EngineExecutor
+from slackwater.runtime.executors.trainers import TrainerExecutor
+from slackwater.runtime.launch.fleet import LaunchedFleet
 from slackwater.runtime.services.instances import InstanceService
 from slackwater.wire import messages
-from slackwater.wire.agent import CargoArrived, CargoBroke, StateSent
+from slackwater.wire.agent import PayloadArrived, PayloadFailed, StateSent
 from slackwater.wire.frames import Frame, FrameKind
+from slackwater.wire.memory import MEMORY_GAUGE
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Hearers:
+class WorkerHandlers:
     """Who is told of workers; `node_lost` when the agent of a node is gone."""
 
-    fleet: Fleet
-    rollout: RolloutBody
-    training: OperationsBody
-    actions: ActionsBody
+    fleet: LaunchedFleet
+    rollout: EngineExecutor
+    training: TrainerExecutor
+    actions: ActionExecutor
     instances: InstanceService
     node_lost: Callable[[NodeId], None]
 
@@ -35,15 +36,15 @@ class Workers:
     """What the hub says of connections, passed on; `hearers` are set before the hub listens."""
 
     def __init__(self) -> None:
-        self.hearers: Hearers
+        self.hearers: WorkerHandlers
         self.stopping = False
         self._roles: dict[WorkerId, str] = {}
+        self._memory: dict[WorkerId, float] = {}
 
     def worker_joined(self, hello: messages.Hello) -> None:
         to, worker = self.hearers, WorkerId(hello.worker)
         if hello.role == "agent":
-            if hello.node is None or agent_name(NodeId(hello.node.node)) != worker:
-                raise ConfigError.of("hello: worker", worker, "must be agent:NODE of its node")
+            assert hello.node is not None  # as the launch plan has checked
             to.fleet.agent_joined(hello.node)
             to.rollout.relays.joined(hello.node)
             to.training.agent_joined(hello.node)
@@ -69,20 +70,35 @@ class Workers:
                 to.actions.worker_said(worker, frame)
             elif frame.kind is FrameKind.CONTROL:
                 message = messages.decode_from_worker(frame.body)
-                if isinstance(message, CargoArrived | CargoBroke):
-                    to.rollout.relays.said(_node_of(worker), message)
+                if isinstance(message, messages.Heartbeat):
+                    self._memory[worker] = message.gauges.pop(MEMORY_GAUGE, 0.0)
+                if role == "agent":
+                    self._agent_said(_node_of(worker), message)
                 elif isinstance(message, messages.VersionStocked):
-                    to.rollout.relays.stocked(message)
-                elif isinstance(message, StateSent):
-                    to.training.state_sent(message)
-                elif role == "agent":
-                    to.fleet.agent_said(_node_of(worker), message)
+                    self._stocked(worker, message)
                 else:
                     to.training.trainer_said(worker, message)
+
+    def _agent_said(self, node: NodeId, message: messages.FromWorker) -> None:
+        to = self.hearers
+        if isinstance(message, PayloadArrived | PayloadFailed):
+            to.rollout.relays.said(node, message)
+        elif isinstance(message, StateSent):
+            to.training.state_sent(message)
+        else:
+            to.fleet.agent_said(node, message)
+
+    def _stocked(self, trainer: WorkerId, message: messages.VersionStocked) -> None:
+        """A trainer speaks for the relay of its own node alone."""
+        if message.node == self.hearers.fleet.nodes.node_of(trainer):
+            self.hearers.rollout.relays.stocked(message)
+        else:
+            logger.warning("worker=%s stocks for another node=%s", trainer, message.node)
 
     def worker_lost(self, worker: WorkerId, reason: str) -> None:
         to = self.hearers
         role = self._roles.pop(worker)
+        self._memory.pop(worker, None)
         logger.warning("worker lost worker=%s reason=%s", worker, reason)
         if role == "agent":
             node = _node_of(worker)
@@ -100,6 +116,12 @@ class Workers:
             to.actions.worker_lost(worker, reason)
         else:
             to.rollout.engine_lost(worker, reason)
+
+    def memory(self) -> dict[WorkerId, float]:
+        """The resident bytes that each told of last."""
+        told = {**self.hearers.rollout.gauges, **self.hearers.actions.gauges}
+        found = {worker: gauges.get(MEMORY_GAUGE, 0.0) for worker, gauges in told.items()}
+        return found | self._memory
 
     def by_role(self) -> dict[str, list[str]]:
         """Their names; agents are listed as nodes."""

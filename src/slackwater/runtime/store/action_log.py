@@ -9,15 +9,17 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from slackwater.model.action import ActionSpec, EnvironmentSpec
-from slackwater.model.errors import RefusedError
+from slackwater.model.errors import NotFoundError, RefusedError
 from slackwater.model.ids import ActionId, EnvironmentId, TenantId
+from slackwater.model.tenant_limits import TenantLimits
 from slackwater.runtime.store.op_payloads import FORMAT
 from slackwater.runtime.store.schema import actions, environments, facts
 from slackwater.wire.sandbox import ActionLimits
 
 WAITING, STARTED, ENDED = "waiting", "started", "ended"
 
-# Written out, and once: these run for every action, and to put a statement together takes longer than to run it.
+# Written out, and once: these run for every action, and to put a statement together takes longer
+# than to run it.
 _ADD = sa.text(
     "INSERT INTO actions (action, tenant, payload, status, created_s, format) "
     f"VALUES (:action, :tenant, :payload, :status, :created_s, {FORMAT}) "
@@ -43,7 +45,8 @@ _END_ENVIRONMENT = sa.text(
 
 
 class ActionRequest(msgspec.Struct, frozen=True):
-    """An action as it was asked for: what it costs, and what is run. Without a command it is a permit."""
+    """An action as it was asked for: what it costs, and what is run. Without a command it is a
+    permit."""
 
     spec: ActionSpec
     limits: ActionLimits
@@ -58,8 +61,23 @@ class ActionRequest(msgspec.Struct, frozen=True):
         return not self.command and self.spec.service is None
 
 
+def bounded(request: ActionRequest, limits: TenantLimits) -> ActionRequest:
+    """One of the log, within what the operator lets its tenant use now."""
+    asked = request.limits
+    held = ActionLimits(
+        wall_s=min(asked.wall_s, limits.limit_s),
+        output_bytes=min(asked.output_bytes, limits.output_bytes),
+        memory_bytes=min(asked.memory_bytes, limits.memory_mib << 20),
+        processes=min(asked.processes, limits.processes),
+        disk_bytes=min(asked.disk_bytes, limits.disk_mib << 20),
+        network=asked.network and bool(limits.network),
+    )
+    return msgspec.structs.replace(request, limits=held)
+
+
 class ActionResult(msgspec.Struct, frozen=True):
-    """How an action ended: `kind` is a `model.action.OutcomeKind`, `end` a `sandbox.reports.End` if it ran."""
+    """How an action ended: `kind` is a `model.action.OutcomeKind`, `end` a `sandbox.reports.End` if
+    it ran."""
 
     kind: str
     reason: str = ""
@@ -105,7 +123,8 @@ def add_action(
     now_s: float,
     started: bool = False,
 ) -> Row[Any] | None:
-    """None if it was added; the row that is there if it was asked for before. Another one by its name is refused."""
+    """None if it was added; the row that is there if it was asked for before. Another one by its
+    name is refused, and so is another tenant's."""
     name, payload = request.spec.action, encode(request)
     row = {
         "action": name,
@@ -116,6 +135,8 @@ def add_action(
     if _execute(connection, _ADD, [row | {"created_s": now_s}]):
         return None
     known = connection.execute(sa.select(actions).where(actions.c.action == name)).one()
+    if known.tenant != tenant:
+        raise NotFoundError(f"action: {name!r} is not one of yours")
     if known.payload != payload:
         raise RefusedError(f"action: {name!r} was another one; give each action a name of its own")
     return known
@@ -142,7 +163,8 @@ def end_actions(
 def _execute(
     connection: Connection, statement: sa.TextClause, rows: Sequence[Mapping[str, Any]]
 ) -> int:
-    """How many rows it changed. SQLite is asked directly: for a statement as small as these, SQLAlchemy takes longer than the database."""
+    """How many rows it changed. SQLite is asked directly: for a statement as small as these,
+    SQLAlchemy takes longer than the database."""
     if connection.dialect.name != "sqlite":
         return connection.execute(statement, rows).rowcount
     driver: Any = connection.connection.driver_connection
@@ -158,7 +180,8 @@ def find_action(connection: Connection, name: ActionId) -> Row[Any] | None:
 
 
 def open_actions(connection: Connection) -> list[tuple[TenantId, ActionRequest, float, bool]]:
-    """Those without an outcome, in their order: whose, what, since when, and whether they had started."""
+    """Those without an outcome, in their order: whose, what, since when, and whether they had
+    started."""
     rows = connection.execute(
         sa.select(actions).where(actions.c.status != ENDED).order_by(actions.c.created_s)
     )
@@ -171,7 +194,7 @@ def open_actions(connection: Connection) -> list[tuple[TenantId, ActionRequest, 
 def add_environment(
     connection: Connection, tenant: TenantId, request: EnvironmentRequest, now_s: float
 ) -> bool:
-    """Whether it is new. Another one by its name is refused."""
+    """Whether it is new. Another one by its name is refused, and so is another tenant's."""
     name, payload = request.spec.environment, encode(request)
     row = {"environment": name, "tenant": tenant, "payload": payload, "created_s": now_s}
     if _execute(connection, _ADD_ENVIRONMENT, [row]):
@@ -179,6 +202,8 @@ def add_environment(
     known = connection.execute(
         sa.select(environments).where(environments.c.environment == name)
     ).one()
+    if known.tenant != tenant:
+        raise NotFoundError(f"environment: {name!r} is not one of yours")
     if known.payload != payload or known.ended is not None:
         why = "has ended" if known.ended is not None else "was another one"
         raise RefusedError(f"environment: {name!r} {why}; give each environment a name of its own")

@@ -80,10 +80,11 @@ def _of(row: Row[Any]) -> Checkpoint:
 
 
 def put_checkpoint(connection: Connection, new: Checkpoint) -> str | None:
-    """Write the row; returns what an overwritten one was held as."""
-    old = connection.execute(
-        sa.select(checkpoints.c.held_as).where(checkpoints.c.path == new.path)
-    ).scalar_one_or_none()
+    """Write the row; returns what an overwritten one was held as. Another tenant's is never
+    overwritten."""
+    found = connection.execute(sa.select(checkpoints).where(checkpoints.c.path == new.path)).first()
+    if found is not None and found.tenant != new.tenant:
+        raise NotFoundError(f"checkpoint {new.path}: is not one of yours")
     connection.execute(checkpoints.delete().where(checkpoints.c.path == new.path))
     connection.execute(
         checkpoints.insert().values(
@@ -106,7 +107,7 @@ def put_checkpoint(connection: Connection, new: Checkpoint) -> str | None:
             user_metadata=json.dumps(new.user_metadata) if new.user_metadata else None,
         )
     )
-    return old if old != new.held_as else None
+    return None if found is None or found.held_as == new.held_as else found.held_as
 
 
 def find_checkpoint(

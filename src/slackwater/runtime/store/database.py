@@ -1,14 +1,17 @@
-"""The durable store: one thread, one connection, one transaction per call, in the order of the calls.
+"""The durable store: one thread, one connection, one transaction per call, in the order of the
+calls.
 
-SQLite in WAL mode by default (a commit survives the death of this process at any moment), PostgreSQL by
-URL. A plain `sqlite3` connection on its own thread commits several times faster than an async driver.
+SQLite in WAL mode by default (a commit survives the death of this process at any moment),
+PostgreSQL by URL. A plain `sqlite3` connection on its own thread commits several times faster than
+an async driver.
 
-A database that goes away, or a disk that is full, is waited for: the call is tried again, those behind it
-wait their turn. After `patience_s` the store is lost and the service has to stop; nothing that it answered
-before is lost with it, and the next start goes on from there.
+A database that goes away, or a disk that is full, is waited for: the call is tried again, those
+behind it wait their turn. After `patience_s` the store is lost and the service has to stop; nothing
+that it answered before is lost with it, and the next start goes on from there.
 
-What is small and wanted at once (`call_small`) is written on the event loop's own thread while the store has nothing
-else to do: handing it over and back takes several times as long as SQLite's write, which goes to the page cache.
+What is small and wanted at once (`call_small`) is written on the event loop's own thread while the
+store has nothing else to do: handing it over and back takes several times as long as SQLite's
+write, which goes to the page cache.
 """
 
 import asyncio
@@ -51,7 +54,9 @@ class StoreLostError(UnavailableError):
 
 
 class Store:
-    """Runs functions of a connection on the store's thread; `lost` is called when it has given up."""
+    """Runs functions of a connection on the store's thread; `lost` is called when it has
+    given up.
+    """
 
     def __init__(
         self, url: str, lost: Callable[[], None] = lambda: None, patience_s: float = PATIENCE_S
@@ -97,7 +102,9 @@ class Store:
         return self._url.render_as_string(hide_password=True)
 
     async def call(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` in a transaction; it is durable when this returns. It may be run more than once."""
+        """Run `work` in a transaction; it is durable when this returns. It may be run more than
+        once.
+        """
         try:
             result = await self._thread.run(lambda: self._run(work))
         except StoreLostError:
@@ -107,7 +114,9 @@ class Store:
         return result
 
     async def call_small(self, work: Callable[[Connection], T]) -> T:
-        """As `call`, for a few rows: at once if nothing else is being done, and never before what was asked for earlier."""
+        """As `call`, for a few rows: at once if nothing else is being done, and never before what
+        was asked for earlier.
+        """
         found: list[T] = []
         if self.at_once(lambda connection: found.append(work(connection))):
             return found[-1]
@@ -118,7 +127,9 @@ class Store:
         return await (self.call_small if size_bytes <= _SMALL_BYTES else self.call)(work)
 
     def at_once(self, work: Callable[[Connection], None]) -> bool:
-        """Write a few rows here and now; False if nothing was written, since the store has other things to do or has to wait."""
+        """Write a few rows here and now; False if nothing was written, since the store has other
+        things to do or has to wait.
+        """
         if not self._is_local or self._connection is None or not self._thread.is_idle:
             return False
         try:
@@ -138,7 +149,9 @@ class Store:
             driver.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
 
     def _tidy_up(self) -> None:
-        """Bring a long log into the database, which waits for the disk, after the answer instead of inside of some commit."""
+        """Bring a long log into the database, which waits for the disk, after the answer instead of
+        inside of some commit.
+        """
         if self._is_local and not self._is_tidying and self._log_bytes() > _LOG_BYTES:
             self._is_tidying = True
             self._thread.run(self._checkpoint)
@@ -150,7 +163,9 @@ class Store:
             return 0
 
     def _checkpoint(self) -> None:
-        """The first write after it begins the log anew, and waits for the disk too: it is made here as well, and changes nothing."""
+        """The first write after it begins the log anew, and waits for the disk too: it is made here
+        as well, and changes nothing.
+        """
         try:
             if self._connection is not None:
                 with contextlib.suppress(DBAPIError):
@@ -209,7 +224,9 @@ class Store:
 
 
 class _OneThread:
-    """Calls for a thread, done in order. Every request waits for some, so they are handed over with less ado than by an executor."""
+    """Calls for a thread, done in order. Every request waits for some, so they are handed over with
+    less ado than by an executor.
+    """
 
     def __init__(self, name: str) -> None:
         self._asked: queue.SimpleQueue[
@@ -221,11 +238,15 @@ class _OneThread:
 
     @property
     def is_idle(self) -> bool:
-        """Whether everything that was asked for has been done, and been told; for the event loop's thread."""
+        """Whether everything that was asked for has been done, and been told; for the event loop's
+        thread.
+        """
         return self._unsettled == 0
 
     def run(self, work: Callable[[], T]) -> "asyncio.Future[T]":
-        """What the work returns or raises. A call that nobody waits for any more is left out if it has not begun."""
+        """What the work returns or raises. A call that nobody waits for any more is left out if it
+        has not begun.
+        """
         loop = asyncio.get_running_loop()
         found: asyncio.Future[T] = loop.create_future()
         self._unsettled += 1

@@ -19,7 +19,7 @@ class FinishedRequest:
     size_bytes: int | None
 
 
-class FinishedFeed:
+class FinishedRequestFeed:
     """In memory; rebuilt from the store at start."""
 
     def __init__(self) -> None:

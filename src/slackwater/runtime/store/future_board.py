@@ -18,7 +18,7 @@ _REMEMBERED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RequestOutcome:
     """How a request ended: `result` is bytes that its `kind` explains, or `error` says why not."""
 
     kind: str
@@ -33,11 +33,13 @@ class FutureBoard:
     def __init__(
         self, settled: Callable[[TenantId, str, float, bool], None] = lambda *told: None
     ) -> None:
-        """`settled` is told of every outcome: whose, of what kind, after how long, and whether it failed."""
+        """`settled` is told of every outcome: whose, of what kind, after how long, and whether it
+        failed.
+        """
         self._settled = settled
         self._since_s: dict[RequestId, float] = {}
         self._waiting: dict[RequestId, asyncio.Event] = {}
-        self._recent: OrderedDict[RequestId, Outcome] = OrderedDict()
+        self._recent: OrderedDict[RequestId, RequestOutcome] = OrderedDict()
         self._recent_bytes = 0
         self._tenants: dict[RequestId, TenantId] = {}
         self._closed = False
@@ -48,7 +50,7 @@ class FutureBoard:
         self._tenants[request] = tenant
         self._since_s.setdefault(request, time.monotonic())
 
-    def settle(self, request: RequestId, outcome: Outcome) -> None:
+    def settle(self, request: RequestId, outcome: RequestOutcome) -> None:
         """The outcome is durable: wake everybody."""
         since_s, tenant = self._since_s.pop(request, None), self._tenants.get(request)
         if since_s is not None and tenant is not None:
@@ -76,7 +78,7 @@ class FutureBoard:
         """Whose request it is, if it is on the board."""
         return self._tenants.get(request)
 
-    def recent(self, request: RequestId) -> Outcome | None:
+    def recent(self, request: RequestId) -> RequestOutcome | None:
         return self._recent.get(request)
 
     async def wait(self, request: RequestId, hold_s: float) -> bool:
@@ -91,12 +93,14 @@ class FutureBoard:
         return request not in self._waiting
 
     def close(self) -> None:
-        """Let everybody go who waits: the service stops, and their requests go on after it starts again."""
+        """Let everybody go who waits: the service stops, and their requests go on after it starts
+        again.
+        """
         self._closed = True
         for event in self._waiting.values():
             event.set()
 
 
-def _size_bytes(outcome: Outcome) -> int:
+def _size_bytes(outcome: RequestOutcome) -> int:
     """With something for what is kept around it."""
     return 512 + len(outcome.result or b"") + len(outcome.error or "")

@@ -7,8 +7,8 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from slackwater.control.jobs.book import JobEntry
 from slackwater.control.jobs.events import JobAdopted
+from slackwater.control.jobs.registry import RegisteredJob
 from slackwater.model.ids import JobId, TenantId
 from slackwater.model.job_life import JobAccount, JobStage
 from slackwater.runtime.store.schema import facts
@@ -16,7 +16,7 @@ from slackwater.runtime.store.schema import facts
 _NAME = "job_accounts"
 
 
-def save_accounts(connection: Connection, entries: list[JobEntry]) -> None:
+def save_accounts(connection: Connection, entries: list[RegisteredJob]) -> None:
     """All of them, in one row."""
     held = [
         {
@@ -55,7 +55,7 @@ def saved_accounts(connection: Connection, now_s: float) -> list[JobAdopted]:
     ]
 
 
-def shown(entry: JobEntry, now_s: float) -> dict[str, Any]:
+def shown(entry: RegisteredJob, now_s: float) -> dict[str, Any]:
     """A job as `slackwater job list` and the HTTP face show it."""
     account = asdict(entry.account)
     return {

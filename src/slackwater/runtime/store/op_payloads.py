@@ -1,6 +1,7 @@
 """What the durable log keeps of each kind of operation, and what it answers with.
 
-Every row says which `FORMAT` its messages are in. 1 is version 0.1.0's; in 2 a load names its state by URI.
+Every row says which `FORMAT` its messages are in. 1 is version 0.1.0's; in 2 a load names its state
+by URI.
 """
 
 import msgspec
@@ -29,7 +30,9 @@ class LoadPayload(msgspec.Struct, frozen=True):
 
     @property
     def saved(self) -> str:
-        """The state's URI, also where the message is of format 1: .../STATE/checkpoints/MODEL/NAME@SEQ."""
+        """The state's URI, also where the message is of format 1:
+        .../STATE/checkpoints/MODEL/NAME@SEQ.
+        """
         if self.held_as.startswith(SCHEME):
             return self.held_as
         return SCHEME + "/".join(self.held_as.split("/")[-3:])
@@ -54,7 +57,9 @@ class SequencePayload(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TargetTokens(msgspec.Struct, frozen=True):
-    """Tokens to score at every position after the first; a sparse matrix says where its cells are."""
+    """Tokens to score at every position after the first; a sparse matrix says where its
+    cells are.
+    """
 
     rows: list[list[int]]
     width: int

@@ -1,4 +1,6 @@
-"""The durable log of operations and models: functions of a connection, run on the store's thread."""
+"""The durable log of operations and models: functions of a connection, run on the store's
+thread.
+"""
 
 import hashlib
 import json
@@ -12,7 +14,7 @@ from slackwater.model.errors import RefusedError
 from slackwater.model.ids import ModelId, RequestId, SessionId, TenantId
 from slackwater.model.operation import Operation, OperationRecord, OpKind, OpStatus
 from slackwater.model.session import LoraShape, TrainedModel
-from slackwater.runtime.store.future_board import Outcome
+from slackwater.runtime.store.future_board import RequestOutcome
 from slackwater.runtime.store.schema import models, operation_payloads, operations
 
 
@@ -68,13 +70,16 @@ def add_rejection(connection: Connection, new: Submission, reason: str) -> bool:
     _, added = add_operation(connection, new)
     if added:
         finish_operation(
-            connection, new.operation.request, Outcome(new.operation.kind, None, reason), new.now_s
+            connection,
+            new.operation.request,
+            RequestOutcome(new.operation.kind, None, reason),
+            new.now_s,
         )
     return added
 
 
 def finish_operation(
-    connection: Connection, request: RequestId, outcome: Outcome, now_s: float
+    connection: Connection, request: RequestId, outcome: RequestOutcome, now_s: float
 ) -> None:
     """The operation is over."""
     status = OpStatus.DONE if outcome.error is None else OpStatus.FAILED

@@ -11,7 +11,7 @@ from slackwater.model.ids import ModelId, RequestId, SamplingSessionId, SessionI
 from slackwater.model.operation import OpStatus
 from slackwater.model.session import SamplingSession
 from slackwater.runtime.store.finished_feed import FinishedRequest
-from slackwater.runtime.store.future_board import Outcome
+from slackwater.runtime.store.future_board import RequestOutcome
 from slackwater.runtime.store.operation_log import digest_of
 from slackwater.runtime.store.schema import samples, sampling_sessions
 
@@ -130,7 +130,7 @@ def add_sample(
 
 
 def finish_sample(
-    connection: Connection, request: RequestId, outcome: Outcome, now_s: float
+    connection: Connection, request: RequestId, outcome: RequestOutcome, now_s: float
 ) -> None:
     status = OpStatus.DONE if outcome.error is None else OpStatus.FAILED
     connection.execute(

@@ -1,4 +1,6 @@
-"""Tables of the durable store, as the newest step of `migrations/` leaves them. Times are seconds since the epoch; blobs are msgpack."""
+"""Tables of the durable store, as the newest step of `migrations/` leaves them. Times are seconds
+since the epoch; blobs are msgpack.
+"""
 
 from typing import Any
 
@@ -93,7 +95,8 @@ operations = Table(
     Index("operations_finished", "finished_s"),
 )
 
-# What an operation brought with it, which may be megabytes, lies apart: a database writes a row anew when one of its columns changes.
+# What an operation brought with it, which may be megabytes, lies apart: a database writes a row
+# anew when one of its columns changes.
 operation_payloads = Table(
     "operation_payloads",
     metadata,
@@ -177,6 +180,18 @@ environments = Table(
     Column("finished_s", Float),
     _format(),
     Index("environments_finished", "finished_s"),
+)
+
+# What a tenant keeps of an environment on a node; `snapshot` is its file name there.
+snapshots = Table(
+    "snapshots",
+    metadata,
+    Column("snapshot", String, primary_key=True),
+    Column("node", String, primary_key=True),
+    Column("tenant", String, nullable=False),
+    Column("name", String, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("created_s", Float, nullable=False),
 )
 
 jobs = Table(

@@ -58,7 +58,9 @@ class StateDirectory:
         return self.root / "keys.json"
 
     def fleet_secret(self) -> str:
-        """What proves to the control plane that a worker or agent is of its fleet; made at the first start, and kept."""
+        """What proves to the control plane that a worker or agent is of its fleet; made at the
+        first start, and kept.
+        """
         path = self.root / "fleet.secret"
         try:
             return path.read_text()

@@ -1,4 +1,6 @@
-"""Submitted jobs, durable: what was asked for, how many drivers were started, and how each ended."""
+"""Submitted jobs, durable: what was asked for, how many drivers were started, and how each
+ended.
+"""
 
 import json
 import time
@@ -10,6 +12,7 @@ from sqlalchemy.engine import Connection, Row
 
 from slackwater.control.jobs.driver_commands import KeepDriver
 from slackwater.model.config import decode, plain
+from slackwater.model.errors import NotFoundError
 from slackwater.model.ids import JobId, TenantId
 from slackwater.model.job_file import JobFile
 from slackwater.model.job_life import JobStage
@@ -34,6 +37,8 @@ class SubmittedJob:
 def add_job(connection: Connection, job: JobId, tenant: TenantId, file: JobFile) -> SubmittedJob:
     """A new one; one of the same name that is over is replaced, and its attempts go on counting."""
     held = find_job(connection, job)
+    if held is not None and held.tenant != tenant:
+        raise NotFoundError(f"job: {job!r} is not one of yours")
     attempt = 0 if held is None else held.attempt
     connection.execute(jobs.delete().where(jobs.c.job == job))
     row = {"job": job, "tenant": tenant, "submission": json.dumps(plain(file))}

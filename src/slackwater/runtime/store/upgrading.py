@@ -1,4 +1,6 @@
-"""Opening a database: a new one gets its tables, an older one is brought up to date, a newer one is refused."""
+"""Opening a database: a new one gets its tables, an older one is brought up to date, a newer one is
+refused.
+"""
 
 from pathlib import Path
 
@@ -25,7 +27,8 @@ def bring_up_to_date(connection: Connection) -> None:
     if found is not None and found not in known:
         raise RefusedError(
             f"database: its tables are of step {found}, and this version knows steps up to "
-            f"{max(known)}; it was used by a newer Slackwater: start that one, or give another --state"
+            f"{max(known)}; it was used by a newer Slackwater: start that one, or give another "
+            "--state"
         )
     if found is None and sa.inspect(connection).has_table("operations"):
         command.stamp(config, _FIRST)

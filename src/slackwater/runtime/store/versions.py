@@ -1,4 +1,6 @@
-"""The weight versions on disk, as far as the service must know them; `weights/` has the real thing."""
+"""The weight versions on disk, as far as the service must know them; `weights/` has the
+real thing.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,8 @@
 """What must be in the durable log before anybody hears of it.
 
-What is written in one turn of the event loop is one transaction: an action that ends and the one that takes its cores wait for a single
-write. Then whoever waited for it is told, in the order in which it was asked for.
+What is written in one turn of the event loop is one transaction: an action that ends and the one
+that takes its cores wait for a single write. Then whoever waited for it is told, in the order in
+which it was asked for.
 """
 
 import asyncio

@@ -1,24 +1,35 @@
-"""bubblewrap: namespaces of its own for every environment, and a file system in which only that can be written.
+"""bubblewrap: namespaces of its own for every environment, and a file system in which only that can
+be written.
 
-The machine's programs and libraries are there to read, under their own names; the environment is at /sandbox.
+The machine's programs and libraries are there to read, under their own names; the environment is at
+/sandbox.
 """
 
+import os
 import resource
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from slackwater.sandbox.backends.port import Guarantee, Order, variables
 from slackwater.sandbox.environment import Environment
 from slackwater.sandbox.held import HeldSandbox
-from slackwater.sandbox.launch import Launch
+from slackwater.sandbox.launch import (
+    FIRST_INPUT,
+    LAUNCHER_FOLDER,
+    LAUNCHER_VARIABLES,
+    Launch,
+)
 from slackwater.sandbox.mounts import COVER_BYTES, SHARED_TMP, has_any, tmp_beside
+from slackwater.sandbox.networks import Networks, granted
+from slackwater.sandbox.system_calls import filter_program
 
 HOME = "/sandbox"
-_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-_ETC = (
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+ETC = (
     "ld.so.cache",
     "ld.so.conf",
     "ld.so.conf.d",
@@ -30,8 +41,8 @@ _ETC = (
     "passwd",
     "group",
     "nsswitch.conf",
+    "services",
 )
-_ETC_NETWORK = ("resolv.conf", "hosts", "services")
 _GUARANTEES: frozenset[Guarantee] = frozenset(
     ("foreign files", "neighbours' files", "network", "signals", "leftovers")
 )
@@ -51,6 +62,8 @@ def find_bubblewrap(user: int | None) -> tuple[str | None, str]:
             timeout=10,
             check=False,
             user=user,
+            cwd=LAUNCHER_FOLDER,
+            env=LAUNCHER_VARIABLES,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return None, f"bwrap does not run: {error}"
@@ -59,24 +72,48 @@ def find_bubblewrap(user: int | None) -> tuple[str | None, str]:
     return program, "bwrap runs"
 
 
+def _disabled_userns(program: str) -> list[str]:
+    """Versions from 0.8 on can also forbid user namespaces inside by the kernel's own limit."""
+    told = subprocess.run(
+        [program, "--help"],
+        capture_output=True,
+        text=True,
+        timeout=10,
+        check=False,
+        cwd=LAUNCHER_FOLDER,
+        env=LAUNCHER_VARIABLES,
+    )
+    option = "--disable-userns"
+    return [option] if option in told.stdout + told.stderr else []
+
+
 class BubblewrapBackend:
-    """`program` is bwrap's path; with `has_namespaces` (root) an environment's namespaces are made once and held, and
-    its network is its lane's; else every action has a bwrap of its own. `shown` are further folders that actions may
-    read, such as a toolchain."""
+    """`program` is bwrap's path; with `has_namespaces` (root) an environment's namespaces are made
+    once and held, and its network is its lane's; else every action has a bwrap of its own. `shown`
+    are further folders that actions may read, such as a toolchain; `networks` may be granted."""
 
     name = "bubblewrap"
+    isolates = True
     guarantees = _GUARANTEES
 
     def __init__(
-        self, program: str, has_namespaces: bool = False, shown: tuple[Path, ...] = ()
+        self,
+        program: str,
+        has_namespaces: bool = False,
+        shown: tuple[Path, ...] = (),
+        *,
+        networks: Networks | None = None,
     ) -> None:
         self._holds = has_namespaces
-        self._held: dict[tuple[str, bool], HeldSandbox] = {}
+        self._networks = networks
+        self._held: dict[str, HeldSandbox] = {}
         self._shown = tuple(dict.fromkeys((*shown, Path(sys.prefix), Path(sys.base_prefix))))
         self._tmp = tmp_beside(self._shown)
-        self._fixed = [program, "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
+        self._program = program
+        self._filter = filter_program()
+        self._fixed = ["--unshare-pid", "--unshare-ipc", "--unshare-uts"]
         if not has_namespaces:
-            self._fixed.append("--unshare-user")
+            self._fixed += ["--unshare-user", *_disabled_userns(program)]
         self._fixed += ["--unshare-cgroup-try", "--die-with-parent", "--cap-drop", "ALL"]
         self._fixed += ["--hostname", "sandbox", *_system()]
         self._fixed += ["--proc", "/proc", "--dev", "/dev", *_made_above("/var/tmp")]
@@ -87,42 +124,32 @@ class BubblewrapBackend:
 
     def opened(self, environment: Environment) -> None:
         if self._holds:
-            self._hold(environment, network=False)
+            self._hold(environment)
 
-    def _hold(self, environment: Environment, *, network: bool) -> HeldSandbox:
-        """One with a network also has the files that say where it leads."""
-        key = (environment.name, network)
-        if key in self._held and self._held[key].is_lost:
-            self._held.pop(key).close()
-        if key not in self._held:
-            argv = self._argv(environment, network=network)
-            self._held[key] = HeldSandbox(argv, str(environment.root.parent))
-        return self._held[key]
+    def _hold(self, environment: Environment) -> HeldSandbox:
+        name = environment.name
+        if name in self._held and self._held[name].is_lost:
+            self._held.pop(name).close()
+        if name not in self._held:
+            argv = [self._program, *self._options(environment)]
+            self._held[name] = HeldSandbox(argv, str(environment.root.parent))
+        return self._held[name]
 
-    def _argv(self, environment: Environment, *, network: bool) -> list[str]:
-        argv = [*self._fixed]
-        if network:
-            argv += _bound_etc(_ETC_NETWORK)
+    def _options(self, environment: Environment) -> list[str]:
+        options = [*self._fixed]
         view, tmp = str(environment.view), str(environment.tmp)
-        argv += ["--bind", view, HOME]
+        options += ["--bind", view, HOME]
         for shared in SHARED_TMP:
-            argv += [] if has_any(shared, self._shown) else ["--bind", tmp, shared]
-        return [*argv, "--remount-ro", "/dev", "--remount-ro", "/"]
+            options += [] if has_any(shared, self._shown) else ["--bind", tmp, shared]
+        return [*options, "--remount-ro", "/dev", "--remount-ro", "/"]
 
     def launch(self, environment: Environment, order: Order, rlimits: Mapping[int, int]) -> Launch:
         limits = order.limits
-        enter: Mapping[int, int] = {}
-        if self._holds:
-            argv, folder = order.argv, Path(HOME)
-            enter = self._hold(environment, network=limits.network).enter()
-        else:
-            argv = self._argv(environment, network=limits.network)
-            argv += [] if limits.network else ["--unshare-net"]
-            argv, folder = [*argv, "--chdir", HOME, "--", *order.argv], environment.view
-        return Launch(
-            argv=argv,
-            variables=variables(order, HOME, self._tmp),
-            folder=folder,
+        given = variables(order, HOME, self._tmp)
+        limited = Launch(
+            argv=order.argv,
+            variables=given,
+            folder=Path(HOME),
             user=environment.user,
             cores=order.cores,
             rlimits={
@@ -130,39 +157,59 @@ class BubblewrapBackend:
                 resource.RLIMIT_FSIZE: limits.disk_bytes,
                 resource.RLIMIT_CORE: 0,
             },
-            own_network=self._holds and not limits.network,
-            enter=enter,
+        )
+        network = granted(self._networks, environment.name) if limits.network else {}
+        if self._holds:
+            enter = {**network, **self._hold(environment).enter()}
+            return replace(limited, own_network=not network, enter=enter, filtered=True)
+        options = self._options(environment)
+        options += [] if network else ["--unshare-net"]
+        options += ["--seccomp", str(FIRST_INPUT + 1), "--chdir", HOME, "--clearenv"]
+        for name, value in given.items():
+            options += ["--setenv", name, value]
+        return replace(
+            limited,
+            # Everybody sees a command line; nobody sees what bwrap reads from a descriptor.
+            argv=[self._program, "--args", str(FIRST_INPUT), "--", *order.argv],
+            inputs=(b"\0".join(os.fsencode(option) for option in options), self._filter),
+            variables=LAUNCHER_VARIABLES,
+            folder=LAUNCHER_FOLDER,
+            enter=network,
         )
 
     def ended(self, environment: Environment) -> None:
-        """Without root the process namespace of an action ends with it; else its fence ends what is left."""
+        """Without root the process namespace of an action ends with it; else its fence ends what is
+        left.
+        """
 
     def closed(self, environment: Environment) -> None:
-        for network in (False, True):
-            held = self._held.pop((environment.name, network), None)
-            if held is not None:
-                held.close()
+        held = self._held.pop(environment.name, None)
+        if held is not None:
+            held.close()
+        if self._networks is not None:
+            self._networks.forget(environment.name)
 
     def close(self) -> None:
-        """Nothing is held beside the environments'."""
+        if self._networks is not None:
+            self._networks.close()
 
 
 def _system() -> list[str]:
     """The machine's programs; links as links, so that paths look as they do outside."""
     arguments: list[str] = []
-    for name in _SYSTEM:
+    for name in SYSTEM:
         path = Path(name)
         if path.is_symlink():
             arguments += ["--symlink", str(path.readlink()), name]
         elif path.is_dir():
             arguments += ["--ro-bind", name, name]
-    return arguments + _bound_etc(_ETC)
+    return [*arguments, *_made_above("/etc/passwd"), *_bound_etc(ETC)]
 
 
 def _readable(folders: Sequence[Path]) -> list[str]:
     arguments: list[str] = []
     for path in folders:
-        if path.is_dir() and not path.is_relative_to("/usr"):
+        if os.access(path, os.R_OK | os.X_OK) and not path.is_relative_to("/usr"):
             arguments += [*_made_above(path), "--ro-bind", str(path), str(path)]
     return arguments
 

@@ -1,8 +1,10 @@
-"""Docker by its API: a container holds an environment's namespaces, on an image's file system, and its actions enter them.
+"""Docker by its API: a container holds an environment's namespaces, on an image's file system, and
+its actions enter them.
 
-A command through the engine (`docker exec`) costs a hundred milliseconds and is limited as the container is. So the engine is asked to make
-and remove containers alone; actions are started in them as in any held sandbox, with cores and limits of their own. That takes root, and an
-engine on this machine (any that speaks Docker's API over a Unix socket, such as Podman's).
+A command through the engine (`docker exec`) costs a hundred milliseconds and is limited as the
+container is. So the engine is asked to make and remove containers alone; actions are started in
+them as in any held sandbox, with cores and limits of their own. That takes root, and an engine on
+this machine (any that speaks Docker's API over a Unix socket, such as Podman's).
 """
 
 import http.client
@@ -21,6 +23,7 @@ from slackwater.sandbox import linux
 from slackwater.sandbox.backends.port import Guarantee, Order, variables
 from slackwater.sandbox.environment import Environment
 from slackwater.sandbox.launch import Launch
+from slackwater.sandbox.networks import Networks, granted
 
 HOME = "/sandbox"
 SOCKET = "/var/run/docker.sock"
@@ -42,7 +45,9 @@ def socket_path() -> str:
 
 
 def container_body(image: str, environment: Environment, owner: str) -> dict[str, Any]:
-    """What is asked of the engine: a container that waits, with the environment's folders and no rights."""
+    """What is asked of the engine: a container that waits, with the environment's folders and no
+    rights.
+    """
     body: dict[str, Any] = {
         "Image": image,
         "Entrypoint": ["/bin/cat"],
@@ -182,14 +187,20 @@ class _Container:
 
 
 class DockerBackend:
-    """`root` is the folder of the environments; containers that a killed supervisor left there are removed."""
+    """`root` is the folder of the environments; containers that a killed supervisor left there are
+    removed.
+    """
 
     name = "docker"
+    isolates = True
     guarantees: frozenset[Guarantee] = frozenset(
         ("foreign files", "neighbours' files", "network", "signals", "leftovers")
     )
 
-    def __init__(self, engine: DockerEngine, image: str, root: Path) -> None:
+    def __init__(
+        self, engine: DockerEngine, image: str, root: Path, *, networks: Networks | None = None
+    ) -> None:
+        self._networks = networks
         self._engine = engine
         self._image = image
         self._owner = str(root)
@@ -206,6 +217,7 @@ class DockerBackend:
             self.closed(environment)
             self.opened(environment)
         limits = order.limits
+        network = granted(self._networks, environment.name) if limits.network else {}
         return Launch(
             argv=order.argv,
             variables={**variables(order, HOME, "/tmp"), "PATH": _PATH, **order.variables},
@@ -217,8 +229,9 @@ class DockerBackend:
                 resource.RLIMIT_FSIZE: limits.disk_bytes,
                 resource.RLIMIT_CORE: 0,
             },
-            own_network=not limits.network,
-            enter=self._containers[environment.name].enter(),
+            own_network=not network,
+            enter={**network, **self._containers[environment.name].enter()},
+            filtered=True,
         )
 
     def ended(self, environment: Environment) -> None:
@@ -228,6 +241,9 @@ class DockerBackend:
         container = self._containers.pop(environment.name, None)
         if container is not None:
             container.close()
+        if self._networks is not None:
+            self._networks.forget(environment.name)
 
     def close(self) -> None:
-        """Nothing is held beside the environments'."""
+        if self._networks is not None:
+            self._networks.close()

@@ -1,30 +1,38 @@
 """A plain process group.
 
-As root it becomes a user of the environment's own, with a network and temporary folders of its own; then it can
-write nowhere else and signal nobody else. Without root it has the rights of whoever runs the worker: enough for
-trusted code, and said so at start.
+As root it becomes a user of the environment's own, with a network and temporary folders of its own;
+then it can write nowhere else and signal nobody else. Without root it has the rights of whoever
+runs the worker: enough for trusted code, and said so at start.
 """
 
 import resource
 from collections.abc import Mapping
 
+from slackwater.model.errors import RefusedError
 from slackwater.sandbox.backends.port import Guarantee, Order, hidden_pythons, variables
 from slackwater.sandbox.environment import Environment
 from slackwater.sandbox.held import HeldMounts
 from slackwater.sandbox.launch import Launch
 from slackwater.sandbox.mount_maker import MountMaker
 from slackwater.sandbox.mounts import Mounts
+from slackwater.sandbox.networks import Networks, granted
 
 _WITH_USERS: frozenset[Guarantee] = frozenset(("neighbours' files", "signals", "leftovers"))
 _WITH_NAMESPACES: frozenset[Guarantee] = frozenset(("foreign files", "network"))
 
 
 class PlainBackend:
-    """`has_users`: environments have users of their own; `has_namespaces`: actions have networks and mounts."""
+    """`has_users`: environments have users of their own; `has_namespaces`: actions have networks
+    and mounts.
+    """
 
     name = "process"
+    isolates = False  # it sees the machine's files and processes, whoever runs it
 
-    def __init__(self, has_users: bool, has_namespaces: bool) -> None:
+    def __init__(
+        self, has_users: bool, has_namespaces: bool, *, networks: Networks | None = None
+    ) -> None:
+        self._networks = networks
         self._has_namespaces = has_namespaces
         self._shown = hidden_pythons()
         self._maker = MountMaker()
@@ -44,6 +52,7 @@ class PlainBackend:
         confined = self._has_namespaces
         tmp = self._mounts(environment).tmp if confined else str(environment.tmp)
         limits = order.limits
+        network = self._network(environment) if limits.network else {}
         return Launch(
             argv=order.argv,
             variables=variables(order, str(environment.view), tmp),
@@ -55,9 +64,18 @@ class PlainBackend:
                 resource.RLIMIT_FSIZE: limits.disk_bytes,
                 resource.RLIMIT_CORE: 0,
             },
-            own_network=confined and not limits.network,
-            enter=self._held[environment.name].enter() if confined else {},
+            own_network=confined and not network,
+            enter={**network, **self._held[environment.name].enter()} if confined else {},
+            filtered=confined,
         )
+
+    def _network(self, environment: Environment) -> Mapping[int, int]:
+        if not self._has_namespaces:
+            raise RefusedError(
+                "limits.network: True cannot be granted: a plain process without root has this "
+                "machine's network, and cannot be kept to what the operator allows"
+            )
+        return granted(self._networks, environment.name)
 
     def ended(self, environment: Environment) -> None:
         """The fence ends what is left."""
@@ -66,6 +84,10 @@ class PlainBackend:
         held = self._held.pop(environment.name, None)
         if held is not None:
             held.close()
+        if self._networks is not None:
+            self._networks.forget(environment.name)
 
     def close(self) -> None:
         self._maker.close()
+        if self._networks is not None:
+            self._networks.close()

@@ -7,20 +7,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
+from slackwater.model.action_input import check_command
 from slackwater.sandbox.environment import Environment
-from slackwater.sandbox.fences import TOKEN
 from slackwater.sandbox.launch import Launch
 from slackwater.sandbox.limits import Limits
-from slackwater.sandbox.mounts import SHARED_TMP, Uncovered, barrier_of, has_any
+from slackwater.sandbox.mounts import SHARED_TMP, UnreachableFolder, barrier_of, has_any
+from slackwater.sandbox.networks import proxy_variables
 
-# What a backend keeps an action from: writing files that are not its own, reading other environments' files, the
-# network, other environments' processes, leaving processes behind.
+# What a backend keeps an action from: writing files that are not its own, reading other
+# environments' files, the network, other environments' processes, leaving processes behind.
 Guarantee = Literal["foreign files", "neighbours' files", "network", "signals", "leftovers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One action as the supervisor gets it; `{cores}` in the command becomes the number of cores."""
+    """One action as the supervisor gets it; `{cores}` in the command becomes the number of
+    cores.
+    """
 
     action: str
     environment: str
@@ -36,9 +39,11 @@ class Order:
 
 
 class Backend(Protocol):
-    """One way to confine actions. `guarantees` is what it promises on this machine."""
+    """One way to confine actions. `guarantees` is what it promises on this machine; one that
+    `isolates` runs the code of tenants who do not trust each other."""
 
     name: str
+    isolates: bool
     guarantees: frozenset[Guarantee]
 
     def opened(self, environment: Environment) -> None:
@@ -63,7 +68,11 @@ class Backend(Protocol):
 
 
 def variables(order: Order, home: str, tmp: str) -> dict[str, str]:
-    """What every action is started with; its own variables win."""
+    """What every action is started with; its own variables win.
+
+    ConfigError names one that cannot be passed on.
+    """
+    check_command(order.command, order.variables)
     cores = str(max(len(order.cores), 1))
     path = os.pathsep.join(
         (
@@ -77,15 +86,18 @@ def variables(order: Order, home: str, tmp: str) -> dict[str, str]:
     )
     given = {"HOME": home, "TMPDIR": tmp, "PATH": path, "LANG": "C.UTF-8", "USER": "sandbox"}
     threads = {"SLACKWATER_CORES": cores, "OMP_NUM_THREADS": cores}
-    return given | threads | dict(order.variables) | {TOKEN: order.environment}
+    proxy = proxy_variables() if order.limits.network else {}
+    return given | threads | proxy | dict(order.variables)
 
 
-def hidden_pythons() -> tuple[Uncovered, ...]:
-    """Where this interpreter lives, if that is in somebody's home, which other users cannot pass through, or among temporary files."""
+def hidden_pythons() -> tuple[UnreachableFolder, ...]:
+    """Where this interpreter lives, if that is in somebody's home, which other users cannot pass
+    through, or among temporary files.
+    """
     found = []
     for folder in dict.fromkeys((Path(sys.prefix), Path(sys.base_prefix))):
         covered = (Path(shared) for shared in SHARED_TMP if has_any(shared, [folder]))
         barrier = barrier_of(folder) or next(covered, None)
         if barrier is not None:
-            found.append(Uncovered(barrier, folder))
+            found.append(UnreachableFolder(barrier, folder))
     return tuple(found)

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from slackwater.model.action import Limit
 from slackwater.model.errors import NotFoundError, RefusedError
 from slackwater.model.ids import ActionId, EnvironmentId, ResourceName, TenantId
+from slackwater.model.owned_ids import resolve_id
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.store.action_log import ActionResult
 from slackwater.serve.actions.bodies import (
@@ -44,8 +45,7 @@ def _check_service(plane: ControlPlane, name: str | None) -> None:
 
 def known_as(tenant: TenantId, name: str) -> ActionId:
     """An action may be named as the caller named it, or as the service did."""
-    whole = name.startswith(("ac-", f"{tenant}."))
-    return ActionId(name if whole else f"{tenant}.{name}")
+    return ActionId(resolve_id(tenant, name))
 
 
 def shown(name: str, result: ActionResult) -> dict[str, Any]:
@@ -75,7 +75,9 @@ async def submitted(plane: ControlPlane, body: ActionBody, tenant: TenantId) -> 
     """Take an action, and wait for its outcome as long as the caller likes."""
     _check_sandboxes(plane, bool(body.command))
     _check_service(plane, body.service)
-    name = await plane.actions.submit(tenant, body.request(tenant))
+    environment_mib = plane.actions.memory_of(tenant, body.environment)
+    request = body.request(tenant, plane.actions.limits_of(tenant), environment_mib)
+    name = await plane.actions.submit(tenant, request)
     return await _answer(plane, tenant, name, body.wait_s)
 
 
@@ -91,7 +93,8 @@ async def environment_opened(
 ) -> Response:
     """Make an environment, and wait until it is open as long as the caller likes."""
     _check_sandboxes(plane)
-    name = await plane.actions.open(tenant, body.request(tenant))
+    request = body.request(tenant, plane.actions.limits_of(tenant))
+    name = await plane.actions.open(tenant, request)
     is_open = await plane.actions.opened(tenant, name, body.wait_s)
     return JSONResponse({"environment": name, "open": is_open}, 201 if is_open else 202)
 
@@ -109,12 +112,16 @@ def action_routes(plane: ControlPlane) -> APIRouter:
 
     @router.post("", response_model=None, responses=LATER)
     async def submit(body: ActionBody, tenant: caller) -> Response:
-        """Take an action; answers with its outcome (200), or, if that takes longer than `wait_s`, with its name (202)."""
+        """Take an action; answers with its outcome (200), or, if that takes longer than `wait_s`,
+        with its name (202).
+        """
         return await submitted(plane, body, tenant)
 
     @router.get("")
     async def top(tenant: caller) -> dict[str, Any]:
-        """What runs, what waits and what ended last, of everybody; commands are shown to the operator only."""
+        """What runs, what waits and what ended last, of everybody; commands are shown to the
+        operator only.
+        """
         found = actions.top()
         if tenant != plane.settings.tenants[0]:
             found["live"] = found["ended"] = []
@@ -127,7 +134,9 @@ def action_routes(plane: ControlPlane) -> APIRouter:
 
     @router.get("/{action}/output", response_model=None)
     async def output(action: str, tenant: caller) -> Response:
-        """What it prints, as it comes: a JSON object a line, the last one with its outcome. Ask for it with `stream`."""
+        """What it prints, as it comes: a JSON object a line, the last one with its outcome. Ask for
+        it with `stream`.
+        """
         name = known_as(tenant, action)
         await actions.result(tenant, name, 0.0)  # refuses what is not the caller's
 
@@ -188,8 +197,7 @@ def environment_routes(plane: ControlPlane) -> APIRouter:
     @router.post("/{environment}/snapshot", status_code=201)
     async def snapshot(environment: str, body: SnapshotBody, tenant: caller) -> dict[str, str]:
         """Keep what it has now; other environments can begin from it in milliseconds."""
-        kept_as = f"{tenant}.{body.snapshot}"
-        await actions.snapshot(tenant, EnvironmentId(environment), kept_as)
+        await actions.snapshot(tenant, EnvironmentId(environment), body.snapshot)
         return {"snapshot": body.snapshot}
 
     @router.delete("/{environment}", response_model=None)

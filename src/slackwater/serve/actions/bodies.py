@@ -7,12 +7,21 @@ from typing import Annotated
 from pydantic import Field
 
 from slackwater.model.action import ActionSpec, EnvironmentSpec
+from slackwater.model.action_input import check_command, check_file_names
 from slackwater.model.amounts import CORES, GPUS, MEMORY_MIB, Amounts, Efficiency, Elastic, Need
+from slackwater.model.ceilings import (
+    check_action,
+    check_ceilings,
+    check_environment,
+    check_network,
+)
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import ActionId, EnvironmentId, ResourceName, ServiceName, TenantId
+from slackwater.model.owned_ids import owned_id
+from slackwater.model.tenant_limits import TenantLimits
 from slackwater.runtime.services.actions import job_of
 from slackwater.runtime.store.action_log import ActionRequest, EnvironmentRequest
-from slackwater.serve.tinker.bodies import Body, Finite
+from slackwater.serve.tinker.bodies import Finite, RequestBody
 from slackwater.wire.sandbox import ActionLimits
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_:-][A-Za-z0-9_.:-]{0,99}$")]
@@ -22,23 +31,54 @@ Token = Annotated[int, Field(ge=0, lt=1 << 32)]
 Units = Annotated[int, Field(ge=1, le=1 << 53)]
 _DEFAULT_WALL_S = 600.0
 _MIB = 1 << 20
+_USUAL = {"output_bytes": _MIB, "memory_mib": 2048, "processes": 256, "disk_mib": 1024}
+_USUAL_ENVIRONMENT_MIB = 512
 
 
-class LimitsBody(Body):
-    """What the action may use at most."""
+class LimitsBody(RequestBody):
+    """What the action may use at most; in an environment its memory is that of the environment,
+    unless it says less."""
 
-    output_bytes: Annotated[int, Field(ge=1, le=16 * _MIB)] = _MIB
-    memory_mib: Annotated[int, Field(ge=1, le=1 << 22)] = 2048
-    processes: Annotated[int, Field(ge=1, le=65_536)] = 256
-    disk_mib: Annotated[int, Field(ge=1, le=1 << 22)] = 1024
+    output_bytes: Annotated[int, Field(ge=1, le=16 * _MIB)] | None = None
+    memory_mib: Annotated[int, Field(ge=1, le=1 << 22)] | None = None
+    processes: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    disk_mib: Annotated[int, Field(ge=1, le=1 << 22)] | None = None
     network: bool = False
 
+    def within(
+        self, tenant: TenantId, limits: TenantLimits, wall_s: float, environment_mib: int | None
+    ) -> ActionLimits:
+        """With the defaults, as far as the operator's limits allow them; what was asked for beyond
+        those is refused."""
+        given = {name: getattr(self, name) for name in _USUAL}
+        asked = {f"limits.{name}": value for name, value in given.items() if value is not None}
+        check_ceilings(tenant, limits, asked | {"limit_s": wall_s})
+        check_network(tenant, limits, self.network)
+        usual = _USUAL | ({} if environment_mib is None else {"memory_mib": environment_mib})
+        if self.memory_mib is not None and self.memory_mib > (environment_mib or self.memory_mib):
+            fix = f"must be at most {environment_mib}, the memory of its environment"
+            raise ConfigError.of("limits.memory_mib", self.memory_mib, fix)
+        held = {
+            name: min(usual[name], getattr(limits, name)) if value is None else value
+            for name, value in given.items()
+        }
+        return ActionLimits(
+            wall_s=wall_s,
+            output_bytes=held["output_bytes"],
+            memory_bytes=held["memory_mib"] * _MIB,
+            processes=held["processes"],
+            disk_bytes=held["disk_mib"] * _MIB,
+            network=self.network,
+        )
 
-class ActionBody(Body):
-    """`cores` is a number or choices; with choices, `parallel_share` is what of the work more cores speed up.
 
-    With a `service` it is a score: `tokens` are a text's ids, of whose log-probs under the service's model the outcome's
-    stdout tells, as JSON. Without either it is a permit for `uses`: wait until it is held, use it, then say `done`.
+class ActionBody(RequestBody):
+    """`cores` is a number or choices; with choices, `parallel_share` is what of the work more cores
+    speed up.
+
+    With a `service` it is a score: `tokens` are a text's ids, of whose log-probs under the
+    service's model the outcome's stdout tells, as JSON. Without either it is a permit for `uses`:
+    wait until it is held, use it, then say `done`.
     """
 
     command: Annotated[list[str], Field(max_length=4096)] = Field(default_factory=list)
@@ -62,16 +102,22 @@ class ActionBody(Body):
     stream: bool = False
     wait_s: Annotated[Finite, Field(ge=0, le=30)] = 0.0
 
-    def request(self, tenant: TenantId) -> ActionRequest:
-        """What the broker and the worker are asked."""
+    def request(
+        self, tenant: TenantId, limits: TenantLimits, environment_mib: int | None = None
+    ) -> ActionRequest:
+        """What the broker and the worker are asked, for a tenant with these limits, in an
+        environment of so many MiB."""
+        wall_s = self.limit_s or min(_DEFAULT_WALL_S, limits.limit_s)
+        held = self.limits.within(tenant, limits, wall_s, environment_mib)
         given = self.action
-        name = ActionId(f"{tenant}.{given}" if given else f"ac-{secrets.token_hex(12)}")
-        wall_s = self.limit_s or _DEFAULT_WALL_S
+        name = ActionId(
+            owned_id(tenant, given, "action") if given else f"ac-{secrets.token_hex(12)}"
+        )
         spec = ActionSpec(
             action=name,
             job=job_of(tenant, self.job),
             kind=self.kind or self._usual_kind(),
-            needs=self._needs(),
+            needs=self._needs(held.memory_bytes // _MIB),
             environment=None if self.environment is None else EnvironmentId(self.environment),
             service=None if self.service is None else ServiceName(self.service),
             elastic=self._elastic(),
@@ -80,25 +126,20 @@ class ActionBody(Body):
             limit_s=wall_s,
             priority=self.priority,
             retries=self.retries,
+            tenant=tenant,
         )
-        limits = ActionLimits(
-            wall_s=wall_s,
-            output_bytes=self.limits.output_bytes,
-            memory_bytes=self.limits.memory_mib * _MIB,
-            processes=self.limits.processes,
-            disk_bytes=self.limits.disk_mib * _MIB,
-            network=self.limits.network,
-        )
+        check_command(self.command, self.variables)
+        check_action(spec, limits)
         return ActionRequest(
             spec=spec,
-            limits=limits,
+            limits=held,
             command=self.command,
             variables=self.variables,
             stdin=self._stdin(),
             stream=self.stream,
         )
 
-    def _needs(self) -> tuple[Need, ...]:
+    def _needs(self, memory_mib: int) -> tuple[Need, ...]:
         uses = tuple(
             Need(ResourceName(name), Amounts.exactly(units)) for name, units in self.uses.items()
         )
@@ -118,7 +159,7 @@ class ActionBody(Body):
         choices = [self.cores] if isinstance(self.cores, int) else self.cores
         needs = (Need(CORES, Amounts.one_of(*choices)), *uses)
         if self.environment is None:  # an environment has memory of its own
-            needs += (Need(MEMORY_MIB, Amounts.exactly(self.limits.memory_mib)),)
+            needs += (Need(MEMORY_MIB, Amounts.exactly(memory_mib)),)
         return needs
 
     def _check_score(self) -> None:
@@ -144,36 +185,42 @@ class ActionBody(Body):
         return Elastic(CORES, Efficiency.amdahl(self.parallel_share, max(self.cores)))
 
 
-class EnvironmentBody(Body):
+class EnvironmentBody(RequestBody):
     """`snapshot` names what it begins from; `files` are put into it."""
 
     environment: Name | None = None
     job: Name | None = None
-    memory_mib: Annotated[int, Field(ge=0, le=1 << 22)] = 512
+    memory_mib: Annotated[int, Field(ge=1, le=1 << 22)] | None = None
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
     snapshot: Name | None = None
     files: dict[str, str] = Field(default_factory=dict)
     wait_s: Annotated[Finite, Field(ge=0, le=30)] = 10.0
 
-    def request(self, tenant: TenantId) -> EnvironmentRequest:
+    def request(self, tenant: TenantId, limits: TenantLimits) -> EnvironmentRequest:
         given = self.environment
-        name = EnvironmentId(f"{tenant}.{given}" if given else f"en-{secrets.token_hex(12)}")
-        spec = EnvironmentSpec(name, job_of(tenant, self.job), self.memory_mib, self.priority)
-        snapshot = None if self.snapshot is None else f"{tenant}.{self.snapshot}"
+        name = EnvironmentId(
+            owned_id(tenant, given, "environment") if given else f"en-{secrets.token_hex(12)}"
+        )
+        job = job_of(tenant, self.job)
+        memory_mib = self.memory_mib or min(_USUAL_ENVIRONMENT_MIB, limits.memory_mib)
+        spec = EnvironmentSpec(name, job, memory_mib, self.priority, tenant)
+        check_environment(spec, limits)
+        check_file_names(self.files)
         files = {path: text.encode() for path, text in self.files.items()}
-        return EnvironmentRequest(spec, snapshot, files)
+        return EnvironmentRequest(spec, self.snapshot, files)
 
 
-class SnapshotBody(Body):
+class SnapshotBody(RequestBody):
     snapshot: Name
 
 
-class DoneBody(Body):
+class DoneBody(RequestBody):
     ran_s: Annotated[Finite, Field(ge=0)] = 0.0
 
 
-class LimitBody(Body):
-    """A resource that no worker brings: at most so many at once, at most so many in any window, or both."""
+class LimitBody(RequestBody):
+    """A resource that no worker brings: at most so many at once, at most so many in any window, or
+    both."""
 
     concurrency: Units | None = None
     quota: Units | None = None

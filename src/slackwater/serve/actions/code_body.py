@@ -1,13 +1,15 @@
-"""What SandboxFusion's `run_code` is asked. A large one is read in a helper process, which loads this file and little else."""
+"""What SandboxFusion's `run_code` is asked. A large one is read in a helper process, which loads
+this file and little else.
+"""
 
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from slackwater.serve.tinker.bodies import Body, Finite
+from slackwater.serve.tinker.bodies import Finite, RequestBody
 
 
-class RunCodeBody(Body):
+class RunCodeBody(RequestBody):
     """`files` are base64; other fields of SandboxFusion are passed over."""
 
     model_config = ConfigDict(extra="ignore")

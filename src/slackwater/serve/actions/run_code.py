@@ -1,6 +1,7 @@
 """Code and its files in a sandbox of their own, in the words of SandboxFusion's `run_code`.
 
-Recipes that run their tests there, such as the `code_rl` of tinker-cookbook, run them through the broker when they are told this address:
+Recipes that run their tests there, such as the `code_rl` of tinker-cookbook, run them through the
+broker when they are told this address:
 
     SANDBOX_URL=http://slackwater:KEY@HOST:PORT/slackwater/run_code
 """
@@ -25,10 +26,12 @@ from slackwater.serve.http.large_bodies import LargeBodyRoute
 _COMMANDS = {"python": ("main.py", "python3"), "bash": ("main.sh", "bash")}
 _MOST_WAIT_S = 600.0
 _HOLD_S = 30.0
+_USUAL_MIB = 2048
 
 
-def _environment(body: RunCodeBody) -> EnvironmentBody:
-    """Its files, with the code among them. UTF-8 only, as everything that goes into an environment."""
+def _environment(body: RunCodeBody, most_mib: int) -> EnvironmentBody:
+    """Its files, with the code among them, and memory for it. UTF-8 only, as everything that goes
+    into an environment."""
     files = {}
     for name, text in body.files.items():
         try:
@@ -36,12 +39,13 @@ def _environment(body: RunCodeBody) -> EnvironmentBody:
         except (binascii.Error, UnicodeDecodeError):
             raise ConfigError.of("files", name, "must be base64 of UTF-8 text") from None
     files[_COMMANDS[body.language][0]] = body.code
-    return EnvironmentBody(environment=f"code-{secrets.token_hex(12)}", files=files)
+    memory_mib = min(_USUAL_MIB, most_mib) if body.memory_limit_MB < 1 else body.memory_limit_MB
+    name = f"code-{secrets.token_hex(12)}"
+    return EnvironmentBody(environment=name, files=files, memory_mib=memory_mib)
 
 
 def _action(body: RunCodeBody, environment: str) -> ActionBody:
     file, program = _COMMANDS[body.language]
-    limits = {} if body.memory_limit_MB < 1 else {"memory_mib": body.memory_limit_MB}
     return ActionBody.model_validate(
         {
             "command": [program, file],
@@ -49,13 +53,13 @@ def _action(body: RunCodeBody, environment: str) -> ActionBody:
             "kind": "run_code",
             "limit_s": body.run_timeout,
             "stdin": body.stdin or "",
-            "limits": limits,
         }
     )
 
 
 def said(result: ActionResult) -> dict[str, Any]:
-    """An outcome in SandboxFusion's words: `Success` is a program that ran to its end and said that all was well."""
+    """An outcome in SandboxFusion's words: `Success` is a program that ran to its end and said that
+    all was well."""
     ran = result.kind in ("done", "timed_out", "failed")
     status = "Success" if result.kind == "done" and result.status == 0 else "Failed"
     finished = "Finished" if result.kind == "done" else "Error"
@@ -87,9 +91,13 @@ def run_code_routes(plane: ControlPlane) -> APIRouter:
         """Run a program with its files, in an environment that goes with it."""
         if not plane.brokers_actions:
             raise RefusedError("this service has no sandboxes: start it with --sandboxes 1")
-        place = await actions.open(tenant, _environment(body).request(tenant))
+        limits = actions.limits_of(tenant)
+        wanted = _environment(body, limits.memory_mib).request(tenant, limits)
+        memory_mib = wanted.spec.memory_mib
+        asked = _action(body, wanted.spec.environment).request(tenant, limits, memory_mib)
+        place = await actions.open(tenant, wanted)
         try:
-            action = await actions.submit(tenant, _action(body, place).request(tenant))
+            action = await actions.submit(tenant, asked)
             waits = int((_MOST_WAIT_S + body.run_timeout) / _HOLD_S) + 1
             for _ in range(waits):
                 result = await actions.result(tenant, action, _HOLD_S)

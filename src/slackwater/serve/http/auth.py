@@ -1,4 +1,6 @@
-"""Keys to tenants: `X-API-Key` (Tinker), `Authorization: Bearer` (OpenAI), or the password of a URL (`Authorization: Basic`)."""
+"""Keys to tenants: `X-API-Key` (Tinker), `Authorization: Bearer` (OpenAI), or the password of a URL
+(`Authorization: Basic`).
+"""
 
 import base64
 import contextlib
@@ -41,13 +43,16 @@ def find_job_key(tenants: Tenants, headers: Mapping[str, str]) -> str | None:
 
 
 def tenant_reader(tenants: Tenants) -> Callable[[Request], Awaitable[TenantId]]:
-    """A dependency that gives the caller's tenant, or refuses. Async, so that it needs no thread."""
+    """A dependency that gives the caller's tenant, or refuses. Async, so that it needs no
+    thread.
+    """
 
     async def tenant_of(request: Request) -> TenantId:
         tenant = find_tenant(tenants, request.headers)
         if tenant is None:
             raise UnauthorizedError(
-                "key: none, or not known here; send X-API-Key or Authorization: Bearer with the key "
+                "key: none, or not known here; send X-API-Key or Authorization: Bearer with the "
+                "key "
                 "that `slackwater up` printed"
             )
         return tenant

@@ -1,7 +1,8 @@
 """Large JSON bodies, read in a helper process, so that the event loop need not.
 
-A question names the type that a body must be; the answer is the checked body, or what is wrong with it. Token ids come
-back as arrays, which the service takes over at no cost; of everything else a body may hold so much that taking it over costs little.
+A question names the type that a body must be; the answer is the checked body, or what is wrong with
+it. Token ids come back as arrays, which the service takes over at no cost; of everything else a
+body may hold so much that taking it over costs little.
 """
 
 import contextlib
@@ -23,14 +24,14 @@ _MOST_ERRORS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ParsedBody:
     """A body that is what it must be."""
 
     body: BaseModel
 
 
 @dataclass(frozen=True, slots=True)
-class Wrong:
+class InvalidBody:
     """Errors as pydantic reports them, and the few plain fields by which an operation is known."""
 
     errors: list[dict[str, Any]]
@@ -38,12 +39,12 @@ class Wrong:
 
 
 def answer(name: str, body: bytes) -> tuple[bytes, bytes]:
-    """A pickled `Read` or `Wrong` for a body that must be a `module:type`."""
+    """A pickled `ParsedBody` or `InvalidBody` for a body that must be a `module:type`."""
     module, _, kind = name.partition(":")
     return pickle.dumps(read(getattr(importlib.import_module(module), kind), body)), b""
 
 
-def read(kind: type[BaseModel], body: bytes) -> Read | Wrong:
+def read(kind: type[BaseModel], body: bytes) -> ParsedBody | InvalidBody:
     """One body, by the rules by which small ones are read."""
     if (half := lone_surrogate(body)) is not None:
         return _wrong("value_error", f"{half} is half a character; send whole ones")
@@ -57,20 +58,20 @@ def read(kind: type[BaseModel], body: bytes) -> Read | Wrong:
     named = {key: fields[key] for key in ("model_id", "seq_id") if _is_plain(fields.get(key))}
     if (values := _count(plain)) > MAX_VALUES:
         message = f"{values} values beside token ids, must be at most {MAX_VALUES}"
-        return Wrong(_wrong("value_error", message).errors, named)
+        return InvalidBody(_wrong("value_error", message).errors, named)
     try:
         checked = kind.model_validate(plain)
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
-        return Wrong(
+        return InvalidBody(
             [{**each, "loc": ("body", *each["loc"])} for each in found[:_MOST_ERRORS]], named
         )
     _pack(checked)
-    return Read(checked)
+    return ParsedBody(checked)
 
 
-def _wrong(kind: str, message: str, *place: int) -> Wrong:
-    return Wrong([{"type": kind, "loc": ("body", *place), "msg": message}], {})
+def _wrong(kind: str, message: str, *place: int) -> InvalidBody:
+    return InvalidBody([{"type": kind, "loc": ("body", *place), "msg": message}], {})
 
 
 def _is_plain(value: Any) -> bool:
@@ -78,7 +79,8 @@ def _is_plain(value: Any) -> bool:
 
 
 def _count(value: Any) -> int:
-    """How many values there are, by what they cost: numbers in lists of numbers nothing, names in lists of names an eighth.
+    """How many values there are, by what they cost: numbers in lists of numbers nothing, names in
+    lists of names an eighth.
 
     Counting stops when it is too many.
     """

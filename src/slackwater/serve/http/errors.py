@@ -1,7 +1,8 @@
-"""Errors as answers: one line that names the field, the value and the fix, never a 500 for bad input.
+"""Errors as answers: one line that names the field, the value and the fix, never a 500 for bad
+input.
 
-Permanent errors are never 409, which the Tinker SDK retries, and always carry a Content-Length, without
-which it takes a 400 for a proxy's fault.
+Permanent errors are never 409, which the Tinker SDK retries, and always carry a Content-Length,
+without which it takes a 400 for a proxy's fault.
 """
 
 import logging

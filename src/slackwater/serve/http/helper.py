@@ -1,4 +1,6 @@
-"""`python -m slackwater.serve.http.helper`: reads what is large for the service, in a process of its own."""
+"""`python -m slackwater.serve.http.helper`: reads what is large for the service, in a process of
+its own.
+"""
 
 from slackwater.runtime.services.helper_processes import Parts, serve_questions
 

@@ -1,4 +1,6 @@
-"""Routes whose large JSON bodies are read by helper processes; small ones are read where they come."""
+"""Routes whose large JSON bodies are read by helper processes; small ones are read where
+they come.
+"""
 
 import pickle
 from collections.abc import Callable, Coroutine
@@ -12,7 +14,7 @@ from pydantic import BaseModel
 
 from slackwater.model.ids import TenantId
 from slackwater.runtime.plane import ControlPlane
-from slackwater.serve.http.body_reader import Read, Wrong
+from slackwater.serve.http.body_reader import InvalidBody, ParsedBody
 
 LARGE_JSON_BYTES = 16 << 10
 BODY = "slackwater.body"  # where a request's scope holds its body, which was read by then
@@ -20,7 +22,9 @@ TENANT = "slackwater.tenant"
 
 
 class LargeBodyRoute(APIRoute):
-    """FastAPI takes a body that is checked already as it is. `app.state.plane` lends helpers and threads."""
+    """FastAPI takes a body that is checked already as it is. `app.state.plane` lends helpers and
+    threads.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         usual = super().get_route_handler()
@@ -43,12 +47,12 @@ async def _read(request: Request, kind: type[BaseModel], body: bytes) -> BaseMod
     plane: ControlPlane = request.app.state.plane
     tenant: TenantId = request.scope[TENANT]
 
-    def ask() -> Read | Wrong:
+    def ask() -> ParsedBody | InvalidBody:
         head = f"body {kind.__module__}:{kind.__qualname__}".encode()
-        found: Read | Wrong = pickle.loads(plane.helpers.ask((head, body))[0])
+        found: ParsedBody | InvalidBody = pickle.loads(plane.helpers.ask((head, body))[0])
         return found
 
     found = await plane.fair_work.run(tenant, ask)
-    if isinstance(found, Wrong):
+    if isinstance(found, InvalidBody):
         raise RequestValidationError(found.errors, body=found.named)
     return found.body

@@ -1,20 +1,23 @@
-"""Limits on what a client may send: how much, how slowly, and how much of everyone's time it may take.
+"""Limits on what a client may send: how much, how slowly, and how much of everyone's time it may
+take.
 
-Small JSON bodies are parsed on the event loop, where everybody waits for it; large ones by helper processes (`large_bodies.py`). While
-several tenants are about, each one's requests begin when it has not had more than its share of the loop's time
-(`runtime/services/loop_shares.py`), and large bodies are read at a bounded rate.
+Small JSON bodies are parsed on the event loop, where everybody waits for it; large ones by helper
+processes (`large_bodies.py`). While several tenants are about, each one's requests begin when it
+has not had more than its share of the loop's time (`runtime/services/loop_shares.py`), and large
+bodies are read at a bounded rate.
 """
 
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from slackwater.model.ids import TenantId
 from slackwater.runtime.services.loop_shares import LoopShares
+from slackwater.serve.http.encodings import RefusedBodyError, decompress, encoding_of
 from slackwater.serve.http.errors import error_body
 from slackwater.serve.http.large_bodies import BODY, LARGE_JSON_BYTES, TENANT
 from slackwater.serve.http.surrogates import lone_surrogate
@@ -32,20 +35,20 @@ _BINARY = ("application/x-protobuf", "application/octet-stream")
 
 
 def arrival_s(scope: Scope) -> float | None:
-    """When the head of a request was read, on the event loop's clock; its body and its turn came after."""
+    """When the head of a request was read, on the event loop's clock; its body and its turn came
+    after.
+    """
     found: float | None = scope.get(_ARRIVED)
     return found
 
 
-class _RefusedBodyError(Exception):
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 class BodyLimits:
-    """ASGI middleware. A body above its limit is a 413; one that stalls, or takes too long, a 408; and a tenant
-    whose bodies under way are too many bytes together is told to try again (429)."""
+    """ASGI middleware. A body above its limit is a 413; one that stalls, or takes too long, a 408;
+    and a tenant whose bodies under way are too many bytes together is told to try again (429).
+    Compressed ones are passed on as they were before, within the same limits.
+
+    `json_limits` has the paths whose JSON may be larger than `max_json_bytes`: helpers read it.
+    """
 
     def __init__(
         self,
@@ -55,12 +58,14 @@ class BodyLimits:
         stall_s: float,
         whole_s: float = 120.0,
         max_json_bytes: int | None = None,
+        json_limits: Mapping[str, int] | None = None,
         tenant_of: Callable[[Headers], TenantId | None] = lambda headers: TenantId(""),
         shares: LoopShares | None = None,
     ) -> None:
         self._app = app
         self._max_bytes = max_bytes
         self._max_json_bytes = max_bytes if max_json_bytes is None else max_json_bytes
+        self._json_limits = json_limits or {}
         self._stall_s = stall_s
         self._whole_s = whole_s
         self._tenant_of = tenant_of
@@ -80,9 +85,20 @@ class BodyLimits:
         held = _Held(self._under_way, tenant or TenantId(""), _BODIES_AT_ONCE * self._max_bytes)
         try:
             try:
-                body = await self._read(receive, headers, tenant, held)
-            except _RefusedBodyError as error:
-                await self._refuse(scope, send, error.status, str(error))
+                limit = self._limit(scope["path"], headers, tenant)
+                encoding = encoding_of(headers.get("content-encoding"))
+                body = await self._read(receive, headers, tenant, held, limit)
+                if body is not None and encoding:
+                    body = await asyncio.to_thread(decompress, body, encoding, limit)
+                    held.grow(len(body))
+                    scope = {**scope, "headers": _without_encoding(scope)}
+            except RefusedBodyError as error:
+                status = (
+                    400
+                    if error.status == 422 and scope["path"].startswith("/v1/")
+                    else error.status
+                )
+                await self._refuse(scope, send, status, str(error))
                 return
             small = body is not None and len(body) <= LARGE_JSON_BYTES
             if body is not None and small and _is_json(headers) and (half := lone_surrogate(body)):
@@ -94,19 +110,25 @@ class BodyLimits:
         finally:
             held.release()
 
-    def _limit(self, headers: Headers, tenant: TenantId | None) -> int:
+    def _limit(self, path: str, headers: Headers, tenant: TenantId | None) -> int:
         if tenant is None:
             return min(_STRANGERS_BYTES, self._max_bytes)
-        return self._max_json_bytes if _is_json(headers) else self._max_bytes
+        if not _is_json(headers):
+            return self._max_bytes
+        return min(self._json_limits.get(path, self._max_json_bytes), self._max_bytes)
 
     async def _read(
-        self, receive: Receive, headers: Headers, tenant: TenantId | None, held: "_Held"
+        self,
+        receive: Receive,
+        headers: Headers,
+        tenant: TenantId | None,
+        held: "_Held",
+        limit: int,
     ) -> bytes | None:
         """The whole body; None if the client left."""
-        limit = self._limit(headers, tenant)
         declared = headers.get("content-length", "0")
         if declared.isdecimal() and int(declared) > limit:
-            raise _RefusedBodyError(413, f"body: {declared} bytes, must be at most {limit} bytes")
+            raise RefusedBodyError(413, f"body: {declared} bytes, must be at most {limit} bytes")
         pieces: list[bytes] = []
         clock = asyncio.get_running_loop().time
         latest_s = clock() + self._whole_s
@@ -119,7 +141,7 @@ class BodyLimits:
                     pieces.append(message.get("body", b""))
                     held.grow(len(pieces[-1]))
                     if held.size > limit:
-                        raise _RefusedBodyError(413, f"body: must be at most {limit} bytes")
+                        raise RefusedBodyError(413, f"body: must be at most {limit} bytes")
                     if not message.get("more_body", False):
                         return await _joined(pieces, held.size)
                     if held.size > _LARGE_BYTES and tenant and self._shares.shared(tenant):
@@ -127,7 +149,7 @@ class BodyLimits:
                         await asyncio.sleep(len(pieces[-1]) / _SHARED_BYTES_PER_S)
                     patience.reschedule(min(clock() + self._stall_s, latest_s))
         except TimeoutError:
-            raise _RefusedBodyError(408, "body: it came too slowly") from None
+            raise RefusedBodyError(408, "body: it came too slowly") from None
 
     async def _pass_on(
         self, scope: Scope, body: "_Replay", send: Send, tenant: TenantId | None
@@ -151,6 +173,11 @@ class BodyLimits:
         ]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+
+def _without_encoding(scope: Scope) -> list[tuple[bytes, bytes]]:
+    gone = (b"content-encoding", b"content-length")
+    return [(name, value) for name, value in scope["headers"] if name not in gone]
 
 
 async def _joined(pieces: list[bytes], size: int) -> bytes:
@@ -181,7 +208,7 @@ class _Held:
         total = self._under_way[self._tenant]
         if total > self._most:
             why = f"body: {total} bytes of yours are under way, must be at most {self._most}"
-            raise _RefusedBodyError(429, f"{why}; try again")
+            raise RefusedBodyError(429, f"{why}; try again")
 
     def release(self) -> None:
         self._under_way[self._tenant] -= self.size
@@ -199,7 +226,9 @@ class _Replay:
         return self._body or b""
 
     def take(self) -> bytes:
-        """The body, for good: who asks as the server does is then told of the client's leaving alone."""
+        """The body, for good: who asks as the server does is then told of the client's leaving
+        alone.
+        """
         body, self._body = self._body or b"", None
         return body
 

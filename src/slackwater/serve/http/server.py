@@ -17,23 +17,24 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from slackwater.model.errors import RefusedError
 from slackwater.runtime.plane import ControlPlane
-from slackwater.serve.http.door import AT_ONCE, AT_ONCE_ALONE, Door
 from slackwater.serve.http.errors import error_body
-from slackwater.serve.http.few_in_a_round import FewInARound
+from slackwater.serve.http.loop_throttle import LoopThrottle
+from slackwater.serve.http.throttled_acceptor import AT_ONCE, AT_ONCE_ALONE, ThrottledAcceptor
 
 HEAD_DEADLINE_S = 10.0
 MAX_HEAD_BYTES = 64 << 10
 
 
-class PatientOnce(HttpToolsProtocol):
+class HeadTimeoutProtocol(HttpToolsProtocol):
     """Closes a connection whose request head does not come in time, or does not end.
 
-    What a new connection says first waits in the `newcomers`' line, if there is one: whose it is will be known when it is read.
+    What a new connection says first waits in the `newcomers`' line, if there is one: whose it is
+    will be known when it is read.
     """
 
     _head_bytes = 0
     _deadline: asyncio.TimerHandle | None = None
-    newcomers: FewInARound | None = None
+    newcomers: LoopThrottle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it so too
         super().connection_made(transport)
@@ -127,13 +128,14 @@ class HttpServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, at_once: int) -> None:
         super().__init__(config)
         self._at_once = at_once
-        self._newcomers = FewInARound(at_once)
-        self._doors: list[Door] = []
+        self._newcomers = LoopThrottle(at_once)
+        self._doors: list[ThrottledAcceptor] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])
         self._doors = [
-            Door(listening, self._new_protocol, self._at_once) for listening in sockets or ()
+            ThrottledAcceptor(listening, self._new_protocol, self._at_once)
+            for listening in sockets or ()
         ]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -142,7 +144,7 @@ class HttpServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     def _new_protocol(self) -> asyncio.Protocol:
-        made = PatientOnce(self.config, self.server_state, self.lifespan.state)
+        made = HeadTimeoutProtocol(self.config, self.server_state, self.lifespan.state)
         made.newcomers = self._newcomers
         return made
 
@@ -154,7 +156,7 @@ class HttpServer(uvicorn.Server):
 def http_server(app: FastAPI, *, several_tenants: bool = True) -> HttpServer:
     config = uvicorn.Config(
         app,
-        http=PatientOnce,
+        http=HeadTimeoutProtocol,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -7,18 +7,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from slackwater.runtime.bodies.rollout import TurnResult
+from slackwater.runtime.executors.engines import TurnResult
 from slackwater.serve.openai.bodies import GenerationBody
-from slackwater.serve.openai.generation import Piece, Whole
-from slackwater.serve.openai.spelling import Spelling
+from slackwater.serve.openai.generation import ChoiceDelta, FinishedChoice
 from slackwater.serve.openai.text import TextCodec, TextStream
+from slackwater.serve.openai.token_offsets import TokenOffsets
 
 Top = Sequence[tuple[int, float]]
 
 _PLACEHOLDER = "\x00text\x00"  # which no model's name holds
 
 
-class Answers(ABC):
+class ResponseWriter(ABC):
     """What completions and chat share; subclasses say how a choice looks."""
 
     prefix = ""
@@ -41,7 +41,7 @@ class Answers(ABC):
             TextStream(codec, body.stop_strings, keep_stop=keep, special=special) for _ in prompts
         ]
         self._streamed = [0] * len(prompts)
-        self._spellings = [Spelling(codec) for _ in prompts]
+        self._spellings = [TokenOffsets(codec) for _ in prompts]
         self._forms: dict[int, tuple[bytes, bytes]] = {}
 
     # ---- how a choice looks ----
@@ -83,7 +83,9 @@ class Answers(ABC):
         return choice
 
     def _prompt_scores(self, place: int, result: TurnResult) -> list[dict[str, Any] | None]:
-        """One entry per token of the prompt: itself and the likeliest others, by id, as vLLM writes it."""
+        """One entry per token of the prompt: itself and the likeliest others, by id, as vLLM writes
+        it.
+        """
         scores = result.prompt_logprobs or []
         shown: list[dict[str, Any] | None] = []
         tops = [*result.prompt_topk, *[None] * (len(scores) - len(result.prompt_topk))]
@@ -138,7 +140,7 @@ class Answers(ABC):
         """What a streamed choice begins with, once its prompt is scored."""
         return []
 
-    def piece(self, event: Piece) -> list[dict[str, Any]]:
+    def piece(self, event: ChoiceDelta) -> list[dict[str, Any]]:
         place, more = event.choice, event.more
         first = (
             []
@@ -148,8 +150,10 @@ class Answers(ABC):
         text = self._streams[place].feed(more.tokens)
         return [*first, *self._delta(place, text, more.tokens, more.logprobs, more.topk)]
 
-    def plain_piece(self, event: Piece) -> bytes | None:
-        """`piece` as it is sent, where it is nothing but text, which is written into a form made once; None where it is more."""
+    def plain_piece(self, event: ChoiceDelta) -> bytes | None:
+        """`piece` as it is sent, where it is nothing but text, which is written into a form made
+        once; None where it is more.
+        """
         place, more = event.choice, event.more
         if not self.only_text:
             return None
@@ -173,7 +177,7 @@ class Answers(ABC):
         before, _, after = written.partition(json.dumps(_PLACEHOLDER).encode())
         return b"data: " + before, after + b"\n\n"
 
-    def end(self, event: Whole) -> list[dict[str, Any]]:
+    def end(self, event: FinishedChoice) -> list[dict[str, Any]]:
         place, result = event.choice, event.result
         rest = result.tokens[self._streamed[place] :]
         values = result.logprobs[self._streamed[place] :]

@@ -15,25 +15,25 @@ from slackwater.model.errors import ConfigError
 from slackwater.model.ids import JobId, TenantId
 from slackwater.model.job_life import job_of_key
 from slackwater.model.seeds import sample_seed
-from slackwater.runtime.bodies.rollout import TurnResult
+from slackwater.runtime.executors.engines import TurnResult
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.services.fair_work import FairWork
 from slackwater.runtime.store.base_models import BaseModel
 from slackwater.serve.http.auth import find_job, tenant_reader
 from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.http.limits import arrival_s
-from slackwater.serve.openai.answers import Answers
+from slackwater.serve.openai.answers import ResponseWriter
 from slackwater.serve.openai.bodies import ChatBody, CompletionBody
 from slackwater.serve.openai.chat_answers import ChatAnswers
 from slackwater.serve.openai.completion_answers import CompletionAnswers
 from slackwater.serve.openai.event_stream import EventStream
-from slackwater.serve.openai.generation import Asked, Generation
+from slackwater.serve.openai.generation import ChoiceRequest, Generation
 from slackwater.serve.openai.json_text import sliced_json
 from slackwater.serve.openai.models import ModelNames
 from slackwater.serve.openai.prompts import Conversation
+from slackwater.serve.openai.sampling_params import bad_word_tokens, most_tokens, sampling_of
 from slackwater.serve.openai.text import TextCodec, check_length
 from slackwater.serve.openai.tools import ToolPlan
-from slackwater.serve.openai.wishes import bad_word_tokens, most_tokens, sampling_of
 
 _MANY_CHOICES = 16
 # What takes less time than going to another thread and back, and waiting there for Python's lock.
@@ -72,7 +72,7 @@ class OpenAiFace:
 
     async def prepare(
         self, tenant: TenantId, body: CompletionBody | ChatBody, job: JobId
-    ) -> tuple[list[Asked], Answers]:
+    ) -> tuple[list[ChoiceRequest], ResponseWriter]:
         """The choices to generate, and how to write the answers."""
         body.refuse_unsupported()
         base, version = await self.names.weights(tenant, body.model)
@@ -95,7 +95,7 @@ class OpenAiFace:
         if body.bad_words:
             words = await self.plane.fair_work.run(tenant, bad_word_tokens, codec, body.bad_words)
             common = replace(common, bad_words=words)
-        asked: list[Asked] = []
+        asked: list[ChoiceRequest] = []
 
         def ask(place: int) -> None:
             prompt = prompts[place // body.n]
@@ -103,7 +103,7 @@ class OpenAiFace:
                 nonlocal common
                 common = replace(common, max_tokens=most_tokens(body, base, prompt))
             sampling = replace(common, seed=sample_seed(seed, place))
-            asked.append(Asked(prompt, sampling, base.name, version, job))
+            asked.append(ChoiceRequest(prompt, sampling, base.name, version, job))
 
         choices = range(len(prompts) * body.n)
         if len(choices) <= _MANY_CHOICES:
@@ -113,7 +113,7 @@ class OpenAiFace:
             await self.plane.loop_shares.each(tenant, choices, ask)
         shown = [item.prompt for item in asked]
         if isinstance(body, ChatBody):
-            make: Callable[[], Answers] = partial(ChatAnswers, body, codec, shown, plan)
+            make: Callable[[], ResponseWriter] = partial(ChatAnswers, body, codec, shown, plan)
         else:
             make = partial(CompletionAnswers, body, codec, shown)
         many = len(shown) > _MANY_CHOICES
@@ -156,7 +156,11 @@ def _conversation(body: ChatBody) -> Conversation:
 
 
 async def _whole(
-    request: Request, generation: Generation, answers: Answers, tenant: TenantId, work: FairWork
+    request: Request,
+    generation: Generation,
+    answers: ResponseWriter,
+    tenant: TenantId,
+    work: FairWork,
 ) -> Response:
     """Answer when all is there; a client that leaves is not worked for."""
 
@@ -181,7 +185,7 @@ async def _whole(
         watching.cancel()
 
 
-def _json(answers: Answers, results: list[TurnResult]) -> bytes:
+def _json(answers: ResponseWriter, results: list[TurnResult]) -> bytes:
     return sliced_json(answers.whole(results))
 
 

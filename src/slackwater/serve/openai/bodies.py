@@ -1,13 +1,15 @@
-"""Request bodies of the OpenAI API, with vLLM's additions: each field is done, or refused by its name.
+"""Request bodies of the OpenAI API, with vLLM's additions: each field is done, or refused by its
+name.
 
-A field that nobody thought of is refused too: an option that is taken and ignored changes results unseen.
+A field that nobody thought of is refused too: an option that is taken and ignored changes results
+unseen.
 """
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.model.sampling import Grammar
@@ -52,26 +54,26 @@ _INSTEAD = {
 }
 
 
-class Strict(BaseModel):
+class StrictBody(BaseModel):
     """Refuses what it does not know."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), populate_by_name=True)
 
 
-class StreamOptions(Strict):
+class StreamOptions(StrictBody):
     include_usage: bool = False
     continuous_usage_stats: Literal[False] | None = None
     include_obfuscation: Literal[False] | None = None
 
 
-class JsonSchema(Strict):
+class JsonSchema(StrictBody):
     name: str = "answer"
     description: str | None = None
     schema_: dict[str, Any] | bool = Field(default={}, alias="schema")
     strict: bool | None = None
 
 
-class ResponseFormat(Strict):
+class ResponseFormat(StrictBody):
     type: Literal["text", "json_object", "json_schema", "regex", "choice", "grammar"]
     json_schema: JsonSchema | None = None
     regex: str | None = None
@@ -96,7 +98,7 @@ class ResponseFormat(Strict):
                 return _grammar(kind, source)
 
 
-class StructuredOutputs(Strict):
+class StructuredOutputs(StrictBody):
     """vLLM's way to say what an answer must look like; one of them."""
 
     json_: dict[str, Any] | str | None = Field(default=None, alias="json")
@@ -205,10 +207,23 @@ class GenerationBody(BaseModel):
 
 
 class CompletionBody(GenerationBody):
+    """With `echo`, `max_tokens` may be 0: the prompt alone is wanted, with its scores."""
+
     prompt: str | list[Token] | list[str] | list[list[Token]]
-    max_tokens: Annotated[int | None, Field(ge=1, lt=2**31)] = 16
+    max_tokens: Annotated[int | None, Field(ge=0, lt=2**31)] = 16
     logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     echo: bool | None = False
+
+    @property
+    def only_prompt(self) -> bool:
+        """Whether nothing is to be generated."""
+        return self.max_tokens == 0
+
+    @model_validator(mode="after")
+    def _asks_for_something(self) -> Self:
+        if self.only_prompt and not self.echo:
+            raise ValueError("max_tokens: 0 must be at least 1 without echo")
+        return self
 
     def prompts(self) -> list[str | list[int]]:
         """One or more, as text or tokens."""

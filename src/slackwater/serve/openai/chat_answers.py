@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
-from slackwater.runtime.bodies.rollout import TurnResult
-from slackwater.serve.openai.answers import Answers, Top
+from slackwater.runtime.executors.engines import TurnResult
+from slackwater.serve.openai.answers import ResponseWriter, Top
 from slackwater.serve.openai.bodies import ChatBody
 from slackwater.serve.openai.text import TextCodec
 from slackwater.serve.openai.tool_calls import CallStream, read_calls
 from slackwater.serve.openai.tools import ToolPlan
 
 
-class ChatAnswers(Answers):
+class ChatAnswers(ResponseWriter):
     """`/v1/chat/completions`."""
 
     prefix = "chatcmpl"

@@ -1,15 +1,18 @@
 """Answers of `/v1/completions`."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from slackwater.runtime.bodies.rollout import TurnResult
-from slackwater.serve.openai.answers import Answers, Top
+from slackwater.model.turn import FinishReason
+from slackwater.runtime.executors.engines import TurnResult
+from slackwater.serve.openai.answers import ResponseWriter, Top
 from slackwater.serve.openai.bodies import CompletionBody
+from slackwater.serve.openai.generation import ChoiceDelta, FinishedChoice
 from slackwater.serve.openai.text import TextCodec
 
 
-class CompletionAnswers(Answers):
+class CompletionAnswers(ResponseWriter):
     """`/v1/completions`."""
 
     prefix = "cmpl"
@@ -28,6 +31,21 @@ class CompletionAnswers(Answers):
     @property
     def only_text(self) -> bool:
         return super().only_text and not self.body.echo
+
+    def whole(self, results: Sequence[TurnResult]) -> dict[str, Any]:
+        return super().whole([self._wanted(result) for result in results])
+
+    def piece(self, event: ChoiceDelta) -> list[dict[str, Any]]:
+        return [] if self.body.only_prompt else super().piece(event)
+
+    def end(self, event: FinishedChoice) -> list[dict[str, Any]]:
+        return super().end(replace(event, result=self._wanted(event.result)))
+
+    def _wanted(self, result: TurnResult) -> TurnResult:
+        """Without the token that was drawn where none was wanted."""
+        if not self.body.only_prompt:
+            return result
+        return replace(result, tokens=[], logprobs=[], topk=[], reason=FinishReason.LENGTH)
 
     def choice(self, place: int, result: TurnResult, text: str) -> dict[str, Any]:
         tokens, tops = list(result.tokens), list(result.topk)

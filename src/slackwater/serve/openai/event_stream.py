@@ -1,6 +1,7 @@
 """An answer as server-sent events, with as little as can be done for each token.
 
-Starlette's own way starts a group of tasks for every answer; here one task writes, and a second only waits for the client to leave.
+Starlette's own way starts a group of tasks for every answer; here one task writes, and a second
+only waits for the client to leave.
 """
 
 import asyncio
@@ -13,8 +14,8 @@ from starlette.types import Receive, Scope, Send
 
 from slackwater.model.errors import SlackwaterError
 from slackwater.serve.http.errors import error_body
-from slackwater.serve.openai.answers import Answers
-from slackwater.serve.openai.generation import Generation, Piece
+from slackwater.serve.openai.answers import ResponseWriter
+from slackwater.serve.openai.generation import ChoiceDelta, Generation
 
 _HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
@@ -22,7 +23,7 @@ _HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-con
 class EventStream(Response):
     """What a generation says as it comes; it is closed whatever happens."""
 
-    def __init__(self, generation: Generation, answers: Answers) -> None:
+    def __init__(self, generation: Generation, answers: ResponseWriter) -> None:
         super().__init__(media_type="text/event-stream")
         self._generation = generation
         self._answers = answers
@@ -49,7 +50,7 @@ class EventStream(Response):
             if opening := answers.opening():
                 yield _events(opening)
             async for event in self._generation.events():
-                if not isinstance(event, Piece):
+                if not isinstance(event, ChoiceDelta):
                     yield _events(answers.end(event))
                 elif (data := answers.plain_piece(event)) is not None:
                     if data:

@@ -1,4 +1,6 @@
-"""What harnesses expect of a vLLM server beside the API itself; what is not done is refused by name."""
+"""What harnesses expect of a vLLM server beside the API itself; what is not done is refused by
+name.
+"""
 
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -14,7 +16,7 @@ from slackwater.runtime.store.base_models import BaseModel
 from slackwater.serve.http.auth import tenant_reader
 from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.openai.api import OpenAiFace
-from slackwater.serve.openai.bodies import ChatMessage, Strict
+from slackwater.serve.openai.bodies import ChatMessage, StrictBody
 from slackwater.serve.openai.json_text import sliced_json
 from slackwater.serve.openai.prompts import Conversation
 from slackwater.serve.openai.text import TextCodec
@@ -37,7 +39,7 @@ _NOT_HERE = {
 }
 
 
-class TokenizeBody(Strict):
+class TokenizeBody(StrictBody):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[ChatMessage] | None, Field(min_length=1)] = None
@@ -49,7 +51,7 @@ class TokenizeBody(Strict):
     return_token_strs: bool | None = False
 
 
-class DetokenizeBody(Strict):
+class DetokenizeBody(StrictBody):
     model: str | None = None
     tokens: Annotated[list[Token], Field(max_length=1 << 20)]
 

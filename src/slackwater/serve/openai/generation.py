@@ -1,4 +1,6 @@
-"""One OpenAI-style generation: turns submitted, followed token by token, cancelled when nobody listens."""
+"""One OpenAI-style generation: turns submitted, followed token by token, cancelled when nobody
+listens.
+"""
 
 import asyncio
 import secrets
@@ -10,7 +12,7 @@ from dataclasses import dataclass, replace
 from slackwater.model.ids import JobId, TenantId, TrajectoryId, TurnId
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import TurnSpec
-from slackwater.runtime.bodies.rollout import TurnResult, TurnTokens
+from slackwater.runtime.executors.engines import TurnResult, TurnTokens
 from slackwater.runtime.plane import ControlPlane
 from slackwater.serve.http.errors import FailedTurnError
 
@@ -20,7 +22,7 @@ _MOST_WRITING_S = 0.002  # of the loop for one piece; more is waiting
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ChoiceDelta:
     """Some tokens of one choice."""
 
     choice: int
@@ -28,7 +30,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class FinishedChoice:
     """A choice that is complete."""
 
     choice: int
@@ -36,7 +38,7 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ChoiceRequest:
     """One choice: its prompt, how to sample, and with which weights."""
 
     prompt: Sequence[int]
@@ -53,7 +55,7 @@ class Generation:
         self,
         plane: ControlPlane,
         tenant: TenantId,
-        choices: Sequence[Asked],
+        choices: Sequence[ChoiceRequest],
         *,
         stream: bool,
         arrived_s: float | None = None,
@@ -64,7 +66,7 @@ class Generation:
         self._name = f"gen-{secrets.token_hex(12)}"
         self._choices = choices
         self._stream = stream
-        self._heard: deque[Piece | Whole | str] = deque()
+        self._heard: deque[ChoiceDelta | FinishedChoice | str] = deque()
         self._waiting: asyncio.Future[None] | None = None
         self._open = set(range(len(choices)))
         self._running: set[int] = set()
@@ -124,15 +126,17 @@ class Generation:
             self._running.discard(place)
             self._plane.shares.give_back(self._tenant, 1)
 
-    def say(self, event: Piece | Whole | str, place: int) -> None:
+    def say(self, event: ChoiceDelta | FinishedChoice | str, place: int) -> None:
         """What the listener of a turn heard."""
-        if not isinstance(event, Piece):
+        if not isinstance(event, ChoiceDelta):
             self._ended(place)
         self._heard.append(event)
         self._wake()
 
     async def leave(self) -> None:
-        """Nobody listens any more: `events` ends, when it is the tenant's turn, for a thousand clients may leave at once."""
+        """Nobody listens any more: `events` ends, when it is the tenant's turn, for a thousand
+        clients may leave at once.
+        """
         await self._plane.loop_shares.turn(self._tenant)
         self._open.clear()
         self._wake()
@@ -144,8 +148,10 @@ class Generation:
     def _turn(self, place: int) -> TurnId:
         return TurnId(f"{self._name}/{place}")
 
-    async def events(self) -> AsyncIterator[Piece | Whole]:
-        """Until every choice is whole; a failed turn raises. Tokens that came while nobody looked are one piece."""
+    async def events(self) -> AsyncIterator[ChoiceDelta | FinishedChoice]:
+        """Until every choice is whole; a failed turn raises. Tokens that came while nobody looked
+        are one piece.
+        """
         shares = self._plane.loop_shares
         while self._open:
             if not self._heard:
@@ -159,7 +165,7 @@ class Generation:
             event = self._next()
             if isinstance(event, str):
                 raise FailedTurnError(event)
-            if isinstance(event, Whole):
+            if isinstance(event, FinishedChoice):
                 self._open.discard(event.choice)
             yield event
             if self._stream:  # what was written of it, too, unless the client was slow to take it
@@ -177,14 +183,14 @@ class Generation:
             looking.cancel()
             self._waiting = None
 
-    def _next(self) -> Piece | Whole | str:
+    def _next(self) -> ChoiceDelta | FinishedChoice | str:
         """What was heard first, with the same choice's tokens that follow on it."""
         heard = self._heard
         event = heard.popleft()
-        if not isinstance(event, Piece) or not heard:
+        if not isinstance(event, ChoiceDelta) or not heard:
             return event
         parts = [event.more]
-        while heard and isinstance(more := heard[0], Piece) and more.choice == event.choice:
+        while heard and isinstance(more := heard[0], ChoiceDelta) and more.choice == event.choice:
             parts.append(more.more)
             heard.popleft()
         if len(parts) == 1:
@@ -195,12 +201,14 @@ class Generation:
             logprobs=[value for part in parts for value in part.logprobs],
             topk=[row for part in parts for row in part.topk],
         )
-        return Piece(event.choice, joined)
+        return ChoiceDelta(event.choice, joined)
 
     async def results(self) -> list[TurnResult]:
         """All choices, in order."""
         found = {
-            event.choice: event.result async for event in self.events() if isinstance(event, Whole)
+            event.choice: event.result
+            async for event in self.events()
+            if isinstance(event, FinishedChoice)
         }
         return [found[place] for place in sorted(found)]
 
@@ -213,10 +221,10 @@ class _Choice:
         self._generation = generation
 
     def appended(self, more: TurnTokens) -> None:
-        self._generation.say(Piece(self._place, more), self._place)
+        self._generation.say(ChoiceDelta(self._place, more), self._place)
 
     def completed(self, result: TurnResult) -> None:
-        self._generation.say(Whole(self._place, result), self._place)
+        self._generation.say(FinishedChoice(self._place, result), self._place)
 
     def failed(self, error: str) -> None:
         self._generation.say(error, self._place)

@@ -1,4 +1,6 @@
-"""Long answers as JSON, a piece at a time: one call for all of it would keep every other thread waiting."""
+"""Long answers as JSON, a piece at a time: one call for all of it would keep every other thread
+waiting.
+"""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,6 @@
-"""A conversation as tokens: the chat template, its tools and variables, and where the answer begins."""
+"""A conversation as tokens: the chat template, its tools and variables, and where the answer
+begins.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

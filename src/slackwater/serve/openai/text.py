@@ -12,7 +12,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from slackwater.model.errors import ConfigError, RefusedError
-from slackwater.serve.openai.spelling import TokenBytes
+from slackwater.serve.openai.token_offsets import TokenBytes
 
 _BROKEN = "\ufffd"  # how a decoder shows bytes that are not yet a character
 _LONGEST_CHARACTER = 8  # tokens; more that make no character never will
@@ -34,7 +34,9 @@ class TextCodec:
         self._template = self._chat_template(directory)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Text as tokens. Other threads go on meanwhile: the batch call lets them, the plain one does not."""
+        """Text as tokens. Other threads go on meanwhile: the batch call lets them, the plain one
+        does not.
+        """
         (encoded,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
         ids: list[int] = encoded.ids
         return ids
@@ -52,7 +54,9 @@ class TextCodec:
         return self._bytes.of(token)
 
     def token_label(self, token: int) -> str:
-        """One token as text, or `bytes:\\x..` where it is part of a character, so that no two look alike."""
+        """One token as text, or `bytes:\\x..` where it is part of a character, so that no two look
+        alike.
+        """
         spelled = self._bytes.of(token)
         try:
             return spelled.decode()
@@ -116,7 +120,9 @@ def _at_most(max_chars: int) -> str:
 
 
 def _writes_llama_calls(template: str) -> bool:
-    """Whether calls of tools are bare objects with `parameters`, as Llama 3 and later write them."""
+    """Whether calls of tools are bare objects with `parameters`, as Llama 3 and later write
+    them.
+    """
     return "<tool_call>" not in template and (
         "<|python_tag|>" in template or '"parameters": ' in template
     )
@@ -151,7 +157,8 @@ def _token(value: Any) -> str:
 class TextStream:
     """Text that grows with tokens; holds back half characters and what may become a stop string.
 
-    Only the last few tokens are decoded again when more come, so a long text costs no more per token.
+    Only the last few tokens are decoded again when more come, so a long text costs no more per
+    token.
     """
 
     def __init__(
@@ -204,7 +211,9 @@ class TextStream:
         self._pending = []
 
     def _settle_whole(self, tokens: list[int]) -> bool:
-        """Many tokens at once, if they are whole characters, which go token by token to the same text."""
+        """Many tokens at once, if they are whole characters, which go token by token to the same
+        text.
+        """
         both = self._codec.decode(self._context + tokens, special=self._special)
         whole = _BROKEN not in both[len(self._context_text) :]
         if whole:
@@ -212,7 +221,9 @@ class TextStream:
         return whole
 
     def _settled(self, tokens: list[int], both: str) -> None:
-        """The tokens are text: `both` is what they make with the context, of which a few tokens are kept."""
+        """The tokens are text: `both` is what they make with the context, of which a few tokens are
+        kept.
+        """
         self._decoded += both[len(self._context_text) :]
         self._context += tokens
         self._context_text = both

@@ -26,7 +26,9 @@ class ToolCall:
 
 
 def read_calls(text: str, plan: ToolPlan) -> tuple[str, list[ToolCall]]:
-    """What is said beside the calls, and the calls. Text that is no call of these tools stays text."""
+    """What is said beside the calls, and the calls. Text that is no call of these tools
+    stays text.
+    """
     known = {tool.function.name for tool in plan.tools}
     if plan.form == "llama":
         body = text.strip().removeprefix(_PYTHON_TAG).strip()
@@ -105,7 +107,9 @@ class CallStream:
         return "" if self.count and not said.strip() else said
 
     def _feed_llama(self, final: bool) -> tuple[str, list[ToolCall]]:
-        """The whole answer is a call, or none of it is: once something was said, the rest is text too."""
+        """The whole answer is a call, or none of it is: once something was said, the rest is text
+        too.
+        """
         if self._is_text:
             said, self._held = self._held, ""
             return said, []

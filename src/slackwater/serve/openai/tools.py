@@ -1,8 +1,8 @@
 """Tools in a chat: how a model is told of them, made to call one, and how its calls are read.
 
-Two forms are known. Hermes and Qwen write `<tool_call>{"name": ..., "arguments": ...}</tool_call>`; Llama
-writes the bare object with `parameters`. A model's chat template shows which; one that knows no tools is told
-of them in the first form by a system message.
+Two forms are known. Hermes and Qwen write `<tool_call>{"name": ..., "arguments": ...}</tool_call>`;
+Llama writes the bare object with `parameters`. A model's chat template shows which; one that knows
+no tools is told of them in the first form by a system message.
 """
 
 import json
@@ -61,7 +61,9 @@ class ToolChoice(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
-    """What one request wants of tools. `forced`: the answer is a call, of `only` if that is given."""
+    """What one request wants of tools. `forced`: the answer is a call, of `only` if that is
+    given.
+    """
 
     tools: Sequence[Tool]
     form: Form
@@ -90,7 +92,9 @@ class ToolPlan:
         return cls(tools, form, forced, only, parallel is not False and only is None)
 
     def grammar(self, answer: Grammar | None) -> Grammar | None:
-        """What the output must look like: calls if forced, calls or an answer of a form if that was asked."""
+        """What the output must look like: calls if forced, calls or an answer of a form if that was
+        asked.
+        """
         strict = any(tool.function.strict for tool in self.tools)
         if not self.forced and answer is None and not strict:
             return None
@@ -109,7 +113,10 @@ class ToolPlan:
             raise RefusedError("tools: strict needs tool_choice 'required' with this model's form")
         text = "start: called* TEXT\nTEXT: /(.|\\n)*/\n"
         head = f"head[lazy]: TEXT {json.dumps(OPEN)}\n"
-        body = f"called: head /\\n?/ object /\\n?/ {json.dumps(CLOSE)}\nobject: {self._objects('arguments')}\n"
+        body = (
+            f"called: head /\\n?/ object /\\n?/ {json.dumps(CLOSE)}\nobject: "
+            f"{self._objects('arguments')}\n"
+        )
         return Grammar("lark", f"%llguidance {{}}\n{text}{head}{body}")
 
     def _calls(self) -> str:
@@ -157,7 +164,9 @@ def _lifted(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def told_by_message(messages: list[dict[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """A conversation for a template that knows no tools: signatures, calls and results as plain text."""
+    """A conversation for a template that knows no tools: signatures, calls and results as plain
+    text.
+    """
     shown = "\n".join(json.dumps(tool.model_dump(exclude_none=True)) for tool in tools)
     told = [_as_text(message) for message in messages]
     if tools:
@@ -179,8 +188,8 @@ def _as_text(message: dict[str, Any]) -> dict[str, Any]:
     if not calls:
         return message
     said = [
-        f"{OPEN}\n{json.dumps({'name': call['function']['name'], 'arguments': call['function']['arguments']})}\n{CLOSE}"
-        for call in calls
+        f"{OPEN}\n{json.dumps({key: call[key] for key in ('name', 'arguments')})}\n{CLOSE}"
+        for call in (each["function"] for each in calls)
     ]
     text = [message["content"]] if message["content"] else []
     return {"role": message["role"], "content": "\n".join([*text, *said])}

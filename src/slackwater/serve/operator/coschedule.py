@@ -1,4 +1,6 @@
-"""Submitted jobs and permits over HTTP: what people's own code, `slackwater job` and `slackwater top` speak."""
+"""Submitted jobs and permits over HTTP: what people's own code, `slackwater job` and `slackwater
+top` speak.
+"""
 
 from typing import Annotated, Any, Literal
 
@@ -12,7 +14,7 @@ from slackwater.model.placement import Phase
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.services.phases import PhaseService, answered
 from slackwater.serve.http.auth import tenant_reader
-from slackwater.serve.tinker.bodies import Body, Finite
+from slackwater.serve.tinker.bodies import Finite, RequestBody
 
 HOLD_S = 30.0
 LATER: dict[int | str, dict[str, Any]] = {202: {"description": "Not yet: ask again."}}
@@ -21,23 +23,23 @@ Count = Annotated[int, Field(ge=0, lt=2**53)]
 Seconds = Annotated[Finite, Field(ge=0)]
 
 
-class EndBody(Body):
+class EndBody(RequestBody):
     outcome: Literal["finished", "failed", "stopped"] = "stopped"
     reason: str = ""
 
 
-class AskBody(Body):
+class AskBody(RequestBody):
     phase: Phase
     iteration: Count
 
 
-class ProgressBody(Body):
+class ProgressBody(RequestBody):
     finished: Count = 0
     total: Count = 0
     tokens: Count = 0
 
 
-class ReturnBody(Body):
+class ReturnBody(RequestBody):
     work_s: Seconds
 
 
@@ -56,7 +58,7 @@ def coschedule_routes(plane: ControlPlane) -> APIRouter:
 
     @router.delete("/jobs/{job}")
     async def end(job: str, body: EndBody, tenant: caller, found: service) -> dict[str, Any]:
-        """The owner is done with it: its place is another's."""
+        """The owner is done with it: another job may have its place."""
         return answered(found.end(tenant, job, body.outcome, body.reason), job)
 
     @router.post("/jobs/{job}/alive")
@@ -66,7 +68,9 @@ def coschedule_routes(plane: ControlPlane) -> APIRouter:
 
     @router.post("/jobs/{job}/permits", response_model=None, responses=LATER)
     async def ask(job: str, body: AskBody, tenant: caller, found: service) -> Response:
-        """Wait for a permit: 200 with it, or 202 after half a minute (ask again: it is the same request)."""
+        """Wait for a permit: 200 with it, or 202 after half a minute (ask again: it is the same
+        request).
+        """
         permit = await found.ask(tenant, job, body.phase, body.iteration, HOLD_S)
         if permit is None:
             return JSONResponse({"state": "waiting", "phase": body.phase.value}, 202)
@@ -76,7 +80,9 @@ def coschedule_routes(plane: ControlPlane) -> APIRouter:
     async def progress(
         job: str, permit: Count, body: ProgressBody, tenant: caller, found: service
     ) -> dict[str, Any]:
-        """The holder lives, and so far is its rollout. `state` is `taken` when the permit was lost."""
+        """The holder lives, and so far is its rollout. `state` is `taken` when the permit
+        was lost.
+        """
         return found.progress(tenant, job, permit, body.finished, body.total, body.tokens)
 
     @router.delete("/jobs/{job}/permits/{permit}")

@@ -1,10 +1,31 @@
-"""The control plane in numbers: what runs, what waits, and how a served model's promise was kept."""
+"""The control plane in numbers: what runs, what waits, and how a served model's promise was
+kept.
+"""
 
-import asyncio
 from dataclasses import asdict
 from typing import Any
 
+from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.plane import ControlPlane
+
+# The size and health of the fleet: what a caller without a key may know.
+FLEET = frozenset(
+    {
+        *("loop_longest_cpu_s", "loop_longest_lag_s"),
+        *("engines", "trainers", "nodes", "sandboxes", "rollout_instances"),
+    }
+)
+# How much waits, of everybody together: what a tenant needs to know why its own work waits.
+QUEUES = frozenset(
+    {"rollout_live_turns", "rollout_waiting_turns", "waiting_operations", "actions_waiting"}
+)
+
+
+def shared_gauges(plane: ControlPlane) -> dict[str, float]:
+    """For a tenant that is not the operator: no figure from which another's use can be read."""
+    return {
+        name: value for name, value in gauges_of(plane).items() if name in FLEET or name in QUEUES
+    }
 
 
 def gauges_of(plane: ControlPlane) -> dict[str, float]:
@@ -23,20 +44,22 @@ def gauges_of(plane: ControlPlane) -> dict[str, float]:
         "waiting_operations": sum(waiting.values()),
         "sampling_sessions": len(plane.sampling.sessions()),
         **plane.actions.gauges(),
-        **plane.brain.gauges(),
+        **plane.controller.gauges(),
         **_serving_gauges(plane),
     }
 
 
 def _serving_gauges(plane: ControlPlane) -> dict[str, float]:
     """What users of the served model got, what its workers saw of it, and what is lent."""
-    rollout, now_s = plane.rollout, asyncio.get_running_loop().time()
+    rollout, now_s = plane.rollout, loop_time()
     kept = {} if rollout.promise is None else rollout.promise.gauges(now_s)
     return kept | ({} if rollout.lending is None else rollout.lending.gauges())
 
 
 def serving_of(plane: ControlPlane) -> dict[str, Any] | None:
-    """The promise of the served model and how it was kept, minute by minute; None if none is served."""
+    """The promise of the served model and how it was kept, minute by minute; None if none is
+    served.
+    """
     promise, lending = plane.rollout.promise, plane.rollout.lending
     if promise is None:
         return None

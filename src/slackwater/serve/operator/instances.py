@@ -1,4 +1,6 @@
-"""Instances over HTTP, for whoever runs the service: list, add, drain, kill, replay of a spot trace."""
+"""Instances over HTTP, for whoever runs the service: list, add, drain, kill, replay of a spot
+trace.
+"""
 
 from typing import Annotated, Any, Literal
 
@@ -9,11 +11,11 @@ from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.model.ids import InstanceId, TenantId
 from slackwater.model.instance import InstanceKind
 from slackwater.model.spot_trace import spot_events
-from slackwater.runtime.launch.instance_wish import InstanceWish
+from slackwater.runtime.launch.instance_request import InstanceRequest
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.services.instances import MOST_INSTANCES
 from slackwater.serve.http.auth import tenant_reader
-from slackwater.serve.tinker.bodies import Body, Finite
+from slackwater.serve.tinker.bodies import Finite, RequestBody
 
 # What a tenant may see of an instance: nothing that names others' models, processes or paths.
 _FOR_ALL = ("instance", "model", "kind", "state", "running", "pending", "max_running")
@@ -21,7 +23,7 @@ _FOR_ALL = ("instance", "model", "kind", "state", "running", "pending", "max_run
 Kind = Literal["dedicated", "spot", "borrowed"]
 
 
-class WishBody(Body):
+class InstanceRequestBody(RequestBody):
     """`model` may be left out where the service has one only."""
 
     model: str | None = None
@@ -30,28 +32,28 @@ class WishBody(Body):
     vllm_url: Annotated[str, Field(pattern=r"^https?://")] | None = None
 
 
-class AddBody(WishBody):
+class AddBody(InstanceRequestBody):
     count: Annotated[int, Field(ge=1, le=MOST_INSTANCES)] = 1
 
 
-class DrainBody(Body):
+class DrainBody(RequestBody):
     move_turns: bool = False
 
 
-class ReplayBody(WishBody):
+class ReplayBody(InstanceRequestBody):
     trace: Annotated[str, Field(max_length=16 << 20)]
     speed: Annotated[Finite, Field(gt=0)] = 1.0
     notice_s: Annotated[Finite, Field(ge=0)] = 0.0
 
 
-def _wish(plane: ControlPlane, body: WishBody) -> InstanceWish:
+def _wish(plane: ControlPlane, body: InstanceRequestBody) -> InstanceRequest:
     names = [base.name for base in plane.bases]
     model = body.model or names[0]
     if body.model is None and len(names) > 1:
         raise ConfigError.of("model", None, f"must be one of: {', '.join(names)}")
     if body.vllm_url is not None and body.engine != "vllm":
         raise ConfigError.of("vllm_url", body.vllm_url, "needs engine: vllm")
-    return InstanceWish(model, InstanceKind(body.kind), body.engine, body.vllm_url)
+    return InstanceRequest(model, InstanceKind(body.kind), body.engine, body.vllm_url)
 
 
 def instance_routes(plane: ControlPlane) -> APIRouter:
@@ -61,7 +63,8 @@ def instance_routes(plane: ControlPlane) -> APIRouter:
     def operator(tenant: caller) -> TenantId:
         if not plane.is_operator(tenant):
             raise RefusedError(
-                f"key: of {tenant}; instances are the operator's, who is {plane.settings.tenants[0]}"
+                f"key: of {tenant}; instances are the operator's, who is "
+                f"{plane.settings.tenants[0]}"
             )
         return tenant
 

@@ -19,7 +19,9 @@ def job_routes(plane: ControlPlane) -> APIRouter:
     caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     def operator(tenant: caller, request: Request) -> TenantId:
-        """A submitted job runs commands on the service's machine, so a driver's key does not do either."""
+        """A submitted job runs commands on the service's machine, so a driver's key does not do
+        either.
+        """
         if not plane.is_operator(tenant):
             who = plane.settings.tenants[0]
             raise RefusedError(
@@ -40,9 +42,11 @@ def job_routes(plane: ControlPlane) -> APIRouter:
     async def submit(
         body: dict[str, Any], tenant: caller, request: Request, replace: bool = False
     ) -> dict[str, Any]:
-        """A job file as JSON. The job is durable when this is answered, and its driver starts when it has a place.
+        """A job file as JSON. The job is durable when this is answered, and its driver starts when
+        it has a place.
 
-        Without a recipe or a command it is a job whose driver its owner runs; any tenant may submit one.
+        Without a recipe or a command it is a job whose driver its owner runs; any tenant may submit
+        one.
         """
         if "recipe" in body or "command" in body:
             operator(tenant, request)

@@ -1,52 +1,72 @@
 """Request bodies of the Tinker API; unknown fields are refused."""
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 
 from slackwater.model.adam import Adam
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 Seq = Annotated[int, Field(ge=0, lt=2**31)]
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 StopString = Annotated[str, Field(max_length=1024)]
 
 
-class Body(BaseModel):
+class RequestBody(BaseModel):
     """Fields may be named `model_...`."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
 
-class ClientConfigBody(Body):
+class ClientConfigBody(RequestBody):
     sdk_version: str
 
 
-class CreateSessionBody(Body):
+OLDEST_SDK = (0, 6, 0)  # before it load_weights does not say whether the optimizer is meant
+_TOO_OLD = f"is too old: use tinker {'.'.join(map(str, OLDEST_SDK))} or newer"
+
+
+def _new_enough(version: str) -> str:
+    """What is no version is let through: it is no SDK's."""
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    if found and tuple(map(int, found.groups())) < OLDEST_SDK:
+        raise ValueError(f"{version!r} {_TOO_OLD}")
+    return version
+
+
+class CreateSessionBody(RequestBody):
     tags: list[str] = []
     user_metadata: dict[str, Any] | None = None
-    sdk_version: str
+    sdk_version: Annotated[str, AfterValidator(_new_enough)]
     project_id: str | None = None
     display_name: str | None = None
     type: Literal["create_session"] = "create_session"
 
 
-class HeartbeatBody(Body):
+class HeartbeatBody(RequestBody):
     session_id: str
     type: Literal["session_heartbeat"] = "session_heartbeat"
 
 
-class FinishReasonBody(Body):
+class FinishReasonBody(RequestBody):
     type: Literal["success", "errored", "interrupted"]
 
 
-class FinishBody(Body):
+class FinishBody(RequestBody):
     reason: FinishReasonBody
     detail: str | None = None
 
 
-class LoraBody(Body):
+class LoraBody(RequestBody):
     rank: Annotated[int, Field(ge=0, le=4096)]
     seed: Annotated[int | None, Field(ge=0, lt=2**63)] = None
     train_unembed: bool = True
@@ -61,7 +81,7 @@ class OptimizerBody(BaseModel):
     type: str = "adamw"
 
 
-class CreateModelBody(Body):
+class CreateModelBody(RequestBody):
     session_id: str
     model_seq_id: Seq
     base_model: str
@@ -70,13 +90,21 @@ class CreateModelBody(Body):
     optimizer_config: OptimizerBody = OptimizerBody()
     type: Literal["create_model"] = "create_model"
 
+    @model_validator(mode="before")
+    @classmethod
+    def _has_session(cls, given: Any) -> Any:
+        """The first SDKs know no sessions, so they cannot be told earlier."""
+        if isinstance(given, dict) and "session_id" not in given:
+            raise ValueError(f"session_id must be given; an SDK that sends none {_TOO_OLD}")
+        return given
 
-class ModelBody(Body):
+
+class ModelBody(RequestBody):
     model_id: str
     type: str | None = None
 
 
-class AdamBody(Body):
+class AdamBody(RequestBody):
     learning_rate: Annotated[Finite, Field(ge=0)] = 1e-4
     beta1: Annotated[Finite, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[Finite, Field(ge=0, lt=1)] = 0.95
@@ -90,7 +118,7 @@ class AdamBody(Body):
         return Adam(**{**values, "grad_clip_norm": max(self.grad_clip_norm, 0.0)})
 
 
-class OptimStepBody(Body):
+class OptimStepBody(RequestBody):
     model_id: str
     seq_id: Seq
     adam_params: AdamBody = Field(validation_alias=AliasChoices("adam_params", "optim_params"))
@@ -100,7 +128,7 @@ class OptimStepBody(Body):
 Ttl = Annotated[int | None, Field(ge=1, le=10 * 366 * 86400)]
 
 
-class SaveBody(Body):
+class SaveBody(RequestBody):
     model_id: str
     path: str | None = None
     seq_id: Seq
@@ -110,7 +138,7 @@ class SaveBody(Body):
     type: Literal["save_weights"] = "save_weights"
 
 
-class SaveForSamplerBody(Body):
+class SaveForSamplerBody(RequestBody):
     model_id: str
     path: str | None = None
     sampling_session_seq_id: Seq | None = None
@@ -120,7 +148,7 @@ class SaveForSamplerBody(Body):
     type: Literal["save_weights_for_sampler"] = "save_weights_for_sampler"
 
 
-class SaveExternalBody(Body):
+class SaveExternalBody(RequestBody):
     model_id: str
     path: str
     seq_id: Seq
@@ -129,7 +157,7 @@ class SaveExternalBody(Body):
     type: Literal["save_weights_external"] = "save_weights_external"
 
 
-class LoadBody(Body):
+class LoadBody(RequestBody):
     model_id: str | None = None
     seq_id: Seq | None = None
     session_id: str | None = None
@@ -143,16 +171,16 @@ class LoadBody(Body):
     type: Literal["load_weights"] = "load_weights"
 
 
-class ChunkBody(Body):
+class ChunkBody(RequestBody):
     tokens: list[Token]
     type: Literal["encoded_text"] = "encoded_text"
 
 
-class ModelInputBody(Body):
+class ModelInputBody(RequestBody):
     chunks: list[ChunkBody]
 
 
-class SamplingBody(Body):
+class SamplingBody(RequestBody):
     max_tokens: Annotated[int | None, Field(ge=1, lt=2**31)] = None
     seed: Annotated[int | None, Field(ge=-(2**63), lt=2**64)] = None
     stop: (
@@ -166,7 +194,7 @@ class SamplingBody(Body):
     top_p: Annotated[Finite, Field(gt=0, le=1)] = 1.0
 
 
-class TensorBody(Body):
+class TensorBody(RequestBody):
     data: Annotated[list[int] | list[Finite], Field(max_length=1 << 22)]
     dtype: Literal["int64", "float32"]
     shape: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = None
@@ -174,7 +202,7 @@ class TensorBody(Body):
     sparse_col_indices: list[int] | None = None
 
 
-class SampleBody(Body):
+class SampleBody(RequestBody):
     sampling_session_id: str | None = None
     seq_id: Annotated[int | None, Field(ge=0, lt=2**63)] = None
     base_model: str | None = None
@@ -192,7 +220,7 @@ class SampleBody(Body):
     type: Literal["sample"] = "sample"
 
 
-class CreateSamplingSessionBody(Body):
+class CreateSamplingSessionBody(RequestBody):
     session_id: str
     sampling_session_seq_id: Seq
     base_model: str | None = None
@@ -200,47 +228,47 @@ class CreateSamplingSessionBody(Body):
     type: Literal["create_sampling_session"] = "create_sampling_session"
 
 
-class JoinSamplingSessionBody(Body):
+class JoinSamplingSessionBody(RequestBody):
     sampling_session_id: str
     type: Literal["join_sampling_session"] = "join_sampling_session"
 
 
-class RetrieveFutureBody(Body):
+class RetrieveFutureBody(RequestBody):
     request_id: str
     model_id: str | None = None
     allow_metadata_only: bool = False
 
 
-class FuturesTargetBody(Body):
+class FuturesTargetBody(RequestBody):
     type: Literal["sampling_session"] = "sampling_session"
     sampling_session_id: str
     cloned_sampler_id: int = 0
 
 
-class RetrieveFuturesBody(Body):
+class RetrieveFuturesBody(RequestBody):
     target: FuturesTargetBody
     prev_cursor: Annotated[int, Field(ge=0, lt=2**63)] = 0
     timeout: Annotated[Finite | None, Field(ge=0)] = None
     retrieved_request_ids: Annotated[list[str], Field(max_length=1 << 16)] = []
 
 
-class CancelFutureBody(Body):
+class CancelFutureBody(RequestBody):
     request_id: str
 
 
-class TinkerPathBody(Body):
+class TinkerPathBody(RequestBody):
     tinker_path: str
 
 
-class TtlBody(Body):
+class TtlBody(RequestBody):
     ttl_seconds: Ttl = None
 
 
-class ProjectBody(Body):
+class ProjectBody(RequestBody):
     project_id: str
 
 
-class CopyWeightsBody(Body):
+class CopyWeightsBody(RequestBody):
     session_id: str | None = None
     model_seq_id: Seq | None = None
     destination_project_id: str | None = None
@@ -249,22 +277,22 @@ class CopyWeightsBody(Body):
     weights_access_token: str | None = None
 
 
-class OwnerBody(Body):
+class OwnerBody(RequestBody):
     type: Literal["own", "accessible", "user"] = "own"
     owner_urns: list[str] = []
 
 
-class StatusQueryBody(Body):
+class StatusQueryBody(RequestBody):
     type: Literal["active", "cancelled", "failed", "client_finished"]
     reasons: list[Literal["success", "errored", "interrupted"]] | None = None
 
 
-class SearchCursorBody(Body):
+class SearchCursorBody(RequestBody):
     last_created_at: AwareDatetime
     last_session_id: str
 
 
-class SearchBody(Body):
+class SearchBody(RequestBody):
     session_id: str | None = None
     project_ids: list[str] | None = None
     user_metadata: dict[str, str] = {}

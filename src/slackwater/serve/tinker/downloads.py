@@ -5,6 +5,7 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, Response
@@ -49,11 +50,12 @@ class Downloads:
         self._offers = {key: held for key, held in self._offers.items() if held.ends_s > now_s}
         token = secrets.token_urlsafe(24)
         self._offers[token] = _Offer(content, name, now_s + LINK_LIVES_S)
-        return f"{request.base_url}downloads/{token}/{name}", now_s + LINK_LIVES_S
+        return f"{request.base_url}downloads/{token}/{quote(name)}", now_s + LINK_LIVES_S
 
-    def take(self, token: str) -> _Offer:
+    def take(self, token: str, name: str) -> _Offer:
+        """What a link stands for; the file name is part of the link."""
         found = self._offers.get(token)
-        if found is None or found.ends_s <= time.time():
+        if found is None or found.name != name or found.ends_s <= time.time():
             raise NotFoundError(
                 "download: there is none under this link, or it has ended; ask for a new one"
             )
@@ -65,9 +67,10 @@ def download_routes(downloads: Downloads) -> APIRouter:
 
     @router.get("/downloads/{token}/{name}")
     async def download(token: str, name: str) -> Response:
-        offer = downloads.take(token)
+        offer = downloads.take(token, name)
         if isinstance(offer.content, Path):
             return FileResponse(offer.content, filename=offer.name)
-        return Response(offer.content, media_type="application/json")
+        shown = {"content-disposition": f"attachment; filename*=utf-8''{quote(name)}"}
+        return Response(offer.content, media_type="application/json", headers=shown)
 
     return router

@@ -1,11 +1,17 @@
-"""Training batches as the SDK sends them: decompressed, parsed, checked and packed for the log, in a helper process where they are large."""
+"""Training batches as the SDK sends them: parsed, checked and packed for the log.
+
+Large ones are read in a helper process.
+"""
 
 import pickle
 from dataclasses import dataclass
 
 from slackwater.model.errors import SlackwaterError
+from slackwater.serve.tinker import json_pass
 from slackwater.serve.tinker import proto as tinker_proto
 from slackwater.wire.batches import encode_batch
+
+PROTOBUF, JSON, JSON_FORWARD = "protobuf", "json", "json-forward"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,25 +24,30 @@ class PassHead:
     error: SlackwaterError | None = None
 
 
-def read_pass(body: bytes, encoding: str, limit: int) -> tuple[PassHead, bytes]:
-    """Raises if it cannot be told which operation it is."""
-    message = tinker_proto.parse_pass_request(tinker_proto.decompress(body, encoding, limit))
+def read_pass(body: bytes, form: str) -> tuple[PassHead, bytes]:
+    """A batch in one of the three forms. Raises if it cannot be told which operation it is."""
+    given = b""
+    if form == PROTOBUF:
+        message = tinker_proto.parse_pass_request(body)
+    else:
+        message, given = json_pass.parse_head(body, forward_only=form == JSON_FORWARD)
     head = (message.model_id, message.seq_id, message.forward_only)
     try:
+        if form != PROTOBUF:
+            json_pass.fill_data(message, given)
         return PassHead(*head), encode_batch(tinker_proto.pass_batch(message))
     except SlackwaterError as error:
         return PassHead(*head, error), b""
 
 
-def question(body: bytes, encoding: str, limit: int) -> tuple[bytes, bytes]:
-    return f"pass {limit} {encoding}".encode(), body
+def question(body: bytes, form: str) -> tuple[bytes, bytes]:
+    return f"pass {form}".encode(), body
 
 
-def answer(argument: str, body: bytes) -> tuple[bytes, bytes]:
+def answer(form: str, body: bytes) -> tuple[bytes, bytes]:
     """A pickled head, or the error that it came to; and the batch."""
-    limit, _, encoding = argument.partition(" ")
     try:
-        head, batch = read_pass(body, encoding, int(limit))
+        head, batch = read_pass(body, form)
     except SlackwaterError as error:
         return pickle.dumps(error), b""
     return pickle.dumps(head), batch

@@ -1,14 +1,15 @@
-"""Protobuf bodies of the Tinker API, from and to the plain forms that the rest of the service uses."""
+"""Protobuf bodies of the Tinker API, from and to the plain forms that the rest of the
+service uses.
+"""
 
 import math
 from typing import Any
 
 import numpy as np
-import zstandard
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from slackwater.model.errors import ConfigError, RefusedError
+from slackwater.model.errors import ConfigError
 from slackwater.runtime.store.op_payloads import SampleResult, TargetScores
 from slackwater.serve.tinker.proto_schema import load_schema
 from slackwater.wire.batches import Array, Example, PassBatch, PassResult
@@ -17,23 +18,7 @@ pb = load_schema()
 MEDIA_TYPE = "application/x-protobuf"
 _MAX_DENSE_VALUES = 1 << 25
 _DTYPES: dict[int, str] = {pb.DTYPE_FLOAT32: "<f4", pb.DTYPE_INT64: "<i8"}
-_NO_TOKEN, _NO_LOGPROB = 0, -99999.0
-
-
-def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
-    """Undo `Content-Encoding: zstd`, without being blown up by a small body."""
-    if encoding in ("", "identity"):
-        return body
-    if encoding != "zstd":
-        raise ConfigError.of("Content-Encoding", encoding, "must be zstd or absent")
-    try:
-        reader = zstandard.ZstdDecompressor().stream_reader(body)
-        data: bytes = reader.read(max_bytes + 1)
-    except zstandard.ZstdError as error:
-        raise ConfigError.of("body", "zstd", f"cannot be decompressed: {error}") from None
-    if len(data) > max_bytes:
-        raise RefusedError(f"body: more than {max_bytes} bytes when decompressed")
-    return data
+_NO_TOKEN, NO_LOGPROB = 0, -99999.0
 
 
 def parse_pass_request(body: bytes) -> Any:
@@ -59,11 +44,15 @@ def pass_batch(message: Any) -> PassBatch:
         raise ConfigError.of("data", "[]", "must hold at least one datum")
     _refuse_too_large(message)
     examples = [_example(place, datum) for place, datum in enumerate(message.data)]
+    if message.loss_fn == "cross_entropy":
+        examples = [_weighted(example) for example in examples]
     return PassBatch(message.loss_fn, config, message.forward_only, examples)
 
 
 def _refuse_too_large(message: Any) -> None:
-    """A sparse tensor is made dense, so a few bytes may ask for any number of values: bound their sum."""
+    """A sparse tensor is made dense, so a few bytes may ask for any number of values: bound their
+    sum.
+    """
     total = 0
     for place, datum in enumerate(message.data):
         for name, tensor in datum.loss_fn_inputs.items():
@@ -92,6 +81,15 @@ def _example(place: int, datum: Any) -> Example:
         for name, tensor in datum.loss_fn_inputs.items()
     }
     return Example(Array.of(np.concatenate(tokens)), inputs)
+
+
+def _weighted(example: Example) -> Example:
+    """Targets without weights count once each, as other services of this API have it."""
+    targets = example.inputs.get("target_tokens")
+    if targets is None or "weights" in example.inputs:
+        return example
+    ones = Array.of(np.ones(targets.shape, "<f4"))
+    return Example(example.tokens, {**example.inputs, "weights": ones})
 
 
 def _tensor(field: str, tensor: Any) -> NDArray[np.int64] | NDArray[np.float32]:
@@ -212,7 +210,7 @@ def _fill_targets(message: Any, targets: TargetScores) -> None:
 def _fill_topk(message: Any, rows: "list[list[tuple[int, float]] | None] | list[Any]") -> None:
     k = max(len(row) for row in rows if row)
     tokens = np.full((len(rows), k), _NO_TOKEN, "<i4")
-    logprobs = np.full((len(rows), k), _NO_LOGPROB, "<f4")
+    logprobs = np.full((len(rows), k), NO_LOGPROB, "<f4")
     for place, row in enumerate(rows):
         if row:
             tokens[place, : len(row)], logprobs[place, : len(row)] = zip(*row, strict=True)

@@ -1,6 +1,7 @@
 """The Tinker API's protobuf schema, taken from the installed SDK.
 
-Only the generated file is loaded: importing the `tinker` package itself would load PyTorch into the service.
+Only the generated file is loaded: importing the `tinker` package itself would load PyTorch into the
+service.
 """
 
 import importlib.util

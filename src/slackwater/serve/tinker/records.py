@@ -1,4 +1,5 @@
-"""Tinker API: what was done and what it takes up. Audit log, storage, timelines, weights to take away.
+"""Tinker API: what was done and what it takes up. Audit log, storage, timelines, weights to take
+away.
 
 All of it is read from the durable store, so it covers what the store keeps: writes, not reads.
 """
@@ -7,14 +8,18 @@ import asyncio
 import datetime
 import json
 import time
+from email.utils import formatdate
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
 from sqlalchemy.engine import Connection, Row
 
 from slackwater.model.errors import RefusedError
 from slackwater.model.ids import TenantId
+from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.store import checkpoints as shelf
 from slackwater.runtime.store.schema import (
     checkpoints,
@@ -28,7 +33,7 @@ from slackwater.serve.http.auth import tenant_reader
 from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.tinker.downloads import Downloads
 from slackwater.serve.tinker.rest import RestFace, moment
-from slackwater.serve.tinker.weight_files import RECIPIENTS, encrypted, weight_files
+from slackwater.serve.tinker.weight_files import RECIPIENTS, archived, encrypted, weight_files
 
 EventType = Literal["all", "checkpoints", "projects", "teams", "organizations"]
 _GIGABYTE = 1e9
@@ -105,7 +110,8 @@ def record_routes(face: RestFace, downloads: Downloads) -> APIRouter:
     @router.get("/billing/usage/events")
     async def usage(tenant: caller) -> dict[str, Any]:
         raise RefusedError(
-            "billing: this service sends no bills and keeps no usage events; see /metrics for token counts"
+            "billing: this service sends no bills and keeps no usage events; see /metrics for "
+            "token counts"
         )
 
     @router.get("/billing/usage/checkpoints/current")
@@ -142,15 +148,33 @@ def record_routes(face: RestFace, downloads: Downloads) -> APIRouter:
     async def external_weights_urls(
         request: Request, run_id: str, kind: str, name: str, tenant: caller
     ) -> dict[str, Any]:
-        path = f"tinker://{run_id}/{kind}/{name}"
-        held = await plane.store.call(lambda c: shelf.find_checkpoint(c, tenant, path, time.time()))
-        files = weight_files(held, plane.bases.get(held.base_model), plane.shelf)
-        kept = (held.user_metadata or {}).get(RECIPIENTS)
-        if kept is not None:
-            folder = downloads.new_folder()
-            files = await asyncio.to_thread(encrypted, files, kept, folder)
+        files = await _exported(plane, downloads, tenant, f"tinker://{run_id}/{kind}/{name}")
         links = {file: downloads.offer(request, files[file], file) for file in files}
         ends_s = min(link[1] for link in links.values())
         return {"urls": {file: link[0] for file, link in links.items()}, "expires": moment(ends_s)}
 
+    @router.get("/training_runs/{run_id}/checkpoints/{kind}/{name}/archive", status_code=302)
+    async def archive(
+        request: Request, run_id: str, kind: str, name: str, tenant: caller
+    ) -> Response:
+        """One tar of the same files, as older SDKs ask for them: this redirects to its link."""
+        files = await _exported(plane, downloads, tenant, f"tinker://{run_id}/{kind}/{name}")
+        target = downloads.new_folder() / f"{name}.tar"
+        made = await asyncio.to_thread(archived, files, target)
+        url, ends_s = downloads.offer(request, made, target.name)
+        headers = {"location": url, "expires": formatdate(ends_s, usegmt=True)}
+        return Response(status_code=302, headers=headers)
+
     return router
+
+
+async def _exported(
+    plane: ControlPlane, downloads: Downloads, tenant: TenantId, path: str
+) -> dict[str, Path | bytes]:
+    """The files of a checkpoint's export, encrypted where its recipients are named."""
+    held = await plane.store.call(lambda c: shelf.find_checkpoint(c, tenant, path, time.time()))
+    files = weight_files(held, plane.bases.get(held.base_model), plane.shelf)
+    kept = (held.user_metadata or {}).get(RECIPIENTS)
+    if kept is None:
+        return files
+    return await asyncio.to_thread(encrypted, files, kept, downloads.new_folder())

@@ -1,9 +1,9 @@
 """Tinker API: sampling sessions, samples and futures."""
 
-import asyncio
 import json
 import secrets
 import time
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -16,21 +16,21 @@ from slackwater.model.ids import RequestId, SamplingSessionId, TenantId
 from slackwater.model.operation import FaultOwner, OpKind
 from slackwater.model.seeds import default_seed, sample_seed
 from slackwater.model.session import SamplingSession
+from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.store import checkpoints as shelf
 from slackwater.runtime.store import sample_log
 from slackwater.runtime.store.base_models import BaseModel
-from slackwater.runtime.store.future_board import Outcome
+from slackwater.runtime.store.future_board import RequestOutcome
 from slackwater.runtime.store.op_payloads import SamplePayload, decode_sample_result
 from slackwater.serve.http.auth import tenant_reader
 from slackwater.serve.http.errors import FailedTurnError, GoneError
 from slackwater.serve.http.large_bodies import LargeBodyRoute
-from slackwater.serve.tinker import bodies
+from slackwater.serve.tinker import bodies, json_results
 from slackwater.serve.tinker import proto as tinker_proto
 from slackwater.serve.tinker.targets import target_tokens
 from slackwater.wire.batches import decode_metrics, decode_result
 
-_SAMPLE = "sample"
 _LARGE_RESULT_BYTES = 64 << 10
 
 
@@ -97,11 +97,12 @@ class SamplingFace:
             )
         if body.record_stability_info:
             raise RefusedError(
-                "record_stability_info: is not supported here, since the loss stable_reinforce that reads it "
+                "record_stability_info: is not supported here, since the loss stable_reinforce "
+                "that reads it "
                 "has no published definition; leave it out"
             )
         session = self.plane.sampling.session(tenant, body.sampling_session_id)
-        self.plane.sessions.seen(session.session, asyncio.get_running_loop().time())
+        self.plane.sessions.seen(session.session, loop_time())
         base = self.plane.bases.get(session.base_model)
         if (why := self.plane.broken_engine(base.name, tenant)) is not None:
             raise FailedTurnError(why)
@@ -153,7 +154,9 @@ def _payload(body: bodies.SampleBody, base: BaseModel, seeds: list[int]) -> Samp
 def stops_of(
     stop: str | list[str] | list[int] | None, base: BaseModel
 ) -> tuple[list[int], list[str]]:
-    """Stop tokens and strings. Absent: the model's end tokens; a list adds to them; [] ignores even those."""
+    """Stop tokens and strings. Absent: the model's end tokens; a list adds to them; [] ignores even
+    those.
+    """
     ends = list(base.stop_token_ids)
     if stop is None:
         return ends, []
@@ -166,8 +169,8 @@ def stops_of(
     return (sorted({*ends, *tokens}) if stop else []), strings
 
 
-def render(outcome: Outcome) -> Response:
-    """An outcome as retrieve_future answers it."""
+def render(outcome: RequestOutcome, *, as_json: bool = False) -> Response:
+    """An outcome as retrieve_future answers it; old SDKs read samples and passes as JSON."""
     if outcome.error is not None:
         category = "user" if outcome.owner is FaultOwner.USER else "server"
         return JSONResponse({"error": outcome.error, "category": category})
@@ -175,10 +178,16 @@ def render(outcome: Outcome) -> Response:
         raise GoneError("request_id: its result was acknowledged or has expired")
     match outcome.kind:
         case "sample":
-            data = tinker_proto.encode_sample_result(decode_sample_result(outcome.result))
+            drawn = decode_sample_result(outcome.result)
+            if as_json:
+                return JSONResponse(json_results.sample_result(drawn))
+            data = tinker_proto.encode_sample_result(drawn)
             return Response(data, media_type=tinker_proto.MEDIA_TYPE)
         case OpKind.FORWARD | OpKind.FORWARD_BACKWARD:
-            data = tinker_proto.encode_pass_result(decode_result(outcome.result))
+            passed = decode_result(outcome.result)
+            if as_json:
+                return JSONResponse(json_results.pass_result(passed))
+            data = tinker_proto.encode_pass_result(passed)
             return Response(data, media_type=tinker_proto.MEDIA_TYPE)
         case OpKind.OPTIM_STEP:
             return JSONResponse({"metrics": decode_metrics(outcome.result), "type": "optim_step"})
@@ -224,6 +233,16 @@ def sampling_routes(face: SamplingFace) -> APIRouter:
     return router
 
 
+def _fail_unserved(plane: ControlPlane, session: SamplingSession | None) -> bool:
+    """End what waits for a model that no engine serves and none will, with the reason."""
+    if session is None:
+        return False
+    why = plane.broken_engine(session.base_model, session.tenant)
+    if why is not None:
+        plane.sampling.fail_all(session, why)
+    return why is not None
+
+
 def future_routes(plane: ControlPlane) -> APIRouter:
     router = APIRouter(route_class=LargeBodyRoute, prefix="/api/v1", tags=["tinker: futures"])
     caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
@@ -233,11 +252,16 @@ def future_routes(plane: ControlPlane) -> APIRouter:
         body: bodies.RetrieveFutureBody, tenant: caller, request: Request
     ) -> Response:
         """Hold until the result is there; after a while answer that it is not (408)."""
-        outcome = await plane.outcomes.of(tenant, RequestId(body.request_id), plane.settings.hold_s)
+        wanted, hold_s = RequestId(body.request_id), plane.settings.hold_s
+        outcome = await plane.outcomes.of(tenant, wanted, hold_s)
+        if outcome is None and _fail_unserved(plane, plane.sampling.session_of(wanted)):
+            outcome = await plane.outcomes.of(tenant, wanted, hold_s)
         if outcome is not None:
+            as_json = json_results.wants_json(request.headers.get("accept"))
+            rendered = partial(render, outcome, as_json=as_json)
             if len(outcome.result or b"") > _LARGE_RESULT_BYTES:
-                return await plane.fair_work.run(tenant, render, outcome)
-            return render(outcome)
+                return await plane.fair_work.run(tenant, rendered)
+            return rendered()
         paused = plane.why_paused(RequestId(body.request_id))
         pending = {
             "type": "try_again",
@@ -261,6 +285,8 @@ def future_routes(plane: ControlPlane) -> APIRouter:
         finished, cursor = await plane.sampling.finished.after(
             session.sampling_session, body.prev_cursor, hold_s
         )
+        if not finished:
+            _fail_unserved(plane, session)  # the next call finds them
         completions = [
             {"state": "failed", "request_id": done.request}
             if done.size_bytes is None
@@ -275,7 +301,10 @@ def future_routes(plane: ControlPlane) -> APIRouter:
 
     @router.post("/cancel_future", status_code=204)
     async def cancel(body: bodies.CancelFutureBody, tenant: caller) -> Response:
-        plane.sampling.cancel(tenant, RequestId(body.request_id))
+        """Give a sample up; one that has ended stays as it is, and so does a training operation."""
+        request = RequestId(body.request_id)
+        await plane.outcomes.of(tenant, request, 0.0)  # a 404, unless it is the tenant's
+        plane.sampling.cancel(tenant, request)
         return Response(status_code=204)
 
     return router

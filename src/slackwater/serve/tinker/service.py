@@ -32,6 +32,8 @@ def service_routes(plane: ControlPlane) -> APIRouter:
     async def client_config(body: bodies.ClientConfigBody, tenant: caller) -> dict[str, Any]:
         """Feature flags of the SDK; what is not named keeps its default."""
         return {
+            "proto_write_fwdbwd": True,
+            "fwd_via_fwdbwd": True,
             "proto_compress_fwdbwd": False,
             "sample_use_retrieve_futures": True,
             "sample_join_sampling_session": True,
@@ -58,7 +60,9 @@ def service_routes(plane: ControlPlane) -> APIRouter:
 
     @router.post("/get_info")
     async def get_info(body: bodies.ModelBody, tenant: caller, request: Request) -> dict[str, Any]:
-        """On this machine the tokenizer is a directory; elsewhere it is a name, see `tokenizers.py`."""
+        """On this machine the tokenizer is a directory; elsewhere it is a name, see
+        `tokenizers.py`.
+        """
         model = plane.training.model(tenant, ModelId(body.model_id))
         base = plane.bases.get(model.base_model)
         return {

@@ -1,6 +1,5 @@
 """Tinker API: sessions, opened, kept alive, ended, listed and searched."""
 
-import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -8,6 +7,7 @@ from fastapi.responses import Response
 
 from slackwater.model.errors import RefusedError
 from slackwater.model.ids import TenantId
+from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.store.checkpoints import Checkpoint
 from slackwater.serve.http.auth import find_job, tenant_reader
@@ -36,7 +36,7 @@ def session_life_routes(plane: ControlPlane) -> APIRouter:
             "display_name": body.display_name,
             "project_id": body.project_id,
         }
-        session = await plane.sessions.open(tenant, described, _now_s())
+        session = await plane.sessions.open(tenant, described, loop_time())
         plane.jobs.seen(plane.sessions.job_of(session), tenant)
         return {"session_id": session}
 
@@ -45,7 +45,7 @@ def session_life_routes(plane: ControlPlane) -> APIRouter:
         session = plane.sessions.get(tenant, body.session_id).session
         if not plane.sessions.lives(session):
             raise GoneError(f"session_id: {session!r} has ended")
-        plane.sessions.seen(session, _now_s())
+        plane.sessions.seen(session, loop_time())
         return {"type": "session_heartbeat"}
 
     @router.post("/sessions/{session_id}/finish", status_code=204)
@@ -132,7 +132,3 @@ def _summary(session: dict[str, Any], tenant: TenantId, held: list[Checkpoint]) 
         "user_metadata": session["user_metadata"],
         "checkpoint_storage_bytes": sum(item.size_bytes for item in own),
     }
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

@@ -1,6 +1,7 @@
-"""Tinker API: models and the operations on them. Each route parses, asks the plane once, and answers."""
+"""Tinker API: models and the operations on them. Each route parses, asks the plane once, and
+answers.
+"""
 
-import asyncio
 import pickle
 import secrets
 import time
@@ -12,7 +13,8 @@ from slackwater.model.errors import ConfigError, RefusedError, SlackwaterError
 from slackwater.model.ids import ModelId, TenantId
 from slackwater.model.operation import OpKind
 from slackwater.model.session import LoraShape, TrainedModel
-from slackwater.runtime.bodies.operations import version_of
+from slackwater.runtime.executors.trainers import version_of
+from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.store import checkpoints as shelf
 from slackwater.runtime.store.op_payloads import (
@@ -24,9 +26,16 @@ from slackwater.runtime.store.op_payloads import (
 from slackwater.serve.http.auth import tenant_reader
 from slackwater.serve.http.errors import FailedTurnError, GoneError
 from slackwater.serve.http.large_bodies import LargeBodyRoute
-from slackwater.serve.tinker import bodies
+from slackwater.serve.tinker import bodies, json_pass
 from slackwater.serve.tinker import proto as tinker_proto
-from slackwater.serve.tinker.pass_reader import PassHead, question, read_pass
+from slackwater.serve.tinker.pass_reader import (
+    JSON,
+    JSON_FORWARD,
+    PROTOBUF,
+    PassHead,
+    question,
+    read_pass,
+)
 from slackwater.serve.tinker.weight_files import RECIPIENTS, check_recipients
 
 _KIND_BY_PATH = {
@@ -37,12 +46,12 @@ _KIND_BY_PATH = {
     "/api/v1/save_weights_external": OpKind.PUBLISH,
 }
 _LARGE_PASS_BYTES = 64 << 10
-_PROTO_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {tinker_proto.MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
-    }
-}
+PASS_PATHS = ("/api/v1/forward_backward", "/api/v1/forward")
+MAX_JSON_PASS_BYTES = 16 << 20  # SDKs that send JSON split batches at about 5 MB
+_JSON_CONTENT = {json_pass.MEDIA_TYPE: {"schema": {"type": "object"}}}
+_PROTO_CONTENT = {tinker_proto.MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}
+_JSON_BODY = {"requestBody": {"required": True, "content": _JSON_CONTENT}}
+_PROTO_BODY = {"requestBody": {"required": True, "content": _PROTO_CONTENT | _JSON_CONTENT}}
 
 
 class TrainingFace:
@@ -54,7 +63,7 @@ class TrainingFace:
     def model(self, tenant: TenantId, name: str) -> TrainedModel:
         """A model of the tenant's; using it is a sign of life."""
         model = self.plane.training.model(tenant, ModelId(name))
-        self.plane.sessions.seen(model.session, asyncio.get_running_loop().time())
+        self.plane.sessions.seen(model.session, loop_time())
         return model
 
     async def reject(
@@ -77,12 +86,13 @@ class TrainingFace:
         return self.model(tenant, name), seq, kind
 
     async def submit_pass(
-        self, tenant: TenantId, body: bytes, encoding: str
+        self, tenant: TenantId, body: bytes, form: str
     ) -> tuple[TrainedModel, str]:
-        """Take a forward or forward_backward; large ones take time, so they are read off the event loop."""
-        limit = self.plane.settings.max_body_bytes
+        """Take a forward or forward_backward; large ones take time, so they are read off the event
+        loop.
+        """
         read = self._read_elsewhere if len(body) > _LARGE_PASS_BYTES else read_pass
-        head, payload = await self.plane.fair_work.run(tenant, read, body, encoding, limit)
+        head, payload = await self.plane.fair_work.run(tenant, read, body, form)
         model = self.model(tenant, head.model_id)
         kind = OpKind.FORWARD if head.forward_only else OpKind.FORWARD_BACKWARD
         if head.seq_id < 1:
@@ -92,8 +102,8 @@ class TrainingFace:
             raise head.error
         return model, await self.plane.training.submit(model, head.seq_id, kind, payload)
 
-    def _read_elsewhere(self, body: bytes, encoding: str, limit: int) -> tuple[PassHead, bytes]:
-        answer, payload = self.plane.helpers.ask(question(body, encoding, limit))
+    def _read_elsewhere(self, body: bytes, form: str) -> tuple[PassHead, bytes]:
+        answer, payload = self.plane.helpers.ask(question(body, form))
         head: PassHead | SlackwaterError = pickle.loads(answer)
         if isinstance(head, SlackwaterError):
             raise head
@@ -153,7 +163,9 @@ class TrainingFace:
     async def submit_external(
         self, tenant: TenantId, body: bodies.SaveExternalBody
     ) -> tuple[TrainedModel, str]:
-        """Weights to take away, as safetensors: published like a sampler's, under a name of their own."""
+        """Weights to take away, as safetensors: published like a sampler's, under a name of their
+        own.
+        """
         model = self.model(tenant, body.model_id)
         try:
             kept = None
@@ -220,6 +232,11 @@ class TrainingFace:
         return model, await self.plane.training.create(model, body.user_metadata)
 
 
+def _is_json(request: Request) -> bool:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return kind == json_pass.MEDIA_TYPE
+
+
 def _future(submitted: tuple[TrainedModel, str]) -> dict[str, str]:
     model, request = submitted
     return {"request_id": request, "model_id": model.model}
@@ -236,8 +253,14 @@ def training_routes(face: TrainingFace) -> APIRouter:
 
     @router.post("/forward_backward", openapi_extra=_PROTO_BODY)
     async def forward_backward(request: Request, tenant: caller) -> dict[str, str]:
-        encoding = request.headers.get("content-encoding", "").strip().lower()
-        return _future(await face.submit_pass(tenant, await request.body(), encoding))
+        """Protobuf, or JSON as older SDKs send it: the content type says which."""
+        form = JSON if _is_json(request) else PROTOBUF
+        return _future(await face.submit_pass(tenant, await request.body(), form))
+
+    @router.post("/forward", openapi_extra=_JSON_BODY)
+    async def forward(request: Request, tenant: caller) -> dict[str, str]:
+        """A pass without gradients, as older SDKs ask for it."""
+        return _future(await face.submit_pass(tenant, await request.body(), JSON_FORWARD))
 
     @router.post("/optim_step")
     async def optim_step(body: bodies.OptimStepBody, tenant: caller) -> dict[str, str]:

@@ -1,10 +1,13 @@
-"""Trained weights as the files that other tools load: an adapter as peft reads it, or a whole model.
+"""Trained weights as the files that other tools load: an adapter as peft reads it, or a whole
+model.
 
-An export may be encrypted for its recipients with age, as the Tinker cookbook asks: then each file has the
-suffix `.age`, and only the recipients can read what is behind the link.
+An export may be encrypted for its recipients with age, as the Tinker cookbook asks: then each file
+has the suffix `.age`, and only the recipients can read what is behind the link.
 """
 
+import io
 import json
+import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -60,6 +63,20 @@ def weight_files(
         "adapter_model.safetensors": file,
         "adapter_config.json": json.dumps(config, indent=2).encode(),
     }
+
+
+def archived(files: dict[str, Path | bytes], target: Path) -> Path:
+    """All files in one tar, as older SDKs download them; `checkpoint_complete` ends it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(target, "w") as archive:
+        for name, content in {**files, "checkpoint_complete": b""}.items():
+            if isinstance(content, Path):
+                archive.add(content.resolve(), name)
+                continue
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return target
 
 
 def check_recipients(recipients: Sequence[str]) -> str:

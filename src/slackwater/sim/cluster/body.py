@@ -1,4 +1,6 @@
-"""The simulated body under the co-scheduler: an event queue in virtual time whose cost models answer commands with later events."""
+"""The simulated body under the co-scheduler: an event queue in virtual time whose cost models
+answer commands with later events.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,20 +22,20 @@ from slackwater.control.coschedule.commands import (
 from slackwater.control.coschedule.events import (
     Event,
     JobArrived,
-    JobDied,
+    JobCrashReported,
     JobFinished,
     NodeLost,
     PhaseFinished,
     PhaseRequested,
     TailReached,
 )
-from slackwater.control.timer import SetTimer, TimerFired
+from slackwater.control.driver import Driver
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.job import JobSpec
 from slackwater.model.node import Role
 from slackwater.model.placement import Phase
-from slackwater.policy.placement.fleet import Fleet
-from slackwater.sim.cluster.job_body import JobBody, Run
+from slackwater.policy.placement.fleet import FleetView
+from slackwater.sim.cluster.job_body import JobBody, PhaseRun
 from slackwater.sim.cluster.ledger import FleetAccount
 from slackwater.sim.cluster.lengths import draw_shares
 from slackwater.sim.cluster.scenario import ClusterScenario
@@ -44,7 +46,9 @@ Due = tuple[Callable[..., None], tuple[Any, ...]]
 
 
 class SimulatedCluster:
-    """Drives a controller through a scenario. `check_every` events its invariants are checked, and at the end."""
+    """Drives a controller through a scenario. `check_every` events its invariants are checked, and
+    at the end.
+    """
 
     def __init__(
         self,
@@ -54,20 +58,28 @@ class SimulatedCluster:
         *,
         keep_spans: bool = False,
         check_every: int = 2000,
+        record: Callable[[bytes], None] | None = None,
     ) -> None:
         self._scenario = scenario
-        self._controller = controller
         self._check_every = check_every
         self._queue: EventQueue[Due] = EventQueue()
-        self._fleet = Fleet(scenario.pool(Role.ROLLOUT), scenario.pool(Role.TRAIN))
+        self._driver = Driver(
+            controller,
+            self._obey,
+            clock=lambda: self._queue.now_s,
+            schedule=self._at,
+            record=record,
+            deliver=self._tell,
+            handled=self._check,
+        )
+        self._fleet = FleetView(scenario.pool(Role.ROLLOUT), scenario.pool(Role.TRAIN))
         self.account = FleetAccount.of(scenario.fleet, keep_spans)
-        self.events = 0
         self.tail_migrations = 0
         self.refusals: list[tuple[JobId, str]] = []
         self.bodies: dict[JobId, JobBody] = {}
-        self._runs: dict[int, Run] = {}
-        self._tails: dict[NodeId, Run] = {}
-        self._users: dict[NodeId, Run] = {}
+        self._runs: dict[int, PhaseRun] = {}
+        self._tails: dict[NodeId, PhaseRun] = {}
+        self._users: dict[NodeId, PhaseRun] = {}
         self._unsettled = 0
         self._doubled_share = scenario.faults.doubled_message_share
         self._faults = np.random.default_rng([scenario.seed, 2])
@@ -91,6 +103,10 @@ class SimulatedCluster:
         return self._queue.now_s
 
     @property
+    def events(self) -> int:
+        return self._driver.events
+
+    @property
     def settled(self) -> int:
         """Jobs that finished or were refused."""
         return len(self.bodies) - self._unsettled
@@ -105,7 +121,7 @@ class SimulatedCluster:
             if progress is not None and self.events >= report_at:
                 report_at = self.events + 5000
                 progress(self.settled / len(self.bodies))
-        self._controller.check_integrity()
+        self._driver.controller.check_integrity()
         self.account.close(self.now_s)
 
     def _stuck(self) -> list[JobId]:
@@ -117,22 +133,21 @@ class SimulatedCluster:
     # Events to the controller, and its commands.
 
     def _tell(self, event: Event) -> None:
-        self._deliver(event)
+        self._driver.feed(event)
         if self._doubled_share and self._faults.random() < self._doubled_share:
             late_s = self.now_s + float(self._faults.exponential(60.0))
             self._at(late_s, self._redeliver, event)
 
     def _redeliver(self, event: Event) -> None:
-        """The same message once more, later; it says its old time, as a message from a socket would get a new one."""
+        """The same message once more, later; it says its old time, as a message from a socket
+        would get a new one.
+        """
         body = {name: getattr(event, name) for name in event.__slots__}
-        self._deliver(type(event)(**{**body, "now_s": self.now_s}))
+        self._driver.feed(type(event)(**{**body, "now_s": self.now_s}))
 
-    def _deliver(self, event: Event) -> None:
-        self.events += 1
-        for command in self._controller.handle(event):
-            self._obey(command)
+    def _check(self) -> None:
         if self.events % self._check_every == 0:
-            self._controller.check_integrity()
+            self._driver.controller.check_integrity()
 
     def _obey(self, command: Command) -> None:
         match command:
@@ -149,17 +164,12 @@ class SimulatedCluster:
                 self.account.give_back(command.nodes, self.now_s)
             case ShrinkRollout():
                 self._shrink(self._runs[command.permit])
-            case SetTimer():
-                self._at(command.at_s, self._fire, command.name)
             case HoldJob():
                 self.bodies[command.job].account.reason = command.reason
             case RefuseJob():
                 self.bodies[command.job].account.reason = command.reason
                 self.refusals.append((command.job, command.reason))
                 self._unsettled -= 1
-
-    def _fire(self, name: str) -> None:
-        self._tell(TimerFired(self.now_s, name))
 
     # A job's life.
 
@@ -206,7 +216,7 @@ class SimulatedCluster:
         if phase is Phase.ROLLOUT and self._scenario.tail.enabled:
             share = body.tails[body.iteration]
             tail_left_s = switch_s + length_s * share if share < 1 else None
-        run = Run(
+        run = PhaseRun(
             command.permit, body, phase, command.nodes, now_s, switch_s, work_s,
             switch_s + length_s, tail_left_s, now_s,
         )  # fmt: skip
@@ -219,7 +229,7 @@ class SimulatedCluster:
             run.speed = self._speed(run)
         self._expect(run)
 
-    def _expect(self, run: Run) -> None:
+    def _expect(self, run: PhaseRun) -> None:
         """Queue what will happen to a run if its speed stays."""
         end_s = run.at_s + run.left_s / run.speed
         if run.tail_left_s is not None:
@@ -228,12 +238,12 @@ class SimulatedCluster:
                 self._at(tail_s, self._reach_tail, run, run.version)
         self._at(end_s, self._finish, run, run.version)
 
-    def _reach_tail(self, run: Run, version: int) -> None:
+    def _reach_tail(self, run: PhaseRun, version: int) -> None:
         if run.version == version and run.permit in self._runs:
             run.tail_left_s = None
             self._tell(TailReached(self.now_s, run.body.spec.job, run.permit))
 
-    def _finish(self, run: Run, version: int) -> None:
+    def _finish(self, run: PhaseRun, version: int) -> None:
         if run.version != version or run.permit not in self._runs:
             return
         body = run.body
@@ -259,7 +269,7 @@ class SimulatedCluster:
         self._unsettled -= 1
         self._tell(JobFinished(self.now_s, body.spec.job, epoch))
 
-    def _end(self, run: Run) -> None:
+    def _end(self, run: PhaseRun) -> None:
         """A run gives its devices back, and whoever ran beside its tail gets them."""
         now_s = self.now_s
         del self._runs[run.permit]
@@ -278,14 +288,14 @@ class SimulatedCluster:
         if run.shrunk_s is not None:
             self._change_speeds(run.nodes)
 
-    def _shrink(self, run: Run) -> None:
+    def _shrink(self, run: PhaseRun) -> None:
         run.shrunk_s = self.now_s
         self.tail_migrations += 1
         for node in run.nodes:
             del self._users[node]
             self._tails[node] = run
 
-    def _speed(self, run: Run) -> float:
+    def _speed(self, run: PhaseRun) -> float:
         kept = self._scenario.tail.keep_share
         taken = sum(node in self._tails and self._tails[node] is not run for node in run.nodes)
         return 1 - kept * taken / len(run.nodes)
@@ -317,7 +327,7 @@ class SimulatedCluster:
             body = alive[int(self._faults.integers(len(alive)))]
             epoch = body.epoch
             self._die(body)
-            self._tell(JobDied(self.now_s, body.spec.job, epoch))
+            self._tell(JobCrashReported(self.now_s, body.spec.job, epoch))
 
     def _lose_some_node(self) -> None:
         self._next_fault(self._lose_some_node, self._scenario.faults.node_losses_per_h)

@@ -31,9 +31,11 @@ _MODELS = (
 # Token limits of 4k-32k with a mean of 12.1k (WEAVE 6.4); the shares are ours.
 _TOKEN_LIMITS = (4000, 8000, 16000, 32000)
 _TOKEN_LIMIT_SHARES = (0.275, 0.35, 0.24, 0.135)
-# WEAVE Table 4 (a): a single-turn 7B job at 8k tokens takes 258 s an iteration, about half of it rolling out.
+# WEAVE Table 4 (a): a single-turn 7B job at 8k tokens takes 258 s an iteration, about half of it
+# rolling out.
 _ROLLOUT_S_PER_TOKEN_7B = 0.016
-# Weights of two bytes a parameter over the 20 Gb/s link between the clusters (WEAVE 6.1), sent once.
+# Weights of two bytes a parameter over the 20 Gb/s link between the clusters (WEAVE 6.1), sent
+# once.
 _SYNC_S_PER_BILLION = 0.8
 _PHASE_RANGE_S = (50.0, 900.0)
 
@@ -47,7 +49,9 @@ _TABLE_6 = {
 
 @dataclass(frozen=True, slots=True)
 class _Cycle:
-    """PlexRL's table: what keeps the train nodes busy in one cycle (log-probs, update, sync). Nodes and shares are ours."""
+    """PlexRL's table: what keeps the train nodes busy in one cycle (log-probs, update, sync).
+    Nodes and shares are ours.
+    """
 
     billions: float
     cycle_s: float
@@ -65,7 +69,9 @@ _CYCLES = (
 
 
 def generate_jobs(workload: Workload, seed: int, lengths: LengthConfig) -> tuple[JobSpec, ...]:
-    """The same workload and seed give the same jobs. Durations are those of the job alone at its real lengths."""
+    """The same workload and seed give the same jobs. Durations are those of the job alone at its
+    real lengths.
+    """
     generator = np.random.default_rng([seed, 0])
     match workload:
         case ProductionWorkload():
@@ -82,7 +88,8 @@ def _production(
 ) -> tuple[JobSpec, ...]:
     rollout_share, train_share = expected_shares(lengths)
     arrivals_s = np.sort(_daytime(generator, workload.jobs, workload.span_s))
-    # Long runs are common and a few take very long: log-normal about the published mean; the deviation is ours.
+    # Long runs are common and a few take very long: log-normal about the published mean; the
+    # deviation is ours.
     sigma = 0.9
     durations_s = generator.lognormal(
         np.log(workload.mean_duration_s) - sigma**2 / 2, sigma, workload.jobs
@@ -107,7 +114,9 @@ def _production(
 def _production_profile(
     model: _Model, tokens: float, multi_turn: bool, generator: np.random.Generator
 ) -> JobProfile:
-    """Worst-case lengths: single-turn jobs are balanced, multi-turn rollouts 3-4 times their training (Figure 2)."""
+    """Worst-case lengths: single-turn jobs are balanced, multi-turn rollouts 3-4 times their
+    training (Figure 2).
+    """
     rollout_s = _ROLLOUT_S_PER_TOKEN_7B * tokens * (model.billions / 7) ** 0.4
     rollout_s *= float(generator.lognormal(0, 0.2))
     if multi_turn:
@@ -159,7 +168,9 @@ def _profiles(workload: ProfileWorkload, generator: np.random.Generator) -> tupl
 def _philly_like(
     workload: ProfileWorkload, generator: np.random.Generator
 ) -> list[tuple[float, float]]:
-    """Log-normal durations whose mean is 2.3 times their median, as in the public segment; cut at the longest."""
+    """Log-normal durations whose mean is 2.3 times their median, as in the public segment; cut at
+    the longest.
+    """
     sigma = 1.3
     durations_s = generator.lognormal(
         np.log(workload.mean_duration_s) - sigma**2 / 2, sigma, workload.jobs

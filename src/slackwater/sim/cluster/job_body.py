@@ -6,14 +6,16 @@ from slackwater.model.ids import NodeId
 from slackwater.model.job import JobSpec
 from slackwater.model.placement import Phase
 from slackwater.model.switching import SwitchCosts
-from slackwater.policy.placement.fleet import Fleet
-from slackwater.sim.cluster.ledger import JobAccount
+from slackwater.policy.placement.fleet import FleetView
+from slackwater.sim.cluster.ledger import SimulatedAccount
 from slackwater.sim.cluster.lengths import PhaseShares
 
 
 @dataclass(slots=True)
-class Run:
-    """A phase under way. `left_s` of its time at full speed was left at `at_s`; beside another's tail it is slower."""
+class PhaseRun:
+    """A phase under way. `left_s` of its time at full speed was left at `at_s`; beside another's
+    tail it is slower.
+    """
 
     permit: int
     body: "JobBody"
@@ -43,7 +45,8 @@ class Run:
 class JobBody:
     """One job's processes, as far as time goes.
 
-    `work_s` holds, per phase and iteration, what the work takes on the nodes of the profile: a declared length holds a warm switch.
+    `work_s` holds, per phase and iteration, what the work takes on the nodes of the profile: a
+    declared length holds a warm switch.
     """
 
     __slots__ = (
@@ -62,13 +65,13 @@ class JobBody:
     )
 
     def __init__(
-        self, spec: JobSpec, shares: PhaseShares, fleet: Fleet, costs: SwitchCosts
+        self, spec: JobSpec, shares: PhaseShares, fleet: FleetView, costs: SwitchCosts
     ) -> None:
         self.spec = spec
-        self.account = JobAccount(spec)
+        self.account = SimulatedAccount(spec)
         self.epoch = 0
         self.iteration = 0
-        self.run: Run | None = None
+        self.run: PhaseRun | None = None
         self.tails = shares.tail
         self.warm_s = costs.warm_s(spec.profile.model_billions)
         self.work_s = {
@@ -83,7 +86,9 @@ class JobBody:
         return [most_s * share for share in shares]
 
     def settle(self, *, local: bool, train_nodes: int) -> None:
-        """Where it runs from now on; `local`: rollouts on its train nodes, with nothing to sync over the link."""
+        """Where it runs from now on; `local`: rollouts on its train nodes, with nothing to sync
+        over the link.
+        """
         self.local = local
         self.train_nodes = train_nodes
         self.sync_s = 0.0 if local else self.spec.profile.sync_s

@@ -15,8 +15,10 @@ _TOLERANCE = 1e-9
 
 
 @dataclass(slots=True)
-class JobAccount:
-    """One job's run so far. Its clock runs from its first permit and stands still while it is away."""
+class SimulatedAccount:
+    """One job's run so far. Its clock runs from its first permit and stands still while it is
+    away.
+    """
 
     spec: JobSpec
     placed_s: float | None = None
@@ -153,8 +155,10 @@ class FleetAccount:
         kept_share: float,
         beside_s: float,
     ) -> None:
-        """A phase held nodes: began, switched until, ended; from `shrunk_s` on it had only `kept_share` of their devices, and
-        devices for `beside_s` node time were with others' tails."""
+        """A phase held nodes: began, switched until, ended; from `shrunk_s` on it had only
+        `kept_share` of their devices, and devices for `beside_s` node time were with others'
+        tails.
+        """
         began_s, switched_s, ended_s = times_s
         whole_until_s = ended_s if shrunk_s is None else shrunk_s
         busy_s = whole_until_s - switched_s + kept_share * (ended_s - whole_until_s) - beside_s

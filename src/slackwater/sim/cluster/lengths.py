@@ -1,4 +1,5 @@
-"""How long a job's phases really take: drawn ahead for every iteration, from the scenario's seed and the job's own number.
+"""How long a job's phases really take: drawn ahead for every iteration, from the scenario's seed
+and the job's own number.
 
 Every policy sees the same lengths, whatever it does.
 """
@@ -19,8 +20,9 @@ _BLOCK = 512
 
 @dataclass(frozen=True, slots=True)
 class PhaseShares:
-    """Per iteration, as shares of the declared worst case; `tail` is the share of the rollout's own length at which the threshold of
-    finished responses is reached."""
+    """Per iteration, as shares of the declared worst case; `tail` is the share of the rollout's
+    own length at which the threshold of finished responses is reached.
+    """
 
     rollout: list[float]
     tail: list[float]
@@ -85,7 +87,9 @@ def _response_shares(
 
 
 def _growth(generator: np.random.Generator, iterations: int, drift: DriftConfig) -> Shares:
-    """Factor on the rollout per iteration: a saturating rise (or its mirror) at a drawn strength."""
+    """Factor on the rollout per iteration: a saturating rise (or its mirror) at a drawn
+    strength.
+    """
     strengths = {
         "none": (0.0,),
         "increasing": (0.0, 0.5, 1.0, 1.5),

@@ -11,10 +11,11 @@ from slackwater.timeline.spans import CostStep, Rental, Span, Timeline
 class JobRow:
     """One job's run. Times are None for what did not happen.
 
-    `queued_s` runs from arrival to placement, `start_delay_s` (its first load is in it) from there to its first permit. `elapsed_s`, from
-    the first permit to the last iteration's end (or to the run's end), is what the SLO bounds by `bound_s = slo * iterations * declared
-    solo_s`. Moves are in it. A crash sets it back to the start of the broken iteration, and it stands still until the next permit.
-    `solo_realised_s` is what the same drawn lengths would have taken alone.
+    `queued_s` runs from arrival to placement, `start_delay_s` (its first load is in it) from there
+    to its first permit. `elapsed_s`, from the first permit to the last iteration's end (or to the
+    run's end), is what the SLO bounds by `bound_s = slo * iterations * declared solo_s`. Moves are
+    in it. A crash sets it back to the start of the broken iteration, and it stands still until the
+    next permit. `solo_realised_s` is what the same drawn lengths would have taken alone.
     """
 
     job: JobId
@@ -113,8 +114,9 @@ class RunReport:
     def timeline(self) -> Timeline:
         """The run as it is drawn."""
         title = (
-            rf"{self.scenario}, policy {self.policy}: {self.cost:,.0f} \$ ({self.cost_per_h:,.1f} \$/h), "
-            f"SLO kept by {self.slo_attainment:.1%}, bubbles {self.rollout.bubble_share:.0%} of rollout "
+            rf"{self.scenario}, policy {self.policy}: {self.cost:,.0f} \$ "
+            rf"({self.cost_per_h:,.1f} \$/h), SLO kept by {self.slo_attainment:.1%}, "
+            f"bubbles {self.rollout.bubble_share:.0%} of rollout "
             f"and {self.train.bubble_share:.0%} of train node time"
         )
         return Timeline(

@@ -32,8 +32,9 @@ def _not_negative(where: str, **values: float) -> None:
 class PolicyConfig:
     """Which placement policy, its own options, and the order of phases.
 
-    `ordering` "auto" takes the one that belongs to the policy. `slo_basis` "realised" bounds a job's time against what its own phases
-    would take alone, for scenarios whose lengths drift beyond the declared ones.
+    `ordering` "auto" takes the one that belongs to the policy. `slo_basis` "realised" bounds a
+    job's time against what its own phases would take alone, for scenarios whose lengths drift
+    beyond the declared ones.
     """
 
     name: str = "ours"
@@ -52,11 +53,12 @@ class PolicyConfig:
 class LengthConfig:
     """How long phases really are, as shares of the declared worst case.
 
-    "worst" takes every phase at its worst. "long_tail" draws each response's length from a log-normal with
-    median `median_share` of the token limit and log-deviation `sigma`, cut at the limit. A decode step reads the weights once
-    and every live response's KV cache, so a rollout takes `(1 - kv_share) * longest + kv_share * mean`
-    of its worst case; a train phase takes `mean`. "quantiles" draws each response's share of the token limit from `quantiles`,
-    which stand at even steps from the shortest response to the longest.
+    "worst" takes every phase at its worst. "long_tail" draws each response's length from a
+    log-normal with median `median_share` of the token limit and log-deviation `sigma`, cut at the
+    limit. A decode step reads the weights once and every live response's KV cache, so a rollout
+    takes `(1 - kv_share) * longest + kv_share * mean` of its worst case; a train phase takes
+    `mean`. "quantiles" draws each response's share of the token limit from `quantiles`, which
+    stand at even steps from the shortest response to the longest.
     """
 
     kind: Literal["worst", "long_tail", "quantiles"] = "worst"
@@ -87,7 +89,9 @@ class LengthConfig:
 
 @dataclass(frozen=True, slots=True)
 class TailConfig:
-    """Long-tail migration (WEAVE 4.3): at `threshold` responses done, the rest move to `keep_share` of the devices."""
+    """Long-tail migration (WEAVE 4.3): at `threshold` responses done, the rest move to
+    `keep_share` of the devices.
+    """
 
     enabled: bool = True
     threshold: float = 0.8
@@ -118,7 +122,8 @@ class FaultConfig:
 
 @dataclass(frozen=True, slots=True)
 class DriftConfig:
-    """Phase lengths that change over a job's life (WEAVE 6.6): each job draws a template of the setting.
+    """Phase lengths that change over a job's life (WEAVE 6.6): each job draws a template of the
+    setting.
 
     `growth` is by how much the rollout has grown at the end under the increasing 1.0x template;
     train lengths follow with `train_follows` of it.

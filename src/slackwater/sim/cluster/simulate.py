@@ -1,4 +1,6 @@
-"""One scenario through the co-scheduler: `simulate(scenario)` gives a report, and can record the run for replay."""
+"""One scenario through the co-scheduler: `simulate(scenario)` gives a report, and can record the
+run for replay.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -11,13 +13,13 @@ from slackwater.control.coschedule.commands import Command
 from slackwater.control.coschedule.config import CoScheduleConfig, OrderingName, ordering_for
 from slackwater.control.coschedule.events import EVENT_TYPES, Event
 from slackwater.control.coschedule.scheduler import CoScheduler
-from slackwater.control.record import Divergence, RecordedController, replay
+from slackwater.control.record import Divergence, replay
 from slackwater.model.config import decode, plain
 from slackwater.model.errors import ConfigError
 from slackwater.model.job import JobSpec
 from slackwater.model.node import Role
 from slackwater.policy.placement.catalogue import make_policy
-from slackwater.policy.placement.fleet import Fleet
+from slackwater.policy.placement.fleet import FleetView
 from slackwater.sim.cluster.body import SimulatedCluster
 from slackwater.sim.cluster.generate import generate_jobs
 from slackwater.sim.cluster.report import RunReport
@@ -34,7 +36,9 @@ def simulate(
     progress: Callable[[float], None] | None = None,
     check_every: int = 2000,
 ) -> RunReport:
-    """Run a scenario to its end. `record` gets one line per event; `progress` the share of jobs done."""
+    """Run a scenario to its end. `record` gets one line per event; `progress` the share of jobs
+    done.
+    """
     specs = scenario_jobs(scenario)
     controller: Controller[Event, Command] = new_controller(scenario)
     if record is not None:
@@ -42,9 +46,8 @@ def simulate(
             msgspec.json.encode({"scenario": plain(replace(scenario, jobs=specs, workload=None))})
             + b"\n"
         )
-        controller = RecordedController(controller, record)
     cluster = SimulatedCluster(
-        scenario, specs, controller, keep_spans=spans, check_every=check_every
+        scenario, specs, controller, keep_spans=spans, check_every=check_every, record=record
     )
     cluster.run(progress)
     return _report(scenario, cluster)
@@ -68,7 +71,7 @@ def ordering_of(scenario: ClusterScenario) -> OrderingName:
 
 def new_controller(scenario: ClusterScenario) -> CoScheduler:
     """The co-scheduler that a scenario asks for, fresh."""
-    fleet = Fleet(scenario.pool(Role.ROLLOUT), scenario.pool(Role.TRAIN))
+    fleet = FleetView(scenario.pool(Role.ROLLOUT), scenario.pool(Role.TRAIN))
     chosen = scenario.policy
     guard = chosen.name in _GUARDED if chosen.guard == "auto" else chosen.guard == "yes"
     config = CoScheduleConfig(
@@ -86,7 +89,9 @@ def new_controller(scenario: ClusterScenario) -> CoScheduler:
 
 
 def replay_run(lines: Iterable[bytes]) -> tuple[int, Divergence | None]:
-    """Feed a recorded run to a fresh co-scheduler: how many events agreed, and the first that did not."""
+    """Feed a recorded run to a fresh co-scheduler: how many events agreed, and the first that did
+    not.
+    """
     rest: Iterator[bytes] = iter(lines)
     try:
         header: Any = msgspec.json.decode(next(rest))

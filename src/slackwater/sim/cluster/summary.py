@@ -47,7 +47,9 @@ def totals(report: RunReport) -> dict[str, Any]:
 
 
 def comparison(reports: Sequence[RunReport]) -> list[dict[str, Any]]:
-    """Each policy's totals, and how many times less it costs than solo-disaggregated (than the dearest, if that did not run)."""
+    """Each policy's totals, and how many times less it costs than solo-disaggregated (than the
+    dearest, if that did not run).
+    """
     against = cost_baseline(reports)
     return [
         {**totals(report), "cost_vs": against.policy, "times_cheaper": ratio(against, report)}

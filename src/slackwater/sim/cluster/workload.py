@@ -1,4 +1,6 @@
-"""Synthetic jobs, calibrated to what the papers publish about their inputs, never to their results."""
+"""Synthetic jobs, calibrated to what the papers publish about their inputs, never to their
+results.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -22,9 +24,11 @@ def _check(where: str, jobs: int, slo_low: float, slo_high: float, **positive: f
 
 @dataclass(frozen=True, slots=True)
 class ProductionWorkload:
-    """One tenant's jobs (WEAVE 6.4): 200 in two weeks, 3B-32B, token limits of 4k-32k (mean 12.1k), mean 27.9 h.
+    """One tenant's jobs (WEAVE 6.4): 200 in two weeks, 3B-32B, token limits of 4k-32k (mean
+    12.1k), mean 27.9 h.
 
-    Single-turn jobs have balanced phases, multi-turn ones rollouts 3-4 times as long as their training (Figure 2).
+    Single-turn jobs have balanced phases, multi-turn ones rollouts 3-4 times as long as their
+    training (Figure 2).
     """
 
     kind: Literal["production"] = "production"
@@ -53,7 +57,8 @@ class ProductionWorkload:
 @dataclass(frozen=True, slots=True)
 class ProfileWorkload:
     """Jobs with the phase lengths of WEAVE's Table 6. Arrivals and durations come from `arrivals`
-    (pairs of arrival and duration, in seconds), or are drawn: 300 jobs in 580 h, mean 14.4 h, at most 142.9 h.
+    (pairs of arrival and duration, in seconds), or are drawn: 300 jobs in 580 h, mean 14.4 h, at
+    most 142.9 h.
     """
 
     kind: Literal["profiles"] = "profiles"
@@ -87,7 +92,9 @@ class ProfileWorkload:
 
 @dataclass(frozen=True, slots=True)
 class CycleWorkload:
-    """Jobs with the cycles of PlexRL's table (7B, 30B, 235B), for time to drain on a fixed fleet: a day of arrivals."""
+    """Jobs with the cycles of PlexRL's table (7B, 30B, 235B), for time to drain on a fixed fleet:
+    a day of arrivals.
+    """
 
     kind: Literal["cycles"] = "cycles"
     jobs: int = 120

@@ -1,7 +1,11 @@
 """The event queue: virtual time, ties broken by order of entry."""
 
 import heapq
-from typing import Generic, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+from slackwater.control.driver import Driver
 
 T = TypeVar("T")
 
@@ -23,6 +27,10 @@ class EventQueue(Generic[T]):
         heapq.heappush(self._heap, (at_s, self._entered, item))
         self._entered += 1
 
+    def push_soon(self, at_s: float, item: T) -> None:
+        """The same, at once if the time is past."""
+        self.push(max(at_s, self.now_s), item)
+
     def peek_s(self) -> float:
         """When the next thing happens."""
         return self._heap[0][0]
@@ -31,3 +39,13 @@ class EventQueue(Generic[T]):
         """Move time to the next thing and take it out."""
         self.now_s, _, item = heapq.heappop(self._heap)
         return item
+
+
+@contextmanager
+def explained(driver: Driver[Any, Any], queue: EventQueue[Any]) -> Iterator[None]:
+    """What is raised meanwhile says at which event: a controller that raises broke its word too."""
+    try:
+        yield
+    except Exception as error:
+        at = f"event {driver.events}, {type(driver.current).__name__}, {queue.now_s:.1f} s"
+        raise AssertionError(f"{error or type(error).__name__} ({at})") from error

@@ -16,7 +16,9 @@ T = TypeVar("T")
 
 
 def read_rows(path: Path, cls: type[T], *, ignore_other_columns: bool = False) -> Iterator[T]:
-    """One `cls` per row. Columns are the dataclass's fields; those with a default may be absent or empty."""
+    """One `cls` per row. Columns are the dataclass's fields; those with a default may be absent or
+    empty.
+    """
     fields = {field.name: field for field in dataclasses.fields(cast(Any, cls))}
     parsers = {name: _parser(hint) for name, hint in get_type_hints(cls).items()}
     needed = [name for name, field in fields.items() if _required(field)]
@@ -45,7 +47,8 @@ def dict_rows(path: Path, needed: list[str]) -> Iterator[tuple[int, dict[str, st
         for name in needed:
             if name not in header:
                 raise ConfigError(
-                    f"{path.name} line 1: {name}: missing column; write a header with {', '.join(needed)}"
+                    f"{path.name} line 1: {name}: missing column; write a header with "
+                    f"{', '.join(needed)}"
                 )
         while (row := _next_row(reader, path)) is not None:
             if not any(cell.strip() for cell in row):

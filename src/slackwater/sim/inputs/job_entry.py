@@ -11,8 +11,10 @@ from slackwater.sim.inputs.csv_rows import read_rows
 
 
 @dataclass(frozen=True, slots=True)
-class JobEntry:
-    """Worst-case phase lengths and the slowdown that is tolerated; state sizes follow the model's size unless given."""
+class JobTable:
+    """Worst-case phase lengths and the slowdown that is tolerated; state sizes follow the model's
+    size unless given.
+    """
 
     job: str
     rollout_s: float
@@ -52,7 +54,7 @@ class JobEntry:
 def read_jobs(path: Path) -> tuple[JobSpec, ...]:
     """Jobs of a CSV file, each id used once."""
     jobs: dict[JobId, JobSpec] = {}
-    for entry in read_rows(path, JobEntry):
+    for entry in read_rows(path, JobTable):
         spec = entry.spec()
         if spec.job in jobs:
             raise ConfigError.of(f"{path.name}: job", entry.job, "is used twice; give each its own")

@@ -1,7 +1,9 @@
-"""Scenario files: TOML in, a `ClusterScenario` out. Every part of it is optional but jobs or a workload.
+"""Scenario files: TOML in, a `ClusterScenario` out. Every part of it is optional but jobs or a
+workload.
 
-A file says what `docs/configuration.md` lists: the two pools under `[fleet]`, jobs one by one under `[[jobs]]` or drawn from
-`[workload]`, arrivals from a trace under `[trace]`, the policy, and what may go wrong. Paths are relative to the file.
+docs/reference/scenario-files.md lists the keys of a file: the two pools under `[fleet]`, jobs one
+by one under `[[jobs]]` or drawn from `[workload]`, arrivals from a trace under `[trace]`, the
+policy, and what may go wrong. Paths are relative to the file.
 """
 
 import dataclasses
@@ -18,7 +20,7 @@ from slackwater.model.errors import ConfigError
 from slackwater.model.job import JobSpec
 from slackwater.model.node import H20, H800, NodeType, Pool, Role
 from slackwater.model.switching import SwitchCosts
-from slackwater.policy.placement.fleet import Fleet
+from slackwater.policy.placement.fleet import FleetView
 from slackwater.sim.cluster.scenario import (
     ClusterScenario,
     DriftConfig,
@@ -29,7 +31,7 @@ from slackwater.sim.cluster.scenario import (
     Workload,
 )
 from slackwater.sim.cluster.workload import ProfileWorkload
-from slackwater.sim.inputs.job_entry import JobEntry
+from slackwater.sim.inputs.job_entry import JobTable
 from slackwater.sim.inputs.traces import read_jobs_trace, read_lengths
 
 KNOWN_NODE_TYPES: Mapping[str, NodeType] = {kind.name: kind for kind in (H20, H800)}
@@ -70,9 +72,11 @@ class FleetEntry:
 
 @dataclass(frozen=True, slots=True)
 class TraceEntry:
-    """Public traces: arrivals and durations for a workload of kind "profiles", and response lengths.
+    """Public traces: arrivals and durations for a workload of kind "profiles", and response
+    lengths.
 
-    `limit` is how many jobs are taken, `limit_tokens` the token limit that lengths are shares of (the longest, unless given).
+    `limit` is how many jobs are taken, `limit_tokens` the token limit that lengths are shares of
+    (the longest, unless given).
     """
 
     jobs: Path | None = None
@@ -97,7 +101,7 @@ class ScenarioFile:
     fleet: FleetEntry = field(
         default_factory=lambda: FleetEntry(PoolEntry("H20"), PoolEntry("H800"))
     )
-    jobs: tuple[JobEntry, ...] = ()
+    jobs: tuple[JobTable, ...] = ()
     workload: Workload | None = None
     trace: TraceEntry | None = None
     policy: PolicyConfig = field(default_factory=PolicyConfig)
@@ -123,7 +127,7 @@ class ScenarioFile:
             drift=self.drift,
             seed=self.seed,
         )
-        fleet = Fleet(scenario.pool(Role.ROLLOUT), scenario.pool(Role.TRAIN))
+        fleet = FleetView(scenario.pool(Role.ROLLOUT), scenario.pool(Role.TRAIN))
         for number, spec in enumerate(scenario.jobs):
             check_fits(spec, fleet, f"jobs[{number}]")
         return scenario
@@ -147,7 +151,7 @@ class ScenarioFile:
         return dataclasses.replace(self.lengths, kind="quantiles", quantiles=quantiles)
 
 
-def check_fits(spec: JobSpec, fleet: Fleet, at: str) -> None:
+def check_fits(spec: JobSpec, fleet: FleetView, at: str) -> None:
     """Refuse a job that would not run even with the whole fleet to itself."""
     why = fleet.why_never(spec.profile)
     if why is not None:
@@ -160,7 +164,9 @@ def shipped_scenarios() -> Mapping[str, ScenarioFile]:
 
 
 def read_table(source: str) -> tuple[dict[str, Any], Path]:
-    """The table of a file, or of a shipped scenario by its name, and the folder its paths start from."""
+    """The table of a file, or of a shipped scenario by its name, and the folder its paths start
+    from.
+    """
     path = Path(source)
     if path.suffix != ".toml" and not path.exists():
         shipped = _shipped_tables()

@@ -1,8 +1,9 @@
 """Readers of public traces: when jobs come and how long they run, and how long responses are.
 
-Job traces (Philly, Alibaba and alike) are CSV files, plain or .gz, with at least `arrival_s` and `duration_s`; `gpus` and `censored`
-are used if there, other columns passed over. Length traces are either request files with an `output_tokens` column or
-tables of quantiles per client and period (`field`, `requests`, `p1` .. `p100`), as ServeGen's are.
+Job traces (Philly, Alibaba and alike) are CSV files, plain or .gz, with at least `arrival_s` and
+`duration_s`; `gpus` and `censored` are used if there, other columns passed over. Length traces are
+either request files with an `output_tokens` column or tables of quantiles per client and period
+(`field`, `requests`, `p1` .. `p100`), as ServeGen's are.
 """
 
 from collections.abc import Sequence
@@ -37,7 +38,9 @@ class TracedJob:
 
 @dataclass(frozen=True, slots=True)
 class LengthDistribution:
-    """Response lengths as a quantile function: `tokens[i]` is the length at `shares[i]`, straight lines between."""
+    """Response lengths as a quantile function: `tokens[i]` is the length at `shares[i]`, straight
+    lines between.
+    """
 
     shares: tuple[float, ...]
     tokens: tuple[float, ...]
@@ -60,7 +63,9 @@ class LengthDistribution:
         return float(np.trapezoid(self.tokens, self.shares))
 
     def shares_of(self, limit_tokens: float, count: int) -> tuple[float, ...]:
-        """`count` quantiles at even steps, as shares of a token limit at which longer responses are cut."""
+        """`count` quantiles at even steps, as shares of a token limit at which longer responses are
+        cut.
+        """
         tokens = np.interp(np.linspace(0.0, 1.0, count), self.shares, self.tokens)
         return tuple(np.minimum(tokens / limit_tokens, 1.0).tolist())
 
@@ -71,7 +76,9 @@ class LengthDistribution:
 
 
 def read_jobs_trace(path: Path, limit: int | None = None) -> tuple[TracedJob, ...]:
-    """The first `limit` jobs in order of arrival, the first of them at 0 s; rows cut off by the trace's end are left out."""
+    """The first `limit` jobs in order of arrival, the first of them at 0 s; rows cut off by the
+    trace's end are left out.
+    """
     jobs = [
         job for job in read_rows(path, TracedJob, ignore_other_columns=True) if not job.censored
     ]

@@ -1,16 +1,20 @@
-"""A sharing plan in figures: groups, slowdowns as a run of it showed them, and dollars alone against shared."""
+"""A sharing plan in figures: groups, slowdowns as a run of it showed them, and dollars alone
+against shared.
+"""
 
 from typing import Any
 
 from slackwater.control.coschedule.commands import StartJob
 from slackwater.model.ids import JobId
 from slackwater.model.job import JobSpec
-from slackwater.policy.placement.fleet import Fleet
+from slackwater.policy.placement.fleet import FleetView
 from slackwater.sim.planning.sharing_plan import MeasuredPlan, SharingPlan
 
 
-def plan_figures(measured: MeasuredPlan, fleet: Fleet) -> dict[str, Any]:
-    """Plain data. `work_per_dollar` is iterations per dollar, against every job on nodes of its own."""
+def plan_figures(measured: MeasuredPlan, fleet: FleetView) -> dict[str, Any]:
+    """Plain data. `work_per_dollar` is iterations per dollar, against every job on nodes of its
+    own.
+    """
     plan = measured.plan
     iteration_s = measured.iteration_s()
     price, alone = plan.price_per_h, plan.alone_price_per_h
@@ -38,7 +42,7 @@ def _group(
     name: str,
     starts: list[StartJob],
     plan: SharingPlan,
-    fleet: Fleet,
+    fleet: FleetView,
     iteration_s: dict[JobId, float],
 ) -> dict[str, Any]:
     specs = {spec.job: spec for spec in plan.placed}

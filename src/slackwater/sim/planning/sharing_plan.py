@@ -1,11 +1,13 @@
-"""How given jobs should share a given fleet, and what that saves: the question behind `slackwater plan`.
+"""How given jobs should share a given fleet, and what that saves: the question behind `slackwater
+plan`.
 
-Placement is online, so the order in which jobs come matters; a planner may choose it. A few orders are given to fresh
-co-schedulers; of those that turn away fewest, each is run in virtual time at worst-case lengths, and the one that does most work for a
-dollar is kept. Plans are for the long run: jobs count as having many iterations before them.
+Placement is online, so the order in which jobs come matters; a planner may choose it. A few orders
+are given to fresh co-schedulers; of those that turn away fewest, each is run in virtual time at
+worst-case lengths, and the one that does most work for a dollar is kept. Plans are for the long
+run: jobs count as having many iterations before them.
 
-The work is bounded: with many jobs fewer orders are tried, and no more iterations are run than show how jobs share.
-A job that fits nowhere is turned away alone.
+The work is bounded: with many jobs fewer orders are tried, and no more iterations are run than show
+how jobs share. A job that fits nowhere is turned away alone.
 """
 
 import dataclasses
@@ -25,7 +27,7 @@ from slackwater.model.ids import JobId, NodeId
 from slackwater.model.job import JobSpec
 from slackwater.model.node import Role
 from slackwater.model.placement import Phase
-from slackwater.policy.placement.fleet import Fleet
+from slackwater.policy.placement.fleet import FleetView
 from slackwater.sim.cluster.report import RunReport
 from slackwater.sim.cluster.scenario import ClusterScenario
 from slackwater.sim.cluster.simulate import new_controller, simulate
@@ -48,7 +50,7 @@ _ORDERS: Mapping[str, Callable[[JobSpec], float]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class TurnedAway:
+class UnplacedJob:
     """A job without nodes: it waits for others to leave, or (`for_good`) can never run here."""
 
     job: JobId
@@ -63,7 +65,7 @@ class SharingPlan:
     order: str
     jobs: tuple[JobSpec, ...]
     starts: Mapping[JobId, StartJob]
-    turned_away: tuple[TurnedAway, ...]
+    turned_away: tuple[UnplacedJob, ...]
     price_per_h: float
     alone_price_per_h: float
 
@@ -89,7 +91,9 @@ class MeasuredPlan:
     report: RunReport
 
     def iteration_s(self) -> dict[JobId, float]:
-        """Mean seconds an iteration took while all jobs ran: from one end of training to the next, until the first job left."""
+        """Mean seconds an iteration took while all jobs ran: from one end of training to the next,
+        until the first job left.
+        """
         report = self.report
         together_s = min(row.finished_s or report.end_s for row in report.jobs)
         ends: dict[JobId, set[float]] = {}
@@ -105,7 +109,9 @@ class MeasuredPlan:
         return lengths
 
     def work_per_dollar(self) -> float:
-        """Iterations per dollar, each job's by its own length, against every job on nodes of its own."""
+        """Iterations per dollar, each job's by its own length, against every job on nodes of its
+        own.
+        """
         took_s = self.iteration_s()
         speeds = [spec.profile.solo_s / took_s[spec.job] for spec in self.plan.placed]
         return sum(speeds) / len(speeds) * self.plan.alone_price_per_h / self.plan.price_per_h
@@ -160,9 +166,9 @@ def _orders(jobs: int) -> list[str]:
 
 
 def _plan(scenario: ClusterScenario, order: str, progress: Progress) -> SharingPlan:
-    fleet = Fleet(scenario.pool(Role.ROLLOUT), scenario.pool(Role.TRAIN))
+    fleet = FleetView(scenario.pool(Role.ROLLOUT), scenario.pool(Role.TRAIN))
     never = {
-        spec.job: TurnedAway(spec.job, f"fits nowhere: it {why}", for_good=True)
+        spec.job: UnplacedJob(spec.job, f"fits nowhere: it {why}", for_good=True)
         for spec in scenario.jobs
         if (why := fleet.why_never(spec.profile)) is not None
     }
@@ -172,7 +178,7 @@ def _plan(scenario: ClusterScenario, order: str, progress: Progress) -> SharingP
     jobs = _as_a_backlog(sorted(fitting, key=_ORDERS[order]))
     controller = new_controller(scenario)
     starts: dict[JobId, StartJob] = {}
-    away: dict[JobId, TurnedAway] = dict(never)
+    away: dict[JobId, UnplacedJob] = dict(never)
     rented: set[NodeId] = set()
     for number, spec in enumerate(jobs):
         progress(number / len(jobs))
@@ -182,9 +188,9 @@ def _plan(scenario: ClusterScenario, order: str, progress: Progress) -> SharingP
                     starts[job] = command
                     away.pop(job, None)
                 case HoldJob(job=job, reason=reason):
-                    away[job] = TurnedAway(job, reason, for_good=False)
+                    away[job] = UnplacedJob(job, reason, for_good=False)
                 case RefuseJob(job=job, reason=reason):
-                    away[job] = TurnedAway(job, reason, for_good=True)
+                    away[job] = UnplacedJob(job, reason, for_good=True)
                 case RentNodes(nodes=nodes):
                     rented.update(nodes)
                 case ReturnNodes(nodes=nodes):
@@ -206,9 +212,11 @@ def _plan(scenario: ClusterScenario, order: str, progress: Progress) -> SharingP
 
 
 def _as_a_backlog(jobs: Sequence[JobSpec]) -> tuple[JobSpec, ...]:
-    """All come now, in this order, with iterations enough for some cycles of the longest: they run side by side throughout.
+    """All come now, in this order, with iterations enough for some cycles of the longest: they run
+    side by side throughout.
 
-    Beside one that takes a billion times as long, a job makes as many iterations as there is room for, and leaves early.
+    Beside one that takes a billion times as long, a job makes as many iterations as there is room
+    for, and leaves early.
     """
     most = max(_CYCLES, _MOST_ITERATIONS // len(jobs))
     longest_s = max(spec.profile.solo_s * spec.slo for spec in jobs)

@@ -1,9 +1,12 @@
-"""One rollout stage of multi-turn trajectories on a fleet: how long until the last one ends (ROSE 6.4)."""
+"""One rollout stage of multi-turn trajectories on a fleet: how long until the last one ends (ROSE
+6.4).
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from slackwater.control.brain import Brain, BrainCommand
+from slackwater.control.fleet.controller import FleetController
+from slackwater.control.fleet.messages import FleetCommand
 from slackwater.control.rollout.commands import CompleteTurn, FailTurn
 from slackwater.control.rollout.events import TurnSubmitted
 from slackwater.control.rollout.settings import RolloutSettings
@@ -23,7 +26,9 @@ ROLLOUT_JOB = JobId("job")
 
 @dataclass(frozen=True, slots=True)
 class AgentFleet:
-    """Dedicated engines (ROSE 6: 8 of one H800 for 8B, 4 of four for 32B), 16 turns for each device."""
+    """Dedicated engines (ROSE 6: 8 of one H800 for 8B, 4 of four for 32B), 16 turns for each
+    device.
+    """
 
     engine: EngineCost
     engines: int
@@ -36,7 +41,9 @@ class AgentFleet:
 
 @dataclass(frozen=True, slots=True)
 class AgentResult:
-    """`seconds` until the last trajectory ended; prefilled over prompt tokens says how warm caches were."""
+    """`seconds` until the last trajectory ended; prefilled over prompt tokens says how warm caches
+    were.
+    """
 
     seconds: float
     turns: int
@@ -90,7 +97,7 @@ class Trajectories:
         )
         self._body.tell(TurnSubmitted(self._body.now_s, spec))
 
-    def _take(self, command: BrainCommand) -> None:
+    def _take(self, command: FleetCommand) -> None:
         match command:
             case CompleteTurn(turn):
                 self._next(turn)
@@ -121,7 +128,9 @@ def run_agents(
 ) -> AgentResult:
     """All trajectories on the fleet: at once, or at most so many."""
     queue: EventQueue[Callable[[], None]] = EventQueue()
-    body = SimulatedBody(Brain(settings), queue, lambda turn: trajectories.tokens_of[turn])
+    body = SimulatedBody(
+        FleetController(settings), queue, lambda turn: trajectories.tokens_of[turn]
+    )
     trajectories = Trajectories(body, sessions, most_live=most_live)
     body.tell(WeightsPublished(0.0, None, "v0"))
     for number in range(fleet.engines):

@@ -1,4 +1,6 @@
-"""Multi-turn agents: public sessions (`session,turn,prompt_tokens,output_tokens,tool_s|gap_s`), or drawn ones."""
+"""Multi-turn agents: public sessions (`session,turn,prompt_tokens,output_tokens,tool_s|gap_s`), or
+drawn ones.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,8 +55,9 @@ def read_sessions(path: Path, *, max_context_tokens: int) -> tuple[Session, ...]
 
 
 def drawn_sessions(count: int, seed: int, *, max_context_tokens: int) -> tuple[Session, ...]:
-    """Sessions with the statistics of the public coding agents: 13 K first prompts that grow by 700 a turn,
-    answers with median 134 and a long tail, pauses mostly short."""
+    """Sessions with the statistics of the public coding agents: 13 K first prompts that grow by
+    700 a turn, answers with median 134 and a long tail, pauses mostly short.
+    """
     rng = np.random.default_rng(seed)
     sessions: list[Session] = []
     for _ in range(count):

@@ -1,15 +1,18 @@
-"""The simulated body: the manager's commands become costs in virtual time, and costs become its events.
+"""The simulated body: the manager's commands become costs in virtual time, and costs become its
+events.
 
-Tokens are handed to the manager before anything that could move a turn, as if they had been streamed step by
-step; between such moments nobody could tell the difference, and a step of a million tokens costs little.
+Tokens are handed to the manager before anything that could move a turn, as if they had been
+streamed step by step; between such moments nobody could tell the difference, and a step of a
+million tokens costs little.
 """
 
 from array import array
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from slackwater.control.brain import Brain, BrainCommand, BrainEvent
+from slackwater.control.driver import Driver
+from slackwater.control.fleet.controller import FleetController
+from slackwater.control.fleet.messages import FleetCommand
 from slackwater.control.rollout.commands import AbortOn, Dispatch, ReleaseInstance, ReportFault
 from slackwater.control.rollout.events import (
     BudgetChanged,
@@ -21,7 +24,7 @@ from slackwater.control.rollout.events import (
     TurnRefused,
 )
 from slackwater.control.steps.commands import RestEngine
-from slackwater.control.timer import SetTimer, TimerFired
+from slackwater.control.timer import TimerFired
 from slackwater.control.weights.commands import PullWeights
 from slackwater.control.weights.events import InstanceReady
 from slackwater.model.ids import InstanceId, JobId, TrajectoryId, TurnId
@@ -34,7 +37,9 @@ from slackwater.sim.rollout.simulated_engine import Request, SimulatedEngine
 
 @dataclass(frozen=True, slots=True)
 class BodySettings:
-    """`sender_gb_per_s` is shared by all pulls at a time; `pull_gb_per_s` is one instance's own link."""
+    """`sender_gb_per_s` is shared by all pulls at a time; `pull_gb_per_s` is one instance's own
+    link.
+    """
 
     heartbeat_s: float = 5.0
     borrowed_heartbeat_s: float = 5.0
@@ -55,30 +60,37 @@ class _Place:
 
 
 class SimulatedBody:
-    """Drives one brain. `tokens_of(turn)` says how many tokens a turn will have (its hidden length)."""
+    """Drives one controller. `tokens_of(turn)` says how many tokens a turn will have (its hidden
+    length).
+    """
 
     def __init__(
         self,
-        brain: Brain,
+        controller: FleetController,
         queue: EventQueue[Callable[[], None]],
         tokens_of: Callable[[TurnId], int],
         settings: BodySettings | None = None,
     ) -> None:
-        self.brain = brain
-        self.manager = brain.rollout
+        self.controller = controller
+        self.manager = controller.rollout
         self.queue = queue
         self.places: dict[InstanceId, _Place] = {}
-        self.on_command: Callable[[BrainCommand], None] = lambda _: None
+        self.on_command: Callable[[FleetCommand], None] = lambda _: None
         self.on_release: Callable[[InstanceId], None] = lambda _: None
         self.trajectory_of: dict[TurnId, TrajectoryId] = {}
         self.reports: list[ReportFault] = []
         self._tokens_of = tokens_of
         self._settings = settings or BodySettings()
-        self._inbox: deque[BrainEvent] = deque()
-        self._telling = False
-        self._timers: dict[str, float] = {}
         self._pulls = 0
         self._weight_gb = 0.0
+        self._driver = Driver(
+            controller,
+            self._do,
+            clock=lambda: queue.now_s,
+            schedule=self.at,
+            deliver=self._timer_due,
+        )
+        self.tell = self._driver.feed
 
     @property
     def now_s(self) -> float:
@@ -96,17 +108,6 @@ class SimulatedBody:
         """Let `happen` run at a moment."""
         self.queue.push(max(at_s, self.now_s), happen)
 
-    def tell(self, event: BrainEvent) -> None:
-        """Give the brain an event and do what it says; events that follow from it wait their turn."""
-        self._inbox.append(event)
-        if self._telling:
-            return
-        self._telling = True
-        while self._inbox:
-            for command in self.brain.handle(self._inbox.popleft()):
-                self._do(command)
-        self._telling = False
-
     def join(
         self,
         instance: InstanceId,
@@ -119,7 +120,8 @@ class SimulatedBody:
         slowdown: float = 1.0,
         engine: SimulatedEngine | None = None,
     ) -> None:
-        """An instance comes; with `holds` it has that version already (a training node's own weights).
+        """An instance comes; with `holds` it has that version already (a training node's own
+        weights).
 
         An `engine` of its own moves on by itself, and calls `turns_ended` and `give_back`.
         """
@@ -231,7 +233,7 @@ class SimulatedBody:
             self._advance(place)
             self._stream(place)
 
-    def _do(self, command: BrainCommand) -> None:
+    def _do(self, command: FleetCommand) -> None:
         match command:
             case Dispatch():
                 self._dispatch(command)
@@ -239,9 +241,6 @@ class SimulatedBody:
                 self._abort(instance, attempt)
             case PullWeights(instance, version):
                 self._pull(instance, version)
-            case SetTimer(name, at_s):
-                self._timers[name] = at_s
-                self.at(at_s, lambda: self._fire(name, at_s))
             case ReleaseInstance(instance, _):
                 self.places.pop(instance, None)
                 self.on_release(instance)
@@ -295,11 +294,9 @@ class SimulatedBody:
 
         self.at(self.now_s + took_s, ready)
 
-    def _fire(self, name: str, at_s: float) -> None:
-        if self._timers.get(name) == at_s:
-            del self._timers[name]
-            self.stream_all()
-            self.tell(TimerFired(self.now_s, name))
+    def _timer_due(self, event: TimerFired) -> None:
+        self.stream_all()
+        self.tell(event)
 
     def _beat(self, place: _Place) -> None:
         if self.places.get(place.spec.instance) is not place:

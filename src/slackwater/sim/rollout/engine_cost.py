@@ -1,6 +1,8 @@
-"""What an engine's work costs: prefill by compute, decode by memory bandwidth and compute, KV by capacity.
+"""What an engine's work costs: prefill by compute, decode by memory bandwidth and compute, KV by
+capacity.
 
-Inputs are hardware rates, model shapes and the efficiencies that engines reach; outcomes are never fitted.
+Inputs are hardware rates, model shapes and the efficiencies that engines reach; outcomes are never
+fitted.
 """
 
 from dataclasses import dataclass
@@ -10,7 +12,9 @@ from slackwater.model.errors import ConfigError
 
 
 class CostModel(Protocol):
-    """What a simulated engine asks: from hardware rates (`EngineCost`), or measured on a real one."""
+    """What a simulated engine asks: from hardware rates (`EngineCost`), or measured on a real
+    one.
+    """
 
     @property
     def kv_tokens(self) -> int: ...
@@ -80,8 +84,8 @@ H800 = Accelerator("H800", 989.0, 80.0, 3.35)
 class EngineCost:
     """One engine: a model on `devices` accelerators with tensor parallelism.
 
-    `step_overhead_s` is the scheduling and launch cost of a decode step; every layer adds two all-reduces
-    when there is more than one device.
+    `step_overhead_s` is the scheduling and launch cost of a decode step; every layer adds two
+    all-reduces when there is more than one device.
     """
 
     model: ModelShape
@@ -133,8 +137,9 @@ class EngineCost:
 
 @dataclass(frozen=True, slots=True)
 class TrainerCost:
-    """Training on `devices` accelerators. `passes` counts forward passes per token: forward, backward (2),
-    recomputation (1), and the old and reference log-probs (2) make 6."""
+    """Training on `devices` accelerators. `passes` counts forward passes per token: forward,
+    backward (2), recomputation (1), and the old and reference log-probs (2) make 6.
+    """
 
     model: ModelShape
     accelerator: Accelerator

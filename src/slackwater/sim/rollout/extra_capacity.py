@@ -1,4 +1,6 @@
-"""Capacity beside the dedicated engines: lent by a serving cluster, spot, or leased by the quarter of an hour."""
+"""Capacity beside the dedicated engines: lent by a serving cluster, spot, or leased by the quarter
+of an hour.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,8 +28,9 @@ class ExtraCapacity(Protocol):
 class LentServing:
     """Serving devices that run rollouts beside their own requests (ROSE 4.1).
 
-    Serving keeps `kept_memory` of each device and takes `busy_share` of its time; when a burst comes (every
-    `burst_every_s` on average) the rollout budget is halved until the stage ends. Weights are there in advance.
+    Serving keeps `kept_memory` of each device and takes `busy_share` of its time; when a burst
+    comes (every `burst_every_s` on average) the rollout budget is halved until the stage ends.
+    Weights are there in advance.
     """
 
     devices: int
@@ -81,7 +84,9 @@ class SpotCapacity:
 
 @dataclass(frozen=True, slots=True)
 class LeasedFunctions:
-    """Serverless: as many at a time as asked for, each ends after `lease_s` and starts cold again."""
+    """Serverless: as many at a time as asked for, each ends after `lease_s` and starts cold
+    again.
+    """
 
     devices: int
     turns: int = 16
@@ -103,7 +108,7 @@ class LeasedFunctions:
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class CombinedCapacity:
     """Several kinds at once: one manager knows them all."""
 
     parts: Sequence[ExtraCapacity]

@@ -1,4 +1,6 @@
-"""Replays a spot trace as a provider: instances can be had while the trace has them, and cost while held."""
+"""Replays a spot trace as a provider: instances can be had while the trace has them, and cost
+while held.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,7 +25,9 @@ class SpotProvider:
         start_s: float = 20.0,
         slowdown_of: Callable[[int], float] = lambda number: 1.0,
     ) -> None:
-        """`slowdown_of` says of the n-th instance that is taken how many times as long its work takes."""
+        """`slowdown_of` says of the n-th instance that is taken how many times as long its work
+        takes.
+        """
         self._body = body
         self._engine = engine
         self._max_running = max_running

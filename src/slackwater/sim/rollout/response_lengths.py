@@ -1,4 +1,6 @@
-"""Lengths of reasoning responses, as an input: a log-normal law cut at the longest response allowed."""
+"""Lengths of reasoning responses, as an input: a log-normal law cut at the longest response
+allowed.
+"""
 
 from statistics import NormalDist
 
@@ -13,7 +15,3 @@ def log_normal(median_tokens: float, sigma: float, limit_tokens: float) -> Lengt
     scores = [NormalDist().inv_cdf(min(max(share, 0.0005), 0.9995)) for share in shares]
     tokens = np.minimum(median_tokens * np.exp(sigma * np.array(scores)), limit_tokens)
     return LengthDistribution(tuple(shares.tolist()), tuple(tokens.tolist()))
-
-
-# Mathematics with reasoning at a limit of 14 K tokens (RLBoost 6.1): mean 5.9 K, 5 % at the limit.
-REASONING = log_normal(4800.0, 0.75, 14_336.0)

@@ -1,6 +1,7 @@
 """The rules that are compared with each other, by name: which policies make up each.
 
-"ours" is `RolloutSettings` as it comes, the policies that a live service runs with; the others name theirs.
+"ours" is `RolloutSettings` as it comes, the policies that a live service runs with; the others
+name theirs.
 """
 
 from dataclasses import replace

@@ -1,7 +1,9 @@
-"""Rollout scenarios: TOML in, results under each rule out. Shipped ones are `scenarios/rollout_*.toml`.
+"""Rollout scenarios: TOML in, results under each rule out. Shipped ones are
+`scenarios/rollout_*.toml`.
 
-Two kinds: `spot` (one job in steps, training nodes and spot instances) and `agents` (one rollout stage of multi-turn
-trajectories on dedicated engines, perhaps with capacity beside them). Paths are relative to the file.
+Two kinds: `spot` (one job in steps, training nodes and spot instances) and `agents` (one rollout
+stage of multi-turn trajectories on dedicated engines, perhaps with capacity beside them). Paths
+are relative to the file.
 """
 
 import difflib
@@ -18,17 +20,17 @@ from slackwater.sim.rollout.agent_run import AgentFleet, run_agents
 from slackwater.sim.rollout.agent_trace import drawn_sessions, read_sessions, spread
 from slackwater.sim.rollout.engine_cost import H800, MODELS, EngineCost
 from slackwater.sim.rollout.extra_capacity import (
+    CombinedCapacity,
     ExtraCapacity,
     LeasedFunctions,
     LentServing,
     SpotCapacity,
-    Together,
 )
 from slackwater.sim.rollout.response_lengths import log_normal
 from slackwater.sim.rollout.rules import AGENT_RULES, SPOT_RULES
 from slackwater.sim.rollout.spot_run import SETUPS, SpotSetup, run_spot
 from slackwater.sim.rollout.spot_trace import SpotEvent, SpotRates, read_spot_trace
-from slackwater.sim.rollout.trainer import StepPlan
+from slackwater.sim.rollout.trainer import TrainingStepPlan
 
 _PREFIX = "rollout_"
 
@@ -106,7 +108,9 @@ class RolloutScenario:
 
 
 def read_rollout_scenario(source: str, sets: Iterable[str] = ()) -> tuple[RolloutScenario, Path]:
-    """A file, or a shipped scenario by its name, with `a.b=c` put in; and the folder its paths start from."""
+    """A file, or a shipped scenario by its name, with `a.b=c` put in; and the folder its paths
+    start from.
+    """
     table, folder = _table(source)
     return decode(RolloutScenario, override(table, sets)), folder
 
@@ -156,7 +160,9 @@ def run_rollout_scenario(
 def _run_spot(scenario: RolloutScenario, folder: Path, rule: str) -> dict[str, float]:
     wanted = scenario.responses
     lengths = log_normal(wanted.median_tokens, wanted.sigma, wanted.limit_tokens)
-    plan = StepPlan(wanted.turns, max_tokens=wanted.limit_tokens, min_batch=wanted.min_batch)
+    plan = TrainingStepPlan(
+        wanted.turns, max_tokens=wanted.limit_tokens, min_batch=wanted.min_batch
+    )
     setup = SpotSetup(*SETUPS[scenario.model], lengths, plan)
     trace = scenario.spot.trace(folder, scenario.seed)
     result = run_spot(setup, SPOT_RULES[rule], trace, seconds=scenario.seconds, seed=scenario.seed)
@@ -185,7 +191,7 @@ def _run_agents(scenario: RolloutScenario, folder: Path, rule: str) -> dict[str,
     if engines.leased:
         extra.append(LeasedFunctions(engines.leased))
     drawn = spread(sessions, wanted.count, seed)
-    result = run_agents(fleet, AGENT_RULES[rule], drawn, Together(extra))
+    result = run_agents(fleet, AGENT_RULES[rule], drawn, CombinedCapacity(extra))
     return {
         "seconds": result.seconds,
         "turns": float(result.turns),

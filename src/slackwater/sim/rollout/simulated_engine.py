@@ -1,8 +1,9 @@
 """A simulated engine: continuous batching in virtual time, advanced in closed form between changes.
 
-Prefill goes first and holds decoding up; then all running turns gain one token a step. A step's length grows
-linearly with the context it reads, so the time of k steps is a quadratic in k: no step is simulated by itself.
-When the cache is full the youngest turn is preempted and prefilled again later.
+Prefill goes first and holds decoding up; then all running turns gain one token a step. A step's
+length grows linearly with the context it reads, so the time of k steps is a quadratic in k: no
+step is simulated by itself. When the cache is full the youngest turn is preempted and prefilled
+again later.
 """
 
 import heapq
@@ -208,7 +209,9 @@ class SimulatedEngine:
         return done
 
     def _preempt(self) -> None:
-        """The youngest waits again, in front; what it has made was streamed and is prefilled again."""
+        """The youngest waits again, in front; what it has made was streamed and is prefilled
+        again.
+        """
         request = next(reversed(self._running.values()))
         self._leave(request)
         self._waiting.appendleft(request)

@@ -1,11 +1,13 @@
-"""One job on reserved training nodes and spot instances, for as long as a trace lasts (RLBoost section 6)."""
+"""One job on reserved training nodes and spot instances, for as long as a trace lasts (RLBoost
+section 6).
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from slackwater.control.brain import Brain
+from slackwater.control.fleet.controller import FleetController
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import TurnId
 from slackwater.sim.core.queue import EventQueue
@@ -22,7 +24,7 @@ from slackwater.sim.rollout.engine_cost import (
 )
 from slackwater.sim.rollout.provider import SpotProvider
 from slackwater.sim.rollout.spot_trace import SpotEvent
-from slackwater.sim.rollout.trainer import SimulatedTrainer, StepPlan, StepReport
+from slackwater.sim.rollout.trainer import RolloutTrainer, StepReport, TrainingStepPlan
 
 # RLBoost Table 2.
 RESERVED_NODE_PER_H = 83.79
@@ -41,7 +43,7 @@ class SpotSetup:
     model: ModelShape
     training_nodes: int
     lengths: LengthDistribution
-    plan: StepPlan = field(default_factory=StepPlan)
+    plan: TrainingStepPlan = field(default_factory=TrainingStepPlan)
     max_running: int = 256
     slowdown: float = 1.0
 
@@ -119,15 +121,15 @@ def run_spot(
 ) -> SpotResult:
     """Steps from 0 s on, until the first that ends after `seconds`."""
     queue: EventQueue[Callable[[], None]] = EventQueue()
-    brain = Brain(settings)
+    controller = FleetController(settings)
     length_of: dict[TurnId, int] = {}
     body = SimulatedBody(
-        brain,
+        controller,
         queue,
         lambda turn: length_of.get(turn, 1),
         BodySettings(sender_gb_per_s=20.0 * setup.training_nodes),
     )
-    trainer = SimulatedTrainer(
+    trainer = RolloutTrainer(
         body,
         setup.plan,
         setup.trainer,
@@ -155,5 +157,5 @@ def run_spot(
     steps = tuple(trainer.reports)
     end_s = steps[-1].ended_s
     held_h = provider.held_seconds(end_s) / 3600
-    moved = brain.rollout.books.counters.moved
+    moved = controller.rollout.books.counters.moved
     return SpotResult(steps, held_h, setup.training_nodes, moved, held_h * 3600 / end_s)

@@ -1,6 +1,7 @@
-"""Spot capacity over time: a public trace (`t_s,event,instance_id`), or one drawn with given rates."""
+"""Spot capacity over time: a public trace (`t_s,event,instance_id`), or one drawn with given
+rates.
+"""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,33 +10,21 @@ import numpy as np
 from slackwater.model.spot_trace import SpotEvent, in_order
 from slackwater.sim.inputs.csv_rows import read_rows
 
-__all__ = ["DRAWN_SEGMENTS", "SpotEvent", "SpotRates", "read_spot_trace", "window_of"]
+__all__ = ["SpotEvent", "SpotRates", "read_spot_trace"]
 
 
 def read_spot_trace(path: Path) -> tuple[SpotEvent, ...]:
-    """The file's events in order of time; each id is added once and removed at most once, after that."""
+    """The file's events in order of time; each id is added once and removed at most once, after
+    that.
+    """
     return in_order(read_rows(path, SpotEvent), path.name)
-
-
-def window_of(events: Sequence[SpotEvent], start_s: float, seconds: float) -> tuple[SpotEvent, ...]:
-    """The trace from `start_s` on for so long, on its own clock; who is there at its start is added at 0."""
-    there: dict[str, None] = {}
-    for event in events:
-        if event.t_s < start_s and event.event == "add":
-            there[event.instance_id] = None
-        elif event.t_s < start_s:
-            del there[event.instance_id]
-    within = [
-        SpotEvent(event.t_s - start_s, event.event, event.instance_id)
-        for event in events
-        if start_s <= event.t_s < start_s + seconds
-    ]
-    return (*(SpotEvent(0.0, "add", name) for name in there), *within)
 
 
 @dataclass(frozen=True, slots=True)
 class SpotRates:
-    """A drawn trace: about `mean_instances`, replaced as they go, `removals_per_h` for each instance."""
+    """A drawn trace: about `mean_instances`, replaced as they go, `removals_per_h` for each
+    instance.
+    """
 
     mean_instances: float
     removals_per_h: float
@@ -57,11 +46,3 @@ class SpotRates:
             if gone_s < end_s:
                 events.append(SpotEvent(gone_s, "remove", f"spot{number}"))
         return tuple(sorted(events, key=lambda row: row.t_s))
-
-
-# Means and removal rates of the three 2 h segments of RLBoost Table 5, for runs without trace files.
-DRAWN_SEGMENTS = {
-    "A": SpotRates(6.53, 8 / 6.53 / 2),
-    "B": SpotRates(4.58, 9 / 4.58 / 2),
-    "C": SpotRates(6.06, 2 / 6.06 / 2),
-}

@@ -1,16 +1,22 @@
-"""A storm of faults over the brain of one fleet, from a seed: the invariants are checked after every event.
+"""A storm of faults over one fleet controller, from a seed: the invariants are checked after every
+event.
 
-Clients run multi-turn trajectories, a trainer runs steps that its devices seed; instances join, pull, work, vanish, freeze, stall, lie, refuse, lose budget
-and drain, all at random. Every completed turn must hold exactly the tokens of an undisturbed run, once, and
-when the storm is over everything must end. A seed that fails is a bug report: run it again.
+Clients run multi-turn trajectories, a trainer runs steps that its devices seed; instances join,
+pull, work, vanish, freeze, stall, lie, refuse, lose budget and drain, all at random. Every
+completed turn must hold exactly the tokens of an undisturbed run, once, and when the storm is over
+everything must end. A seed that fails is a bug report: run it again.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
-from slackwater.control.brain import Brain, BrainCommand, BrainEvent
+from slackwater.control.devices.messages import GrantDevices
+from slackwater.control.driver import Driver
+from slackwater.control.fleet.controller import FleetController
+from slackwater.control.fleet.messages import FleetCommand, FleetEvent
 from slackwater.control.rollout import events as ev
 from slackwater.control.rollout.commands import (
     AbortOn,
@@ -20,12 +26,7 @@ from slackwater.control.rollout.commands import (
     ReleaseInstance,
 )
 from slackwater.control.rollout.settings import RolloutSettings
-from slackwater.control.steps.commands import (
-    GrantDevices,
-    RestEngine,
-    StartEngine,
-)
-from slackwater.control.timer import SetTimer, TimerFired
+from slackwater.control.steps.commands import RestEngine, StartEngine
 from slackwater.control.weights.commands import DeleteVersion, DropVersion, PullWeights
 from slackwater.control.weights.events import InstanceReady, PullFailed, WeightsPublished
 from slackwater.model.ids import InstanceId
@@ -33,7 +34,7 @@ from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.policy.rollout.balancing import FillIdle
 from slackwater.policy.rollout.routing import CacheAffine
 from slackwater.policy.rollout.seeding import AdaptiveWindow
-from slackwater.sim.core.queue import EventQueue
+from slackwater.sim.core.queue import EventQueue, explained
 from slackwater.sim.rollout.storm_clients import JOB, StormClients
 from slackwater.sim.rollout.storm_faults import StormFaults
 from slackwater.sim.rollout.storm_instance import StormInstance, StormRequest
@@ -74,25 +75,28 @@ def _settings(seed: int) -> RolloutSettings:
 
 
 class Storm:
-    """One seeded run. `happen(event)` gives the brain an event and checks it."""
+    """One seeded run. `happen(event)` gives the controller an event and checks it."""
 
     def __init__(self, seed: int, settings: RolloutSettings | None = None) -> None:
         self.seed = seed
         self.rng = np.random.default_rng(seed)
-        self.brain = Brain(settings or _settings(seed))
-        self.manager = self.brain.rollout
+        self.controller = FleetController(settings or _settings(seed))
+        self.manager = self.controller.rollout
         self.queue: EventQueue[Callable[[], None]] = EventQueue()
         self.instances: dict[InstanceId, StormInstance] = {}
         self.raging = True
-        self.events = 0
         self.version = 0
         self.published_s = 0.0
         self._serial = 0
-        self._timers: dict[str, float] = {}
-        self._pending: list[BrainEvent] = []
         self._heard_s: dict[InstanceId, float] = {}
         self.deleted: set[str] = set()
-        self._handling = False
+        self.driver = Driver(
+            self.controller,
+            self._do,
+            clock=lambda: self.queue.now_s,
+            schedule=self.queue.push_soon,
+            handled=self._check,
+        )
         self.clients = StormClients(self)
         self.faults = StormFaults(self)
         self.trainer = StormTrainer(self)
@@ -126,7 +130,7 @@ class Storm:
         return StormReport(
             self.seed,
             hours,
-            self.events,
+            self.driver.events,
             counters.completed,
             counters.failed,
             counters.moved,
@@ -149,27 +153,16 @@ class Storm:
     def chance(self, share: float) -> bool:
         return bool(self.rng.random() < share)
 
-    def happen(self, event: BrainEvent) -> None:
-        """Tell the brain; check the invariants; do what it says; then what followed meanwhile."""
-        self._pending.append(event)
-        if self._handling:
-            return
-        self._handling = True
-        while self._pending:
-            self._check(self._pending.pop(0))
-        self._handling = False
+    def happen(self, event: FleetEvent) -> None:
+        """Tell the controller, do what it says, and check the invariants; then what followed
+        meanwhile.
+        """
+        with explained(self.driver, self.queue):
+            self.driver.feed(event)
 
-    def _check(self, event: BrainEvent) -> None:
-        self.events += 1
-        try:
-            commands = self.brain.handle(event)
-            self.brain.check_integrity()
-            for command in commands:
-                self._do(command)
-            self.trainer.check_integrity()
-        except Exception as error:  # a manager that raises has broken its word too
-            at = f"event {self.events}, {type(event).__name__}, {self.now_s:.1f} s into the storm"
-            raise AssertionError(f"{error or type(error).__name__} ({at})") from error
+    def _check(self) -> None:
+        self.controller.check_integrity()
+        self.trainer.check_integrity()
 
     def publish(self) -> None:
         """A new version; turns of the old one may still be running."""
@@ -178,7 +171,9 @@ class Storm:
         self.happen(WeightsPublished(self.now_s, JOB, version, JOB, adapter=self.chance(0.5)))
 
     def spec(self, kind: InstanceKind | None = None, base_model: str = "") -> InstanceSpec:
-        """A new instance, of a random kind and perhaps for one job, unless it is for a base model."""
+        """A new instance, of a random kind and perhaps for one job, unless it is for a base
+        model.
+        """
         self._serial += 1
         return InstanceSpec(
             InstanceId(f"i{self._serial}"),
@@ -204,18 +199,17 @@ class Storm:
     def lives(self, instance: StormInstance) -> bool:
         return self.instances.get(instance.instance) is instance
 
-    def _do(self, command: BrainCommand) -> None:
+    def _do(self, command: FleetCommand) -> None:
         match command:
             case Dispatch():
                 self._deliver(command.instance, lambda: self._receive(command))
             case AbortOn(instance, attempt):
                 self._deliver(instance, lambda: self._forget(instance, attempt))
             case PullWeights(instance, version):
-                place = self.instances.get(instance)
-                self.after(self.wait_s(4.0), lambda: self._pulled(place, version))
-            case SetTimer(name, at_s):
-                self._timers[name] = at_s
-                self.queue.push(max(at_s, self.now_s), lambda: self._fire(name, at_s))
+                place, took_s = self.instances.get(instance), self.wait_s(4.0)
+                # It begins when it is told to: a version that it drops before may be the same.
+                pulled = partial(self.after, took_s, partial(self._pulled, place, version))
+                self._deliver(instance, pulled)
             case CompleteTurn():
                 self.clients.completed(command)
             case FailTurn():
@@ -262,7 +256,9 @@ class Storm:
             self.instances[instance].requests.pop(attempt, None)
 
     def _pulled(self, place: StormInstance | None, version: str) -> None:
-        """Nothing is heard of a pull by an instance that has gone meanwhile, also where another has its name."""
+        """Nothing is heard of a pull by an instance that has gone meanwhile, also where another
+        has its name.
+        """
         if place is None or not self.lives(place):
             return
         instance = place.instance
@@ -280,11 +276,6 @@ class Storm:
         used = [r for r in place.requests.values() if r.command.version == version]
         assert not used, f"{instance} drops {version}, which {used[0].command.turn} runs with"
         place.versions.discard(version)
-
-    def _fire(self, name: str, at_s: float) -> None:
-        if self._timers.get(name) == at_s:
-            del self._timers[name]
-            self.happen(TimerFired(self.now_s, name))
 
     def _beat(self, instance: StormInstance) -> None:
         if not self.lives(instance):

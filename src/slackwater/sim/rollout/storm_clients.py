@@ -64,7 +64,8 @@ class StormClients:
         then: Callable[[], None],
         base_model: str = "",
     ) -> None:
-        """Submit a turn that may be made with the first version or those after it; `then` when it has ended.
+        """Submit a turn that may be made with the first version or those after it; `then` when it
+        has ended.
 
         Without a base model it is of one that is called as its job.
         """

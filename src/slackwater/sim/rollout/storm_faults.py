@@ -1,11 +1,11 @@
 """What goes wrong in a storm, and how often."""
 
-from slackwater.control.brain import BrainEvent
+from slackwater.control.fleet.messages import FleetEvent
 from slackwater.control.rollout import events as ev
 from slackwater.control.weights.events import InstanceReady, WeightsRetired
 from slackwater.model.instance import InstanceKind
 from slackwater.model.turn import AttemptId, FinishReason
-from slackwater.sim.rollout.storm_instance import Lie, StormInstance
+from slackwater.sim.rollout.storm_instance import FalseReport, StormInstance
 from slackwater.sim.rollout.storm_stage import StormStage
 
 FLEET = 5
@@ -96,26 +96,26 @@ class StormFaults:
         storm.happen(ev.BudgetChanged(storm.now_s, victim.instance, running, kv_tokens))
 
     def _lie(self, victim: StormInstance) -> None:
-        lies = tuple(Lie)
+        lies = tuple(FalseReport)
         victim.lie = lies[int(self._storm.rng.integers(len(lies)))]
 
-    def tell(self, instance: StormInstance, lie: Lie) -> None:
+    def tell(self, instance: StormInstance, lie: FalseReport) -> None:
         """Tell the lie about the instance's first request."""
         storm = self._storm
         attempt, request = next(iter(instance.requests.items()))
         name, now_s = instance.instance, storm.now_s
         ending = storm.ending(instance, request)
         match lie:
-            case Lie.WRONG_VERSION:
-                event: BrainEvent = ev.TurnEnded(
+            case FalseReport.WRONG_VERSION:
+                event: FleetEvent = ev.TurnEnded(
                     now_s, name, ending.attempt, ending.reason, request.made_tokens, "v-none"
                 )
-            case Lie.UNKNOWN_ATTEMPT:
+            case FalseReport.UNKNOWN_ATTEMPT:
                 event = ev.TurnEnded(now_s, name, AttemptId(10**9), FinishReason.STOP, 1, "v1")
-            case Lie.TOO_MANY:
+            case FalseReport.TOO_MANY:
                 many = [7] * 100
                 event = ev.TokensArrived(now_s, name, [attempt], many, [0.0] * 100, [100])
-            case Lie.GAP:
+            case FalseReport.GAP:
                 event = ev.TurnEnded(
                     now_s,
                     name,
@@ -124,9 +124,9 @@ class StormFaults:
                     request.made_tokens + 3,
                     ending.version,
                 )
-            case Lie.GARBAGE:
+            case FalseReport.GARBAGE:
                 event = ev.TokensArrived(now_s, name, [attempt], [1, 2], [0.0])
-            case Lie.CUT_SHORT:
+            case FalseReport.CUT_SHORT:
                 event = ev.TurnEnded(
                     now_s,
                     name,
@@ -135,6 +135,6 @@ class StormFaults:
                     request.made_tokens - (request.made_tokens >= request.total_tokens),
                     ending.version,
                 )
-            case Lie.UNASKED_READY:
+            case FalseReport.UNASKED_READY:
                 event = InstanceReady(now_s, name, f"v{storm.version + 100}")
         storm.happen(event)

@@ -1,4 +1,6 @@
-"""An instance in a storm of faults: it makes the right tokens slowly, until it is told to misbehave."""
+"""An instance in a storm of faults: it makes the right tokens slowly, until it is told to
+misbehave.
+"""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -9,7 +11,7 @@ from slackwater.model.ids import InstanceId, TurnId
 from slackwater.model.instance import InstanceSpec
 
 
-class Lie(StrEnum):
+class FalseReport(StrEnum):
     """What an instance may say that is not so."""
 
     WRONG_VERSION = "ends a turn with another version"
@@ -45,7 +47,9 @@ class StormRequest:
 
 @dataclass(slots=True)
 class StormInstance:
-    """One process's life. Frozen: says nothing, but comes back later. Stalled: beats, makes nothing."""
+    """One process's life. Frozen: says nothing, but comes back later. Stalled: beats, makes
+    nothing.
+    """
 
     spec: InstanceSpec
     serial: int
@@ -55,7 +59,7 @@ class StormInstance:
     frozen_until_s: float = 0.0
     stalled_until_s: float = 0.0
     says_stalled: bool = True
-    lie: Lie | None = None
+    lie: FalseReport | None = None
     refuses_until_s: float = 0.0
 
     @property

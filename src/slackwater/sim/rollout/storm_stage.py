@@ -1,11 +1,14 @@
-"""What the clients, the faults and the trainer of a storm see of it; `storm.py` is the one that has it all."""
+"""What the clients, the faults and the trainer of a storm see of it; `storm.py` is the one that
+has it all.
+"""
 
 from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 
-from slackwater.control.brain import Brain, BrainEvent
+from slackwater.control.fleet.controller import FleetController
+from slackwater.control.fleet.messages import FleetEvent
 from slackwater.control.rollout.events import TurnEnded
 from slackwater.control.rollout.manager import RolloutManager
 from slackwater.model.ids import InstanceId, JobId, TrajectoryId
@@ -13,7 +16,7 @@ from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.sim.rollout.storm_instance import StormInstance, StormRequest
 
 
-class Asks(Protocol):
+class TurnSource(Protocol):
     """Whoever sends turns."""
 
     def ask(
@@ -29,7 +32,7 @@ class Asks(Protocol):
 class StormStage(Protocol):
     """One seeded run."""
 
-    brain: Brain
+    controller: FleetController
     manager: RolloutManager
     rng: np.random.Generator
     instances: dict[InstanceId, StormInstance]
@@ -40,7 +43,7 @@ class StormStage(Protocol):
     def now_s(self) -> float: ...
 
     @property
-    def asks(self) -> Asks: ...
+    def asks(self) -> TurnSource: ...
 
     def after(self, seconds: float, happen: Callable[[], None]) -> None: ...
 
@@ -48,7 +51,7 @@ class StormStage(Protocol):
 
     def chance(self, share: float) -> bool: ...
 
-    def happen(self, event: BrainEvent) -> None: ...
+    def happen(self, event: FleetEvent) -> None: ...
 
     def publish(self) -> None: ...
 

@@ -1,15 +1,20 @@
-"""The trainers in a storm: jobs of one base model, step after step; their devices roll out until seeding ends and again when it resumes.
+"""The trainers in a storm: jobs of one base model, step after step; their devices roll out until
+seeding ends and again when it resumes.
 
-Local engines are hit by the same faults as all others, trainers are lost while they wait or work, and other training is due on
-the same devices. A step must end whatever happens, and while a trainer has the devices no local engine may be at work on them.
+Local engines are hit by the same faults as all others, trainers are lost while they wait or work,
+and other training is due on the same devices. A step must end whatever happens, and while a
+trainer has the devices no local engine may be at work on them.
 """
 
 from collections.abc import Callable
 from functools import partial
 
+from slackwater.control.devices.messages import GrantDevices
 from slackwater.control.jobs.events import JobEnded
+from slackwater.control.operations.events import TrainerLost
+from slackwater.control.rollout.events import InstanceLost
 from slackwater.control.steps import events as on
-from slackwater.control.steps.commands import GrantDevices, StartEngine
+from slackwater.control.steps.commands import StartEngine
 from slackwater.control.weights.events import WeightsPublished, WeightsRetired
 from slackwater.model.ids import InstanceId, JobId, TrajectoryId, WorkerId
 from slackwater.model.instance import InstanceKind, InstanceSpec
@@ -19,11 +24,11 @@ BASE = "learner"
 LEARNERS = (JobId("learner-1"), JobId("learner-2"))
 
 
-class Learner:
+class StormLearner:
     """One job that trains; `stepping` while a step is under way."""
 
     def __init__(
-        self, storm: StormStage, job: JobId, ask: Callable[["Learner", bool], None]
+        self, storm: StormStage, job: JobId, ask: Callable[["StormLearner", bool], None]
     ) -> None:
         self.job = job
         self.stepping = False
@@ -79,8 +84,8 @@ class StormTrainer:
     def __init__(self, storm: StormStage) -> None:
         self._storm = storm
         self._asks = 0
-        self._learners = [Learner(storm, job, self._ask) for job in LEARNERS]
-        self._asked: dict[WorkerId, tuple[Learner, bool]] = {}
+        self._learners = [StormLearner(storm, job, self._ask) for job in LEARNERS]
+        self._asked: dict[WorkerId, tuple[StormLearner, bool]] = {}
         self._training: set[WorkerId] = set()
         self._engines: dict[InstanceId, InstanceSpec] = {}
 
@@ -102,20 +107,19 @@ class StormTrainer:
         if not storm.raging:
             return
         for instance in list(self._engines):
-            if not storm.brain.steps.is_local(instance):
+            if not storm.controller.steps.is_local(instance):
                 del self._engines[instance]
         while len(self._engines) < 1 + storm.chance(0.5):
             spec = storm.spec(InstanceKind.LOCAL, BASE)
             self._engines[spec.instance] = spec
             storm.happen(on.LocalEngineUp(storm.now_s, spec))
         if storm.chance(0.05):  # a resting one dies too
-            storm.happen(
-                on.LocalEngineDown(storm.now_s, next(iter(self._resting()), InstanceId("-")))
-            )
+            victim = next(iter(self._resting()), InstanceId("-"))
+            storm.happen(InstanceLost(storm.now_s, victim, "killed"))
         storm.after(storm.wait_s(30.0), self._bring_engines)
 
     def _resting(self) -> list[InstanceId]:
-        return [spec.instance for spec in self._storm.brain.steps.resting()]
+        return [spec.instance for spec in self._storm.controller.steps.resting()]
 
     def take(self, command: StartEngine | GrantDevices) -> None:
         """The book gives the devices to local engines, or to a trainer."""
@@ -128,7 +132,7 @@ class StormTrainer:
             storm.after(storm.wait_s(10.0), partial(self._done, command.trainer))
 
     def _joins(self, spec: InstanceSpec) -> None:
-        up = self._storm.brain.steps.works(spec.instance)
+        up = self._storm.controller.steps.works(spec.instance)
         if up and spec.instance not in self._storm.instances:
             self._storm.join(spec)
 
@@ -141,7 +145,7 @@ class StormTrainer:
             self._ask(learner, False)
             storm.after(storm.wait_s(120.0), self._other_work)
 
-    def _ask(self, learner: Learner, ends: bool) -> None:
+    def _ask(self, learner: StormLearner, ends: bool) -> None:
         storm = self._storm
         self._asks += 1
         trainer = WorkerId(f"trainer-{self._asks}")
@@ -160,7 +164,7 @@ class StormTrainer:
             learner, _ = self._asked[trainer]
             self._storm.happen(on.DevicesAsked(self._storm.now_s, trainer, learner.job))
 
-    def _over(self, trainer: WorkerId) -> tuple[Learner, bool] | None:
+    def _over(self, trainer: WorkerId) -> tuple[StormLearner, bool] | None:
         """Take it out of the books, if it is in them."""
         found = self._asked.pop(trainer, None)
         if found is not None:
@@ -176,7 +180,7 @@ class StormTrainer:
     def _gone(self, trainer: WorkerId) -> None:
         """It dies: what it was to end is asked for again."""
         if self._over(trainer) is not None:
-            self._storm.happen(on.TrainerGone(self._storm.now_s, trainer))
+            self._storm.happen(TrainerLost(self._storm.now_s, trainer, "killed"))
 
     def _done(self, trainer: WorkerId) -> None:
         storm = self._storm
@@ -194,4 +198,4 @@ class StormTrainer:
         fleet = self._storm.manager.books.instances
         local = [record.spec.instance for record in fleet if record.local]
         assert not (self._training and local), f"{local} on devices that {self._training} have"
-        assert self._training == set(self._storm.brain.steps.holders())
+        assert self._training == set(self._storm.controller.steps.holders())

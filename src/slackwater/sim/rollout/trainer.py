@@ -1,15 +1,17 @@
 """The simulated trainer of one job: steps of responses, micro-batches on those that are complete.
 
-A step: publish the weights, submit all turns, let local engines seed until the manager ends it, then train on
-at least `min_batch` complete responses at a time, in any order, while the rest is generated elsewhere. Who has the
-devices, and when a step begins and ends, is for the step book to say, as in a live service.
+A step: publish the weights, submit all turns, let local engines seed until the manager ends it,
+then train on at least `min_batch` complete responses at a time, in any order, while the rest is
+generated elsewhere. Who has the devices, and when a step begins and ends, is for the step book to
+say, as in a live service.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from slackwater.control.brain import BrainCommand
+from slackwater.control.devices.messages import GrantDevices
+from slackwater.control.fleet.messages import FleetCommand
 from slackwater.control.rollout.commands import (
     CompleteTurn,
     EndSeeding,
@@ -17,7 +19,7 @@ from slackwater.control.rollout.commands import (
     LimitInstances,
 )
 from slackwater.control.rollout.events import TurnSubmitted
-from slackwater.control.steps.commands import GrantDevices, StartEngine
+from slackwater.control.steps.commands import StartEngine
 from slackwater.control.steps.events import (
     DevicesAsked,
     DevicesReturned,
@@ -39,7 +41,7 @@ TRAINER = WorkerId("trainer")
 
 
 @dataclass(frozen=True, slots=True)
-class StepPlan:
+class TrainingStepPlan:
     """What one step asks for: RLBoost 6.1 has 128 prompts x 8 responses of at most 14 K tokens."""
 
     turns: int = 1024
@@ -60,13 +62,13 @@ class StepReport:
     trainer_wait_s: float
 
 
-class SimulatedTrainer:
+class RolloutTrainer:
     """Runs steps one after the other; `lengths(step)` gives each response's hidden length."""
 
     def __init__(
         self,
         body: SimulatedBody,
-        plan: StepPlan,
+        plan: TrainingStepPlan,
         cost: TrainerCost,
         engine: EngineCost,
         *,
@@ -127,7 +129,12 @@ class SimulatedTrainer:
             self.length_of[turn] = tokens
             trajectory = TrajectoryId(turn)
             spec = TurnSpec(
-                *(turn, trajectory, self.job, self._prompt, sampling, version),
+                turn,
+                trajectory,
+                self.job,
+                self._prompt,
+                sampling,
+                version,
                 base_model=BASE_MODEL,
             )
             tell(TurnSubmitted(now_s, spec))
@@ -143,7 +150,7 @@ class SimulatedTrainer:
             )
             self._body.tell(LocalEngineUp(now_s, spec))
 
-    def _take(self, command: BrainCommand) -> None:
+    def _take(self, command: FleetCommand) -> None:
         match command:
             case CompleteTurn(_, tokens):
                 self._response(len(tokens))
@@ -180,7 +187,9 @@ class SimulatedTrainer:
         self._body.at(now_s + self._cost.switch_s, loaded)
 
     def _start(self, command: StartEngine) -> None:
-        """A local engine works: at once when a step begins, after loading when it takes over in its middle."""
+        """A local engine works: at once when a step begins, after loading when it takes over in
+        its middle.
+        """
         self._seeding = True
         self._end_wait()
         spec, version = command.spec, self.version

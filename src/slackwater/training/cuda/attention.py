@@ -1,11 +1,13 @@
 """Flash attention over sequences that share the rows of their common prefixes.
 
-A sequence's own rows look at each other, causally; and at the shared rows before them, all of them. The two are computed by
-themselves and joined by their normalisers, forward; backward each runs with the joined output and normaliser, which gives the
-exact gradients of the whole. Neighbours that look at the same shared rows ask together, so those rows are read once.
+A sequence's own rows look at each other, causally; and at the shared rows before them, all of them.
+The two are computed by themselves and joined by their normalisers, forward; backward each runs with
+the joined output and normaliser, which gives the exact gradients of the whole. Neighbours that look
+at the same shared rows ask together, so those rows are read once.
 
-PyTorch's public `varlen_attn` gives the forward and its normalisers, but its backward takes no others than its own; so the two
-operators that it is made of are called here, private names though they have.
+PyTorch's public `varlen_attn` gives the forward and its normalisers, but its backward takes no
+others than its own; so the two operators that it is made of are called here, private names though
+they have.
 """
 
 from collections.abc import Sequence
@@ -25,7 +27,7 @@ _ADD_BLOCK = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
+class RowRuns:
     """Rows asked and rows looked at, run by run: where each begins, and the longest."""
 
     queries: Tensor
@@ -35,12 +37,14 @@ class Runs:
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
-    """Rows (`asking`) that look at shared rows (`seen`), run by run; `once`: no row is seen by two runs."""
+class RunCrossing:
+    """Rows (`asking`) that look at shared rows (`seen`), run by run; `once`: no row is seen by two
+    runs.
+    """
 
     asking: Tensor
     seen: Tensor
-    runs: Runs
+    runs: RowRuns
     once: bool
 
 
@@ -52,7 +56,7 @@ class FlashSharedAttention:
         starts = np.array([start for start, _ in own] + [shared.count], np.int32)
         on_device = torch.from_numpy(starts).to(device)
         longest = int(np.diff(starts).max())
-        self.own = Runs(on_device, on_device, longest, longest)
+        self.own = RowRuns(on_device, on_device, longest, longest)
         self.crossings = [_crossing(pairs, device) for pairs in crossings]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -62,7 +66,9 @@ class FlashSharedAttention:
 
 
 def plan(shared: SharedRows) -> tuple[list[_Piece], list[list[tuple[_Piece, _Piece]]]]:
-    """Each sequence's own rows; and, level by level, which rows ask and which contiguous shared rows they look at."""
+    """Each sequence's own rows; and, level by level, which rows ask and which contiguous shared
+    rows they look at.
+    """
     own: list[_Piece] = []
     levels: list[list[tuple[_Piece, _Piece]]] = []
     for rows, start in zip(shared.rows, shared.own_from, strict=True):
@@ -89,32 +95,32 @@ def _pieces(rows: Ints) -> list[_Piece]:
     return [(int(part[0]), int(part[-1]) + 1) for part in np.split(rows, edges)]
 
 
-def _crossing(pairs: Sequence[tuple[_Piece, _Piece]], device: torch.device) -> Crossing:
+def _crossing(pairs: Sequence[tuple[_Piece, _Piece]], device: torch.device) -> RunCrossing:
     asking, seen = ([pair[side] for pair in pairs] for side in (0, 1))
     rows = [np.concatenate([np.arange(*piece) for piece in side]) for side in (asking, seen)]
     sizes = [np.array([stop - start for start, stop in side]) for side in (asking, seen)]
     starts = [np.concatenate(([0], np.cumsum(each))).astype(np.int32) for each in sizes]
     sent = [torch.from_numpy(part).to(device) for part in (*rows, *starts)]
-    runs = Runs(sent[2], sent[3], int(sizes[0].max()), int(sizes[1].max()))
-    return Crossing(sent[0], sent[1], runs, len(np.unique(rows[1])) == len(rows[1]))
+    runs = RowRuns(sent[2], sent[3], int(sizes[0].max()), int(sizes[1].max()))
+    return RunCrossing(sent[0], sent[1], runs, len(np.unique(rows[1])) == len(rows[1]))
 
 
 def flash_forward(
-    q: Tensor, k: Tensor, v: Tensor, runs: Runs, causal: bool
+    q: Tensor, k: Tensor, v: Tensor, runs: RowRuns, causal: bool
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """Output `[N, heads, d]`, normalisers `[heads, N]`, and what backward wants back."""
     out, lse, seed, unused, _ = torch.ops.aten._flash_attention_forward(
-        *(q, k, v, runs.queries, runs.keys, runs.most_queries, runs.most_keys, 0.0, causal, False)
+        q, k, v, runs.queries, runs.keys, runs.most_queries, runs.most_keys, 0.0, causal, False
     )
     return out, lse, (seed, unused)
 
 
 def flash_backward(
-    g: Tensor, given: tuple[Tensor, ...], runs: Runs, causal: bool, kept: tuple[Tensor, Tensor]
+    g: Tensor, given: tuple[Tensor, ...], runs: RowRuns, causal: bool, kept: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v; `given` are those, the output and the normalisers."""
     found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
-        *(g, *given, runs.queries, runs.keys, runs.most_queries, runs.most_keys, 0.0, causal, *kept)
+        g, *given, runs.queries, runs.keys, runs.most_queries, runs.most_keys, 0.0, causal, *kept
     )
     return found
 
@@ -132,7 +138,14 @@ class _Attention(torch.autograd.Function):
             all_kept += kept
             count, joined = len(crossing.asking), lse.clone()
             join_rows[(count,)](
-                *(out, lse, other, other_lse, joined, crossing.asking, count, rows),
+                out,
+                lse,
+                other,
+                other_lse,
+                joined,
+                crossing.asking,
+                count,
+                rows,
                 HEADS=heads,
                 SIZE=size,
                 LINES=lines,
@@ -168,7 +181,7 @@ class _Attention(torch.autograd.Function):
 _attention: Any = _Attention.apply
 
 
-def _seen(crossing: Crossing, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _seen(crossing: RunCrossing, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return k.index_select(0, crossing.seen), v.index_select(0, crossing.seen)
 
 

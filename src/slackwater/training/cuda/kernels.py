@@ -1,6 +1,8 @@
-"""Triton kernels of a training pass: norms, rotation, gate, log-probs, and joining of attention; forward and backward.
+"""Triton kernels of a training pass: norms, rotation, gate, log-probs, and joining of attention;
+forward and backward.
 
-All compute in fp32 and round once. Where a weight's gradient is asked for, each program leaves a partial sum.
+All compute in fp32 and round once. Where a weight's gradient is asked for, each program leaves a
+partial sum.
 """
 
 # ruff: noqa: N803  (compile-time constants are upper case, as everywhere in Triton)
@@ -36,7 +38,9 @@ def norm_backward(
     g, passed, total, weight, dx, dweight, rows, columns, eps,
     PASSED: tl.constexpr, WEIGHT: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Gradients of the rows `program, program + programs, ...`; with PASSED, the sum's own gradient is added."""
+    """Gradients of the rows `program, program + programs, ...`; with PASSED, the sum's own gradient
+    is added.
+    """
     first = tl.program_id(0)
     at = tl.arange(0, BLOCK)
     inside = at < columns
@@ -174,7 +178,9 @@ def normaliser_kernel(logits, out, vocab, BLOCK: tl.constexpr) -> None:
 
 @triton.jit
 def logits_backward(logits, normaliser, strength, vocab, BLOCK: tl.constexpr) -> None:
-    """Scores become `-strength * probability`, in place: the gradient but for the targets' own part."""
+    """Scores become `-strength * probability`, in place: the gradient but for the targets' own
+    part.
+    """
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     place = logits + row * vocab + at
@@ -189,7 +195,8 @@ def join_rows(
     out, lse, other, other_lse, joined, index, rows, all_rows,
     HEADS: tl.constexpr, SIZE: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Attention of a row over two sets of keys into one: row `index[r]` of `out` takes row r of `other` in.
+    """Attention of a row over two sets of keys into one: row `index[r]` of `out` takes row r of
+    `other` in.
 
     The new normalisers go to `joined`: every warp reads the old ones, at its own time.
     """

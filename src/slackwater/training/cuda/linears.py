@@ -1,7 +1,8 @@
-"""Linear layers of one input, each with a low-rank update where it has one, as one node of the backward pass.
+"""Linear layers of one input, each with a low-rank update where it has one, as one node of the
+backward pass.
 
-Their gradients of the input meet inside the products instead of in passes of their own over memory, and the gradient of a
-weight is added where it is gathered.
+Their gradients of the input meet inside the products instead of in passes of their own over memory,
+and the gradient of a weight is added where it is gathered.
 """
 
 from collections.abc import Sequence

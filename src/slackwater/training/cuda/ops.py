@@ -34,8 +34,13 @@ class _AddNorm(torch.autograd.Function):
         total = x if residual is None else torch.empty_like(x)
         out, columns = torch.empty_like(x), x.shape[1]
         norm_forward[(len(x),)](
-            *(x, x if residual is None else residual.contiguous(), weight, total, out),
-            *(columns, eps),
+            x,
+            x if residual is None else residual.contiguous(),
+            weight,
+            total,
+            out,
+            columns,
+            eps,
             ADD=residual is not None,
             BLOCK=triton.next_power_of_2(columns),
             num_warps=8,
@@ -53,8 +58,15 @@ class _AddNorm(torch.autograd.Function):
         (rows, columns), dx = total.shape, torch.empty_like(total)
         partial, programs = _partial(weight, ctx.needs_input_grad[2], rows)
         norm_backward[(programs,)](
-            *(g.contiguous(), g if passed is None else passed.contiguous(), total, weight, dx),
-            *(partial, rows, columns, ctx.eps),
+            g.contiguous(),
+            g if passed is None else passed.contiguous(),
+            total,
+            weight,
+            dx,
+            partial,
+            rows,
+            columns,
+            ctx.eps,
             PASSED=passed is not None,
             WEIGHT=ctx.needs_input_grad[2],
             BLOCK=triton.next_power_of_2(columns),
@@ -73,7 +85,12 @@ class _Turn(torch.autograd.Function):
         x = x.contiguous()
         out = torch.empty_like(x)
         turn_forward[(len(x),)](
-            *(x, x if weight is None else weight, cos, sin, out, eps),
+            x,
+            x if weight is None else weight,
+            cos,
+            sin,
+            out,
+            eps,
             NORM=weight is not None,
             **_heads(x.shape[1] // size, size),
             num_warps=4,
@@ -90,8 +107,15 @@ class _Turn(torch.autograd.Function):
         dx = torch.empty_like(x)
         partial, programs = _partial(x if weight is None else weight, wanted, len(x))
         turn_backward[(programs,)](
-            *(g.contiguous(), x, x if weight is None else weight, cos, sin, dx, partial),
-            *(len(x), ctx.eps),
+            g.contiguous(),
+            x,
+            x if weight is None else weight,
+            cos,
+            sin,
+            dx,
+            partial,
+            len(x),
+            ctx.eps,
             NORM=weight is not None,
             WEIGHT=wanted,
             **_heads(x.shape[1] // ctx.size, ctx.size),
@@ -119,7 +143,7 @@ class _Gate(torch.autograd.Function):
         dgate, dup, count = torch.empty_like(gate), torch.empty_like(up), gate.numel()
         grid = (triton.cdiv(count, _FLAT_BLOCK),)
         gate_backward[grid](
-            *(g.contiguous(), gate, up, dgate, dup, count), BLOCK=_FLAT_BLOCK, num_warps=8
+            g.contiguous(), gate, up, dgate, dup, count, BLOCK=_FLAT_BLOCK, num_warps=8
         )
         return dgate, dup
 

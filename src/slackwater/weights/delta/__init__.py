@@ -1,1 +1,4 @@
-"""What changed between two versions of a tensor, to the bit. The format: docs/delta-format.md."""
+"""What changed between two versions of a tensor, to the bit.
+
+The format: docs/reference/delta-format.md.
+"""

@@ -15,7 +15,7 @@ from slackwater.weights.delta.checksum import (
 )
 from slackwater.weights.delta.compiled import compiled, fetch_for_write
 from slackwater.weights.delta.encode import Elements
-from slackwater.weights.delta.frame import BLOCK, Form, Frame, refused, unpack
+from slackwater.weights.delta.frame import BLOCK, DeltaFrame, ValueEncoding, refused, unpack
 from slackwater.weights.delta.places import block_places
 
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
@@ -25,13 +25,13 @@ _AHEAD = 32  # how many changes ahead memory is asked for
 def apply(part: Elements, data: bytes | memoryview, known_checksum: int | None = None) -> int:
     """Make `part` what the frame in `data` says; its new checksum.
 
-    `known_checksum` is the part's checksum if the caller has kept it: then only what changes is read. Without
-    it the whole part is read once.
+    `known_checksum` is the part's checksum if the caller has kept it: then only what changes is
+    read. Without it the whole part is read once.
     """
     return apply_frame(part, unpack(data, part.size, part.dtype.itemsize), known_checksum)
 
 
-def apply_frame(part: Elements, frame: Frame, known_checksum: int | None = None) -> int:
+def apply_frame(part: Elements, frame: DeltaFrame, known_checksum: int | None = None) -> int:
     """`apply` for a frame that is unpacked already."""
     held = checksum(part.view(np.uint8)) if known_checksum is None else known_checksum
     if held != frame.base_checksum:
@@ -39,7 +39,7 @@ def apply_frame(part: Elements, frame: Frame, known_checksum: int | None = None)
     places, starts = block_places(frame)
     values = frame_values(frame)
     part_bytes = part.view(np.uint8)
-    moved = _write(part, part_bytes, places, starts, values, frame.form == Form.STEP, KEYS)
+    moved = _write(part, part_bytes, places, starts, values, frame.form == ValueEncoding.STEP, KEYS)
     reached = (held + int(moved)) & ((1 << 64) - 1)
     if reached != frame.checksum:
         _restore(part, places, starts, values)
@@ -47,7 +47,7 @@ def apply_frame(part: Elements, frame: Frame, known_checksum: int | None = None)
     return reached
 
 
-def frame_values(frame: Frame) -> Elements:
+def frame_values(frame: DeltaFrame) -> Elements:
     """The frame's values, put together from their bytes."""
     planes = [np.frombuffer(plane, np.uint8) for plane in frame.planes]
     if len(planes) == 1:
@@ -85,7 +85,9 @@ def _write(
 
 @compiled
 def _stepped(was: Any, value: Any, as_steps: Any) -> Any:
-    """The new element, from the old one and the value that was sent; its upper bits are to be cut off."""
+    """The new element, from the old one and the value that was sent; its upper bits are to be cut
+    off.
+    """
     if as_steps:
         sent = np.uint64(value)
         return np.uint64(was) + ((sent >> _ONE) ^ (_ZERO - (sent & _ONE)))

@@ -92,9 +92,11 @@ SUM_WORDS = 8  # 64-bit words that one step of `keyed_sum` takes
 
 @generated
 def keyed_sum(typing: Any, data: Any, keys: Any, steps: Any) -> Any:
-    """The sum of `w + low(w + key) * high(w, key)` over `steps` times 8 words at `data` (see checksum.py).
+    """The sum of `w + low(w + key) * high(w, key)` over `steps` times 8 words at `data` (see
+    checksum.py).
 
-    Written out as vectors, since the compiler makes none of a loop over addresses. `steps` is above 0.
+    Written out as vectors, since the compiler makes none of a loop over addresses. `steps` is above
+    0.
     """
     del typing, data, keys, steps
     vector = ir.VectorType(_WORD, SUM_WORDS)

@@ -1,8 +1,9 @@
 """The delta codec on an NVIDIA GPU: the same frames, to the bit, as on the CPU.
 
-Encoding reads both versions once, at the speed of memory: the checksum, and what changed into a few slots for every 4 KB. The slots are
-then brought together to places and values, which alone travel to the host, where they are coded. Where more changed than the slots hold,
-that tile is read again. Applying takes the places and values of a frame to the device and writes them block by block.
+Encoding reads both versions once, at the speed of memory: the checksum, and what changed into a few
+slots for every 4 KB. The slots are then brought together to places and values, which alone travel
+to the host, where they are coded. Where more changed than the slots hold, that tile is read again.
+Applying takes the places and values of a frame to the device and writes them block by block.
 """
 
 from functools import cache
@@ -18,7 +19,7 @@ from slackwater.weights.delta.apply import frame_values
 from slackwater.weights.delta.checksum import CHUNK_BYTES, CHUNK_WORDS, KEYS, mix
 from slackwater.weights.delta.device_code import DeviceCode, device_code
 from slackwater.weights.delta.encode import coded, value_planes
-from slackwater.weights.delta.frame import BLOCK, Form, Frame, refused
+from slackwater.weights.delta.frame import BLOCK, DeltaFrame, ValueEncoding, refused
 from slackwater.weights.delta.places import block_places
 
 _SLOTS = 64  # changes of a tile that its first reading keeps: 3 % of bf16
@@ -30,8 +31,9 @@ _MASK = (1 << 64) - 1
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 
-def difference(old: Tensor, new: Tensor, base_checksum: int | None = None) -> Frame:
-    """The frame's content that makes `new` out of `old`: flat CUDA tensors of uint8-, int16- or int32-like elements.
+def difference(old: Tensor, new: Tensor, base_checksum: int | None = None) -> DeltaFrame:
+    """The frame's content that makes `new` out of `old`: flat CUDA tensors of uint8-, int16- or
+    int32-like elements.
 
     `base_checksum` is the old part's if it is known; without it the old part is read once more.
     """
@@ -41,13 +43,15 @@ def difference(old: Tensor, new: Tensor, base_checksum: int | None = None) -> Fr
     counts = np.diff(starts)
     kinds, sizes, positions = coded(places, starts, counts, elements, item)
     form, planes = value_planes(ours, theirs)
-    return Frame(item, form, elements, base, total, kinds, sizes, positions, planes)
+    return DeltaFrame(item, form, elements, base, total, kinds, sizes, positions, planes)
 
 
 def changes(
     old: Tensor, new: Tensor
 ) -> tuple[NDArray[np.uint16], NDArray[np.int64], NDArray[Any], NDArray[Any], int]:
-    """The changed places in their blocks, where each block's begin, the new and old elements, the new checksum; on the host."""
+    """The changed places in their blocks, where each block's begin, the new and old elements, the
+    new checksum; on the host.
+    """
     places, starts, ours, theirs, sums = device_changes(old, new)
     kind = np.dtype(f"u{new.element_size()}")
     total = (int(sums.sum().item()) + mix(new.numel() * new.element_size())) & _MASK
@@ -97,7 +101,8 @@ def _code(*parts: Tensor, step: bool = False, keep: bool = False) -> DeviceCode:
         parts[0].device,
         ITEM=parts[0].element_size(),
         ALIGNED=int(all(part.data_ptr() % 16 == 0 for part in parts)),
-        SLOTS=_SLOTS, RESIDENT=_RESIDENT, AHEAD=_AHEAD, AT_ONCE=_AT_ONCE, STEP=int(step), KEEP=int(keep),
+        SLOTS=_SLOTS, RESIDENT=_RESIDENT, AHEAD=_AHEAD, AT_ONCE=_AT_ONCE,
+        STEP=int(step), KEEP=int(keep),
     )  # fmt: skip
 
 
@@ -129,8 +134,10 @@ def checksum(part: Tensor) -> int:
     return (int(sums.sum().item()) + mix(part.numel() * item)) & _MASK
 
 
-def apply(part: Tensor, frame: Frame, known_checksum: int | None = None) -> int:
-    """Make a part on the device what the frame says, in place; its new checksum. After an error it is as it was."""
+def apply(part: Tensor, frame: DeltaFrame, known_checksum: int | None = None) -> int:
+    """Make a part on the device what the frame says, in place; its new checksum. After an error it
+    is as it was.
+    """
     item = _checked(part)
     if (part.numel(), item) != (frame.elements, frame.item_bytes):
         raise refused(f"it is of {frame.elements} elements, the part has {part.numel()}")
@@ -145,7 +152,7 @@ def apply(part: Tensor, frame: Frame, known_checksum: int | None = None) -> int:
     values = torch.from_numpy(host_values).to(part.device)
     write(part, on_device, device_starts, values, frame.form)
     if checksum(part) != frame.checksum:
-        write(part, on_device, device_starts, values, Form.ELEMENT)
+        write(part, on_device, device_starts, values, ValueEncoding.ELEMENT)
         raise refused("its values do not make the version that it names")
     return frame.checksum
 
@@ -155,20 +162,23 @@ def write(
     places: Tensor,
     starts: Tensor,
     values: Tensor,
-    form: Form,
+    form: ValueEncoding,
     *,
     keep: bool = True,
 ) -> None:
-    """Write a frame's values, which are on the device; with `keep` the old elements are in `values` afterwards.
+    """Write a frame's values, which are on the device; with `keep` the old elements are in `values`
+    afterwards.
 
     Without it, into a copy that may be thrown away, elements are written without being read first.
     """
-    code = _code(part, step=form == Form.STEP, keep=keep)
+    code = _code(part, step=form == ValueEncoding.STEP, keep=keep)
     code("write_blocks", starts.numel() - 1, part, places, starts, values, threads=1024)
 
 
 def touch_lines(part: Tensor, lines: Tensor) -> None:
-    """Read and write these 64-byte lines of a part, whole: what memory can do at such places, for a measurement."""
+    """Read and write these 64-byte lines of a part, whole: what memory can do at such places, for a
+    measurement.
+    """
     threads = 4 * lines.numel()
     _code(part)("touch_lines", -(-threads // 256), part, lines, lines.numel())
 

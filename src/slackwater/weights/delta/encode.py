@@ -22,12 +22,23 @@ from slackwater.weights.delta.compiled import (
     differing_words,
     ones,
 )
-from slackwater.weights.delta.frame import BITMAP_BYTES, BLOCK, Form, Frame, Kind, pack
+from slackwater.weights.delta.frame import (
+    BITMAP_BYTES,
+    BLOCK,
+    DeltaFrame,
+    IndexEncoding,
+    ValueEncoding,
+    pack,
+)
 from slackwater.weights.delta.positions import best_k, set_bits, write_low, write_unary
 
 Elements: TypeAlias = NDArray[Any]  # one dimension of uint8, uint16 or uint32
-_NONE, _DENSE, _BITMAP = int(Kind.NONE), int(Kind.DENSE), int(Kind.BITMAP)
-_GAPS, _RUNS = int(Kind.GAPS), int(Kind.RUNS)
+_NONE, _DENSE, _BITMAP = (
+    int(IndexEncoding.NONE),
+    int(IndexEncoding.DENSE),
+    int(IndexEncoding.BITMAP),
+)
+_GAPS, _RUNS = int(IndexEncoding.GAPS), int(IndexEncoding.RUNS)
 _SAMPLE = 1 << 14
 
 
@@ -36,7 +47,7 @@ def encode(old: Elements, new: Elements) -> bytes:
     return pack(difference(old, new))
 
 
-def difference(old: Elements, new: Elements) -> Frame:
+def difference(old: Elements, new: Elements) -> DeltaFrame:
     """The frame's content, before it is packed."""
     if old.dtype != new.dtype or old.shape != new.shape or new.ndim != 1:
         raise ConfigError.of("delta base", (old.dtype, old.shape), f"must be as {new.shape}")
@@ -50,7 +61,7 @@ def difference(old: Elements, new: Elements) -> Frame:
     sized, positioned, values, change, total = (int(each) for each in found)
     ours, theirs = ours[:values], theirs[:values]
     form, planes = value_planes(ours, theirs)
-    return Frame(
+    return DeltaFrame(
         item,
         form,
         elements,
@@ -70,7 +81,8 @@ def coded(
     elements: int,
     item: int,
 ) -> tuple[bytes, bytes, bytes]:
-    """The kinds, sizes and positions of changes found elsewhere: block b's places are `places[starts[b]:][:counts[b]]`.
+    """The kinds, sizes and positions of changes found elsewhere: block b's places are
+    `places[starts[b]:][:counts[b]]`.
 
     A block of which all is sent counts all its elements.
     """
@@ -82,15 +94,15 @@ def coded(
     return kinds.tobytes(), sizes[:sized].tobytes(), positions[:positioned].tobytes()
 
 
-def value_planes(new: Elements, old: Elements) -> tuple[Form, tuple[bytes, ...]]:
+def value_planes(new: Elements, old: Elements) -> tuple[ValueEncoding, tuple[bytes, ...]]:
     """The changed values in the form that looks smaller, cut into bytes of one significance."""
     item = new.dtype.itemsize
     step = max(len(new) // _SAMPLE, 1)
     sampled_new, sampled_old = new[::step][:_SAMPLE].copy(), old[::step][:_SAMPLE].copy()
     as_elements = entropy_bits(sampled_new)
     as_steps = entropy_bits(steps(sampled_new, sampled_old))
-    form = Form.STEP if as_steps < as_elements else Form.ELEMENT
-    values = steps(new, old) if form is Form.STEP else new
+    form = ValueEncoding.STEP if as_steps < as_elements else ValueEncoding.ELEMENT
+    values = steps(new, old) if form is ValueEncoding.STEP else new
     cut = values.view(np.uint8).reshape(-1, item)
     return form, tuple(cut[:, byte].tobytes() for byte in range(item))
 
@@ -130,8 +142,8 @@ def _compared(
 ) -> Any:
     """One pass over both, block by block: what changed, its coding, and its values.
 
-    Returns how much of `sizes`, `positions` and of the values is used, how far the checksum moved, and the
-    checksum of the new.
+    Returns how much of `sizes`, `positions` and of the values is used, how far the checksum moved,
+    and the checksum of the new.
     """
     item = new.itemsize
     words = np.empty(BLOCK // 64, np.uint64)
@@ -240,7 +252,9 @@ def write_positions(
     gaps: Any,
     lengths: Any,
 ) -> Any:
-    """Choose a block's kind and write its positions; the kind, and how much of `sizes` and `positions` is used."""
+    """Choose a block's kind and write its positions; the kind, and how much of `sizes` and
+    `positions` is used.
+    """
     bitmap = (size + 7) // 8
     if size * item <= bitmap + count * item:
         return _DENSE, sized, at
@@ -290,7 +304,9 @@ def gaps_of(places: Any, count: int, gaps: Any) -> None:
 
 @compiled
 def runs_of(places: Any, count: int, gaps: Any, lengths: Any) -> Any:
-    """The unchanged elements before each run of changed ones, and the runs' lengths less one; how many runs."""
+    """The unchanged elements before each run of changed ones, and the runs' lengths less one; how
+    many runs.
+    """
     runs, after = -1, -1
     for i in range(count):
         place = places[i]

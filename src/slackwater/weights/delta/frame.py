@@ -1,7 +1,9 @@
-"""The frame of one part: a header, then streams, each as it is or compressed. The format: docs/delta-format.md.
+"""The frame of one part: a header, then streams, each as it is or compressed.
 
-Whatever the bytes, reading allocates no more than the reader's own part calls for: every length is checked
-against the number of elements before a byte is unpacked.
+The format: docs/reference/delta-format.md.
+
+Whatever the bytes, reading allocates no more than the reader's own part calls for: every length is
+checked against the number of elements before a byte is unpacked.
 """
 
 import struct
@@ -19,7 +21,6 @@ FORMAT = 1
 _HEAD = struct.Struct("<4sBBBBQQQI")
 _STREAM = struct.Struct("<BII")
 HEAD_BYTES = _HEAD.size
-MAX_ELEMENTS = 1 << 31
 
 try:
     import zstandard
@@ -29,7 +30,7 @@ except (
     zstandard = None  # type: ignore[assignment]  # a module, or nothing
 
 
-class Kind(IntEnum):
+class IndexEncoding(IntEnum):
     """How a block says which of its elements changed."""
 
     NONE = 0
@@ -39,8 +40,10 @@ class Kind(IntEnum):
     RUNS = 4
 
 
-class Form(IntEnum):
-    """What a value is: the new element, or its zigzagged step from the old one (both as unsigned integers)."""
+class ValueEncoding(IntEnum):
+    """What a value is: the new element, or its zigzagged step from the old one (both as unsigned
+    integers).
+    """
 
     ELEMENT = 0
     STEP = 1
@@ -56,11 +59,13 @@ def refused(why: str) -> DeltaError:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """A frame's content: per-block kinds, their sizes, the positions, and the values' bytes by significance."""
+class DeltaFrame:
+    """A frame's content: per-block kinds, their sizes, the positions, and the values' bytes by
+    significance.
+    """
 
     item_bytes: int
-    form: Form
+    form: ValueEncoding
     elements: int
     base_checksum: int
     checksum: int
@@ -70,7 +75,7 @@ class Frame:
     planes: tuple[bytes, ...]
 
 
-def pack(frame: Frame) -> bytes:
+def pack(frame: DeltaFrame) -> bytes:
     """The frame's bytes; streams are compressed where that pays."""
     table, body = [], []
     for stream in (frame.kinds, frame.sizes, frame.positions):
@@ -95,7 +100,7 @@ def pack(frame: Frame) -> bytes:
     return head + content
 
 
-def unpack(data: bytes | memoryview, elements: int, item_bytes: int) -> Frame:
+def unpack(data: bytes | memoryview, elements: int, item_bytes: int) -> DeltaFrame:
     """The frame in `data`, which must be of a part with this many elements of this size."""
     view = memoryview(data).cast("B")
     if len(view) < HEAD_BYTES:
@@ -111,7 +116,9 @@ def unpack(data: bytes | memoryview, elements: int, item_bytes: int) -> Frame:
     if zlib.crc32(content) != crc:
         raise refused("its bytes are not as written")
     kinds, sizes, positions, *planes = _streams(content, elements, item_bytes)
-    return Frame(item, Form(form), count, base, result, kinds, sizes, positions, tuple(planes))
+    return DeltaFrame(
+        item, ValueEncoding(form), count, base, result, kinds, sizes, positions, tuple(planes)
+    )
 
 
 def _streams(content: memoryview, elements: int, item_bytes: int) -> list[bytes]:
@@ -167,10 +174,13 @@ def _unsqueezed(stored: memoryview, coding: int, raw: int) -> bytes:
         return bytes(stored)
     if coding != 1 or zstandard is None:
         raise refused(f"stream coding {coding} is unknown here")
+    # An empty Zstandard frame hides what follows it from the check for extra data below.
+    if raw == 0:
+        raise refused("an empty stream is stored as it is, not compressed")
     try:
         if zstandard.frame_content_size(stored) != raw:
             raise refused("a compressed stream is not of the size that it names")
-        found = _decompressor().decompress(stored, max_output_size=raw)
+        found = _decompressor().decompress(stored, max_output_size=raw, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise refused(f"a compressed stream is damaged ({error})") from None
     if len(found) != raw:

@@ -1,4 +1,6 @@
-"""Which elements a frame changes, read from its streams; anything that does not fit together is refused."""
+"""Which elements a frame changes, read from its streams; anything that does not fit together is
+refused.
+"""
 
 from typing import Any
 
@@ -6,18 +8,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.weights.delta.compiled import compiled, ones
-from slackwater.weights.delta.frame import BLOCK, Frame, Kind, refused
+from slackwater.weights.delta.frame import BLOCK, DeltaFrame, IndexEncoding, refused
 from slackwater.weights.delta.positions import read_numbers
 
-_NONE, _DENSE, _BITMAP = int(Kind.NONE), int(Kind.DENSE), int(Kind.BITMAP)
-_GAPS, _RUNS = int(Kind.GAPS), int(Kind.RUNS)
+_NONE, _DENSE, _BITMAP = (
+    int(IndexEncoding.NONE),
+    int(IndexEncoding.DENSE),
+    int(IndexEncoding.BITMAP),
+)
+_GAPS, _RUNS = int(IndexEncoding.GAPS), int(IndexEncoding.RUNS)
 
 
-def block_places(frame: Frame) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
+def block_places(frame: DeltaFrame) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
     """The changed places within their blocks, and where each block's begin.
 
-    `starts[b]` is the first value of block b, and the last of `starts` the number of values. The places are
-    indexed like the values; for a dense block nothing is filled in.
+    `starts[b]` is the first value of block b, and the last of `starts` the number of values. The
+    places are indexed like the values; for a dense block nothing is filled in.
     """
     kinds = np.frombuffer(frame.kinds, "<u2")
     blocks = -(-frame.elements // BLOCK)
@@ -38,7 +44,9 @@ def block_places(frame: Frame) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
 
 @compiled
 def _counted(kinds: Any, sizes: Any, bits: Any, elements: Any, starts: Any) -> Any:
-    """Fill in where each block's values begin; how many values in all, or -1 if the streams do not fit."""
+    """Fill in where each block's values begin; how many values in all, or -1 if the streams do not
+    fit.
+    """
     end: Any = bits.size - 8
     sized: Any = 0
     at: Any = 0
@@ -47,6 +55,8 @@ def _counted(kinds: Any, sizes: Any, bits: Any, elements: Any, starts: Any) -> A
         kind, size = kinds[block] & 7, min(elements - block * BLOCK, BLOCK)
         starts[block] = values
         count, used, read = np.int64(0), np.int64(0), 0
+        if (kind < _GAPS and kinds[block] > 7) or (kind == _GAPS and kinds[block] > 255):
+            return -1
         if kind == _DENSE:
             count = np.int64(size)
         elif kind == _BITMAP:
@@ -71,7 +81,9 @@ def _counted(kinds: Any, sizes: Any, bits: Any, elements: Any, starts: Any) -> A
 
 @compiled
 def _gaps_size(kind: Any, sizes: Any, sized: Any) -> Any:
-    """The changes of a block of gaps and the bytes of its positions; a negative count if they do not fit."""
+    """The changes of a block of gaps and the bytes of its positions; a negative count if they do
+    not fit.
+    """
     k = np.int64((kind >> 3) & 31)
     if sized + 2 > sizes.size or k > 15:
         return np.int64(-1), np.int64(0)
@@ -81,7 +93,9 @@ def _gaps_size(kind: Any, sizes: Any, sized: Any) -> Any:
 
 @compiled
 def _run_sections(kind: Any, sizes: Any, sized: Any, at: Any) -> Any:
-    """Where the four sections of a block of runs end: low bits of gaps and of lengths, then the rest of each."""
+    """Where the four sections of a block of runs end: low bits of gaps and of lengths, then the
+    rest of each.
+    """
     k, length_k = np.int64((kind >> 3) & 31), np.int64(kind >> 8)
     runs = np.int64(sizes[sized]) + 1
     one = at + (runs * k + 7) // 8
@@ -92,7 +106,9 @@ def _run_sections(kind: Any, sizes: Any, sized: Any, at: Any) -> Any:
 
 @compiled
 def _runs_size(kind: Any, sizes: Any, sized: Any, bits: Any, at: Any) -> Any:
-    """The changes of a block of runs and the bytes of its positions; a negative count if they do not fit."""
+    """The changes of a block of runs and the bytes of its positions; a negative count if they do
+    not fit.
+    """
     bad = np.int64(-1), np.int64(0)
     if sized + 3 > sizes.size or ((kind >> 3) & 31) > 15 or (kind >> 8) > 15:
         return bad

@@ -1,7 +1,9 @@
-"""Which elements of a block changed, in the fewest bits: a bitmap, Rice-coded gaps, or Rice-coded runs.
+"""Which elements of a block changed, in the fewest bits: a bitmap, Rice-coded gaps, or Rice-coded
+runs.
 
-Rice code of g with parameter k: the low k bits of every number, packed one after the other and filled up to a
-byte; then for every number g >> k zeros and a one, likewise packed. Bits fill a byte from the lowest up.
+Rice code of g with parameter k: the low k bits of every number, packed one after the other and
+filled up to a byte; then for every number g >> k zeros and a one, likewise packed. Bits fill a byte
+from the lowest up.
 """
 
 from typing import Any
@@ -10,7 +12,6 @@ import numpy as np
 
 from slackwater.weights.delta.compiled import (
     compiled,
-    ones,
     put_word,
     trailing_zeros,
     word_at,
@@ -45,7 +46,9 @@ def best_k(numbers: Any, count: Any) -> Any:
 
 @compiled
 def write_low(numbers: Any, count: Any, k: Any, out: Any, at: Any) -> Any:
-    """Append the numbers' low bits at byte `at`; the next free byte. Up to 8 bytes beyond are overwritten."""
+    """Append the numbers' low bits at byte `at`; the next free byte. Up to 8 bytes beyond are
+    overwritten.
+    """
     base, mask = np.uintp(out.ctypes.data) + np.uintp(at), (_ONE << np.uint64(k)) - _ONE
     held, bits, done = np.uint64(0), 0, 0
     for i in range(count):
@@ -62,7 +65,9 @@ def write_low(numbers: Any, count: Any, k: Any, out: Any, at: Any) -> Any:
 
 @compiled
 def write_unary(numbers: Any, count: Any, k: Any, out: Any, at: Any) -> Any:
-    """Append a one after as many zeros as each number has above its low bits; the next free byte."""
+    """Append a one after as many zeros as each number has above its low bits; the next free
+    byte.
+    """
     base = np.uintp(out.ctypes.data) + np.uintp(at)
     held, bits, done = np.uint64(0), 0, 0
     for i in range(count):
@@ -81,9 +86,11 @@ def write_unary(numbers: Any, count: Any, k: Any, out: Any, at: Any) -> Any:
 
 @compiled
 def read_numbers(data: Any, low: Any, unary: Any, end: Any, count: Any, k: Any, out: Any) -> Any:
-    """Read `count` numbers: low bits from byte `low` on, the rest from `unary` to `end`; whether all is well.
+    """Read `count` numbers: low bits from byte `low` on, the rest from `unary` to `end`; whether
+    all is well.
 
-    Well means: no number above 65535, and every byte of the second part used. `data` must have 8 bytes beyond.
+    Well means: no number above 65535, every byte of the second part used, and zeros in the bits
+    that fill up either part's last byte. `data` must have 8 bytes beyond.
     """
     base, mask = np.uintp(data.ctypes.data), (_ONE << np.uint64(k)) - _ONE
     lows, bit = base + np.uintp(low), 0
@@ -108,6 +115,8 @@ def read_numbers(data: Any, low: Any, unary: Any, end: Any, count: Any, k: Any, 
         if number > 65535:
             return False
         out[i] = number
+    if bit & 7 and data[low + (bit >> 3)] >> (bit & 7):
+        return False
     return word == 0 and have < 8 and unary >= end
 
 
@@ -123,12 +132,3 @@ def set_bits(words: Any, start: Any, stop: Any, out: Any) -> Any:
             count += 1
             word &= word - _ONE
     return count
-
-
-@compiled
-def number_of_ones(words: Any, start: Any, stop: Any) -> Any:
-    """How many bits are set in `words[start:stop]`."""
-    total = 0
-    for index in range(start, stop):
-        total += ones(words[index])
-    return total

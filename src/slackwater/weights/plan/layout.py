@@ -6,7 +6,7 @@ from slackwater.model.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPosition:
     """Where a rank stands in each direction."""
 
     tp: int
@@ -19,9 +19,10 @@ class Place:
 class Layout:
     """`tp * pp * dp` ranks, numbered with tp fastest, then dp, then pp.
 
-    With `ep` above 1 each expert is whole on one of every `ep` neighbouring ranks of a stage; with 1 the experts are cut like
-    dense layers. `fused` ranks hold q, k, v as one tensor, gate and up as one, and a layer's experts stacked. The
-    vocabulary is filled up to a multiple of `vocab_multiple * tp` rows.
+    With `ep` above 1 each expert is whole on one of every `ep` neighbouring ranks of a stage; with
+    1 the experts are cut like dense layers. `fused` ranks hold q, k, v as one tensor, gate and up
+    as one, and a layer's experts stacked. The vocabulary is filled up to a multiple of
+    `vocab_multiple * tp` rows.
     """
 
     tp: int = 1
@@ -42,12 +43,12 @@ class Layout:
     def ranks(self) -> int:
         return self.tp * self.pp * self.dp
 
-    def place(self, rank: int) -> Place:
+    def place(self, rank: int) -> RankPosition:
         """Where a rank stands."""
         if not 0 <= rank < self.ranks:
             raise ConfigError.of("rank", rank, f"must be below {self.ranks}")
         within, pp = rank % (self.tp * self.dp), rank // (self.tp * self.dp)
-        return Place(within % self.tp, pp, within % self.ep, within // self.tp)
+        return RankPosition(within % self.tp, pp, within % self.ep, within // self.tp)
 
     def stage_layers(self, layers: int, stage: int) -> range:
         """The layers of a pipeline stage: as even as can be, the first stages having one more."""

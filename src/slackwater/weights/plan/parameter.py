@@ -1,4 +1,6 @@
-"""What a parameter of a Llama- or Qwen-style model is, by its name: how it is cut, and into what it is fused."""
+"""What a parameter of a Llama- or Qwen-style model is, by its name: how it is cut, and into what it
+is fused.
+"""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +12,7 @@ from slackwater.model.errors import ConfigError
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-class Cut(Enum):
+class TensorSplit(Enum):
     """Along what a parameter is cut by tensor parallelism."""
 
     NOT = "not"
@@ -23,11 +25,13 @@ class Cut(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """`fused` is the tensor that it is part of on a fused rank, at `order` among its parts; `expert` its expert."""
+    """`fused` is the tensor that it is part of on a fused rank, at `order` among its parts;
+    `expert` its expert.
+    """
 
     name: str
     shape: tuple[int, ...]
-    cut: Cut
+    cut: TensorSplit
     layer: int | None
     expert: int | None = None
     fused: str | None = None
@@ -42,20 +46,20 @@ class Parameter:
 _LAYER = re.compile(r"^(?P<before>.*\blayers\.(?P<layer>\d+)\.)(?P<rest>.+)$")
 _EXPERT = re.compile(r"^(?P<before>.*\bexperts\.)(?P<expert>\d+)\.(?P<rest>.+)$")
 # The end of a name within its layer: how it is cut, the fused tensor's name, its order there.
-_IN_LAYER: tuple[tuple[str, Cut, str | None, int], ...] = (
-    (r"(.*)\bq_proj\.(weight|bias)", Cut.HEADS, r"\1qkv_proj.\2", 0),
-    (r"(.*)\bk_proj\.(weight|bias)", Cut.KV_HEADS, r"\1qkv_proj.\2", 1),
-    (r"(.*)\bv_proj\.(weight|bias)", Cut.KV_HEADS, r"\1qkv_proj.\2", 2),
-    (r".*\bo_proj\.weight", Cut.COLUMNS, None, 0),
-    (r"(.*)\bgate_proj\.(weight|bias)", Cut.ROWS, r"\1gate_up_proj.\2", 0),
-    (r"(.*)\bup_proj\.(weight|bias)", Cut.ROWS, r"\1gate_up_proj.\2", 1),
-    (r".*\bdown_proj\.weight", Cut.COLUMNS, None, 0),
-    (r"(.*)\bw1\.weight", Cut.ROWS, r"\1w13.weight", 0),
-    (r"(.*)\bw3\.weight", Cut.ROWS, r"\1w13.weight", 1),
-    (r".*\bw2\.weight", Cut.COLUMNS, None, 0),
-    (r".*\b(o_proj|down_proj)\.bias", Cut.NOT, None, 0),
-    (r".*norm\d*\.(weight|bias)", Cut.NOT, None, 0),
-    (r".*\b(gate|router|shared_expert_gate)\.(weight|bias)", Cut.NOT, None, 0),
+_IN_LAYER: tuple[tuple[str, TensorSplit, str | None, int], ...] = (
+    (r"(.*)\bq_proj\.(weight|bias)", TensorSplit.HEADS, r"\1qkv_proj.\2", 0),
+    (r"(.*)\bk_proj\.(weight|bias)", TensorSplit.KV_HEADS, r"\1qkv_proj.\2", 1),
+    (r"(.*)\bv_proj\.(weight|bias)", TensorSplit.KV_HEADS, r"\1qkv_proj.\2", 2),
+    (r".*\bo_proj\.weight", TensorSplit.COLUMNS, None, 0),
+    (r"(.*)\bgate_proj\.(weight|bias)", TensorSplit.ROWS, r"\1gate_up_proj.\2", 0),
+    (r"(.*)\bup_proj\.(weight|bias)", TensorSplit.ROWS, r"\1gate_up_proj.\2", 1),
+    (r".*\bdown_proj\.weight", TensorSplit.COLUMNS, None, 0),
+    (r"(.*)\bw1\.weight", TensorSplit.ROWS, r"\1w13.weight", 0),
+    (r"(.*)\bw3\.weight", TensorSplit.ROWS, r"\1w13.weight", 1),
+    (r".*\bw2\.weight", TensorSplit.COLUMNS, None, 0),
+    (r".*\b(o_proj|down_proj)\.bias", TensorSplit.NOT, None, 0),
+    (r".*norm\d*\.(weight|bias)", TensorSplit.NOT, None, 0),
+    (r".*\b(gate|router|shared_expert_gate)\.(weight|bias)", TensorSplit.NOT, None, 0),
 )
 
 
@@ -68,9 +72,9 @@ def _parameter(name: str, shape: tuple[int, ...]) -> Parameter:
     in_layer = _LAYER.match(name)
     if in_layer is None:
         if re.search(r"\b(embed_tokens|lm_head)\.weight$", name):
-            return Parameter(name, shape, Cut.VOCABULARY, None)
+            return Parameter(name, shape, TensorSplit.VOCABULARY, None)
         if re.search(r"norm\.(weight|bias)$", name):
-            return Parameter(name, shape, Cut.NOT, None)
+            return Parameter(name, shape, TensorSplit.NOT, None)
         raise _unknown(name)
     layer, rest, before = int(in_layer["layer"]), in_layer["rest"], in_layer["before"]
     expert: int | None = None

@@ -1,7 +1,8 @@
-"""From a model's names and shapes to what each rank of a layout holds (ROSE 4.2, shard-aware routing).
+"""From a model's names and shapes to what each rank of a layout holds (ROSE 4.2, shard-aware
+routing).
 
-Slices are given in the coordinates of the whole, unfused model, so two layouts meet there whatever each of them
-fuses, pads, stacks or repeats.
+Slices are given in the coordinates of the whole, unfused model, so two layouts meet there whatever
+each of them fuses, pads, stacks or repeats.
 """
 
 from collections import defaultdict
@@ -10,15 +11,16 @@ from dataclasses import dataclass
 
 from slackwater.model.errors import ConfigError
 from slackwater.weights.plan.box import Box
-from slackwater.weights.plan.layout import Layout, Place
-from slackwater.weights.plan.parameter import Cut, Parameter, Shapes, parameters_of
+from slackwater.weights.plan.layout import Layout, RankPosition
+from slackwater.weights.plan.parameter import Parameter, Shapes, TensorSplit, parameters_of
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ShardPiece:
     """A slice `box` of the model's `tensor` lies in the rank's `local` tensor from `at` on.
 
-    Where the local tensor has one dimension more (stacked experts), `at` begins with the place in it.
+    Where the local tensor has one dimension more (stacked experts), `at` begins with the place in
+    it.
     """
 
     tensor: str
@@ -29,14 +31,18 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class RankShards:
-    """What one rank holds: its tensors with their shapes, and where every slice of the model lies in them."""
+    """What one rank holds: its tensors with their shapes, and where every slice of the model lies
+    in them.
+    """
 
     shapes: Shapes
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ShardPiece, ...]
 
 
 class ShardMap:
-    """The slices of every rank of one model under one layout. `head_dim` says how wide an attention head is."""
+    """The slices of every rank of one model under one layout. `head_dim` says how wide an attention
+    head is.
+    """
 
     def __init__(self, shapes: Shapes, head_dim: int, layout: Layout) -> None:
         self.layout = layout
@@ -59,13 +65,15 @@ class ShardMap:
             box, rows = self._cut(parameter, place)
             parts[local].append((parameter, box, rows))
         shapes: dict[str, tuple[int, ...]] = {}
-        pieces: list[Piece] = []
+        pieces: list[ShardPiece] = []
         for local, members in parts.items():
             shapes[local] = self._laid_out(local, members, pieces)
         return RankShards(shapes, tuple(pieces))
 
-    def _held(self, place: Place) -> Iterator[tuple[Parameter, str]]:
-        """The parameters of which a rank holds something, each with the name of its local tensor."""
+    def _held(self, place: RankPosition) -> Iterator[tuple[Parameter, str]]:
+        """The parameters of which a rank holds something, each with the name of its local
+        tensor.
+        """
         layout = self.layout
         mine = layout.stage_layers(self._layers, place.pp)
         for parameter in self._parameters:
@@ -79,28 +87,30 @@ class ShardMap:
             if parameter.first_stage and self._tied and 0 < place.pp == layout.pp - 1:
                 yield parameter, "lm_head.weight"  # the last stage reads the embedding too
 
-    def _expert_here(self, parameter: Parameter, place: Place) -> bool:
+    def _expert_here(self, parameter: Parameter, place: RankPosition) -> bool:
         if parameter.expert is None or self.layout.ep == 1:
             return True
         each = self._experts // self.layout.ep
         return parameter.expert // each == place.ep
 
-    def _cut(self, parameter: Parameter, place: Place) -> tuple[Box, int]:
+    def _cut(self, parameter: Parameter, place: RankPosition) -> tuple[Box, int]:
         """The rank's slice of a parameter, and the rows that it takes locally."""
         whole, tp = Box.whole(parameter.shape), self.layout.tp
         rows = parameter.shape[0]
-        if parameter.cut is Cut.NOT or (parameter.expert is not None and self.layout.ep > 1):
+        if parameter.cut is TensorSplit.NOT or (
+            parameter.expert is not None and self.layout.ep > 1
+        ):
             return whole, rows
-        if parameter.cut is Cut.VOCABULARY:
+        if parameter.cut is TensorSplit.VOCABULARY:
             step = self.layout.vocab_multiple * tp
             each = -(-rows // step) * self.layout.vocab_multiple
             first = min(place.tp * each, rows)
             return whole.along(0, first, min(first + each, rows)), each
-        dim = 1 if parameter.cut is Cut.COLUMNS else 0
+        dim = 1 if parameter.cut is TensorSplit.COLUMNS else 0
         units, width = parameter.shape[dim], 1
-        if parameter.cut in (Cut.HEADS, Cut.KV_HEADS):
+        if parameter.cut in (TensorSplit.HEADS, TensorSplit.KV_HEADS):
             units, width = units // self._head_dim, self._head_dim
-        if parameter.cut is Cut.KV_HEADS and units < tp:
+        if parameter.cut is TensorSplit.KV_HEADS and units < tp:
             if tp % units:
                 raise ConfigError.of("layout tp", tp, f"must be a multiple of {units} kv heads")
             first, last = place.tp * units // tp, place.tp * units // tp + 1
@@ -114,9 +124,11 @@ class ShardMap:
         return box, box.shape[0]
 
     def _laid_out(
-        self, local: str, members: list[tuple[Parameter, Box, int]], pieces: list[Piece]
+        self, local: str, members: list[tuple[Parameter, Box, int]], pieces: list[ShardPiece]
     ) -> tuple[int, ...]:
-        """Put a local tensor's slices one below the other (experts: one behind the other); its shape."""
+        """Put a local tensor's slices one below the other (experts: one behind the other); its
+        shape.
+        """
         stacked = self.layout.fused and members[0][0].expert is not None
         members.sort(key=lambda member: (member[0].expert or 0, member[0].order))
         experts = sorted({parameter.expert or 0 for parameter, _, _ in members})
@@ -128,7 +140,7 @@ class ShardMap:
             if stacked:
                 at = (experts.index(expert), *at)
             if box.elements:
-                pieces.append(Piece(parameter.name, box, local, at))
+                pieces.append(ShardPiece(parameter.name, box, local, at))
             row += rows
         shape = (row, *members[0][1].shape[1:])
         return (len(experts), *shape) if stacked else shape

@@ -1,7 +1,7 @@
 """Who publishes which slice, and who fetches which: nothing twice (ROSE 4.2).
 
-Every element of the model is published by exactly one rank that holds it, replicas sharing the work; a receiver fetches
-of each published slice exactly what it holds.
+Every element of the model is published by exactly one rank that holds it, replicas sharing the
+work; a receiver fetches of each published slice exactly what it holds.
 """
 
 from collections import defaultdict
@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slackwater.weights.plan.box import Box
-from slackwater.weights.plan.shard_map import Piece, RankShards, ShardMap
+from slackwater.weights.plan.shard_map import RankShards, ShardMap, ShardPiece
 
 _SMALL = 1 << 16  # elements below which a slice is not divided among its holders
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedSlice:
     """A slice that `rank` publishes."""
 
     rank: int
@@ -24,16 +24,16 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
+class SliceFetch:
     """Take `box`, part of what was published, and put it into the local tensor from `at` on."""
 
-    published: Published
+    published: PublishedSlice
     box: Box
     local: str
     at: tuple[int, ...]
 
 
-def publishing(shard_map: ShardMap, small: int = _SMALL) -> tuple[Published, ...]:
+def publishing(shard_map: ShardMap, small: int = _SMALL) -> tuple[PublishedSlice, ...]:
     """A division of the whole model among the ranks that hold it, evenly loaded."""
     holders: defaultdict[tuple[str, Box], list[int]] = defaultdict(list)
     for rank in range(shard_map.layout.ranks):
@@ -44,7 +44,7 @@ def publishing(shard_map: ShardMap, small: int = _SMALL) -> tuple[Published, ...
                 seen.add(key)
                 holders[key].append(rank)
     load: defaultdict[int, int] = defaultdict(int)
-    found: list[Published] = []
+    found: list[PublishedSlice] = []
     for (tensor, box), ranks in sorted(
         holders.items(), key=lambda item: (-item[0][1].elements, item[0])
     ):
@@ -52,7 +52,7 @@ def publishing(shard_map: ShardMap, small: int = _SMALL) -> tuple[Published, ...
         idle_first = sorted(ranks, key=lambda rank: (load[rank], rank))
         for rank, share in zip(idle_first, shares, strict=False):
             load[rank] += share.elements
-            found.append(Published(rank, tensor, share))
+            found.append(PublishedSlice(rank, tensor, share))
     return tuple(sorted(found, key=lambda each: (each.rank, each.tensor, each.box)))
 
 
@@ -64,22 +64,26 @@ def _divided(box: Box, ways: int) -> list[Box]:
     return [box.along(0, edges[part], edges[part + 1]) for part in range(ways)]
 
 
-def fetches(published: Sequence[Published], receiver: RankShards) -> tuple[Fetch, ...]:
-    """What a receiver takes: each of its slices once, out of whichever published slices cover it."""
-    by_tensor: defaultdict[str, list[Published]] = defaultdict(list)
+def fetches(published: Sequence[PublishedSlice], receiver: RankShards) -> tuple[SliceFetch, ...]:
+    """What a receiver takes: each of its slices once, out of whichever published slices
+    cover it.
+    """
+    by_tensor: defaultdict[str, list[PublishedSlice]] = defaultdict(list)
     for each in published:
         by_tensor[each.tensor].append(each)
-    found: list[Fetch] = []
+    found: list[SliceFetch] = []
     for piece in receiver.pieces:
         for source in by_tensor[piece.tensor]:
             common = piece.box.common(source.box)
             if common is not None:
-                found.append(Fetch(source, common, piece.local, _moved(piece, common)))
+                found.append(SliceFetch(source, common, piece.local, _moved(piece, common)))
     return tuple(found)
 
 
-def bytes_by_receiver(plans: Mapping[int, Sequence[Fetch]], item_bytes: int) -> dict[int, int]:
-    """How much each receiver takes over the wire: a slice that it lays in two places is taken once."""
+def bytes_by_receiver(plans: Mapping[int, Sequence[SliceFetch]], item_bytes: int) -> dict[int, int]:
+    """How much each receiver takes over the wire: a slice that it lays in two places is
+    taken once.
+    """
     return {
         rank: item_bytes
         * sum(box.elements for _, box in {(fetch.published, fetch.box) for fetch in plan})
@@ -87,7 +91,7 @@ def bytes_by_receiver(plans: Mapping[int, Sequence[Fetch]], item_bytes: int) -> 
     }
 
 
-def _moved(piece: Piece, box: Box) -> tuple[int, ...]:
+def _moved(piece: ShardPiece, box: Box) -> tuple[int, ...]:
     lead = len(piece.at) - len(box.start)
     inner = zip(piece.at[lead:], box.start, piece.box.start, strict=True)
     return (*piece.at[:lead], *(at + start - base for at, start, base in inner))

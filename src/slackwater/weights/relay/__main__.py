@@ -1,7 +1,7 @@
 """A relay as a process: `python -m slackwater.weights.relay --host ADDRESS --port PORT`.
 
-The fleet's secret comes in the environment, as workers get it. It prints its address as one JSON line and serves until its
-standard input ends or it is killed.
+The fleet's secret comes in the environment, as workers get it. It prints its address as one JSON
+line and serves until its standard input ends or it is killed.
 """
 
 import argparse
@@ -10,9 +10,9 @@ import os
 import sys
 
 from slackwater.model.errors import ConfigError
+from slackwater.weights.relay.bucket_store import BucketStore
 from slackwater.weights.relay.server import RelayServer
-from slackwater.weights.relay.shelf import Shelf
-from slackwater.weights.relay.tracker import Tracker
+from slackwater.weights.relay.tracker import RelayTracker
 
 SECRET_VARIABLE = "SLACKWATER_WORKER_SECRET"  # as workers get it
 
@@ -29,8 +29,8 @@ def main() -> None:
     secret = os.environ.get(SECRET_VARIABLE, "")
     if not secret:
         raise ConfigError.of(SECRET_VARIABLE, secret, "must hold the fleet's secret")
-    shelf = Shelf(int(options.memory_gb * (1 << 30)), options.shared)
-    tracker = Tracker(options.node, options.site)
+    shelf = BucketStore(int(options.memory_gb * (1 << 30)), options.shared)
+    tracker = RelayTracker(options.node, options.site)
     server = RelayServer(
         shelf, secret.encode(), tracker, host=options.host, port=options.port, node=options.node
     )

@@ -1,4 +1,6 @@
-"""A receiver's end: brings cargoes to its own shelf, from whom the relay says, and serves them to its neighbours."""
+"""A receiver's end: brings payloads to its own shelf, from whom the relay says, and serves them to
+its neighbours.
+"""
 
 import logging
 import os
@@ -8,20 +10,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from slackwater.model.cargo import Cargo
 from slackwater.model.errors import (
     NotFoundError,
     RefusedError,
     UnavailableError,
 )
+from slackwater.model.payload import Payload
 from slackwater.weights.relay import protocol as say
+from slackwater.weights.relay.bucket_store import BucketStore
 from slackwater.weights.relay.client import Address, RelayClient
-from slackwater.weights.relay.fetch import Fetch
 from slackwater.weights.relay.fetch import Memory as Memory
+from slackwater.weights.relay.fetch import RelayFetch
 from slackwater.weights.relay.fetch import Seen as Seen
 from slackwater.weights.relay.manifest import Manifest
 from slackwater.weights.relay.server import RelayServer
-from slackwater.weights.relay.shelf import Shelf
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +35,9 @@ T = TypeVar("T")
 class Agent:
     """One member of a relay. Everything is taken once over whichever link the relay's policy says.
 
-    `streams` connections carry a cargo's buckets side by side; `timeout_s` is how long a peer may be silent. One that does not
-    `serve` takes everything from the relay itself: an engine, from the relay of its node.
+    `streams` connections carry a payload's buckets side by side; `timeout_s` is how long a peer may
+    be silent. One that does not `serve` takes everything from the relay itself: an engine, from the
+    relay of its node.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class Agent:
         serve: bool = True,
     ) -> None:
         self.member = member
-        self.shelf = Shelf(max_bytes)
+        self.shelf = BucketStore(max_bytes)
         self._relay, self._secret, self._node, self._site = relay, secret, node, site
         self._streams, self._timeout_s = streams, timeout_s
         self._server: RelayServer | None = None
@@ -80,8 +83,8 @@ class Agent:
             client = RelayClient(self._relay, self._secret, self._timeout_s)
             if self._server is not None:
                 host, port = self._server.address
-                client.join(say.Join(self.member, host, port, self._node, self._site))
-                client.have(self.member, self.shelf.cargoes())
+                client.join(say.JoinRelay(self.member, host, port, self._node, self._site))
+                client.have(self.member, self.shelf.payloads())
             self._control = client
         return self._control
 
@@ -89,53 +92,55 @@ class Agent:
         """A version's manifest, from the relay."""
         return self._asked(lambda client: client.manifest(version, wait_s))
 
-    def versions(self) -> list[say.Line]:
+    def versions(self) -> list[say.VersionListing]:
         """The relay's visible versions."""
         return self._asked(lambda client: client.versions())
 
     def bring(
         self,
-        cargo: Cargo,
+        payload: Payload,
         manifest: Manifest,
         deadline_s: float,
         memory: Memory | None = None,
         seen: Seen | None = None,
     ) -> None:
-        """Have all of a cargo on the shelf before `time.monotonic()` is `deadline_s`.
+        """Have all of a payload on the shelf before `time.monotonic()` is `deadline_s`.
 
-        A source that breaks off is left for another, and what has come stays. `memory` is the caller's, bucket by
-        bucket, to receive into; it is served from as well, so it must not be changed. `seen` hears of the bytes as they come.
+        A source that breaks off is left for another, and what has come stays. `memory` is the
+        caller's, bucket by bucket, to receive into; it is served from as well, so it must not be
+        changed. `seen` hears of the bytes as they come.
         """
         self.shelf.note(manifest)
-        self.shelf.expect(cargo, True)
+        self.shelf.expect(payload, True)
         try:
-            self._bring(cargo, manifest, deadline_s, memory, seen)
+            self._bring(payload, manifest, deadline_s, memory, seen)
         finally:
-            self.shelf.expect(cargo, False)
+            self.shelf.expect(payload, False)
 
     def _bring(
         self,
-        cargo: Cargo,
+        payload: Payload,
         manifest: Manifest,
         deadline_s: float,
         memory: Memory | None,
         seen: Seen | None,
     ) -> None:
         lost, trouble = "", ""
-        source: say.From | None = None
+        source: say.SourceChoice | None = None
         while True:
             if time.monotonic() > deadline_s:
                 raise UnavailableError(
-                    f"version {cargo.version!r} did not come in time: {trouble or 'all who have it are busy'}"
+                    f"version {payload.version!r} did not come in time: "
+                    f"{trouble or 'all who have it are busy'}"
                 )
             try:
-                source = self._asked(partial(_source, self.member, cargo, lost))
+                source = self._asked(partial(_source, self.member, payload, lost))
                 if source is None:
                     threading.Event().wait(_AGAIN_S)
                     continue
                 address = (source.host, source.port) if source.member else self._relay
-                self._fetch(address, source.member, cargo, manifest, memory, seen)
-                self._asked(lambda client: client.have(self.member, [cargo]))
+                self._fetch(address, source.member, payload, manifest, memory, seen)
+                self._asked(lambda client: client.have(self.member, [payload]))
             except (NotFoundError, UnavailableError) as error:
                 trouble, lost = str(error), ""
                 if source is not None and source.member:
@@ -162,25 +167,29 @@ class Agent:
         self,
         address: Address,
         source: str,
-        cargo: Cargo,
+        payload: Payload,
         manifest: Manifest,
         memory: Memory | None,
         seen: Seen | None,
     ) -> None:
         """Fill every bucket that is not complete, over several connections."""
-        fetch = Fetch(
-            *(self.shelf, address, self._secret),
+        fetch = RelayFetch(
+            self.shelf,
+            address,
+            self._secret,
             member=source,
             node=self._node,
             streams=self._streams,
             timeout_s=self._timeout_s,
         )
         try:
-            fetch.run(cargo, manifest, memory, seen)
+            fetch.run(payload, manifest, memory, seen)
         finally:
             came = self.received_bytes.get(source, 0) + fetch.received_bytes
             self.received_bytes[source] = came
 
 
-def _source(member: str, cargo: Cargo, lost: str, client: RelayClient) -> say.From | None:
-    return client.source(member, cargo, lost)
+def _source(
+    member: str, payload: Payload, lost: str, client: RelayClient
+) -> say.SourceChoice | None:
+    return client.source(member, payload, lost)

@@ -1,36 +1,36 @@
-"""A cargo that is being brought in a thread, and its buckets as they arrive."""
+"""A payload that is being brought in a thread, and its buckets as they arrive."""
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from slackwater.model.cargo import Cargo
 from slackwater.model.errors import NotFoundError, SlackwaterError, UnavailableError
+from slackwater.model.payload import Payload
 from slackwater.weights.relay.agent import Agent, Memory, Seen
+from slackwater.weights.relay.bucket_store import BucketKey
 from slackwater.weights.relay.manifest import Manifest
-from slackwater.weights.relay.shelf import Key
 
 _LOOK_S = 0.5
 
 
-class Arrival:
-    """Brings one cargo beside the caller, who works on each bucket as soon as it is complete."""
+class PayloadReceipt:
+    """Brings one payload beside the caller, who works on each bucket as soon as it is complete."""
 
     def __init__(
         self,
         agent: Agent,
-        cargo: Cargo,
+        payload: Payload,
         manifest: Manifest,
         deadline_s: float,
         memory: Memory | None = None,
         seen: Seen | None = None,
     ) -> None:
-        self._agent, self._cargo, self._manifest = agent, cargo, manifest
+        self._agent, self._payload, self._manifest = agent, payload, manifest
         self._memory, self._seen = memory, seen
         self._deadline_s = deadline_s
         self._error: SlackwaterError | None = None
         self._thread = threading.Thread(target=self._run, name="weight pull", daemon=True)
-        agent.shelf.expect(cargo, True)
+        agent.shelf.expect(payload, True)
         self._thread.start()
 
     def finish(self) -> None:
@@ -41,11 +41,13 @@ class Arrival:
 
     @contextmanager
     def bucket(self, number: int) -> Iterator[tuple[memoryview, ...]]:
-        """A complete bucket's memory, while the context lasts; the caller's own if it was received there."""
+        """A complete bucket's memory, while the context lasts; the caller's own if it was received
+        there.
+        """
         shelf = self._agent.shelf
         while True:
             try:
-                slot = shelf.open(Key(self._cargo, number), _LOOK_S)
+                slot = shelf.open(BucketKey(self._payload, number), _LOOK_S)
                 break
             except NotFoundError:
                 self._raise_if_ended()
@@ -62,11 +64,11 @@ class Arrival:
     def _raise_if_ended(self) -> None:
         if not self._thread.is_alive():
             self.finish()
-            raise UnavailableError(f"version {self._cargo.version!r} was dropped while it came")
+            raise UnavailableError(f"version {self._payload.version!r} was dropped while it came")
 
     def _run(self) -> None:
         try:
             how = (self._deadline_s, self._memory, self._seen)
-            self._agent.bring(self._cargo, self._manifest, *how)
+            self._agent.bring(self._payload, self._manifest, *how)
         except SlackwaterError as error:
             self._error = error

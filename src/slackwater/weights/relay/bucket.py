@@ -1,6 +1,7 @@
 """Buckets' bytes: whole, or as what changed since another version.
 
-In a bucket of changes each part is a 32-bit length and a frame (docs/delta-format.md); length 0 means unchanged.
+In a bucket of changes each part is a 32-bit length and a frame; length 0 means unchanged
+(docs/reference/delta-format.md).
 """
 
 import struct
@@ -10,7 +11,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.model.cargo import Cargo as Cargo
+from slackwater.model.payload import Payload as Payload
 from slackwater.weights.delta.apply import apply
 from slackwater.weights.delta.checksum import checksum
 from slackwater.weights.delta.encode import encode
@@ -30,10 +31,11 @@ MemoryOf = Callable[[int], memoryview]  # of so many bytes
 
 
 def tensor_memory(sizes: Iterable[int], memory_of: MemoryOf = anonymous) -> tuple[Bytes, ...]:
-    """Arrays of these sizes in one piece of memory, which goes with the last of them. Their places in it follow from the sizes alone.
+    """Arrays of these sizes in one piece of memory, which goes with the last of them. Their places
+    in it follow from the sizes alone.
 
-    Each is over a view of its own and no slice of one array: whoever reads a part of an array then refers to that array, and
-    counting its references tells whether anybody does.
+    Each is over a view of its own and no slice of one array: whoever reads a part of an array then
+    refers to that array, and counting its references tells whether anybody does.
     """
     sizes = list(sizes)
     starts = [0, *accumulate(size + -size % _APART for size in sizes)]
@@ -72,7 +74,9 @@ def apply_changes(
     data: memoryview,
     known: Sequence[int],
 ) -> list[int]:
-    """Apply a bucket of changes in place; the parts' new checksums. `known` are those that they have now."""
+    """Apply a bucket of changes in place; the parts' new checksums. `known` are those that they
+    have now.
+    """
     at, reached = 0, list(known)
     for number, part in enumerate(bucket):
         if len(data) - at < _LENGTH.size:

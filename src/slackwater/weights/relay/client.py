@@ -10,11 +10,12 @@ from types import TracebackType
 
 import msgspec
 
-from slackwater.model.cargo import Cargo
 from slackwater.model.errors import SlackwaterError, UnavailableError
+from slackwater.model.payload import Payload
 from slackwater.weights.relay import protocol as say
+from slackwater.weights.relay.bucket_store import BucketKey
 from slackwater.weights.relay.manifest import Manifest
-from slackwater.weights.relay.shelf import Key
+from slackwater.weights.relay.peers import RelayPeer
 
 _PIECE = 1 << 19
 _COPY = 4 << 20
@@ -24,7 +25,21 @@ Address = tuple[str, int]
 class RelayClient:
     """Asks one relay. After an UnavailableError the connection is of no use; open another."""
 
-    def __init__(self, address: Address, secret: bytes, timeout_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        address: Address,
+        secret: bytes | RelayPeer,
+        timeout_s: float = 60.0,
+        called_off: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """With the secret of this node's relay; or to that of another node, which is a
+        `RelayPeer`.
+        """
+        self._socket: socket.socket
+        if isinstance(secret, RelayPeer):
+            self._socket = secret.dial(address, timeout_s, called_off)
+            say.limit_silence(self._socket, timeout_s)
+            return
         try:
             self._socket = socket.create_connection(address, timeout=timeout_s)
         except OSError as error:
@@ -54,24 +69,24 @@ class RelayClient:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def versions(self) -> list[say.Line]:
-        """The visible versions, oldest first, with the bytes of their cargoes."""
-        return msgspec.convert(self._ask(say.Versions()), list[say.Line])
+    def versions(self) -> list[say.VersionListing]:
+        """The visible versions, oldest first, with the bytes of their payloads."""
+        return msgspec.convert(self._ask(say.ListVersions()), list[say.VersionListing])
 
     def manifest(self, version: str, wait_s: float = 0.0) -> Manifest:
         """A visible version's manifest; waits for it if asked to."""
-        manifest = msgspec.convert(self._ask(say.About(version, wait_s)), Manifest)
+        manifest = msgspec.convert(self._ask(say.GetManifest(version, wait_s)), Manifest)
         manifest.check()
         return manifest
 
-    def filled(self, keys: Sequence[Key]) -> list[int]:
+    def filled(self, keys: Sequence[BucketKey]) -> list[int]:
         """How many bytes of each bucket the relay has."""
-        return msgspec.convert(self._ask(say.Filled(tuple(keys))), list[int])
+        return msgspec.convert(self._ask(say.QueryFilled(tuple(keys))), list[int])
 
-    def put(self, key: Key, size: int, tag: int, views: Sequence[memoryview]) -> None:
+    def put(self, key: BucketKey, size: int, tag: int, views: Sequence[memoryview]) -> None:
         """Send a bucket, from where an earlier try broke off; nothing if the relay has it."""
         try:
-            say.send(self._socket, say.Put(key, size, tag))
+            say.send(self._socket, say.PutBucket(key, size, tag))
             start = say.receive_reply(self._socket)
             if start is not None:
                 say.send_views(self._socket, views, int(start))
@@ -81,28 +96,28 @@ class RelayClient:
 
     def seal(self, manifest: Manifest) -> None:
         """Make a version visible."""
-        self._ask(say.Seal(manifest))
+        self._ask(say.SealVersion(manifest))
 
-    def drop(self, cargo: Cargo) -> None:
-        """Have the relay forget a cargo."""
-        self._ask(say.Drop(cargo))
+    def drop(self, payload: Payload) -> None:
+        """Have the relay forget a payload."""
+        self._ask(say.DropRelayVersion(payload))
 
-    def join(self, member: say.Join) -> None:
+    def join(self, member: say.JoinRelay) -> None:
         """Be known as one who serves what it has, as long as this connection lasts."""
         self._ask(member)
 
-    def source(self, member: str, cargo: Cargo, lost: str = "") -> say.From | None:
-        """From whom to take a cargo; None means: ask again soon."""
-        found = self._ask(say.Source(member, cargo, lost))
-        return None if found is None else msgspec.convert(found, say.From)
+    def source(self, member: str, payload: Payload, lost: str = "") -> say.SourceChoice | None:
+        """From whom to take a payload; None means: ask again soon."""
+        found = self._ask(say.ChooseSource(member, payload, lost))
+        return None if found is None else msgspec.convert(found, say.SourceChoice)
 
-    def have(self, member: str, cargoes: Sequence[Cargo]) -> None:
+    def have(self, member: str, payloads: Sequence[Payload]) -> None:
         """Say what one has all of."""
-        self._ask(say.Have(member, tuple(cargoes)))
+        self._ask(say.AnnouncePayloads(member, tuple(payloads)))
 
     def get(
         self,
-        key: Key,
+        key: BucketKey,
         views: Sequence[memoryview],
         *,
         offset: int = 0,
@@ -113,7 +128,7 @@ class RelayClient:
         """Receive a bucket into memory, from `offset` on; `arrived` hears how much is there."""
         size = sum(map(len, views))
         try:
-            say.send(self._socket, say.Get(key, offset, node, member))
+            say.send(self._socket, say.GetBucket(key, offset, node, member))
             there, path = msgspec.convert(say.receive_reply(self._socket), tuple[int, str])
             if there != size:
                 raise UnavailableError(f"a bucket of {there} bytes came, not of {size}")
@@ -123,7 +138,7 @@ class RelayClient:
             try:
                 read = _copy_shared(Path(path), size, views)
             finally:
-                say.send(self._socket, say.Read())
+                say.send(self._socket, say.ConfirmRead())
                 say.receive_reply(self._socket)
             if read:
                 arrived(size)
@@ -133,7 +148,9 @@ class RelayClient:
         # This process may not open the other's memory: over the socket, then.
         self.get(key, views, offset=offset, member=member, arrived=arrived)
 
-    def get_ranges(self, key: Key, ranges: Sequence[tuple[int, int]], memory: memoryview) -> None:
+    def get_ranges(
+        self, key: BucketKey, ranges: Sequence[tuple[int, int]], memory: memoryview
+    ) -> None:
         """Receive ranges of a bucket's bytes, one after the other, into memory of their size."""
         try:
             say.send(self._socket, say.GetRanges(key, tuple(ranges)))

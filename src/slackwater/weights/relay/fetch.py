@@ -1,36 +1,43 @@
-"""Filling a shelf from another relay: a cargo's buckets side by side over several connections, from where they broke off."""
+"""Filling a shelf from another relay: a payload's buckets side by side over several connections,
+from where they broke off.
+"""
 
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from slackwater.model.cargo import Cargo
 from slackwater.model.errors import SlackwaterError, UnavailableError
+from slackwater.model.payload import Payload
+from slackwater.weights.relay.bucket_store import BucketKey, BucketSlot, BucketStore
 from slackwater.weights.relay.client import Address, RelayClient
 from slackwater.weights.relay.manifest import Manifest, tag_of
-from slackwater.weights.relay.shelf import Key, Shelf, Slot
+from slackwater.weights.relay.peers import RelayPeer
 
 _WORTH_A_STREAM = 4 << 20  # bytes; for fewer, one more connection takes longer than it saves
 Memory = Sequence[tuple[memoryview, ...]]  # a bucket's pieces, by its number
 Seen = Callable[[int, int, int], None]  # of a bucket, these bytes have come: from, to
 
 
-class Fetch:
-    """Brings cargoes from one relay to a shelf. `cancel` ends what is under way, from any thread."""
+class RelayFetch:
+    """Brings payloads from one relay to a shelf. `cancel` ends what is under way, from any
+    thread.
+    """
 
     def __init__(
         self,
-        shelf: Shelf,
+        shelf: BucketStore,
         address: Address,
-        secret: bytes,
+        secret: bytes | RelayPeer,
         *,
         member: str = "",
         node: str = "",
         streams: int = 4,
         timeout_s: float = 30.0,
     ) -> None:
-        """`member` is who is meant at the address; `node` is where this shelf is; a peer may be silent for `timeout_s`."""
+        """`member` is who is meant at the address; `node` is where this shelf is; a peer may be
+        silent for `timeout_s`.
+        """
         self._shelf, self._address, self._secret = shelf, address, secret
         self._member, self._node = member, node
         self._streams, self._timeout_s = streams, timeout_s
@@ -41,24 +48,25 @@ class Fetch:
 
     def manifest(self, version: str) -> Manifest:
         """The version's manifest, as the other relay has it."""
-        with RelayClient(self._address, self._secret, self._timeout_s) as client:
+        with self._client() as client:
             self._open(client)
             return client.manifest(version)
 
     def run(
         self,
-        cargo: Cargo,
+        payload: Payload,
         manifest: Manifest,
         memory: Memory | None = None,
         seen: Seen | None = None,
     ) -> None:
-        """Fill every bucket that is not complete; `memory` is the caller's, bucket by bucket, to receive into.
+        """Fill every bucket that is not complete; `memory` is the caller's, bucket by bucket, to
+        receive into.
 
         `seen` is called in the thread that received, before anybody else is told of the bytes.
         """
-        waiting: queue.SimpleQueue[tuple[Key, int, int]] = queue.SimpleQueue()
-        sizes = manifest.sizes[cargo.base]
-        keys = [Key(cargo, number) for number in range(len(sizes))]
+        waiting: queue.SimpleQueue[tuple[BucketKey, int, int]] = queue.SimpleQueue()
+        sizes = manifest.sizes[payload.base]
+        keys = [BucketKey(payload, number) for number in range(len(sizes))]
         tags = [tag_of(sums) for sums in manifest.checksums]
         filled = self._shelf.filled(keys)
         missing = [
@@ -72,7 +80,7 @@ class Fetch:
 
         def work() -> None:
             try:
-                with RelayClient(self._address, self._secret, self._timeout_s) as client:
+                with self._client() as client:
                     self._open(client)
                     while not failures:
                         with suppress(queue.Empty):
@@ -102,6 +110,11 @@ class Fetch:
         for client in clients:
             client.close()
 
+    def _client(self) -> RelayClient:
+        return RelayClient(
+            self._address, self._secret, self._timeout_s, called_off=lambda: self._cancelled
+        )
+
     def _open(self, client: RelayClient) -> None:
         with self._lock:
             if self._cancelled:
@@ -113,7 +126,7 @@ class Fetch:
         client: RelayClient,
         memory: Memory | None,
         seen: Seen | None,
-        key: Key,
+        key: BucketKey,
         size: int,
         tag: int,
     ) -> None:
@@ -141,6 +154,6 @@ class Fetch:
             self._count(slot, start)
             self._shelf.fail(slot)
 
-    def _count(self, slot: Slot, start: int) -> None:
+    def _count(self, slot: BucketSlot, start: int) -> None:
         with self._lock:
             self.received_bytes += slot.filled - start

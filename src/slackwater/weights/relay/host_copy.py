@@ -17,7 +17,8 @@ _DTYPES = {
 }  # fmt: skip
 # What NumPy has too.
 _PLAIN = {
-    "U8": "u1", "I8": "i1", "I16": "i2", "F16": "f2", "I32": "i4", "F32": "f4", "I64": "i8", "F64": "f8",
+    "U8": "u1", "I8": "i1", "I16": "i2", "F16": "f2", "I32": "i4",
+    "F32": "f4", "I64": "i8", "F64": "f8",
 }  # fmt: skip
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
@@ -25,7 +26,9 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 def host_version(
     version: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], *, own: bool = False
 ) -> HostVersion:
-    """A copy of the tensors in host memory, in the order of their names. `own`: nobody will change them, so that those which are there stay."""
+    """A copy of the tensors in host memory, in the order of their names. `own`: nobody will change
+    them, so that those which are there stay.
+    """
     entries: list[TensorEntry] = []
     arrays: list[Bytes] = []
     for name in sorted(tensors):
@@ -46,7 +49,9 @@ def torch_tensors(held: HostVersion, device: str = "cpu") -> dict[str, Tensor]:
 
 
 def _tensor(array: Bytes, entry: TensorEntry) -> Tensor:
-    """Most calls of Torch let go of the interpreter's lock and wait to have it again, beside steps for long: for most tensors there is one that does not."""
+    """Most calls of Torch let go of the interpreter's lock and wait to have it again, beside steps
+    for long: for most tensors there is one that does not.
+    """
     if not len(array):
         return torch.empty(entry.shape, dtype=_DTYPES[entry.dtype])
     if entry.dtype in _PLAIN:

@@ -1,6 +1,8 @@
-"""What a version is on its way: its tensors cut into buckets of at most 64 MB, and a checksum per part. Needs no tensor library.
+"""What a version is on its way: its tensors cut into buckets of at most 64 MB, and a checksum per
+part. Needs no tensor library.
 
-A bucket is a list of parts, each a range of one tensor's bytes; both sides find the same list from the tensors alone.
+A bucket is a list of parts, each a range of one tensor's bytes; both sides find the same list from
+the tensors alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +42,7 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ManifestPart:
     """Bytes `start` to `stop` of tensor number `tensor`, compared `item_bytes` at a time."""
 
     tensor: int
@@ -49,14 +51,14 @@ class Part:
     item_bytes: int
 
 
-Bucket = tuple[Part, ...]
+Bucket = tuple[ManifestPart, ...]
 
 
 def buckets_of(
     tensors: Sequence[TensorEntry], bucket_bytes: int = BUCKET_BYTES
 ) -> tuple[Bucket, ...]:
     """The tensors' bytes in order, cut where a bucket is full."""
-    buckets: list[list[Part]] = []
+    buckets: list[list[ManifestPart]] = []
     room = 0
     for number, tensor in enumerate(tensors):
         item, start = min(tensor.item_bytes, 4), 0
@@ -65,7 +67,7 @@ def buckets_of(
                 buckets.append([])
                 room = bucket_bytes
             stop = min(tensor.size, start + room - room % 8)
-            buckets[-1].append(Part(number, start, stop, item))
+            buckets[-1].append(ManifestPart(number, start, stop, item))
             room -= stop - start
             start = stop
     return tuple(map(tuple, buckets))
@@ -83,7 +85,8 @@ def tag_of(checksums: Sequence[int]) -> int:
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a version is, and what there is to fetch of it: sizes of buckets by base ("" is the whole).
+    """What a version is, and what there is to fetch of it: sizes of buckets by base ("" is the
+    whole).
 
     `checksums` are of every part of every bucket of the whole.
     """
@@ -100,7 +103,7 @@ class Manifest(msgspec.Struct, frozen=True):
         return _buckets_of(self.tensors, self.bucket_bytes)
 
     def bytes_of(self, base: str) -> int:
-        """How much there is to fetch of one cargo."""
+        """How much there is to fetch of one payload."""
         return sum(self.sizes[base])
 
     def check(self) -> None:

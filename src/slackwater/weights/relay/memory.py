@@ -1,6 +1,7 @@
 """Memory in huge pages, where the system has them, and memory that another process can map.
 
-A system gives memory out page by page, at first touch: a gigabyte is a quarter of a million interruptions in small pages, and five hundred in huge ones.
+A system gives memory out page by page, at first touch: a gigabyte is a quarter of a million
+interruptions in small pages, and five hundred in huge ones.
 """
 
 import ctypes
@@ -31,7 +32,9 @@ def anonymous(size: int) -> memoryview:
 
 
 class SharedMap(mmap.mmap):
-    """Memory with a descriptor, by which another process maps it too; gone when nobody maps it any more."""
+    """Memory with a descriptor, by which another process maps it too; gone when nobody maps it any
+    more.
+    """
 
     descriptor: int
 
@@ -60,7 +63,9 @@ def shared(size: int) -> memoryview:
 
 
 def mapped(descriptor: int, size: int) -> memoryview:
-    """The memory of another process's `shared`; what is written to it here, the other does not see."""
+    """The memory of another process's `shared`; what is written to it here, the other does
+    not see.
+    """
     return memoryview(mmap.mmap(descriptor, size, mmap.MAP_PRIVATE))
 
 

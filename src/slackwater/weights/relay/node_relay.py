@@ -1,40 +1,47 @@
-"""A node's relay: what the node's trainers published and its engines pull, brought from other nodes as it is told to."""
+"""A node's relay: what the node's trainers published and its engines pull, brought from other nodes
+as it is told to.
+"""
 
 import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
-from slackwater.model.cargo import Cargo
 from slackwater.model.errors import SlackwaterError, UnavailableError
+from slackwater.model.payload import Payload
+from slackwater.weights.relay.bucket_store import BucketKey, BucketStore
 from slackwater.weights.relay.client import Address
-from slackwater.weights.relay.fetch import Fetch
+from slackwater.weights.relay.fetch import RelayFetch
 from slackwater.weights.relay.manifest import Manifest
+from slackwater.weights.relay.peers import RelayOffers, RelayPeer
 from slackwater.weights.relay.server import RelayServer
-from slackwater.weights.relay.shelf import Key, Shelf
+from slackwater.wire.certificate import PeerIdentity
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE_S = 5.0  # a worker may ask for a cargo before this relay has heard that it is to come
+_PATIENCE_S = 5.0  # a worker may ask for a payload before this relay has heard that it is to come
 
 
 @dataclass(frozen=True, slots=True)
-class Brought:
-    """How bringing a cargo from `source` ended; without an error it is all here."""
+class FetchOutcome:
+    """How bringing a payload from `source` ended; without an error it is all here."""
 
-    cargo: Cargo
+    payload: Payload
     source: str
     error: str = ""
 
 
-def _nobody(brought: Brought) -> None:
+def _nobody(brought: FetchOutcome) -> None:
     logger.debug("nobody hears of %s", brought)
 
 
 class NodeRelay:
-    """Shared memory on the node, TCP with several streams to others. `tell` hears how every bringing ended, from its thread."""
+    """Shared memory on the node, encrypted TCP with several streams to others. `tell` hears how
+    every bringing ended, from its thread.
+    """
 
     def __init__(
         self,
@@ -43,51 +50,75 @@ class NodeRelay:
         host: str,
         max_bytes: int,
         *,
-        tell: Callable[[Brought], None] = _nobody,
+        tell: Callable[[FetchOutcome], None] = _nobody,
         shared: bool = True,
         streams: int = 4,
         timeout_s: float = 30.0,
     ) -> None:
-        self.shelf = Shelf(max_bytes, shared)
-        self._secret, self._node, self.tell = secret, node, tell
+        self.shelf = BucketStore(max_bytes, shared)
+        self._node, self.tell = node, tell
+        self._identity = PeerIdentity()
+        self._offers = RelayOffers(self._identity)
         self._streams, self._timeout_s = streams, timeout_s
-        self._server = RelayServer(self.shelf, secret, host=host, node=node, patience_s=_PATIENCE_S)
+        named: dict[str, Any] = {"node": node, "patience_s": _PATIENCE_S}
+        self._server = RelayServer(self.shelf, secret, **named)
+        self._peers = RelayServer(self.shelf, self._offers, host=host, patience_s=_PATIENCE_S)
         self._lock = threading.Lock()
-        self._fetches: dict[Cargo, Fetch] = {}
+        self._fetches: dict[Payload, RelayFetch] = {}
 
     @property
     def address(self) -> Address:
+        """For the processes of this node."""
         return self._server.address
 
-    def bring(self, cargo: Cargo, source: str, address: Address) -> None:
-        """Take a cargo from another node's relay, in a thread; one that takes it from elsewhere stops."""
-        fetch = Fetch(
-            *(self.shelf, address, self._secret),
+    @property
+    def peer_address(self) -> Address:
+        """For other nodes."""
+        return self._peers.address
+
+    @property
+    def certificate(self) -> str:
+        """By which other nodes know this relay."""
+        return self._identity.certificate
+
+    def offer(self, payload: Payload, certificate: str) -> None:
+        """Let the node whose relay has this certificate take a payload from here."""
+        self._offers.offer(payload, certificate)
+
+    def bring(self, payload: Payload, source: str, address: Address, certificate: str) -> None:
+        """Take a payload from another node's relay, in a thread; one that takes it from elsewhere
+        stops.
+        """
+        fetch = RelayFetch(
+            self.shelf,
+            address,
+            RelayPeer(self._identity, certificate),
             node=self._node,
             streams=self._streams,
             timeout_s=self._timeout_s,
         )
         with self._lock:
-            before = self._fetches.get(cargo)
-            self._fetches[cargo] = fetch
+            before = self._fetches.get(payload)
+            self._fetches[payload] = fetch
         if before is not None:
             before.cancel()
-        self.shelf.expect(cargo, True)
+        self.shelf.expect(payload, True)
         threading.Thread(
-            target=self._run, args=(cargo, source, fetch), name="weight bringing", daemon=True
+            target=self._run, args=(payload, source, fetch), name="weight bringing", daemon=True
         ).start()
 
-    def drop(self, cargo: Cargo) -> None:
-        """Forget a cargo; nobody need wait for it here."""
+    def drop(self, payload: Payload) -> None:
+        """Forget a payload; nobody need wait for it here."""
+        self._offers.withdraw(payload)
         with self._lock:
-            fetch = self._fetches.pop(cargo, None)
+            fetch = self._fetches.pop(payload, None)
         if fetch is not None:
             fetch.cancel()
-        came = cargo in self.shelf.cargoes()
-        self.shelf.expect(cargo, False)
-        self.shelf.drop(cargo)
+        came = payload in self.shelf.payloads()
+        self.shelf.expect(payload, False)
+        self.shelf.drop(payload)
         if not came:
-            self.shelf.give_up(cargo.version)
+            self.shelf.give_up(payload.version)
 
     def close(self) -> None:
         """Stop serving and bringing, and give the memory back."""
@@ -97,6 +128,7 @@ class NodeRelay:
         for fetch in fetches:
             fetch.cancel()
         self._server.close()
+        self._peers.close()
         self.shelf.close_all()
 
     def _note(self, manifest: Manifest, base: str) -> None:
@@ -106,23 +138,23 @@ class NodeRelay:
             sizes = here.get(manifest.version, {}) | {base: manifest.sizes[base]}
             self.shelf.note(msgspec.structs.replace(manifest, sizes=sizes))
 
-    def _run(self, cargo: Cargo, source: str, fetch: Fetch) -> None:
+    def _run(self, payload: Payload, source: str, fetch: RelayFetch) -> None:
         error = ""
         try:
-            manifest = fetch.manifest(cargo.version)
-            sizes = manifest.sizes[cargo.base]
-            self._note(manifest, cargo.base)
-            fetch.run(cargo, manifest)
-            keys = [Key(cargo, number) for number in range(len(sizes))]
+            manifest = fetch.manifest(payload.version)
+            sizes = manifest.sizes[payload.base]
+            self._note(manifest, payload.base)
+            fetch.run(payload, manifest)
+            keys = [BucketKey(payload, number) for number in range(len(sizes))]
             if self.shelf.filled(keys) != list(sizes):
                 raise UnavailableError("another bringing of it was still under way")
         except (SlackwaterError, KeyError) as problem:
             error = str(problem) or type(problem).__name__
         with self._lock:
-            if self._fetches.get(cargo) is not fetch:
+            if self._fetches.get(payload) is not fetch:
                 return  # called off, or sent elsewhere
             if not error:
-                del self._fetches[cargo]
+                del self._fetches[payload]
         if not error:
-            self.shelf.expect(cargo, False)
-        self.tell(Brought(cargo, source, error))
+            self.shelf.expect(payload, False)
+        self.tell(FetchOutcome(payload, source, error))

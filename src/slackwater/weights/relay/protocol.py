@@ -1,16 +1,18 @@
-"""What relays and their clients say to each other: a handshake that proves the fleet's secret (`wire/proof.py`), then requests.
+"""What relays and their clients say to each other: a handshake that proves the fleet's secret
+(`wire/proof.py`), then requests.
 
-After it each message is a 32-bit length and MessagePack; a bucket's bytes follow their message bare.
+After it each message is a 32-bit length and MessagePack; a bucket's bytes follow their message
+bare.
 """
 
 import socket
+import ssl
 import struct
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 
-from slackwater.model.cargo import Cargo
 from slackwater.model.errors import (
     ConfigError,
     NotFoundError,
@@ -18,8 +20,9 @@ from slackwater.model.errors import (
     SlackwaterError,
     UnavailableError,
 )
+from slackwater.model.payload import Payload
+from slackwater.weights.relay.bucket_store import BucketKey
 from slackwater.weights.relay.manifest import Manifest
-from slackwater.weights.relay.shelf import Key
 from slackwater.wire import proof
 
 MAX_MESSAGE_BYTES = 64 << 20
@@ -34,44 +37,44 @@ _ERRORS: dict[str, type[SlackwaterError]] = {
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Put(msgspec.Struct, frozen=True, tag=True):
+class PutBucket(msgspec.Struct, frozen=True, tag=True):
     """The bucket's bytes follow, from where the answer says; nothing if it says None."""
 
-    key: Key
+    key: BucketKey
     size: Count
     tag: Count
 
 
-class Filled(msgspec.Struct, frozen=True, tag=True):
+class QueryFilled(msgspec.Struct, frozen=True, tag=True):
     """How much of these buckets is there?"""
 
-    keys: tuple[Key, ...]
+    keys: tuple[BucketKey, ...]
 
 
-class Seal(msgspec.Struct, frozen=True, tag=True):
+class SealVersion(msgspec.Struct, frozen=True, tag=True):
     """All buckets are there: make the version visible."""
 
     manifest: Manifest
 
 
-class Versions(msgspec.Struct, frozen=True, tag=True):
-    """Which versions are there, and how large are their cargoes?"""
+class ListVersions(msgspec.Struct, frozen=True, tag=True):
+    """Which versions are there, and how large are their payloads?"""
 
 
-class About(msgspec.Struct, frozen=True, tag=True):
+class GetManifest(msgspec.Struct, frozen=True, tag=True):
     """A version's manifest, once it is visible."""
 
     version: str
     wait_s: float = 0.0
 
 
-class Get(msgspec.Struct, frozen=True, tag=True):
+class GetBucket(msgspec.Struct, frozen=True, tag=True):
     """A bucket's bytes from `offset` on; as a path instead if `node` is the server's.
 
     `member` is who is meant: an address may have passed to another since it was told.
     """
 
-    key: Key
+    key: BucketKey
     offset: Count = 0
     node: str = ""
     member: str = ""
@@ -80,21 +83,21 @@ class Get(msgspec.Struct, frozen=True, tag=True):
 class GetRanges(msgspec.Struct, frozen=True, tag=True):
     """Ranges of a bucket's bytes, from and to, one after the other."""
 
-    key: Key
+    key: BucketKey
     ranges: tuple[tuple[Count, Count], ...]
 
 
-class Read(msgspec.Struct, frozen=True, tag=True):
+class ConfirmRead(msgspec.Struct, frozen=True, tag=True):
     """I have read the shared memory that you named, or could not."""
 
 
-class Drop(msgspec.Struct, frozen=True, tag=True):
-    """Forget a cargo."""
+class DropRelayVersion(msgspec.Struct, frozen=True, tag=True):
+    """Forget a payload."""
 
-    cargo: Cargo
+    payload: Payload
 
 
-class Join(msgspec.Struct, frozen=True, tag=True):
+class JoinRelay(msgspec.Struct, frozen=True, tag=True):
     """I serve what I have at this address, until this connection ends."""
 
     member: str
@@ -104,48 +107,61 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     site: str
 
 
-class Source(msgspec.Struct, frozen=True, tag=True):
-    """From whom shall I take the cargo? `lost` did not answer."""
+class ChooseSource(msgspec.Struct, frozen=True, tag=True):
+    """From whom shall I take the payload? `lost` did not answer."""
 
     member: str
-    cargo: Cargo
+    payload: Payload
     lost: str = ""
 
 
-class Have(msgspec.Struct, frozen=True, tag=True):
-    """I have all of these cargoes."""
+class AnnouncePayloads(msgspec.Struct, frozen=True, tag=True):
+    """I have all of these payloads."""
 
     member: str
-    cargoes: tuple[Cargo, ...]
+    payloads: tuple[Payload, ...]
 
 
 Request = (
-    Put | Filled | Seal | Versions | About | Get | GetRanges | Read | Drop | Join | Source | Have
+    PutBucket
+    | QueryFilled
+    | SealVersion
+    | ListVersions
+    | GetManifest
+    | GetBucket
+    | GetRanges
+    | ConfirmRead
+    | DropRelayVersion
+    | JoinRelay
+    | ChooseSource
+    | AnnouncePayloads
 )
 
 
-class Line(msgspec.Struct, frozen=True, array_like=True):
-    """A visible version, with the bytes of its cargoes by base."""
+class VersionListing(msgspec.Struct, frozen=True, array_like=True):
+    """A visible version, with the bytes of its payloads by base."""
 
     version: str
     sizes: dict[str, int]
 
 
-class From(msgspec.Struct, frozen=True, array_like=True):
-    """Take it from there; `member` is empty if that is the relay itself. None of both means: ask again."""
+class SourceChoice(msgspec.Struct, frozen=True, array_like=True):
+    """Take it from there; `member` is empty if that is the relay itself. None of both means: ask
+    again.
+    """
 
     member: str
     host: str
     port: int
 
 
-class Ok(msgspec.Struct, frozen=True, tag=True):
+class Success(msgspec.Struct, frozen=True, tag=True):
     """Done; what was asked for, if anything."""
 
     value: Any = None
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class Failure(msgspec.Struct, frozen=True, tag=True):
     """Not done: the kind of error and its words."""
 
     kind: str
@@ -155,7 +171,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
         return _ERRORS.get(self.kind, UnavailableError)(self.said)
 
 
-Reply = Ok | Failed
+Reply = Success | Failure
 _decode_request = msgspec.msgpack.Decoder(Request).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -185,7 +201,7 @@ def receive_reply(connection: socket.socket) -> Any:
     if body is None:
         raise UnavailableError("the relay closed the connection")
     reply = decode_reply(body)
-    if isinstance(reply, Failed):
+    if isinstance(reply, Failure):
         raise reply.error()
     return reply.value
 
@@ -204,7 +220,12 @@ def receive_message(connection: socket.socket) -> bytes | None:
 
 
 def limit_silence(connection: socket.socket, silent_s: float | None) -> None:
-    """How long a call may wait for the peer; None: for ever. Kept by the system, so that a large read is one call."""
+    """How long a call may wait for the peer; None: for ever. Kept by the system, so that a large
+    read is one call.
+    """
+    if isinstance(connection, ssl.SSLSocket):  # whose reads are small
+        connection.settimeout(silent_s)
+        return
     connection.settimeout(None)
     whole = 0 if silent_s is None else int(silent_s)
     parts = 0 if silent_s is None else int((silent_s - whole) * 1e6)
@@ -213,10 +234,12 @@ def limit_silence(connection: socket.socket, silent_s: float | None) -> None:
 
 
 def receive_into(connection: socket.socket, memory: memoryview, *, at_edge: bool = False) -> bool:
-    """Fill the memory; False if the peer closed before its first byte and that may be (`at_edge`)."""
-    got = 0
+    """Fill the memory; False if the peer closed before its first byte and that may be
+    (`at_edge`).
+    """
+    got, flags = 0, 0 if isinstance(connection, ssl.SSLSocket) else socket.MSG_WAITALL
     while got < len(memory):
-        count = connection.recv_into(memory[got:], 0, socket.MSG_WAITALL)
+        count = connection.recv_into(memory[got:], 0, flags)
         if count == 0:
             if at_edge and got == 0:
                 return False
@@ -236,7 +259,9 @@ def send_views(connection: socket.socket, views: Sequence[memoryview], offset: i
 
 
 def prove_as_server(connection: socket.socket, secret: bytes) -> None:
-    """The server's side of the handshake; UnavailableError if the client does not know the secret."""
+    """The server's side of the handshake; UnavailableError if the client does not know the
+    secret.
+    """
     proof.prove_as_server(connection, secret, _PURPOSE)
 
 

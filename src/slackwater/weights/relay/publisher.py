@@ -1,4 +1,6 @@
-"""The sender's end: a version's buckets, whole and as what changed since the one before, then the seal."""
+"""The sender's end: a version's buckets, whole and as what changed since the one before, then the
+seal.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,8 +9,8 @@ from typing import Protocol
 from slackwater.weights.relay.bucket import (
     BUCKET_BYTES,
     Bytes,
-    Cargo,
     Manifest,
+    Payload,
     TensorEntry,
     buckets_of,
     encode_changes,
@@ -16,44 +18,19 @@ from slackwater.weights.relay.bucket import (
     tag_of,
     whole_views,
 )
-from slackwater.weights.relay.shelf import Key, Shelf
+from slackwater.weights.relay.bucket_store import BucketKey
 
 
-class Target(Protocol):
-    """Where buckets go: a relay's client, or a shelf in this process."""
+class PublishTarget(Protocol):
+    """Where buckets go: a relay's client, or in tests a shelf."""
 
-    def put(self, key: Key, size: int, tag: int, views: Sequence[memoryview]) -> None:
+    def put(self, key: BucketKey, size: int, tag: int, views: Sequence[memoryview]) -> None:
         """Hand a bucket over, whose version's bytes have this tag; nothing if it is there."""
         ...
 
     def seal(self, manifest: Manifest) -> None:
         """Make the version visible."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class ShelfTarget:
-    """Buckets go on a shelf in this process, where they lie if it is not shared; waits up to `wait_s` for room."""
-
-    shelf: Shelf
-    wait_s: float = 30.0
-
-    def put(self, key: Key, size: int, tag: int, views: Sequence[memoryview]) -> None:
-        own = tuple(views)
-        slot = self.shelf.begin(key, size, tag, self.wait_s, own)
-        if slot is None:
-            return
-        if slot.views is not own:
-            at = 0
-            for view in views:
-                for piece in slot.pieces(at, at + len(view)):
-                    piece[:] = view[: len(piece)]
-                    view = view[len(piece) :]
-                    at += len(piece)
-        self.shelf.advance(slot, size)
-
-    def seal(self, manifest: Manifest) -> None:
-        self.shelf.seal(manifest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,32 +44,36 @@ class HostVersion:
 
 
 def publish(
-    target: Target,
+    target: PublishTarget,
     new: HostVersion,
     base: HostVersion | None = None,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> Manifest:
     """Send a version, bucket by bucket, and make it visible.
 
-    With a `base` of the same tensors, what changed since is sent too, unless it is no smaller than the whole.
+    With a `base` of the same tensors, what changed since is sent too, unless it is no smaller than
+    the whole.
     """
     buckets = buckets_of(new.tensors, bucket_bytes)
-    whole = Cargo(new.version)
+    whole = Payload(new.version)
     sizes: list[int] = []
     checksums: list[tuple[int, ...]] = []
     for number, bucket in enumerate(buckets):
         views = whole_views(new.arrays, bucket)
         sizes.append(sum(map(len, views)))
         checksums.append(tuple(part_checksums(new.arrays, bucket)))
-        target.put(Key(whole, number), sizes[-1], tag_of(checksums[-1]), views)
+        target.put(BucketKey(whole, number), sizes[-1], tag_of(checksums[-1]), views)
     by_base = {"": tuple(sizes)}
     if base is not None and base.tensors == new.tensors and base.version != new.version:
         changes = [encode_changes(base.arrays, new.arrays, bucket) for bucket in buckets]
         if sum(map(len, changes)) < sum(sizes):
-            since = Cargo(new.version, base.version)
+            since = Payload(new.version, base.version)
             for number, data in enumerate(changes):
                 target.put(
-                    Key(since, number), len(data), tag_of(checksums[number]), [memoryview(data)]
+                    BucketKey(since, number),
+                    len(data),
+                    tag_of(checksums[number]),
+                    [memoryview(data)],
                 )
             by_base[base.version] = tuple(map(len, changes))
     manifest = Manifest(

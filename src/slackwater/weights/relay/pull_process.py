@@ -1,8 +1,11 @@
-"""Pulling in a process of its own, beside one that may not wait: an engine's steps and a pull would share an interpreter's lock.
+"""Pulling in a process of its own, beside one that may not wait: an engine's steps and a pull would
+share an interpreter's lock.
 
-The process receives, checks and applies, and keeps the copies for later deltas; the caller maps what is ready. The two talk
-over a pair of sockets. When the caller's end closes, however the caller ended, the process ends at once; its memory has no
-name and goes with those who map it. If the process itself ends, the pull under way is an error, its copies are lost, and the next pull starts another.
+The process receives, checks and applies, and keeps the copies for later deltas; the caller maps
+what is ready. The two talk over a pair of sockets. When the caller's end closes, however the caller
+ended, the process ends at once; its memory has no name and goes with those who map it. If the
+process itself ends, the pull under way is an error, its copies are lost, and the next pull starts
+another.
 """
 
 import logging
@@ -22,8 +25,8 @@ from typing import Any
 
 import msgspec
 
-from slackwater.model.cargo import Cargo
 from slackwater.model.errors import RefusedError, SlackwaterError, UnavailableError
+from slackwater.model.payload import Payload
 from slackwater.weights.relay import protocol as say
 from slackwater.weights.relay.agent import Agent
 from slackwater.weights.relay.bucket import TensorEntry, tensor_memory
@@ -43,18 +46,22 @@ _LATE_S = 60.0  # after a pull's own time, before its process counts as stuck
 _MEMORY_BYTES = 1 << 40  # what is received into is the version's own memory
 
 
-class Take(msgspec.Struct, frozen=True):
-    """Take a version by this way; of those given out before, `reading` are still read and not to be changed."""
+class PullRequest(msgspec.Struct, frozen=True):
+    """Take a version by this way; of those given out before, `reading` are still read and not to be
+    changed.
+    """
 
     version: str
-    way: tuple[Cargo, ...]
+    way: tuple[Payload, ...]
     keep: bool
     within_s: float
     reading: tuple[str, ...]
 
 
-class Given(msgspec.Struct, frozen=True):
-    """A version in memory whose descriptor comes with this, if it has a byte; `kept` if its copy stays for later deltas."""
+class PulledVersion(msgspec.Struct, frozen=True):
+    """A version in memory whose descriptor comes with this, if it has a byte; `kept` if its copy
+    stays for later deltas.
+    """
 
     tensors: tuple[TensorEntry, ...]
     meta: dict[str, Any]
@@ -62,7 +69,9 @@ class Given(msgspec.Struct, frozen=True):
 
 
 class PullProcess:
-    """The caller's end: one pull at a time. The process is started by the first pull, and keeps `keep` copies."""
+    """The caller's end: one pull at a time. The process is started by the first pull, and keeps
+    `keep` copies.
+    """
 
     def __init__(self, relay: Address, secret: bytes, member: str, *, node: str, keep: int) -> None:
         self._secret = secret
@@ -78,21 +87,26 @@ class PullProcess:
         return None if self._process is None else self._process.pid
 
     def take(
-        self, version: str, way: Sequence[Cargo], *, keep: bool, within_s: float = 600.0
+        self, version: str, way: Sequence[Payload], *, keep: bool, within_s: float = 600.0
     ) -> tuple[HostVersion, bool]:
-        """The version by this way, and whether a copy is kept; a copy that it was made from is gone, whatever happens."""
+        """The version by this way, and whether a copy is kept; a copy that it was made from is
+        gone, whatever happens.
+        """
         if self._closed:
             raise RefusedError("this worker pulls no more")
         try:
             channel = self._asked(version, way, keep, within_s)
             body, descriptor = _received(channel)
             reply = say.decode_reply(body)
-            if isinstance(reply, say.Ok):
-                return self._mapped(version, descriptor, msgspec.convert(reply.value, Given))
+            if isinstance(reply, say.Success):
+                return self._mapped(
+                    version, descriptor, msgspec.convert(reply.value, PulledVersion)
+                )
         except (OSError, UnavailableError, msgspec.MsgspecError) as error:
             status = self._end()
             raise UnavailableError(
-                f"the process that pulled {version!r} ended with {status} ({error}); the next pull starts another"
+                f"the process that pulled {version!r} ended with {status} ({error}); the next "
+                "pull starts another"
             ) from None
         raise reply.error()
 
@@ -102,14 +116,16 @@ class PullProcess:
         self._end()
 
     def _asked(
-        self, version: str, way: Sequence[Cargo], keep: bool, within_s: float
+        self, version: str, way: Sequence[Payload], keep: bool, within_s: float
     ) -> socket.socket:
         """Ask the process, or another one if that has ended since the last pull."""
         for last in (False, True):
             channel = self._started(within_s)
             self._given = {name: held for name, held in self._given.items() if held() is not None}
             try:
-                say.send(channel, Take(version, tuple(way), keep, within_s, tuple(self._given)))
+                say.send(
+                    channel, PullRequest(version, tuple(way), keep, within_s, tuple(self._given))
+                )
                 break
             except OSError:
                 if last:
@@ -118,7 +134,7 @@ class PullProcess:
         return channel
 
     def _mapped(
-        self, version: str, descriptor: int | None, given: Given
+        self, version: str, descriptor: int | None, given: PulledVersion
     ) -> tuple[HostVersion, bool]:
         def memory_of(size: int) -> memoryview:
             if size == 0:
@@ -172,7 +188,9 @@ class PullProcess:
 
 
 def _received(channel: socket.socket) -> tuple[bytes, int | None]:
-    """A reply and the descriptor that came with it, most often in one call: each one more is a turn at the interpreter's lock."""
+    """A reply and the descriptor that came with it, most often in one call: each one more is a turn
+    at the interpreter's lock.
+    """
     data, descriptors, _, _ = socket.recv_fds(channel, _REPLY_BYTES, 1)
     if len(data) < _LENGTH.size:
         raise UnavailableError("it closed its end")
@@ -191,9 +209,11 @@ def _reply(channel: socket.socket, reply: say.Reply, descriptor: int | None = No
     channel.sendall(data[sent:])
 
 
-def _listen(channel: socket.socket, asked: "queue.SimpleQueue[Take]") -> None:
-    """Hear what is asked; when nobody is there to ask, end, whatever this process is in the middle of."""
-    decode = msgspec.msgpack.Decoder(Take).decode
+def _listen(channel: socket.socket, asked: "queue.SimpleQueue[PullRequest]") -> None:
+    """Hear what is asked; when nobody is there to ask, end, whatever this process is in the middle
+    of.
+    """
+    decode = msgspec.msgpack.Decoder(PullRequest).decode
     try:
         while (body := say.receive_message(channel)) is not None:
             asked.put(decode(body))
@@ -202,7 +222,7 @@ def _listen(channel: socket.socket, asked: "queue.SimpleQueue[Take]") -> None:
 
 
 def _serve(channel: socket.socket, receiver: Receiver) -> None:
-    asked: queue.SimpleQueue[Take] = queue.SimpleQueue()
+    asked: queue.SimpleQueue[PullRequest] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(channel, asked), daemon=True).start()
     given: dict[str, HostVersion] = {}
     while True:
@@ -211,10 +231,10 @@ def _serve(channel: socket.socket, receiver: Receiver) -> None:
         try:
             found, kept = receiver.take(ask.version, ask.way, keep=ask.keep, within_s=ask.within_s)
         except (SlackwaterError, OSError) as error:
-            _reply(channel, say.Failed(type(error).__name__, str(error)))
+            _reply(channel, say.Failure(type(error).__name__, str(error)))
             continue
-        given_out = Given(found.tensors, dict(found.meta), kept)
-        _reply(channel, say.Ok(given_out), _descriptor(found))
+        given_out = PulledVersion(found.tensors, dict(found.meta), kept)
+        _reply(channel, say.Success(given_out), _descriptor(found))
         if kept:
             given[ask.version] = found
         del found  # who refers to a copy keeps it from being changed
@@ -234,7 +254,9 @@ def main() -> None:
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     secret = os.environ[SECRET_VARIABLE].encode()
     agent = Agent(
-        *((host, int(port)), secret, member),
+        (host, int(port)),
+        secret,
+        member,
         node=node,
         site="",
         max_bytes=_MEMORY_BYTES,

@@ -1,26 +1,28 @@
-"""From cargoes on a shelf to a version in host memory, checked part by part."""
+"""From payloads on a shelf to a version in host memory, checked part by part."""
 
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import accumulate
 from sys import getrefcount
+from typing import TypeVar
 
 import numpy as np
 
 from slackwater.model.errors import NotFoundError, SlackwaterError
-from slackwater.policy.weights.way import Delta, Way, WayPolicy
+from slackwater.policy.weights.pull_route import Delta, PullRoute, PullRoutePolicy
 from slackwater.weights.delta.checksum import RunningSum
 from slackwater.weights.delta.frame import DeltaError, refused
 from slackwater.weights.relay import protocol as say
 from slackwater.weights.relay.agent import Agent, Memory
-from slackwater.weights.relay.arrival import Arrival
+from slackwater.weights.relay.arrival import PayloadReceipt
 from slackwater.weights.relay.bucket import (
     Bytes,
-    Cargo,
     Manifest,
     MemoryOf,
+    Payload,
     apply_changes,
     part_checksums,
     tensor_memory,
@@ -29,13 +31,16 @@ from slackwater.weights.relay.bucket import (
 from slackwater.weights.relay.memory import anonymous
 from slackwater.weights.relay.publisher import HostVersion
 
+T = TypeVar("T")
+_AGAIN_S = 0.05
 _UNSHARED = 3  # an array's references: its tuple, the loop, the call that counts
 
 
 class Receiver:
     """Pulls versions through an agent, whole or by deltas, whichever is smaller.
 
-    The `keep` newest pulled versions stay in host memory (`memory_of`) as bases, and their cargoes on the agent's shelf for its neighbours.
+    The `keep` newest pulled versions stay in host memory (`memory_of`) as bases, and their payloads
+    on the agent's shelf for its neighbours.
     """
 
     def __init__(
@@ -43,35 +48,37 @@ class Receiver:
         agent: Agent,
         *,
         keep: int = 1,
-        way: WayPolicy | None = None,
+        way: PullRoutePolicy | None = None,
         memory_of: MemoryOf = anonymous,
     ) -> None:
         self._agent = agent
         self._memory_of = memory_of
         self._keep = keep
-        self._way = way or WayPolicy()
+        self._way = way or PullRoutePolicy()
         self._held: OrderedDict[str, tuple[HostVersion, Manifest]] = OrderedDict()
-        self._cargoes: list[Cargo] = []
-        self.last_way: Way | None = None
+        self._payloads: list[Payload] = []
+        self.last_way: PullRoute | None = None
 
     def held(self) -> tuple[str, ...]:
         """The versions in host memory."""
         return tuple(self._held)
 
     def pull(self, version: str, within_s: float = 600.0) -> HostVersion:
-        """The version, exactly as published; waits for it to become visible. After an error all is as it was."""
+        """The version, exactly as published; waits for it to become visible. After an error all is
+        as it was.
+        """
         if version in self._held:
             return self._held[version][0]
         deadline_s = time.monotonic() + within_s
         manifest = self._visible(version, deadline_s)
-        refusals: set[Cargo] = set()
+        refusals: set[Payload] = set()
         while True:
-            way = self._chosen(version, refusals)
+            way = self._chosen(version, refusals, deadline_s)
             self.last_way = way
-            cargoes = [Cargo(way.start)] if way.fetch_start else []
-            cargoes += [Cargo(delta.version, delta.base) for delta in way.deltas]
+            payloads = [Payload(way.start)] if way.fetch_start else []
+            payloads += [Payload(delta.version, delta.base) for delta in way.deltas]
             try:
-                found = self._follow(cargoes, manifest, deadline_s, refusals)
+                found = self._follow(payloads, manifest, deadline_s, refusals)
             except _UnusableError:
                 continue
             self._keep_newest(found, manifest)
@@ -80,12 +87,14 @@ class Receiver:
     def take(
         self,
         version: str,
-        way: Sequence[Cargo],
+        way: Sequence[Payload],
         *,
         keep: bool,
         within_s: float = 600.0,
     ) -> tuple[HostVersion, bool]:
-        """The version by a way that somebody else chose, and whether a copy is kept. A copy that it was made from is gone, whatever happens."""
+        """The version by a way that somebody else chose, and whether a copy is kept. A copy that it
+        was made from is gone, whatever happens.
+        """
         deadline_s = time.monotonic() + within_s
         base = way[0].base
         if base and base not in self._held:
@@ -97,9 +106,9 @@ class Receiver:
             raise refused(f"a delta on the way to {version!r} is damaged") from None
         finally:
             self._held.pop(base, None)
-            for cargo in self._cargoes:
-                self._agent.shelf.drop(cargo)
-            self._cargoes.clear()
+            for payload in self._payloads:
+                self._agent.shelf.drop(payload)
+            self._payloads.clear()
         if keep:
             self._held[version] = (found, manifest)
             while len(self._held) > self._keep:
@@ -114,14 +123,25 @@ class Receiver:
             except (NotFoundError, ConnectionError):
                 if left_s <= 0:
                     raise
-                time.sleep(min(0.05, max(left_s, 0.0)))
+                time.sleep(min(_AGAIN_S, left_s))
 
-    def _chosen(self, version: str, refusals: set[Cargo]) -> Way:
-        lines = self._agent.versions()
+    def _insisting(self, ask: Callable[[], T], deadline_s: float) -> T:
+        """What the relay answers, asked again until the deadline while the link to it is down."""
+        while True:
+            try:
+                return ask()
+            except ConnectionError:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    raise
+                time.sleep(min(_AGAIN_S, left_s))
+
+    def _chosen(self, version: str, refusals: set[Payload], deadline_s: float) -> PullRoute:
+        lines = self._insisting(self._agent.versions, deadline_s)
         wholes = {
             line.version: line.sizes[""]
             for line in lines
-            if "" in line.sizes and Cargo(line.version) not in refusals
+            if "" in line.sizes and Payload(line.version) not in refusals
         }
         way = self._way.choose(version, self._held, wholes, _deltas(lines, refusals))
         if way is None:
@@ -130,61 +150,66 @@ class Receiver:
 
     def _follow(
         self,
-        cargoes: Sequence[Cargo],
+        payloads: Sequence[Payload],
         manifest: Manifest,
         deadline_s: float,
-        refusals: set[Cargo],
+        refusals: set[Payload],
     ) -> HostVersion:
         arrays: tuple[Bytes, ...] = ()
         sums: list[list[int]] = []
         at = manifest
-        start = cargoes[0].base if cargoes else manifest.version
+        start = payloads[0].base if payloads else manifest.version
         if start:
             at = self._held[start][1]
             sums = [list(each) for each in at.checksums]
             arrays = self._to_change(start)
-        for cargo in cargoes:
+        for payload in payloads:
             at = (
                 manifest
-                if cargo.version == manifest.version
-                else self._agent.manifest(cargo.version)
+                if payload.version == manifest.version
+                else self._insisting(partial(self._agent.manifest, payload.version), deadline_s)
             )
             memory: Memory | None = None
             coming: _ComingSums | None = None
-            if not cargo.base:
+            if not payload.base:
                 sizes = [tensor.size for tensor in at.tensors]
                 arrays = tensor_memory(sizes, self._memory_of)
                 memory = [tuple(whole_views(arrays, bucket)) for bucket in at.buckets()]
                 coming = _ComingSums(memory)
             seen = None if coming is None else coming.seen
-            arrival = Arrival(self._agent, cargo, at, deadline_s, memory, seen)
+            arrival = PayloadReceipt(self._agent, payload, at, deadline_s, memory, seen)
             try:
                 if memory is None or coming is None:
                     sums = _applied(arrival, at, arrays, sums)
                 else:
                     sums = _whole(arrival, at, arrays, memory, coming)
                 if [tuple(each) for each in sums] != list(at.checksums):
-                    raise refused(f"{cargo.version!r} came with other bytes than its manifest says")
+                    raise refused(
+                        f"{payload.version!r} came with other bytes than its manifest says"
+                    )
             except DeltaError:
                 # Damaged at its source: another way is found, without it.
                 with suppress(SlackwaterError):
                     arrival.finish()
-                self._agent.shelf.drop(cargo)
-                if cargo.base == "":
+                self._agent.shelf.drop(payload)
+                if payload.base == "":
                     raise
-                refusals.add(cargo)
+                refusals.add(payload)
                 raise _UnusableError from None
             arrival.finish()
-            self._cargoes.append(cargo)
+            self._payloads.append(payload)
         return HostVersion(manifest.version, manifest.tensors, arrays, manifest.meta)
 
     def _to_change(self, version: str) -> tuple[Bytes, ...]:
-        """The version's memory itself if nobody else reads it, and then it is held no more; else a copy."""
-        for cargo in [each for each in self._cargoes if each.version == version]:
-            self._agent.shelf.drop(cargo)
-            self._cargoes.remove(cargo)
+        """The version's memory itself if nobody else reads it, and then it is held no more; else a
+        copy.
+        """
+        for payload in [each for each in self._payloads if each.version == version]:
+            self._agent.shelf.drop(payload)
+            self._payloads.remove(payload)
         arrays = self._held[version][0].arrays
-        # Read by: `_held` and this frame; a version given out, a tensor over its memory or a neighbour would add to it.
+        # Read by: `_held` and this frame; a version given out, a tensor over its memory or a
+        # neighbour would add to it.
         if getrefcount(self._held[version][0]) == 2 and all(
             getrefcount(array) == _UNSHARED for array in arrays
         ):
@@ -199,26 +224,28 @@ class Receiver:
         self._held[found.version] = (found, manifest)
         while len(self._held) > self._keep:
             self._held.popitem(last=False)
-        for cargo in [c for c in self._cargoes if c.version not in self._held]:
-            self._agent.shelf.drop(cargo)
-            self._cargoes.remove(cargo)
+        for payload in [c for c in self._payloads if c.version not in self._held]:
+            self._agent.shelf.drop(payload)
+            self._payloads.remove(payload)
 
 
 class _UnusableError(Exception):
-    """A cargo on the way was damaged; another way is to be found."""
+    """A payload on the way was damaged; another way is to be found."""
 
 
-def _deltas(lines: list[say.Line], refusals: set[Cargo]) -> list[Delta]:
+def _deltas(lines: list[say.VersionListing], refusals: set[Payload]) -> list[Delta]:
     return [
         Delta(base, line.version, size)
         for line in lines
         for base, size in line.sizes.items()
-        if base and Cargo(line.version, base) not in refusals
+        if base and Payload(line.version, base) not in refusals
     ]
 
 
 class _ComingSums:
-    """The checksums of a whole version's parts, made up while it comes, in the threads that receive."""
+    """The checksums of a whole version's parts, made up while it comes, in the threads that
+    receive.
+    """
 
     def __init__(self, memory: Memory) -> None:
         self._sums = [[RunningSum(np.frombuffer(v, np.uint8)) for v in views] for views in memory]
@@ -239,7 +266,7 @@ class _ComingSums:
 
 
 def _whole(
-    arrival: Arrival,
+    arrival: PayloadReceipt,
     manifest: Manifest,
     arrays: tuple[Bytes, ...],
     memory: Memory,
@@ -258,7 +285,7 @@ def _whole(
 
 
 def _applied(
-    arrival: Arrival,
+    arrival: PayloadReceipt,
     manifest: Manifest,
     arrays: tuple[Bytes, ...],
     known: list[list[int]],

@@ -1,4 +1,6 @@
-"""A relay: serves the buckets on its shelf, each connection in a thread of its own, so a slow receiver slows nobody."""
+"""A relay: serves the buckets on its shelf, each connection in a thread of its own, so a slow
+receiver slows nobody.
+"""
 
 import logging
 import socket
@@ -9,27 +11,32 @@ from typing import assert_never
 from slackwater.model.errors import (
     ConfigError,
     NotFoundError,
+    RefusedError,
     SlackwaterError,
     UnavailableError,
 )
 from slackwater.weights.relay import protocol as say
-from slackwater.weights.relay.shelf import Shelf
-from slackwater.weights.relay.tracker import Tracker
+from slackwater.weights.relay.bucket_store import BucketStore
+from slackwater.weights.relay.peers import RelayOffers
+from slackwater.weights.relay.tracker import RelayTracker
 
 logger = logging.getLogger(__name__)
 
 _STALL_S = 60.0  # how long a peer may take no byte before its connection is closed
 _PIECE = 1 << 20
+_MOST_STRANGERS = 32
 
 
 class RelayServer:
-    """Listens from construction on; `close` ends every connection. `host` must be reachable by the members."""
+    """Listens from construction on; `close` ends every connection. `host` must be reachable by the
+    members.
+    """
 
     def __init__(
         self,
-        shelf: Shelf,
-        secret: bytes,
-        tracker: Tracker | None = None,
+        shelf: BucketStore,
+        secret: bytes | RelayOffers,
+        tracker: RelayTracker | None = None,
         *,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -38,7 +45,11 @@ class RelayServer:
         max_connections: int = 256,
         patience_s: float = 0.0,
     ) -> None:
-        """`patience_s`: how long somebody waits here for a cargo that nobody has said is coming."""
+        """Serves whoever proves the secret; or, with `RelayOffers`, other nodes, what they are
+        offered.
+
+        `patience_s`: how long somebody waits here for a payload that nobody has said is coming.
+        """
         self.shelf = shelf
         self._secret, self._tracker, self._node = secret, tracker, node
         self._member = member
@@ -47,6 +58,7 @@ class RelayServer:
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._max = max_connections
         self._open: set[socket.socket] = set()
+        self._strangers: dict[socket.socket, None] = {}  # those that have not proved themselves
         self._lock = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._accept, name="weight relay", daemon=True)
@@ -75,97 +87,137 @@ class RelayServer:
                 full = len(self._open) >= self._max or self._closed
                 if not full:
                     self._open.add(connection)
+                    self._strangers[connection] = None
+                oldest = None
+                if len(self._strangers) > _MOST_STRANGERS:
+                    oldest = next(iter(self._strangers))
             if full:
                 connection.close()
                 continue
+            if oldest is not None:
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        joined: say.Join | None = None
+        joined: say.JoinRelay | None = None
         try:
-            say.limit_silence(connection, _STALL_S)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            say.prove_as_server(connection, self._secret)
+            peer = ""
+            if isinstance(self._secret, RelayOffers):
+                plain = connection
+                connection, peer = self._secret.admit(plain)
+                with self._lock:
+                    self._open.discard(plain)
+                    self._open.add(connection)
+                    self._strangers.pop(plain, None)
+                if self._closed:  # while it was not listed
+                    return
+            else:
+                say.prove_as_server(connection, self._secret)
+            with self._lock:
+                self._strangers.pop(connection, None)
             while not self._closed:
                 say.limit_silence(connection, None)
                 request = say.receive_request(connection)
                 say.limit_silence(connection, _STALL_S)
                 if request is None:
                     return
-                if isinstance(request, say.Join):
+                if isinstance(request, say.JoinRelay):
                     joined = request
-                self._answer(connection, request)
+                self._answer(connection, request, peer)
         except (OSError, SlackwaterError) as error:
             logger.debug("connection ended: %s", error)
         finally:
             if joined is not None and self._tracker is not None:
                 self._tracker.leave(joined.member, joined)
+            self.shelf.release(connection)
             with self._lock:
                 self._open.discard(connection)
+                self._strangers.pop(connection, None)
             connection.close()
 
-    def _answer(self, connection: socket.socket, request: say.Request) -> None:
-        """Do what is asked. An error of the request is told; one in the middle of bytes ends the connection."""
+    def _check(self, peer: str, request: say.Request) -> None:
+        """Another node reads what it was offered, and does nothing else."""
+        assert isinstance(self._secret, RelayOffers)
+        match request:
+            case say.GetManifest(version):
+                self._secret.check(peer, version, None)
+            case say.GetBucket(key) | say.GetRanges(key):
+                self._secret.check(peer, key.payload.version, key.payload.base)
+            case _:
+                raise RefusedError(f"{type(request).__name__}: another node may not do that here")
+
+    def _answer(self, connection: socket.socket, request: say.Request, peer: str) -> None:
+        """Do what is asked. An error of the request is told; one in the middle of bytes ends the
+        connection.
+        """
         try:
-            if isinstance(request, say.Get):
+            if peer:
+                self._check(peer, request)
+            if isinstance(request, say.GetBucket):
                 self._get(connection, request)
             elif isinstance(request, say.GetRanges):
                 self._get_ranges(connection, request)
-            elif isinstance(request, say.Put):
+            elif isinstance(request, say.PutBucket):
                 self._put(connection, request)
-            elif isinstance(request, say.Read):
-                say.send(connection, say.Ok())
+            elif isinstance(request, say.ConfirmRead):
+                say.send(connection, say.Success())
             else:
-                say.send(connection, say.Ok(self._done(request)))
+                say.send(connection, say.Success(self._done(request)))
         except SlackwaterError as error:
-            say.send(connection, say.Failed(type(error).__name__, str(error)))
+            say.send(connection, say.Failure(type(error).__name__, str(error)))
 
     def _done(
         self,
-        request: say.Filled
-        | say.Seal
-        | say.Versions
-        | say.About
-        | say.Drop
-        | say.Join
-        | say.Source
-        | say.Have,
+        request: say.QueryFilled
+        | say.SealVersion
+        | say.ListVersions
+        | say.GetManifest
+        | say.DropRelayVersion
+        | say.JoinRelay
+        | say.ChooseSource
+        | say.AnnouncePayloads,
     ) -> object:
         shelf, tracker = self.shelf, self._tracker
         match request:
-            case say.Filled(keys):
+            case say.QueryFilled(keys):
                 return shelf.filled(keys)
-            case say.Seal(manifest):
+            case say.SealVersion(manifest):
                 shelf.seal(manifest)
-            case say.Versions():
+            case say.ListVersions():
                 return [
-                    say.Line(m.version, {base: m.bytes_of(base) for base in m.sizes})
+                    say.VersionListing(m.version, {base: m.bytes_of(base) for base in m.sizes})
                     for m in shelf.manifests()
                 ]
-            case say.About(version, wait_s):
+            case say.GetManifest(version, wait_s):
                 return shelf.manifest(version, min(wait_s, _STALL_S / 2))
-            case say.Drop(cargo):
-                shelf.drop(cargo)
+            case say.DropRelayVersion(payload):
+                shelf.drop(payload)
                 if tracker is not None:
-                    tracker.forget(cargo)
-            case say.Join():
+                    tracker.forget(payload)
+            case say.JoinRelay():
                 if tracker is not None:
                     tracker.join(request)
-            case say.Source(member, cargo, lost):
+            case say.ChooseSource(member, payload, lost):
                 return (
-                    say.From("", "", 0) if tracker is None else tracker.source(member, cargo, lost)
+                    say.SourceChoice("", "", 0)
+                    if tracker is None
+                    else tracker.source(member, payload, lost)
                 )
-            case say.Have(member, cargoes):
+            case say.AnnouncePayloads(member, payloads):
                 if tracker is not None:
-                    tracker.have(member, cargoes)
+                    tracker.have(member, payloads)
             case _:
                 assert_never(request)
         return None
 
-    def _put(self, connection: socket.socket, request: say.Put) -> None:
-        slot = self.shelf.begin(request.key, request.size, request.tag, _STALL_S / 2)
-        say.send(connection, say.Ok(None if slot is None else slot.filled))
+    def _put(self, connection: socket.socket, request: say.PutBucket) -> None:
+        slot = self.shelf.begin(
+            request.key, request.size, request.tag, _STALL_S / 2, owner=connection
+        )
+        say.send(connection, say.Success(None if slot is None else slot.filled))
         if slot is None:
             return
         try:
@@ -179,21 +231,22 @@ class RelayServer:
             raise ConnectionAbortedError(str(error)) from None
         finally:
             self.shelf.fail(slot)
-        say.send(connection, say.Ok())
+        say.send(connection, say.Success())
 
-    def _get(self, connection: socket.socket, request: say.Get) -> None:
+    def _get(self, connection: socket.socket, request: say.GetBucket) -> None:
         if request.member != self._member:
             raise NotFoundError(f"member {request.member!r} is not here any more")
         slot = self.shelf.open(request.key, _STALL_S, self._patience_s)
         try:
             if request.node and request.node == self._node and slot.path:
                 self.shelf.wait(slot, slot.size - 1, _STALL_S)
-                say.send(connection, say.Ok((slot.size, slot.path)))
-                # Until the peer says `Read` the slot stays open: its descriptor's number must not pass to another.
+                say.send(connection, say.Success((slot.size, slot.path)))
+                # Until the peer says `Read` the slot stays open: its descriptor's number must not
+                # pass to another.
                 say.receive_request(connection)
-                say.send(connection, say.Ok())
+                say.send(connection, say.Success())
                 return
-            say.send(connection, say.Ok((slot.size, "")))
+            say.send(connection, say.Success((slot.size, "")))
             sent = request.offset
             while sent < slot.size:
                 filled = self.shelf.wait(slot, sent, _STALL_S)
@@ -214,7 +267,7 @@ class RelayServer:
             if furthest:
                 self.shelf.wait(slot, furthest - 1, _STALL_S)
             size = sum(stop - start for start, stop in request.ranges)
-            say.send(connection, say.Ok(size))
+            say.send(connection, say.Success(size))
             waiting: list[memoryview] = []
             held = 0
             for start, stop in request.ranges:

@@ -1,7 +1,9 @@
-"""A version that several ranks publish, each its own slices, and of which every receiver takes exactly what its layout holds.
+"""A version that several ranks publish, each its own slices, and of which every receiver takes
+exactly what its layout holds.
 
-A rank's slices are a version of their own on the relay, in buckets of 64 MB that are sent as they are ready. The whole is visible when
-every rank has sealed its part: a receiver that asks sooner waits, or is told which part is missing.
+A rank's slices are a version of their own on the relay, in buckets of 64 MB that are sent as they
+are ready. The whole is visible when every rank has sealed its part: a receiver that asks sooner
+waits, or is told which part is missing.
 """
 
 from collections import defaultdict
@@ -11,15 +13,15 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.model.cargo import Cargo
+from slackwater.model.payload import Payload
 from slackwater.weights.plan.box import Box
 from slackwater.weights.plan.shard_map import RankShards
-from slackwater.weights.plan.transfer import Fetch, Published, fetches
+from slackwater.weights.plan.transfer import PublishedSlice, SliceFetch, fetches
 from slackwater.weights.relay.bucket import BUCKET_BYTES
+from slackwater.weights.relay.bucket_store import BucketKey
 from slackwater.weights.relay.client import RelayClient
 from slackwater.weights.relay.manifest import Manifest, TensorEntry
-from slackwater.weights.relay.publisher import HostVersion, Target, publish
-from slackwater.weights.relay.shelf import Key
+from slackwater.weights.relay.publisher import HostVersion, PublishTarget, publish
 
 Array = NDArray[np.generic]
 _RANGES = 1 << 14  # runs of bytes that one request asks for
@@ -31,11 +33,11 @@ def part_of(version: str, rank: int, ranks: int) -> str:
 
 
 def publish_part(
-    target: Target,
+    target: PublishTarget,
     version: str,
     rank: int,
     ranks: int,
-    slices: Mapping[Published, Array],
+    slices: Mapping[PublishedSlice, Array],
     dtype: str,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> Manifest:
@@ -51,16 +53,18 @@ def pull_slices(
     client: RelayClient,
     version: str,
     ranks: int,
-    published: Sequence[Published],
+    published: Sequence[PublishedSlice],
     receiver: RankShards,
     dtype: str,
     wait_s: float = 0.0,
 ) -> tuple[dict[str, Array], int]:
-    """A receiver's local tensors, and the bytes that came for them; NotFoundError while a rank's part is not sealed."""
+    """A receiver's local tensors, and the bytes that came for them; NotFoundError while a rank's
+    part is not sealed.
+    """
     parts = [client.manifest(part_of(version, rank, ranks), wait_s) for rank in range(ranks)]
     local = {name: np.zeros(shape, dtype) for name, shape in receiver.shapes.items()}
     item = np.dtype(dtype).itemsize
-    wanted: dict[tuple[Published, Box], list[Fetch]] = defaultdict(list)
+    wanted: dict[tuple[PublishedSlice, Box], list[SliceFetch]] = defaultdict(list)
     for fetch in fetches(published, receiver):
         wanted[fetch.published, fetch.box].append(fetch)
     came = 0
@@ -74,7 +78,7 @@ def pull_slices(
     return local, came
 
 
-def _name(published: Published) -> str:
+def _name(published: PublishedSlice) -> str:
     ranges = zip(published.box.start, published.box.stop, strict=True)
     return f"{published.tensor}[{','.join(f'{a}:{b}' for a, b in ranges)}]"
 
@@ -115,7 +119,7 @@ def _take(
                     if a < part.stop and b > part.start
                 ]
                 moved = [(a - part.start + before, b - part.start + before) for a, b in inside]
-                key = Key(Cargo(manifest.version), bucket_number)
+                key = BucketKey(Payload(manifest.version), bucket_number)
                 for first in range(0, len(moved), _RANGES):
                     asked = moved[first : first + _RANGES]
                     size = sum(b - a for a, b in asked)

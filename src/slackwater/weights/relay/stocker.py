@@ -1,4 +1,6 @@
-"""A publisher's end: puts versions on the relay of its node, whole and as what changed since the model's last one."""
+"""A publisher's end: puts versions on the relay of its node, whole and as what changed since the
+model's last one.
+"""
 
 from collections import OrderedDict
 
@@ -9,7 +11,7 @@ from slackwater.weights.relay.publisher import HostVersion, publish
 _BASES = 4  # models whose last version is kept, to find out what changed
 
 
-class Stocker:
+class RelayStocker:
     """For one thread. What it stocked goes when the weight director says so."""
 
     def __init__(self, relay: Address, secret: bytes, bucket_bytes: int = BUCKET_BYTES) -> None:

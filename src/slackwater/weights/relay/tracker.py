@@ -1,97 +1,101 @@
-"""Who has which cargo and who feeds whom, kept for `policy/weights/source.py` to choose from."""
+"""Who has which payload and who feeds whom, kept for `policy/weights/source.py` to choose from."""
 
 import threading
 from dataclasses import dataclass, field
 
-from slackwater.model.cargo import Cargo
-from slackwater.policy.weights.source import Holder, SourcePolicy, TreeSource
-from slackwater.weights.relay.protocol import From, Join
+from slackwater.model.payload import Payload
+from slackwater.policy.weights.source import PayloadHolder, SourcePolicy, TreeSource
+from slackwater.weights.relay.protocol import JoinRelay, SourceChoice
 
 
 @dataclass(slots=True)
 class _Flow:
-    """One cargo's way through the members: who is fed by whom, and who has all of it."""
+    """One payload's way through the members: who is fed by whom, and who has all of it."""
 
     parents: dict[str, str] = field(default_factory=dict)
     complete: set[str] = field(default_factory=set)
 
 
-class Tracker:
-    """The members of a relay. The relay itself, named "", has every cargo that it shows."""
+class RelayTracker:
+    """The members of a relay. The relay itself, named "", has every payload that it shows."""
 
     def __init__(self, node: str, site: str, policy: SourcePolicy | None = None) -> None:
         self._node, self._site = node, site
         self._policy = policy or TreeSource()
-        self._members: dict[str, Join] = {}
-        self._flows: dict[Cargo, _Flow] = {}
+        self._members: dict[str, JoinRelay] = {}
+        self._flows: dict[Payload, _Flow] = {}
         self._lock = threading.Lock()
 
-    def join(self, member: Join) -> None:
+    def join(self, member: JoinRelay) -> None:
         """A member serves at an address; joining again replaces the old one."""
         with self._lock:
             self._leave(member.member)
             self._members[member.member] = member
 
-    def leave(self, member: str, joined: Join) -> None:
+    def leave(self, member: str, joined: JoinRelay) -> None:
         """A member has gone, unless it has joined again since."""
         with self._lock:
             if self._members.get(member) is joined:
                 self._leave(member)
 
-    def have(self, member: str, cargoes: tuple[Cargo, ...]) -> None:
-        """A member has all of these cargoes."""
+    def have(self, member: str, payloads: tuple[Payload, ...]) -> None:
+        """A member has all of these payloads."""
         with self._lock:
             if member not in self._members:
                 return
-            for cargo in cargoes:
-                flow = self._flows.setdefault(cargo, _Flow())
+            for payload in payloads:
+                flow = self._flows.setdefault(payload, _Flow())
                 flow.complete.add(member)
                 flow.parents.pop(member, None)
 
-    def source(self, member: str, cargo: Cargo, lost: str) -> From | None:
-        """Where the member takes the cargo from; None means: ask again soon. Whoever is `lost` is not asked again for it."""
+    def source(self, member: str, payload: Payload, lost: str) -> SourceChoice | None:
+        """Where the member takes the payload from; None means: ask again soon. Whoever is `lost` is
+        not asked again for it.
+        """
         with self._lock:
-            flow = self._flows.setdefault(cargo, _Flow())
+            flow = self._flows.setdefault(payload, _Flow())
             flow.parents.pop(member, None)
             if lost:
                 flow.complete.discard(lost)
                 flow.parents.pop(lost, None)
             joined = self._members.get(member)
             if joined is None:
-                return From("", "", 0)
-            puller = Holder(member, joined.node, joined.site, complete=False)
+                return SourceChoice("", "", 0)
+            puller = PayloadHolder(member, joined.node, joined.site, complete=False)
             found = self._policy.choose(puller, self._holders(flow, member))
             if found is None:
                 return None
             flow.parents[member] = found.member
             if not found.member:
-                return From("", "", 0)
+                return SourceChoice("", "", 0)
             there = self._members[found.member]
-            return From(there.member, there.host, there.port)
+            return SourceChoice(there.member, there.host, there.port)
 
-    def forget(self, cargo: Cargo) -> None:
-        """The cargo is no longer shown."""
+    def forget(self, payload: Payload) -> None:
+        """The payload is no longer shown."""
         with self._lock:
-            self._flows.pop(cargo, None)
+            self._flows.pop(payload, None)
 
-    def _holders(self, flow: _Flow, puller: str) -> list[Holder]:
+    def _holders(self, flow: _Flow, puller: str) -> list[PayloadHolder]:
         feeds: dict[str, int] = {}
         for parent in flow.parents.values():
             feeds[parent] = feeds.get(parent, 0) + 1
-        found = [Holder("", self._node, self._site, feeds.get("", 0))]
+        found = [PayloadHolder("", self._node, self._site, feeds.get("", 0))]
         for member in {*flow.complete, *flow.parents}:
             joined = self._members[member]
             depth = self._depth(flow, member, puller)
             if depth is not None:
                 complete = member in flow.complete
                 found.append(
-                    Holder(member, joined.node, joined.site, feeds.get(member, 0), depth, complete)
+                    PayloadHolder(
+                        member, joined.node, joined.site, feeds.get(member, 0), depth, complete
+                    )
                 )
         return found
 
     @staticmethod
     def _depth(flow: _Flow, member: str, puller: str) -> int | None:
-        """How far a member is from all of the cargo; None if it hangs on the puller itself."""
+        """How far a member is from all of the payload; None if it hangs on the puller itself."""
         depth = 0
         while member != puller:
             if member in flow.complete or member == "":

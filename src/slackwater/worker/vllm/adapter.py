@@ -1,16 +1,16 @@
-"""The adapter process: a vLLM server on one side, an engine instance to the control plane on the other.
+"""The adapter process: a vLLM server on one side, an engine instance to the control plane on the
+other.
 
-    python -m slackwater.worker.vllm.adapter --connect HOST:PORT --worker NAME --files folder:DIRECTORY
+    python -m slackwater.worker.vllm.adapter --connect HOST:PORT --worker NAME --files FILES
         --model DIR --base NAME --base-version VERSION  (--url http://HOST:PORT | --vllm PROGRAM)
 
-With `--url` it joins a server that runs already (started with VLLM_SERVER_DEV_MODE=1); with `--vllm` it starts
-and stops one of its own.
+With `--url` it joins a server that runs already (started with VLLM_SERVER_DEV_MODE=1); with
+`--vllm` it starts and stops one of its own.
 """
 
 import argparse
 import asyncio
 import contextlib
-import logging
 import shlex
 import tempfile
 import threading
@@ -30,12 +30,10 @@ from slackwater.worker.vllm.process import free_port, serving, until_healthy
 from slackwater.worker.vllm.versions import VersionDirectories, require_own_head
 from slackwater.worker.weight_lane import weight_lane
 
-logger = logging.getLogger(__name__)
-
 _HEALTH_EVERY_S = 2.0
 
 
-class Inbox:
+class ConnectionReader:
     """Reads the connection on a thread of its own and hands what came, or its end, to the loop."""
 
     def __init__(self, connection: Connection) -> None:
@@ -86,11 +84,11 @@ async def adapt(options: argparse.Namespace) -> None:
             require_own_head(Path(api.root), model)
             # A server that ran before may hold any weights: begin from what we say that we hold.
             await api.load_weights(base)
-        hello = messages.Hello(secret(), options.worker, "engine", await _facts(api, options))
+        hello = messages.Hello(options.worker, "engine", await _facts(api, options))
         connection = stack.enter_context(dial(options.connect, hello))
         instance = VllmInstance(connection, api, versions, options.base_version)
         connection.report_gauges(instance.gauges)
-        await _serve(instance, Inbox(connection), api)
+        await _serve(instance, ConnectionReader(connection), api)
 
 
 async def _facts(api: VllmApi, options: argparse.Namespace) -> messages.EngineFacts:
@@ -106,7 +104,7 @@ async def _facts(api: VllmApi, options: argparse.Namespace) -> messages.EngineFa
     )
 
 
-async def _serve(instance: VllmInstance, inbox: Inbox, api: VllmApi) -> None:
+async def _serve(instance: VllmInstance, inbox: ConnectionReader, api: VllmApi) -> None:
     """Pass messages on; leave when the control plane has gone, or the server."""
     watch = asyncio.create_task(_watch(api, inbox))
     try:
@@ -121,7 +119,7 @@ async def _serve(instance: VllmInstance, inbox: Inbox, api: VllmApi) -> None:
         watch.cancel()
 
 
-async def _watch(api: VllmApi, inbox: Inbox) -> None:
+async def _watch(api: VllmApi, inbox: ConnectionReader) -> None:
     while True:
         await asyncio.sleep(_HEALTH_EVERY_S)
         if not await api.healthy():

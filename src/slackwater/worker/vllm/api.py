@@ -1,4 +1,6 @@
-"""The HTTP API of a vLLM server, as much as an instance needs: stream, score, abort, load weights."""
+"""The HTTP API of a vLLM server, as much as an instance needs: stream, score, abort, load
+weights.
+"""
 
 import re
 from collections.abc import AsyncIterator
@@ -19,8 +21,10 @@ _BLOCK_SIZE = re.compile(r'vllm:cache_config_info\{[^}]*block_size="(\d+)"')
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
-    """One or more new tokens of a request; `top` has a row per token, empty where none were asked."""
+class VllmTokens:
+    """One or more new tokens of a request; `top` has a row per token, empty where none were
+    asked.
+    """
 
     tokens: list[int]
     logprobs: list[float]
@@ -29,7 +33,9 @@ class Sampled:
 
 
 class VllmApi:
-    """One server. Refusals of a request raise ConfigError, troubles of the server UnavailableError."""
+    """One server. Refusals of a request raise ConfigError, troubles of the server
+    UnavailableError.
+    """
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self._session = session
@@ -64,8 +70,10 @@ class VllmApi:
 
     async def stream(
         self, name: str, tokens: list[int], sampling: Sampling, sampled_before: int
-    ) -> AsyncIterator[Sampled]:
-        """Continue `tokens`, of which the last `sampled_before` count against the sampling's limit."""
+    ) -> AsyncIterator[VllmTokens]:
+        """Continue `tokens`, of which the last `sampled_before` count against the
+        sampling's limit.
+        """
         room = self.max_context_tokens - len(tokens)
         if room <= 0:
             raise ConfigError.of(
@@ -109,7 +117,9 @@ class VllmApi:
     async def score(
         self, tokens: list[int], topk: int
     ) -> tuple[list[float | None], list[list[tuple[int, float]] | None]]:
-        """Log-probs of a prompt's tokens, None for the first, and the `topk` likeliest of each place."""
+        """Log-probs of a prompt's tokens, None for the first, and the `topk` likeliest of each
+        place.
+        """
         body = {
             "model": self.model,
             "prompt": tokens,
@@ -159,8 +169,9 @@ class VllmApi:
 
 
 def _shape(sampling: Sampling, sampled_before: int) -> dict[str, Any]:
-    """The wishes that change logits. What looks back at generated tokens cannot go on here: vLLM would take
-    them for the prompt's."""
+    """The wishes that change logits. What looks back at generated tokens cannot go on here: vLLM
+    would take them for the prompt's.
+    """
     if sampled_before and sampling.looks_back:
         raise RefusedError(
             "penalties, bad words, min_tokens and grammars cannot be continued on vLLM"
@@ -198,7 +209,9 @@ def _structured(grammar: Grammar) -> dict[str, Any]:
 
 
 def stream_seed(seed: int, position: int) -> int:
-    """A seed for the rest of a turn: the first part's own would repeat the draws of its beginning."""
+    """A seed for the rest of a turn: the first part's own would repeat the draws of its
+    beginning.
+    """
     if position == 0:
         return seed & _SEED_MASK
     mixed = (seed + position * 0x9E3779B97F4A7C15) & ((1 << 64) - 1)
@@ -215,7 +228,7 @@ async def _check(response: aiohttp.ClientResponse) -> None:
     raise UnavailableError(f"vLLM answered {response.status}: {text}")
 
 
-def _sampled(line: bytes, topk: int) -> Sampled:
+def _sampled(line: bytes, topk: int) -> VllmTokens:
     answer = msgspec.json.decode(line)
     if "choices" not in answer:
         raise UnavailableError(f"vLLM broke off: {line[:500]!r}")
@@ -226,7 +239,7 @@ def _sampled(line: bytes, topk: int) -> Sampled:
     if len(logprobs) != len(tokens):
         raise UnavailableError(f"vLLM sent {len(tokens)} tokens, {len(logprobs)} log-probs")
     top = [_top(row, topk) for row in scores["top_logprobs"]] if topk else [[] for _ in tokens]
-    return Sampled(tokens, logprobs, top, choice["finish_reason"])
+    return VllmTokens(tokens, logprobs, top, choice["finish_reason"])
 
 
 def _top(row: dict[str, float], topk: int) -> list[tuple[int, float]]:

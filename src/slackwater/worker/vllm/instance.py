@@ -1,7 +1,9 @@
-"""Turns on a vLLM server. The server holds one set of weights at a time: turns are run version by version.
+"""Turns on a vLLM server. The server holds one set of weights at a time: turns are run version by
+version.
 
-What it cannot do, and the nearest thing to it: a moved turn is continued by prefilling its prompt and tokens
-with a seed of its own for the rest, since the server cannot go on at a position of a random stream.
+What it cannot do, and the nearest thing to it: a moved turn is continued by prefilling its prompt
+and tokens with a seed of its own for the rest, since the server cannot go on at a position of a
+random stream.
 """
 
 import asyncio
@@ -11,8 +13,8 @@ from typing import Literal
 
 import numpy as np
 
-from slackwater.model.cargo import Cargo
 from slackwater.model.errors import ConfigError, RefusedError, SlackwaterError, UnavailableError
+from slackwater.model.payload import Payload
 from slackwater.wire import messages
 from slackwater.worker.connection import Connection
 from slackwater.worker.vllm.api import VllmApi
@@ -78,7 +80,7 @@ class VllmInstance:
             task.cancel()
 
     async def _pull(self, message: messages.PullVersion) -> None:
-        version, way = message.version, [Cargo(*each) for each in message.way]
+        version, way = message.version, [Payload(*each) for each in message.way]
         try:
             kept = await asyncio.to_thread(self._versions.pull, version, way, keep=message.keep)
         except (SlackwaterError, OSError) as error:

@@ -1,4 +1,6 @@
-"""What a vLLM server's many streams gave, gathered into one frame a moment, as an engine step's tokens are."""
+"""What a vLLM server's many streams gave, gathered into one frame a moment, as an engine step's
+tokens are.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -9,7 +11,7 @@ import numpy as np
 from slackwater.wire import messages
 from slackwater.wire.frames import FrameKind, encode_frame
 from slackwater.wire.tokens import TokenColumns, encode_tokens
-from slackwater.worker.vllm.api import Sampled
+from slackwater.worker.vllm.api import VllmTokens
 
 
 class Outbox:
@@ -22,10 +24,10 @@ class Outbox:
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
         self._top: list[list[tuple[int, float]]] = []
-        self._endings: list[messages.Ended] = []
+        self._endings: list[messages.TurnFinished] = []
         self._due = False
 
-    def add(self, request: int, sampled: Sampled) -> None:
+    def add(self, request: int, sampled: VllmTokens) -> None:
         """New tokens."""
         self._requests += [request] * len(sampled.tokens)
         self._tokens += sampled.tokens
@@ -37,7 +39,7 @@ class Outbox:
         self, request: int, reason: Literal["stop", "length"], total_tokens: int, version: str
     ) -> None:
         """A request is whole; its ending follows its tokens."""
-        self._endings.append(messages.Ended(request, reason, total_tokens, version))
+        self._endings.append(messages.TurnFinished(request, reason, total_tokens, version))
         self._wake()
 
     def _wake(self) -> None:

@@ -29,7 +29,9 @@ def free_port() -> int:
 async def serving(
     program: Path, model: Path, port: int, device: str, kv_mb: int, extra: list[str]
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run the server until the block ends. Log-probs are of the distribution sampled from; `kv_mb` counts on a CPU."""
+    """Run the server until the block ends. Log-probs are of the distribution sampled from; `kv_mb`
+    counts on a CPU.
+    """
     dtype = "float32" if device == "cpu" else "auto"
     command = [str(program), "serve", str(model), "--host", "127.0.0.1", "--port", str(port)]
     command += ["--dtype", dtype, "--logprobs-mode", "processed_logprobs"]

@@ -1,7 +1,9 @@
-"""Weight versions as directories that a vLLM server can load: whole weights, or an adapter merged into the base.
+"""Weight versions as directories that a vLLM server can load: whole weights, or an adapter merged
+into the base.
 
-Hazard: when vLLM reloads weights in place, an output head that is tied to the embedding keeps its OLD weights,
-without an error (0.32, CPU). So a tied model is always written, and must be served, with a head of its own.
+Hazard: when vLLM reloads weights in place, an output head that is tied to the embedding keeps its
+OLD weights, without an error (0.32, CPU). So a tied model is always written, and must be served,
+with a head of its own.
 """
 
 import json
@@ -14,8 +16,8 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from slackwater.model.cargo import Cargo
 from slackwater.model.errors import ConfigError, NotFoundError
+from slackwater.model.payload import Payload
 from slackwater.nets.loading import load_net, net_tensors
 from slackwater.nets.lora import LoraAdapter, LoraSpec
 from slackwater.worker.published import lora_of
@@ -30,17 +32,22 @@ def is_tied(model: Path) -> bool:
 
 
 def require_own_head(served: Path, model: Path) -> None:
-    """Refuse a server whose weights could not be replaced. `served` is what it says that it serves."""
+    """Refuse a server whose weights could not be replaced. `served` is what it says that it
+    serves.
+    """
     if is_tied(model) and (not (served / "config.json").is_file() or is_tied(served)):
         raise ConfigError.of(
             "vLLM server: model",
             str(served),
-            "ties its output head, which a reload leaves as it was; let the adapter start the server",
+            "ties its output head, which a reload leaves as it was; let the adapter start the "
+            "server",
         )
 
 
 class VersionDirectories:
-    """One directory per version under `folder`; the base's is the model itself unless that is tied."""
+    """One directory per version under `folder`; the base's is the model itself unless that
+    is tied.
+    """
 
     def __init__(self, lane: WeightLane, model: Path, base_version: str, folder: Path) -> None:
         self._lane = lane
@@ -59,8 +66,9 @@ class VersionDirectories:
             raise NotFoundError(f"version: {version!r} was not pulled")
         return found
 
-    def pull(self, version: str, way: Sequence[Cargo] = (), *, keep: bool = False) -> bool:
-        """Make the version's directory, which is there whole or not at all; whether a copy is kept for later deltas.
+    def pull(self, version: str, way: Sequence[Payload] = (), *, keep: bool = False) -> bool:
+        """Make the version's directory, which is there whole or not at all; whether a copy is kept
+        for later deltas.
 
         Deltas change the copy in host memory; the server reloads from the directory.
         """

@@ -1,13 +1,17 @@
-"""A brain with a co-scheduler, told one thing after the other, its invariants checked after each."""
+"""A fleet controller with a co-scheduler, told one thing after the other, its invariants checked
+after each.
+"""
 
 from typing import TypeVar
 
-from slackwater.control.brain import Brain, BrainCommand, BrainEvent
-from slackwater.control.coschedule.phase_commands import GateOps, PermitGiven
-from slackwater.control.coschedule.phase_events import OpOver, OpQueued
+from slackwater.control.coschedule.phase_commands import PermitGiven
 from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.settings import CoscheduleSettings
+from slackwater.control.fleet.controller import FleetController
+from slackwater.control.fleet.messages import FleetCommand, FleetEvent
 from slackwater.control.jobs.events import JobSubmitted
+from slackwater.control.operations.events import OpSubmitted
+from slackwater.control.operations.facts import OpOver
 from slackwater.control.rollout import commands as do
 from slackwater.control.rollout import events as of_rollout
 from slackwater.control.timer import TimerFired
@@ -15,6 +19,7 @@ from slackwater.control.weights.events import InstanceReady, WeightsPublished
 from slackwater.model.ids import (
     InstanceId,
     JobId,
+    ModelId,
     NodeId,
     RequestId,
     TenantId,
@@ -24,7 +29,7 @@ from slackwater.model.ids import (
 from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.model.job import JobProfile, JobTerms
 from slackwater.model.job_life import JobStage
-from slackwater.model.operation import OpKind
+from slackwater.model.operation import Operation, OpKind
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import FinishReason, TurnSpec
 
@@ -32,7 +37,7 @@ TENANT, VERSION = TenantId("mine"), "base"
 PROFILE = JobProfile(10.0, 10.0, rollout_state_gb=0.0, train_state_gb=0.0, model_billions=0.001)
 TERMS = JobTerms(100, 3.0)
 
-C = TypeVar("C", bound=BrainCommand)
+C = TypeVar("C", bound=FleetCommand)
 
 
 class PhaseStage:
@@ -40,14 +45,13 @@ class PhaseStage:
         self, placement: str = "group", engines: int = 1, limits: PhaseLimits | None = None
     ) -> None:
         settings = CoscheduleSettings(placement=placement)
-        self.brain = Brain(coscheduler=settings.new_coscheduler(1, 1), limits=limits)
-        assert self.brain.phases is not None
-        self.keeper = self.brain.phases
+        self.controller = FleetController(coscheduler=settings.new_coscheduler(1, 1), limits=limits)
+        assert self.controller.phases is not None
+        self.keeper = self.controller.phases
         self.now_s = 0.0
-        self.said: list[BrainCommand] = []
+        self.said: list[FleetCommand] = []
         self._turns = self._ops = 0
         self.running: dict[TurnId, do.Dispatch] = {}
-        self.gates: dict[JobId, tuple[NodeId, ...] | None] = {}
         self.tell(WeightsPublished(0.0, None, VERSION, "m"))
         for number in range(engines):
             name = InstanceId(f"e{number}")
@@ -59,9 +63,9 @@ class PhaseStage:
             self.tell(of_rollout.InstanceJoined(0.0, spec))
             self.tell(InstanceReady(0.0, name, VERSION))
 
-    def tell(self, event: BrainEvent) -> list[BrainCommand]:
+    def tell(self, event: FleetEvent) -> list[FleetCommand]:
         self.now_s = max(self.now_s, event.now_s)
-        commands = list(self.brain.handle(event))
+        commands = list(self.controller.handle(event))
         self.said += commands
         for command in commands:
             match command:
@@ -71,12 +75,15 @@ class PhaseStage:
                     gone = [t for t, d in self.running.items() if d.attempt == attempt]
                     for turn in gone:
                         del self.running[turn]
-                case GateOps(job, nodes):
-                    self.gates[job] = nodes
                 case _:
                     pass
-        self.brain.check_integrity()
+        self.controller.check_integrity()
         return commands
+
+    @property
+    def gates(self) -> dict[JobId, tuple[NodeId, ...]]:
+        """Where jobs that share nodes may train now."""
+        return self.controller.operations.gates()
 
     def of(self, kind: type[C]) -> list[C]:
         """What was said of a kind, since the last time."""
@@ -96,7 +103,7 @@ class PhaseStage:
         return job
 
     def stage_of(self, job: JobId) -> JobStage:
-        entry = self.brain.jobs.find(job)
+        entry = self.controller.jobs.find(job)
         assert entry is not None
         return entry.stage
 
@@ -129,7 +136,8 @@ class PhaseStage:
         """One more operation of the job waits."""
         self._ops += 1
         request = RequestId(f"{job}.op{self._ops}")
-        self.tell(OpQueued(self.now_s, job, request, kind))
+        operation = Operation(request, ModelId(f"{job}.model"), self._ops, kind, job)
+        self.tell(OpSubmitted(self.now_s, operation))
         return request
 
     def end_op(self, job: JobId, request: RequestId, kind: OpKind, after_s: float = 0.0) -> None:

@@ -17,13 +17,13 @@ from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.node import H20, H800, Pool, Role
 from slackwater.model.placement import Phase
 from slackwater.policy.placement.catalogue import make_policy
-from slackwater.policy.placement.fleet import Fleet
+from slackwater.policy.placement.fleet import FleetView
 
 Kind = TypeVar("Kind")
 
 
-def fleet(rollout: int = 8, train: int = 8, *, owned: bool = False) -> Fleet:
-    return Fleet(
+def fleet(rollout: int = 8, train: int = 8, *, owned: bool = False) -> FleetView:
+    return FleetView(
         Pool(Role.ROLLOUT, H20, rollout, owned=owned), Pool(Role.TRAIN, H800, train, owned=owned)
     )
 
@@ -43,7 +43,9 @@ def job(
 
 
 class Stage:
-    """A co-scheduler and the bookkeeping of a body that does as told; invariants are checked after every event."""
+    """A co-scheduler and the bookkeeping of a body that does as told; invariants are checked after
+    every event.
+    """
 
     def __init__(
         self,

@@ -2,18 +2,22 @@
 
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import Phase
-from slackwater.policy.ordering.priority import FirstComeFirstServed, HighestResponseRatio, Waiting
+from slackwater.policy.ordering.priority import (
+    FirstComeFirstServed,
+    HighestResponseRatio,
+    WaitingPhase,
+)
 
 
 def waiting(
     name: str, *nodes: str, since_s: float = 0.0, service_s: float = 100.0, setup_s: float = 0.0
-) -> Waiting:
-    return Waiting(
+) -> WaitingPhase:
+    return WaitingPhase(
         JobId(name), Phase.TRAIN, tuple(NodeId(n) for n in nodes), since_s, service_s, setup_s
     )
 
 
-def anything(request: Waiting) -> bool:
+def anything(request: WaitingPhase) -> bool:
     return True
 
 

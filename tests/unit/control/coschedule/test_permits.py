@@ -5,11 +5,13 @@ import pytest
 from slackwater.control.coschedule.permits import Permit, Permits
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import Phase
-from slackwater.policy.ordering.priority import Waiting
+from slackwater.policy.ordering.priority import WaitingPhase
 
 
-def asks(name: str, phase: Phase = Phase.ROLLOUT, *nodes: str) -> Waiting:
-    return Waiting(JobId(name), phase, tuple(NodeId(n) for n in nodes or ("n",)), 0.0, 1.0, 0.0)
+def asks(name: str, phase: Phase = Phase.ROLLOUT, *nodes: str) -> WaitingPhase:
+    return WaitingPhase(
+        JobId(name), phase, tuple(NodeId(n) for n in nodes or ("n",)), 0.0, 1.0, 0.0
+    )
 
 
 def permit_of(desk: Permits, name: str) -> Permit:

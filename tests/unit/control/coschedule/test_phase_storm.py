@@ -1,18 +1,21 @@
-"""Jobs of all kinds under one co-scheduler, from a seed: clients that stop, drivers that crash, nodes and engines that are lost,
-permits that are returned late or never. After every event all invariants hold; when the jobs have ended nothing of them is left."""
+"""Jobs of all kinds under one co-scheduler, from a seed: clients that stop, drivers that crash,
+nodes and engines that are lost, permits that are returned late or never. After every event all
+invariants hold; when the jobs have ended nothing of them is left.
+"""
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
-from phase_stage import PROFILE, PhaseStage
+from phase_stage import PROFILE, TENANT, PhaseStage
 
 from slackwater.control.coschedule.commands import StopJob
 from slackwater.control.coschedule.events import NodeLost, PhaseFinished
 from slackwater.control.coschedule.phase_events import PermitAsked, PermitProgress, PermitReturned
 from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.phases import REST, WATCH
-from slackwater.control.jobs.events import JobCrashed, JobEnded
+from slackwater.control.jobs.events import JobCrashed, JobEnded, JobHeard, JobSubmitted
 from slackwater.control.rollout import events as of_rollout
 from slackwater.model.ids import InstanceId, JobId, NodeId, RequestId
 from slackwater.model.job import JobTerms
@@ -24,7 +27,7 @@ STEP = (OpKind.FORWARD_BACKWARD, OpKind.OPTIM_STEP, OpKind.PUBLISH)
 
 
 class Storm:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, yield_s: float = 10.0) -> None:
         self.rng = random.Random(seed)
         placement = ("group", "ours", "horizon")[seed % 3]
         limits = PhaseLimits(
@@ -33,13 +36,36 @@ class Storm:
             share_after=1.5,
             least_s=40.0,
             unknown_s=200.0,
-            yield_s=10.0,
+            yield_s=yield_s,
             strikes=4,
         )
         self.stage = PhaseStage(placement, engines=1 + seed % 4, limits=limits)
         self.clients: list[JobId] = []
         self.askers: list[JobId] = []
         self.ops: dict[JobId, list[tuple[RequestId, OpKind]]] = {}
+        self.killed: set[JobId] = set()
+        self.idle_since_s: float | None = None  # nobody runs, and somebody who would has no place
+
+    def programs(self) -> list[JobId]:
+        """Decorated programs that still run."""
+        return [job for job in self.living(self.askers) if job not in self.killed]
+
+    def say_alive(self) -> None:
+        for job in self.programs():
+            self.stage.tell(JobHeard(self.stage.now_s, job))
+
+    def check_not_idle(self) -> None:
+        """An idle fleet does not keep a job from a place that asks for one, for long."""
+        keeper, now_s = self.stage.keeper, self.stage.now_s
+        waits = [j for j in self.programs() if self.stage.stage_of(j) is JobStage.HELD]
+        willing = [j for j in waits if (one := keeper.find(j)) is not None and one.ask is not None]
+        busy = any(one.hold is not None for one in keeper.jobs()) or any(self.left().values())
+        if busy or not willing:
+            self.idle_since_s = None
+            return
+        self.idle_since_s = now_s if self.idle_since_s is None else self.idle_since_s
+        most_s = keeper.limits.lease_s + keeper.limits.yield_s
+        assert now_s - self.idle_since_s <= most_s, f"{willing} held by an idle fleet"
 
     def living(self, jobs: list[JobId]) -> list[JobId]:
         return [job for job in jobs if not self.stage.stage_of(job).over]
@@ -63,8 +89,8 @@ class Storm:
                 job = rng.choice(self.living(self.clients))
                 kinds = rng.choice((STEP, STEP, STEP[:2], STEP[2:]))  # some only train, or publish
                 self.ops.setdefault(job, []).extend((stage.op(job, kind), kind) for kind in kinds)
-            case 7 if self.living(self.askers):
-                job = rng.choice(self.living(self.askers))
+            case 7 if self.programs():
+                job = rng.choice(self.programs())
                 phase = rng.choice((Phase.ROLLOUT, Phase.TRAIN))
                 stage.tell(PermitAsked(stage.now_s, job, phase, rng.randrange(5)))
             case 8:
@@ -87,7 +113,9 @@ class Storm:
         if not everybody:
             return
         job = rng.choice(everybody)
-        match rng.randrange(5):
+        match rng.randrange(6):
+            case 5 if self.programs():
+                self.killed.add(rng.choice(self.programs()))
             case 0:
                 stage.tell(JobCrashed(stage.now_s, job, "its driver died"))
             case 1:
@@ -120,7 +148,8 @@ class Storm:
             ):
                 request, kind = waiting.pop(0)
                 stage.end_op(job, request, kind)
-        for job in self.askers:
+        self.say_alive()
+        for job in self.programs():
             one = stage.keeper.find(job)
             if one is not None and one.hold is not None and rng.random() < 0.6:
                 known_as = one.hold.known_as
@@ -128,20 +157,27 @@ class Storm:
                 stage.tell(PermitReturned(stage.now_s, job, known_as, 1.0))
 
     def calm(self) -> None:
-        """No more trouble and nothing new: time passes, timers fire, and whoever may work does, until it is done for a while."""
-        stage, done = self.stage, 0
+        """No more trouble and nothing new: time passes, timers fire, and whoever may work does,
+        until it is done for a while.
+        """
+        done = 0
         for _ in range(300):
             done = 0 if any(self.left().values()) else done + 1
             if done > 20:
                 return
-            stage.now_s += 3.0
-            for stopped in stage.of(StopJob):
-                if not stopped.moves:
-                    stage.tell(JobCrashed(stage.now_s, stopped.job, stopped.reason))
-            self.work()
-            stage.fire(WATCH, 0.0)
-            for job in self.clients + self.askers:
-                stage.fire(f"{REST}{job}", 0.0)
+            self.calm_step()
+
+    def calm_step(self) -> None:
+        stage = self.stage
+        stage.now_s += 3.0
+        self.check_not_idle()
+        for stopped in stage.of(StopJob):
+            if not stopped.moves:
+                stage.tell(JobCrashed(stage.now_s, stopped.job, stopped.reason))
+        self.work()
+        stage.fire(WATCH, 0.0)
+        for job in self.clients + self.askers:
+            stage.fire(f"{REST}{job}", 0.0)
 
     def left(self) -> dict[JobId, int]:
         """What whoever has a place has still to do."""
@@ -150,7 +186,9 @@ class Storm:
         return {job: self.work_left(job) for job in placed}
 
     def work_left(self, job: JobId) -> int:
-        turns = sum(turn.startswith(f"{job}.") for turn in self.stage.brain.rollout.books.turns)
+        turns = sum(
+            turn.startswith(f"{job}.") for turn in self.stage.controller.rollout.books.turns
+        )
         return turns + len(self.ops.get(job, ()))
 
 
@@ -164,6 +202,80 @@ def test_after_the_storm_whoever_has_a_place_gets_everything_done(seed: int) -> 
     assert left == dict.fromkeys(left, 0)
     everybody = storm.living(storm.clients + storm.askers)
     assert left or not everybody, "all wait, and nobody has a place"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_programs_that_are_killed_keep_nobody_from_an_idle_fleet(seed: int) -> None:
+    """All that were there are killed in whatever they do; the next one has the fleet."""
+    storm = Storm(seed, yield_s=1e6)
+    stage = storm.stage
+    for _ in range(120):
+        storm.step()
+    for client in storm.living(storm.clients):
+        stage.tell(JobEnded(stage.now_s, client, "finished"))
+    storm.killed.update(storm.askers)
+    late = stage.submit("late", PROFILE, JobTerms(10_000, 1.01))
+    storm.askers.append(late)
+    one = stage.keeper.find(late)
+    assert one is not None
+    for _ in range(150):
+        if one.iteration > 2:
+            break
+        if one.hold is None and one.ask is None:
+            phase = stage.keeper.scheduler.next_phase(late) or Phase.ROLLOUT
+            stage.tell(PermitAsked(stage.now_s, late, phase, one.iteration))
+        storm.calm_step()
+    assert one.iteration > 2
+
+
+def test_a_program_that_is_killed_is_not_placed_again_until_it_asks() -> None:
+    stage = PhaseStage(limits=PhaseLimits(lease_s=60.0, yield_s=1e6))
+    gone = stage.submit("gone", terms=JobTerms(100, 1.0))
+    stage.tell(JobHeard(stage.now_s, gone))
+    stage.tell(PermitAsked(stage.now_s, gone, Phase.ROLLOUT, 0))
+    assert stage.permits() == [("gone", "rollout")]
+    stage.fire(WATCH, 61.0)
+    assert stage.stage_of(gone) is JobStage.HELD
+    comes = stage.submit("comes", replace(PROFILE, rollout_s=40.0))
+    assert stage.stage_of(comes) is JobStage.PLACED
+    stage.tell(JobEnded(stage.now_s, comes, "finished"))
+    assert stage.permits() == []
+    stage.tell(PermitAsked(stage.now_s, gone, Phase.ROLLOUT, 0))
+    assert stage.permits() == [("gone", "rollout")] and stage.stage_of(gone) is JobStage.PLACED
+
+
+def test_a_driver_that_dies_is_placed_again_since_it_starts_with_a_place() -> None:
+    stage = PhaseStage()
+    job = JobId("driven")
+    stage.tell(JobSubmitted(stage.now_s, job, TENANT, PROFILE, JobTerms(100, 3.0), 0, True))
+    stage.tell(PermitAsked(stage.now_s, job, Phase.ROLLOUT, 0))
+    stage.tell(JobCrashed(stage.now_s, job, "its driver ended"))
+    assert stage.stage_of(job) is JobStage.PLACED
+
+
+def test_a_program_that_is_killed_between_its_phases_makes_room_after_its_lease() -> None:
+    stage = PhaseStage(limits=PhaseLimits(lease_s=60.0, yield_s=1e6))
+    gone = stage.submit("gone", terms=JobTerms(100, 1.0))
+    waits = stage.submit("waits", replace(PROFILE, rollout_s=40.0))
+    stage.tell(PermitAsked(stage.now_s, waits, Phase.ROLLOUT, 0))
+    for _ in range(40):
+        stage.now_s += 5.0
+        stage.tell(JobHeard(stage.now_s, gone))
+        stage.fire(f"{REST}{gone}", 0.0)
+    assert stage.stage_of(waits) is JobStage.HELD, "it lives, and keeps its place"
+    stage.fire(f"{REST}{gone}", 61.0)
+    assert stage.permits() == [("waits", "rollout")]
+
+
+def test_an_unprofiled_job_has_failed_the_third_time_like_any_other() -> None:
+    stage = PhaseStage(limits=PhaseLimits(lease_s=60.0, strikes=3))
+    job = stage.submit("new", profile=None)
+    for strike in range(3):
+        assert stage.stage_of(job) is JobStage.PROFILING, strike
+        stage.tell(PermitAsked(stage.now_s, job, Phase.ROLLOUT, 0))
+        assert stage.permits() == [("new", "rollout")]
+        stage.fire(WATCH, 61.0)
+    assert stage.stage_of(job) is JobStage.FAILED
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -6,16 +6,17 @@ import pytest
 from phase_stage import PROFILE, TENANT, PhaseStage
 
 from slackwater.control.coschedule.commands import StartJob
-from slackwater.control.coschedule.phase_commands import PermitBack
+from slackwater.control.coschedule.events import JobCrashReported, JobFinished
+from slackwater.control.coschedule.phase_commands import PermitEnded
 from slackwater.control.coschedule.phase_events import (
-    OpAside,
     PermitAsked,
     PermitReturned,
     PermitsNumbered,
 )
 from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.phases import REST, WATCH
-from slackwater.control.jobs.events import IdleSought, JobEnded, JobHeard, JobSubmitted
+from slackwater.control.jobs.events import IdleJobsSought, JobEnded, JobHeard, JobSubmitted
+from slackwater.control.operations.facts import PublishDetached
 from slackwater.control.rollout import commands as do
 from slackwater.control.rollout import events as of_rollout
 from slackwater.model.ids import JobId, NodeId, RequestId
@@ -74,10 +75,10 @@ def test_another_trains_as_soon_as_the_step_s_weights_are_copied_and_written_bes
     stage.end_op(a, RequestId("a.op1"), OpKind.FORWARD_BACKWARD)
     step = stage.op(a, OpKind.OPTIM_STEP)
     publish = stage.op(a, OpKind.PUBLISH)
-    stage.tell(OpAside(stage.now_s, a, RequestId("of the step before")))
+    stage.tell(PublishDetached(stage.now_s, a, RequestId("of the step before")))
     stage.end_op(a, step, OpKind.OPTIM_STEP)
     assert stage.permits() == []  # its own weights are still to be copied
-    stage.tell(OpAside(stage.now_s, a, publish))
+    stage.tell(PublishDetached(stage.now_s, a, publish))
     assert stage.permits() == [("b", "train")]
     assert stage.gates == {a: (), b: TRAIN_NODE}
     stage.end_op(a, publish, OpKind.PUBLISH, 5.0)
@@ -88,7 +89,9 @@ def test_another_trains_as_soon_as_the_step_s_weights_are_copied_and_written_bes
 def test_what_was_there_before_its_job_was_placed_asks_for_its_phase(
     profile: JobProfile | None,
 ) -> None:
-    """As after a restart: turns and operations come from the store, then drivers are found and their jobs placed."""
+    """As after a restart: turns and operations come from the store, then drivers are found and
+    their jobs placed.
+    """
     stage = PhaseStage(engines=0)
     a, b = JobId("a"), JobId("b")
     stage.turn(a)
@@ -119,7 +122,7 @@ def test_a_job_that_only_trains_skips_its_rollouts() -> None:
     for _ in range(3):
         stage.train(job)
     assert stage.permits() == [("a", "train")] * 3
-    entry = stage.brain.jobs.find(job)
+    entry = stage.controller.jobs.find(job)
     assert entry is not None and entry.iterations_done == 3
 
 
@@ -140,7 +143,7 @@ def test_an_unknown_job_is_profiled_in_two_cycles_and_then_placed() -> None:
     for cycle_s in (9.0, 6.0):
         stage.end_turn(stage.turn(job), cycle_s)
         stage.train(job, 3.0)
-    entry = stage.brain.jobs.find(job)
+    entry = stage.controller.jobs.find(job)
     assert entry is not None and entry.profile is not None
     assert (entry.profile.rollout_s, round(entry.profile.train_s, 6)) == (6.0, 3.0)
     assert stage.stage_of(job) is JobStage.PLACED
@@ -164,7 +167,9 @@ def test_a_guest_takes_only_what_nobody_waits_for() -> None:
 def test_a_guest_that_members_never_leave_a_node_to_is_let_in_if_they_keep_their_bounds(
     slo: float, let_in: bool
 ) -> None:
-    """Two jobs that train for three quarters of their time: one of them always waits for the train node."""
+    """Two jobs that train for three quarters of their time: one of them always waits for the train
+    node.
+    """
     stage = PhaseStage()
     profile = replace(PROFILE, rollout_s=5.0, train_s=15.0)
     members = [stage.submit(name, profile, JobTerms(100, slo)) for name in ("a", "b")]
@@ -187,7 +192,7 @@ def test_a_guest_that_members_never_leave_a_node_to_is_let_in_if_they_keep_their
         rolling = set(stage.running)
         for job in [job for job, nodes in stage.gates.items() if nodes]:
             since_s.setdefault(job, stage.now_s)
-    entry = stage.brain.jobs.find(guest)
+    entry = stage.controller.jobs.find(guest)
     assert entry is not None and (entry.profile is not None) == let_in
     assert all(stage.stage_of(job) is JobStage.RUNNING for job in members)
     for job in members:
@@ -202,10 +207,10 @@ def test_who_ends_in_its_last_phase_lost_nothing_but_code_that_holds_a_permit_is
     stage.op(a, OpKind.OPTIM_STEP)
     stage.tell(PermitAsked(stage.now_s, b, Phase.ROLLOUT, 0))
     assert ("a", "train") in stage.permits()
-    stage.of(PermitBack)
+    stage.of(PermitEnded)
     for job, why in ((a, ""), (b, "its job is over")):
         stage.tell(JobEnded(stage.now_s, job, "finished"))
-        (back,) = stage.of(PermitBack)
+        (back,) = stage.of(PermitEnded)
         assert (back.job, back.lost) == (job, why)
 
 
@@ -214,7 +219,7 @@ def test_a_phase_that_never_ends_is_given_up_and_the_others_go_on() -> None:
     a, b = stage.submit("a"), stage.submit("b")
     stuck, waits = stage.turn(a), stage.turn(b)
     stage.fire(WATCH, 30.0)
-    (lost,) = [back for back in stage.of(PermitBack) if back.lost]
+    (lost,) = [back for back in stage.of(PermitEnded) if back.lost]
     assert lost.job == a and "nothing of its rollout phase ended within 20 s" in lost.lost
     assert waits in stage.running and stuck not in stage.running
     stage.end_turn(waits)
@@ -252,17 +257,15 @@ def test_the_end_of_a_job_frees_its_nodes() -> None:
     assert waits in stage.running
 
 
-def test_a_program_that_is_not_heard_of_between_its_phases_leaves_its_place_to_a_job_that_waits() -> (
-    None
-):
+def test_a_program_not_heard_of_between_phases_leaves_its_place_to_a_job_that_waits() -> None:
     stage = PhaseStage(limits=PhaseLimits(gone_s=100.0))
     gone = stage.submit("gone", terms=JobTerms(100, 1.0))
     waits = stage.submit("waits", replace(PROFILE, rollout_s=40.0))
     assert stage.stage_of(waits) is JobStage.HELD
     stage.tell(JobHeard(50.0, gone))
-    stage.tell(IdleSought(149.0, frozenset({waits})))
+    stage.tell(IdleJobsSought(149.0, frozenset({waits})))
     assert stage.stage_of(waits) is JobStage.HELD
-    stage.tell(IdleSought(150.0, frozenset({waits})))
+    stage.tell(IdleJobsSought(150.0, frozenset({waits})))
     assert stage.stage_of(gone) is JobStage.STOPPED
     assert stage.stage_of(waits) is JobStage.PLACED
     stage.tell(
@@ -335,10 +338,22 @@ def test_a_state_that_no_node_can_keep_warm_is_refused_and_one_that_fits_not_bes
     stage = PhaseStage(placement)
     first = stage.submit("first", replace(PROFILE, train_state_gb=10.0))
     huge = stage.submit("huge", replace(PROFILE, train_state_gb=17.0))
-    entry = stage.brain.jobs.find(huge)
+    entry = stage.controller.jobs.find(huge)
     assert entry is not None and entry.stage is JobStage.REFUSED
     assert "keeps 17 GB on a train node and a node has 16 GB of host memory" in entry.reason
     second = stage.submit("second", replace(PROFILE, train_state_gb=10.0))
     assert stage.stage_of(first) is JobStage.PLACED and stage.stage_of(second) is JobStage.HELD
     stage.tell(JobEnded(stage.now_s, first, "finished"))
     assert stage.stage_of(second) is JobStage.PLACED
+
+
+def test_a_late_message_of_an_old_placement_does_not_end_a_job_that_is_being_profiled() -> None:
+    stage = PhaseStage()
+    job = stage.submit("stranger", profile=None)
+    stage.turn(job)
+    assert stage.permits() == [("stranger", "rollout")]
+    stage.tell(JobCrashReported(stage.now_s, job, 7))
+    stage.tell(JobFinished(stage.now_s, job, 7))
+    one = stage.keeper.find(job)
+    assert one is not None and one.hold is not None
+    assert stage.stage_of(job) is JobStage.PROFILING

@@ -9,7 +9,7 @@ from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import GroupPlan, Phase, PhaseSlot
 from slackwater.policy.ordering.plan_alignment import align, worst_period_s
 from slackwater.policy.ordering.planned_order import PlannedOrder, RoundRobinOrder
-from slackwater.policy.ordering.priority import LoadedJob, Waiting
+from slackwater.policy.ordering.priority import LoadedJob, WaitingPhase
 from slackwater.policy.ordering.round_robin_plan import round_robin_plan
 
 TRAIN = (NodeId("train-0"),)
@@ -29,9 +29,9 @@ def member(
     )
 
 
-def wants(one: LoadedJob, phase: Phase) -> Waiting:
+def wants(one: LoadedJob, phase: Phase) -> WaitingPhase:
     nodes = one.rollout_nodes if phase is Phase.ROLLOUT else one.train_nodes
-    return Waiting(one.job, phase, nodes, 0.0, 1.0, 0.0)
+    return WaitingPhase(one.job, phase, nodes, 0.0, 1.0, 0.0)
 
 
 def test_a_job_does_not_run_twice_before_the_others_had_their_turn() -> None:
@@ -84,7 +84,9 @@ def test_a_member_in_its_rollout_is_not_given_another_before_it_trains() -> None
 
 
 def run_order(order: PlannedOrder, members: list[LoadedJob], rounds: int) -> dict[JobId, int]:
-    """Every phase takes no time: grant whatever may run, until the slowest made `rounds` iterations."""
+    """Every phase takes no time: grant whatever may run, until the slowest made `rounds`
+    iterations.
+    """
     phase = {m.job: m.next_phase for m in members}
     made = dict.fromkeys(phase, 0)
     by_job = {m.job: m for m in members}

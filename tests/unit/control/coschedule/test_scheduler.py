@@ -17,7 +17,7 @@ from slackwater.control.coschedule.commands import (
 )
 from slackwater.control.coschedule.events import (
     JobArrived,
-    JobDied,
+    JobCrashReported,
     JobFinished,
     NodeLost,
     PhaseFinished,
@@ -93,7 +93,7 @@ def test_what_comes_late_or_twice_changes_nothing() -> None:
     assert stage.request("a", 201, Phase.ROLLOUT, iteration=0) == []  # of the last iteration
     assert stage.request("a", 202, Phase.ROLLOUT, iteration=1) != []
     assert stage.tell(JobFinished(300, JobId("a"), 4)) == []
-    assert stage.tell(JobDied(300, JobId("nobody"), 1)) == []
+    assert stage.tell(JobCrashReported(300, JobId("nobody"), 1)) == []
 
 
 def test_a_crash_leaves_the_others_of_the_group_alone() -> None:
@@ -102,7 +102,7 @@ def test_a_crash_leaves_the_others_of_the_group_alone() -> None:
     stage.arrive(job("b"))
     stage.request("a", 10)
     stage.request("b", 10)
-    commands = stage.tell(JobDied(60, JobId("a"), 1))
+    commands = stage.tell(JobCrashReported(60, JobId("a"), 1))
     assert [c.job for c in of(GrantPermit, commands)] == ["b"]
     assert of(StopJob, commands) == [] and of(StartJob, commands) == []
     end = stage.finish("b", 160)
@@ -116,7 +116,7 @@ def test_a_recovered_job_is_a_new_arrival_and_resumes_at_its_checkpoint() -> Non
     stage.arrive(spec)
     now = stage.iteration("a", 10, 0)
     now = stage.iteration("a", now, 1)
-    stage.tell(JobDied(now + 30, JobId("a"), 1))
+    stage.tell(JobCrashReported(now + 30, JobId("a"), 1))
     assert stage.tell(JobArrived(now + 40, spec)) == []  # the first arrival, late and doubled
     stage.tell(JobArrived(now + 2000, spec, iterations_done=2, crashes=1))
     assert stage.starts["a"].epoch == 2 and stage.starts["a"].iterations_done == 2
@@ -238,7 +238,9 @@ def test_a_jobs_clock_starts_with_its_first_permit_and_a_wait_counts() -> None:
 
 
 def late_iteration(elapsed_s: float) -> list[JobId]:
-    """Two jobs share nodes; the first one's first iteration ends after `elapsed_s`. Answers who is moved."""
+    """Two jobs share nodes; the first one's first iteration ends after `elapsed_s`. Answers who is
+    moved.
+    """
     stage = Stage("group", guard=True)
     stage.arrive(job("a", slo=2.0, iterations=20))
     stage.arrive(job("b", slo=2.0, iterations=20))

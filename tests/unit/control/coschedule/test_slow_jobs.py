@@ -1,4 +1,6 @@
-"""A job that is slow for a while keeps its place; one that is slow for good, beside others that could not keep their bound, makes room."""
+"""A job that is slow for a while keeps its place; one that is slow for good, beside others that
+could not keep their bound, makes room.
+"""
 
 import heapq
 from collections.abc import Callable, Sequence
@@ -26,7 +28,9 @@ LengthOf: TypeAlias = Callable[[str, int], float]
 
 
 class SharedNodes:
-    """Two jobs that declare the same, on one node of each kind, in virtual time; `length_of` is what their phases really take."""
+    """Two jobs that declare the same, on one node of each kind, in virtual time; `length_of` is
+    what their phases really take.
+    """
 
     def __init__(self, policy: str, length_of: LengthOf) -> None:
         self.stage = Stage(policy, rollout=1, train=1, owned=True, **REALISED)

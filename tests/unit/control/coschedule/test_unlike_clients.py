@@ -1,10 +1,12 @@
-"""Clients that do not roll out and train in turn: they sample only, train only, or stop in the middle; the others go on."""
+"""Clients that do not roll out and train in turn: they sample only, train only, or stop in the
+middle; the others go on.
+"""
 
 from dataclasses import replace
 
 from phase_stage import PROFILE, PhaseStage
 
-from slackwater.control.coschedule.phase_commands import PermitBack
+from slackwater.control.coschedule.phase_commands import PermitEnded
 from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.phases import REST, WATCH
 from slackwater.control.jobs.events import JobEnded
@@ -60,16 +62,14 @@ def test_nodes_with_which_a_client_does_nothing_are_anothers_when_it_waits() -> 
     assert state is not None and state.seen_s == 16.0  # until the last of its turns
 
 
-def test_a_client_that_only_trains_is_not_given_up_and_others_have_their_turn_between_its_steps() -> (
-    None
-):
+def test_a_client_that_only_trains_is_kept_and_others_have_their_turn_between_its_steps() -> None:
     stage = PhaseStage(limits=PhaseLimits(unknown_s=60.0))
     a = stage.submit("a", profile=None)
     for _ in range(60):
         step(stage, a, 4.0)
         stage.fire(WATCH, 0.0)
-    assert not [back for back in stage.of(PermitBack) if back.lost]
-    entry = stage.brain.jobs.find(a)
+    assert not [back for back in stage.of(PermitEnded) if back.lost]
+    entry = stage.controller.jobs.find(a)
     assert entry is not None and entry.stage is not JobStage.FAILED
     assert entry.profile is not None and entry.profile.train_s == 4.0
     assert entry.iterations_done == 60 - 14  # the first minute is one iteration
@@ -115,7 +115,7 @@ def test_a_client_that_samples_on_and_on_is_not_given_up_and_lets_others_in() ->
     other = stage.turn(b)
     stage.fire(WATCH, 1.0)
     assert other in stage.running and running not in stage.running
-    assert not [back for back in stage.of(PermitBack) if back.lost]
+    assert not [back for back in stage.of(PermitEnded) if back.lost]
     stage.end_turn(other, 1.0)
     stage.op(b, OpKind.FORWARD_BACKWARD)
     assert running in stage.running
@@ -144,7 +144,7 @@ def test_a_job_that_rests_for_long_makes_room_when_another_waits_for_a_place() -
     assert any(timer.name == f"{REST}{rests}" for timer in stage.of(SetTimer))
     stage.fire(f"{REST}{rests}", 2.0)
     assert stage.stage_of(waits) is JobStage.PLACED
-    entry = stage.brain.jobs.find(rests)
+    entry = stage.controller.jobs.find(rests)
     assert entry is not None and "asked for nothing for 602 s" in entry.reason
     assert stage.stage_of(rests) is JobStage.HELD
     again = stage.turn(rests)

@@ -1,4 +1,6 @@
-"""Drivers of submitted jobs: one process at a time, whatever happens to it, to its job and to the control plane."""
+"""Drivers of submitted jobs: one process at a time, whatever happens to it, to its job and to the
+control plane.
+"""
 
 import random
 from dataclasses import dataclass, field
@@ -6,12 +8,15 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.control.brain import Brain, BrainCommand, BrainEvent
+from slackwater.control.fleet.controller import FleetController
+from slackwater.control.fleet.messages import FleetCommand, FleetEvent
 from slackwater.control.jobs import commands as job_do
 from slackwater.control.jobs import driver_commands as do
 from slackwater.control.jobs import driver_events as on
 from slackwater.control.jobs import events as of_job
 from slackwater.control.jobs.drivers import MOST_CRASHES
+from slackwater.control.rollout.facts import TurnClosed, TurnOpened
+from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import JobId, TenantId
 from slackwater.model.job import JobTerms
 from slackwater.model.job_life import JobAccount, JobStage
@@ -35,9 +40,9 @@ GONE = Kept(over=JobStage.STOPPED)
 
 @dataclass
 class Body:
-    """Processes and a store that survive the brain; placement answers as `answer` says."""
+    """Processes and a store that survive the controller; placement answers as `answer` says."""
 
-    brain: Brain = field(default_factory=Brain)
+    controller: FleetController = field(default_factory=FleetController)
     now_s: float = 0.0
     answer: str = "placed"
     running: dict[JobId, int] = field(default_factory=dict)  # attempt of the process that lives
@@ -46,13 +51,13 @@ class Body:
     timers: dict[str, float] = field(default_factory=dict)
     store: dict[JobId, Kept] = field(default_factory=dict)
 
-    def tell(self, event: BrainEvent) -> None:
-        commands = list(self.brain.handle(event))
-        self.brain.check_integrity()
+    def tell(self, event: FleetEvent) -> None:
+        commands = list(self.controller.handle(event))
+        self.controller.check_integrity()
         for command in commands:
-            self.carry_out(command)
+            self.execute(command)
 
-    def carry_out(self, command: BrainCommand) -> None:
+    def execute(self, command: FleetCommand) -> None:
         match command:
             case job_do.PlaceJob(job):
                 self.tell(of_job.JobAnswered(self.now_s, job, self.answer, "said so"))  # type: ignore[arg-type]  # drawn from the three
@@ -67,7 +72,7 @@ class Body:
             case do.EndDriver(job, attempt):
                 assert self.running.get(job) == attempt
                 self.leaving.add(job)
-            case do.SetDriverTimer(name, at_s):
+            case SetTimer(name, at_s):
                 self.timers[name] = at_s
             case _:
                 raise AssertionError(command)
@@ -86,11 +91,11 @@ class Body:
         if self.timers:
             name = min(self.timers, key=lambda n: self.timers[n])
             self.now_s = max(self.now_s, self.timers.pop(name))
-            self.tell(on.DriverTimerFired(self.now_s, name))
+            self.tell(TimerFired(self.now_s, name))
 
     def restart_plane(self) -> None:
         """SIGKILL of the control plane: the store and the processes stay."""
-        self.brain, self.timers = Brain(), {}
+        self.controller, self.timers = FleetController(), {}
         self.leaving.clear()
         for job, kept in self.store.items():
             stage = kept.over or JobStage.STOPPED
@@ -108,7 +113,7 @@ class Body:
             )
 
     def stage(self, job: JobId = JOB) -> JobStage:
-        entry = self.brain.jobs.find(job)
+        entry = self.controller.jobs.find(job)
         assert entry is not None
         return entry.stage
 
@@ -127,7 +132,7 @@ def test_a_crash_is_a_new_arrival_and_starts_again_after_a_pause() -> None:
     body = Body()
     body.submit()
     body.end(status=-9)
-    entry = body.brain.jobs.find(JOB)
+    entry = body.controller.jobs.find(JOB)
     assert entry is not None and entry.crashes == 1
     assert body.running == {}
     body.wait()
@@ -140,7 +145,7 @@ def test_a_job_whose_driver_keeps_crashing_has_failed_with_its_last_words() -> N
     for _ in range(MOST_CRASHES):
         body.end(status=3)
         body.wait()
-    entry = body.brain.jobs.find(JOB)
+    entry = body.controller.jobs.find(JOB)
     assert entry is not None and entry.stage is JobStage.FAILED
     assert entry.reason == f"its driver ended {MOST_CRASHES} times in a row: status 3: oh"
     assert body.running == {}
@@ -172,7 +177,7 @@ def test_stop_keeps_the_job_and_resume_is_a_new_arrival() -> None:
     body.end(status=-15)
     assert body.stage() is JobStage.STOPPED
     body.tell(on.ResumeAsked(3.0, JOB))
-    entry = body.brain.jobs.find(JOB)
+    entry = body.controller.jobs.find(JOB)
     assert entry is not None and entry.iterations_done == 1
     assert body.running == {JOB: 2}
 
@@ -201,11 +206,11 @@ def test_a_job_that_was_taken_over_before_its_driver_gets_it_then() -> None:
 
 
 def test_a_crash_while_it_is_profiled_profiles_it_again() -> None:
-    body = Body(brain=Brain(profiles_jobs=True))
-    commands = list(body.brain.handle(on.DriverSubmitted(0.0, JOB, TENANT, TERMS)))
+    body = Body(controller=FleetController(profiles_jobs=True))
+    commands = list(body.controller.handle(on.DriverSubmitted(0.0, JOB, TENANT, TERMS)))
     starts = [command for command in commands if isinstance(command, do.StartDriver)]
     assert starts == [do.StartDriver(JOB, 1)]
-    again = list(body.brain.handle(on.DriverEnded(1.0, JOB, 1, 1)))
+    again = list(body.controller.handle(on.DriverEnded(1.0, JOB, 1, 1)))
     assert job_do.ProfileJob(JOB, TERMS) in again
 
 
@@ -224,12 +229,14 @@ def test_a_plane_that_comes_back_starts_a_driver_that_died_meanwhile_and_blames_
     del body.running[JOB]
     body.restart_plane()
     assert body.started == [(JOB, 1), (JOB, 2)]
-    driver = body.brain.drivers.find(JOB)
+    driver = body.controller.drivers.find(JOB)
     assert driver is not None and driver.crashes == 0
 
 
 class Storm:
-    """Crashes, stops, resumes, refusals and planes that die, in any order; `Body` checks what it is told."""
+    """Crashes, stops, resumes, refusals and planes that die, in any order; `Body` checks what it is
+    told.
+    """
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -241,7 +248,7 @@ class Storm:
         body.now_s += self.chance.random()
         body.answer = self.chance.choice(["placed", "placed", "placed", "held", "refused"])
         late = on.DriverEnded(body.now_s, job, body.running.get(job, 1) - 1, 1)
-        events: list[BrainEvent] = [
+        events: list[FleetEvent] = [
             on.StopAsked(body.now_s, job),
             on.ResumeAsked(body.now_s, job),
             of_job.JobAnswered(body.now_s, job, "placed", "now"),
@@ -288,14 +295,14 @@ def test_a_keys_job_ends_when_it_has_been_idle_and_not_while_a_turn_is_open() ->
     body = Body()
     key = JobId("mine/-")
     body.tell(of_job.JobSubmitted(0.0, key, TENANT))
-    body.tell(of_job.JobWorked(0.0, key))
-    body.tell(of_job.IdleSought(10_000.0))
+    body.tell(TurnOpened(0.0, key, "m"))
+    body.tell(of_job.IdleJobsSought(10_000.0))
     assert body.stage(key) is JobStage.RUNNING
-    body.tell(of_job.JobWorked(10_000.0, key, turns=1))
-    body.tell(of_job.IdleSought(10_100.0))
-    body.tell(of_job.IdleSought(20_000.0, frozenset({key})))
+    body.tell(TurnClosed(10_000.0, key, "m"))
+    body.tell(of_job.IdleJobsSought(10_100.0))
+    body.tell(of_job.IdleJobsSought(20_000.0, frozenset({key})))
     assert body.stage(key) is JobStage.RUNNING
-    body.tell(of_job.IdleSought(20_000.0))
+    body.tell(of_job.IdleJobsSought(20_000.0))
     assert body.stage(key) is JobStage.STOPPED
     body.tell(of_job.JobSubmitted(20_001.0, key, TENANT))
     assert body.stage(key) is JobStage.PLACED
@@ -307,8 +314,8 @@ def test_a_programs_job_ends_when_it_is_not_heard_of_and_a_drivers_with_the_driv
     body.tell(of_job.JobSubmitted(0.0, program, TENANT, None, TERMS))
     body.tell(of_job.JobSubmitted(0.0, driven, TENANT, None, TERMS, driven=True))
     body.tell(of_job.JobHeard(590.0, program))
-    body.tell(of_job.IdleSought(1_189.0))
+    body.tell(of_job.IdleJobsSought(1_189.0))
     assert not body.stage(program).over
-    body.tell(of_job.IdleSought(1_190.0))
+    body.tell(of_job.IdleJobsSought(1_190.0))
     assert body.stage(program) is JobStage.STOPPED
     assert not body.stage(driven).over

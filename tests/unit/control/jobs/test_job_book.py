@@ -2,7 +2,9 @@
 
 from slackwater.control.jobs import commands as do
 from slackwater.control.jobs import events as on
-from slackwater.control.jobs.book import JobBook
+from slackwater.control.jobs.driver_events import DriverDue, DriverUndue
+from slackwater.control.jobs.registry import JobRegistry
+from slackwater.control.rollout.facts import TurnClosed, TurnOpened
 from slackwater.model.ids import JobId, TenantId
 from slackwater.model.job import JobProfile, JobTerms
 from slackwater.model.job_life import JobStage
@@ -14,13 +16,13 @@ TERMS = JobTerms(10)
 
 class Stage:
     def __init__(self, *, profiles: bool = False) -> None:
-        self.book = JobBook(profiles=profiles)
+        self.book = JobRegistry(profiles=profiles)
 
     def tell(self, event: on.JobEvent) -> list[do.JobCommand | on.JobEnded]:
         """What is for others than the driver book."""
         commands = list(self.book.handle(event))
         self.book.check_integrity()
-        return [c for c in commands if not isinstance(c, do.DriverMayRun | do.DriverMustEnd)]
+        return [c for c in commands if not isinstance(c, DriverDue | DriverUndue)]
 
     def reached(self) -> JobStage:
         entry = self.book.find(JOB)
@@ -32,7 +34,7 @@ def test_a_job_is_submitted_placed_running_and_finished() -> None:
     stage = Stage()
     assert stage.tell(on.JobSubmitted(0.0, JOB, TENANT)) == [do.PlaceJob(JOB, None, 0, 0)]
     stage.tell(on.JobAnswered(0.0, JOB, "placed", "there is room"))
-    stage.tell(on.JobWorked(1.0, JOB))
+    stage.tell(TurnOpened(1.0, JOB, "m"))
     assert stage.reached() is JobStage.RUNNING
     stage.tell(on.JobEnded(2.0, JOB, "finished"))
     assert stage.reached() is JobStage.FINISHED
@@ -71,7 +73,7 @@ def test_late_messages_of_a_job_that_is_over_change_only_its_account() -> None:
     stage.tell(on.JobEnded(1.0, JOB, "stopped"))
     assert stage.tell(on.JobCrashed(2.0, JOB, "late")) == []
     stage.tell(on.JobAnswered(2.0, JOB, "placed"))
-    stage.tell(on.JobWorked(2.0, JOB, 1, True, 3, 4, 0.5, 0.1))
+    stage.tell(TurnClosed(2.0, JOB, "m", 3, 4, 0.5, 0.1))
     entry = stage.book.find(JOB)
     assert entry is not None
     assert (entry.stage, entry.account.tokens, entry.account.engine_s) == ("stopped", 4, 0.5)
@@ -80,7 +82,7 @@ def test_late_messages_of_a_job_that_is_over_change_only_its_account() -> None:
 def test_a_job_that_comes_again_goes_on_with_its_account() -> None:
     stage = Stage()
     stage.tell(on.JobSubmitted(0.0, JOB, TENANT))
-    stage.tell(on.JobWorked(1.0, JOB, 1, True, 3, 4, 0.5, 0.1))
+    stage.tell(TurnClosed(1.0, JOB, "m", 3, 4, 0.5, 0.1))
     stage.tell(on.JobTrained(1.0, JOB, 2.0, 0.25))
     stage.tell(on.JobEnded(2.0, JOB, "finished"))
     assert len(stage.tell(on.JobSubmitted(3.0, JOB, TENANT))) == 1

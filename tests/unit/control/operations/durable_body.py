@@ -1,16 +1,21 @@
-"""A body for the operations controller: a durable log, trainers of two nodes that can be lost, gates, and a service that can die.
+"""A body for the operations controller: a durable log, trainers of two nodes that can be lost,
+gates, and a service that can die.
 
-State is a chain of hashes, so that any operation that is skipped, doubled or out of order shows in every
-result after it.
+State is a chain of hashes, so that any operation that is skipped, doubled or out of order shows in
+every result after it.
 """
 
 import hashlib
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from slackwater.control.operations import commands as do
 from slackwater.control.operations import events as on
-from slackwater.control.operations.controller import OperationsConfig, OperationsController
+from slackwater.control.operations.controller import OperationsController
+from slackwater.control.operations.facts import OpOver, PublishDetached
+from slackwater.control.operations.settings import OperationsConfig
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import ModelId, NodeId, RequestId, WorkerId
 from slackwater.model.operation import (
@@ -21,6 +26,20 @@ from slackwater.model.operation import (
     OpKind,
     OpStatus,
 )
+
+
+def told(controller: OperationsController, event: on.Event) -> list[Any]:
+    """What the controller says to an event."""
+    return orders(controller.handle(event))
+
+
+def orders(commands: Sequence[do.Command]) -> list[Any]:
+    """What is left where nobody shares devices or infers phases: orders reach trainers at once."""
+    return [
+        command.order if isinstance(command, do.StartWork) else command
+        for command in commands
+        if not isinstance(command, OpOver | PublishDetached)
+    ]
 
 
 @dataclass(frozen=True)
@@ -66,7 +85,9 @@ def run_operation(state: State, operation: Operation) -> str:
 
 
 def expected_results(script: list[Script]) -> dict[RequestId, str | None]:
-    """What each accepted request must answer (None: it fails), by the rules as they are documented."""
+    """What each accepted request must answer (None: it fails), by the rules as they are
+    documented.
+    """
     state, poisoned = State(), False
     results: dict[RequestId, str | None] = {}
     for line in sorted(script, key=lambda line: line.operation.seq):
@@ -109,7 +130,7 @@ class Body:
     moves: list[do.MoveState] = field(default_factory=list)
     taken: int = 0  # states that outlived their trainer, or came from another node
     arrived: int = 0
-    inbox: dict[WorkerId, list[do.Command]] = field(default_factory=dict)
+    inbox: dict[WorkerId, list[Any]] = field(default_factory=dict)
     writing: dict[WorkerId, list[tuple[int, str | None]]] = field(default_factory=dict)
     timers: dict[str, float] = field(default_factory=dict)
     results: dict[RequestId, str | None] = field(default_factory=dict)
@@ -141,7 +162,9 @@ class Body:
         self.feed(on.TrainerJoined(self.now_s, worker, self.nodes[worker]))
 
     def lose_trainer(self, worker: WorkerId) -> None:
-        """Its node keeps what it had offloaded, perhaps with the effect of an operation that nobody heard the end of."""
+        """Its node keeps what it had offloaded, perhaps with the effect of an operation that nobody
+        heard the end of.
+        """
         unheard = self.inbox[worker][:1]
         if unheard and isinstance(unheard[0], do.RunOp) and self.chance.random() < 0.5:
             self._do(worker, unheard[0])
@@ -157,7 +180,9 @@ class Body:
         self.feed(on.OpsGated(self.now_s, NO_JOB, nodes))
 
     def move(self) -> None:
-        """A state arrives in another node's memory, or does not; or it does, and nobody hears of it in time."""
+        """A state arrives in another node's memory, or does not; or it does, and nobody hears of it
+        in time.
+        """
         order = self.moves.pop(self.chance.randrange(len(self.moves)))
         held = self.trainers.get(order.worker, {}).get(order.model)
         how = self.chance.choice(("well", "well", "badly", "unheard"))
@@ -206,11 +231,11 @@ class Body:
         publishes = isinstance(command, do.RunOp) and command.operation.kind is OpKind.PUBLISH
         if publishes and self.chance.random() < 0.7:
             self.writing.setdefault(worker, []).append((command.ticket, result))
-            self.feed(on.TicketAside(self.now_s, worker, command.ticket))
+            self.feed(on.TicketDetached(self.now_s, worker, command.ticket))
         else:
             self._report(worker, command.ticket, result)
 
-    def _found(self, worker: WorkerId, command: do.Command) -> int | None:
+    def _found(self, worker: WorkerId, command: Any) -> int | None:
         """The node may have kept a later state than the one that was to be made."""
         if isinstance(command, do.RestoreState):
             model, made = command.model, command.seq
@@ -280,7 +305,7 @@ class Body:
 
     # ---- the controller ----
     def feed(self, event: on.Event, result: str = "") -> None:
-        for command in self.controller.handle(event):
+        for command in orders(self.controller.handle(event)):
             match command:
                 case do.CompleteOp(request):
                     self._end(request, result or "saved", OpStatus.DONE)

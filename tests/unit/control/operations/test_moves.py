@@ -1,11 +1,18 @@
-"""A model whose permit is for another node goes there with its state; where that fails, it comes from the log."""
+"""A model whose permit is for another node goes there with its state; where that fails, it comes
+from the log.
+"""
+
+from typing import Any
 
 from slackwater.control.operations import commands as do
 from slackwater.control.operations import events as on
-from slackwater.control.operations.controller import OperationsConfig, OperationsController
+from slackwater.control.operations.controller import OperationsController
+from slackwater.control.operations.settings import OperationsConfig
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import JobId, ModelId, NodeId, RequestId, WorkerId
 from slackwater.model.operation import Operation, OpKind
+
+from .durable_body import told
 
 MODEL, JOB = ModelId("m"), JobId("j")
 OLD, NEW = WorkerId("1-old"), WorkerId("2-new")
@@ -17,15 +24,15 @@ class Fleet:
 
     def __init__(self) -> None:
         self.controller = OperationsController(OperationsConfig(give_up_move_after_s=300.0))
-        self.said: list[do.Command] = []
+        self.said: list[Any] = []
         self.feed(on.TrainerJoined(0.0, OLD, HERE))
         self.feed(on.TrainerJoined(0.0, NEW, THERE))
         self.permit(HERE)
         self.submit(0, OpKind.CREATE)
         self.done()
 
-    def feed(self, event: on.Event) -> list[do.Command]:
-        self.said = list(self.controller.handle(event))
+    def feed(self, event: on.Event) -> list[Any]:
+        self.said = told(self.controller, event)
         self.controller.check_integrity()
         return self.said
 

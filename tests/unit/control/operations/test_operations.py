@@ -1,4 +1,6 @@
-"""Operations run in order, survive any loss, and answer what they would have answered undisturbed."""
+"""Operations run in order, survive any loss, and answer what they would have answered
+undisturbed.
+"""
 
 import random
 
@@ -8,16 +10,25 @@ from hypothesis import strategies as st
 
 from slackwater.control.operations import commands as do
 from slackwater.control.operations import events as on
-from slackwater.control.operations.controller import OperationsConfig, OperationsController
-from slackwater.control.operations.model_line import ModelLine
+from slackwater.control.operations.controller import OperationsController
+from slackwater.control.operations.facts import PublishDetached
+from slackwater.control.operations.model_queue import ModelQueue
 from slackwater.control.operations.restarts import RestartPolicy
 from slackwater.control.operations.sessions import SessionBook
+from slackwater.control.operations.settings import OperationsConfig
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.errors import ConfigError, UnavailableError
 from slackwater.model.ids import ModelId, RequestId, SessionId, TenantId, WorkerId
-from slackwater.model.operation import FaultOwner, Operation, OperationRecord, OpKind, OpStatus
+from slackwater.model.operation import (
+    NO_JOB,
+    FaultOwner,
+    Operation,
+    OperationRecord,
+    OpKind,
+    OpStatus,
+)
 
-from .durable_body import Body, Script, expected_results
+from .durable_body import Body, Script, expected_results, told
 
 MODEL, TRAINER = ModelId("m"), WorkerId("t")
 FB, STEP, SAVE = OpKind.FORWARD_BACKWARD, OpKind.OPTIM_STEP, OpKind.SAVE
@@ -47,7 +58,7 @@ class Line:
         self.feed(on.OpRejected(0.0, op(seq, kind), "wrong dtype"))
 
     def feed(self, event: on.Event) -> None:
-        for command in self.controller.handle(event):
+        for command in told(self.controller, event):
             self.controller.check_integrity()
             match command:
                 case do.RunOp(worker, ticket, operation):
@@ -137,40 +148,42 @@ def test_a_number_that_comes_in_time_stops_the_clock() -> None:
 
 
 def test_a_number_lost_behind_one_that_runs_is_given_up_too() -> None:
-    """Send 3, then 1, never 2: the clock starts when 1 is over, whatever comes or does not come after."""
+    """Send 3, then 1, never 2: the clock starts when 1 is over, whatever comes or does not come
+    after.
+    """
     controller = OperationsController(OperationsConfig(give_up_gap_after_s=60.0))
-    controller.handle(on.OpSubmitted(0.0, op(0, FB)))
-    controller.handle(on.OpSubmitted(1.0, op(3, FB)))
-    controller.handle(on.OpSubmitted(2.0, op(1, FB)))
-    (first,) = controller.handle(on.TrainerJoined(3.0, TRAINER))
+    told(controller, on.OpSubmitted(0.0, op(0, FB)))
+    told(controller, on.OpSubmitted(1.0, op(3, FB)))
+    told(controller, on.OpSubmitted(2.0, op(1, FB)))
+    (first,) = told(controller, on.TrainerJoined(3.0, TRAINER))
     assert isinstance(first, do.RunOp)
-    *_, second = controller.handle(on.TicketDone(4.0, TRAINER, first.ticket, 1.0))
+    *_, second = told(controller, on.TicketDone(4.0, TRAINER, first.ticket, 1.0))
     assert isinstance(second, do.RunOp)
-    *_, timer = controller.handle(on.TicketDone(100.0, TRAINER, second.ticket, 1.0))
+    *_, timer = told(controller, on.TicketDone(100.0, TRAINER, second.ticket, 1.0))
     assert isinstance(timer, SetTimer)
     assert timer.at_s == 160.0
-    (third,) = controller.handle(TimerFired(160.0, timer.name))
+    (third,) = told(controller, TimerFired(160.0, timer.name))
     assert isinstance(third, do.RunOp)
     assert third.operation.seq == 3
 
 
 def test_what_comes_behind_a_missing_number_does_not_put_off_its_clock() -> None:
     controller = OperationsController(OperationsConfig(give_up_gap_after_s=60.0))
-    (timer,) = controller.handle(on.OpSubmitted(0.0, op(2, FB)))
+    (timer,) = told(controller, on.OpSubmitted(0.0, op(2, FB)))
     assert isinstance(timer, SetTimer)
     assert timer.at_s == 60.0
-    assert controller.handle(on.OpSubmitted(50.0, op(3, FB))) == []
+    assert told(controller, on.OpSubmitted(50.0, op(3, FB))) == []
 
 
 def test_a_number_far_ahead_is_refused_by_name() -> None:
     controller = OperationsController(OperationsConfig(max_skipped=10))
-    controller.handle(on.OpSubmitted(0.0, op(0, FB)))
+    told(controller, on.OpSubmitted(0.0, op(0, FB)))
     controller.check_number(MODEL, 10)
     with pytest.raises(
         ConfigError, match=r"seq_id: 2147483647 must be at most 10: the next one is 0"
     ):
         controller.check_number(MODEL, 2**31 - 1)
-    controller.handle(on.OpSubmitted(0.0, op(2**31 - 1, FB)))
+    told(controller, on.OpSubmitted(0.0, op(2**31 - 1, FB)))
     controller.check_number(MODEL, 2**31 - 1)  # it is there: a retry finds it
 
 
@@ -191,9 +204,9 @@ def test_a_gap_of_any_length_is_given_up_at_once(far: int) -> None:
         OperationRecord(op(far, STEP), done),
         OperationRecord(op(far * 2, FB), waiting),
     ]
-    (timer,) = controller.handle(on.ModelAdopted(0.0, MODEL, None, tuple(records)))
+    (timer,) = told(controller, on.ModelAdopted(0.0, MODEL, None, tuple(records)))
     assert isinstance(timer, SetTimer)
-    controller.handle(TimerFired(60.0, timer.name))
+    told(controller, TimerFired(60.0, timer.name))
     controller.check_integrity()
 
 
@@ -209,7 +222,7 @@ def test_a_gap_with_refused_numbers_in_it_is_given_up_as_if_counted(
     found: tuple[list[int], list[OpKind]],
 ) -> None:
     refused = dict(zip(*found, strict=True))
-    line = ModelLine(MODEL)
+    line = ModelQueue(MODEL)
     line.waiting[31] = op(31, STEP)
     for seq, kind in refused.items():
         line.refused[seq] = (op(seq, kind), "bad")
@@ -250,20 +263,22 @@ def test_a_trainer_goes_on_while_what_it_published_is_written() -> None:
         on.OpSubmitted(0.0, op(0, OpKind.CREATE)),
         on.TicketDone(0.0, TRAINER, 1, 0.1),
     ):
-        controller.handle(event)
-    (publish,) = controller.handle(on.OpSubmitted(0.0, op(1, PUBLISH)))
+        told(controller, event)
+    (publish,) = told(controller, on.OpSubmitted(0.0, op(1, PUBLISH)))
     assert isinstance(publish, do.RunOp)
-    assert not controller.handle(on.OpSubmitted(0.0, op(2, FB)))
-    (passing,) = controller.handle(on.TicketAside(0.0, TRAINER, publish.ticket))
+    assert not told(controller, on.OpSubmitted(0.0, op(2, FB)))
+    detached, passing = (
+        command.order if isinstance(command, do.StartWork) else command
+        for command in controller.handle(on.TicketDetached(0.0, TRAINER, publish.ticket))
+    )
+    assert detached == PublishDetached(0.0, NO_JOB, op(1, PUBLISH).request)
     assert isinstance(passing, do.RunOp) and passing.operation.seq == 2
-    assert controller.aside(publish.ticket) == op(1, PUBLISH)
-    assert controller.aside(passing.ticket) is None
-    (written,) = controller.handle(on.TicketDone(0.0, TRAINER, publish.ticket, 1.0))
+    (written,) = told(controller, on.TicketDone(0.0, TRAINER, publish.ticket, 1.0))
     assert written == do.CompleteOp(op(1, PUBLISH).request, publish.ticket)
     controller.check_integrity()
 
 
-def test_a_version_whose_trainer_dies_while_it_is_written_is_published_again_from_the_same_state() -> (
+def test_a_version_whose_trainer_dies_while_writing_is_published_again_from_the_same_state() -> (
     None
 ):
     controller = OperationsController()
@@ -272,18 +287,18 @@ def test_a_version_whose_trainer_dies_while_it_is_written_is_published_again_fro
         on.OpSubmitted(0.0, op(0, OpKind.CREATE)),
         on.TicketDone(0.0, TRAINER, 1, 0.1),
         on.OpSubmitted(0.0, op(1, PUBLISH)),
-        on.TicketAside(0.0, TRAINER, 2),
+        on.TicketDetached(0.0, TRAINER, 2),
         on.OpSubmitted(0.0, op(2, FB)),
         on.TicketDone(0.0, TRAINER, 3, 0.1),
         on.TrainerLost(0.0, TRAINER, "killed"),
     ):
-        controller.handle(event)
+        told(controller, event)
     ran = []
-    commands = list(controller.handle(on.TrainerJoined(0.0, WorkerId("t2"))))
+    commands = list(told(controller, on.TrainerJoined(0.0, WorkerId("t2"))))
     while commands:
         (run,) = [each for each in commands if isinstance(each, do.RunOp)]
         ran.append(run.operation.seq)
-        commands = list(controller.handle(on.TicketDone(0.0, WorkerId("t2"), run.ticket, 0.1)))
+        commands = list(told(controller, on.TicketDone(0.0, WorkerId("t2"), run.ticket, 0.1)))
         ended = [each for each in commands if isinstance(each, do.CompleteOp)]
         assert len(ended) == (run.operation.seq == 1)
         commands = [each for each in commands if isinstance(each, do.RunOp)]
@@ -295,13 +310,13 @@ def test_a_version_whose_trainer_dies_while_it_is_written_is_published_again_fro
 
 def test_an_operation_that_keeps_killing_its_trainer_fails_in_the_end() -> None:
     controller = OperationsController(OperationsConfig(max_attempts=3))
-    controller.handle(on.OpSubmitted(0.0, op(0, OpKind.CREATE)))
+    told(controller, on.OpSubmitted(0.0, op(0, OpKind.CREATE)))
     failed: list[do.FailOp] = []
     for life in range(3):
         worker = WorkerId(f"t{life}")
-        controller.handle(on.TrainerJoined(0.0, worker))
+        told(controller, on.TrainerJoined(0.0, worker))
         assert not failed
-        commands = controller.handle(on.TrainerLost(0.0, worker, "out of memory"))
+        commands = told(controller, on.TrainerLost(0.0, worker, "out of memory"))
         failed += [command for command in commands if isinstance(command, do.FailOp)]
         controller.check_integrity()
     assert "lost 3 times" in failed[0].error
@@ -310,12 +325,12 @@ def test_an_operation_that_keeps_killing_its_trainer_fails_in_the_end() -> None:
 
 def test_a_late_report_of_a_lost_trainer_is_about_nothing() -> None:
     controller = OperationsController()
-    controller.handle(on.TrainerJoined(0.0, TRAINER))
-    (run,) = controller.handle(on.OpSubmitted(0.0, op(0, OpKind.CREATE)))
+    told(controller, on.TrainerJoined(0.0, TRAINER))
+    (run,) = told(controller, on.OpSubmitted(0.0, op(0, OpKind.CREATE)))
     assert isinstance(run, do.RunOp)
-    controller.handle(on.TrainerLost(0.0, TRAINER, "killed"))
-    controller.handle(on.TrainerJoined(0.0, TRAINER))
-    assert controller.handle(on.TicketDone(0.0, TRAINER, run.ticket, 1.0)) == []
+    told(controller, on.TrainerLost(0.0, TRAINER, "killed"))
+    told(controller, on.TrainerJoined(0.0, TRAINER))
+    assert told(controller, on.TicketDone(0.0, TRAINER, run.ticket, 1.0)) == []
 
 
 def test_a_hole_in_what_was_done_before_a_restart_spoils_the_next_step() -> None:
@@ -326,12 +341,12 @@ def test_a_hole_in_what_was_done_before_a_restart_spoils_the_next_step() -> None
         OperationRecord(op(2, FB), done),
         OperationRecord(op(3, STEP), waiting),
     )
-    controller.handle(on.ModelAdopted(0.0, MODEL, None, records))
-    (replayed,) = controller.handle(on.TrainerJoined(0.0, TRAINER))
+    told(controller, on.ModelAdopted(0.0, MODEL, None, records))
+    (replayed,) = told(controller, on.TrainerJoined(0.0, TRAINER))
     for _ in range(2):
         assert isinstance(replayed, do.RunOp)
         assert replayed.replay
-        commands = controller.handle(on.TicketDone(0.0, TRAINER, replayed.ticket, 1.0))
+        commands = told(controller, on.TicketDone(0.0, TRAINER, replayed.ticket, 1.0))
         replayed = next(c for c in commands if not isinstance(c, do.ForgetStrays))
     assert isinstance(replayed, do.FailOp)
     assert "forward_backward seq 1 never arrived" in replayed.error
@@ -343,11 +358,11 @@ def test_a_number_that_comes_after_a_restart_runs_though_a_later_one_was_refused
         OperationRecord(op(0, OpKind.CREATE), OpStatus.DONE),
         OperationRecord(op(2, FB), OpStatus.FAILED),
     )
-    controller.handle(on.ModelAdopted(0.0, MODEL, None, records))
-    controller.handle(on.OpSubmitted(0.0, op(1, FB)))
-    (made,) = controller.handle(on.TrainerJoined(0.0, TRAINER))
+    told(controller, on.ModelAdopted(0.0, MODEL, None, records))
+    told(controller, on.OpSubmitted(0.0, op(1, FB)))
+    (made,) = told(controller, on.TrainerJoined(0.0, TRAINER))
     assert isinstance(made, do.RunOp)
-    ran = controller.handle(on.TicketDone(0.0, TRAINER, made.ticket, 1.0))[-1]
+    ran = told(controller, on.TicketDone(0.0, TRAINER, made.ticket, 1.0))[-1]
     assert isinstance(ran, do.RunOp) and (ran.operation.seq, ran.replay) == (1, False)
 
 
@@ -355,7 +370,7 @@ def test_a_full_line_is_told_to_try_again() -> None:
     controller = OperationsController(OperationsConfig(max_waiting_per_model=2))
     for seq in (0, 1):
         controller.check_room(MODEL)
-        controller.handle(on.OpSubmitted(0.0, op(seq, FB)))
+        told(controller, on.OpSubmitted(0.0, op(seq, FB)))
     with pytest.raises(UnavailableError, match="2 operations are waiting"):
         controller.check_room(MODEL)
 
@@ -365,21 +380,21 @@ def test_trainers_serve_owners_in_turn_however_many_models_one_has() -> None:
     for name in [*(f"loud{number}" for number in range(9)), "quiet"]:
         owner = TenantId(name.rstrip("0123456789"))
         for seq in range(3):
-            controller.handle(on.OpSubmitted(0.0, op(seq, FB, name), owner))
-    (run,) = controller.handle(on.TrainerJoined(0.0, TRAINER))
+            told(controller, on.OpSubmitted(0.0, op(seq, FB, name), owner))
+    (run,) = told(controller, on.TrainerJoined(0.0, TRAINER))
     served = []
     for _ in range(6):
         assert isinstance(run, do.RunOp)
         served.append(run.operation.model)
-        run = controller.handle(on.TicketDone(0.0, TRAINER, run.ticket, 1.0))[-1]
+        run = told(controller, on.TicketDone(0.0, TRAINER, run.ticket, 1.0))[-1]
     assert [name == "quiet" for name in served] == [False, True] * 3
 
 
 def test_closing_a_model_fails_what_waits_and_frees_the_trainer() -> None:
     controller = OperationsController()
-    controller.handle(on.TrainerJoined(0.0, TRAINER))
-    controller.handle(on.OpSubmitted(0.0, op(0, OpKind.CREATE)))
-    commands = controller.handle(on.ModelClosed(0.0, MODEL, "session ended"))
+    told(controller, on.TrainerJoined(0.0, TRAINER))
+    told(controller, on.OpSubmitted(0.0, op(0, OpKind.CREATE)))
+    commands = told(controller, on.ModelClosed(0.0, MODEL, "session ended"))
     assert [type(command) for command in commands] == [do.FailOp, do.ForgetModel, do.ForgetStrays]
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from slackwater.control.brain import Brain, BrainCommand, BrainEvent
+from slackwater.control.fleet.controller import FleetController
+from slackwater.control.fleet.messages import FleetCommand, FleetEvent
 from slackwater.control.rollout.commands import Dispatch
 from slackwater.control.rollout.events import (
     InstanceJoined,
@@ -25,34 +26,34 @@ C = TypeVar("C")
 
 
 class FleetDriver:
-    """One brain and a clock."""
+    """One controller and a clock."""
 
     def __init__(self, **settings: Any) -> None:
-        self.brain = Brain(RolloutSettings(**settings))
-        self.manager = self.brain.rollout
+        self.controller = FleetController(RolloutSettings(**settings))
+        self.manager = self.controller.rollout
         self.now_s = 0.0
 
-    def happen(self, event: BrainEvent) -> list[BrainCommand]:
-        commands = list(self.brain.handle(event))
-        self.brain.check_integrity()
+    def happen(self, event: FleetEvent) -> list[FleetCommand]:
+        commands = list(self.controller.handle(event))
+        self.controller.check_integrity()
         return commands
 
-    def manager_hears(self, event: RolloutEvent) -> list[BrainCommand]:
+    def manager_hears(self, event: RolloutEvent) -> list[FleetCommand]:
         """What the step book would say, without one."""
         commands = list(self.manager.handle(event))
         self.manager.check_integrity()
         return list(commands)
 
-    def submit(self, name: str, **spec: Any) -> list[BrainCommand]:
+    def submit(self, name: str, **spec: Any) -> list[FleetCommand]:
         return self.happen(TurnSubmitted(self.now_s, turn_spec(name, **spec)))
 
-    def join(self, name: str, *, version: str = "v1", **spec: Any) -> list[BrainCommand]:
+    def join(self, name: str, *, version: str = "v1", **spec: Any) -> list[FleetCommand]:
         """Joined, pulled, ready; the version is anybody's."""
         self.happen(WeightsPublished(self.now_s, None, version))
         first = self.happen(InstanceJoined(self.now_s, instance_spec(name, **spec)))
         return first + self.happen(InstanceReady(self.now_s, InstanceId(name), version))
 
-    def tokens(self, instance: str, attempt: int, tokens: Sequence[int]) -> list[BrainCommand]:
+    def tokens(self, instance: str, attempt: int, tokens: Sequence[int]) -> list[FleetCommand]:
         return self.happen(
             TokensArrived(
                 self.now_s,
@@ -72,12 +73,12 @@ class FleetDriver:
         *,
         reason: FinishReason = FinishReason.STOP,
         version: str = "v1",
-    ) -> list[BrainCommand]:
+    ) -> list[FleetCommand]:
         return self.happen(
             TurnEnded(self.now_s, InstanceId(instance), AttemptId(attempt), reason, total, version)
         )
 
-    def watch(self, after_s: float) -> list[BrainCommand]:
+    def watch(self, after_s: float) -> list[FleetCommand]:
         """Let time pass, then let the watch timer fire."""
         self.now_s += after_s
         return self.happen(TimerFired(self.now_s, WATCH))
@@ -107,16 +108,16 @@ def instance_spec(name: str, **spec: Any) -> InstanceSpec:
     )
 
 
-def only(kind: type[C], commands: Sequence[BrainCommand]) -> C:
+def only(kind: type[C], commands: Sequence[FleetCommand]) -> C:
     """The one command of that kind."""
     found = [command for command in commands if isinstance(command, kind)]
     assert len(found) == 1, f"{len(found)} {kind.__name__} in {commands}"
     return found[0]
 
 
-def none_of(kind: type[C], commands: Sequence[BrainCommand]) -> bool:
+def none_of(kind: type[C], commands: Sequence[FleetCommand]) -> bool:
     return not any(isinstance(command, kind) for command in commands)
 
 
-def dispatches(commands: Sequence[BrainCommand]) -> list[Dispatch]:
+def dispatches(commands: Sequence[FleetCommand]) -> list[Dispatch]:
     return [command for command in commands if isinstance(command, Dispatch)]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from fleet_driver import FleetDriver, dispatches, instance_spec, none_of, only
 
-from slackwater.control.brain import BrainCommand
+from slackwater.control.fleet.messages import FleetCommand
 from slackwater.control.rollout.commands import (
     AbortOn,
     FailTurn,
@@ -34,7 +34,7 @@ from slackwater.model.instance import InstanceKind, InstanceState
 A, B = InstanceId("a"), InstanceId("b")
 
 
-def beat(driver: FleetDriver, name: str, **load: Any) -> list[BrainCommand]:
+def beat(driver: FleetDriver, name: str, **load: Any) -> list[FleetCommand]:
     fields = {"running": 0, "waiting": 0, "produced_tokens": 0, "kv_used_tokens": 0} | load
     return driver.happen(InstanceHeartbeat(driver.now_s, InstanceId(name), **fields))
 
@@ -47,7 +47,7 @@ def test_an_instance_joins_pulls_the_newest_version_and_is_ready_in_mid_step() -
     assert (pull.instance, pull.version) == ("a", "v7")
     records = driver.manager.books.instances.records
     assert records[A].state is InstanceState.JOINING
-    assert driver.brain.weights.pulling(A) == {"v7"}
+    assert driver.controller.weights.pulling(A) == {"v7"}
     (sent,) = dispatches(driver.happen(InstanceReady(1.0, A, "v7")))
     assert (sent.turn, sent.version) == ("t", "v7")
     assert records[A].state is InstanceState.READY

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from fleet_driver import FleetDriver, dispatches, none_of, only
 
-from slackwater.control.brain import BrainCommand
+from slackwater.control.fleet.messages import FleetCommand
 from slackwater.control.rollout.commands import (
     AbortOn,
     AppendTokens,
@@ -205,6 +205,6 @@ def test_prompt_scores_survive_a_move_and_are_not_asked_for_twice(driver: FleetD
     assert done.prompt_logprobs == [None, -1.0, -2.0]
 
 
-def only_dispatch(commands: Sequence[BrainCommand]) -> Dispatch:
+def only_dispatch(commands: Sequence[FleetCommand]) -> Dispatch:
     (sent,) = dispatches(commands)
     return sent

@@ -9,7 +9,7 @@ from fleet_driver import FleetDriver, dispatches, none_of, only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.control.brain import BrainCommand
+from slackwater.control.fleet.messages import FleetCommand
 from slackwater.control.rollout.commands import (
     EndSeeding,
     LimitInstances,
@@ -29,7 +29,7 @@ from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import InstanceId, JobId
 from slackwater.model.instance import InstanceKind
 from slackwater.policy.rollout.balanced_finish import BalancedFinish
-from slackwater.policy.rollout.forecast import Forecast, Remaining
+from slackwater.policy.rollout.forecast import Forecast, RemainingTurns
 from slackwater.policy.rollout.seeding import (
     AdaptiveWindow,
     SeedingState,
@@ -101,7 +101,7 @@ def view(left: list[float], **changed: Any) -> SeedingView:
         "turns": 2 * len(left),
         "turns_left": len(left),
         "ready_tokens": 0.0,
-        "remaining": Remaining(np.array(left), np.zeros(len(left))),
+        "remaining": RemainingTurns(np.array(left), np.zeros(len(left))),
         "forecast": forecast(),
     }
     return SeedingView(**(fields | changed))
@@ -109,7 +109,7 @@ def view(left: list[float], **changed: Any) -> SeedingView:
 
 def test_finish_times_are_those_of_a_batch_that_shrinks_as_its_turns_end() -> None:
     model = Forecast(StepTime(0.0, 0.001, 0.0), 10**9, 1.0)
-    turns = Remaining(np.array([10.0, 30.0]), np.zeros(2))
+    turns = RemainingTurns(np.array([10.0, 30.0]), np.zeros(2))
     ends_s, tokens = model.finish_times_s(turns, 1)
     assert ends_s == pytest.approx([10 * 0.002, 10 * 0.002 + 20 * 0.001])
     assert list(tokens) == [10.0, 30.0]
@@ -124,7 +124,7 @@ def test_finish_times_are_those_of_a_batch_that_shrinks_as_its_turns_end() -> No
 def test_a_step_ends_no_sooner_than_its_training_and_its_last_response(
     left: list[float], instances: int, ready: float
 ) -> None:
-    turns = Remaining(np.array(left), np.zeros(len(left)))
+    turns = RemainingTurns(np.array(left), np.zeros(len(left)))
     model = Forecast(StepTime(0.01, 1e-4, 0.0), 10**9, 1000.0)
     end_s = model.step_end_s(turns, instances, ready, 4.0)
     ends_s, tokens = model.finish_times_s(turns, instances)
@@ -177,7 +177,7 @@ def test_a_rule_that_remembers_nothing_begins_every_step_as_the_first() -> None:
     assert replace(after, most_remote=None) == forgets.start()
 
 
-def step(driver: FleetDriver, *, locals_: int = 1, turns: int = 2) -> list[BrainCommand]:
+def step(driver: FleetDriver, *, locals_: int = 1, turns: int = 2) -> list[FleetCommand]:
     """A step begins: local engines up, turns submitted."""
     commands = driver.happen(StepBegan(driver.now_s, JOB, 0, turns))
     for number in range(locals_):
@@ -288,6 +288,6 @@ def test_a_step_that_is_dropped_gives_its_engines_back_and_is_forgotten() -> Non
     assert JOB not in driver.manager.books.work
 
 
-def only_dispatch(commands: list[BrainCommand]) -> int:
+def only_dispatch(commands: list[FleetCommand]) -> int:
     (sent,) = dispatches(commands)
     return sent.attempt

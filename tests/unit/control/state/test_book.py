@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from slackwater.control.state import commands as do
 from slackwater.control.state import events as on
-from slackwater.control.state.book import StateBook
+from slackwater.control.state.residency_controller import ResidencyController
 from slackwater.model.residency import StateBudgets, Tier
 
 
@@ -17,9 +17,9 @@ class Node:
     """A body whose moves end when the test says so."""
 
     def __init__(self, device: int = 10, host: int = 30, disk: int = 100) -> None:
-        self.book = StateBook(StateBudgets(device, host, disk))
+        self.book = ResidencyController(StateBudgets(device, host, disk))
         self.now_s = 0.0
-        self.moves: list[do.Move] = []
+        self.moves: list[do.MoveTier] = []
         self.answers: dict[int, str | None] = {}
         self.said: list[do.StateCommand] = []
         self.tickets = 0
@@ -29,17 +29,26 @@ class Node:
         out = list(self.book.handle(make(self.now_s)))
         self.book.check_integrity()
         for command in out:
-            if isinstance(command, do.Move):
+            if isinstance(command, do.MoveTier):
                 self.moves.append(command)
-            elif isinstance(command, do.Answer):
+            elif isinstance(command, do.AnswerTicket):
                 self.answers[command.ticket] = command.refused
         self.said += out
         return out
 
     def register(
-        self, name: str, size: int = 10, *, warm: bool = True, holder: str = "w"
+        self,
+        name: str,
+        size: int = 10,
+        *,
+        warm: bool = True,
+        holder: str = "w",
+        borrows: tuple[tuple[str, int], ...] = (),
     ) -> do.StateCommand:
-        said = self.tell(lambda t: on.DeploymentRegistered(t, name, holder, size, size, warm))
+        whole = size + sum(each for _, each in borrows)
+        said = self.tell(
+            lambda t: on.DeploymentRegistered(t, name, holder, whole, size, warm, borrows)
+        )
         return said[0]
 
     def ask(self, name: str, tier: Tier = Tier.DEVICE, *, lease: bool = True) -> int:
@@ -167,7 +176,7 @@ def test_a_death_on_the_device_falls_back_to_the_last_image_and_without_one_is_a
     node.run("a")
     node.run("b")
     said = node.tell(lambda t: on.HolderGone(t, "w"))
-    assert do.FellBack("a") in said and do.Lost("b") in said
+    assert do.ReportFallback("a") in said and do.ReportStateLost("b") in said
     assert node.book.tier("a") is Tier.HOST and node.book.tier("b") is None
 
 
@@ -177,7 +186,7 @@ def test_a_death_in_the_middle_of_an_offload_does_not_pass_a_torn_image_for_a_st
     node.run("a")
     node.release("a")
     node.evict("a")
-    assert do.Lost("a") in node.tell(lambda t: on.HolderGone(t, "w"))
+    assert do.ReportStateLost("a") in node.tell(lambda t: on.HolderGone(t, "w"))
 
 
 def test_a_full_disk_is_said_to_whoever_waits_and_nothing_is_lost() -> None:
@@ -236,7 +245,7 @@ def test_from_disk_the_bytes_go_on_to_the_device_as_they_arrive() -> None:
     node = Node()
     a_state_on_disk(node)
     ticket = node.ask("a")
-    assert node.moves == [do.Move("a", Tier.HOST), do.Move("a", Tier.DEVICE, follows=True)]
+    assert node.moves == [do.MoveTier("a", Tier.HOST), do.MoveTier("a", Tier.DEVICE, follows=True)]
     assert node.book.used(Tier.DEVICE) == 10
     node.finish()
     assert node.answers[ticket] is None and node.book.tier("a") is Tier.DEVICE
@@ -249,9 +258,9 @@ def test_from_disk_the_device_is_cleared_while_the_disk_is_read() -> None:
     node.run("b")
     node.release("b")
     ticket = node.ask("a")
-    assert node.moves == [do.Move("a", Tier.HOST), do.Move("b", Tier.HOST)]
+    assert node.moves == [do.MoveTier("a", Tier.HOST), do.MoveTier("b", Tier.HOST)]
     node.tell(lambda t: on.MoveDone(t, node.moves.pop().deployment, Tier.HOST))
-    assert node.moves == [do.Move("a", Tier.HOST), do.Move("a", Tier.DEVICE, follows=True)]
+    assert node.moves == [do.MoveTier("a", Tier.HOST), do.MoveTier("a", Tier.DEVICE, follows=True)]
     node.finish()
     assert node.answers[ticket] is None
 
@@ -277,6 +286,95 @@ def test_a_disk_that_fails_leaves_the_state_there_and_the_device_free() -> None:
     assert node.book.used(Tier.DEVICE) == node.book.used(Tier.HOST) == 0
 
 
+def adapters(node: Node, own: int, base: int, names: str = "ab") -> None:
+    """Deployments over one frozen base."""
+    for name in names:
+        said = node.register(name, own, warm=False, borrows=(("frozen-1", base),))
+        assert isinstance(said, do.Admit), said
+        node.run(name)
+        node.release(name)
+
+
+def test_a_base_is_counted_once_and_outlives_whoever_brought_it() -> None:
+    node = Node(device=10, host=20)
+    adapters(node, 3, 7)
+    assert node.book.used(Tier.HOST) == 3 + 3 + 7
+    node.tell(lambda t: on.DeploymentForgotten(t, "a"))
+    assert node.book.used(Tier.HOST) == 3 + 7
+    node.run("b")
+    node.release("b")
+    said = node.tell(lambda t: on.DeploymentForgotten(t, "b"))
+    assert do.Drop("frozen-1") in said and node.book.used(Tier.HOST) == 0
+
+
+def test_adapters_take_turns_where_the_host_holds_the_base_and_one_of_them() -> None:
+    node = Node(device=10, host=10)
+    adapters(node, 3, 7)
+    for name in "abab":
+        node.run(name)
+        node.release(name)
+    assert node.book.tier("frozen-1") is Tier.HOST, "used by both, so it is the last to leave"
+
+
+def test_a_base_comes_back_from_disk_before_what_borrows_it_goes_on() -> None:
+    node = Node(device=10, host=10)
+    adapters(node, 3, 7, "a")
+    node.register("c", 10, warm=False)
+    node.run("c")
+    node.release("c")
+    assert node.book.tier("a") is node.book.tier("frozen-1") is Tier.DISK
+    ticket = node.ask("a")
+    node.finish()
+    assert node.answers[ticket] is None and node.book.tier("a") is Tier.DEVICE
+    assert node.book.tier("frozen-1") is Tier.HOST
+
+
+def test_a_base_stays_on_the_host_while_one_is_loaded_from_it() -> None:
+    node = Node(device=20, host=20)
+    adapters(node, 3, 7, "a")
+    node.register("b", 3, warm=False, borrows=(("frozen-1", 7),))
+    node.ask("b", Tier.HOST, lease=False)
+    node.finish()
+    node.ask("b")
+    assert do.MoveTier("b", Tier.DEVICE, blank=True) in node.moves
+    node.register("c", 10, warm=False)
+    node.ask("c")
+    assert not [move for move in node.moves if move.deployment == "frozen-1"]
+    node.finish()
+
+
+def test_an_adapter_that_never_fits_beside_its_base_is_refused_with_the_numbers() -> None:
+    node = Node(device=10, host=9)
+    refused = node.register("a", 3, warm=False, borrows=(("frozen-1", 7),))
+    assert isinstance(refused, do.Refuse)
+    assert "10 bytes of host memory" in refused.reason and "9 of 9" in refused.reason
+    assert node.book.tier("frozen-1") is None
+    node = Node(device=10, host=15, disk=0)
+    assert isinstance(node.register("a", 3, borrows=(("frozen-1", 7),)), do.Admit)
+    assert isinstance(node.register("b", 3, borrows=(("frozen-1", 7),)), do.Admit)
+    refused = node.register("c", 3, borrows=(("frozen-1", 7),))
+    assert isinstance(refused, do.Refuse)
+    assert "3 bytes of host memory" in refused.reason and "2 of 15" in refused.reason
+
+
+def test_a_base_that_cannot_be_read_is_said_to_whoever_waits_for_what_borrows_it() -> None:
+    node = Node(device=10, host=10)
+    adapters(node, 3, 7, "a")
+    node.evict("a", Tier.DISK)
+    node.finish()
+    node.register("c", 10, warm=False)
+    node.run("c")
+    node.release("c")
+    ticket = node.ask("a")
+    while ticket not in node.answers:
+        move = node.moves.pop(0)
+        if move == do.MoveTier("frozen-1", Tier.HOST):
+            node.tell(lambda t: on.MoveFailed(t, "frozen-1", Tier.HOST, "unreadable"))
+        else:
+            node.tell(lambda t, move=move: on.MoveDone(t, move.deployment, move.to))  # type: ignore[misc]
+    assert node.answers[ticket] == "unreadable"
+
+
 @given(st.integers(0, 2**32))
 def test_whatever_happens_budgets_hold_and_nobody_waits_for_ever(seed: int) -> None:
     storm(random.Random(seed), 120)
@@ -288,12 +386,15 @@ def test_long_storms_of_deaths_full_disks_and_hints(seed: int) -> None:
 
 
 class Storm:
-    """Random events; moves that end, fail or are cut by a death; then calm, in which every wait must end."""
+    """Random events; moves that end, fail or are cut by a death; then calm, in which every wait
+    must end.
+    """
 
     def __init__(self, draw: random.Random) -> None:
         self.draw = draw
         self.node = Node(draw.choice([10, 20, 35]), draw.choice([20, 40]), draw.choice([0, 20, 60]))
         self.names = "abcdef"
+        self.warm = draw.choice([0.0, 0.3, 1.0])
         self.leased: list[str] = []
         self.waiting: dict[int, str] = {}
         self.reading: list[str] = []
@@ -308,8 +409,24 @@ class Storm:
                 self.leased.append(granted)
 
     def register(self, name: str) -> None:
-        size, warm = self.draw.choice([3, 7, 10]), self.draw.random() < 0.5
-        self.node.register(name, size, warm=warm, holder=self.draw.choice("uvw"))
+        size, warm = self.draw.choice([3, 7, 10]), self.draw.random() < self.warm
+        self.node.register(
+            name, size, warm=warm, holder=self.draw.choice("uvw"), borrows=self.borrowed(name)
+        )
+
+    def borrowed(self, name: str) -> tuple[tuple[str, int], ...]:
+        """One of two bases, both, or (a replica) what another deployment has."""
+        bases, others = (("frozen-1", 4), ("frozen-2", 9)), [n for n in self.names if n != name]
+        known = [n for n in others if self.node.book.tier(n) is not None]
+        match self.draw.randrange(6):
+            case 0:
+                return ()
+            case 1 if known:
+                return ((self.draw.choice(known), 0),)
+            case 2:
+                return bases
+            case kind:
+                return (bases[kind % 2],)
 
     def ask(self, name: str) -> None:
         tier = self.draw.choice([Tier.DEVICE, Tier.HOST])

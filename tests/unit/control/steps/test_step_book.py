@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from slackwater.control.jobs.events import JobEnded
+from slackwater.control.operations.events import TrainerLost
 from slackwater.control.rollout.events import (
     StepBegan,
     StepDropped,
@@ -12,9 +14,10 @@ from slackwater.control.rollout.events import (
     TrainerWaits,
     TrainerWanted,
 )
+from slackwater.control.rollout.facts import InstanceReleased, TurnClosed, TurnOpened
 from slackwater.control.steps import commands as do
 from slackwater.control.steps import events as on
-from slackwater.control.steps.book import STEP, StepBook
+from slackwater.control.steps.tracker import STEP, StepTracker
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import InstanceId, JobId, WorkerId
 from slackwater.model.instance import InstanceKind, InstanceSpec
@@ -30,7 +33,7 @@ def engine(name: str, base_model: str = BASE) -> InstanceSpec:
 
 class Stage:
     def __init__(self) -> None:
-        self.book = StepBook()
+        self.book = StepTracker()
         self.now_s = 0.0
 
     def tell(self, kind: type, *fields: Any, **named: Any) -> list[do.StepCommand]:
@@ -44,9 +47,9 @@ class Stage:
 
 def test_without_local_engines_trainers_get_the_devices_at_once_and_no_step_is_told_of() -> None:
     stage = Stage()
-    assert stage.tell(on.LiveTurnsChanged, JOB, BASE, True) == []
+    assert stage.tell(TurnOpened, JOB, BASE) == []
     stage.tell(on.DevicesWanted, TRAINER)
-    assert stage.tell(on.DevicesAsked, TRAINER, JOB) == [do.GrantDevices(TRAINER)]
+    assert stage.tell(on.DevicesAsked, TRAINER, JOB) == [on.DevicesGranted(0.0, TRAINER, JOB)]
     assert stage.tell(on.DevicesReturned, TRAINER, 1.0, True) == []
 
 
@@ -54,31 +57,31 @@ def test_a_step_begins_with_the_first_turn_and_its_local_engines_are_started() -
     stage = Stage()
     stage.tell(on.LocalEngineUp, engine("a"))
     stage.tell(on.StepExpected, JOB, 8)
-    commands = stage.tell(on.LiveTurnsChanged, JOB, BASE, True)
+    commands = stage.tell(TurnOpened, JOB, BASE)
     assert commands == [StepBegan(0.0, JOB, 1, 8), do.StartEngine(engine("a"), False)]
 
 
 def test_a_trainer_waits_for_seeding_to_end_and_says_that_it_does() -> None:
     stage = Stage()
     stage.tell(on.LocalEngineUp, engine("a"))
-    stage.tell(on.LiveTurnsChanged, JOB, BASE, True)
+    stage.tell(TurnOpened, JOB, BASE)
     stage.tell(on.DevicesWanted, TRAINER)
     assert stage.tell(on.DevicesAsked, TRAINER, JOB) == [TrainerWanted(0.0, JOB)]
-    stage.tell(on.EngineRested, InstanceId("a"))
+    stage.tell(InstanceReleased, InstanceId("a"))
     commands = stage.tell(on.SeedingChanged, JOB, False)
-    assert do.GrantDevices(TRAINER) in commands
+    assert on.DevicesGranted(0.0, TRAINER, JOB) in commands
 
 
 def test_a_step_ends_with_an_optim_step_and_says_where_its_time_went() -> None:
     stage = Stage()
     stage.tell(on.LocalEngineUp, engine("a"))
-    stage.tell(on.LiveTurnsChanged, JOB, BASE, True)
-    stage.tell(on.EngineRested, InstanceId("a"))
+    stage.tell(TurnOpened, JOB, BASE)
+    stage.tell(InstanceReleased, InstanceId("a"))
     stage.tell(on.SeedingChanged, JOB, False)
     stage.now_s = 1.0
     assert stage.kinds(TimerFired, STEP + JOB) == ["SetTimer", "TrainerWaits"]
     stage.now_s = 4.0
-    stage.tell(on.LiveTurnsChanged, JOB, BASE, False, 40)
+    stage.tell(TurnClosed, JOB, BASE, tokens=40)
     stage.tell(on.DevicesWanted, TRAINER)
     stage.tell(on.DevicesAsked, TRAINER, JOB)
     stage.now_s = 10.0
@@ -89,7 +92,7 @@ def test_a_step_ends_with_an_optim_step_and_says_where_its_time_went() -> None:
 def test_an_engine_that_is_let_go_while_it_starts_does_not_work() -> None:
     stage = Stage()
     stage.tell(on.LocalEngineUp, engine("a"))
-    stage.tell(on.LiveTurnsChanged, JOB, BASE, True)
+    stage.tell(TurnOpened, JOB, BASE)
     assert stage.book.works(InstanceId("a"))
     stage.tell(on.SeedingChanged, JOB, False)
     assert not stage.book.works(InstanceId("a"))
@@ -98,8 +101,8 @@ def test_an_engine_that_is_let_go_while_it_starts_does_not_work() -> None:
 def test_an_engine_that_the_manager_gave_up_while_its_step_seeds_is_started_again() -> None:
     stage = Stage()
     stage.tell(on.LocalEngineUp, engine("a"))
-    stage.tell(on.LiveTurnsChanged, JOB, BASE, True)
-    assert stage.kinds(on.EngineRested, InstanceId("a")) == ["SetTimer"]
+    stage.tell(TurnOpened, JOB, BASE)
+    assert stage.kinds(InstanceReleased, InstanceId("a")) == ["SetTimer"]
     assert stage.tell(TimerFired, STEP + JOB) == [do.StartEngine(engine("a"), True)]
 
 
@@ -108,7 +111,7 @@ def test_a_lost_trainer_neither_waits_nor_holds() -> None:
     stage.tell(on.DevicesWanted, TRAINER)
     stage.tell(on.DevicesAsked, TRAINER, JOB)
     assert stage.book.holders() == {TRAINER: JOB}
-    stage.tell(on.TrainerGone, TRAINER)
+    stage.tell(TrainerLost, TRAINER, "killed")
     assert stage.book.holders() == {}
 
 
@@ -116,8 +119,8 @@ def two_jobs_seed() -> Stage:
     """Two jobs of one base model, each with a turn on the one local engine."""
     stage = Stage()
     stage.tell(on.LocalEngineUp, engine("a"))
-    stage.tell(on.LiveTurnsChanged, JOB, BASE, True)
-    commands = stage.tell(on.LiveTurnsChanged, OTHER, BASE, True)
+    stage.tell(TurnOpened, JOB, BASE)
+    commands = stage.tell(TurnOpened, OTHER, BASE)
     assert commands == [StepBegan(0.0, OTHER, 1, 1)]  # the engine works already
     return stage
 
@@ -127,9 +130,9 @@ def test_an_engine_works_until_the_last_job_that_seeds_on_it_is_done() -> None:
     stage.tell(on.DevicesWanted, TRAINER)
     asked = stage.tell(on.DevicesAsked, TRAINER, JOB)
     assert asked == [TrainerWanted(0.0, JOB), TrainerWanted(0.0, OTHER)]
-    assert do.GrantDevices(TRAINER) not in stage.tell(on.SeedingChanged, JOB, False)
+    assert on.DevicesGranted(0.0, TRAINER, JOB) not in stage.tell(on.SeedingChanged, JOB, False)
     assert stage.book.works(InstanceId("a"))
-    assert do.GrantDevices(TRAINER) in stage.tell(on.SeedingChanged, OTHER, False)
+    assert on.DevicesGranted(0.0, TRAINER, JOB) in stage.tell(on.SeedingChanged, OTHER, False)
     assert not stage.book.works(InstanceId("a"))
 
 
@@ -137,7 +140,7 @@ def test_one_jobs_optim_step_does_not_end_another_jobs_step_of_the_same_base_mod
     stage = two_jobs_seed()
     for job in (JOB, OTHER):
         stage.tell(on.SeedingChanged, job, False)
-        stage.tell(on.LiveTurnsChanged, job, BASE, False, 40)
+        stage.tell(TurnClosed, job, BASE, tokens=40)
     stage.tell(on.DevicesAsked, TRAINER, JOB)
     commands = stage.tell(on.DevicesReturned, TRAINER, 6.0, True)
     assert [type(c) for c in commands] == [StepEnded]
@@ -160,9 +163,9 @@ def test_a_job_that_never_trains_begins_a_step_with_each_burst_of_turns() -> Non
     stage = Stage()
     stage.tell(on.LocalEngineUp, engine("a"))
     for number in (1, 2):
-        commands = stage.tell(on.LiveTurnsChanged, JOB, BASE, True)
+        commands = stage.tell(TurnOpened, JOB, BASE)
         assert StepBegan(0.0, JOB, number, 1) in commands
-        stage.tell(on.LiveTurnsChanged, JOB, BASE, False, 5)
+        stage.tell(TurnClosed, JOB, BASE, tokens=5)
         stage.tell(on.SeedingChanged, JOB, False)
 
 
@@ -170,27 +173,25 @@ def test_a_job_with_turns_of_two_base_models_gets_the_engines_of_both() -> None:
     stage = Stage()
     stage.tell(on.LocalEngineUp, engine("a"))
     stage.tell(on.LocalEngineUp, engine("b", "teacher"))
-    stage.tell(on.LiveTurnsChanged, JOB, BASE, True)
+    stage.tell(TurnOpened, JOB, BASE)
     assert not stage.book.works(InstanceId("b"))
-    assert stage.tell(on.LiveTurnsChanged, JOB, "teacher", True) == [
-        do.StartEngine(engine("b", "teacher"), True)
-    ]
+    assert stage.tell(TurnOpened, JOB, "teacher") == [do.StartEngine(engine("b", "teacher"), True)]
 
 
 def test_a_job_that_is_over_holds_no_engine_and_is_forgotten_with_its_last_turn() -> None:
     stage = Stage()
     stage.tell(on.LocalEngineUp, engine("a"))
-    stage.tell(on.LiveTurnsChanged, JOB, BASE, True)
-    assert stage.tell(on.StepsOver, JOB) == []
-    assert stage.tell(on.LiveTurnsChanged, JOB, BASE, False, 5) == [StepDropped(0.0, JOB)]
+    stage.tell(TurnOpened, JOB, BASE)
+    assert stage.tell(JobEnded, JOB, "stopped") == []
+    assert stage.tell(TurnClosed, JOB, BASE, tokens=5) == [StepDropped(0.0, JOB)]
     stage.tell(on.SeedingChanged, JOB, False)
     assert stage.book.jobs() == []
 
 
 def test_jobs_without_local_engines_leave_nothing_behind() -> None:
     stage = Stage()
-    stage.tell(on.LiveTurnsChanged, JOB, BASE, True)
-    stage.tell(on.LiveTurnsChanged, JOB, BASE, False, 5)
+    stage.tell(TurnOpened, JOB, BASE)
+    stage.tell(TurnClosed, JOB, BASE, tokens=5)
     assert stage.book.jobs() == []
 
 
@@ -201,7 +202,9 @@ BASE_OF = {JobId("p"): "x", JobId("q"): "x", JobId("r"): "y"}
 def test_whatever_happens_local_engines_and_trainers_never_work_at_once(  # noqa: C901 -- one step of many kinds
     seed: int,
 ) -> None:
-    """The integrity check after every event is the assertion; at the end everybody who asked has had the devices."""
+    """The integrity check after every event is the assertion; at the end everybody who asked has
+    had the devices.
+    """
     rng, stage = random.Random(seed), Stage()
     live = dict.fromkeys(BASE_OF, 0)
     seeding: set[JobId] = set()
@@ -214,7 +217,7 @@ def test_whatever_happens_local_engines_and_trainers_never_work_at_once(  # noqa
             match command:
                 case StepBegan(_, job):
                     seeding.add(job)
-                case do.GrantDevices(trainer):
+                case on.DevicesGranted(_, trainer):
                     del asked[trainer]
                     busy.add(trainer)
                 case TrainerWaits(_, job) if rng.random() < 0.3 and not busy:
@@ -232,10 +235,10 @@ def test_whatever_happens_local_engines_and_trainers_never_work_at_once(  # noqa
         match rng.choice(("open", "open", "close", "ask", "return", "end", "lose", "timer")):
             case "open":
                 live[job] += 1
-                tell(on.LiveTurnsChanged, job, BASE_OF[job], True)
+                tell(TurnOpened, job, BASE_OF[job])
             case "close" if live[job]:
                 live[job] -= 1
-                tell(on.LiveTurnsChanged, job, BASE_OF[job], False, 5)
+                tell(TurnClosed, job, BASE_OF[job], tokens=5)
             case "ask":
                 trainers += 1
                 name = WorkerId(f"t{trainers}")
@@ -253,12 +256,12 @@ def test_whatever_happens_local_engines_and_trainers_never_work_at_once(  # noqa
                 for spec in list(stage.book._engines.values()):
                     mine = spec.base_model == BASE_OF[job] and spec.base_model not in bases
                     if mine and stage.book.works(spec.instance):
-                        tell(on.EngineRested, spec.instance)
+                        tell(InstanceReleased, spec.instance)
                 tell(on.SeedingChanged, job, False)
             case "lose" if asked:
                 name = rng.choice(sorted(asked))
                 del asked[name]
-                tell(on.TrainerGone, name)
+                tell(TrainerLost, name, "killed")
             case "timer":
                 tell(TimerFired, STEP + job)
             case _:

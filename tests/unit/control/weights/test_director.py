@@ -5,6 +5,13 @@ from typing import Any
 
 import pytest
 
+from slackwater.control.rollout.events import (
+    InstanceFaulted,
+    InstanceJoined,
+    VersionOffered,
+    VersionRecalled,
+)
+from slackwater.control.rollout.facts import InstanceReleased
 from slackwater.control.weights import commands as do
 from slackwater.control.weights import events as on
 from slackwater.control.weights.director import WeightDirector
@@ -30,14 +37,14 @@ class Stage:
         self.director.check_integrity()
         for command in list(commands):
             match command:
-                case do.RecallVersion(instance, version) if (instance, version) not in self.busy:
+                case VersionRecalled(_, instance, version) if (instance, version) not in self.busy:
                     commands += self.tell(on.VersionFreed(0.0, instance, version))
                 case _:
                     pass
         return commands
 
     def join(self, name: str, **fields: Any) -> list[do.WeightCommand]:
-        return self.tell(on.HolderJoined(0.0, spec(name, **fields)))
+        return self.tell(InstanceJoined(0.0, spec(name, **fields)))
 
     def publish(
         self, version: str, job: JobId | None = JOB, **fields: Any
@@ -142,7 +149,7 @@ def test_a_version_in_use_is_recalled_and_dropped_only_when_it_is_free() -> None
     stage.need("v1", 0)
     stage.publish("v2")
     commands = stage.ready("a", "v2")
-    assert drops(commands) == [] and do.RecallVersion(InstanceId("a"), "v1") in commands
+    assert drops(commands) == [] and VersionRecalled(0.0, InstanceId("a"), "v1") in commands
     freed = stage.tell(on.VersionFreed(0.0, InstanceId("a"), "v1"))
     assert drops(freed) == [("a", "v1")]
 
@@ -157,7 +164,7 @@ def test_a_recalled_version_that_is_needed_again_before_it_is_free_is_offered_ag
     stage.need("v1", 0)
     stage.publish("v2")
     stage.ready("a", "v2")
-    assert do.OfferVersion(InstanceId("a"), "v1") in stage.need("v1", 1)
+    assert VersionOffered(0.0, InstanceId("a"), "v1") in stage.need("v1", 1)
 
 
 def test_a_retired_version_is_deleted_when_no_turn_asks_and_no_instance_holds_it() -> None:
@@ -188,7 +195,7 @@ def test_a_resting_engine_forgets_what_it_pulled_but_not_its_base() -> None:
     stage.ready("a", "base")
     stage.publish("v1")
     stage.need("v1", 1)
-    commands = stage.tell(on.HolderLeft(0.0, InstanceId("a"), rests=True))
+    commands = stage.tell(InstanceReleased(0.0, InstanceId("a"), rests=True))
     assert drops(commands) == [("a", "v1")]
 
 
@@ -196,7 +203,7 @@ def test_a_version_that_nobody_asked_for_is_blamed_on_who_brings_it() -> None:
     stage = Stage()
     stage.join("a")
     (blame,) = stage.ready("a", "v9")
-    assert isinstance(blame, do.BlameInstance) and "v9" in blame.what
+    assert isinstance(blame, InstanceFaulted) and "v9" in blame.what
 
 
 class Fleet:
@@ -232,12 +239,12 @@ class Fleet:
                 assert (instance, version) not in self.usable, "drops what is offered"
                 self.holds[instance].discard(version)
                 self.pulling.discard((instance, version))
-            case do.OfferVersion(instance, version):
+            case VersionOffered(_, instance, version):
                 assert version in self.holds[instance], "offers what is not there"
                 self.recalled.discard((instance, version))
                 self.usable.add((instance, version))
                 self.offers.add(version)
-            case do.RecallVersion(instance, version):
+            case VersionRecalled(_, instance, version):
                 self.usable.remove((instance, version))
                 self.recalled.add((instance, version))
             case do.DeleteVersion(version):
@@ -245,7 +252,7 @@ class Fleet:
                 assert not any(version in held for held in self.holds.values())
                 assert not any(version == name for _, name in self.pulling)
                 self.deleted.add(version)
-            case do.BlameInstance():
+            case InstanceFaulted():
                 pass
 
     def step(self) -> None:
@@ -255,7 +262,7 @@ class Fleet:
                 self.joined += 1
                 self.holds[f"i{self.joined}"] = set()
                 limits = {"max_versions": self.rng.randint(1, 3), "max_adapters": 2}
-                self.tell(on.HolderJoined(0.0, spec(f"i{self.joined}", **limits)))
+                self.tell(InstanceJoined(0.0, spec(f"i{self.joined}", **limits)))
             case "join" if self.rng.random() < 0.2:
                 self._lose(self.rng.choice(names))
             case "publish":
@@ -308,7 +315,7 @@ class Fleet:
         for pairs in (self.pulling, self.usable, self.recalled):
             pairs -= {pair for pair in pairs if pair[0] == instance}
         self.running = {pair: n for pair, n in self.running.items() if pair[0] != instance}
-        self.tell(on.HolderLeft(0.0, InstanceId(instance)))
+        self.tell(InstanceReleased(0.0, InstanceId(instance)))
 
     def _free(self) -> None:
         for instance, version in sorted(self.recalled):

@@ -1,4 +1,6 @@
-"""By what way and from whom versions come: the weight director with relays, in a small made-up fleet."""
+"""By what way and from whom versions come: the weight director with relays, in a small made-up
+fleet.
+"""
 
 import random
 from collections import deque
@@ -6,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from slackwater.control.rollout.events import InstanceJoined, VersionRecalled
+from slackwater.control.rollout.facts import InstanceReleased
 from slackwater.control.weights import commands as do
 from slackwater.control.weights import events as on
 from slackwater.control.weights.director import WeightDirector
-from slackwater.model.cargo import Cargo
 from slackwater.model.ids import InstanceId, JobId, NodeId
 from slackwater.model.instance import InstanceKind, InstanceSpec
+from slackwater.model.payload import Payload
 
 JOB = JobId("job")
 WHOLE, DELTA = 1_000_000, 10_000
@@ -22,12 +26,12 @@ class Fleet:
 
     def __init__(self) -> None:
         self.director = WeightDirector()
-        self.have: dict[str, set[Cargo]] = {}
-        self.bringing: dict[tuple[str, Cargo], str] = {}
+        self.have: dict[str, set[Payload]] = {}
+        self.bringing: dict[tuple[str, Payload], str] = {}
         self.copies: dict[str, list[str]] = {}
         self.node_of: dict[str, str] = {}
         self.pulling: dict[tuple[str, str], do.PullWeights] = {}
-        self.crossings: list[Cargo] = []
+        self.crossings: list[Payload] = []
         self.sites: dict[str, str] = {}
         self.from_store = 0
 
@@ -35,20 +39,20 @@ class Fleet:
         commands = deque(self.director.handle(event))
         while commands:
             match command := commands.popleft():
-                case do.BringCargo(node, version, base, source):
-                    cargo = Cargo(version, base)
-                    assert node != source and cargo not in self.have[node]
-                    on_its_way = (source, cargo) in self.bringing
-                    assert cargo in self.have[source] or on_its_way, "nothing is there to take"
-                    self.bringing[node, cargo] = source
+                case do.FetchPayload(node, version, base, source):
+                    payload = Payload(version, base)
+                    assert node != source and payload not in self.have[node]
+                    on_its_way = (source, payload) in self.bringing
+                    assert payload in self.have[source] or on_its_way, "nothing is there to take"
+                    self.bringing[node, payload] = source
                     if self.sites[node] != self.sites[source]:
-                        self.crossings.append(cargo)
-                case do.DropCargo(node, version, base):
-                    self.have[node].discard(Cargo(version, base))
-                    self.bringing.pop((node, Cargo(version, base)), None)
+                        self.crossings.append(payload)
+                case do.DropPayload(node, version, base):
+                    self.have[node].discard(Payload(version, base))
+                    self.bringing.pop((node, Payload(version, base)), None)
                 case do.PullWeights(instance, version):
                     self.pulling[instance, version] = command
-                case do.RecallVersion(instance, version):
+                case VersionRecalled(_, instance, version):
                     commands += self.director.handle(on.VersionFreed(0.0, instance, version))
                 case _:
                     pass
@@ -65,25 +69,27 @@ class Fleet:
         where = InstanceSpec(
             *(InstanceId(name), InstanceKind.DEDICATED, 4, 1000, 4000), node=NodeId(node), **fields
         )
-        self.tell(on.HolderJoined(0.0, where))
+        self.tell(InstanceJoined(0.0, where))
 
     def publish(self, number: int, *, delta: bool = True, sampled: bool = True) -> None:
         version, base = f"v{number}", f"v{number - 1}"
         sizes = {"": WHOLE} | ({base: DELTA} if delta and number > 1 else {})
-        self.have["t"] |= {Cargo(version, each) for each in sizes}
-        self.tell(on.CargoesStocked(0.0, NodeId("t"), version, tuple(sizes.items())))
+        self.have["t"] |= {Payload(version, each) for each in sizes}
+        self.tell(on.PayloadsStocked(0.0, NodeId("t"), version, tuple(sizes.items())))
         self.tell(on.WeightsPublished(0.0, JOB, version, line="model", sampled=sampled))
 
-    def arrive(self, node: str, cargo: Cargo) -> None:
+    def arrive(self, node: str, payload: Payload) -> None:
         """What a node brings is all there; its source must have had it, or be getting it."""
-        source = self.bringing[node, cargo]
-        assert cargo in self.have[source] or (source, cargo) in self.bringing
-        del self.bringing[node, cargo]
-        self.have[node].add(cargo)
-        self.tell(on.CargoArrived(0.0, NodeId(node), cargo.version, cargo.base))
+        source = self.bringing[node, payload]
+        assert payload in self.have[source] or (source, payload) in self.bringing
+        del self.bringing[node, payload]
+        self.have[node].add(payload)
+        self.tell(on.PayloadArrived(0.0, NodeId(node), payload.version, payload.base))
 
     def flow(self) -> None:
-        """Everything under way arrives, whoever has all of it first; who takes from one that gave it up breaks off."""
+        """Everything under way arrives, whoever has all of it first; who takes from one that gave
+        it up breaks off.
+        """
         while self.bringing:
             ripe = [key for key, source in self.bringing.items() if key[1] in self.have[source]]
             if ripe:
@@ -91,21 +97,23 @@ class Fleet:
             else:
                 self.break_off(*next(iter(self.bringing)))
 
-    def break_off(self, node: str, cargo: Cargo) -> None:
-        source = NodeId(self.bringing.pop((node, cargo)))
-        self.tell(on.CargoBroke(0.0, NodeId(node), cargo.version, cargo.base, source, "cut"))
+    def break_off(self, node: str, payload: Payload) -> None:
+        source = NodeId(self.bringing.pop((node, payload)))
+        self.tell(on.PayloadFailed(0.0, NodeId(node), payload.version, payload.base, source, "cut"))
 
     def finish(self, instance: str, version: str) -> None:
-        """An engine follows the way that it was told; where it cannot it takes the version from the store."""
+        """An engine follows the way that it was told; where it cannot it takes the version from the
+        store.
+        """
         command = self.pulling.pop((instance, version))
         here, copies = self.have[self.node_of[instance]], self.copies[instance]
         base = command.way[0].base if command.way else ""
-        usable = bool(command.way) and all(cargo in here for cargo in command.way)
+        usable = bool(command.way) and all(payload in here for payload in command.way)
         usable = usable and (not base or base in copies)
         if usable:
-            links = [*command.way[1:], Cargo("", version)]
+            links = [*command.way[1:], Payload("", version)]
             steps = zip(command.way, links, strict=True)
-            assert all(cargo.version == following.base for cargo, following in steps)
+            assert all(payload.version == following.base for payload, following in steps)
         else:
             self.from_store += 1
         if base in copies:
@@ -138,11 +146,11 @@ def fleet() -> Fleet:
 def test_a_newcomer_takes_the_whole_and_a_holder_the_delta(fleet: Fleet) -> None:
     fleet.publish(1)
     fleet.need("v1", 100)
-    assert {each.way for each in fleet.pulling.values()} == {(Cargo("v1"),)}
+    assert {each.way for each in fleet.pulling.values()} == {(Payload("v1"),)}
     fleet.flow()
     fleet.finish_all()
     fleet.publish(2)
-    assert {each.way for each in fleet.pulling.values()} == {(Cargo("v2", "v1"),)}
+    assert {each.way for each in fleet.pulling.values()} == {(Payload("v2", "v1"),)}
     fleet.flow()
     fleet.finish_all()
     assert fleet.from_store == 0 and set(map(tuple, fleet.copies.values())) == {("v2",)}
@@ -152,8 +160,8 @@ def test_one_copy_crosses_into_each_site_and_neighbours_pass_it_on(fleet: Fleet)
     fleet.publish(1)
     fleet.need("v1", 100)
     fleet.flow()
-    assert fleet.crossings == [Cargo("v1"), Cargo("v1")]
-    assert all(Cargo("v1") in have for have in fleet.have.values())
+    assert fleet.crossings == [Payload("v1"), Payload("v1")]
+    assert all(Payload("v1") in have for have in fleet.have.values())
 
 
 def test_a_holder_two_versions_behind_follows_the_chain(fleet: Fleet) -> None:
@@ -164,7 +172,9 @@ def test_a_holder_two_versions_behind_follows_the_chain(fleet: Fleet) -> None:
     fleet.publish(2, sampled=False)
     fleet.publish(3, sampled=False)
     fleet.need("v3", 100)
-    assert {each.way for each in fleet.pulling.values()} == {(Cargo("v2", "v1"), Cargo("v3", "v2"))}
+    assert {each.way for each in fleet.pulling.values()} == {
+        (Payload("v2", "v1"), Payload("v3", "v2"))
+    }
     fleet.flow()
     fleet.finish_all()
     assert fleet.from_store == 0
@@ -175,10 +185,10 @@ def test_a_delta_that_is_no_smaller_than_the_whole_is_left(fleet: Fleet) -> None
     fleet.need("v1", 100)
     fleet.flow()
     fleet.finish_all()
-    fleet.have["t"] |= {Cargo("v2"), Cargo("v2", "v1")}
-    fleet.tell(on.CargoesStocked(0.0, NodeId("t"), "v2", (("", WHOLE), ("v1", WHOLE))))
+    fleet.have["t"] |= {Payload("v2"), Payload("v2", "v1")}
+    fleet.tell(on.PayloadsStocked(0.0, NodeId("t"), "v2", (("", WHOLE), ("v1", WHOLE))))
     fleet.tell(on.WeightsPublished(0.0, JOB, "v2", line="model"))
-    assert {each.way for each in fleet.pulling.values()} == {(Cargo("v2"),)}
+    assert {each.way for each in fleet.pulling.values()} == {(Payload("v2"),)}
 
 
 def test_what_no_instance_needs_any_more_is_dropped_everywhere(fleet: Fleet) -> None:
@@ -189,7 +199,7 @@ def test_what_no_instance_needs_any_more_is_dropped_everywhere(fleet: Fleet) -> 
         fleet.finish_all()
         fleet.need(f"v{number}", 0)
     held = set().union(*fleet.have.values())
-    assert {cargo.version for cargo in held} == {"v5"}
+    assert {payload.version for payload in held} == {"v5"}
 
 
 def test_who_took_from_a_relay_that_is_lost_is_sent_elsewhere(fleet: Fleet) -> None:
@@ -199,9 +209,9 @@ def test_who_took_from_a_relay_that_is_lost_is_sent_elsewhere(fleet: Fleet) -> N
     fed = [node for (node, _), source in fleet.bringing.items() if source == first]
     assert fed
     fleet.have[first].clear()
-    del fleet.bringing[first, Cargo("v1")]
+    del fleet.bringing[first, Payload("v1")]
     fleet.tell(on.RelayLeft(0.0, NodeId(first)))
-    assert all(fleet.bringing[node, Cargo("v1")] != first for node in fed)
+    assert all(fleet.bringing[node, Payload("v1")] != first for node in fed)
     fleet.flow()
 
 
@@ -213,7 +223,9 @@ def test_a_node_without_a_relay_pulls_from_the_store(fleet: Fleet) -> None:
 
 
 class Storm(Fleet):
-    """Publishes, joins, losses and broken sources at random; what is told must always be possible."""
+    """Publishes, joins, losses and broken sources at random; what is told must always be
+    possible.
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -250,7 +262,7 @@ class Storm(Fleet):
         self.bringing = {key: source for key, source in self.bringing.items() if key[0] != node}
         self.have[node] = set()
         self.tell(on.RelayLeft(0.0, NodeId(node)))
-        self.tell(on.HolderLeft(0.0, InstanceId(engine)))
+        self.tell(InstanceReleased(0.0, InstanceId(engine)))
 
     def finish_one(self) -> None:
         if self.pulling:

@@ -1,4 +1,6 @@
-"""Two unlike models on one device: the service's answers and the rollout's tokens are what they would be alone."""
+"""Two unlike models on one device: the service's answers and the rollout's tokens are what they
+would be alone.
+"""
 
 from dataclasses import replace
 
@@ -90,7 +92,9 @@ def collect(found: Tokens, output: StepOutput | None) -> None:
 
 
 class Device:
-    """An executor on a pool of so many pages, with rollouts that come back when they are given back."""
+    """An executor on a pool of so many pages, with rollouts that come back when they are given
+    back.
+    """
 
     def __init__(self, pages: int, mode: str = "ours") -> None:
         self.pool = HostPagePool(pages * PAGE, PAGE)
@@ -267,7 +271,9 @@ def test_a_model_whose_steps_cannot_be_measured_is_refused_and_leaves_nothing() 
 
 
 def test_a_rollout_that_never_stops_growing_is_held_to_its_budget_and_the_service_answers() -> None:
-    """Its turns have no end; after each cut the youngest goes, and what is left waits for memory."""
+    """Its turns have no end; after each cut the youngest goes, and what is left waits for
+    memory.
+    """
     device = Device(90)
     device.lend()
     endless = Sampling(max_tokens=240, ignore_eos=True)
@@ -312,7 +318,9 @@ def test_a_pool_that_runs_dry_gives_the_service_the_rollouts_pages_down_to_the_l
 
 
 def test_a_promise_that_is_broken_takes_every_page_and_gives_them_back_when_it_is_kept() -> None:
-    """The service is sent more than it can answer in time; the clock of the test is what makes it late."""
+    """The service is sent more than it can answer in time; the clock of the test is what makes it
+    late.
+    """
     device = Device(400)
     device.lend()
     for request in requests(ROLLOUT, 6, 2):

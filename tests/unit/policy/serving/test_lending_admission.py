@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from slackwater.model.errors import ConfigError
 from slackwater.model.serving import ServingSlo
-from slackwater.policy.serving.admission import Foresight, Grant, SlackGate, rollout_step_s
+from slackwater.policy.serving.admission import Foresight, RolloutGrant, SlackGate, rollout_step_s
 from slackwater.policy.serving.arbiter import Arbiter, Turn
-from slackwater.policy.serving.coming_work import ComingWork
+from slackwater.policy.serving.coming_work import WorkForecast
 from slackwater.policy.serving.modes import MODES, mode_of
 from slackwater.policy.serving.slack import (
     DeviceState,
@@ -22,8 +22,8 @@ from slackwater.policy.serving.slack import (
 )
 from slackwater.policy.serving.step_cost import (
     Correction,
-    Curve,
     StepCost,
+    StepCostCurve,
     StepWork,
     fit_step_cost,
     step_work,
@@ -135,7 +135,7 @@ def test_the_service_goes_on_whatever_the_mode(
     for _ in range(40):
         step = arbiter.next_step(now_s, serving, rollout)
         steps.append(step)
-        now_s += step.step_s if isinstance(step, Grant) else 0.0
+        now_s += step.step_s if isinstance(step, RolloutGrant) else 0.0
         if step is Turn.SERVE:
             break
     assert (Turn.SERVE in steps) == serving.busy
@@ -171,7 +171,10 @@ def test_the_chunk_is_the_largest_that_fits(
 
 def test_costs_are_found_again_from_measured_steps() -> None:
     true = StepCost(
-        Curve((8, 64, 512), (0.009, 0.012, 0.03)), Curve((1, 32), (0.005, 0.006)), 1e-8, 1e-9
+        StepCostCurve((8, 64, 512), (0.009, 0.012, 0.03)),
+        StepCostCurve((1, 32), (0.005, 0.006)),
+        1e-8,
+        1e-9,
     )
     prompts = [step_work(0, 0, rows) for rows in true.prompt.rows]
     prompts += [step_work(0, 0, 512, 90_000)]
@@ -202,14 +205,14 @@ def test_a_rollout_that_once_took_very_long_is_tried_again_when_the_service_is_i
     waiting = RolloutState(prompt_tokens=3000)
     steps = [arbiter.next_step(10.0, ServingState(), waiting) for _ in range(500)]
     assert steps[0] is Turn.REST
-    assert isinstance(steps[-1], Grant)
+    assert isinstance(steps[-1], RolloutGrant)
 
 
 @given(st.lists(st.tuples(st.floats(0, 0.3), st.floats(0.001, 0.2)), min_size=1, max_size=200))
 def test_the_coming_work_is_a_quantile_of_what_came_within_the_window(
     gaps: list[tuple[float, float]],
 ) -> None:
-    coming, now_s = ComingWork(0.5, 0.9, kept=50), 0.0
+    coming, now_s = WorkForecast(0.5, 0.9, kept=50), 0.0
     came: list[tuple[float, float]] = []
     sums: list[float] = []
     for gap_s, work_s in gaps:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from slackwater.model.errors import ConfigError
 from slackwater.model.serving import ServingSlo
-from slackwater.policy.serving.admission import Grant
+from slackwater.policy.serving.admission import RolloutGrant
 from slackwater.policy.serving.arbiter import Arbiter, Turn
 from slackwater.policy.serving.modes import MODES, mode_of
 from slackwater.policy.serving.overload import Overload, OverloadRule
@@ -80,7 +80,7 @@ def test_a_service_that_breaks_its_promise_lends_neither_time_nor_memory(
             assert step is Turn.SERVE
             assert arbiter.lent == 0
     step = arbiter.next_step(now_s + 31.0, ServingState(), ROLLOUT)
-    assert isinstance(step, Grant), "what is over is over"
+    assert isinstance(step, RolloutGrant), "what is over is over"
     assert arbiter.lent == lent
 
 
@@ -99,7 +99,7 @@ def test_a_queue_that_misses_its_promise_as_a_whole_stops_a_gate_that_sees_each_
     queued = [QueuedPrompt(9.9, 512) for _ in range(40)]
     arbiter = arbiter_of("dual")
     assert arbiter.next_step(10.0, ServingState(queued), ROLLOUT) is Turn.SERVE
-    assert isinstance(arbiter.next_step(10.0, ServingState(queued[:3]), ROLLOUT), Grant)
+    assert isinstance(arbiter.next_step(10.0, ServingState(queued[:3]), ROLLOUT), RolloutGrant)
 
 
 @pytest.mark.parametrize("mode", sorted(set(MODES) - set(STOPPING)))

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slackwater.model.errors import ConfigError
-from slackwater.model.residency import Part, StateBudgets, StateKey
-from slackwater.policy.state.admission import refusal
-from slackwater.policy.state.eviction import Candidate, victims
+from slackwater.model.residency import StateBudgets, StateKey, StoredPart
+from slackwater.policy.state.admission import DeploymentNeeds, ImageSize, refusal
+from slackwater.policy.state.eviction import EvictionCandidate, victims
 from slackwater.policy.state.layout import laid_out, merged_runs, pieces_of
 
 
@@ -22,7 +22,7 @@ def test_parts_do_not_overlap_and_replicas_are_stored_once(
     drawn: list[tuple[str, int, int]],
 ) -> None:
     parts = [
-        Part(StateKey("j", "m", f"{kind}{number}", kind, 0, size), f"t{width}", width)
+        StoredPart(StateKey("j", "m", f"{kind}{number}", kind, 0, size), f"t{width}", width)
         for number, (kind, size, width) in enumerate(drawn)
     ]
     once, twice = laid_out(parts), laid_out(parts + parts)
@@ -36,7 +36,7 @@ def test_parts_do_not_overlap_and_replicas_are_stored_once(
 
 def test_one_name_for_two_tensors_is_refused() -> None:
     with pytest.raises(ConfigError, match="as its replica is"):
-        laid_out([Part(key(0, 4), "float32", 4), Part(key(0, 4), "bfloat16", 2)])
+        laid_out([StoredPart(key(0, 4), "float32", 4), StoredPart(key(0, 4), "bfloat16", 2)])
 
 
 @given(st.data())
@@ -66,7 +66,7 @@ def test_merged_copies_move_the_same_bytes(places: dict[int, int]) -> None:
 
 candidates = st.lists(
     st.builds(
-        Candidate,
+        EvictionCandidate,
         st.uuids().map(str),
         st.integers(1, 100),
         st.floats(0, 10),
@@ -77,7 +77,7 @@ candidates = st.lists(
 
 @given(candidates, st.integers(-5, 300))
 def test_victims_make_the_room_and_none_of_them_is_needless(
-    found: list[Candidate], needed: int
+    found: list[EvictionCandidate], needed: int
 ) -> None:
     sizes = {candidate.name: candidate.bytes for candidate in found}
     chosen = victims(found, needed)
@@ -90,25 +90,41 @@ def test_victims_make_the_room_and_none_of_them_is_needless(
 
 
 def test_what_runs_soonest_leaves_last() -> None:
-    soon, later = Candidate("soon", 10, 0.0, 0), Candidate("later", 10, 9.0, 1)
-    unknown = Candidate("unknown", 10, 9.5)
+    soon, later = EvictionCandidate("soon", 10, 0.0, 0), EvictionCandidate("later", 10, 9.0, 1)
+    unknown = EvictionCandidate("unknown", 10, 9.5)
     assert victims([soon, later, unknown], 10) == ["unknown"]
     assert victims([soon, later], 10) == ["later"]
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.booleans()), max_size=8),
+    st.lists(
+        st.tuples(
+            st.integers(0, 50),
+            st.integers(0, 50),
+            st.booleans(),
+            st.sets(st.sampled_from(["base", "other"])),
+        ),
+        max_size=8,
+    ),
     st.integers(0, 100),
     st.integers(0, 100),
 )
 def test_whatever_is_admitted_can_be_brought_up_from_disk(
-    asked: list[tuple[int, int, bool]], host: int, disk: int
+    asked: list[tuple[int, int, bool, set[str]]], host: int, disk: int
 ) -> None:
-    budgets, kept = StateBudgets(40, host, disk), list[tuple[int, int, bool]]()
-    for sizes in asked:
-        if refusal(budgets, kept, sizes) is None:
-            kept.append(sizes)
-    warm = sum(size for _, size, stays in kept if stays)
-    spilled = [size for _, size, stays in kept if not stays]
-    assert all(device <= 40 for device, _, _ in kept)
-    assert warm + max(spilled, default=0) <= host and sum(spilled) <= disk
+    budgets = StateBudgets(40, host, disk)
+    images, kept = dict[str, ImageSize](), list[DeploymentNeeds]()
+    for number, (device, size, warm, shares) in enumerate(asked):
+        needs = DeploymentNeeds(device, (*sorted(shares), str(number)))
+        known = {name: images.get(name, ImageSize(20, warm=False)) for name in shares}
+        grown = images | {n: ImageSize(i.bytes, i.warm or warm) for n, i in known.items()}
+        grown[str(number)] = ImageSize(size, warm)
+        if refusal(budgets, grown, kept, needs) is None:
+            images = grown
+            kept.append(needs)
+    reserved = sum(image.bytes for image in images.values() if image.warm)
+    spilled = sum(image.bytes for image in images.values() if not image.warm)
+    assert spilled <= disk and reserved <= host
+    for needs in kept:
+        cold = sum(images[name].bytes for name in needs.images if not images[name].warm)
+        assert needs.device_bytes <= 40 and reserved + cold <= host

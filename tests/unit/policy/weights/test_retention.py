@@ -3,17 +3,17 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slackwater.policy.weights.retention import RetentionByNeed, Shelf
-from slackwater.policy.weights.way import Delta, WayPolicy
+from slackwater.policy.weights.pull_route import Delta, PullRoutePolicy
+from slackwater.policy.weights.retention import RetentionByNeed, StoredVersions
 
-FREE_STEPS = WayPolicy(step_bytes=0)
+FREE_STEPS = PullRoutePolicy(step_bytes=0)
 KEEP = RetentionByNeed(keep_newest=1, way=FREE_STEPS)
 
 
-def shelf(versions: int, **leaning: set[str]) -> Shelf:
+def shelf(versions: int, **leaning: set[str]) -> StoredVersions:
     order = tuple(f"v{number}" for number in range(versions))
     deltas = [Delta(f"v{n}", f"v{n + 1}", 10) for n in range(versions - 1)]
-    return Shelf(order, dict.fromkeys(order, 100), deltas, **leaning)
+    return StoredVersions(order, dict.fromkeys(order, 100), deltas, **leaning)
 
 
 def test_only_the_newest_stays_if_nobody_leans_on_the_others() -> None:

@@ -5,25 +5,30 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slackwater.policy.weights.source import FlatSource, Holder, Source, TreeSource
+from benchmarks.weights.simulated.flat_source import FlatSource
+from slackwater.policy.weights.source import PayloadHolder, PayloadSource, TreeSource
 
-TRAINER = Holder("trainer", "t0", "train")
+TRAINER = PayloadHolder("trainer", "t0", "train")
 
 
-def member(name: str, node: str = "n", site: str = "rollout") -> Holder:
-    return Holder(name, node, site, complete=False)
+def member(name: str, node: str = "n", site: str = "rollout") -> PayloadHolder:
+    return PayloadHolder(name, node, site, complete=False)
 
 
 def test_the_first_of_a_site_crosses_the_slow_link_and_the_next_takes_it_from_the_first() -> None:
     first = member("a", "n0")
-    assert TreeSource().choose(first, [TRAINER]) == Source("trainer", crosses=True)
+    assert TreeSource().choose(first, [TRAINER]) == PayloadSource("trainer", crosses=True)
     fed = replace(first, depth=1)
-    assert TreeSource().choose(member("b", "n1"), [TRAINER, fed]) == Source("a", crosses=False)
+    assert TreeSource().choose(member("b", "n1"), [TRAINER, fed]) == PayloadSource(
+        "a", crosses=False
+    )
 
 
 def test_the_same_node_is_nearer_than_the_same_site() -> None:
     there, here = member("a", "n0"), replace(member("b", "n1"), depth=3)
-    assert TreeSource().choose(member("c", "n1"), [there, here]) == Source("b", crosses=False)
+    assert TreeSource().choose(member("c", "n1"), [there, here]) == PayloadSource(
+        "b", crosses=False
+    )
 
 
 def test_a_busy_site_makes_one_wait_rather_than_cross() -> None:
@@ -33,7 +38,9 @@ def test_a_busy_site_makes_one_wait_rather_than_cross() -> None:
 
 def test_flat_lets_everybody_cross() -> None:
     near = replace(member("a"), depth=1)
-    assert FlatSource().choose(member("b"), [TRAINER, near]) == Source("trainer", crosses=True)
+    assert FlatSource().choose(member("b"), [TRAINER, near]) == PayloadSource(
+        "trainer", crosses=True
+    )
 
 
 @given(

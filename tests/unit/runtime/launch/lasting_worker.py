@@ -1,4 +1,6 @@
-"""A worker that does nothing until it is ended, whatever it is told; like every worker it ends with its agent."""
+"""A worker that does nothing until it is ended, whatever it is told; like every worker it ends with
+its agent.
+"""
 
 import signal
 

@@ -1,4 +1,6 @@
-"""Providers over real (tiny) processes: they come, are noticed, leave, are killed, and fail to start."""
+"""Providers over real (tiny) processes: they come, are noticed, leave, are killed, and fail to
+start.
+"""
 
 import asyncio
 import os

@@ -1,4 +1,6 @@
-"""Real agents on real sockets: they join, start and end workers, are refused in one line, and come back."""
+"""Real agents on real sockets: they join, start and end workers, are refused in one line, and come
+back.
+"""
 
 import asyncio
 import os
@@ -13,9 +15,12 @@ import pytest
 from slackwater.model.errors import ConfigError, UnavailableError
 from slackwater.model.ids import NodeId, WorkerId
 from slackwater.runtime.launch.agents import AgentPlan, JoinAddress
+from slackwater.runtime.launch.launch_plan import LaunchPlan
+from slackwater.runtime.launch.node_keys import NodeKeys
 from slackwater.runtime.launch.nodes import Nodes, agent_name
 from slackwater.runtime.launch.port import WorkerPlan
 from slackwater.runtime.net.hub import WorkerHub
+from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.wire import messages
 from slackwater.wire.certificate import Certificate
 from slackwater.wire.frames import Frame
@@ -36,8 +41,10 @@ class Plane:
     def __init__(self, folder: Path, encrypted: bool) -> None:
         self.certificate = Certificate.kept_in(folder) if encrypted else None
         context = self.certificate.context() if self.certificate is not None else None
-        self.hub = WorkerHub(self, "fleet secret", silent_after_s=20.0, context=context)
-        self.nodes = Nodes(self.hub)
+        self.keys = NodeKeys(StateDirectory(folder))
+        self.plan = LaunchPlan(self.keys)
+        self.hub = WorkerHub(self, self.plan, silent_after_s=20.0, context=context)
+        self.nodes = Nodes(self.hub, self.plan)
         self.folder = folder
         self.refuses = ""
         self.joins = 0
@@ -56,10 +63,11 @@ class Plane:
     def worker_lost(self, worker: WorkerId, reason: str) -> None:
         self.nodes.lost(NODE)
 
-    def join(self, secret: str = "fleet secret", pin: str | None = None) -> JoinAddress:
+    def join(self, key: str | None = None, pin: str | None = None) -> JoinAddress:
         host, port = self.hub.address
         own = self.certificate.pin if self.certificate is not None else None
-        return JoinAddress(f"{host}:{port}", "http://127.0.0.1:1", secret, pin or own)
+        key_of = self.keys.key if key is None else lambda node, pool: key
+        return JoinAddress(f"{host}:{port}", "http://127.0.0.1:1", key_of, pin or own)
 
 
 async def started(
@@ -72,7 +80,7 @@ async def started(
             *(sys.executable, *plan.arguments(join), *options),
             stdout=log,
             stderr=log,
-            env=os.environ | join.environment() | {"PYTHONPATH": _python_path()},
+            env=os.environ | plan.environment(join) | {"PYTHONPATH": _python_path()},
         )
     return process, said
 
@@ -86,7 +94,9 @@ async def until(ready: Callable[[], bool]) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """One that nobody has waited for yet is dead: tests of sandboxes make this process adopt orphans, and it does not wait."""
+    """One that nobody has waited for yet is dead: tests of sandboxes make this process adopt
+    orphans, and it does not wait.
+    """
     try:
         found = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -155,7 +165,7 @@ def test_a_wrong_secret_and_a_wrong_certificate_are_refused_in_one_line(tmp_path
         await plane.hub.start()
         try:
             for join, said in (
-                (plane.join(secret="guessed"), "the secret is wrong"),
+                (plane.join(key="guessed"), "the key of 'agent:a' is wrong"),
                 (plane.join(pin="0" * 64), "certificate is not the fleet's"),
             ):
                 process, log = await started(plane, join)
@@ -201,5 +211,26 @@ def test_an_agent_whose_old_connection_is_not_known_to_be_dead_tries_again(tmp_p
             finally:
                 second.kill()
                 await second.wait()
+
+    asyncio.run(scenario())
+
+
+def test_a_revoked_node_is_refused_and_a_new_token_lets_it_in_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with plane_with_agent(tmp_path, False) as (plane, agent):
+            old = plane.keys.key(NODE, None)
+            plane.keys.revoke(NODE)
+            plane.hub.hang_up(agent_name(NODE))
+            async with asyncio.timeout(DEADLINE_S):
+                await agent.wait()
+                process, log = await started(plane, plane.join(key=old), "--redial")
+                assert await process.wait() == 1
+            assert "the key of 'agent:a' is wrong" in log.read_text().splitlines()[-1]
+            again, _ = await started(plane, plane.join())
+            try:
+                await until(lambda: plane.nodes.names() == (NODE,))
+            finally:
+                again.kill()
+                await again.wait()
 
     asyncio.run(scenario())

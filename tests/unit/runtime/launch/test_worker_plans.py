@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from slackwater.runtime.launch.instance_wish import VLLM_VARIABLE, InstanceWish
+from slackwater.runtime.launch.instance_request import VLLM_VARIABLE, InstanceRequest
 from slackwater.runtime.launch.worker_plans import WorkerPlans
 from slackwater.runtime.settings import ServiceSettings
 from slackwater.runtime.store.base_models import BaseModel, BaseModels
@@ -18,7 +18,7 @@ def test_a_vllm_adapter_takes_what_every_engine_is_told(
     base = BaseModel("tiny", tmp_path, 300, 512, (), "qwen3")
     settings = ServiceSettings(state=tmp_path, models={"tiny": tmp_path}, kv_mb=4096)
     told = WorkerPlans(settings, BaseModels({"tiny": base})).engine_arguments("tiny")
-    _, own = InstanceWish("tiny", engine="vllm").worker()
+    _, own = InstanceRequest("tiny", engine="vllm").worker()
     place = ("--connect", "127.0.0.1:1", "--worker", "v", "--files", f"folder:{tmp_path}")
     options = adapter_parser().parse_args([*place, *told, *own])
     assert (options.vllm, options.kv_mb, options.base) == ("/opt/vllm", 4096, "tiny")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from slackwater.sim.weights.links import Flow, Links
-from slackwater.sim.weights.sync import LinkScenario, SyncReport, WeightWorld
+from benchmarks.weights.simulated.links import Flow, Links
+from benchmarks.weights.simulated.sync import LinkScenario, SyncReport, WeightWorld
 
 GB = 1e9
 SLOW, FAST = 2.5 * GB, 50 * GB  # 20 Gb/s between clusters, 400 Gb/s within

@@ -1,10 +1,13 @@
 """The delta codec: exact to the bit, small, and safe against any bytes."""
 
+import struct
 import zlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -12,7 +15,15 @@ from numpy.typing import NDArray
 from slackwater.weights.delta.apply import apply
 from slackwater.weights.delta.checksum import checksum
 from slackwater.weights.delta.encode import difference, encode
-from slackwater.weights.delta.frame import BLOCK, HEAD_BYTES, DeltaError, Form, Kind
+from slackwater.weights.delta.frame import (
+    BLOCK,
+    HEAD_BYTES,
+    DeltaError,
+    DeltaFrame,
+    IndexEncoding,
+    ValueEncoding,
+    pack,
+)
 
 Elements = NDArray[Any]
 TYPES = [np.uint8, np.uint16, np.uint32]
@@ -30,9 +41,9 @@ def changed(old: Elements, places: Any, seed: int = 1) -> Elements:
     return new
 
 
-def kinds(old: Elements, new: Elements) -> list[Kind]:
+def kinds(old: Elements, new: Elements) -> list[IndexEncoding]:
     found = np.frombuffer(difference(old, new).kinds, np.uint16) & 7
-    return [Kind(kind) for kind in found.tolist()]
+    return [IndexEncoding(kind) for kind in found.tolist()]
 
 
 def check_exact(old: Elements, new: Elements) -> bytes:
@@ -89,12 +100,12 @@ def test_each_block_takes_the_smallest_kind() -> None:
     ):
         new[block * BLOCK + places] ^= 3
     assert kinds(old, new) == [
-        Kind.NONE,
-        Kind.DENSE,
-        Kind.BITMAP,
-        Kind.GAPS,
-        Kind.RUNS,
-        Kind.GAPS,
+        IndexEncoding.NONE,
+        IndexEncoding.DENSE,
+        IndexEncoding.BITMAP,
+        IndexEncoding.GAPS,
+        IndexEncoding.RUNS,
+        IndexEncoding.GAPS,
     ]
     check_exact(old, new)
 
@@ -111,7 +122,7 @@ def test_small_steps_are_sent_as_steps() -> None:
     new = old.copy()
     new[np.random.default_rng(3).random(len(old)) < 0.01] += np.uint16(1)
     frame = difference(old, new)
-    assert frame.form == Form.STEP
+    assert frame.form == ValueEncoding.STEP
     assert len(check_exact(old, new)) <= 0.25 * 6 * int((old != new).sum())
 
 
@@ -193,3 +204,113 @@ def test_whatever_the_bytes_the_part_is_new_or_as_it_was(
 def test_bytes_that_are_no_frame_are_refused(data: bytes) -> None:
     with pytest.raises(DeltaError):
         apply(MUTATION_BASE.copy(), data)
+
+
+def flipped(stream: bytes, bit: int) -> bytes:
+    data = bytearray(stream)
+    data[bit // 8] ^= 1 << bit % 8
+    return bytes(data)
+
+
+def bitmap_frame(old: Elements, new: Elements) -> DeltaFrame:
+    """The difference with every block as a bitmap, which a writer may choose."""
+    mask = old != new
+    blocks = [mask[start : start + BLOCK] for start in range(0, len(mask), BLOCK)]
+    values = new[mask].view(np.uint8).reshape(-1, old.itemsize)
+    return replace(
+        difference(old, new),
+        form=ValueEncoding.ELEMENT,
+        kinds=int(IndexEncoding.BITMAP).to_bytes(2, "little") * len(blocks),
+        sizes=b"",
+        positions=b"".join(np.packbits(b, bitorder="little").tobytes() for b in blocks),
+        planes=tuple(plane.tobytes() for plane in values.T),
+    )
+
+
+def unused_kind_bits(kinds: bytes) -> list[int]:
+    """The bits of the kinds that their kind gives no meaning."""
+    first = {IndexEncoding.GAPS: 8, IndexEncoding.RUNS: 16}
+    entries = np.frombuffer(kinds, "<u2").tolist()
+    return [
+        16 * block + bit
+        for block, entry in enumerate(entries)
+        for bit in range(first.get(IndexEncoding(entry & 7), 3), 16)
+    ]
+
+
+@given(
+    st.sampled_from(TYPES),
+    st.sampled_from([7, 60, 300, 1001, BLOCK + 5]),
+    st.sampled_from([0.004, 0.03, 0.5, "run"]),
+    st.booleans(),
+    st.data(),
+)
+@settings(deadline=None, max_examples=200)
+def test_no_bit_of_the_positions_is_without_meaning(
+    dtype: Any, elements: int, share: Any, as_bitmap: bool, data: st.DataObject
+) -> None:
+    """Filled-up bits included: a bit that nobody reads could carry what nobody checks."""
+    old = part(elements, dtype)
+    mask = np.random.default_rng(5).random(elements) < (0.9 if share == "run" else share)
+    mask[[3, elements - 1]] = True
+    if share == "run":
+        mask[:] = False
+        mask[elements // 3 : elements // 2 + 1] = True
+    new = changed(old, mask)
+    frame = bitmap_frame(old, new) if as_bitmap else difference(old, new)
+    there = old.copy()
+    apply(there, pack(frame))
+    assert np.array_equal(there, new)
+    places = [("positions", bit) for bit in range(8 * len(frame.positions))]
+    places += [("kinds", bit) for bit in unused_kind_bits(frame.kinds)]
+    tail = places[-32:] if len(places) > 32 else places
+    name, bit = data.draw(st.sampled_from(tail) | st.sampled_from(places))
+    if name == "kinds":
+        damaged = replace(frame, kinds=flipped(frame.kinds, bit))
+    else:
+        damaged = replace(frame, positions=flipped(frame.positions, bit))
+    there = old.copy()
+    with pytest.raises(DeltaError):
+        apply(there, pack(damaged))
+    assert np.array_equal(there, old)
+
+
+STREAM = struct.Struct("<BII")  # as the page says: coding, bytes before compression, as stored
+
+
+def with_last_stream(frame: bytes, streams: int, stored: bytes, raw: int) -> bytes:
+    """The frame with other bytes for its last stream, compressed."""
+    data = bytearray(frame)
+    entry = HEAD_BYTES + (streams - 1) * STREAM.size
+    _, _, old_size = STREAM.unpack_from(data, entry)
+    del data[len(data) - old_size :]
+    STREAM.pack_into(data, entry, 1, raw, len(stored))
+    return resealed(data + stored)
+
+
+FOLLOWING = st.one_of(
+    st.binary(min_size=1, max_size=40),
+    st.binary(max_size=40).map(zstandard.ZstdCompressor().compress),
+    st.binary(max_size=9).map(
+        lambda held: b"\x50\x2a\x4d\x18" + len(held).to_bytes(4, "little") + held
+    ),
+)
+
+
+@given(FOLLOWING, st.integers(0, 3000))
+@settings(deadline=None, max_examples=100)
+def test_nothing_may_follow_a_compressed_stream(after: bytes, values: int) -> None:
+    old = part(BLOCK)
+    new = old.copy()
+    new[:values] += np.uint16(1)
+    frame = difference(old, new)
+    plane = zstandard.ZstdCompressor().compress(frame.planes[-1])
+    honest = with_last_stream(pack(frame), 5, plane, len(frame.planes[-1]))
+    there = old.copy()
+    if values:
+        apply(there, honest)
+        assert np.array_equal(there, new)
+    there = old.copy()
+    with pytest.raises(DeltaError):
+        apply(there, with_last_stream(pack(frame), 5, plane + after, len(frame.planes[-1])))
+    assert np.array_equal(there, old)

@@ -1,4 +1,6 @@
-"""The codec's device half: changes found elsewhere are coded alike, and the GPU's frames are the CPU's."""
+"""The codec's device half: changes found elsewhere are coded alike, and the GPU's frames are the
+CPU's.
+"""
 
 from typing import Any
 
@@ -7,7 +9,7 @@ import pytest
 import torch
 
 from slackwater.weights.delta.encode import coded, difference
-from slackwater.weights.delta.frame import BLOCK, Kind
+from slackwater.weights.delta.frame import BLOCK, IndexEncoding
 from slackwater.weights.delta.places import block_places
 
 
@@ -21,7 +23,7 @@ def test_changes_found_elsewhere_are_coded_as_if_found_here(share: float) -> Non
     frame = difference(old, new)
     places, starts = block_places(frame)
     for block, kind in enumerate(np.frombuffer(frame.kinds, np.uint16) & 7):
-        if kind == Kind.DENSE:
+        if kind == IndexEncoding.DENSE:
             first, stop = int(starts[block]), int(starts[block + 1])
             places[first:stop] = np.arange(stop - first, dtype=np.uint16)
     found = coded(places, starts, np.diff(starts), frame.elements, 2)
@@ -33,7 +35,7 @@ def test_changes_found_elsewhere_are_coded_as_if_found_here(share: float) -> Non
 @pytest.mark.parametrize("item", [1, 2, 4])
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 1.0, -1.0])
 def test_the_device_makes_and_takes_the_same_frames_as_the_host(item: Any, share: float) -> None:
-    from slackwater.bench.weights.delta_gpu import check_same
+    from benchmarks.weights.delta_gpu import check_same
 
     assert check_same(200_008, share, item, seed=3)
 

@@ -13,8 +13,8 @@ from slackwater.weights.plan.box import Box
 from slackwater.weights.plan.layout import Layout
 from slackwater.weights.plan.shard_map import RankShards, ShardMap
 from slackwater.weights.plan.transfer import (
-    Fetch,
-    Published,
+    PublishedSlice,
+    SliceFetch,
     bytes_by_receiver,
     fetches,
     publishing,
@@ -163,7 +163,7 @@ def test_every_receiver_ends_with_exactly_its_slices_whatever_the_two_layouts(
 
 
 def check_each_element_is_published_once(
-    whole: dict[str, Array], published: tuple[Published, ...]
+    whole: dict[str, Array], published: tuple[PublishedSlice, ...]
 ) -> None:
     times = {name: np.zeros(array.shape, int) for name, array in whole.items()}
     for each in published:
@@ -171,7 +171,7 @@ def check_each_element_is_published_once(
     assert all((counts == 1).all() for counts in times.values())
 
 
-def check_nothing_travels_twice(plan: tuple[Fetch, ...], mine: dict[str, Array]) -> None:
+def check_nothing_travels_twice(plan: tuple[SliceFetch, ...], mine: dict[str, Array]) -> None:
     elements = np.concatenate([array.reshape(-1) for array in mine.values()])
     needed = len(np.unique(elements[elements > 0]))
     assert bytes_by_receiver({0: plan}, 2) == {0: 2 * needed}

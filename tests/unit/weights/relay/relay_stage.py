@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from harness.shelf_target import ShelfTarget
 from slackwater.weights.relay.agent import Agent
 from slackwater.weights.relay.bucket import Manifest, TensorEntry
-from slackwater.weights.relay.publisher import HostVersion, ShelfTarget, publish
+from slackwater.weights.relay.bucket_store import BucketStore
+from slackwater.weights.relay.publisher import HostVersion, publish
 from slackwater.weights.relay.receiver import Receiver
 from slackwater.weights.relay.server import RelayServer
-from slackwater.weights.relay.shelf import Shelf
-from slackwater.weights.relay.tracker import Tracker
+from slackwater.weights.relay.tracker import RelayTracker
 
 SECRET = b"the fleet's secret"
 BUCKET = 1 << 16
@@ -56,8 +57,8 @@ class Stage:
     last: HostVersion | None = None
 
     def __post_init__(self) -> None:
-        self.shelf = Shelf(self.max_bytes, self.shared)
-        self.tracker = Tracker("trainer node", "train")
+        self.shelf = BucketStore(self.max_bytes, self.shared)
+        self.tracker = RelayTracker("trainer node", "train")
         self.server = RelayServer(self.shelf, SECRET, self.tracker, node="trainer node")
         self.stack.callback(self.shelf.close_all)
         self.stack.callback(self.server.close)
@@ -94,7 +95,9 @@ class Stage:
 
 
 class CuttingProxy:
-    """Passes bytes on to a relay, and cuts the first `cuts` connections after `after` bytes of answers."""
+    """Passes bytes on to a relay, and cuts the first `cuts` connections after `after` bytes of
+    answers.
+    """
 
     def __init__(self, target: tuple[str, int], after: int, cuts: int) -> None:
         self._target, self._after, self._cuts = target, after, cuts

@@ -1,4 +1,6 @@
-"""A small model that four ranks hold in slices: what its senders, which are processes of their own, and their test both know."""
+"""A small model that four ranks hold in slices: what its senders, which are processes of their own,
+and their test both know.
+"""
 
 import numpy as np
 

@@ -5,10 +5,10 @@ from sys import getrefcount
 
 import numpy as np
 
-from slackwater.model.cargo import Cargo
+from slackwater.model.payload import Payload
 from slackwater.weights.relay.bucket import tensor_memory
+from slackwater.weights.relay.bucket_store import BucketKey, BucketStore
 from slackwater.weights.relay.memory import anonymous
-from slackwater.weights.relay.shelf import Key, Shelf
 
 _HUGE = 2 << 20
 
@@ -40,8 +40,8 @@ def test_who_reads_a_part_of_a_tensor_is_counted() -> None:
 
 
 def test_readers_of_a_bucket_are_each_woken_when_their_bytes_are_there() -> None:
-    shelf = Shelf(1 << 20)
-    slot = shelf.begin(Key(Cargo("v"), 0), 1000, 1)
+    shelf = BucketStore(1 << 20)
+    slot = shelf.begin(BucketKey(Payload("v"), 0), 1000, 1)
     assert slot is not None
     found: list[int] = []
     beyond = (0, 499, 999)

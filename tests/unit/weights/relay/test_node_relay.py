@@ -1,7 +1,10 @@
-"""Relays of nodes: stocked by a publisher, brought from node to node as told, pulled from by workers of the node."""
+"""Relays of nodes: stocked by a publisher, brought from node to node as told, pulled from by
+workers of the node.
+"""
 
 import queue
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,13 +15,17 @@ import torch
 from relay_stage import SECRET
 from torch import Tensor
 
-from slackwater.model.cargo import Cargo
-from slackwater.model.errors import NotFoundError
+from slackwater.model.errors import NotFoundError, RefusedError, UnavailableError
+from slackwater.model.payload import Payload
 from slackwater.weights.directory import DirectoryWeightStore
+from slackwater.weights.relay import peers
+from slackwater.weights.relay.bucket_store import BucketKey
+from slackwater.weights.relay.client import RelayClient
 from slackwater.weights.relay.host_copy import host_version
 from slackwater.weights.relay.manifest import Manifest
-from slackwater.weights.relay.node_relay import Brought, NodeRelay
-from slackwater.weights.relay.stocker import Stocker
+from slackwater.weights.relay.node_relay import FetchOutcome, NodeRelay
+from slackwater.weights.relay.peers import RelayPeer
+from slackwater.weights.relay.stocker import RelayStocker
 from slackwater.worker.weight_lane import WeightLane
 
 DEADLINE_S = 120.0
@@ -27,26 +34,42 @@ DEADLINE_S = 120.0
 class Node:
     """A node's relay, and what it said."""
 
-    def __init__(self, stack: ExitStack, name: str, secret: bytes = SECRET) -> None:
-        self.said: queue.Queue[Brought] = queue.Queue()
+    def __init__(self, stack: ExitStack, name: str) -> None:
+        self.said: queue.Queue[FetchOutcome] = queue.Queue()
         self.name = name
         self.relay = NodeRelay(
-            *(secret, name, "127.0.0.1", 64 << 20), tell=self.said.put, timeout_s=10.0
+            SECRET, name, "127.0.0.1", 64 << 20, tell=self.said.put, timeout_s=10.0
         )
         stack.callback(self.relay.close)
 
-    def bring(self, cargo: Cargo, source: "Node") -> Brought:
-        self.relay.bring(cargo, source.name, source.relay.address)
+    def bring(self, payload: Payload, source: "Node") -> FetchOutcome:
+        source.relay.offer(payload, self.relay.certificate)
+        return self.bring_unoffered(payload, source, source.relay.certificate)
+
+    def bring_unoffered(self, payload: Payload, source: "Node", certificate: str) -> FetchOutcome:
+        self.relay.bring(payload, source.name, source.relay.peer_address, certificate)
         return self.said.get(timeout=DEADLINE_S)
 
-    def stocker(self) -> Stocker:
-        return Stocker(self.relay.address, SECRET, bucket_bytes=1 << 16)
+    def dial(self, source: "Node") -> RelayClient:
+        """As a node that does what it likes."""
+        peer = RelayPeer(self.relay._identity, source.relay.certificate)
+        return RelayClient(source.relay.peer_address, peer, 20.0)
+
+    def stocker(self) -> RelayStocker:
+        return RelayStocker(self.relay.address, SECRET, bucket_bytes=1 << 16)
 
 
 @pytest.fixture(name="stack")
 def a_stack() -> Iterator[ExitStack]:
     with ExitStack() as stack:
         yield stack
+
+
+@pytest.fixture(name="hasty")
+def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits long for an offer, nor for a proof."""
+    monkeypatch.setattr(peers, "_OFFERED_WITHIN_S", 0.3)
+    monkeypatch.setattr(peers, "STRANGER_S", 2.0)
 
 
 def tensors(seed: int, changed: int = 0) -> dict[str, Tensor]:
@@ -60,7 +83,7 @@ def tensors(seed: int, changed: int = 0) -> dict[str, Tensor]:
     return found
 
 
-def stocked(stocker: Stocker, version: str, content: dict[str, Tensor]) -> Manifest:
+def stocked(stocker: RelayStocker, version: str, content: dict[str, Tensor]) -> Manifest:
     return stocker.stock("model", host_version(version, content, {"lora": None}))
 
 
@@ -91,30 +114,35 @@ def test_a_version_goes_from_node_to_node_and_its_delta_changes_the_copy_that_a_
     trainer, rollout = Node(stack, "trainer"), Node(stack, "rollout")
     stocker, engine = trainer.stocker(), lane(stack, rollout, tmp_path)
     stocked(stocker, "v1", tensors(1))
-    assert rollout.bring(Cargo("v1"), trainer).error == ""
-    first = engine.take("v1", [Cargo("v1")], keep=True)
+    assert rollout.bring(Payload("v1"), trainer).error == ""
+    first = engine.take("v1", [Payload("v1")], keep=True)
     assert first.kept and same(dict(first.tensors), tensors(1))
     manifest = stocked(stocker, "v2", tensors(1, changed=40))
     assert manifest.bytes_of("v1") < manifest.bytes_of("") / 50
-    assert rollout.bring(Cargo("v2", "v1"), trainer).error == ""
-    second = engine.take("v2", [Cargo("v2", "v1")], keep=True)
+    assert rollout.bring(Payload("v2", "v1"), trainer).error == ""
+    second = engine.take("v2", [Payload("v2", "v1")], keep=True)
     assert second.kept and same(dict(second.tensors), tensors(1, changed=40))
     assert same(dict(first.tensors), tensors(1)), "what was given out is changed"
     assert engine.pulled_over_relay == 2
-    rollout.relay.drop(Cargo("v1"))
-    rollout.relay.drop(Cargo("v2", "v1"))
+    rollout.relay.drop(Payload("v1"))
+    rollout.relay.drop(Payload("v2", "v1"))
     assert rollout.relay.shelf.used_bytes == 0 and not rollout.relay.shelf.manifests()
 
 
-def test_a_worker_may_ask_before_the_cargo_is_on_its_way(stack: ExitStack, tmp_path: Path) -> None:
+def test_a_worker_may_ask_before_the_payload_is_on_its_way(
+    stack: ExitStack, tmp_path: Path
+) -> None:
     trainer, rollout = Node(stack, "trainer"), Node(stack, "rollout")
     stocked(trainer.stocker(), "v1", tensors(1))
     engine = lane(stack, rollout, tmp_path)
     later = threading.Timer(
-        0.2, rollout.relay.bring, (Cargo("v1"), "trainer", trainer.relay.address)
+        0.2,
+        rollout.relay.bring,
+        (Payload("v1"), "trainer", trainer.relay.peer_address, trainer.relay.certificate),
     )
+    trainer.relay.offer(Payload("v1"), rollout.relay.certificate)
     later.start()
-    assert same(dict(engine.take("v1", [Cargo("v1")]).tensors), tensors(1))
+    assert same(dict(engine.take("v1", [Payload("v1")]).tensors), tensors(1))
     later.join()
 
 
@@ -122,7 +150,7 @@ def test_what_the_relay_cannot_give_comes_from_the_store(stack: ExitStack, tmp_p
     node = Node(stack, "node")
     engine = lane(stack, node, tmp_path)
     DirectoryWeightStore(tmp_path).publish("v2", tensors(2), {"lora": None})
-    taken = engine.take("v2", [Cargo("v2", "never-held")], keep=True)
+    taken = engine.take("v2", [Payload("v2", "never-held")], keep=True)
     assert not taken.kept and same(dict(taken.tensors), tensors(2))
     assert (engine.pulled_over_relay, engine.pulled_from_store) == (0, 1)
     with pytest.raises(NotFoundError, match="v3"):
@@ -135,30 +163,80 @@ def test_a_source_that_is_gone_or_falls_silent_is_named_and_another_goes_on(
     trainer, rollout, gone = (Node(stack, name) for name in ("trainer", "rollout", "gone"))
     stocked(trainer.stocker(), "v1", tensors(1))
     gone.relay.close()
-    broke = rollout.bring(Cargo("v1"), gone)
-    assert broke.error and (broke.cargo, broke.source) == (Cargo("v1"), "gone")
+    broke = rollout.bring(Payload("v1"), gone)
+    assert broke.error and (broke.payload, broke.source) == (Payload("v1"), "gone")
     silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-    rollout.relay.bring(Cargo("v1"), "silent", silent.getsockname()[:2])
-    assert rollout.bring(Cargo("v1"), trainer) == Brought(Cargo("v1"), "trainer")
+    rollout.relay.bring(
+        Payload("v1"), "silent", silent.getsockname()[:2], rollout.relay.certificate
+    )
+    assert rollout.bring(Payload("v1"), trainer) == FetchOutcome(Payload("v1"), "trainer")
     assert rollout.said.empty(), "a bringing that was called off was told of"
     engine = lane(stack, rollout, tmp_path)
-    assert same(dict(engine.take("v1", [Cargo("v1")]).tensors), tensors(1))
+    assert same(dict(engine.take("v1", [Payload("v1")]).tensors), tensors(1))
 
 
-def test_a_cargo_that_is_given_up_leaves_nobody_waiting(stack: ExitStack, tmp_path: Path) -> None:
+def test_a_payload_that_is_given_up_leaves_nobody_waiting(stack: ExitStack, tmp_path: Path) -> None:
     rollout = Node(stack, "rollout")
     silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     DirectoryWeightStore(tmp_path).publish("v1", tensors(1), {"lora": None})
     engine = lane(stack, rollout, tmp_path, within_s=10_000.0)
-    rollout.relay.bring(Cargo("v1"), "silent", silent.getsockname()[:2])
-    later = threading.Timer(0.2, rollout.relay.drop, (Cargo("v1"),))
+    rollout.relay.bring(
+        Payload("v1"), "silent", silent.getsockname()[:2], rollout.relay.certificate
+    )
+    later = threading.Timer(0.2, rollout.relay.drop, (Payload("v1"),))
     later.start()
-    assert same(dict(engine.take("v1", [Cargo("v1")]).tensors), tensors(1))
+    assert same(dict(engine.take("v1", [Payload("v1")]).tensors), tensors(1))
     assert engine.pulled_from_store == 1
     later.join()
 
 
-def test_a_relay_with_another_secret_gives_nothing(stack: ExitStack) -> None:
-    trainer, stranger = Node(stack, "trainer"), Node(stack, "stranger", b"another")
+def test_a_node_to_which_nothing_is_offered_gets_nothing(stack: ExitStack, hasty: None) -> None:
+    trainer, stranger = Node(stack, "trainer"), Node(stack, "stranger")
     stocked(trainer.stocker(), "v1", tensors(1))
-    assert "secret" in stranger.bring(Cargo("v1"), trainer).error
+    certificate = trainer.relay.certificate
+    assert stranger.bring_unoffered(Payload("v1"), trainer, certificate).error
+    assert stranger.relay.shelf.payloads() == ()
+    # Nor does one that shows no certificate, or one that only knows the secret of the node's own
+    # processes.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    plain = socket.create_connection(trainer.relay.peer_address, timeout=60)
+    with pytest.raises(OSError), context.wrap_socket(plain) as nobody:
+        assert nobody.recv(1) == b""
+        raise ConnectionResetError
+    with pytest.raises(UnavailableError):
+        RelayClient(trainer.relay.peer_address, SECRET, 20.0)
+    assert stranger.bring(Payload("v1"), trainer).error == ""  # once it is offered
+
+
+def test_a_relay_that_is_not_the_one_meant_is_given_no_trust(stack: ExitStack) -> None:
+    trainer, impostor, rollout = (Node(stack, name) for name in ("trainer", "impostor", "rollout"))
+    stocked(impostor.stocker(), "v1", tensors(2))
+    impostor.relay.offer(Payload("v1"), rollout.relay.certificate)
+    broke = rollout.bring_unoffered(Payload("v1"), impostor, trainer.relay.certificate)
+    assert "is not the one meant" in broke.error
+    assert rollout.relay.shelf.payloads() == ()
+
+
+def test_a_node_reads_what_it_is_offered_and_changes_nothing(stack: ExitStack, hasty: None) -> None:
+    trainer, rollout = Node(stack, "trainer"), Node(stack, "rollout")
+    for number in (1, 2):
+        stocked(trainer.stocker(), f"v{number}", tensors(number))
+    trainer.relay.offer(Payload("v1"), rollout.relay.certificate)
+    with rollout.dial(trainer) as client:
+        manifest = client.manifest("v1")
+        for forbidden in (
+            lambda: client.manifest("v2"),
+            lambda: client.get(BucketKey(Payload("v2"), 0), [memoryview(bytearray(8))]),
+            lambda: client.drop(Payload("v1")),
+            lambda: client.seal(manifest),
+            lambda: client.put(BucketKey(Payload("v9"), 0), 8, 1, [memoryview(bytes(8))]),
+            client.versions,
+        ):
+            with pytest.raises(RefusedError, match=r"not offered|may not do that"):
+                forbidden()
+        assert client.manifest("v1") == manifest
+    assert {payload.version for payload in trainer.relay.shelf.payloads()} == {"v1", "v2"}
+    trainer.relay.drop(Payload("v1"))
+    with pytest.raises(UnavailableError):
+        rollout.dial(trainer)

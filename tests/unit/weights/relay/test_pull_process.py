@@ -18,25 +18,25 @@ import torch
 from relay_stage import SECRET
 from torch import Tensor
 
-from slackwater.model.cargo import Cargo
 from slackwater.model.errors import NotFoundError, RefusedError, UnavailableError
+from slackwater.model.payload import Payload
 from slackwater.weights.relay.host_copy import host_version, torch_tensors
 from slackwater.weights.relay.node_relay import NodeRelay
 from slackwater.weights.relay.pull_process import PullProcess
-from slackwater.weights.relay.stocker import Stocker
+from slackwater.weights.relay.stocker import RelayStocker
 
 DEADLINE_S = 120.0
 ON_LINUX = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads /proc")
 
 CALLER = """
 import sys
-from slackwater.model.cargo import Cargo
+from slackwater.model.payload import Payload
 from slackwater.weights.relay.pull_process import PullProcess
 host, port, secret = sys.argv[1:]
 pulls = PullProcess((host, int(port)), secret.encode(), "engine", node="node", keep=2)
-pulls.take("v1", [Cargo("v1")], keep=True)
+pulls.take("v1", [Payload("v1")], keep=True)
 print(pulls.pid, flush=True)
-pulls.take("never published", [Cargo("never published")], keep=True)
+pulls.take("never published", [Payload("never published")], keep=True)
 """
 
 
@@ -72,19 +72,19 @@ def content(version: int) -> dict[str, Tensor]:
     return found
 
 
-def stocked(stocker: Stocker, number: int) -> None:
+def stocked(stocker: RelayStocker, number: int) -> None:
     stocker.stock("model", host_version(f"v{number}", content(number), {"lora": None}))
 
 
 def taken(pulls: PullProcess, number: int, base: str = "") -> dict[str, Tensor]:
-    found, kept = pulls.take(f"v{number}", [Cargo(f"v{number}", base)], keep=True)
+    found, kept = pulls.take(f"v{number}", [Payload(f"v{number}", base)], keep=True)
     assert kept and found.meta == {"lora": None}
     return torch_tensors(found)
 
 
 def started(relay: NodeRelay, pulls: PullProcess) -> int:
     """The process, after its first pull."""
-    stocked(Stocker(relay.address, SECRET), 1)
+    stocked(RelayStocker(relay.address, SECRET), 1)
     assert same(taken(pulls, 1), content(1))
     assert pulls.pid is not None
     return pulls.pid
@@ -125,7 +125,7 @@ def shared_maps(pid: int | None) -> set[str]:
 def test_whole_then_deltas_and_nothing_that_is_read_is_changed(
     relay: NodeRelay, pulls: PullProcess
 ) -> None:
-    stocker = Stocker(relay.address, SECRET, bucket_bytes=1 << 16)
+    stocker = RelayStocker(relay.address, SECRET, bucket_bytes=1 << 16)
     stocked(stocker, 1)
     first = taken(pulls, 1)
     assert same(first, content(1))
@@ -142,7 +142,7 @@ def test_whole_then_deltas_and_nothing_that_is_read_is_changed(
 def test_a_copy_that_nobody_reads_is_changed_where_it_lies(
     relay: NodeRelay, pulls: PullProcess
 ) -> None:
-    stocker = Stocker(relay.address, SECRET)
+    stocker = RelayStocker(relay.address, SECRET)
     stocked(stocker, 1)
     assert same(taken(pulls, 1), content(1))
     memory = shared_maps(pulls.pid)
@@ -158,7 +158,7 @@ def test_a_copy_that_nobody_reads_is_changed_where_it_lies(
 def test_a_process_that_is_killed_is_an_error_of_its_pull_and_the_next_pull_has_another(
     relay: NodeRelay, pulls: PullProcess
 ) -> None:
-    stocked(Stocker(relay.address, SECRET), 1)
+    stocked(RelayStocker(relay.address, SECRET), 1)
     first = taken(pulls, 1)
     killed = pulls.pid
     assert killed is not None and pulls._channel is not None
@@ -166,7 +166,7 @@ def test_a_process_that_is_killed_is_an_error_of_its_pull_and_the_next_pull_has_
     killer = threading.Thread(target=kill_when_asked, args=(killed, pulls._channel))
     killer.start()
     with pytest.raises(UnavailableError, match="pulled 'v2' ended with -9"):
-        pulls.take("v2", [Cargo("v2", "v1")], keep=True)
+        pulls.take("v2", [Payload("v2", "v1")], keep=True)
     killer.join()
     assert same(first, content(1)), "what was given out is lost with the process"
     assert same(taken(pulls, 1), content(1))
@@ -183,7 +183,7 @@ def test_a_process_that_was_killed_between_two_pulls_is_replaced_without_an_erro
     assert until(lambda: os.waitid(os.P_PID, killed, ended) is not None)
     assert same(taken(pulls, 1), content(1))
     with pytest.raises(NotFoundError, match="'v0', which 'v1' changes, is not held here"):
-        pulls.take("v1", [Cargo("v1", "v0")], keep=True)
+        pulls.take("v1", [Payload("v1", "v0")], keep=True)
     assert same(taken(pulls, 1), content(1)), "it does not go on after an error"
 
 
@@ -191,7 +191,7 @@ def test_a_process_that_was_killed_between_two_pulls_is_replaced_without_an_erro
 def test_when_its_caller_is_killed_the_process_ends_in_the_middle_of_a_pull(
     relay: NodeRelay,
 ) -> None:
-    stocked(Stocker(relay.address, SECRET), 1)
+    stocked(RelayStocker(relay.address, SECRET), 1)
     command = [sys.executable, "-c", CALLER, *map(str, relay.address), SECRET.decode()]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as caller:
         assert caller.stdout is not None
@@ -209,4 +209,4 @@ def test_who_is_closed_leaves_no_process_and_pulls_no_more(
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     with pytest.raises(RefusedError, match="pulls no more"):
-        pulls.take("v1", [Cargo("v1")], keep=True)
+        pulls.take("v1", [Payload("v1")], keep=True)

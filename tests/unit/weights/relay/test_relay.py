@@ -1,9 +1,11 @@
-"""Versions through a relay: exact, visible when complete, once per slow link, and whatever breaks."""
+"""Versions through a relay: exact, visible when complete, once per slow link, and whatever
+breaks.
+"""
 
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,12 +16,12 @@ from relay_stage import stage as make_stage
 
 from slackwater.model.errors import NotFoundError, RefusedError, UnavailableError
 from slackwater.weights.relay import protocol as say
-from slackwater.weights.relay.bucket import Cargo, buckets_of, part_checksums, tag_of, whole_views
+from slackwater.weights.relay.bucket import Payload, buckets_of, part_checksums, tag_of, whole_views
+from slackwater.weights.relay.bucket_store import BucketKey, BucketStore
 from slackwater.weights.relay.client import RelayClient
 from slackwater.weights.relay.publisher import publish
 from slackwater.weights.relay.receiver import Receiver
 from slackwater.weights.relay.server import RelayServer
-from slackwater.weights.relay.shelf import Key, Shelf
 
 DEADLINE_S = 60.0
 
@@ -82,7 +84,7 @@ def test_a_version_is_seen_when_all_of_it_is_there(stage: Stage) -> None:
         for number, bucket in enumerate(buckets[:-1]):
             views = whole_views(new.arrays, bucket)
             tag = tag_of(part_checksums(new.arrays, bucket))
-            client.put(Key(Cargo("v1"), number), sum(map(len, views)), tag, views)
+            client.put(BucketKey(Payload("v1"), number), sum(map(len, views)), tag, views)
         assert client.versions() == []
         with pytest.raises(NotFoundError):
             client.manifest("v1")
@@ -97,7 +99,7 @@ def test_what_a_dead_sender_left_is_not_mixed_with_another_ones_bytes(stage: Sta
         bucket = buckets_of(dead.tensors, BUCKET)[0]
         views = whole_views(dead.arrays, bucket)
         tag = tag_of(part_checksums(dead.arrays, bucket))
-        client.put(Key(Cargo("v1"), 0), sum(map(len, views)), tag, views)
+        client.put(BucketKey(Payload("v1"), 0), sum(map(len, views)), tag, views)
         publish(client, new, None, BUCKET)
     assert same(stage.receiver("r").pull("v1", DEADLINE_S), new)
 
@@ -192,7 +194,7 @@ def test_a_receiver_that_stops_reading_slows_nobody(stage: Stage) -> None:
     stage.stack.callback(stuck.close)
     stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     say.prove_as_client(stuck, SECRET)
-    say.send(stuck, say.Get(Key(Cargo("v1"), 0)))
+    say.send(stuck, say.GetBucket(BucketKey(Payload("v1"), 0)))
     assert same(stage.receiver("r").pull("v1", DEADLINE_S), new)
 
 
@@ -207,7 +209,7 @@ def test_a_relay_that_comes_back_empty_is_filled_again_and_receivers_go_on(stage
     found = []
     thread = threading.Thread(target=lambda: found.append(receiver.pull("v2", DEADLINE_S)))
     thread.start()
-    stage.shelf = Shelf(64 << 20)
+    stage.shelf = BucketStore(64 << 20)
     stage.server = RelayServer(stage.shelf, SECRET, stage.tracker, host=host, port=port)
     stage.stack.callback(stage.server.close)
     stage.publish(second)
@@ -222,7 +224,7 @@ def test_a_delta_that_is_damaged_at_its_source_is_left_for_the_whole(stage: Stag
     stage.publish(first)
     receiver.pull("v1")
     stage.publish(second)
-    slot = stage.shelf.open(Key(Cargo("v2", "v1"), 0))
+    slot = stage.shelf.open(BucketKey(Payload("v2", "v1"), 0))
     damaged = bytearray(slot.views[0])
     damaged[60] ^= 0xFF
     slot.views = (memoryview(damaged),)
@@ -234,22 +236,22 @@ def test_a_delta_that_is_damaged_at_its_source_is_left_for_the_whole(stage: Stag
 
 
 def test_memory_is_bounded_and_room_is_waited_for() -> None:
-    shelf = Shelf(max_bytes=1000)
-    assert shelf.begin(Key(Cargo("a"), 0), 800, 0) is not None
+    shelf = BucketStore(max_bytes=1000)
+    assert shelf.begin(BucketKey(Payload("a"), 0), 800, 0) is not None
     with pytest.raises(UnavailableError, match="relay memory"):
-        shelf.begin(Key(Cargo("b"), 0), 300, 0)
+        shelf.begin(BucketKey(Payload("b"), 0), 300, 0)
     with pytest.raises(RefusedError, match="above 1000"):
-        shelf.begin(Key(Cargo("b"), 1), 1001, 0)
-    threading.Timer(0.1, lambda: shelf.drop(Cargo("a"))).start()
-    assert shelf.begin(Key(Cargo("b"), 0), 300, 0, wait_s=DEADLINE_S) is not None
+        shelf.begin(BucketKey(Payload("b"), 1), 1001, 0)
+    threading.Timer(0.1, lambda: shelf.drop(Payload("a"))).start()
+    assert shelf.begin(BucketKey(Payload("b"), 0), 300, 0, wait_s=DEADLINE_S) is not None
     assert shelf.used_bytes == 300
 
 
 def test_what_is_being_read_stays_until_it_is_read(stage: Stage) -> None:
     new = version("v1", 1)
     stage.publish(new)
-    slot = stage.shelf.open(Key(Cargo("v1"), 0))
-    stage.shelf.drop(Cargo("v1"))
+    slot = stage.shelf.open(BucketKey(Payload("v1"), 0))
+    stage.shelf.drop(Payload("v1"))
     assert stage.shelf.manifests() == ()
     assert bytes(slot.views[0][:64]) == new.arrays[0].tobytes()[:64]
     assert stage.shelf.used_bytes == slot.size
@@ -266,12 +268,12 @@ def test_on_one_node_buckets_are_shared_memory(shared_stage: Stage) -> None:
     stage, new = shared_stage, version("v1", 1)
     stage.publish(new)
     agent = stage.agent("r", node="trainer node")
-    slot = stage.shelf.open(Key(Cargo("v1"), 0))
+    slot = stage.shelf.open(BucketKey(Payload("v1"), 0))
     path = Path(slot.path)
     assert path.stat().st_size == slot.size
     stage.shelf.close(slot)
     assert same(Receiver(agent).pull("v1", DEADLINE_S), new)
-    stage.shelf.drop(Cargo("v1"))
+    stage.shelf.drop(Payload("v1"))
     assert slot.path == "" and not path.exists()
 
 
@@ -317,3 +319,43 @@ def test_bytes_that_are_no_request_end_that_connection_alone(stage: Stage) -> No
                 pass
     with RelayClient(stage.server.address, SECRET) as client:
         assert [line.version for line in client.versions()] == ["v1"]
+
+
+def test_of_two_publishers_of_one_version_the_first_wins_and_the_other_is_told(
+    stage: Stage,
+) -> None:
+    first, second = version("v", 1), version("v", 2)
+
+    class Interrupted(RelayClient):
+        """Another publishes the same version, other bytes, after this one's first bucket."""
+
+        begun = False
+
+        def put(self, key: BucketKey, size: int, tag: int, views: Sequence[memoryview]) -> None:
+            super().put(key, size, tag, views)
+            if not self.begun:
+                self.begun = True
+                with (
+                    RelayClient(stage.server.address, SECRET) as other,
+                    pytest.raises(RefusedError, match="'v' is published with other weights"),
+                ):
+                    publish(other, second, None, BUCKET)
+
+    with Interrupted(stage.server.address, SECRET) as client:
+        publish(client, first, None, BUCKET)
+    assert same(stage.receiver("r").pull("v"), first)
+
+
+def test_what_a_publisher_that_is_gone_left_behind_is_another_ones(stage: Stage) -> None:
+    new = version("v", 2)
+    with RelayClient(stage.server.address, SECRET) as gone:
+        gone.put(BucketKey(Payload("v"), 0), 8, 1, [memoryview(bytes(8))])
+    deadline_s = time.monotonic() + 60
+    while True:  # until the relay has noticed
+        try:
+            with RelayClient(stage.server.address, SECRET) as client:
+                publish(client, new, None, BUCKET)
+            break
+        except RefusedError:
+            assert time.monotonic() < deadline_s
+    assert same(stage.receiver("r").pull("v"), new)

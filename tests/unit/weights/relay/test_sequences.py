@@ -2,7 +2,7 @@
 
 import pytest
 
-from slackwater.bench.weights.sequences import Outcome, run_sequence
+from harness.weight_sequences import Outcome, run_sequence
 
 
 @pytest.mark.parametrize("seed", range(6))

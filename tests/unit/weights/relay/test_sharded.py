@@ -1,4 +1,6 @@
-"""Several sender processes that each hold slices, and receivers under another layout: a version is there when all of it is."""
+"""Several sender processes that each hold slices, and receivers under another layout: a version is
+there when all of it is.
+"""
 
 import json
 import os
@@ -34,7 +36,10 @@ from slackwater.weights.relay.sharded import publish_part
 rank, address = int(sys.argv[1]), tuple(json.loads(sys.argv[2]))
 model = whole_model()
 mine = [each for each in publishing(ShardMap(SHAPES, HEAD_DIM, SENDERS), 256) if each.rank == rank]
-slices = {each: model[each.tensor][each.box.within(type(each.box).whole(SHAPES[each.tensor]))] for each in mine}
+slices = {
+    each: model[each.tensor][each.box.within(type(each.box).whole(SHAPES[each.tensor]))]
+    for each in mine
+}
 with RelayClient(address, SECRET.encode()) as client:
     print("ready", flush=True)
     sys.stdin.readline()

@@ -1,4 +1,6 @@
-"""Saved states are named by URI instead of by path, and stored messages carry the version of their format."""
+"""Saved states are named by URI instead of by path, and stored messages carry the version of their
+format.
+"""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,0 +1,3 @@
+"""Actions in virtual time, with the broker and without: what the figures of `bench actions`
+compare.
+"""

@@ -1,0 +1,124 @@
+"""Where a shared run's time went, from its timeline: phases, waits for a node that another job
+held, and what is neither.
+
+What is neither is the hand-over: the driver's own work between two phases, the way there and back,
+and the weights' publishing and pulling.
+"""
+
+import itertools
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """One permit's time; `granted_ms` passed between the event that made it possible and its grant,
+    of which the service computed `granted_own_ms`.
+    """
+
+    job: str
+    phase: str
+    start_s: float
+    end_s: float
+    granted_ms: float = 0.0
+    granted_own_ms: float = 0.0
+
+    @property
+    def length_s(self) -> float:
+        return self.end_s - self.start_s
+
+    def inside(self, start_s: float, end_s: float) -> float:
+        """So much of it lies there."""
+        return max(min(self.end_s, end_s) - max(self.start_s, start_s), 0.0)
+
+
+def stretches(trace: bytes) -> list[Stretch]:
+    """Of a trace that the service drew."""
+    found = []
+    for event in json.loads(trace)["traceEvents"]:
+        if event.get("ph") == "X" and event["cat"].endswith(",run"):
+            phase = event["cat"].partition(",")[0]
+            start_s, args = event["ts"] / 1e6, event["args"]
+            took_ms = (args["granted_ms"], args["granted_own_ms"])
+            found.append(
+                Stretch(args["job"], phase, start_s, start_s + event["dur"] / 1e6, *took_ms)
+            )
+    return sorted(found, key=lambda one: one.start_s)
+
+
+@dataclass(frozen=True, slots=True)
+class JobTimes:
+    """Means over a job's iterations: both phases, the hand-over after each, and the wait for
+    another's phase before each.
+    """
+
+    rollout_s: float
+    train_s: float
+    handover_s: float
+    sync_s: float
+    rollout_wait_s: float
+    train_wait_s: float
+
+    def rounded(self) -> dict[str, float]:
+        return {name: round(getattr(self, name), 4) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One run from `start_s` to `end_s`, the time in which all its jobs made steps."""
+
+    start_s: float
+    end_s: float
+    jobs: Mapping[str, JobTimes]
+    utilisation: Mapping[str, float]
+
+
+def account(permits: Sequence[Stretch], jobs: Sequence[str], first_steps: int) -> Account | None:
+    """Of these jobs, from when each had made its first steps until one had made its last; None if
+    there is no such time.
+    """
+    ours = [one for one in permits if one.job in jobs]
+    ends = {
+        job: [one.end_s for one in ours if one.job == job and one.phase == "train"] for job in jobs
+    }
+    start_s = max(found[first_steps - 1] for found in ends.values())
+    end_s = min(found[-1] for found in ends.values())
+    if end_s <= start_s:
+        return None
+    used = {
+        phase: sum(one.inside(start_s, end_s) for one in ours if one.phase == phase)
+        / (end_s - start_s)
+        for phase in ("rollout", "train")
+    }
+    times = {job: _times(ours, job, start_s, end_s) for job in jobs}
+    return Account(start_s, end_s, times, used)
+
+
+def _times(permits: Sequence[Stretch], job: str, start_s: float, end_s: float) -> JobTimes:
+    mine = [one for one in permits if one.job == job and start_s <= one.end_s <= end_s]
+    lengths: dict[str, list[float]] = defaultdict(list)
+    for one in mine:
+        lengths[one.phase].append(one.length_s)
+    for before, after in itertools.pairwise(mine):
+        wait_s = sum(
+            one.inside(before.end_s, after.start_s)
+            for one in permits
+            if one.job != job and one.phase == after.phase
+        )
+        lengths[f"{after.phase} wait"].append(wait_s)
+        lengths[f"to {after.phase}"].append(after.start_s - before.end_s - wait_s)
+
+    def of(name: str) -> float:
+        return mean(lengths[name]) if lengths[name] else 0.0
+
+    return JobTimes(
+        of("rollout"),
+        of("train"),
+        of("to train"),
+        of("to rollout"),
+        of("rollout wait"),
+        of("train wait"),
+    )

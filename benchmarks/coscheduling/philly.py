@@ -1,0 +1,91 @@
+"""`slackwater bench philly`: group placement, hourly regrouping and ours over the cells of WEAVE's
+Figure 15.
+
+Arrivals and run times come from `jobs/philly_300job_dev.csv.gz` under `--data`, or are drawn alike;
+phase lengths are those of Table 6, taken as they are. One parameter changes at a time: workload
+type, SLO, and largest group.
+"""
+
+from dataclasses import dataclass, replace
+
+from benchmarks.coscheduling.beside_cost import beside_cost
+from benchmarks.options import BenchOptions
+from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
+from slackwater.sim.cluster.simulate import simulate
+from slackwater.sim.cluster.workload import Mix, ProfileWorkload
+from slackwater.sim.inputs.traces import read_jobs_trace
+
+TRACE = "jobs/philly_300job_dev.csv.gz"
+POLICIES = ("group", "regrouping", "ours")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One setting of Figure 15."""
+
+    name: str
+    mix: Mix = "mixed"
+    slo: tuple[float, float] = (1.0, 2.0)
+    group_size: int = 5
+
+
+CELLS = (
+    Cell("mixed"),
+    Cell("balanced", mix="balanced"),
+    Cell("rollout_heavy", mix="rollout_heavy"),
+    Cell("train_heavy", mix="train_heavy"),
+    Cell("slo_1_2", slo=(1.2, 1.2)),
+    Cell("slo_1_5", slo=(1.5, 1.5)),
+    Cell("slo_2_0", slo=(2.0, 2.0)),
+    Cell("group_size_2", group_size=2),
+    Cell("group_size_3", group_size=3),
+    Cell("group_size_4", group_size=4),
+)
+
+
+def run(options: BenchOptions) -> dict[str, float]:
+    """Per cell and policy what stands beside its cost, `<cell>.ours_over_group`,
+    `.ours_over_regrouping`, and the mixed cell against solo.
+    """
+    base = _workload(options)
+    found: dict[str, float] = {}
+    for number, cell in enumerate(CELLS):
+        options.progress(cell.name, number / len(CELLS))
+        costs = {}
+        for policy in (*POLICIES, "solo") if cell.name == "mixed" else POLICIES:
+            report = simulate(_scenario(base, cell, policy, options.seed))
+            costs[policy] = report.cost
+            found.update(beside_cost(f"{cell.name}.{policy}", report))
+        for peer in ("group", "regrouping"):
+            found[f"{cell.name}.ours_over_{peer}"] = costs["ours"] / costs[peer]
+        if "solo" in costs:
+            for policy in POLICIES:
+                found[f"{cell.name}.{policy}.cost_vs_solo"] = costs["solo"] / costs[policy]
+    # Figure 15 draws the largest group of five, and SLO ~ U(1, 2), once each: they are the mixed
+    # cell.
+    for twin in ("group_size_5", "slo_uniform"):
+        of_mixed = {key: value for key, value in found.items() if key.startswith("mixed.")}
+        found |= {key.replace("mixed", twin, 1): value for key, value in of_mixed.items()}
+    return found
+
+
+def _workload(options: BenchOptions) -> ProfileWorkload:
+    jobs = 60 if options.quick else 300
+    if options.data is None:
+        whole = ProfileWorkload()
+        return replace(whole, jobs=jobs, span_s=whole.span_s * jobs / whole.jobs)
+    traced = read_jobs_trace(options.data_file(TRACE), jobs)
+    arrivals = tuple((job.arrival_s, job.duration_s) for job in traced)
+    return ProfileWorkload(jobs=len(arrivals), arrivals=arrivals)
+
+
+def _scenario(base: ProfileWorkload, cell: Cell, policy: str, seed: int) -> ClusterScenario:
+    low, high = cell.slo
+    every_s = 3600.0 if policy == "regrouping" else 0.0
+    limits = {} if policy == "solo" else {"max_group_size": float(cell.group_size)}
+    return ClusterScenario(
+        name=f"philly {cell.name}",
+        workload=replace(base, mix=cell.mix, slo_low=low, slo_high=high),
+        policy=PolicyConfig(name=policy, options=limits, regroup_every_s=every_s),
+        seed=seed,
+    )

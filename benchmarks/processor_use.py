@@ -1,0 +1,62 @@
+"""Processor time by what it is used for: each process of a service and of its jobs' drivers, as the
+system accounts for it.
+"""
+
+from dataclasses import dataclass, field
+
+import psutil
+
+# A part of the command line, and what a process with it is.
+_ROLES = (
+    ("slackwater.worker.engine_worker", "engine"),
+    ("slackwater.worker.trainer_worker", "trainer"),
+    ("slackwater.worker.sandbox_worker", "sandbox"),
+    ("slackwater.worker.agent", "agents"),
+    ("slackwater.serve.http.helper", "helpers"),
+    ("grpo_driver", "drivers"),
+)
+PLANE = "plane"
+HOST = "host"  # took it away from a virtual machine
+_NOT_BESIDE = ("engine", "trainer", HOST)
+
+
+@dataclass(slots=True)
+class ProcessorUse:
+    """Follows a service by its process id; `also` are more processes, such as drivers."""
+
+    service: int
+    _roots: dict[int, psutil.Process] = field(default_factory=dict)
+
+    def seconds(self, also: tuple[int, ...] = ()) -> dict[str, float]:
+        """So far, by role; processes that have ended count no more. A virtual machine's host is a
+        role too.
+        """
+        found: dict[str, float] = {HOST: getattr(psutil.cpu_times(), "steal", 0.0)}
+        for process in self._processes((self.service, *also)):
+            try:
+                times = process.cpu_times()
+                role = PLANE if process.pid == self.service else role_of(process)
+            except psutil.NoSuchProcess:
+                continue
+            found[role] = found.get(role, 0.0) + times.user + times.system
+        return found
+
+    def _processes(self, roots: tuple[int, ...]) -> list[psutil.Process]:
+        found: list[psutil.Process] = []
+        for pid in roots:
+            try:
+                root = self._roots.setdefault(pid, psutil.Process(pid))
+                found += [root, *root.children(recursive=True)]
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+
+def role_of(process: psutil.Process) -> str:
+    line = " ".join(process.cmdline())
+    return next((role for part, role in _ROLES if part in line), "others")
+
+
+def beside_phases(used: dict[str, float]) -> float:
+    """What was used by everybody here but the workers that permits are for."""
+    return sum(seconds for role, seconds in used.items() if role not in _NOT_BESIDE)

@@ -1,0 +1,71 @@
+"""Agents on 8 dedicated engines with capacity beside them, head to head (ROSE 6.1, Appendix E): a
+fixed pool, serverless-like leases, RLBoost's rules on spot, ROSE's rules on lent serving devices,
+and ours on each.
+"""
+
+from benchmarks.options import BenchOptions
+from benchmarks.rollout.routing import FLEETS, agent_sessions
+from benchmarks.rollout.spot_places import DRAWN_SEGMENTS
+from slackwater.sim.rollout.agent_run import run_agents
+from slackwater.sim.rollout.agent_trace import spread
+from slackwater.sim.rollout.extra_capacity import (
+    CombinedCapacity,
+    ExtraCapacity,
+    LeasedFunctions,
+    LentServing,
+    SpotCapacity,
+)
+from slackwater.sim.rollout.rules import AGENT_RULES
+from slackwater.sim.rollout.spot_trace import SpotEvent, read_spot_trace
+
+LENT = 16
+
+
+def _spot(options: BenchOptions) -> tuple[SpotEvent, ...]:
+    """Segment B, as ROSE Appendix B takes it; its instances have two devices each, here two
+    engines.
+    """
+    if options.data is None:
+        events = DRAWN_SEGMENTS["B"].draw(options.seed)
+    else:
+        path = options.data_file("spot/rlboost_like_segment_B_dev.csv.gz")
+        events = read_spot_trace(path)
+    return tuple(
+        SpotEvent(row.t_s, row.event, f"{row.instance_id}.{device}")
+        for row in events
+        for device in range(2)
+    )
+
+
+def run(options: BenchOptions) -> dict[str, float]:
+    """Seconds of one rollout stage under each, and speed-ups over the fixed pool."""
+    fleet, trajectories = FLEETS["8b"]
+    count = trajectories // 4 if options.quick else 2 * trajectories
+    sessions = spread(agent_sessions(options), count, options.seed)
+    spot = SpotCapacity(_spot(options))
+    lent = LentServing(LENT, options.seed)
+    cases: dict[str, tuple[str, ExtraCapacity | None]] = {
+        "fixed": ("turn_wise", None),
+        "fixed_ours": ("ours", None),
+        "serverless": ("turn_wise", LeasedFunctions(LENT)),
+        "rlboost_spot": ("rlboost", spot),
+        "ours_spot": ("ours", spot),
+        "rose_lent": ("affinity", lent),
+        "ours_lent": ("ours", lent),
+        "ours_lent_and_spot": ("ours", CombinedCapacity((lent, spot))),
+    }
+    for devices in (4, 8):
+        cases[f"rose_lent_{devices}"] = ("affinity", LentServing(devices, options.seed))
+    seconds: dict[str, float] = {}
+    for number, (name, (rule, extra)) in enumerate(cases.items()):
+        options.progress(name, number / len(cases))
+        seconds[name] = run_agents(fleet, AGENT_RULES[rule], sessions, extra).seconds
+    figures = {f"{name}_s": value for name, value in seconds.items()}
+    figures |= {
+        f"{name}_over_fixed": seconds["fixed"] / value
+        for name, value in seconds.items()
+        if name != "fixed"
+    }
+    figures["ours_over_rlboost_on_spot"] = seconds["rlboost_spot"] / seconds["ours_spot"]
+    figures["ours_over_rose_on_lent"] = seconds["rose_lent"] / seconds["ours_lent"]
+    return figures

@@ -1,0 +1,221 @@
+"""A serving cluster beside a rollout job: requests are routed, nodes lend and are taken back by the
+lender.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from benchmarks.serving.simulated.device_cost import SharedDevice
+from benchmarks.serving.simulated.node import ServingNode
+from benchmarks.serving.simulated.role import ServingRole
+from benchmarks.serving.simulated.rollout_share import RolloutShare
+from benchmarks.serving.simulated.service_share import ServedRequest
+from benchmarks.serving.simulated.serving_trace import Arrival
+from slackwater.control.lending import commands as do
+from slackwater.control.lending import events as on
+from slackwater.control.lending.lender import Lender, LenderSettings
+from slackwater.control.timer import SetTimer, TimerFired
+from slackwater.model.ids import InstanceId, JobId, NodeId, ServiceName
+from slackwater.model.instance import InstanceKind
+from slackwater.model.serving import ServingSlo
+from slackwater.policy.serving.modes import LendingMode
+from slackwater.sim.rollout.body import SimulatedBody
+from slackwater.sim.rollout.simulated_engine import Request
+
+_SERVICE = ServiceName("service")
+_REPORT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    """Devices by role, what they promise, and how they lend."""
+
+    device: SharedDevice
+    slo: ServingSlo
+    roles: tuple[ServingRole, ...]
+    mode: LendingMode
+    most_nodes: int
+    turns_per_node: int = 16
+    lender: LenderSettings = field(default_factory=LenderSettings)
+    seed: int = 0
+
+
+class ServingCluster:
+    """Lives on the same event queue as the rollout's body."""
+
+    def __init__(self, plan: ClusterPlan, body: SimulatedBody, arrivals: Sequence[Arrival]) -> None:
+        self.plan, self.body = plan, body
+        self.requests: list[ServedRequest] = []
+        self.lender = Lender(plan.lender)
+        self._borrowed: dict[NodeId, InstanceId] = {}
+        self._loans = 0
+        self._arrivals = arrivals
+        self.nodes = {
+            NodeId(f"s{number}"): ServingNode(
+                NodeId(f"s{number}"),
+                role,
+                plan.device,
+                plan.slo,
+                plan.mode,
+                body.at,
+                seed=plan.seed * 1000 + number,
+            )
+            for number, role in enumerate(plan.roles)
+        }
+        for node in self.nodes.values():
+            node.on_first = partial(self._first_token, node)
+            node.on_turns_ended = partial(self._turns_ended, node.name)
+            node.on_given_back = partial(self._given_back, node.name)
+
+    def start(self, period_s: float) -> None:
+        """Requests come from now on, the trace over and over; nodes report to the lender."""
+        self._tell(on.ServiceOpened(self.body.now_s, _SERVICE, self.plan.most_nodes))
+        for name in self.nodes:
+            self._tell(on.ServingNodeJoined(self.body.now_s, name, _SERVICE))
+        self._report()
+        self._come(0, 0.0, period_s)
+
+    def want(self, job: JobId, nodes: int) -> None:
+        """The job rolls out from now on."""
+        if self.plan.mode.lends:
+            self._tell(on.CapacityWanted(self.body.now_s, job, nodes))
+
+    def release(self, job: JobId) -> None:
+        """The job trains."""
+        if self.plan.mode.lends:
+            self._tell(on.CapacityReturned(self.body.now_s, job))
+
+    def hear(self, event: on.LendingEvent) -> None:
+        """Something that an operator says to the lender."""
+        self._tell(event)
+
+    def check_integrity(self) -> None:
+        """Everything adds up on every node, and the lender and the nodes agree."""
+        self.lender.check_integrity()
+        for node in self.nodes.values():
+            node.check_integrity()
+        lent = self.lender.lent()
+        assert set(self._borrowed) <= set(lent), "a node runs rollouts that it was not lent for"
+
+    # ---- requests ----
+    def _come(self, place: int, base_s: float, period_s: float) -> None:
+        if not self._arrivals:
+            return
+        arrival = self._arrivals[place]
+
+        def arrive() -> None:
+            request = ServedRequest(
+                len(self.requests),
+                self.body.now_s,
+                arrival.prompt_tokens,
+                arrival.output_tokens,
+                arrival.cached_tokens,
+            )
+            self.requests.append(request)
+            self._best_for_prompt().arrive(request, self.body.now_s)
+            wraps = place + 1 == len(self._arrivals)
+            next_base_s = base_s + period_s if wraps else base_s
+            self._come(0 if wraps else place + 1, next_base_s, period_s)
+
+        self.body.at(base_s + arrival.at_s, arrive)
+
+    def _best_for_prompt(self) -> ServingNode:
+        fit = [n for n in self.nodes.values() if n.role is not ServingRole.DECODE and n.open]
+        return min(fit, key=lambda node: node.load)
+
+    def _first_token(self, node: ServingNode, request: ServedRequest, now_s: float) -> None:
+        if node.role is ServingRole.MIXED:
+            node.service.decode(request, now_s)
+            return
+        node.service.hand_on(request)
+        if request.output_tokens <= 1:
+            request.done_s = now_s
+            return
+        decoders = [n for n in self.nodes.values() if n.role is ServingRole.DECODE and n.open]
+        target = min(decoders, key=lambda one: one.service.kv_tokens)
+        kv_gb = request.prompt_tokens * self.plan.device.serving.model.kv_bytes_per_token / 1e9
+        arrives_s = now_s + kv_gb / self.plan.device.transfer_gb_per_s
+        self.body.at(arrives_s, lambda: target.take_in(request, self.body.now_s))
+
+    # ---- lending ----
+    def _report(self) -> None:
+        for name, node in self.nodes.items():
+            self._tell(
+                on.ServingNodeReported(
+                    self.body.now_s,
+                    name,
+                    min(node.kv_share(), 1.0),
+                    node.busy_share(_REPORT_S),
+                    node.arbiter.keeps_promise(self.body.now_s),
+                )
+            )
+        self.body.at(self.body.now_s + _REPORT_S, self._report)
+
+    def _tell(self, event: on.LendingEvent) -> None:
+        for command in self.lender.handle(event):
+            match command:
+                case do.LendNode(node, job):
+                    self.body.at(
+                        self.body.now_s + self.plan.device.activation_s,
+                        partial(self._activate, node, job),
+                    )
+                case do.TakeBack(node):
+                    self._take_back(node)
+                case do.BeginStep(node):
+                    self._begin_step(node)
+                case SetTimer(name, at_s):
+                    fired = partial(self._fire, name)
+                    self.body.at(at_s, fired)
+
+    def _fire(self, name: str) -> None:
+        self._tell(TimerFired(self.body.now_s, name))
+
+    def _lent_to(self, name: NodeId) -> JobId | None:
+        return self.lender.lent().get(name)
+
+    def _activate(self, name: NodeId, job: JobId) -> None:
+        if self._lent_to(name) != job or name in self._borrowed:
+            return  # taken back while its weights were on the way
+        node, now_s = self.nodes[name], self.body.now_s
+        lease_s = self.plan.mode.lease.seconds
+        cost = self.plan.device.rollout
+        rollout = RolloutShare(cost, self.plan.turns_per_node, now_s, 0, lease_s)
+        node.lend(rollout, now_s)
+        if rollout.kv_tokens <= 0:
+            node.take_back()
+            return
+        rollout.on_work = lambda: node.wake(self.body.now_s)
+        self._loans += 1
+        instance = self._borrowed[name] = InstanceId(f"{name}#{self._loans}")
+        turns = self.plan.turns_per_node
+        self.body.join(
+            instance,
+            InstanceKind.BORROWED,
+            cost,
+            max_running=turns,
+            job=job,
+            holds="v0",
+            engine=rollout,
+        )
+
+    def _begin_step(self, name: NodeId) -> None:
+        if name in self._borrowed:
+            given, kv_tokens = self.nodes[name].begin_step(self.body.now_s)
+            self.body.give_back(self._borrowed[name], given, kv_tokens, "its budget is smaller now")
+
+    def _take_back(self, name: NodeId) -> None:
+        instance = self._borrowed.pop(name, None)
+        if instance is not None:
+            self.nodes[name].take_back()
+            self.body.lose(instance, "the service took the node back")
+        self._tell(on.NodeCleared(self.body.now_s, name))
+
+    def _turns_ended(self, name: NodeId) -> None:
+        if name in self._borrowed:
+            self.body.turns_ended(self._borrowed[name])
+
+    def _given_back(self, name: NodeId, requests: list[Request], kv_tokens: int) -> None:
+        if name in self._borrowed:
+            error = "the service needs the memory"
+            self.body.give_back(self._borrowed[name], requests, kv_tokens, error)

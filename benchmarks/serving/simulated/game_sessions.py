@@ -1,0 +1,27 @@
+"""Trajectories of short games (as FrozenLake and ALFWorld in ROSE 2.2 and 6): many short turns,
+little thinking.
+"""
+
+import numpy as np
+
+from slackwater.sim.rollout.agent_trace import AgentTurn, Session
+
+
+def drawn_games(count: int, seed: int, *, max_context_tokens: int = 32_768) -> list[Session]:
+    """`count` trajectories: about three quarters of their tokens are prompts and observations
+    (ROSE: 77 %), turns follow each other within seconds (ROSE 4.1), and a few games last far longer
+    than most.
+    """
+    rng = np.random.default_rng(seed)
+    sessions: list[Session] = []
+    for _ in range(count):
+        prompt = int(rng.uniform(1000, 2000))
+        turns: list[AgentTurn] = []
+        for _ in range(1 + int(min(rng.lognormal(np.log(11), 0.7), 60))):
+            output = 1 + int(min(rng.lognormal(np.log(160), 0.8), 3000))
+            if prompt + output >= max_context_tokens:
+                break
+            turns.append(AgentTurn(prompt, output, float(rng.exponential(1.5))))
+            prompt += output + 1 + int(rng.exponential(650))
+        sessions.append(tuple(turns))
+    return sessions

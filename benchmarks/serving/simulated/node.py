@@ -1,0 +1,284 @@
+"""One serving device in virtual time: the service, the rollout that borrows it, and the arbiter
+between them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.serving.simulated.device_cost import SharedDevice, step_cost_of
+from benchmarks.serving.simulated.role import ServingRole
+from benchmarks.serving.simulated.rollout_share import RolloutShare
+from benchmarks.serving.simulated.service_share import ServedRequest, ServiceShare
+from slackwater.model.ids import NodeId
+from slackwater.model.serving import ServingSlo
+from slackwater.policy.serving.admission import RolloutGrant
+from slackwater.policy.serving.arbiter import Arbiter, Turn
+from slackwater.policy.serving.modes import LendingMode
+from slackwater.policy.serving.slack import RolloutState
+from slackwater.sim.rollout.simulated_engine import Request
+
+_IDLE = RolloutState()
+_DRAWN_AT_ONCE = 256
+
+
+@dataclass(slots=True)
+class NodeUse:
+    """What a node's device did, in seconds; `needed_s` is what the service could not have done with
+    less of.
+    """
+
+    serving_s: float = 0.0
+    rollout_s: float = 0.0
+    needed_s: float = 0.0
+    reported_s: float = 0.0
+    rollout_steps: int = 0
+    cuts: int = 0
+    given_back: int = 0
+
+
+class ServingNode:
+    """Runs one step after the other on the event queue, by itself."""
+
+    def __init__(
+        self,
+        name: NodeId,
+        role: ServingRole,
+        device: SharedDevice,
+        slo: ServingSlo,
+        mode: LendingMode,
+        at: Callable[[float, Callable[[], None]], None],
+        seed: int,
+        step_tokens: int = 2048,
+    ) -> None:
+        self.name, self.role, self.device = name, role, device
+        self._at = at
+        self._rng = np.random.default_rng(seed)
+        self._noise = device.noise
+        self._drawn: list[float] = []
+        self.use = NodeUse()
+        self._serving_cost = step_cost_of(device.serving)
+        self._rollout_cost = step_cost_of(device.rollout)
+        prompt = self._serving_cost.prompt
+        self._token_s = prompt.seconds[-1] / prompt.rows[-1]
+        self._bytes = device.serving.model.kv_bytes_per_token
+        self._rollout_bytes = device.rollout.model.kv_bytes_per_token
+        self.arbiter = Arbiter(
+            mode,
+            slo,
+            self._serving_cost,
+            self._rollout_cost,
+            capacity=device.kv_bytes(lends=True) if mode.lends else device.kv_bytes(lends=False),
+            step_tokens=step_tokens,
+        )
+        self.service = ServiceShare(step_tokens, slo.tpot_s, 0)
+        self.rollout: RolloutShare | None = None
+        self._running = self._stopped = False
+        self.open = True
+        self.slowdown = 1.0
+        self.on_first: Callable[[ServedRequest, float], None] = lambda request, now_s: None
+        self.on_done: Callable[[ServedRequest], None] = lambda request: None
+        self.on_turns_ended: Callable[[], None] = lambda: None
+        self.on_given_back: Callable[[list[Request], int], None] = lambda requests, lent: None
+        self._set_limit()
+
+    # ---- the service ----
+    def arrive(self, request: ServedRequest, now_s: float) -> None:
+        """A request for the service."""
+        self.arbiter.arrived(now_s, request.prompt_tokens - request.cached_tokens)
+        self.service.add(request)
+        self.wake(now_s)
+
+    def take_in(self, request: ServedRequest, now_s: float) -> None:
+        """A request that was prefilled elsewhere."""
+        if not self.service.take_in(request, now_s):
+            self.on_done(request)
+        self._check_memory(now_s)
+        self.wake(now_s)
+
+    @property
+    def load(self) -> float:
+        """Seconds of work that stand here, roughly: what a router compares."""
+        service = self.service
+        waiting = sum(request.prompt_tokens - request.computed_tokens for request in service.queue)
+        return waiting * self._token_s + (0.001 * len(service.decoding))
+
+    # ---- the rollout ----
+    def lend(self, rollout: RolloutShare, now_s: float) -> None:
+        """The rollout's weights are here: an RL step's budget is set."""
+        self.arbiter.look(now_s)
+        self.arbiter.step_began(self._serving_bytes())
+        self.rollout = rollout
+        self._set_limit()
+        rollout.resize(rollout.max_running, self._lent_tokens())
+        self.wake(now_s)
+
+    def begin_step(self, now_s: float) -> tuple[list[Request], int]:
+        """The job's next RL step: the budget is set anew. What is over it, and how many tokens it
+        is.
+        """
+        rollout = self.rollout
+        assert rollout is not None
+        self.arbiter.look(now_s)
+        self.arbiter.step_began(self._serving_bytes())
+        rollout.now_s = max(rollout.now_s, now_s)
+        rollout.resize(rollout.max_running, self._lent_tokens())
+        given = rollout.give_up(self._lent_tokens())
+        self.use.given_back += len(given)
+        self.wake(now_s)
+        return given, self._lent_tokens()
+
+    def take_back(self) -> None:
+        """The rollout is gone from here."""
+        self.rollout = None
+        self._set_limit()
+
+    def kv_share(self) -> float:
+        """The largest share of the memory that the service used since the last look."""
+        peak, self.service.peak_tokens = self.service.peak_tokens, self.service.kv_tokens
+        return peak * self._bytes / self.arbiter.budget.capacity
+
+    def busy_share(self, seconds: float) -> float:
+        """The share of the last `seconds` that the service needed, prompts whole, decode steps at
+        its pace.
+        """
+        spent_s = self.use.needed_s - self.use.reported_s
+        self.use.reported_s = self.use.needed_s
+        return min(spent_s / seconds, 1.0)
+
+    def recover(self) -> None:
+        """The device is as fast as it was."""
+        self.slowdown = 1.0
+
+    # ---- steps ----
+    def wake(self, now_s: float) -> None:
+        """Something came; begin a step if none runs."""
+        if not self._running:
+            self._next(now_s)
+
+    def _next(self, now_s: float) -> None:
+        rollout = self.rollout
+        if rollout is not None:
+            rollout.now_s = max(rollout.now_s, now_s)
+            rollout.expire(now_s)
+            shared = rollout.state()
+        else:
+            shared = _IDLE
+        step = self.arbiter.next_step(now_s, self.service.state(), shared)
+        if self.arbiter.stopped is not self._stopped:
+            self._stop_or_go_on()
+        if isinstance(step, RolloutGrant):
+            assert rollout is not None
+            self._roll_out(rollout, step, now_s)
+        elif step is Turn.SERVE:
+            self._serve(now_s)
+        else:
+            self._running = False
+
+    def _serve(self, now_s: float) -> None:
+        work = self.service.begin_step()
+        if not work.rows:
+            self._running = False
+            return
+        self._running = True
+        took_s = self._serving_cost.step_s(work) * self._luck()
+
+        def over() -> None:
+            ended_s = now_s + took_s
+            self.use.serving_s += took_s
+            self.use.needed_s += self.arbiter.needed_s(work, took_s)
+            self.arbiter.served(work, took_s)
+            first, done = self.service.end_step(ended_s)
+            for request in first:
+                if not request.preempted:
+                    self.arbiter.first_token(ended_s, request.ttft_s)
+                self.on_first(request, ended_s)
+            for request in done:
+                self.arbiter.ended(ended_s, request.ttft_s, request.tpot_s)
+                self.on_done(request)
+            self._check_memory(ended_s)
+            self._next(ended_s)
+
+        self._at(now_s + took_s, over)
+
+    def _roll_out(self, rollout: RolloutShare, grant: RolloutGrant, now_s: float) -> None:
+        self._running = True
+        work = rollout.begin_step(grant.prompt_tokens)
+        took_s = self._rollout_cost.step_s(work) * self._luck()
+
+        def over() -> None:
+            ended_s = now_s + took_s
+            self.use.rollout_s += took_s
+            self.use.rollout_steps += 1
+            self.arbiter.rolled_out(work, took_s)
+            if rollout.end_step(ended_s) and self.rollout is rollout:
+                self.on_turns_ended()
+            self._check_memory(ended_s)
+            self._next(ended_s)
+
+        self._at(now_s + took_s, over)
+
+    def _luck(self) -> float:
+        if not self._drawn:
+            self._drawn = np.exp(self._rng.normal(0.0, self._noise, _DRAWN_AT_ONCE))[::-1].tolist()
+        return self.slowdown * self._drawn.pop()
+
+    # ---- memory ----
+    def _serving_bytes(self) -> int:
+        return int(self.service.kv_tokens * self._bytes)
+
+    def _lent_tokens(self) -> int:
+        return int(self.arbiter.lent / self._rollout_bytes)
+
+    def _set_limit(self) -> None:
+        """What the service may use: everything but a partition that is fixed."""
+        lends = self.rollout is not None
+        static = self.arbiter.mode.memory == "static"
+        limit = self.arbiter.serving_limit if lends or static else self.arbiter.budget.capacity
+        self.service.limit_tokens = int(limit / self._bytes)
+
+    def _stop_or_go_on(self) -> None:
+        """The service's promise is broken, or kept again: rollouts have no memory, or what the
+        budget says.
+        """
+        self._stopped = self.arbiter.stopped
+        rollout = self.rollout
+        if rollout is not None:
+            rollout.resize(rollout.max_running, self._lent_tokens())
+            given = rollout.give_up(self._lent_tokens())
+            self.use.given_back += len(given)
+            self.on_given_back(given, self._lent_tokens())
+
+    def _check_memory(self, now_s: float) -> None:
+        """Serving use decides what rollouts keep; under pressure whole requests go, and are
+        reported.
+        """
+        rollout = self.rollout
+        served = self._serving_bytes()
+        pressed = self.arbiter.uses(served)
+        if rollout is None:
+            return
+        rollout.now_s = max(rollout.now_s, now_s)
+        allowed = self._lent_tokens()
+        if self.arbiter.mode.memory == "preemptive":
+            free = self.arbiter.budget.capacity - served
+            allowed = min(allowed, int(max(free, 0) / self._rollout_bytes))
+        if pressed:
+            self.use.cuts += 1
+            rollout.resize(rollout.max_running, self._lent_tokens())
+        if pressed or rollout.kv_used_tokens + rollout.prefix_tokens > allowed:
+            given = rollout.give_up(allowed)
+            self.use.given_back += len(given)
+            if given or pressed:
+                self.on_given_back(given, self._lent_tokens())
+
+    def check_integrity(self) -> None:
+        """Memory is never promised twice."""
+        self.service.check_integrity()
+        if self.rollout is not None:
+            self.rollout.check_integrity()
+            used = self.rollout.kv_used_tokens + self.rollout.prefix_tokens
+            both = used * self._rollout_bytes + self._serving_bytes()
+            slack = (self.rollout.running + len(self.service.decoding) + 1) * self._bytes
+            assert both <= self.arbiter.budget.capacity + slack, "memory was promised twice"

@@ -1,0 +1,151 @@
+"""A rollout job and a serving cluster together: how long rollouts take, and what the service's
+users see.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.serving.simulated.cluster import ClusterPlan, ServingCluster
+from benchmarks.serving.simulated.serving_trace import Arrival
+from slackwater.control.fleet.controller import FleetController
+from slackwater.control.rollout.settings import RolloutSettings
+from slackwater.control.weights.events import WeightsPublished
+from slackwater.model.ids import InstanceId, TurnId
+from slackwater.model.instance import InstanceKind
+from slackwater.model.serving import ServingSlo
+from slackwater.sim.core.queue import EventQueue
+from slackwater.sim.rollout.agent_run import ROLLOUT_JOB, AgentFleet, Trajectories
+from slackwater.sim.rollout.agent_trace import Session
+from slackwater.sim.rollout.body import BodySettings, SimulatedBody
+
+_END_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutStages:
+    """RL steps: `count` stages with these trajectories each, and training in between."""
+
+    sessions: Sequence[Session]
+    count: int = 2
+    train_s: float = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class CoservingResult:
+    """`ttft_s` and `tpot_s` by request of the trace, for the first `seconds`; NaN if it never came
+    so far.
+    """
+
+    ttft_s: NDArray[np.float64]
+    tpot_s: NDArray[np.float64]
+    stages_s: tuple[float, ...]
+    serving_share: float
+    rollout_share: float
+    cuts: int
+    given_back: int
+    moved_turns: int
+    preempted: int
+
+    @property
+    def rollout_s(self) -> float:
+        return float(np.mean(self.stages_s)) if self.stages_s else float("nan")
+
+    def met(self, slo: ServingSlo) -> NDArray[np.bool_]:
+        """Which requests got what was promised."""
+        met: NDArray[np.bool_] = (self.ttft_s <= slo.ttft_s) & (self.tpot_s <= slo.tpot_s)
+        return met
+
+    def percentile_ms(self, of: str, share: float) -> float:
+        """`ttft` or `tpot`, in milliseconds."""
+        values = self.ttft_s if of == "ttft" else self.tpot_s
+        known = values[~np.isnan(values)]
+        return 1e3 * float(np.quantile(known, share)) if len(known) else float("nan")
+
+
+class CoservingRun:
+    """Sets everything up on one event queue; `run` lets it happen. Tests look into its parts."""
+
+    def __init__(
+        self,
+        plan: ClusterPlan,
+        fleet: AgentFleet,
+        stages: RolloutStages,
+        arrivals: Sequence[Arrival],
+        settings: RolloutSettings | None = None,
+        cluster: type[ServingCluster] = ServingCluster,
+    ) -> None:
+        queue: EventQueue[Callable[[], None]] = EventQueue()
+        self.controller = FleetController(settings or RolloutSettings(turn_timeout_s=_END_S))
+        self.manager = self.controller.rollout
+        links = BodySettings(borrowed_heartbeat_s=0.5)
+        self.body = SimulatedBody(self.controller, queue, lambda turn: self._tokens_of[turn], links)
+        self.cluster = cluster(plan, self.body, arrivals)
+        self.stages_s: list[float] = []
+        self._plan, self._stages, self._fleet = plan, stages, fleet
+        self._tokens_of: dict[TurnId, int] = {}
+        self._trajectories: Trajectories | None = None
+        self._began_s = 0.0
+
+    def run(self, seconds: float, after_event: Callable[[], None] | None = None) -> CoservingResult:
+        """Until all stages are over and `seconds` have passed; the trace is `seconds` long."""
+        body = self.body
+        body.tell(WeightsPublished(0.0, None, "v0"))
+        for number in range(self._fleet.engines):
+            body.join(
+                InstanceId(f"e{number}"),
+                InstanceKind.DEDICATED,
+                self._fleet.engine,
+                max_running=self._fleet.max_running,
+                holds="v0",
+            )
+        body.at(0.0, lambda: self.cluster.start(seconds))
+        if self._stages.count:
+            body.at(1.0, self._begin_stage)
+
+        def over() -> bool:
+            if after_event is not None:
+                after_event()
+            self._look()
+            return len(self.stages_s) == self._stages.count and body.now_s >= seconds + 60.0
+
+        body.run_until(_END_S, over)
+        assert len(self.stages_s) == self._stages.count, "rollouts never ended"
+        return self._result(seconds)
+
+    def _begin_stage(self) -> None:
+        stage = len(self.stages_s)
+        self._began_s = self.body.now_s
+        trajectories = Trajectories(self.body, self._stages.sessions, f"{stage}-")
+        self._trajectories = trajectories
+        self._tokens_of = trajectories.tokens_of
+        self.cluster.want(ROLLOUT_JOB, len(self.cluster.nodes))
+        trajectories.start()
+
+    def _look(self) -> None:
+        """Has the stage ended?"""
+        if self._trajectories is None or self._trajectories.left:
+            return
+        self._trajectories = None
+        self.stages_s.append(self.body.now_s - self._began_s)
+        self.cluster.release(ROLLOUT_JOB)
+        if len(self.stages_s) < self._stages.count:
+            self.body.at(self.body.now_s + self._stages.train_s, self._begin_stage)
+
+    def _result(self, seconds: float) -> CoservingResult:
+        counted = [one for one in self.cluster.requests if one.arrival_s < seconds]
+        nodes = self.cluster.nodes.values()
+        spent_s = self.body.now_s * len(nodes)
+        return CoservingResult(
+            np.array([one.ttft_s for one in counted]),
+            np.array([one.tpot_s if one.goal_tokens > 1 else 0.0 for one in counted]),
+            tuple(self.stages_s),
+            sum(node.use.serving_s for node in nodes) / spent_s,
+            sum(node.use.rollout_s for node in nodes) / spent_s,
+            sum(node.use.cuts for node in nodes),
+            sum(node.use.given_back for node in nodes),
+            self.manager.books.counters.moved,
+            sum(node.service.preemptions for node in nodes),
+        )

@@ -1,0 +1,110 @@
+"""Seeded storms: bursts, slow devices, services that stop lending, engines that die, RL steps that
+follow each other; invariants after every event.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.serving.simulated.cluster import ClusterPlan
+from benchmarks.serving.simulated.device_cost import SharedDevice
+from benchmarks.serving.simulated.game_sessions import drawn_games
+from benchmarks.serving.simulated.role import ServingRole
+from benchmarks.serving.simulated.run import CoservingResult, CoservingRun, RolloutStages
+from benchmarks.serving.simulated.serving_trace import drawn_arrivals
+from slackwater.control.lending import events as on
+from slackwater.control.lending.lender import LenderSettings
+from slackwater.model.ids import InstanceId, ServiceName
+from slackwater.model.instance import InstanceKind
+from slackwater.model.serving import ServingSlo
+from slackwater.policy.serving.lender_choice import LenderRule
+from slackwater.policy.serving.modes import mode_of
+from slackwater.sim.rollout.agent_run import ROLLOUT_JOB, AgentFleet
+from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, EngineCost
+
+_ROLES = (
+    (ServingRole.MIXED,) * 3,
+    (ServingRole.PREFILL, ServingRole.DECODE, ServingRole.DECODE),
+)
+_CHECK_EVERY = 50  # events; a whole check of every node costs more than an event
+
+
+@dataclass(frozen=True, slots=True)
+class StormResult:
+    """What happened, and that every request of the service and every turn came to its end."""
+
+    result: CoservingResult
+    requests: int
+    unanswered: int
+    faults: int
+
+
+def run_storm(seed: int, *, seconds: float = 60.0, mode: str = "ours") -> StormResult:
+    """One storm; raises AssertionError if an invariant breaks."""
+    rng = np.random.default_rng(seed)
+    # Little memory, so that budgets are cut.
+    engine = EngineCost(QWEN3_8B, H800, 1, memory_share=float(rng.uniform(0.46, 0.75)))
+    plan = ClusterPlan(
+        SharedDevice(engine, engine, noise=float(rng.uniform(0.0, 0.3))),
+        ServingSlo(0.5, 0.15),
+        _ROLES[int(rng.integers(2))],
+        mode_of(mode),
+        most_nodes=3,
+        lender=LenderSettings(LenderRule(rest_s=3.0), window_s=5.0, review_every_s=1.0),
+        seed=seed,
+    )
+    arrivals = drawn_arrivals(
+        seconds,
+        seed,
+        rate=float(rng.uniform(1, 12)),
+        burst_every_s=8.0,
+        burst_requests=int(rng.integers(5, 60)),
+    )
+    games = [session[:8] for session in drawn_games(24, seed)]
+    stages = RolloutStages(games, 2, train_s=3.0)
+    run = CoservingRun(plan, AgentFleet(engine, 2), stages, arrivals)
+    faults = _plant(run, rng, seconds, engine)
+    events = 0
+
+    def check() -> None:
+        nonlocal events
+        events += 1
+        if events % _CHECK_EVERY == 0:
+            run.cluster.check_integrity()
+            run.manager.check_integrity()
+
+    result = run.run(seconds, check)
+    counted = [one for one in run.cluster.requests if one.arrival_s < seconds]
+    unanswered = sum(1 for one in counted if np.isnan(one.done_s))
+    return StormResult(result, len(counted), unanswered, faults)
+
+
+def _plant(run: CoservingRun, rng: np.random.Generator, seconds: float, engine: EngineCost) -> int:
+    """Faults at random moments; how many."""
+    body, cluster = run.body, run.cluster
+    nodes = list(cluster.nodes.values())
+
+    def die() -> None:
+        if InstanceId("e0") in body.places:
+            body.lose(InstanceId("e0"), "killed")
+            body.join(InstanceId("e0"), InstanceKind.DEDICATED, engine, max_running=16, holds="v0")
+
+    def refuse() -> None:
+        cluster.hear(on.LendingStopped(body.now_s, ServiceName("service"), "a storm"))
+        body.at(body.now_s + 4.0, allow)
+
+    def allow() -> None:
+        cluster.hear(on.ServiceOpened(body.now_s, ServiceName("service"), 3))
+
+    def step() -> None:
+        cluster.hear(on.BorrowerStepBegan(body.now_s, ROLLOUT_JOB))
+
+    def slow() -> None:
+        node = nodes[int(rng.integers(len(nodes)))]
+        node.slowdown = 3.0
+        body.at(body.now_s + 3.0, lambda: node.recover())
+
+    count = int(rng.integers(3, 10))
+    for at_s in rng.uniform(2.0, seconds, count).tolist():
+        body.at(at_s, (die, refuse, slow, step)[int(rng.integers(4))])
+    return count

@@ -1,0 +1,1 @@
+"""An hour of mixed load, and what it leaves behind."""

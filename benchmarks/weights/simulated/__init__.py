@@ -1,0 +1,1 @@
+"""Weight versions over links in virtual time, under the weight director."""

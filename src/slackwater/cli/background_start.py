@@ -1,0 +1,104 @@
+"""`slackwater up --background`: the same command in a session of its own, until it can be used."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from slackwater.cli.failed_start import entries, remove_new
+from slackwater.cli.service_process import HOW_TO_STOP
+from slackwater.cli.status import ask_status
+from slackwater.cli.status_screen import names_shown
+from slackwater.model.errors import RefusedError, SlackwaterError, UnavailableError
+from slackwater.runtime.store.state_directory import StateDirectory
+
+_START_S = 120.0
+_WORKERS_S = 240.0  # a first start compiles
+_LOOK_S = 0.2
+
+
+def start_behind(root: Path) -> int:
+    """Start it, print what it printed, and wait until its workers are up."""
+    before = entries(root)
+    folder = StateDirectory(root)
+    if folder.is_locked():
+        folder.lock()  # says who has it
+    arguments = [argument for argument in sys.argv[1:] if argument != "--background"]
+    folder.logs.mkdir(parents=True, exist_ok=True)
+    output = folder.logs / "up.log"
+    output.unlink(missing_ok=True)  # one that an older version left may be readable by others
+    with output.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "slackwater", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    server = _wait_until_serving(folder, process, output, before)
+    print(output.read_text().replace(HOW_TO_STOP, _how_to_stop(root)), end="", flush=True)
+    _wait_for_workers(server, process)
+    return 0
+
+
+def _how_to_stop(root: Path) -> str:
+    from slackwater.cli.up_options import DEFAULT_STATE
+
+    own = root != DEFAULT_STATE.expanduser().resolve()
+    return f"stop with `slackwater down{f' --state {root}' if own else ''}`"
+
+
+def _wait_until_serving(
+    folder: StateDirectory,
+    process: subprocess.Popen[bytes],
+    output: Path,
+    before: frozenset[str] | None,
+) -> dict[str, Any]:
+    deadline_s = time.monotonic() + _START_S
+    while time.monotonic() < deadline_s:
+        if process.poll() is not None:
+            said = output.read_text().strip()
+            _remove(folder, before)
+            raise RefusedError(f"it did not start: {said}")
+        server = folder.read_server()
+        if server is not None and server.get("pid") == process.pid:  # not what a killed one left
+            return server
+        time.sleep(0.05)
+    process.terminate()
+    raise RefusedError(f"it was not ready after {_START_S:.0f} s; see {output}")
+
+
+def _remove(folder: StateDirectory, before: frozenset[str] | None) -> None:
+    """What the failed start made, unless somebody else uses the folder by now."""
+    try:
+        folder.lock()
+    except SlackwaterError:
+        return
+    remove_new(folder.root, before)
+    folder.unlock()
+
+
+def _wait_for_workers(server: dict[str, Any], process: subprocess.Popen[bytes]) -> None:
+    """Until every worker is up or has failed; says which, and what is still starting."""
+    console = Console(stderr=True)
+    deadline_s = time.monotonic() + _WORKERS_S
+    found: dict[str, Any] = {"starting": ["workers"], "problems": []}
+    with console.status("starting workers") as shown:
+        while found["starting"] and time.monotonic() < deadline_s:
+            try:
+                found = ask_status(server)
+            except UnavailableError as error:
+                if process.poll() is not None:
+                    raise UnavailableError(f"it ended while it started: {error}") from None
+            shown.update(f"starting {names_shown(found['starting'])}")
+            time.sleep(_LOOK_S if found["starting"] else 0)
+    for problem in found["problems"]:
+        print(f"slackwater: {problem}", file=sys.stderr)
+    if found["starting"]:
+        names = names_shown(found["starting"])
+        print(f"still starting: {names}; `slackwater status` shows when they are up")
+    elif not found["problems"]:
+        print("ready: every worker is up")

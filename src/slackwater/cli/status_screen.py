@@ -1,0 +1,125 @@
+"""The service on one screen: what is wrong first, then models, workers, nodes, jobs and queues."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from slackwater.cli.job_tables import iterations, stage_text
+
+_OVER = ("finished", "stopped")
+_JOBS_SHOWN, _MINUTES_SHOWN, _NAMES_SHOWN = 12, 5, 6
+
+
+def status_screen(found: dict[str, Any]) -> RenderableType:
+    """`found` is what `/slackwater/status` answers the operator, with the URL and the pid."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for name, values in _rows(found):
+        for place, value in enumerate(values):
+            table.add_row("" if place else name, value)
+    problems = [Text(f"! {line}", style="red") for line in found.get("problems", [])]
+    parts: list[RenderableType] = [*problems, table]
+    if live := [row for row in found.get("jobs", []) if row["stage"] not in _OVER]:
+        parts.append(_jobs(live))
+    return Group(*parts)
+
+
+def _rows(found: dict[str, Any]) -> Iterable[tuple[str, Sequence[str]]]:
+    gauges, instances = found["gauges"], found.get("instances", [])
+    starting = found.get("starting", [])
+    yield "service", [f"{found['url']}   pid {found['pid']}"]
+    if starting:
+        yield "starting", [names_shown(starting)]
+    yield (
+        "models",
+        [
+            f"{name}   {_engines_of(name, instances)}   {directory}"
+            for name, directory in found["models"].items()
+        ],
+    )
+    trainers = found["workers"].get("trainer", [])
+    if trainers:
+        yield "trainers", [f"{len(trainers)}: {names_shown(trainers)}"]
+    if nodes := [_node(row) for row in found.get("nodes", [])]:
+        yield "nodes", nodes
+    if gauges.get("sandboxes") or gauges.get("actions_waiting"):
+        yield (
+            "sandboxes",
+            [
+                f"{gauges['sandboxes']:.0f}: {gauges['actions_running']:.0f} actions run, "
+                f"{gauges['actions_waiting']:.0f} wait, {gauges['environments']:.0f} environments"
+            ],
+        )
+    yield from _serving(found.get("serving"))
+    yield "jobs", [_job_counts(found.get("jobs", []))]
+    turns = gauges["rollout_waiting_turns"]
+    yield (
+        "queues",
+        [
+            f"samples: {gauges['rollout_live_turns'] - turns:.0f} run, {turns:.0f} wait;   "
+            f"training operations: {gauges['waiting_operations']:.0f} wait"
+        ],
+    )
+
+
+def _engines_of(model: str, instances: list[dict[str, Any]]) -> str:
+    """How many engines of a model are in which state."""
+    states = [str(row["state"]) for row in instances if row.get("model") == model]
+    if not states:
+        return "no engine"
+    counts = {state: states.count(state) for state in dict.fromkeys(states)}
+    said = ", ".join(f"{count} {state}" for state, count in counts.items())
+    return f"engines: {said}"
+
+
+def _node(row: dict[str, Any]) -> str:
+    if "host" not in row:
+        return f"{row['node']}   not here"
+    memory = f"{row['memory_mb'] / 1024:.0f} GiB"
+    return f"{row['node']}   {row['cores']} cores, {memory}, {len(row['workers'])} workers"
+
+
+def names_shown(names: Sequence[str]) -> str:
+    """A few names, and how many more there are."""
+    more = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _job_counts(rows: list[dict[str, Any]]) -> str:
+    stages = [str(row["stage"]) for row in rows]
+    return ", ".join(f"{stages.count(one)} {one}" for one in dict.fromkeys(stages)) or "none"
+
+
+def _jobs(rows: list[dict[str, Any]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("job", "stage", "iteration", "device s", "reason"):
+        table.add_column(name, overflow="fold", no_wrap=name != "reason")
+    for row in rows[:_JOBS_SHOWN]:
+        name = row.get("name") or row["job"]
+        used = f"{row['device_s']:.1f}"
+        table.add_row(name, stage_text(row["stage"]), iterations(row), used, row["reason"])
+    if len(rows) > _JOBS_SHOWN:
+        table.caption = f"{len(rows) - _JOBS_SHOWN} more: `slackwater job list`"
+    return table
+
+
+def _serving(serving: dict[str, Any] | None) -> Iterable[tuple[str, Sequence[str]]]:
+    """The SLO of the served model, which job borrows which device, and the last minutes."""
+    if serving is None:
+        return
+    slo = serving["slo"]
+    promise = f"TTFT {slo['ttft_s']:g} s, TPOT {slo['tpot_s']:g} s for {slo['share']:.0%}"
+    yield "serves", [f"{serving['model']}   {promise}"]
+    yield "loans", [f"{worker}   to {job}" for worker, job in serving["lent"].items()] or ["none"]
+    yield "not lent", [f"{worker}   {why}" for worker, why in serving["not_lent"].items()]
+    for minute in serving["minutes"][-_MINUTES_SHOWN:]:
+        said = (
+            f"{minute['attainment']:.1%} of {minute['requests']:.0f} requests within the SLO,"
+            f" p99 TTFT {minute['ttft_p99_s']:.3f} s, TPOT {minute['tpot_p99_s']:.3f} s"
+        )
+        yield f"minute {minute['minute']:.0f}", [said]

@@ -1,0 +1,1 @@
+"""Which trainer holds its devices for which order."""

@@ -1,0 +1,107 @@
+"""The driver of one controller, the same live and simulated: an inbox, named timers and a record.
+
+An event that comes while another is handled waits in the inbox, so that a controller never sees
+an event before the commands of the one before it were executed. The clock, and what calls back at
+a time, are given: an event loop's live, an event queue's simulated.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Generic, TypeVar
+
+from slackwater.control.controller import Controller, Timed
+from slackwater.control.record import record_line
+from slackwater.control.timer import SetTimer, TimerFired
+
+E = TypeVar("E", bound=Timed)
+C = TypeVar("C")
+
+Schedule = Callable[[float, Callable[[], None]], object]  # calls back at a time of the clock
+
+
+class Driver(Generic[E, C]):
+    """Feeds events to a controller and executes its commands; timers it keeps itself."""
+
+    def __init__(
+        self,
+        controller: Controller[E, C],
+        execute: Callable[[C], None],
+        *,
+        clock: Callable[[], float],
+        schedule: Schedule,
+        record: Callable[[bytes], None] | None = None,
+        failed: Callable[[E], None] | None = None,
+        around: Callable[[], AbstractContextManager[object]] = nullcontext,
+        deliver: Callable[[TimerFired], None] | None = None,
+        handled: Callable[[], None] | None = None,
+    ) -> None:
+        """`record` gets one line per event. `failed` hears of an event at which the controller
+        raised. `around` holds while an event is handled, `handled` is called after it. `deliver`
+        is given due timers in place of `feed`.
+        """
+        self.controller = controller
+        self.current: E | None = None
+        self.events = 0
+        self._execute = execute
+        self._clock = clock
+        self._schedule = schedule
+        self._record = record
+        self._failed = failed
+        self._around = around
+        self._deliver: Callable[[Any], None] = deliver or self.feed
+        self._handled = handled
+        self._inbox: deque[E] = deque()
+        self._handling = False
+        self._timers: dict[str, float] = {}
+
+    def feed(self, *events: E) -> None:
+        """Something happened; what follows from it waits its turn."""
+        self._inbox.extend(events)
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while self._inbox:
+                with self._around():
+                    self._handle(self._inbox.popleft())
+        finally:
+            self._handling = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits in the inbox."""
+        return not self._inbox
+
+    def close(self) -> None:
+        """No timer fires any more."""
+        self._timers.clear()
+
+    def _handle(self, event: E) -> None:
+        self.current = event
+        self.events += 1
+        try:
+            commands = self.controller.handle(event)
+        except Exception:
+            if self._failed is not None:
+                self._failed(event)
+            raise
+        if self._record is not None:
+            self._record(record_line(event, commands))
+        for command in commands:
+            if isinstance(command, SetTimer):
+                self._set(command.name, command.at_s)
+            else:
+                self._execute(command)
+        if self._handled is not None:
+            self._handled()
+
+    def _set(self, name: str, at_s: float) -> None:
+        """A timer of the same name that is not yet due is replaced."""
+        self._timers[name] = at_s
+        self._schedule(at_s, lambda: self._due(name, at_s))
+
+    def _due(self, name: str, at_s: float) -> None:
+        if self._timers.get(name) == at_s:
+            del self._timers[name]
+            self._deliver(TimerFired(self._clock(), name))

@@ -1,0 +1,220 @@
+"""The fleet controller: the controllers of a fleet as components of one, live and simulated.
+
+    events -> controller.handle(event) -> commands
+
+One routing table says which components consume a message, by its type. A message that a component
+emits and another consumes stays inside and is handled before `handle` returns; every other message
+is a command for the runtime. The phase keeper also hears some messages as they are emitted, so that
+a job's gates open or close before anything else follows.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from slackwater.control.coschedule.phase_limits import PhaseLimits
+from slackwater.control.coschedule.phases import COSCHEDULE, PhaseKeeper
+from slackwater.control.coschedule.scheduler import CoScheduler
+from slackwater.control.devices import messages as of_device
+from slackwater.control.devices.ownership import DeviceOwnership
+from slackwater.control.fleet.messages import EVENT_TYPES, FleetCommand, FleetEvent
+from slackwater.control.jobs import driver_events as of_driver
+from slackwater.control.jobs import events as of_job
+from slackwater.control.jobs.drivers import DRIVER, DriverRegistry
+from slackwater.control.jobs.registry import JobRegistry
+from slackwater.control.lending import messages as of_lending
+from slackwater.control.lending.controller import LendingController
+from slackwater.control.lending.lender import REVIEW
+from slackwater.control.operations import events as of_operation
+from slackwater.control.operations.controller import OPERATIONS, OperationsController
+from slackwater.control.operations.settings import OperationsConfig
+from slackwater.control.rollout import events as of_rollout
+from slackwater.control.rollout.commands import ReleaseInstance
+from slackwater.control.rollout.facts import InstanceReleased
+from slackwater.control.rollout.instances import InstanceRecord
+from slackwater.control.rollout.manager import RolloutManager
+from slackwater.control.rollout.settings import RolloutSettings
+from slackwater.control.steps import events as of_step
+from slackwater.control.steps.commands import RestEngine
+from slackwater.control.steps.tracker import STEP, StepTracker
+from slackwater.control.timer import TimerFired
+from slackwater.control.weights import events as of_weight
+from slackwater.control.weights.director import WeightDirector
+from slackwater.model.ids import InstanceId, JobId, NodeId
+
+Handler = Callable[[Any], Sequence[Any]]
+
+
+class FleetController:
+    """See the module. Anybody may look at the components; only this class feeds them."""
+
+    def __init__(
+        self,
+        settings: RolloutSettings | None = None,
+        *,
+        profiles_jobs: bool = False,
+        coscheduler: CoScheduler | None = None,
+        limits: PhaseLimits | None = None,
+        operations: OperationsConfig | None = None,
+        lending: LendingController | None = None,
+    ) -> None:
+        """With a `coscheduler` jobs that have terms share nodes phase by phase, within `limits`.
+        With `lending` rollouts borrow the nodes of services.
+        """
+        self.rollout = RolloutManager(settings)
+        self.operations = OperationsController(operations)
+        self.devices = DeviceOwnership()
+        self.weights = WeightDirector()
+        self.steps = StepTracker()
+        profiles = profiles_jobs or coscheduler is not None
+        self.jobs = JobRegistry(profiles=profiles, idle_after_s=(limits or PhaseLimits()).gone_s)
+        self.drivers = DriverRegistry()
+        self.lending = lending
+        self.phases: PhaseKeeper | None = None
+        if coscheduler is not None:
+            self.phases = PhaseKeeper(coscheduler, self._engines_on, limits)
+        self._routes = self._table()
+        self._heard_at_once = () if self.phases is None else self.phases.HEARS
+
+    def _table(self) -> dict[type, tuple[Handler, ...]]:
+        """Message type -> the components that consume it, in order."""
+        lending: Handler = _ignore if self.lending is None else self.lending.handle
+        phases: Handler = _ignore if self.phases is None else self.phases.handle
+        consumers: tuple[tuple[Handler, dict[str, type]], ...] = (
+            (self.rollout.handle, of_rollout.EVENT_TYPES),
+            (self.operations.handle, of_operation.EVENT_TYPES),
+            (self.devices.handle, of_device.EVENT_TYPES),
+            (self.jobs.handle, of_job.EVENT_TYPES),
+            (phases, PhaseKeeper.CONSUMES),
+            (self.weights.handle, of_weight.EVENT_TYPES),
+            (self.steps.handle, of_step.EVENT_TYPES),
+            (self.drivers.handle, of_driver.EVENT_TYPES),
+            (lending, of_lending.EVENT_TYPES),
+        )
+        self._timers: dict[str, Handler] = {  # by the beginning of a timer's name
+            COSCHEDULE: phases,
+            DRIVER: self.drivers.handle,
+            STEP: self.steps.handle,
+            REVIEW: lending,
+            **dict.fromkeys(OPERATIONS, self.operations.handle),
+        }
+        table = {
+            kind: tuple(handler for handler, kinds in consumers if kind.__name__ in kinds)
+            for kind in EVENT_TYPES.values()
+        }
+        return {**table, TimerFired: (self._timer_fired,)}
+
+    def handle(self, event: FleetEvent) -> Sequence[FleetCommand]:
+        """Take one event; return what the runtime must do, in order."""
+        if type(event) is of_rollout.TokensArrived:  # the short way: most frames ask for nothing
+            commands = self.rollout.handle(event)
+            if not commands:
+                return commands
+            return self._settled(deque(), commands, event.now_s)
+        if self._is_stale(event):
+            return ()
+        return self._settled(deque((event,)), (), event.now_s)
+
+    def _settled(
+        self, inbox: deque[Any], messages: Sequence[Any], now_s: float
+    ) -> list[FleetCommand]:
+        """Let the components talk until none has anything more to say to another."""
+        out: list[FleetCommand] = []
+        self._route(messages, now_s, inbox, out)
+        while inbox:
+            message = inbox.popleft()
+            said: list[Any] = []
+            for handler in self._routes[type(message)]:
+                said += handler(message)
+            self._route(said, now_s, inbox, out)
+        return out
+
+    def _route(
+        self, messages: Sequence[Any], now_s: float, inbox: deque[Any], out: list[FleetCommand]
+    ) -> None:
+        """To the components that consume a message, or out of the controller."""
+        for message in messages:
+            kind = type(message)
+            if self.phases is not None and kind in self._heard_at_once:
+                self._route(self.phases.hear(message, now_s), now_s, inbox, out)
+                if kind in PhaseKeeper.TAKES:
+                    continue
+            if kind in self._routes:
+                inbox.append(message)
+            elif kind is ReleaseInstance:
+                local = self.steps.is_local(message.instance)
+                inbox.append(InstanceReleased(now_s, message.instance, rests=local))
+                # An engine on the trainers' devices is not ended: it rests until it is started.
+                out.append(RestEngine(message.instance, message.reason) if local else message)
+            else:
+                out.append(message)
+
+    def _is_stale(self, event: FleetEvent) -> bool:
+        """Whether an engine on the trainers' devices speaks that was told to rest meanwhile."""
+        match event:
+            case of_rollout.InstanceJoined(_, spec):
+                instance = spec.instance
+            case of_rollout.InstanceHeartbeat(_, instance):
+                pass
+            case _:
+                return False
+        return self.steps.is_local(instance) and not self.steps.works(instance)
+
+    def _timer_fired(self, event: TimerFired) -> Sequence[Any]:
+        """The beginning of its name says whose it is; any other is the rollout manager's."""
+        for beginning, handler in self._timers.items():
+            if event.name.startswith(beginning):
+                return handler(event)
+        return self.rollout.handle(event)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if an invariant of a component, or one between two, does not
+        hold.
+        """
+        self.rollout.check_integrity()
+        self.operations.check_integrity()
+        self.devices.check_integrity()
+        self.weights.check_integrity()
+        self.steps.check_integrity()
+        self.jobs.check_integrity()
+        self.drivers.check_integrity()
+        if self.phases is not None:
+            self.phases.check_integrity()
+        if self.lending is not None:
+            self.lending.check_integrity()
+        for record in self.rollout.books.instances:
+            instance = record.spec.instance
+            usable = self.weights.usable(instance)
+            assert record.versions == usable, f"{instance}: {record.versions} offered as {usable}"
+            local = self.steps.is_local(instance)
+            assert not local or self.steps.works(instance), f"{instance} works unasked"
+        held, holders = self.devices.holders(), self.steps.holders()
+        assert held.keys() <= holders.keys(), f"{held} work without devices: {holders}"
+        for version, turns in self.rollout.books.demand.counts().items():
+            assert self.weights.knows(version), f"{turns} turns ask for {version}, which is gone"
+
+    def _engines_on(self, nodes: Sequence[NodeId], job: JobId) -> list[InstanceId]:
+        """Instances of nodes, those with most of a job's turns first."""
+        found = [
+            record
+            for record in self.rollout.books.instances
+            if record.spec.place in nodes and record.spec.job in (None, job)
+        ]
+
+        def rank(record: InstanceRecord) -> tuple[int, InstanceId]:
+            mine = sum(turn.spec.job == job for turn in record.attempts.values())
+            return -mine, record.spec.instance
+
+        return [record.spec.instance for record in sorted(found, key=rank)]
+
+    def gauges(self) -> dict[str, float]:
+        """For metrics."""
+        return {
+            **{f"rollout_{name}": value for name, value in self.rollout.gauges().items()},
+            **{f"weights_{name}": value for name, value in self.weights.gauges().items()},
+        }
+
+
+def _ignore(message: object) -> Sequence[Any]:
+    """Without a co-scheduler nobody keeps phases, and without services nobody lends."""
+    return ()

@@ -1,0 +1,242 @@
+"""The job book: where every job stands between its submission and its end, and what it has used.
+
+    submitted -> profiling -> placed | held | refused -> running -> finished | failed | stopped
+
+A job whose profile is known skips profiling. A crash or a lost node makes it a new arrival at its
+last complete iteration. Messages that come late (of a job that is over, or not known) change
+nothing but the account. A job that was submitted with a driver runs and ends with it
+(`drivers.py`). One that has neither driver nor session (a key's, or that of a program which asks
+for permits itself) ends when nothing was heard of it for long.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+from slackwater.control.jobs import commands as do
+from slackwater.control.jobs import events as on
+from slackwater.control.jobs.driver_events import DriverDue, DriverUndue
+from slackwater.control.rollout.facts import TurnClosed, TurnOpened
+from slackwater.model.ids import JobId, TenantId
+from slackwater.model.job import JobProfile, JobTerms
+from slackwater.model.job_life import JobAccount, JobStage
+
+Out = list[do.JobCommand | on.JobEnded]
+
+_REMEMBERED = 10_000  # jobs that are over; the oldest are forgotten
+
+
+@dataclass(slots=True)
+class RegisteredJob:
+    """One job. `iterations_done` are complete; one that is `driven` was submitted with a driver."""
+
+    job: JobId
+    tenant: TenantId
+    since_s: float
+    stage: JobStage = JobStage.SUBMITTED
+    reason: str = ""
+    profile: JobProfile | None = None
+    iterations_done: int = 0
+    crashes: int = 0
+    account: JobAccount = field(default_factory=JobAccount)
+    terms: JobTerms | None = None
+    driven: bool = False
+    worked_s: float = 0.0
+    open_turns: int = 0
+
+
+class JobRegistry:
+    """See the module. `profiles` off: jobs without a profile are placed at once, as those without
+    terms always are.
+    """
+
+    def __init__(self, *, profiles: bool = False, idle_after_s: float = 600.0) -> None:
+        self._profiles = profiles
+        self._idle_after_s = idle_after_s
+        self._jobs: dict[JobId, RegisteredJob] = {}
+
+    def handle(self, event: on.JobEvent) -> Sequence[do.JobCommand | on.JobEnded]:
+        """Take one event; return what is to be done, in order."""
+        out: Out = []
+        match event:
+            case on.JobSubmitted():
+                self._submitted(event, out)
+            case on.JobAdopted():
+                self._adopted(event)
+            case on.IdleJobsSought():
+                self._end_idle(event, out)
+            case on.JobHeard():
+                if (heard := self._jobs.get(event.job)) is not None:
+                    heard.worked_s = event.now_s
+            case TurnOpened() | TurnClosed():
+                self._worked(event)
+            case on.JobTrained():
+                self._trained(event)
+            case _:
+                entry = self._jobs.get(event.job)
+                if entry is not None and not entry.stage.over:
+                    self._goes_on(entry, event, out)
+        return out
+
+    def _goes_on(
+        self,
+        entry: RegisteredJob,
+        event: on.JobProfiled | on.JobAnswered | on.IterationDone | on.JobCrashed | on.JobEnded,
+        out: Out,
+    ) -> None:
+        match event:
+            case on.JobProfiled(_, _, profile):
+                if entry.stage is JobStage.PROFILING:
+                    entry.profile = profile
+                    self._arrive(entry, out)
+            case on.JobAnswered(_, _, answer, reason):
+                waits = (JobStage.SUBMITTED, JobStage.HELD, JobStage.PLACED)
+                displaced = entry.stage is JobStage.RUNNING and answer == "held"
+                if entry.stage in waits or displaced:
+                    entry.stage, entry.reason = JobStage(answer), reason
+                    self._tell_driver(entry, event.now_s, out)
+            case on.IterationDone():
+                if entry.stage in (JobStage.RUNNING, JobStage.PLACED, JobStage.PROFILING):
+                    entry.iterations_done += 1
+            case on.JobCrashed(_, _, reason):
+                entry.crashes += 1
+                if entry.stage is JobStage.PROFILING and entry.terms is not None:
+                    self._profile(entry, entry.terms, event.now_s, out)
+                else:
+                    self._arrive(entry, out)
+                entry.reason = reason
+            case on.JobEnded(_, _, outcome, reason):
+                entry.stage, entry.reason = JobStage(outcome), reason
+                self._tell_driver(entry, event.now_s, out)
+                self._forget_some()
+            case _:
+                assert_never(event)
+
+    # ---- questions ----
+    def entries(self) -> list[RegisteredJob]:
+        """Every job, oldest first; the caller must not change them."""
+        return list(self._jobs.values())
+
+    def find(self, job: JobId) -> RegisteredJob | None:
+        return self._jobs.get(job)
+
+    # ---- life ----
+    def _submitted(self, event: on.JobSubmitted, out: Out) -> None:
+        entry = self._jobs.get(event.job)
+        if entry is not None and not entry.stage.over:
+            if event.driven and not entry.driven:
+                entry.driven = True
+                self._tell_driver(entry, event.now_s, out)
+            return  # another session of the same run
+        if entry is not None and entry.driven and not event.driven:
+            return  # a straggler of a driver that has ended
+        if entry is None:
+            entry = self._jobs[event.job] = RegisteredJob(event.job, event.tenant, event.now_s)
+        entry.profile = event.profile or entry.profile
+        if event.terms is not None or entry.stage is not JobStage.STOPPED:
+            entry.terms = event.terms  # one that was stopped goes on with its own
+        entry.driven = event.driven
+        entry.iterations_done = max(event.iterations_done, entry.iterations_done)
+        entry.worked_s = event.now_s
+        if entry.profile is None and self._profiles and entry.terms is not None:
+            self._profile(entry, entry.terms, event.now_s, out)
+        else:
+            self._arrive(entry, out)
+
+    def _adopted(self, event: on.JobAdopted) -> None:
+        if event.job in self._jobs:
+            if self._jobs[event.job].account == JobAccount():
+                self._jobs[event.job].account = event.account
+            return
+        entry = RegisteredJob(event.job, event.tenant, event.now_s, event.stage, event.reason)
+        entry.account, entry.terms, entry.driven = event.account, event.terms, event.driven
+        entry.iterations_done, entry.crashes = event.iterations_done, event.crashes
+        self._jobs[event.job] = entry
+
+    def _profile(self, entry: RegisteredJob, terms: JobTerms, now_s: float, out: Out) -> None:
+        entry.stage, entry.reason = JobStage.PROFILING, "its cycle is not known yet"
+        out.append(do.ProfileJob(entry.job, terms))
+        self._tell_driver(entry, now_s, out)
+
+    def _arrive(self, entry: RegisteredJob, out: Out) -> None:
+        entry.stage, entry.reason = JobStage.SUBMITTED, ""
+        made = (entry.profile, entry.iterations_done, entry.crashes)
+        out.append(do.PlaceJob(entry.job, *made, entry.terms, driven=entry.driven))
+
+    def _tell_driver(self, entry: RegisteredJob, now_s: float, out: Out) -> None:
+        if not entry.driven:
+            return
+        if entry.stage in (JobStage.PLACED, JobStage.PROFILING, JobStage.RUNNING):
+            out.append(DriverDue(now_s, entry.job))
+        elif entry.stage.over:
+            out.append(DriverUndue(now_s, entry.job, entry.stage, entry.reason))
+
+    def _end_idle(self, event: on.IdleJobsSought, out: Out) -> None:
+        """Nobody says that a key's job has ended, nor that of a program which was killed, so
+        silence does.
+        """
+        for entry in self._jobs.values():
+            if entry.stage.over or entry.driven or entry.open_turns:
+                continue
+            idle_s = event.now_s - entry.worked_s
+            if entry.job not in event.attended and idle_s >= self._idle_after_s:
+                reason = f"nothing came of it for {idle_s:.0f} s"
+                out.append(on.JobEnded(event.now_s, entry.job, "stopped", reason))
+
+    # ---- accounts ----
+    def _worked(self, event: TurnOpened | TurnClosed) -> None:
+        entry = self._jobs.get(event.job)
+        if entry is None:
+            return
+        if entry.stage is JobStage.PLACED:
+            entry.stage = JobStage.RUNNING
+        entry.worked_s = event.now_s
+        if isinstance(event, TurnOpened):
+            entry.open_turns += 1
+            return
+        entry.open_turns = max(entry.open_turns - 1, 0)
+        had = entry.account
+        entry.account = replace(
+            had,
+            engine_s=had.engine_s + event.device_s,
+            turns=had.turns + 1,
+            failed_turns=had.failed_turns + (not event.completed),
+            prompt_tokens=had.prompt_tokens + event.prompt_tokens,
+            tokens=had.tokens + event.tokens,
+            turns_waited_s=had.turns_waited_s + event.waited_s,
+        )
+
+    def _trained(self, event: on.JobTrained) -> None:
+        entry = self._jobs.get(event.job)
+        if entry is None:
+            return
+        if entry.stage is JobStage.PLACED:
+            entry.stage = JobStage.RUNNING
+        entry.worked_s = event.now_s
+        had = entry.account
+        entry.account = replace(
+            had,
+            trainer_s=had.trainer_s + event.trainer_s,
+            operations=had.operations + 1,
+            operations_waited_s=had.operations_waited_s + event.waited_s,
+        )
+
+    def _forget_some(self) -> None:
+        if len(self._jobs) > _REMEMBERED:
+            gone = next((job for job, entry in self._jobs.items() if entry.stage.over), None)
+            if gone is not None:
+                del self._jobs[gone]
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if an invariant does not hold."""
+        for job, entry in self._jobs.items():
+            assert entry.job == job
+            account = entry.account
+            assert account.failed_turns <= account.turns
+            assert min(account.engine_s, account.trainer_s, account.turns_waited_s) >= -1e-6
+            if self._profiles and entry.stage in (JobStage.PLACED, JobStage.RUNNING):
+                assert entry.profile is not None or entry.terms is None, (
+                    f"{job} was placed without a profile"
+                )
+            if entry.stage in (JobStage.HELD, JobStage.REFUSED):
+                assert entry.reason, f"{job} was not told why it does not run"

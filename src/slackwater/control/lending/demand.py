@@ -1,0 +1,105 @@
+"""When a job wants to borrow serving nodes, and for how long.
+
+A job borrows from its first live turn on until it trains, or has had no turn for a while. Turns
+that come after its optimizer has stepped belong to its next RL step.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from slackwater.control.jobs.events import JobTrained
+from slackwater.control.lending import events as on
+from slackwater.control.lending.messages import LoanEvent
+from slackwater.control.rollout.facts import TurnClosed, TurnOpened
+from slackwater.control.steps.events import DevicesGranted
+from slackwater.model.ids import JobId, NodeId
+
+QUIET_S = 2.0  # a job without a live turn for so long has ended its rollout
+
+
+@dataclass(slots=True)
+class _Borrower:
+    """A job that rolls out; `stepped` since its last turn was submitted."""
+
+    base_model: str
+    active_s: float
+    stepped: bool = False
+
+
+class LoanDemand:
+    """Turns what happens to jobs and serving nodes into the lender's events."""
+
+    def __init__(self, lendable: Collection[str]) -> None:
+        """`lendable` are the base models whose rollouts may borrow."""
+        self._lendable = frozenset(lendable)
+        self._nodes: set[NodeId] = set()
+        self._borrowers: dict[JobId, _Borrower] = {}
+        self._live: Counter[JobId] = Counter()
+
+    def translate(self, event: LoanEvent) -> Iterator[on.LendingEvent]:
+        """What the lender hears of an event, in order."""
+        match event:
+            case TurnOpened():
+                yield from self._turn_opened(event)
+            case TurnClosed(_, job):
+                self._live[job] -= 1
+                if not self._live[job]:
+                    del self._live[job]
+            case DevicesGranted(now_s, _, job):
+                # Unless it rolls out meanwhile, its weights need be nowhere else.
+                if job in self._borrowers and job not in self._live:
+                    yield self._end(job, now_s)
+            case JobTrained(_, job, ends_step=True) if job in self._borrowers:
+                self._borrowers[job].stepped = True
+            case JobTrained():
+                pass
+            case _:
+                yield from self._of_node(event)
+
+    def _turn_opened(self, event: TurnOpened) -> Iterator[on.LendingEvent]:
+        job, base, now_s = event.job, event.base_model, event.now_s
+        self._live[job] += 1
+        if base not in self._lendable:
+            return
+        known = self._borrowers.get(job)
+        self._borrowers[job] = _Borrower(base, now_s)
+        if known is None:
+            yield on.CapacityWanted(now_s, job, max(len(self._nodes), 1), base)
+        elif known.stepped:
+            yield on.BorrowerStepBegan(now_s, job)
+
+    def _of_node(self, event: on.LendingEvent) -> Iterator[on.LendingEvent]:
+        match event:
+            case on.ServingNodeReported(now_s, node):
+                if node in self._nodes:
+                    yield from self._quiet(now_s)
+                yield event
+            case on.ServingNodeJoined(now_s, node, service):
+                self._nodes.add(node)
+                yield event
+                yield on.ServiceOpened(now_s, service, len(self._nodes))
+                for job, borrower in self._borrowers.items():
+                    wanted = (job, len(self._nodes), borrower.base_model)
+                    yield on.CapacityWanted(now_s, *wanted)
+            case on.ServingNodeLost(_, node):
+                self._nodes.discard(node)
+                yield event
+            case _:
+                yield event
+
+    def _quiet(self, now_s: float) -> Iterator[on.LendingEvent]:
+        """A job without a live turn for a while does not roll out any more."""
+        for job, borrower in list(self._borrowers.items()):
+            if job in self._live:
+                borrower.active_s = now_s
+            elif now_s - borrower.active_s > QUIET_S:
+                yield self._end(job, now_s)
+
+    def _end(self, job: JobId, now_s: float) -> on.CapacityReturned:
+        del self._borrowers[job]
+        return on.CapacityReturned(now_s, job)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if an invariant does not hold."""
+        assert all(turns > 0 for turns in self._live.values()), f"turns ended twice: {self._live}"

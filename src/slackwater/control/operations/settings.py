@@ -1,0 +1,21 @@
+"""What an operator can set of operations."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class OperationsConfig:
+    """`save_log_after_s` bounds how long a replay takes; a snapshot may cost a tenth of the time.
+
+    `max_skipped` is how far a number may lie ahead of the one whose turn it is. A move between
+    nodes that is not heard of is given up after `give_up_move_after_s`; one that breaks off is
+    heard of much sooner.
+    """
+
+    give_up_gap_after_s: float = 60.0
+    give_up_move_after_s: float = 300.0
+    save_log_after_s: float = 30.0
+    snapshot_share: float = 0.1
+    max_attempts: int = 5
+    max_waiting_per_model: int = 1024
+    max_skipped: int = 16_384

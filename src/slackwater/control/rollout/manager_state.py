@@ -1,0 +1,178 @@
+"""What the parts of the rollout manager share: live turns, instances, counters, and how a turn
+ends.
+"""
+
+import heapq
+from dataclasses import dataclass, field
+
+from slackwater.control.rollout.commands import (
+    AbortOn,
+    CompleteTurn,
+    FailTurn,
+    ReportFault,
+    RolloutCommand,
+)
+from slackwater.control.rollout.demand import Demand
+from slackwater.control.rollout.dispatcher import Dispatcher
+from slackwater.control.rollout.facts import TurnClosed, TurnOpened
+from slackwater.control.rollout.instances import InstanceRecord, Instances
+from slackwater.control.rollout.live_turn import LiveTurn
+from slackwater.control.rollout.settings import RolloutSettings
+from slackwater.model.ids import InstanceId, JobId, TurnId
+from slackwater.model.turn import FinishReason
+from slackwater.policy.rollout.length_law import LengthLaw
+from slackwater.policy.rollout.plateau import ThroughputProfile
+from slackwater.policy.rollout.step_time import StepTimeFit
+
+Out = list[RolloutCommand]
+
+
+@dataclass(slots=True)
+class RolloutCounters:
+    """Totals since the manager started."""
+
+    submitted: int = 0
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    moved: int = 0
+    late_tokens: int = 0
+    accepted_tokens: int = 0
+    faults: int = 0
+
+
+@dataclass(slots=True)
+class JobWork:
+    """How many of a job's turns live, what of them is behind us, and when the last of them ended.
+
+    `base_models` are those that they were ever of. It is kept while a turn lives, and from the
+    job's first step on.
+    """
+
+    live_turns: int = 0
+    base_models: set[str] = field(default_factory=set)
+    steps: bool = False
+    closed_turns: int = 0
+    done_tokens: int = 0
+    closed_s: float = 0.0
+
+
+@dataclass(slots=True)
+class ManagerState:
+    """The manager's memory."""
+
+    settings: RolloutSettings
+    instances: Instances = field(default_factory=Instances)
+    turns: dict[TurnId, LiveTurn] = field(default_factory=dict)
+    deadlines: list[tuple[float, int, TurnId]] = field(default_factory=list)
+    counters: RolloutCounters = field(default_factory=RolloutCounters)
+    profile: ThroughputProfile = field(default_factory=ThroughputProfile)
+    step_time: StepTimeFit = field(default_factory=StepTimeFit)
+    lengths: LengthLaw = field(default_factory=LengthLaw)
+    work: dict[JobId, JobWork] = field(default_factory=dict)
+    demand: Demand = field(default_factory=Demand)
+    dispatcher: Dispatcher = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.dispatcher = Dispatcher(self.settings, self.instances)
+
+    def work_of(self, job: JobId) -> JobWork:
+        """The job's totals."""
+        return self.work.setdefault(job, JobWork())
+
+    def forget_work(self, job: JobId) -> None:
+        """Unless it is still of use."""
+        work = self.work.get(job)
+        if work is not None and not (work.live_turns or work.steps):
+            del self.work[job]
+
+    def open(self, turn: LiveTurn, out: Out) -> None:
+        """A turn begins to live."""
+        now_s = self.dispatcher.now_s
+        out.append(TurnOpened(now_s, turn.spec.job, turn.spec.base_model, turn.sequence))
+        work = self.work_of(turn.spec.job)
+        work.live_turns += 1
+        work.base_models.add(turn.spec.base_model)
+        self.demand.opened(turn, now_s, out)
+        self.turns[turn.spec.turn] = turn
+        self.counters.submitted += 1
+        heapq.heappush(self.deadlines, (turn.deadline_s, turn.sequence, turn.spec.turn))
+
+    def complete(self, turn: LiveTurn, reason: FinishReason, now_s: float, out: Out) -> None:
+        """The turn is whole: hand it over, and use the room it leaves."""
+        self.counters.completed += 1
+        self.lengths.observe(len(turn.tokens))
+        self.work_of(turn.spec.job).done_tokens += len(turn.tokens)
+        out.append(
+            CompleteTurn(
+                turn.spec.turn,
+                turn.tokens.tolist(),
+                turn.logprobs.tolist(),
+                reason,
+                turn.version,
+                turn.moves,
+                turn.topk or (),
+                turn.prompt_logprobs,
+                turn.prompt_topk,
+                turn.prompt_targets,
+                turn.prompt_alternatives,
+            )
+        )
+        self.close(turn, now_s, out, completed=True)
+
+    def fail(self, turn: LiveTurn, error: str, now_s: float, out: Out) -> None:
+        """The turn alone fails."""
+        self.counters.failed += 1
+        out.append(FailTurn(turn.spec.turn, error))
+        self.close(turn, now_s, out)
+
+    def stop(self, turn: LiveTurn, out: Out) -> None:
+        """Tell the instance that runs the turn, if any, to forget it; `close` follows."""
+        if turn.attempt is not None and turn.instance is not None:
+            out.append(AbortOn(turn.instance, turn.attempt))
+
+    def close(self, turn: LiveTurn, now_s: float, out: Out, *, completed: bool = False) -> None:
+        """Take the turn out of all books, and use the room it leaves."""
+        del self.turns[turn.spec.turn]
+        if len(self.deadlines) > 2 * len(self.turns) + 64:  # mostly of turns that have ended
+            self.deadlines[:] = [row for row in self.deadlines if row[2] in self.turns]
+            heapq.heapify(self.deadlines)
+        work = self.work_of(turn.spec.job)
+        work.live_turns -= 1
+        work.closed_turns += 1
+        work.closed_s = now_s
+        self.forget_work(turn.spec.job)
+        self.dispatcher.line.remove(turn)
+        if turn.instance is not None:
+            self.dispatcher.homes.remember(turn, now_s)
+        record = self.dispatcher.detach(turn)
+        spec = turn.spec
+        out.append(
+            TurnClosed(
+                *(now_s, spec.job, spec.base_model, len(spec.prompt), len(turn.tokens)),
+                *(turn.device_s, turn.waited_s(now_s), completed, turn.sequence),
+            )
+        )
+        self.demand.closed(turn, now_s, out)
+        if record is not None:
+            self.dispatcher.fill(record, now_s, out)
+
+    def resume(self, turn: LiveTurn, now_s: float, out: Out) -> None:
+        """Go on with a turn that runs nowhere, unless its tokens already end it."""
+        reason = turn.finished_reason()
+        if reason is not None:
+            self.complete(turn, reason, now_s, out)
+            return
+        self.counters.moved += 1
+        self.dispatcher.place(turn, now_s, out, first=True)
+
+    def report(self, instance: InstanceId, what: str, out: Out) -> None:
+        """Tell the operator."""
+        self.counters.faults += 1
+        out.append(ReportFault(instance, what))
+
+    def room_changed(self, record: InstanceRecord, now_s: float, out: Out) -> None:
+        """The instance can take turns that it could not take before."""
+        record.refresh()
+        self.instances.changed()
+        self.dispatcher.fill(record, now_s, out)

@@ -1,0 +1,496 @@
+"""The book of one node's states: the only one that decides which tier each deployment's state is on
+(PlexRL 4.5.1).
+
+    events -> book.handle(event) -> commands
+
+A state moves one tier at a time; from disk to the device the second move may follow close behind
+the first. On the device it keeps its place on the host, so that it can always come back there, and
+its last image there stays whole until the next one is written: what a worker's death can lose is
+what was computed since. Waits are served in the order in which they came. Budgets hold at every
+moment, moves under way included.
+
+What several deployments share (a frozen base) is a record of its own, counted once. It is on the
+host while one of them comes to the device, is used when any of them is, and goes with the last.
+"""
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from slackwater.control.state import commands as do
+from slackwater.control.state import events as on
+from slackwater.control.state.admission import misfit, no_room_now
+from slackwater.control.state.candidates import candidates_on
+from slackwater.control.state.record import Record, ResidencyRecords, ResidencyWait
+from slackwater.model.residency import StateBudgets, Tier
+from slackwater.policy.state.eviction import may_give_way, victims
+
+Out = list[do.StateCommand]
+
+
+class ResidencyController:
+    """See the module. `check_integrity()` holds after every event."""
+
+    def __init__(self, budgets: StateBudgets) -> None:
+        self.budgets = budgets
+        self._records = ResidencyRecords()
+        self._waits: list[ResidencyWait] = []
+        self._hint: tuple[str, ...] = ()
+        self._holding: tuple[str, ...] = ()
+        self.found = self.waited = self.early = 0  # operations' states there or not; early loads
+
+    def tier(self, deployment: str) -> Tier | None:
+        """Where the newest copy is; None if the deployment is not known."""
+        record = self._records.get(deployment)
+        return None if record is None else record.tier
+
+    def is_blank(self, deployment: str) -> bool:
+        """Whether nothing was ever computed on it, or it is not known."""
+        record = self._records.get(deployment)
+        return record is None or record.blank
+
+    def used(self, tier: Tier) -> int:
+        """Bytes in use or reserved on a tier."""
+        return self._records.used(tier)
+
+    def handle(self, event: on.StateEvent) -> Sequence[do.StateCommand]:
+        """Take one event; return what is to be done, in order."""
+        out: Out = []
+        match event:
+            case on.DeploymentRegistered():
+                self._register(event, out)
+            case on.ResidencyAsked(_, ticket, name, tier, lease):
+                self._wait(ResidencyWait(ticket, name, tier, True, lease), event.now_s, out)
+            case on.EvictionAsked(_, ticket, name, tier):
+                self._unhint(name)
+                self._wait(ResidencyWait(ticket, name, tier, False, False), event.now_s, out)
+            case on.MoveDone(_, name, to):
+                self._moved(name, to, out)
+            case on.MoveFailed(_, name, to, reason):
+                self._failed(name, to, reason, out)
+            case on.NextHinted(_, names, holding):
+                self._hint, self._holding = names, holding
+            case on.HolderGone(_, holder):
+                self._holder_gone(holder, out)
+            case on.DeploymentForgotten(_, name):
+                self._forget(name, out)
+            case _:
+                self._note(event)
+        self._serve(event.now_s, out)
+        self._prefetch(out)
+        return out
+
+    def _note(
+        self,
+        event: on.WaitGivenUp
+        | on.DeploymentFilled
+        | on.LeaseReleased
+        | on.ReadingBegan
+        | on.ReadingEnded,
+    ) -> None:
+        """Events that by themselves ask for nothing."""
+        match event:
+            case on.WaitGivenUp(_, ticket):
+                self._waits = [wait for wait in self._waits if wait.ticket != ticket]
+            case on.DeploymentFilled(_, name):
+                self._filled(name)
+            case on.LeaseReleased(now_s, name):
+                self._release(name, now_s)
+            case on.ReadingBegan(_, name):
+                self._read(name, 1)
+            case on.ReadingEnded(_, name):
+                self._read(name, -1)
+            case _:
+                assert_never(event)
+
+    def _register(self, event: on.DeploymentRegistered, out: Out) -> None:
+        known = self._records.get(event.deployment)
+        if known is not None:
+            again = (known.device_bytes, known.host_bytes) == (
+                event.device_bytes,
+                event.host_bytes,
+            )
+            if known.holder is not None or known.doomed or known.bereft or not again:
+                why = "is held by " + known.holder if known.holder else "has another size here"
+                why = f"{known.bereft}, which it shares, is gone" if known.bereft else why
+                out.append(do.Refuse(event.deployment, f"state of {event.deployment}: {why}"))
+                return
+            known.holder, known.unowned = event.holder, False
+            out.append(do.Admit(event.deployment, known.blank))
+            return
+        record = Record(
+            *(event.deployment, event.holder, event.device_bytes, event.host_bytes, event.warm),
+            borrows=tuple(name for name, _ in event.borrows),
+        )
+        record.last_used_s = event.now_s
+        brought = [
+            Record(name, None, 0, size, record.warm, unowned=True)
+            for name, size in event.borrows
+            if name not in self._records
+        ]
+        beside = (self._records, self.budgets, record, brought)
+        reason = misfit(*beside) or no_room_now(*beside)
+        if reason:
+            out.append(do.Refuse(record.name, f"state of {record.name}: {reason}"))
+            return
+        for new in (*brought, record):
+            self._records[new.name] = new
+        for lender in self._records.lenders(record):
+            if lender.is_base:
+                lender.doomed = False
+                lender.warm = lender.warm or record.warm
+        out.append(do.Admit(record.name, blank=True))
+
+    def _wait(self, wait: ResidencyWait, now_s: float, out: Out) -> None:
+        record = self._records.get(wait.deployment)
+        if record is None or record.doomed:
+            out.append(
+                do.AnswerTicket(wait.ticket, f"state of {wait.deployment}: is not known here")
+            )
+        elif wait.up and wait.tier is Tier.DEVICE and record.holder is None:
+            out.append(
+                do.AnswerTicket(wait.ticket, f"state of {wait.deployment}: its worker has gone")
+            )
+        else:
+            record.last_used_s = now_s
+            for piece in self._records.pieces(record):
+                piece.stuck = None
+            there = record.tier is Tier.DEVICE and record.moving_to is None
+            self.found += wait.lease and there
+            self.waited += wait.lease and not there
+            self._waits.append(wait)
+
+    def _unhint(self, name: str) -> None:
+        """It runs, or somebody wants it away: its hint is spent."""
+        at = self._hint.index(name) if name in self._hint else len(self._hint)
+        self._hint = self._hint[:at] + self._hint[at + 1 :]
+
+    def _release(self, name: str, now_s: float) -> None:
+        record = self._records.get(name)
+        if record is not None and record.leases:
+            record.leases -= 1
+            record.last_used_s = now_s
+
+    def _read(self, name: str, change: int) -> None:
+        record = self._records.get(name)
+        if record is not None:
+            record.readers = max(record.readers + change, 0)
+
+    def _filled(self, name: str) -> None:
+        record = self._records.get(name)
+        if record is not None and record.tier is Tier.HOST:
+            record.blank, record.on_host = False, True
+
+    def _moved(self, name: str, to: Tier, out: Out) -> None:
+        record = self._records.get(name)
+        if record is None or record.moving_to is not to:
+            return
+        down = record.tier > to
+        record.tier, record.moving_to, record.stuck = to, None, None
+        if record.following:  # the move that follows goes on by itself
+            record.following, record.moving_to = False, Tier.DEVICE
+        match to:
+            case Tier.DEVICE:
+                record.blank = False
+                for base in self._records.lenders(record):
+                    if base.is_base and base.blank:
+                        base.blank, base.on_host = False, True  # filled on the way
+                if record.on_disk:  # it is about to differ
+                    record.on_disk = False
+                    out.append(do.FreeTier(name, Tier.DISK))
+            case Tier.HOST:
+                record.on_host = not record.blank
+            case Tier.DISK:
+                record.on_disk = down and not record.blank
+                record.on_host = False
+                out.append(do.FreeTier(name, Tier.HOST))
+        if record.doomed:
+            self._forget(name, out)
+        for other in self._records.values():  # room was made, or may have been
+            if down and other is not record:
+                other.stuck = None
+
+    def _failed(self, name: str, to: Tier, reason: str, out: Out) -> None:
+        record = self._records.get(name)
+        if record is None:
+            return
+        if to is Tier.DEVICE and record.following:
+            record.following = False
+        elif record.moving_to is to:
+            record.moving_to, record.following, record.stuck = None, False, reason
+        else:
+            return
+        if record.doomed:
+            self._forget(name, out)
+            return
+        for wait in list(self._waits):
+            wanted = self._records[wait.deployment]
+            pieces = self._records.pieces(wanted) if wait.up else [wanted]
+            if record in pieces and (to > record.tier) == wait.up:
+                self._answer(wait, out, reason)
+
+    def _holder_gone(self, holder: str, out: Out) -> None:
+        for record in [r for r in self._records.values() if r.holder == holder]:
+            record.holder, record.leases, record.following = None, 0, False
+            touched = record.tier is Tier.DEVICE or record.moving_to is Tier.DEVICE
+            for wait in [w for w in self._waits if w.deployment == record.name]:
+                if wait.tier is Tier.DEVICE or touched:
+                    self._answer(wait, out, f"state of {record.name}: its worker has gone")
+            if not touched:
+                continue
+            was_newest = record.tier is Tier.DEVICE
+            record.moving_to = None
+            record.tier = Tier.HOST
+            if record.doomed:
+                self._forget(record.name, out)
+            elif not was_newest:
+                continue  # it was only on its way there
+            elif record.on_host:
+                out.append(do.ReportFallback(record.name))
+            else:
+                self._forget(record.name, out, lost=True)
+                out.append(do.ReportStateLost(record.name))
+
+    def _forget(self, name: str, out: Out, *, lost: bool = False) -> None:
+        """It goes as soon as nothing moves or reads it; what others borrow goes with the last."""
+        record = self._records.get(name)
+        if record is None:
+            return
+        for wait in [w for w in self._waits if w.deployment == name]:
+            self._answer(wait, out, f"state of {name}: was forgotten")
+        for borrower in self._records.borrowers(record):
+            if lost:
+                borrower.bereft = name
+                borrower.borrows = tuple(n for n in borrower.borrows if n != name)
+        if any(self._records.borrowers(record)):
+            record.unowned = True
+            return
+        if record.moving_to is not None or record.readers:
+            record.doomed = True
+        else:
+            self._remove(record, out)
+
+    def _remove(self, record: Record, out: Out) -> None:
+        name = record.name
+        del self._records[name]
+        if record.tier is Tier.DEVICE:
+            out.append(do.FreeTier(name, Tier.DEVICE))
+        if record.tier >= Tier.HOST:
+            out.append(do.FreeTier(name, Tier.HOST))
+        if record.on_disk:
+            out.append(do.FreeTier(name, Tier.DISK))
+        out.append(do.Drop(name))
+        for lender in list(self._records.lenders(record)):
+            if lender.unowned:
+                self._forget(lender.name, out)
+        for other in self._records.values():
+            other.stuck = None
+
+    def _answer(self, wait: ResidencyWait, out: Out, refused: str | None = None) -> None:
+        self._waits.remove(wait)
+        out.append(do.AnswerTicket(wait.ticket, refused))
+
+    def _serve(self, now_s: float, out: Out) -> None:
+        """Answer and advance the waits, the oldest first.
+
+        One that waits for room keeps later ones from taking it.
+        """
+        for doomed in [r for r in self._records.values() if r.doomed]:
+            if not doomed.readers:
+                self._forget(doomed.name, out)
+        full: set[Tier] = set()
+        for wait in list(self._waits):
+            record = self._records.get(wait.deployment)
+            if record is None or wait not in self._waits:
+                continue
+            if wait.up:
+                self._serve_up(wait, record, full, out)
+                if wait not in self._waits:
+                    record.last_used_s = now_s
+            else:
+                self._serve_down(wait, record, out)
+
+    def _serve_up(self, wait: ResidencyWait, record: Record, full: set[Tier], out: Out) -> None:
+        if record.bereft and record.tier is not Tier.DEVICE:
+            why = f"state of {record.name}: {record.bereft}, which it shares, is gone"
+            self._answer(wait, out, why)
+            return
+        there = record.moving_to is None and record.tier >= wait.tier
+        if there and self._records.is_assembled(record):
+            record.leases += wait.lease
+            if wait.lease:
+                self._unhint(record.name)
+            self._answer(wait, out)
+            return
+        on_disk = [p for p in self._records.pieces(record) if p.tier is Tier.DISK]
+        for piece in [p for p in on_disk if p.moving_to is None]:
+            if not self._raise_for(wait, piece, Tier.HOST, full, out):
+                return
+        if record.moving_to is not None:
+            self._follow(wait, record, full, out)
+        elif wait.tier is Tier.DEVICE and self._records.is_assembled(record):
+            self._raise_for(wait, record, Tier.DEVICE, full, out)
+
+    def _serve_down(self, wait: ResidencyWait, record: Record, out: Out) -> None:
+        if record.moving_to is not None:
+            return
+        if record.tier > wait.tier and self._records.may_sink(record):
+            self._sink(record, out)
+        if wait in self._waits and record.tier <= wait.tier and record.moving_to is None:
+            self._answer(wait, out)
+
+    def _raise_for(
+        self, wait: ResidencyWait, piece: Record, to: Tier, full: set[Tier], out: Out
+    ) -> bool:
+        if to not in full and self._rise(piece, to, out, wait=wait):
+            return True
+        full.add(to)
+        self._give_up_if_hopeless(wait, to, out)
+        return False
+
+    def _follow(self, wait: ResidencyWait, record: Record, full: set[Tier], out: Out) -> None:
+        """A state that is wanted on the device and comes from disk: its bytes go on to the device
+        as they arrive on the host.
+        """
+        coming = record.tier is Tier.DISK and record.moving_to is Tier.HOST
+        if not (coming and wait.up and wait.tier is Tier.DEVICE and record.holder is not None):
+            return
+        if record.following or record.blank or record.doomed or Tier.DEVICE in full:
+            return
+        if not all(lender.readable for lender in self._records.lenders(record)):
+            return
+        if self._make_room(record, Tier.DEVICE, out, wait=wait):
+            record.following = True
+            out.append(do.MoveTier(record.name, Tier.DEVICE, follows=True))
+        else:
+            full.add(Tier.DEVICE)
+
+    def _give_up_if_hopeless(self, wait: ResidencyWait, to: Tier, out: Out) -> None:
+        """Others that cannot be moved away (a full disk) keep this one out: say so now, instead of
+        waiting for ever.
+        """
+        device = to is Tier.DEVICE
+        others = [r for r in self._records.values() if r.tier >= to and (device or not r.warm)]
+        above = [r for r in others if r.stuck]
+        busy = [r for r in others if not self._records.may_sink(r)]
+        if above and not busy:
+            self._answer(wait, out, f"state of {wait.deployment}: no room: {above[0].stuck}")
+
+    def _rise(
+        self,
+        record: Record,
+        to: Tier,
+        out: Out,
+        *,
+        wait: ResidencyWait | None = None,
+        next_use: int | None = None,
+    ) -> bool:
+        """Begin the move if there is room; else begin to make room. False where room must be waited
+        for.
+        """
+        if not self._make_room(record, to, out, wait=wait, next_use=next_use):
+            return False
+        record.moving_to = to
+        out.append(do.MoveTier(record.name, to, record.blank))
+        return True
+
+    def _make_room(
+        self,
+        record: Record,
+        to: Tier,
+        out: Out,
+        *,
+        wait: ResidencyWait | None = None,
+        next_use: int | None = None,
+    ) -> bool:
+        """Whether there is room; where there is not, others begin to leave, as far as they may.
+
+        For whoever waits, or else for the early load of what is used next but so many.
+        """
+        need = record.size_on(to)
+        if to is Tier.HOST and record.warm:
+            need = 0  # reserved
+        free = self._budget(to) - self.used(to)
+        if need <= free:
+            return True
+        freeing = sum(
+            r.size_on(to)
+            for r in self._records.values()
+            if r.tier >= to and r.moving_to is not None and r.moving_to < r.tier
+            if to is Tier.DEVICE or not r.warm
+        )
+        candidates = [
+            c
+            for c in candidates_on(to, self._records, self._waits, self._hint, wait)
+            if next_use is None or (may_give_way(c, next_use) and c.name not in self._holding)
+        ]
+        for name in victims(candidates, need - free - freeing) or ():
+            self._sink(self._records[name], out)
+        # Where the image below was still good, room is there at once.
+        return self._budget(to) - self.used(to) >= need
+
+    def _sink(self, record: Record, out: Out) -> None:
+        """One tier down. A host image that the disk has too is only dropped."""
+        to = Tier(record.tier - 1)
+        if to is Tier.DISK and (record.on_disk or record.blank):
+            record.tier, record.on_host = Tier.DISK, False
+            out.append(do.FreeTier(record.name, Tier.HOST))
+            return
+        if to is Tier.DISK and self.used(Tier.DISK) + record.host_bytes > self.budgets.disk_bytes:
+            record.stuck = f"the disk tier has {self.budgets.disk_bytes} bytes, all in use"
+            for wait in [w for w in self._waits if w.deployment == record.name and not w.up]:
+                self._answer(wait, out, f"state of {record.name}: {record.stuck}")
+            return
+        record.moving_to = to
+        if to is Tier.HOST:
+            record.on_host = False  # being overwritten
+        out.append(do.MoveTier(record.name, to, record.blank))
+
+    def _prefetch(self, out: Out) -> None:
+        """Bring up what the hint names, where nobody waits for the room and nothing needed sooner
+        has to leave for it.
+        """
+        wanted = [self._records[w.deployment] for w in self._waits if w.up]
+        waiting = {w.tier for w in self._waits if w.up} | {
+            Tier.HOST for r in wanted for p in self._records.pieces(r) if p.tier is Tier.DISK
+        }
+        leaving = {w.deployment for w in self._waits if not w.up}
+        for number, name in enumerate(self._hint):
+            record = None if name in leaving else self._records.get(name)
+            if record is None or not record.idle or record.holder is None or record.bereft:
+                continue
+            pieces = self._records.pieces(record)
+            if record.tier is Tier.DEVICE or any(piece.stuck for piece in pieces):
+                continue
+            for piece in [p for p in pieces if p.tier is Tier.DISK and p.idle]:
+                if Tier.HOST in waiting or not self._rise(piece, Tier.HOST, out, next_use=number):
+                    return
+            if record.idle and self._records.is_assembled(record):
+                to = Tier.DEVICE
+                if to in waiting or not self._rise(record, to, out, next_use=number):
+                    return
+                self.early += 1
+
+    def _budget(self, tier: Tier) -> int:
+        return self.budgets.device_bytes if tier is Tier.DEVICE else self.budgets.host_bytes
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if an invariant does not hold."""
+        assert self.used(Tier.DEVICE) <= self.budgets.device_bytes
+        assert self.used(Tier.HOST) <= self.budgets.host_bytes
+        assert self.used(Tier.DISK) <= self.budgets.disk_bytes
+        assert len({wait.ticket for wait in self._waits}) == len(self._waits)
+        for wait in self._waits:
+            assert wait.deployment in self._records
+        for record in self._records.values():
+            assert record.leases >= 0 and record.readers >= 0
+            assert not record.leases or (record.tier is Tier.DEVICE and record.moving_to is None)
+            assert record.moving_to is None or abs(record.moving_to - record.tier) == 1
+            coming = record.tier is Tier.DISK and record.moving_to is Tier.HOST
+            assert not record.following or (coming and not record.blank)
+            if record.doomed:
+                continue
+            if record.tier is Tier.HOST and record.moving_to is not Tier.DISK:
+                assert record.on_host or record.blank
+            if record.tier is Tier.DISK and not record.blank:
+                assert record.on_disk
+        self._records.check_lending()

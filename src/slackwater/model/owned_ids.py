@@ -1,0 +1,56 @@
+"""Ids of what a tenant names itself: actions and environments as `NAME@TENANT`, snapshots by a
+digest.
+
+Neither a tenant's name nor the name that it gives has an `@`, so two tenants never share an id,
+whatever dots or colons are in their names. The id only tells things apart: who owns one is stored
+with it, and checked there.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable
+
+from slackwater.model.errors import ConfigError
+from slackwater.model.ids import TenantId
+
+_GIVEN = re.compile(r"(ac|en)-[0-9a-f]{24}")  # ids that the service gives
+_TENANT = re.compile(r"(?!\.+$)[A-Za-z0-9_.-]{1,64}")
+
+
+def check_tenant(name: str, field: str) -> TenantId:
+    """The name of a tenant, if it can be one."""
+    if not _TENANT.fullmatch(name):
+        fix = "must be 1-64 letters, digits, . _ - and not dots alone"
+        raise ConfigError.of(field, name, fix)
+    return TenantId(name)
+
+
+def owned_id(tenant: TenantId, name: str, field: str) -> str:
+    """The id of what the tenant calls `name`; a name that could be read as another id is
+    refused."""
+    if _GIVEN.fullmatch(name) or name.startswith(f"{tenant}.") or "@" in name:
+        fix = f"could be the id of another one; take a name without '{tenant}.' in front"
+        raise ConfigError.of(field, name, fix)
+    return f"{name}@{tenant}"
+
+
+def resolve_id(tenant: TenantId, given: str) -> str:
+    """The id that a caller means by a whole id, by its own name, or by an id of version 0.1
+    (`TENANT.NAME`)."""
+    if "@" in given or _GIVEN.fullmatch(given):
+        return given
+    return f"{given.removeprefix(f'{tenant}.')}@{tenant}"
+
+
+def snapshot_id(tenant: TenantId, name: str) -> str:
+    """What a snapshot is kept as on its node: a plain file name, the same for the same owner and
+    name."""
+    return "sn-" + hashlib.sha256(f"{tenant}/{name}".encode()).hexdigest()[:40]
+
+
+def old_snapshot_id(tenant: TenantId, name: str, tenants: Iterable[str]) -> str | None:
+    """What version 0.1 kept the snapshot as; None if another tenant may have kept its own under
+    it."""
+    kept_as = f"{tenant}.{name}"
+    others = (other for other in tenants if other != tenant)
+    return None if any(kept_as.startswith(f"{other}.") for other in others) else kept_as

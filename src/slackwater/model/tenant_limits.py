@@ -1,0 +1,115 @@
+"""What the operator lets each tenant ask of the sandboxes, and hold at once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from slackwater.model.config import decode, plain
+from slackwater.model.errors import ConfigError
+from slackwater.model.ids import TenantId
+from slackwater.model.owned_ids import check_tenant
+
+_MIB = 1 << 20
+_SHARED_MEMORY = 0.5  # of the nodes' memory, for one of several tenants
+_SHARED_CORES = 0.9  # of a node's cores: what is left runs the others' short actions at once
+_MAY_BE_0 = ("environments", "snapshots", "snapshot_mib")
+_MOST = 1 << 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantLimits:
+    """Ceilings on one action or environment, then on all of a tenant's, then its `weight` among
+    others.
+
+    `waiting_actions`, `memory_share`, `core_share` and `network` have defaults that depend on how
+    many tenants there are.
+    """
+
+    memory_mib: int = 16_384
+    disk_mib: int = 16_384
+    cores: int = 4096
+    limit_s: float = 3600.0
+    processes: int = 1024
+    output_bytes: int = 16 * _MIB
+    priority: int = 1000
+    network: bool | None = None
+    waiting_actions: int | None = None
+    environments: int = 4096
+    snapshots: int = 256
+    snapshot_mib: int = 65_536
+    memory_share: float | None = None
+    core_share: float | None = None
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        for each in fields(TenantLimits):
+            value = getattr(self, each.name)
+            least = 0 if each.name in _MAY_BE_0 else 1
+            if each.name in ("memory_share", "core_share"):
+                if value is not None and not 0 < value <= 1:
+                    raise ConfigError.of(each.name, value, "must be above 0 and at most 1")
+            elif each.name in ("weight", "limit_s"):
+                if not 0 < value <= _MOST:
+                    raise ConfigError.of(each.name, value, "must be above 0 and finite")
+            elif isinstance(value, int) and not isinstance(value, bool) and value < least:
+                raise ConfigError.of(each.name, value, f"must be at least {least}")
+
+    def memory_of(self, total_mib: int) -> int:
+        """What of the nodes' memory the tenant may hold."""
+        share = self.memory_share
+        return total_mib if share is None or share >= 1 else int(total_mib * share)
+
+    def cores_of(self, total: int) -> int:
+        """What of a node's cores the tenant may hold; one at least."""
+        share = self.core_share
+        return total if share is None or share >= 1 else max(int(total * share), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class TenantTable:
+    """The limits of every tenant; those of one that is not named are the `default`."""
+
+    default: TenantLimits = field(default_factory=TenantLimits)
+    named: Mapping[str, TenantLimits] = field(default_factory=dict)
+
+    def of(self, tenant: TenantId) -> TenantLimits:
+        return self.named.get(tenant, self.default)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorLimits(TenantLimits):
+    """`[limits]` of a service's configuration: everybody's, and under `[limits.tenants.NAME]` what
+    differs for one."""
+
+    tenants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        TenantLimits.__post_init__(self)
+        for name in self.tenants:
+            check_tenant(name, "limits.tenants")
+            self.of(name)
+
+    def of(self, name: str) -> TenantLimits:
+        """One tenant's, as they are written."""
+        common = {key: value for key, value in plain(self).items() if key != "tenants"}
+        own = self.tenants.get(name, {})
+        return decode(TenantLimits, common | dict(own), f"limits.tenants.{name}")
+
+    def table(self, tenants: Sequence[str], operator: str, max_waiting: int) -> TenantTable:
+        """With the defaults that depend on the tenants: who is alone may hold everything, the
+        operator has the network."""
+        named = {name: self._filled(name, tenants, operator, max_waiting) for name in tenants}
+        return TenantTable(self._filled("", tenants, operator, max_waiting), named)
+
+    def _filled(
+        self, name: str, tenants: Sequence[str], operator: str, max_waiting: int
+    ) -> TenantLimits:
+        found, several = self.of(name), len(tenants) > 1
+        defaults: dict[str, Any] = {
+            "network": name == operator,
+            "waiting_actions": max(max_waiting // max(len(tenants), 1), 1),
+            "memory_share": _SHARED_MEMORY if several else 1.0,
+            "core_share": _SHARED_CORES if several else 1.0,
+        }
+        missing = {key: value for key, value in defaults.items() if getattr(found, key) is None}
+        return replace(found, **missing)

@@ -1,0 +1,85 @@
+"""How a holder of some versions comes to another one: by a chain of deltas or by a whole copy,
+whichever is smaller.
+
+ROSE 4.2: an instance that is one version behind takes a delta, one that is further behind a chain
+of them, and a new one the whole; what decides is bytes. Pure; ties are broken by fewer steps, then
+by name.
+"""
+
+import heapq
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+_WORTH_BYTES = 1 << 20
+
+
+def worth_a_relay(size: int) -> bool:
+    """Whether a version of `size` bytes is worth a place on relays; below, asking costs as much as
+    what there is to send.
+    """
+    return size >= _WORTH_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """The changes that make `version` out of `base`."""
+
+    base: str
+    version: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PullRoute:
+    """Begin with `start`, fetched whole if `fetch_start` or else held already; then apply `deltas`
+    in order.
+    """
+
+    start: str
+    fetch_start: bool
+    deltas: tuple[Delta, ...]
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PullRoutePolicy:
+    """The way of fewest bytes. `step_bytes` is what applying one delta costs, expressed as bytes of
+    the link.
+    """
+
+    step_bytes: int = 1 << 16
+
+    def choose(
+        self,
+        target: str,
+        held: Collection[str],
+        wholes: Mapping[str, int],
+        deltas: Sequence[Delta],
+    ) -> PullRoute | None:
+        """The cheapest way to `target`, or None if what can be fetched does not lead there.
+
+        `wholes` are the versions that can be fetched whole, with their sizes; `held` are here
+        already.
+        """
+        onward: dict[str, list[Delta]] = {}
+        for delta in deltas:
+            onward.setdefault(delta.base, []).append(delta)
+        begun = [PullRoute(version, False, (), 0) for version in sorted(held)]
+        begun += [PullRoute(version, True, (), size) for version, size in sorted(wholes.items())]
+        open_ways = [(way.bytes, 0, way.start, number, way) for number, way in enumerate(begun)]
+        heapq.heapify(open_ways)
+        numbers, done = count(len(begun)), set[str]()
+        while open_ways:
+            cost, steps, here, _, way = heapq.heappop(open_ways)
+            if here == target:
+                return way
+            if here in done:
+                continue
+            done.add(here)
+            for delta in onward.get(here, ()):
+                whole_way = (*way.deltas, delta)
+                longer = PullRoute(way.start, way.fetch_start, whole_way, way.bytes + delta.bytes)
+                price = cost + delta.bytes + self.step_bytes
+                heapq.heappush(open_ways, (price, steps + 1, delta.version, next(numbers), longer))
+        return None

@@ -1,1 +1,0 @@
-"""Live bodies: one per controller; sockets and timers become events, commands become I/O."""

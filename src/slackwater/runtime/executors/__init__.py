@@ -1,0 +1,1 @@
+"""Executors: the fleet controller's commands become I/O, what comes back becomes events."""

@@ -1,0 +1,332 @@
+"""Actions, live: the broker's commands become messages to sandbox workers, their answers its
+events.
+
+What goes to workers goes out in order (`store/write_ahead.py`): an action is marked as started in
+the durable log before its worker hears of it, so that a restart never runs twice what may not be.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from slackwater.control.actions import commands as do
+from slackwater.control.actions import events as on
+from slackwater.control.controller import Controller
+from slackwater.model.action import EnvironmentSpec, GpuService, OutcomeKind, WorkerCapacity
+from slackwater.model.ids import (
+    ActionId,
+    EnvironmentId,
+    JobId,
+    NodeId,
+    ServiceName,
+    WorkerId,
+)
+from slackwater.runtime.live_driver import NewDriver, live_driver, loop_time
+from slackwater.runtime.net.hub import WorkerHub
+from slackwater.runtime.store import action_log as log
+from slackwater.runtime.store.write_ahead import WriteAhead
+from slackwater.wire import messages, rewards, sandbox
+from slackwater.wire.frames import Frame, FrameKind
+
+logger = logging.getLogger(__name__)
+
+_KINDS = {
+    "exited": OutcomeKind.DONE,
+    "wall": OutcomeKind.TIMED_OUT,
+}
+
+
+class ActionOwner(Protocol):
+    """Who is asked what an action is, and told what became of it."""
+
+    def request(self, action: ActionId) -> log.ActionRequest: ...
+    def place(self, environment: EnvironmentId) -> log.EnvironmentRequest: ...
+    def snapshot_of(self, environment: EnvironmentId) -> str | None: ...
+    def granted(self, action: ActionId, attempt: int) -> None: ...
+    def printed(self, action: ActionId, stream: sandbox.Stream, data: bytes) -> None: ...
+    def ended(self, action: ActionId, result: log.ActionResult) -> None: ...
+    def environment_ready(self, environment: EnvironmentId) -> None: ...
+    def environment_ended(self, environment: EnvironmentId, reason: str) -> None: ...
+    def service_declared(self, service: GpuService) -> None: ...
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What a worker has said of one."""
+
+    action: ActionId
+    output: dict[sandbox.Stream, bytearray] = field(
+        default_factory=lambda: {"stdout": bytearray(), "stderr": bytearray()}
+    )
+    over: sandbox.ActionOver | None = None
+
+
+class ActionExecutor:
+    """One broker, all sandbox workers; with `needs_isolation`, those that isolate tenants."""
+
+    def __init__(
+        self,
+        hub: WorkerHub,
+        ahead: WriteAhead,
+        broker: Controller[on.Event, do.Command],
+        new_driver: NewDriver = live_driver,
+        *,
+        needs_isolation: bool,
+    ) -> None:
+        self._hub = hub
+        self._ahead = ahead
+        self._needs_isolation = needs_isolation
+        self._owner: ActionOwner | None = None
+        self._driver = new_driver(broker, self._apply)
+        self.feed = self._driver.feed
+        self._attempts: dict[int, _Attempt] = {}
+        self._latest: dict[ActionId, int] = {}
+        self._workers: dict[NodeId, WorkerId] = {}
+        self.reward_facts: dict[WorkerId, rewards.RewardFacts] = {}
+        self.services: set[ServiceName] = set()
+        self.facts: dict[WorkerId, sandbox.SandboxFacts] = {}
+        self.gauges: dict[WorkerId, dict[str, float]] = {}
+        self._marked: set[ActionId] = set()
+        self._snapshots: dict[int, asyncio.Future[sandbox.SnapshotKept]] = {}
+        self._snapshot_number = 0
+
+    def belongs_to(self, owner: ActionOwner) -> None:
+        self._owner = owner
+
+    def close(self) -> None:
+        self._driver.close()
+
+    # ---- for the hub ----
+    def worker_joined(self, worker: WorkerId, facts: sandbox.SandboxFacts) -> None:
+        if self._needs_isolation and not facts.isolates:
+            logger.error(
+                "sandbox worker=%s node=%s gets no actions: its backend %s does not isolate "
+                "tenants; install bubblewrap there, or state --trust-tenants",
+                *(worker, facts.node, facts.backend),
+            )
+            return
+        node = NodeId(facts.node)
+        self._workers[node] = worker
+        self.facts[worker] = facts
+        for line in facts.said:
+            logger.info("sandbox worker=%s %s", worker, line)
+        held = tuple(
+            EnvironmentSpec(EnvironmentId(one.environment), JobId(one.job), one.memory_mib)
+            for one in facts.environments
+        )
+        cores = tuple(tuple(numa) for numa in facts.cores)
+        capacity = WorkerCapacity(cores=cores, memory_mib=facts.memory_mib)
+        self.feed(on.WorkerJoined(loop_time(), node, capacity, held))
+        for spec in held:
+            self._mine.environment_ready(spec.environment)
+
+    def rewards_joined(self, worker: WorkerId, facts: rewards.RewardFacts) -> None:
+        """A worker with devices, and services that it has in host memory."""
+        node = NodeId(facts.node)
+        self._workers[node] = worker
+        self.reward_facts[worker] = facts
+        for name, reason in facts.failed.items():
+            logger.warning("reward model failed worker=%s service=%s: %s", worker, name, reason)
+        for service in facts.services:
+            self.declare(service)
+            self._mine.service_declared(service)
+        capacity = WorkerCapacity(gpus=len(facts.devices), gpu_mib=facts.device_mib)
+        self.feed(on.WorkerJoined(loop_time(), node, capacity))
+
+    def failure_of(self, service: ServiceName) -> str | None:
+        """Why no worker that is here could stage a service; None where one has it, or none
+        tried.
+        """
+        joined = self.reward_facts.values()
+        if any(service == held.service for facts in joined for held in facts.services):
+            return None
+        reasons = (facts.failed[service] for facts in joined if service in facts.failed)
+        return next(reasons, None)
+
+    def declare(self, service: GpuService) -> None:
+        """There is a service by this name, or was before a restart."""
+        self.services.add(service.service)
+        self.feed(on.ServiceDeclared(loop_time(), service))
+
+    def worker_lost(self, worker: WorkerId, reason: str) -> None:
+        self.gauges.pop(worker, None)
+        facts = self.facts.pop(worker, None) or self.reward_facts.pop(worker, None)
+        if facts is not None and self._workers.get(NodeId(facts.node)) == worker:
+            node = NodeId(facts.node)
+            del self._workers[node]
+            self.feed(on.WorkerLost(loop_time(), node, reason))
+
+    def worker_said(self, worker: WorkerId, frame: Frame) -> None:
+        if frame.kind is not FrameKind.CONTROL:
+            logger.warning("not from a sandbox frame=%s", frame.kind.name)
+            return
+        match messages.decode_from_worker(frame.body):
+            case messages.Heartbeat(gauges):
+                self.gauges[worker] = gauges
+            case sandbox.ActionPrinted(attempt, stream, data):
+                self._printed(attempt, stream, data)
+            case sandbox.ActionOver() as over:
+                self._over(over)
+            case sandbox.EnvironmentReady(environment):
+                self.feed(on.EnvironmentOpened(loop_time(), EnvironmentId(environment)))
+                self._mine.environment_ready(EnvironmentId(environment))
+            case sandbox.EnvironmentFailed(environment, reason):
+                self.feed(on.EnvironmentLost(loop_time(), EnvironmentId(environment), reason))
+            case sandbox.SnapshotKept(request) as kept:
+                waiting = self._snapshots.pop(request, None)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(kept)
+            case other:
+                logger.warning("not from a sandbox message=%s", type(other).__name__)
+
+    @property
+    def _mine(self) -> ActionOwner:
+        assert self._owner is not None
+        return self._owner
+
+    def _printed(self, attempt: int, stream: sandbox.Stream, data: bytes) -> None:
+        record = self._attempts.get(attempt)
+        if record is not None:
+            record.output[stream] += data
+            self._mine.printed(record.action, stream, data)
+
+    def _over(self, over: sandbox.ActionOver) -> None:
+        record = self._attempts.get(over.attempt)
+        if record is None:
+            return
+        record.over = over
+        kind = _KINDS.get(over.end, OutcomeKind.FAILED)
+        self.finished(record.action, over.attempt, kind, over.run_s, over.reason)
+
+    def finished(
+        self, action: ActionId, attempt: int, kind: OutcomeKind, ran_s: float, reason: str = ""
+    ) -> None:
+        """What an attempt started is over."""
+        self.feed(on.ActionFinished(loop_time(), action, attempt, kind, ran_s, reason))
+        self._attempts.pop(attempt, None)
+
+    # ---- the broker ----
+    def _apply(self, command: do.Command) -> None:
+        match command:
+            case do.StartAction():
+                self._start(command)
+            case do.StopAction(node, _, attempt, reason) if node is not None:
+                self._post(node, sandbox.StopAction(attempt, reason))
+            case do.StopAction(_, action, attempt, reason):
+                self.finished(action, attempt, OutcomeKind.FAILED, 0.0, reason)
+            case do.EndAction():
+                self._end(command)
+            case do.OpenEnvironment(node, spec):
+                self._open(node, spec)
+            case do.CloseEnvironment(node, environment):
+                self._post(node, sandbox.CloseEnvironment(environment))
+            case do.EndEnvironment(environment, reason):
+                self._mine.environment_ended(environment, reason)
+            case do.EvictService(node, gpus, service):
+                self._post(node, rewards.EvictService(service, list(gpus)))
+            case do.RestoreService(node, gpus, service):
+                self._post(node, rewards.RestoreService(service, list(gpus)))
+
+    def _start(self, command: do.StartAction) -> None:
+        action, grant = command.spec.action, command.grant
+        request = self._mine.request(action)
+        self._attempts[command.attempt] = _Attempt(action)
+        self._latest[action] = command.attempt
+        self._mine.granted(action, command.attempt)
+        if grant.node is None:
+            return  # a permit: its owner says when it is over
+        service = command.spec.service
+        if service is not None:
+            told = (command.attempt, service, list(grant.gpus), request.stdin)
+            self._post(grant.node, rewards.ScoreTokens(*told), starts=action)
+            return
+        message = sandbox.RunAction(
+            attempt=command.attempt,
+            command=request.command,
+            cores=list(grant.cores),
+            limits=request.limits,
+            environment=command.spec.environment,
+            variables=request.variables,
+            stdin=request.stdin,
+            stream=request.stream,
+        )
+        self._post(grant.node, message, starts=action)
+
+    def _open(self, node: NodeId, spec: EnvironmentSpec) -> None:
+        asked = self._mine.place(spec.environment)
+        message = sandbox.OpenEnvironment(
+            environment=spec.environment,
+            job=spec.job,
+            memory_mib=spec.memory_mib,
+            snapshot=self._mine.snapshot_of(spec.environment),
+            files=asked.files,
+        )
+        self._post(node, message)
+
+    def _end(self, command: do.EndAction) -> None:
+        outcome = command.outcome
+        attempt = self._latest.pop(command.action, None)
+        record = None if attempt is None else self._attempts.get(attempt)
+        over = None if record is None else record.over
+        grant = outcome.grant
+        output = record.output if record is not None else {"stdout": b"", "stderr": b""}
+        result = log.ActionResult(
+            kind=outcome.kind.value,
+            reason=outcome.reason,
+            stdout=bytes(output["stdout"]),
+            stderr=bytes(output["stderr"]),
+            queued_s=outcome.queued_s,
+            ran_s=outcome.ran_s,
+            cores=[] if grant is None else list(grant.cores),
+            node=None if grant is None else grant.node,
+            end=None if over is None else over.end,
+            status=None if over is None else over.status,
+            launch_s=0.0 if over is None else over.launch_s,
+            cpu_s=0.0 if over is None else over.cpu_s,
+            max_rss_bytes=0 if over is None else over.max_rss_bytes,
+        )
+        self._mine.ended(command.action, result)
+
+    def mark_started(self, action: ActionId, marked: bool = True) -> None:
+        """It is in the log as started already."""
+        if marked:
+            self._marked.add(action)
+        else:
+            self._marked.discard(action)
+
+    # ---- to workers ----
+    def _post(
+        self, node: NodeId, message: messages.Message, starts: ActionId | None = None
+    ) -> None:
+        if starts in self._marked:
+            self._marked.remove(starts)
+            starts = None
+        # Another worker on its node would not know what it is about.
+        worker = self._workers.get(node)
+        if worker is None:
+            return  # the broker has heard, or will hear, that it is lost
+        mark = None if starts is None else partial(log.mark_started, names=[starts])
+        self._ahead.then(partial(self._hub.send, worker, message), mark)
+
+    async def keep_snapshot(
+        self, node: NodeId, environment: EnvironmentId, name: str, most_bytes: int
+    ) -> sandbox.SnapshotKept:
+        """Have a node keep a snapshot of so many bytes at most."""
+        self._snapshot_number += 1
+        number = self._snapshot_number
+        waiting: asyncio.Future[sandbox.SnapshotKept] = asyncio.get_running_loop().create_future()
+        self._snapshots[number] = waiting
+        self._post(node, sandbox.KeepSnapshot(number, environment, name, most_bytes))
+        try:
+            async with asyncio.timeout(60.0):
+                return await waiting
+        except TimeoutError:
+            return sandbox.SnapshotKept(number, "its worker did not answer")
+        finally:
+            self._snapshots.pop(number, None)
+
+    def nodes(self) -> Sequence[NodeId]:
+        return sorted(self._workers)

@@ -1,0 +1,263 @@
+"""Drivers, live: a process with a keeper for every submitted job that is to run, adopted by the
+next control plane if this one dies.
+
+A driver's lock (`wire/driver_files.py`) says whether it lives. It is taken here and inherited by
+the keeper, so that there is no moment in which a second driver of a job could be started, whoever
+is killed when.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from slackwater.control.jobs import driver_commands as do
+from slackwater.control.jobs import driver_events as on
+from slackwater.model.ids import JobId
+from slackwater.model.job_file import JobFile
+from slackwater.runtime.fleet_runtime import FleetRuntime
+from slackwater.runtime.live_driver import loop_time
+from slackwater.runtime.store.database import Store
+from slackwater.runtime.store.submitted_jobs import SubmittedJob, keep_driver
+from slackwater.wire.driver_files import DriverFiles
+
+logger = logging.getLogger(__name__)
+
+GRACE_S = 8.0
+_LOOK_S = 0.1
+_KEEPER_S = 10.0
+_WRONG_INPUT = 2  # the status of our own commands whose input is wrong
+
+
+ProcessCommand: TypeAlias = do.KeepDriver | do.StartDriver | do.EndDriver
+
+
+@dataclass(frozen=True, slots=True)
+class DriverDependencies:
+    """`key` is what a job's driver shows the service; `end_sessions` ends what a driver that is
+    gone had open.
+    """
+
+    store: Store
+    folder: Path
+    runtime: FleetRuntime
+    spawn: Callable[[Coroutine[Any, Any, None]], Any]
+    key: Callable[[JobId], str]
+    end_sessions: Callable[[JobId, str], Awaitable[None]]
+
+
+class DriverExecutor:
+    """Carries out the driver book's commands, those of one job in order. Drivers are told `url`,
+    which must be set before the first.
+    """
+
+    def __init__(self, parts: DriverDependencies) -> None:
+        self._parts = parts
+        parts.runtime.register(self._execute, ProcessCommand.__args__)
+        self._turns: defaultdict[JobId, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._jobs: dict[JobId, JobFile] = {}
+        self._closing = False
+        self.url: str | None = None
+
+    def files(self, job: JobId) -> DriverFiles:
+        return DriverFiles(self._parts.folder / job)
+
+    def know(self, job: JobId, file: JobFile) -> None:
+        """What is to be run for a job, before it is submitted."""
+        self._jobs[job] = file
+
+    # ---- taking over ----
+    async def adopt(self, held: SubmittedJob) -> None:
+        """A job of an earlier control plane: its driver lives, or ended meanwhile, or died with
+        it.
+        """
+        self.know(held.job, held.file)
+        files = self.files(held.job)
+        lives = files.lives()
+        keeper = files.keeper()
+        if lives and held.over is None and (keeper is None or keeper.url != self.url):
+            await self._make_leave(held.job, held.attempt)  # it talks to an address that is gone
+            files.forget_exit()
+            lives = False
+        ended = files.exit()
+        seen = not lives and ended is not None and ended.attempt == held.attempt
+        seen = seen and held.over is None
+        if not lives:
+            await self._parts.end_sessions(held.job, "its driver is gone")
+        self._parts.runtime.feed(
+            on.DriverAdopted(
+                *(loop_time(), held.job, held.tenant, held.file.terms, held.file.known_profile),
+                *(held.attempt, held.crashes),
+                lives=lives or seen,
+                over=held.over,
+            )
+        )
+        if seen and ended is not None:
+            self._tell_end(held.job, held.attempt, ended.status)
+        elif lives:
+            self._parts.spawn(self._follow(held.job, held.attempt, None))
+
+    async def close(self) -> None:
+        """The service stops: drivers leave, and are started again by the next one."""
+        self._closing = True
+        await asyncio.gather(*(self._rest(job) for job in self._jobs))
+
+    async def _rest(self, job: JobId) -> None:
+        async with self._turns[job]:
+            files = self.files(job)
+            keeper = files.keeper()
+            if not files.lives() or keeper is None:
+                return
+            await self._make_leave(job, keeper.attempt)
+            ended = files.exit()
+            if ended is not None and ended.status != 0:
+                files.forget_exit()  # it was asked to leave, and is not to blame
+
+    # ---- commands ----
+    def _execute(self, command: ProcessCommand) -> None:
+        self._parts.spawn(self._in_turn(command))
+
+    async def _in_turn(self, command: ProcessCommand) -> None:
+        async with self._turns[command.job]:
+            if isinstance(command, do.KeepDriver):
+                await self._parts.store.call(lambda c: keep_driver(c, command))
+            elif isinstance(command, do.StartDriver):
+                await self._start(command.job, command.attempt)
+            else:
+                self._parts.spawn(self._make_leave(command.job, command.attempt))
+
+    async def _start(self, job: JobId, attempt: int) -> None:
+        files = self.files(job)
+        files.make()
+        if self._jobs[job].recipe is None:  # a recipe makes its own
+            files.run.mkdir(exist_ok=True)
+        lock = files.take_lock()
+        while lock is None and not self._closing:  # what is left of the attempt before
+            await asyncio.sleep(_LOOK_S)
+            lock = files.take_lock()
+        if lock is None:
+            return
+        try:
+            if self._closing:
+                return
+            process = self._spawn(job, files, attempt, lock)
+        except OSError as error:
+            logger.warning("driver not started job=%s error=%s", job, error)
+            self._tell_end(job, attempt, 127, str(error))
+            return
+        finally:
+            os.close(lock)
+        logger.info("driver started job=%s attempt=%d keeper=%d", job, attempt, process.pid)
+        self._parts.spawn(self._follow(job, attempt, process))
+
+    def _spawn(
+        self, job: JobId, files: DriverFiles, attempt: int, lock: int
+    ) -> "subprocess.Popen[bytes]":
+        file = self._jobs[job]
+        keeper = [sys.executable, "-m", "slackwater.worker.driver_keeper", str(files.root)]
+        keeper += [str(attempt), str(lock), str(GRACE_S), *driver_command(file, files.run)]
+        with os.fdopen(os.open(files.root / "keeper.log", _APPEND, 0o600), "ab") as said:
+            return subprocess.Popen(
+                keeper,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                cwd=file.workdir or files.root,
+                env=self._environment(job, file, files),
+                pass_fds=(lock,),
+                start_new_session=True,
+            )
+
+    def _environment(self, job: JobId, file: JobFile, files: DriverFiles) -> dict[str, str]:
+        """Whatever client the driver is, what it asks for belongs to its job. The environment is
+        the owner's alone to read.
+        """
+        url, key = self.url or "", self._parts.key(job)
+        given = {name: value for name, value in os.environ.items() if not name.endswith("_SECRET")}
+        return {
+            "PYTHONUNBUFFERED": "1",
+            **given,
+            **file.env,
+            "TINKER_BASE_URL": url,
+            "TINKER_API_KEY": key,
+            "OPENAI_BASE_URL": f"{url}/v1",
+            "OPENAI_API_KEY": key,
+            "SLACKWATER_URL": url,
+            "SLACKWATER_KEY": key,
+            "SLACKWATER_JOB": file.name,
+            "SLACKWATER_MODEL": file.model,
+            "SLACKWATER_ITERATIONS": str(file.iterations),
+            "SLACKWATER_RUN": str(files.run),
+        }
+
+    # ---- ends ----
+    async def _follow(
+        self, job: JobId, attempt: int, process: "subprocess.Popen[bytes] | None"
+    ) -> None:
+        """Until the driver has ended, whoever started it."""
+        files = self.files(job)
+        while files.lives():
+            if self._closing:
+                return
+            if process is not None:
+                process.poll()
+            await asyncio.sleep(_LOOK_S)
+        if process is not None:
+            await asyncio.to_thread(process.wait)
+        if self._closing:
+            return
+        ended = files.exit()
+        seen = ended is not None and ended.attempt == attempt
+        status = ended.status if seen and ended is not None else -signal.SIGKILL
+        await self._parts.end_sessions(job, f"its driver ended with {status}")
+        self._tell_end(job, attempt, status)
+
+    def _tell_end(self, job: JobId, attempt: int, status: int, said: str | None = None) -> None:
+        logger.info("driver ended job=%s attempt=%d status=%d", job, attempt, status)
+        words = self.files(job).last_lines() if said is None else said
+        hopeless = status == _WRONG_INPUT and self._jobs[job].recipe is not None
+        told = "" if status == 0 else words
+        self._parts.runtime.feed(on.DriverEnded(loop_time(), job, attempt, status, told, hopeless))
+
+    async def _make_leave(self, job: JobId, attempt: int) -> None:
+        """Ask the keeper, which asks the driver and then kills it; if it does not, kill both."""
+        files, loop = self.files(job), asyncio.get_running_loop()
+        deadline_s = loop.time() + GRACE_S + _KEEPER_S
+        asked = False
+        while files.lives():
+            keeper = files.keeper()
+            if keeper is not None and keeper.attempt == attempt:
+                if not asked:
+                    _kill(keeper.keeper, signal.SIGTERM)
+                    asked = True
+                elif loop.time() > deadline_s:
+                    _kill(keeper.keeper, signal.SIGKILL)
+                    _kill(-keeper.driver, signal.SIGKILL)
+                    return
+            if loop.time() > deadline_s + _KEEPER_S:
+                return
+            await asyncio.sleep(_LOOK_S)
+
+
+def driver_command(file: JobFile, run: Path) -> list[str]:
+    """What the driver runs. No key stands here: everybody can read a process's arguments."""
+    if file.recipe is None:
+        return list(file.command)
+    command = [sys.executable, "-m", "slackwater", "train", file.recipe, "--run", str(run)]
+    return [*command, *(word for pair in file.assignments() for word in ("--set", pair))]
+
+
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+
+
+def _kill(process: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(process, number)

@@ -1,0 +1,361 @@
+"""Engines, live: the controller's commands become messages to engines, their frames its events."""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from slackwater.control.jobs import commands as job_do
+from slackwater.control.jobs.events import JobAnswered
+from slackwater.control.rollout import commands as do
+from slackwater.control.rollout import events as on
+from slackwater.control.steps import commands as step_do
+from slackwater.control.steps.events import LocalEngineUp
+from slackwater.control.weights import commands as weight_do
+from slackwater.control.weights import events as of_weight
+from slackwater.model.ids import InstanceId, JobId, NodeId, TenantId, TurnId, WorkerId
+from slackwater.model.instance import InstanceKind, InstanceSpec
+from slackwater.model.turn import AttemptId, FinishReason, TurnSpec
+from slackwater.runtime.executors.relays import RelayExecutor
+from slackwater.runtime.executors.serving import ServingExecutor
+from slackwater.runtime.executors.trajectory_index import TrajectoryIndex
+from slackwater.runtime.fleet_runtime import FleetRuntime
+from slackwater.runtime.live_driver import loop_time
+from slackwater.runtime.net.hub import WorkerHub
+from slackwater.runtime.services.meters import Meters
+from slackwater.runtime.services.slo_tracker import SloTracker
+from slackwater.wire import messages
+from slackwater.wire.frames import Frame, FrameKind
+from slackwater.wire.lending import BudgetReport, LoanOver
+from slackwater.wire.tokens import decode_tokens
+
+logger = logging.getLogger(__name__)
+
+TurnResult: TypeAlias = do.CompleteTurn  # what the service is given of a turn
+TurnTokens: TypeAlias = do.AppendTokens  # and of one that streams
+
+
+class TurnListener(Protocol):
+    """Who is told how a turn goes."""
+
+    def appended(self, more: do.AppendTokens) -> None: ...
+    def completed(self, result: TurnResult) -> None: ...
+    def failed(self, error: str) -> None: ...
+
+
+EngineCommand: TypeAlias = (
+    do.AppendTokens
+    | do.CompleteTurn
+    | do.FailTurn
+    | do.Dispatch
+    | do.AbortOn
+    | do.ReleaseInstance
+    | do.ReportFault
+    | do.EndSeeding
+    | do.ResumeSeeding
+    | do.LimitInstances
+    | step_do.StartEngine
+    | step_do.RestEngine
+    | weight_do.PullWeights
+    | weight_do.DropVersion
+    | weight_do.DeleteVersion
+    | job_do.PlaceJob
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineHooks:
+    """What engines need of the rest of the service.
+
+    `release` ends an engine's process, `delete` a version in the store; `place_of` is the
+    co-scheduler's name of a worker's node.
+    """
+
+    release: Callable[[WorkerId], None]
+    delete: Callable[[str], None] = lambda version: None
+    place_of: Callable[[WorkerId], NodeId | None] = lambda worker: None
+
+
+class EngineExecutor:
+    """All engines: the controller's commands become messages, what engines say becomes events."""
+
+    def __init__(
+        self,
+        runtime: FleetRuntime,
+        hub: WorkerHub,
+        hooks: EngineHooks,
+        *,
+        meters: Meters | None = None,
+        lending: ServingExecutor | None = None,
+        promise: SloTracker | None = None,
+    ) -> None:
+        self._meters = meters or Meters()
+        self._since_s: dict[TurnId, float] = {}
+        self._streaming: set[TurnId] = set()
+        self._hub = hub
+        self._hooks = hooks
+        self.feed = runtime.feed
+        self._listeners: dict[TurnId, TurnListener] = {}
+        self._specs: dict[TurnId, TurnSpec] = {}
+        self._trajectories = TrajectoryIndex()
+        self.relays = RelayExecutor(hub, runtime)
+        self.gauges: dict[WorkerId, dict[str, float]] = {}
+        self._topk: dict[WorkerId, list[list[tuple[int, float]]]] = {}
+        self.lending = lending
+        self.promise = promise
+        runtime.register(self._execute, EngineCommand.__args__)
+
+    # ---- for the service ----
+    def submit(
+        self, spec: TurnSpec, listener: TurnListener, arrived_s: float | None = None
+    ) -> None:
+        """Have a turn generated; it belongs to the trajectory that its prompt continues, if any.
+
+        `arrived_s`: when its user's request came, if one waits for its first token.
+        """
+        known = self._trajectories.continued_by(spec.version, spec.prompt)
+        if known is not None:
+            spec = dataclasses.replace(spec, trajectory=known)
+        since_s = loop_time() if arrived_s is None else arrived_s
+        promise, waits = self.promise, arrived_s is not None
+        if promise is not None and waits and spec.base_model == promise.model:
+            spec = dataclasses.replace(spec, stream=True)  # so that its first token is seen
+            promise.arrived(spec.turn, since_s)
+        self._listeners[spec.turn] = listener
+        self._specs[spec.turn] = spec
+        self._since_s[spec.turn] = since_s
+        self.feed(on.TurnSubmitted(loop_time(), spec))
+
+    def cancel(self, turn: TurnId) -> None:
+        """The client does not want it any more; its listener hears nothing more."""
+        if self._listeners.pop(turn, None) is not None:
+            self._measure(self._specs.pop(turn), 0, "cancelled")
+            if self.promise is not None:
+                self.promise.given_up(turn, loop_time())
+            self.feed(on.TurnCancelled(loop_time(), turn))
+
+    def _measure(self, spec: TurnSpec, tokens: int, outcome: str) -> None:
+        self._streaming.discard(spec.turn)
+        took_s = loop_time() - self._since_s.pop(spec.turn)
+        self._meters.turn_ended(spec, took_s, tokens, outcome)
+
+    def name_owners(self, tenants: Sequence[str]) -> None:
+        """Whose turns may come."""
+        self.feed(on.OwnersNamed(loop_time(), tuple(TenantId(name) for name in tenants)))
+
+    def published(
+        self,
+        version: str,
+        base_model: str,
+        job: JobId | None = None,
+        *,
+        line: str = "",
+        adapter: bool = False,
+        sampled: bool = True,
+    ) -> None:
+        """A version can be pulled; see `WeightsPublished`."""
+        self.feed(
+            of_weight.WeightsPublished(
+                loop_time(), job, version, base_model, line=line, adapter=adapter, sampled=sampled
+            )
+        )
+
+    def retired(self, version: str) -> None:
+        """Nothing names the version any more; it is deleted when nobody needs it."""
+        self.feed(of_weight.WeightsRetired(loop_time(), version))
+
+    def notice(self, instance: InstanceId, leaves_in_s: float) -> None:
+        """It will be taken away: its turns move now."""
+        now_s = loop_time()
+        self.feed(on.InstanceNotice(now_s, instance, now_s + leaves_in_s))
+
+    def drain(self, instance: InstanceId, move_turns: bool) -> None:
+        """It takes no more turns, and is released once it has none."""
+        self.feed(on.DrainAsked(loop_time(), instance, move_turns))
+
+    def live(self) -> int:
+        """How many turns are under way."""
+        return len(self._listeners)
+
+    # ---- for the hub ----
+    def engine_joined(self, worker: WorkerId, facts: messages.EngineFacts) -> None:
+        if self.lending is not None:
+            self.lending.joined(worker, facts)
+        spec = InstanceSpec(
+            instance=InstanceId(worker),
+            kind=InstanceKind(facts.kind),
+            max_running=facts.max_running,
+            max_context_tokens=facts.max_context_tokens,
+            kv_tokens=facts.kv_tokens,
+            max_versions=facts.max_versions,
+            exact_continuation=facts.exact_continuation,
+            base_model=facts.base_model,
+            max_adapters=facts.max_adapters,
+            job=None if facts.job is None else JobId(facts.job),
+            node=NodeId(facts.node) if facts.node else None,
+            place=self._hooks.place_of(worker),
+        )
+        local = spec.kind is InstanceKind.LOCAL
+        self.feed(
+            LocalEngineUp(loop_time(), spec) if local else on.InstanceJoined(loop_time(), spec)
+        )
+
+    def engine_lost(self, worker: WorkerId, reason: str) -> None:
+        self._topk.pop(worker, None)
+        self.gauges.pop(worker, None)
+        if self.lending is not None:
+            self.lending.lost(worker)
+        self.feed(on.InstanceLost(loop_time(), InstanceId(worker), reason))
+
+    def engine_said(self, worker: WorkerId, frame: Frame) -> None:
+        """One frame; token frames go the short way."""
+        now_s, instance = loop_time(), InstanceId(worker)
+        if frame.kind is FrameKind.TOKENS:
+            columns = decode_tokens(frame.body)
+            others = self._topk.pop(worker, ())
+            self.feed(on.TokensArrived(now_s, instance, *columns, topk=others))
+            return
+        match messages.decode_from_worker(frame.body):
+            case messages.TurnFinished(request, reason, total_tokens, version):
+                attempt, why = AttemptId(request), FinishReason(reason)
+                self.feed(on.TurnEnded(now_s, instance, attempt, why, total_tokens, version))
+            case messages.GenerateRefused(request, error, at_fault):
+                attempt = AttemptId(request)
+                self.feed(on.TurnRefused(now_s, instance, attempt, error, at_fault))
+            case messages.PromptScores(request, logprobs, topk, targets, drawn):
+                attempt = AttemptId(request)
+                self.feed(on.PromptScored(now_s, instance, attempt, logprobs, topk, targets, drawn))
+            case messages.SampledTopK(rows):
+                self._topk[worker] = rows
+            case messages.VersionReady(version, kept):
+                self.feed(of_weight.InstanceReady(now_s, instance, version, kept))
+            case messages.VersionFailed(version, error):
+                self.feed(of_weight.PullFailed(now_s, instance, version, error))
+            case messages.Heartbeat() | BudgetReport() | LoanOver() as said:
+                self._said_of_itself(now_s, worker, said)
+            case other:
+                logger.warning("not from an engine message=%s", type(other).__name__)
+
+    def _said_of_itself(
+        self, now_s: float, worker: WorkerId, said: messages.Heartbeat | BudgetReport | LoanOver
+    ) -> None:
+        instance = InstanceId(worker)
+        match said:
+            case messages.Heartbeat(gauges):
+                self.gauges[worker] = gauges
+                self.feed(_heartbeat(now_s, instance, gauges))
+                if self.lending is not None:
+                    self.lending.heartbeat(worker, gauges)
+            case BudgetReport(max_running, kv_tokens):
+                self.feed(on.BudgetChanged(now_s, instance, max_running, kv_tokens))
+            case LoanOver(error):
+                if self.lending is not None:
+                    self.lending.over(worker, error)
+
+    # ---- commands ----
+    def _execute(self, command: EngineCommand) -> None:
+        match command:
+            case do.AppendTokens() | do.CompleteTurn() | do.FailTurn():
+                self._tell(command)
+            case do.Dispatch() | do.AbortOn() | weight_do.PullWeights() | weight_do.DropVersion():
+                self._hub.send(WorkerId(command.instance), _message(command))
+            case do.ReleaseInstance(instance, reason):
+                logger.warning("engine released instance=%s reason=%s", instance, reason)
+                self._hooks.release(WorkerId(instance))
+            case step_do.StartEngine(spec):
+                self.feed(on.InstanceJoined(loop_time(), spec))
+            case weight_do.DeleteVersion(version):
+                self._hooks.delete(version)
+            case job_do.PlaceJob(job):
+                # Every job shares the service's engines and trainers.
+                self.feed(JobAnswered(loop_time(), job, "placed", "shares what the service has"))
+            case _:
+                _log(command)
+
+    def _tell(self, command: do.AppendTokens | do.CompleteTurn | do.FailTurn) -> None:
+        if isinstance(command, do.AppendTokens):
+            if (listener := self._listeners.get(command.turn)) is not None:
+                if command.turn not in self._streaming:
+                    self._streaming.add(command.turn)
+                    waited_s = loop_time() - self._since_s[command.turn]
+                    self._meters.first_token(self._specs[command.turn], waited_s)
+                    if self.promise is not None:
+                        self.promise.passed_on(command.turn, loop_time())
+                listener.appended(command)
+            return
+        listener = self._listeners.pop(command.turn, None)
+        if listener is None:
+            return
+        spec = self._specs.pop(command.turn)
+        tokens = command.tokens if isinstance(command, do.CompleteTurn) else ()
+        completed = isinstance(command, do.CompleteTurn)
+        self._measure(spec, len(tokens), "completed" if completed else "failed")
+        if self.promise is not None and completed:
+            self.promise.answered(spec.turn, loop_time(), len(tokens))
+        elif self.promise is not None:
+            self.promise.failed(spec.turn, loop_time())
+        if isinstance(command, do.CompleteTurn):
+            self._trajectories.ended(spec.version, spec.prompt, tokens, spec.trajectory)
+            listener.completed(command)
+        else:
+            listener.failed(command.error)
+
+
+def _log(
+    command: do.ReportFault
+    | do.EndSeeding
+    | do.ResumeSeeding
+    | do.LimitInstances
+    | step_do.RestEngine,
+) -> None:
+    match command:
+        case do.ReportFault(instance, what):
+            logger.warning("engine fault instance=%s what=%s", instance, what)
+        case do.EndSeeding(job, reason):
+            logger.info("seeding ended job=%s reason=%s", job, reason)
+        case do.ResumeSeeding(job, reason):
+            logger.info("seeding resumed job=%s reason=%s", job, reason)
+        case do.LimitInstances(job, most):
+            logger.info("more would not help job=%s most=%d", job, most)
+        case step_do.RestEngine(instance, reason):
+            logger.info("engine rests instance=%s reason=%s", instance, reason)
+
+
+def _message(
+    command: do.Dispatch | do.AbortOn | weight_do.PullWeights | weight_do.DropVersion,
+) -> messages.Message:
+    match command:
+        case do.Dispatch():
+            return messages.Generate(
+                command.attempt,
+                command.version,
+                np.asarray(command.prompt, "<u4").tobytes(),
+                np.asarray(command.generated, "<u4").tobytes(),
+                command.sampling,
+                command.score_prompt,
+                command.owner,
+            )
+        case do.AbortOn(_, attempt):
+            return messages.Abort(attempt)
+        case weight_do.PullWeights(_, version, way, keep):
+            payloads = tuple((payload.version, payload.base) for payload in way)
+            return messages.PullVersion(version, payloads, keep)
+        case weight_do.DropVersion(_, version):
+            return messages.DropVersion(version)
+
+
+def _heartbeat(
+    now_s: float, instance: InstanceId, gauges: dict[str, float]
+) -> on.InstanceHeartbeat:
+    return on.InstanceHeartbeat(
+        now_s,
+        instance,
+        running=int(gauges.get("running", 0)),
+        waiting=int(gauges.get("waiting", 0)),
+        produced_tokens=int(gauges.get("produced_tokens", 0)),
+        kv_used_tokens=int(gauges.get("kv_used_tokens", 0)),
+        prefilled_tokens=int(gauges.get("prefilled_tokens", 0)),
+        stalled=gauges.get("stalled", 0.0) > 0,
+    )

@@ -1,0 +1,213 @@
+"""Permits, live: they answer whoever waits, and are drawn as a timeline."""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from slackwater.control.coschedule import commands as do
+from slackwater.control.coschedule import phase_commands as phase_do
+from slackwater.control.jobs.events import JobCrashed
+from slackwater.model.ids import JobId, NodeId
+from slackwater.model.placement import Phase
+from slackwater.runtime.fleet_runtime import FleetRuntime
+from slackwater.runtime.live_driver import loop_time
+from slackwater.runtime.priority import UninterruptedSection
+from slackwater.timeline.permit_spans import PermitSpans
+
+logger = logging.getLogger(__name__)
+
+_LATENCIES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class GrantTime:
+    """How long a permit took from the event that made it possible, and how much of that this
+    thread computed: the rest it waited for a processor or for Python's lock.
+    """
+
+    wall_s: float
+    own_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseCallbacks:
+    """What permits lead to in the rest of the service.
+
+    `refused` ends what a job has running. `changed` is called when what must survive a crash of
+    the control plane did. `prefetch` hears which jobs train now, and which roll out and train
+    next: their states are needed on devices.
+    """
+
+    refused: Callable[[JobId, str], None]
+    changed: Callable[[], None]
+    prefetch: Callable[[list[JobId], list[JobId]], None] = lambda training, rolling: None
+
+
+class DecisionClock:
+    """When the controller was given its last event, so that a permit knows how long it took."""
+
+    def __init__(self) -> None:
+        self._event_s = self._event_own_s = 0.0
+        self._undisturbed = UninterruptedSection()
+
+    def __call__(self) -> UninterruptedSection:
+        """An event comes: the clock of the permits that follow from it."""
+        self._event_s, self._event_own_s = time.perf_counter(), time.thread_time()
+        return self._undisturbed
+
+    def took(self) -> GrantTime:
+        """Since then."""
+        own_s = time.thread_time() - self._event_own_s
+        return GrantTime(time.perf_counter() - self._event_s, own_s)
+
+
+PermitCommand: TypeAlias = (
+    phase_do.PermitGiven
+    | phase_do.PermitEnded
+    | phase_do.PermitShrunk
+    | do.StopJob
+    | do.RefuseJob
+    | do.StartJob
+    | do.HoldJob
+    | do.RentNodes
+    | do.ReturnNodes
+)
+
+
+class PermitExecutor:
+    """Permits, live; one per service with a co-scheduler."""
+
+    def __init__(
+        self,
+        runtime: FleetRuntime,
+        nodes: tuple[NodeId, ...],
+        callbacks: PhaseCallbacks,
+        clock: DecisionClock,
+    ) -> None:
+        self._feed, self._callbacks, self._clock = runtime.feed, callbacks, clock
+        self._waiters: dict[JobId, set[asyncio.Future[None]]] = {}
+        self.spans = PermitSpans(nodes, loop_time())
+        self._live: dict[int, tuple[JobId, Phase]] = {}
+        self._asking: set[JobId] = set()  # those whose own code asks
+        self._hinting = False
+        self.given = self.switches = self.tails = 0
+        self.lost: dict[JobId, tuple[int, str]] = {}
+        self._grants: deque[GrantTime] = deque(maxlen=_LATENCIES)
+        runtime.register(self.execute, PermitCommand.__args__)
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        for job in list(self._waiters):
+            self._wake(job)
+
+    # ---- commands ----
+    def execute(self, command: PermitCommand) -> None:
+        match command:
+            case phase_do.PermitGiven():
+                self._permit_given(command)
+            case phase_do.PermitEnded(job, permit, lost):
+                self._permit_back(job, permit, lost)
+            case phase_do.PermitShrunk(job, permit):
+                self.tails += 1
+                self.spans.shrunk(permit, loop_time())
+                logger.info("rollout shrinks to its tail job=%s permit=%d", job, permit)
+            case do.StopJob(job, _, moves, reason):
+                logger.warning("job stopped job=%s reason=%s", job, reason)
+                if not moves:
+                    self._feed(JobCrashed(loop_time(), job, reason))
+            case do.RefuseJob(job, reason):
+                self._callbacks.refused(job, reason)
+                self._wake(job)
+            case do.StartJob(job) | do.HoldJob(job):
+                logger.info("job answered job=%s reason=%s", job, command.reason)
+                self._callbacks.changed()
+                self._wake(job)
+            case do.RentNodes() | do.ReturnNodes():
+                pass  # the service has its nodes, rented or not
+
+    def _permit_given(self, command: phase_do.PermitGiven) -> None:
+        self.given += 1
+        self._live[command.permit] = (command.job, command.phase)
+        if command.switch:
+            self.switches += 1
+            self._hint()
+        self.lost.pop(command.job, None)
+        took = self._clock.took()
+        self._grants.append(took)
+        self.spans.given(
+            *(command.permit, command.job, command.phase, command.nodes, loop_time()),
+            {
+                "permit": command.permit,
+                "granted_ms": round(1e3 * took.wall_s, 3),
+                "granted_own_ms": round(1e3 * took.own_s, 3),
+            },
+        )
+        if command.asked:
+            self._asking.add(command.job)
+            self._callbacks.changed()
+        self._wake(command.job)
+
+    def _permit_back(self, job: JobId, permit: int, lost: str) -> None:
+        self.spans.back(permit, loop_time())
+        trained = self._live.pop(permit, None) == (job, Phase.TRAIN)
+        if trained:
+            self._hint()
+        if lost:
+            self.lost[job] = (permit, lost)
+            logger.warning("permit lost job=%s permit=%d reason=%s", job, permit, lost)
+        # The end of an inferred rollout is nothing that a new control plane must know.
+        if trained or lost or job in self._asking:
+            self._callbacks.changed()
+        self._wake(job)
+
+    def _hint(self) -> None:
+        """Soon, once for all that follows from one event: permits do not wait for it."""
+        if not self._hinting:
+            self._hinting = True
+            asyncio.get_running_loop().call_soon(self._hint_now)
+
+    def _hint_now(self) -> None:
+        """Who trains needs its state now; who rolls out trains next."""
+        self._hinting = False
+        training = [job for job, phase in self._live.values() if phase is Phase.TRAIN]
+        rolling = [job for job, phase in self._live.values() if phase is Phase.ROLLOUT]
+        if training or rolling:
+            self._callbacks.prefetch(training, rolling)
+
+    # ---- who waits ----
+    async def wait(self, job: JobId, until_s: float) -> bool:
+        """Until something happens to the job's permits; False if nothing did by then."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiters = self._waiters.setdefault(job, set())
+        waiters.add(waiter)
+        try:
+            await asyncio.wait_for(waiter, max(until_s - loop_time(), 0.0))
+        except TimeoutError:
+            return False
+        finally:
+            waiters.discard(waiter)
+            if not waiters:
+                self._waiters.pop(job, None)
+        return True
+
+    def _wake(self, job: JobId) -> None:
+        for waiter in self._waiters.get(job, ()):
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def grant_ms(self, share: float) -> float:
+        """That share of permits took no longer; 0 before the first."""
+        return 1e3 * _share_s(share, [took.wall_s for took in self._grants])
+
+    def grant_own_ms(self, share: float) -> float:
+        """That share of permits took this thread no more to compute."""
+        return 1e3 * _share_s(share, [took.own_s for took in self._grants])
+
+
+def _share_s(share: float, times_s: list[float]) -> float:
+    ordered = sorted(times_s) or [0.0]
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]

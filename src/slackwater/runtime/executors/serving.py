@@ -1,0 +1,145 @@
+"""Lending, live: what serving workers say becomes events, the lender's commands messages."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from slackwater.control.lending import commands as do
+from slackwater.control.lending import events as on
+from slackwater.control.lending.lender import NO_LONGER_NEEDED
+from slackwater.model.ids import JobId, NodeId, ServiceName, WorkerId
+from slackwater.runtime.fleet_runtime import FleetRuntime
+from slackwater.runtime.live_driver import loop_time
+from slackwater.wire import lending, messages
+
+logger = logging.getLogger(__name__)
+
+_MINUTE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The weights of a base model: its first version, and the model's URI."""
+
+    base_version: str
+    model: str
+
+
+@dataclass(slots=True)
+class _Minute:
+    """Counters of one worker a minute back, to make rates of."""
+
+    seen: deque[tuple[float, float, float]] = field(default_factory=deque)
+
+    def add(self, now_s: float, requests: float, met: float) -> None:
+        if not self.seen:
+            self.seen.append((now_s, 0.0, 0.0))  # its worker has just come up
+        self.seen.append((now_s, requests, met))
+        while self.seen[0][0] < now_s - _MINUTE_S:
+            self.seen.popleft()
+
+    def requests_and_met(self) -> tuple[float, float]:
+        first, last = self.seen[0], self.seen[-1]
+        return last[1] - first[1], last[2] - first[2]
+
+
+class ServingExecutor:
+    """Serving workers, live. `offers` says by base model which weights a borrower needs."""
+
+    def __init__(
+        self,
+        runtime: FleetRuntime,
+        send: Callable[[WorkerId, messages.Message], None],
+        offers: Mapping[str, Offer],
+    ) -> None:
+        self._send, self._offers, self._feed = send, offers, runtime.feed
+        self._minutes: dict[WorkerId, _Minute] = {}
+        self._needed_s: dict[WorkerId, tuple[float, float]] = {}
+        self._nodes: set[WorkerId] = set()
+        self._lent: dict[WorkerId, JobId] = {}
+        self.refusals: dict[WorkerId, str] = {}
+        runtime.register(self._execute, (do.LendNode, do.BeginStep, do.TakeBack))
+
+    # ---- what workers say ----
+    def joined(self, worker: WorkerId, facts: messages.EngineFacts) -> None:
+        """A worker came up; one that lends is a node of its service."""
+        if not facts.lends:
+            return
+        service = ServiceName(facts.base_model)
+        self._nodes.add(worker)
+        self._feed(on.ServingNodeJoined(loop_time(), NodeId(worker), service))
+
+    def lost(self, worker: WorkerId) -> None:
+        self._minutes.pop(worker, None)
+        self._needed_s.pop(worker, None)
+        self._lent.pop(worker, None)
+        if worker in self._nodes:
+            self._nodes.discard(worker)
+            self._feed(on.ServingNodeLost(loop_time(), NodeId(worker)))
+
+    def over(self, worker: WorkerId, error: str) -> None:
+        """A loan has ended, or could not begin."""
+        self._lent.pop(worker, None)
+        node, now_s = NodeId(worker), loop_time()
+        if not error:
+            self._feed(on.NodeCleared(now_s, node))
+            return
+        self.refusals[worker] = error
+        logger.warning("lending: worker=%s %s", worker, error)
+        self._feed(on.LoanFailed(now_s, node, error))
+
+    def heartbeat(self, worker: WorkerId, gauges: Mapping[str, float]) -> None:
+        """A serving worker's report."""
+        now_s = loop_time()
+        if "slo_requests" in gauges:
+            minute = self._minutes.setdefault(worker, _Minute())
+            minute.add(now_s, gauges["slo_requests"], gauges["slo_met"])
+        if worker not in self._nodes:
+            return
+        before_s, before = self._needed_s.get(worker, (now_s, gauges["needed_s"]))
+        self._needed_s[worker] = (now_s, gauges["needed_s"])
+        spent = (gauges["needed_s"] - before) / max(now_s - before_s, 0.1)
+        busy = min(max(spent, 0.0), 1.0)
+        kept = bool(gauges["promise_kept"])
+        self._feed(on.ServingNodeReported(now_s, NodeId(worker), gauges["kv_share"], busy, kept))
+
+    # ---- for the plane ----
+    def is_loan(self, worker: WorkerId) -> bool:
+        """Whether a name is that of a borrowed instance on a serving worker."""
+        return "~" in worker
+
+    def gauges(self) -> dict[str, float]:
+        """Attainment of the last minute as serving workers saw it, from a request's arrival there;
+        and what is lent.
+        """
+        if not self._minutes:
+            return {}
+        counts = [minute.requests_and_met() for minute in self._minutes.values()]
+        requests, met = (sum(column) for column in zip(*counts, strict=True))
+        return {
+            "serving_worker_requests_last_minute": requests,
+            "serving_worker_slo_attainment_last_minute": met / requests if requests else 1.0,
+            "lent_devices": float(len(self._lent)),
+            "borrowing_jobs": float(len(set(self._lent.values()))),
+        }
+
+    def lent(self) -> dict[WorkerId, JobId]:
+        """Which job has which serving worker's device."""
+        return dict(self._lent)
+
+    # ---- commands ----
+    def _execute(self, command: do.LendingCommand) -> None:
+        match command:
+            case do.LendNode(node, job, base):
+                self._lent[WorkerId(node)] = job
+                self.refusals.pop(WorkerId(node), None)
+                offer = self._offers[base]
+                told = lending.LendTo(job, base, offer.base_version, offer.model)
+                self._send(WorkerId(node), told)
+            case do.BeginStep(node):
+                self._send(WorkerId(node), lending.LentStepBegan())
+            case do.TakeBack(node, _, reason):
+                if reason != NO_LONGER_NEEDED:
+                    self.refusals[WorkerId(node)] = reason
+                self._send(WorkerId(node), lending.TakeBack(reason))

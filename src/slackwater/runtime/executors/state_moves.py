@@ -1,0 +1,59 @@
+"""States of models on their way between nodes, live: what the operations controller orders goes to
+the nodes' agents, which send and take.
+"""
+
+import logging
+import secrets
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from slackwater.control.operations import commands as do
+from slackwater.model.ids import NodeId, WorkerId
+from slackwater.runtime.launch.nodes import agent_name
+from slackwater.runtime.net.hub import WorkerHub
+from slackwater.wire import agent as says
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class StateMoves:
+    """Where every node with a state manager takes states."""
+
+    hub: WorkerHub
+    node_of: Callable[[WorkerId], NodeId | None]
+    _places: dict[NodeId, says.StatePlace] = field(default_factory=dict)
+
+    def joined(self, facts: says.NodeFacts) -> None:
+        """A node's agent has dialled in."""
+        if facts.states is not None:
+            self._places[NodeId(facts.node)] = facts.states
+
+    def lost(self, node: NodeId) -> None:
+        """It has gone."""
+        self._places.pop(node, None)
+
+    @property
+    def nodes(self) -> Collection[NodeId]:
+        """Those with a state manager."""
+        return self._places.keys()
+
+    def begin(self, order: do.MoveState) -> str:
+        """Let the state be sent; why that cannot be, if it cannot. Else the agent says how it
+        went.
+        """
+        source, target = self.node_of(order.worker), self.node_of(order.to)
+        if source is None or source not in self._places:
+            return f"the node of {order.worker} keeps no states"
+        if target is None or target not in self._places:
+            return f"the node of {order.to} takes no states"
+        logger.info("state moves model=%s from=%s to=%s", order.model, source, target)
+        place, key = self._places[target], secrets.token_urlsafe(32)
+        self.hub.send(agent_name(target), says.TakeState(order.model, key))
+        self.hub.send(agent_name(source), says.SendState(order.ticket, order.model, place, key))
+        return ""
+
+    def forget_strays(self, model: str) -> None:
+        """On every node."""
+        for node in self._places:
+            self.hub.send(agent_name(node), says.ForgetStates(model))

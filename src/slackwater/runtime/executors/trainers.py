@@ -1,0 +1,430 @@
+"""Training operations, live: requests become events, commands become messages to trainers.
+
+An operation is acknowledged once it is in the durable log, and its outcome is told once that is
+durable. The controller decides everything else.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from slackwater.control.operations import commands as do
+from slackwater.control.operations import events as on
+from slackwater.control.operations.controller import OperationsController
+from slackwater.model.errors import (
+    ConfigError,
+    NotFoundError,
+    RefusedError,
+    SlackwaterError,
+    UnavailableError,
+)
+from slackwater.model.ids import JobId, ModelId, NodeId, RequestId, SessionId, TenantId, WorkerId
+from slackwater.model.operation import FaultOwner, Operation, OpKind
+from slackwater.model.session import TrainedModel
+from slackwater.runtime.executors.state_moves import StateMoves
+from slackwater.runtime.fleet_runtime import FleetRuntime
+from slackwater.runtime.live_driver import loop_time
+from slackwater.runtime.net.background import Background
+from slackwater.runtime.net.hub import WorkerHub
+from slackwater.runtime.store import operation_log as log
+from slackwater.runtime.store.base_models import BaseModels
+from slackwater.runtime.store.checkpoints import remove_folder
+from slackwater.runtime.store.database import Store
+from slackwater.runtime.store.future_board import FutureBoard, RequestOutcome
+from slackwater.runtime.store.op_payloads import (
+    decode_load,
+    decode_optim,
+    decode_publish,
+    decode_save,
+)
+from slackwater.runtime.store.schema import models
+from slackwater.runtime.store.state_directory import StateDirectory
+from slackwater.wire import messages
+from slackwater.wire.agent import NodeFacts, StateSent
+
+logger = logging.getLogger(__name__)
+
+# What a finished save or publish adds to the log in the same transaction, and its answer.
+Finisher = Callable[[Connection, TrainedModel, Operation, bytes], bytes]
+
+
+OperationCommand: TypeAlias = (
+    do.TrainerOrder
+    | do.CommitSnapshot
+    | do.ForgetModel
+    | do.MoveState
+    | do.ForgetStrays
+    | do.CompleteOp
+    | do.FailOp
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerDependencies:
+    """What the body of operations works with."""
+
+    store: Store
+    board: FutureBoard
+    hub: WorkerHub
+    state: StateDirectory
+    bases: BaseModels
+    background: Background
+    moves: StateMoves
+    job_of: Callable[[SessionId], JobId]
+    node_of: Callable[[WorkerId], NodeId | None] = lambda worker: None
+    stock: Callable[[], bool] = lambda: False  # whether versions are wanted on relays
+
+
+class TrainerExecutor:
+    """All trainers; `controller` is asked what it knows, and told through the runtime alone."""
+
+    def __init__(
+        self,
+        parts: TrainerDependencies,
+        runtime: FleetRuntime,
+        controller: OperationsController,
+        finisher: Finisher,
+        finished: Callable[[TrainedModel, Operation, bytes], None],
+        max_payload_bytes: int,
+    ) -> None:
+        """`max_payload_bytes` is what one tenant's waiting operations may hold."""
+        self._parts = parts
+        self._controller = controller
+        self._finisher = finisher
+        self._finished = finished
+        self._feed = runtime.feed
+        self._results: dict[int, bytes] = {}  # by ticket, while the controller hears of it
+        self._models: dict[ModelId, TrainedModel] = {}
+        self._payloads: dict[RequestId, bytes] = {}
+        self._payload_bytes: Counter[TenantId] = Counter()
+        self._max_payload_bytes = max_payload_bytes
+        self._operations: dict[RequestId, Operation] = {}
+        self._ordered: dict[WorkerId, int] = {}  # the ticket of a trainer's last order
+        runtime.register(self._execute, OperationCommand.__args__)
+
+    # ---- for the service ----
+    async def adopt(self) -> None:
+        """Take over what the durable log has of open models."""
+
+        def read(connection: Connection) -> list[tuple[TrainedModel, on.ModelAdopted]]:
+            found = []
+            for row in connection.execute(sa.select(models).where(models.c.closed.is_(None))):
+                model = log.model_of(row)
+                records = log.records_after(connection, model.model, row.saved_seq)
+                event = on.ModelAdopted(0.0, model.model, row.saved_seq, records, model.tenant)
+                found.append((model, event))
+            return found
+
+        for model, event in await self._parts.store.call(read):
+            self._models[model.model] = model
+            job = self._parts.job_of(model.session)
+            records = tuple(
+                replace(record, operation=replace(record.operation, job=job))
+                for record in event.records
+            )
+            for record in records:
+                if record.status == "waiting":
+                    self._operations[record.operation.request] = record.operation
+                    self._parts.board.expect(record.operation.request, model.tenant)
+            self._feed(replace(event, now_s=loop_time(), records=records))
+
+    def model(self, tenant: TenantId, model: ModelId) -> TrainedModel:
+        """One of the tenant's models."""
+        found = self._models.get(model)
+        if found is None or found.tenant != tenant:
+            raise NotFoundError(f"model_id: {model!r} is not a model of yours, or has ended")
+        return found
+
+    def models(self) -> tuple[TrainedModel, ...]:
+        return tuple(self._models.values())
+
+    def waiting(self) -> dict[ModelId, int]:
+        return self._controller.waiting()
+
+    def holders(self) -> dict[ModelId, WorkerId]:
+        """Which trainer has the state of which model."""
+        return self._controller.holders()
+
+    def versions_under_way(self) -> set[str]:
+        """Weight versions that unfinished operations make: published, maybe, but not yet named."""
+        return {
+            version_of(operation.model, operation.seq)
+            for operation in self._operations.values()
+            if operation.kind is OpKind.PUBLISH
+        }
+
+    def states_under_way(self) -> set[str]:
+        """URIs that unfinished saves write to; their names are not known, so all with their
+        numbers.
+        """
+        found = set()
+        for operation in self._operations.values():
+            if operation.kind is OpKind.SAVE:
+                held = self._parts.state.checkpoints_of(operation.model)
+                written = [path for path in held if path.name.endswith(f"@{operation.seq}")]
+                found |= {self._parts.state.uri(path) for path in written}
+        return found
+
+    async def create(self, model: TrainedModel, user_metadata: Any) -> RequestId:
+        """Open a model; the same again gives the same request."""
+        operation = self._operation(model, 0, OpKind.CREATE)
+        payload = repr((model.base_model, model.lora, model.seed)).encode()
+        new = log.Submission(operation, model.tenant, payload, time.time())
+
+        def write(connection: Connection) -> tuple[RequestId, bool]:
+            log.add_model(connection, model, user_metadata)
+            return log.add_operation(connection, new)
+
+        request, added = await self._parts.store.call(write)
+        if added:
+            self._models[model.model] = model
+            self._accepted(operation, payload, model.tenant)
+        return request
+
+    async def submit(
+        self, model: TrainedModel, seq: int, kind: OpKind, payload: bytes, *, strict: bool = True
+    ) -> RequestId:
+        """Take an operation; the same number again gives the same request."""
+        operation = self._operation(model, seq, kind)
+        new = log.Submission(operation, model.tenant, payload, time.time(), strict)
+        self._controller.check_number(model.model, seq)
+        self._controller.check_room(model.model)
+        self._check_bytes(model.tenant, len(payload))
+        request, added = await self._parts.store.call_sized(
+            len(payload), lambda c: log.add_operation(c, new)
+        )
+        if added:
+            self._accepted(operation, payload, model.tenant)
+        return request
+
+    def _check_bytes(self, tenant: TenantId, more: int) -> None:
+        """What waits is kept in memory and on disk: each tenant has its share of that."""
+        held = self._payload_bytes[tenant]
+        if held and held + more > self._max_payload_bytes:
+            raise UnavailableError(
+                f"operations of yours that wait hold {held} bytes, your share is "
+                f"{self._max_payload_bytes}; try again"
+            )
+
+    async def reject(self, model: TrainedModel, seq: int, kind: OpKind, reason: str) -> None:
+        """A submission was refused: its number is used up, durably, if it could have been
+        accepted.
+        """
+        operation = self._operation(model, seq, kind)
+        new = log.Submission(operation, model.tenant, b"", time.time(), strict=False)
+        try:
+            self._controller.check_number(model.model, seq)
+            added = await self._parts.store.call(lambda c: log.add_rejection(c, new, reason))
+        except (ConfigError, RefusedError):
+            return  # the number is out of reach, or belongs to another operation
+        if added:
+            self._feed(on.OpRejected(loop_time(), operation, reason))
+
+    async def close_model(self, model: ModelId, reason: str) -> None:
+        """Nothing more will come for it."""
+        if self._models.pop(model, None) is None:
+            return
+        self._feed(on.ModelClosed(loop_time(), model, reason))
+        closing = models.update().where(models.c.model == model).values(closed=reason)
+        await self._parts.store.call(lambda c: c.execute(closing) and None)
+        await asyncio.to_thread(remove_folder, self._parts.state.snapshots(model))
+
+    def _operation(self, model: TrainedModel, seq: int, kind: OpKind) -> Operation:
+        request = RequestId(f"op-{secrets.token_hex(12)}")
+        return Operation(request, model.model, seq, kind, self._parts.job_of(model.session))
+
+    def _accepted(self, operation: Operation, payload: bytes, tenant: TenantId) -> None:
+        self._payloads[operation.request] = payload
+        self._payload_bytes[tenant] += len(payload)
+        self._operations[operation.request] = operation
+        self._parts.board.expect(operation.request, tenant)
+        self._feed(on.OpSubmitted(loop_time(), operation, tenant))
+
+    def job_of(self, request: RequestId) -> JobId | None:
+        """Whose operation it is, while it is under way."""
+        operation = self._operations.get(request)
+        return None if operation is None else operation.job
+
+    def models_by_trainer(self, job: JobId) -> dict[WorkerId, list[str]]:
+        """Which trainers have which models of a job."""
+        found: dict[WorkerId, list[str]] = {}
+        for name, worker in self._controller.holders().items():
+            model = self._models.get(name)
+            if model is not None and self._parts.job_of(model.session) == job:
+                found.setdefault(worker, []).append(name)
+        return found
+
+    # ---- for the hub ----
+    def agent_joined(self, facts: NodeFacts) -> None:
+        self._parts.moves.joined(facts)
+
+    def agent_lost(self, node: NodeId) -> None:
+        self._parts.moves.lost(node)
+
+    def state_sent(self, said: StateSent) -> None:
+        """How a move of a state between nodes went."""
+        if said.error:
+            logger.warning("state did not move model=%s: %s", said.model, said.error)
+        self._feed(on.StateMoved(loop_time(), ModelId(said.model), said.move, said.error))
+
+    def trainer_joined(self, worker: WorkerId) -> None:
+        self._feed(on.TrainerJoined(loop_time(), worker, self._parts.node_of(worker)))
+
+    def trainer_lost(self, worker: WorkerId, reason: str) -> None:
+        self._ordered.pop(worker, None)
+        self._feed(on.TrainerLost(loop_time(), worker, reason))
+
+    def trainer_said(self, worker: WorkerId, message: messages.FromWorker) -> None:
+        now_s = loop_time()
+        match message:
+            case messages.PublishDetached(ticket, elapsed_s):
+                self._feed(on.TicketDetached(now_s, worker, ticket, elapsed_s))
+            case messages.OpDone(ticket, elapsed_s, result, reached):
+                self._results[ticket] = result
+                self._feed(on.TicketDone(now_s, worker, ticket, elapsed_s, reached))
+                self._results.pop(ticket, None)
+            case messages.OpFailed(ticket, error, owner, state_lost):
+                failed = (ticket, error, FaultOwner(owner), state_lost)
+                self._feed(on.TicketFailed(now_s, worker, *failed))
+
+    # ---- commands ----
+    def _execute(self, command: OperationCommand) -> None:
+        spawn = self._parts.background.spawn
+        match command:
+            case do.RunOp():
+                self._ordered[command.worker] = command.ticket
+                spawn(self._run(command))
+            case do.RestoreState(worker, ticket, model, seq, at_most):
+                named = (ticket, model, self._snapshot(model, seq), self._source(model))
+                self._parts.hub.send(worker, messages.RestoreModel(*named, seq, at_most))
+            case do.DropGradients(worker, ticket, model, seq):
+                self._parts.hub.send(worker, messages.DiscardGradients(ticket, model, seq))
+            case do.TakeSnapshot(worker, ticket, model, seq):
+                saved = self._snapshot(model, seq)
+                self._parts.hub.send(worker, messages.SaveState(ticket, model, saved))
+            case do.CommitSnapshot(model, seq):
+                spawn(self._commit_snapshot(model, seq))
+            case do.ForgetModel(worker, model):
+                self._parts.hub.send(worker, messages.DropModel(model))
+            case do.MoveState() | do.ForgetStrays():
+                spawn(self._tell_agents(command))
+            case do.CompleteOp(request, ticket):
+                spawn(self._complete(request, self._results.get(ticket, b"")))
+            case do.FailOp(request, error, owner):
+                spawn(self._fail(request, error, owner))
+
+    async def _tell_agents(self, order: do.MoveState | do.ForgetStrays) -> None:
+        if isinstance(order, do.ForgetStrays):
+            self._parts.moves.forget_strays(order.model)
+        elif refused := self._parts.moves.begin(order):
+            self.state_sent(StateSent(order.ticket, order.model, refused))
+
+    async def _run(self, command: do.RunOp) -> None:
+        op = command.operation
+        payload = self._payloads.get(op.request)
+        if payload is None:
+            payload = await self._parts.store.call(lambda c: log.payload_of(c, op.request))
+        try:
+            message = self._message(command.ticket, op, payload, command.at_most)
+        except SlackwaterError as error:  # the model was closed, or its base is no longer served
+            failed = (command.worker, command.ticket, str(error), FaultOwner.USER, False)
+            self._feed(on.TicketFailed(loop_time(), *failed))
+            return
+        # The trainer may be gone by now, and another under its name.
+        if self._ordered.get(command.worker) == command.ticket:
+            self._parts.hub.send(command.worker, message)
+
+    def _source(self, model: ModelId) -> str:
+        """The base of a model whose state is restored; empty if the model was closed meanwhile."""
+        found = self._models.get(model)
+        return "" if found is None else self._parts.bases.get(found.base_model).uri
+
+    def _snapshot(self, model: ModelId, seq: int) -> str:
+        return self._parts.state.uri(self._parts.state.snapshot(model, seq))
+
+    def _message(
+        self, ticket: int, op: Operation, payload: bytes, at_most: int
+    ) -> messages.TrainerOp:
+        match op.kind:
+            case OpKind.CREATE:
+                model = self._models.get(op.model)
+                if model is None:
+                    raise NotFoundError(f"model {op.model} has ended")
+                source = self._parts.bases.get(model.base_model).uri
+                made = (model.lora, model.seed, op.seq, at_most)
+                return messages.CreateModel(ticket, op.model, source, *made)
+            case OpKind.FORWARD | OpKind.FORWARD_BACKWARD:
+                return messages.RunPass(ticket, op.model, payload, op.seq)
+            case OpKind.OPTIM_STEP:
+                return messages.StepOptimizer(ticket, op.model, decode_optim(payload), op.seq)
+            case OpKind.SAVE:
+                folder = self._parts.state.checkpoint(op.model, decode_save(payload).name, op.seq)
+                return messages.SaveState(ticket, op.model, self._parts.state.uri(folder))
+            case OpKind.LOAD:
+                load = decode_load(payload)
+                return messages.LoadState(ticket, op.model, load.saved, load.optimizer, op.seq)
+            case OpKind.PUBLISH:
+                publish = decode_publish(payload)
+                named, stock = publish.sampling_session is None, self._parts.stock()
+                return messages.PublishWeights(ticket, op.model, publish.version, named, stock)
+
+    async def _complete(self, request: RequestId, result: bytes) -> None:
+        operation = self._operations[request]
+        payload = self._drop_payload(request)
+        model = self._models.get(operation.model)
+
+        def write(connection: Connection) -> tuple[RequestOutcome, bytes]:
+            sent = log.payload_of(connection, request) if payload is None else payload
+            answer = result
+            if model is not None:
+                answer = self._finisher(connection, model, operation, sent) or result
+            outcome = RequestOutcome(operation.kind, answer)
+            log.finish_operation(connection, request, outcome, time.time())
+            return outcome, sent
+
+        outcome, sent = await self._parts.store.call_sized(len(result), write)
+        if model is not None:
+            self._finished(model, operation, sent)
+        del self._operations[request]
+        self._parts.board.settle(request, outcome)
+
+    def _drop_payload(self, request: RequestId) -> bytes | None:
+        payload = self._payloads.pop(request, None)
+        tenant = self._parts.board.tenant_of(request)
+        if payload is not None and tenant is not None:
+            self._payload_bytes[tenant] -= len(payload)
+        return payload
+
+    async def _fail(self, request: RequestId, error: str, owner: FaultOwner) -> None:
+        operation = self._operations.pop(request)
+        self._drop_payload(request)
+        logger.info("operation failed request=%s kind=%s error=%s", request, operation.kind, error)
+        outcome = RequestOutcome(operation.kind, None, error, owner)
+        await self._parts.store.call(
+            lambda c: log.finish_operation(c, request, outcome, time.time())
+        )
+        self._parts.board.settle(request, outcome)
+
+    async def _commit_snapshot(self, model: ModelId, seq: int) -> None:
+        await self._parts.store.call(lambda c: log.forget_replayed(c, model, seq))
+        await asyncio.to_thread(_remove_older, self._parts.state.snapshots(model), seq)
+
+
+def version_of(model: ModelId, seq: int) -> str:
+    """The weight version that the operation `seq` of a model publishes."""
+    return f"{model}@{seq}"
+
+
+def _remove_older(snapshots: Path, seq: int) -> None:
+    for folder in snapshots.iterdir():
+        if folder.name.isdigit() and int(folder.name) < seq:
+            remove_folder(folder)

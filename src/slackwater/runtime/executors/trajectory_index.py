@@ -1,0 +1,69 @@
+"""Which trajectory a prompt continues: the APIs name none, but a next turn's prompt begins with
+the last turn.
+
+Sequences are hashed in blocks, each hash covering all before it. A finished turn is remembered
+under its last whole block; a prompt that has that block in the same place continues it, and may
+find its keys cached where the turn ran.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+from slackwater.model.ids import TrajectoryId
+
+BLOCK_TOKENS = 16
+
+
+class TrajectoryIndex:
+    """Bounded; the least recently used are forgotten."""
+
+    def __init__(self, remembered: int = 50_000) -> None:
+        self._remembered = remembered
+        self._by_block: OrderedDict[int, TrajectoryId] = OrderedDict()
+        self._asked: tuple[str, Sequence[int], TrajectoryId | None] | None = None
+
+    def continued_by(self, version: str, prompt: Sequence[int]) -> TrajectoryId | None:
+        """The trajectory whose last turn is the longest beginning of the prompt.
+
+        Many samples of one prompt ask one after the other; the answer is looked up once.
+        """
+        if self._asked is None or self._asked[0] != version or self._asked[1] is not prompt:
+            self._asked = (version, prompt, self._find(version, prompt))
+        return self._asked[2]
+
+    def _find(self, version: str, prompt: Sequence[int]) -> TrajectoryId | None:
+        for block in reversed(list(_blocks(version, prompt))):
+            found = self._by_block.get(block)
+            if found is not None:
+                self._by_block.move_to_end(block)
+                return found
+        return None
+
+    def ended(
+        self,
+        version: str,
+        prompt: Sequence[int],
+        sampled: Sequence[int],
+        trajectory: TrajectoryId,
+    ) -> None:
+        """A turn of the trajectory is over.
+
+        It is told from others by what was sampled, so nothing is remembered unless a whole block
+        reaches into that: a beginning that many prompts share would draw them all to one place.
+        """
+        whole = (len(prompt) + len(sampled)) // BLOCK_TOKENS * BLOCK_TOKENS
+        if whole <= len(prompt):
+            return
+        self._asked = None
+        *_, last = _blocks(version, [*prompt, *sampled])
+        self._by_block[last] = trajectory
+        self._by_block.move_to_end(last)
+        if len(self._by_block) > self._remembered:
+            self._by_block.popitem(last=False)
+
+
+def _blocks(version: str, tokens: Sequence[int]) -> Iterator[int]:
+    value = hash(version)
+    for start in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+        value = hash((value, *tokens[start : start + BLOCK_TOKENS]))
+        yield value

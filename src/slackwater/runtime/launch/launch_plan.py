@@ -1,0 +1,234 @@
+"""The launch plan: which worker may connect now, from which node, with what key, as what, and which
+files it may touch.
+
+The control plane makes a key for every worker that it lets an agent start; it holds for that one
+process. A worker may read and write what it was told to use, and nothing else: every message that
+the hub sends passes `told`.
+"""
+
+import hmac
+import secrets
+from dataclasses import dataclass, field
+
+from slackwater.model.errors import ConfigError, RefusedError
+from slackwater.model.ids import NodeId, WorkerId
+from slackwater.model.uri import SCHEME, Uri, version_uri
+from slackwater.runtime.launch.node_keys import NodeKeys
+from slackwater.runtime.launch.port import WorkerPlan
+from slackwater.wire import lending, messages
+from slackwater.wire.agent import NodeFacts
+from slackwater.wire.certificate import fingerprint_of
+
+_AGENT = "agent:"
+_LOAN = "~"  # a serving worker's loans are connected as WORKER~1, WORKER~2, ...
+_COSERVING = "slackwater.worker.coserving_worker"
+_ROLES = {
+    "slackwater.worker.engine_worker": "engine",
+    _COSERVING: "engine",
+    "slackwater.worker.vllm.adapter": "engine",
+    "slackwater.worker.trainer_worker": "trainer",
+    "slackwater.worker.sandbox_worker": "sandbox",
+    "slackwater.worker.reward_worker": "rewards",
+}
+
+
+@dataclass(slots=True)
+class PlannedWorker:
+    """One process of a worker. `writes` are URIs, each with the upload that has become it."""
+
+    worker: WorkerId
+    node: NodeId
+    plan: WorkerPlan
+    key: str
+    joined: bool = False
+    lent: lending.LendTo | None = None
+    cores: int = 0
+    memory_mib: int = 0
+    reads: set[str] = field(default_factory=set)
+    writes: dict[str, str | None] = field(default_factory=dict)
+
+    def option(self, name: str, otherwise: str | None = None) -> str | None:
+        """The value that the plan gives an option."""
+        arguments = self.plan.arguments
+        return arguments[arguments.index(name) + 1] if name in arguments else otherwise
+
+    def may_read(self, uri: Uri) -> bool:
+        """Whether it was told to use this, or the folder that this is a file of."""
+        whole, _, _ = str(uri).rpartition("/")
+        return str(uri) in self.reads or whole in self.reads
+
+    def check_commit(self, uri: Uri, upload: str) -> None:
+        """RefusedError if it has written this before; another try of the same upload may be."""
+        if self.writes[str(uri)] not in (None, upload):
+            raise RefusedError(f"{uri}: {self.worker} has written it already")
+
+    def committed(self, uri: Uri, upload: str) -> None:
+        """It has written this, for which it was told to once."""
+        self.writes[str(uri)] = upload
+
+
+class LaunchPlan:
+    """What the hub and the depot ask about peers (`net/credentials.py`)."""
+
+    def __init__(self, keys: NodeKeys) -> None:
+        self._keys = keys
+        self._workers: dict[WorkerId, PlannedWorker] = {}
+        self._nodes: dict[NodeId, NodeFacts] = {}
+
+    # ---- what the fleet says ----
+    def node_joined(self, facts: NodeFacts) -> None:
+        self._nodes[NodeId(facts.node)] = facts
+
+    def node_lost(self, node: NodeId) -> None:
+        self._nodes.pop(node, None)
+
+    def expect(self, node: NodeId, plan: WorkerPlan, worker: WorkerId) -> str:
+        """A worker is about to be started on a node; its key."""
+        made = PlannedWorker(worker, node, plan, secrets.token_urlsafe(32))
+        made.reads |= {part for part in plan.arguments if part.startswith(f"{SCHEME}models/")}
+        self._workers[worker] = made
+        return made.key
+
+    def forget(self, worker: WorkerId) -> None:
+        """Its process has ended, or was never there."""
+        self._workers.pop(worker, None)
+
+    def told(self, worker: WorkerId, message: messages.Message) -> None:
+        """The hub sends a message: what it names may be used by whom it goes to."""
+        known = self._workers.get(_lender(worker))
+        if known is None:
+            return
+        match message:
+            case messages.PullVersion(version):
+                known.reads.add(str(version_uri(version)))
+            case messages.CreateModel(source=source):
+                known.reads.add(source)
+            case messages.RestoreModel(saved=saved, source=source):
+                known.reads |= {saved, source}
+            case messages.LoadState(saved=saved):
+                known.reads.add(saved)
+            case messages.SaveState(saved=saved):
+                known.writes[saved] = None
+            case messages.PublishWeights(version=version):
+                known.writes[str(version_uri(version))] = None
+            case lending.LendTo(model=model):
+                known.lent = message
+                known.reads.add(model)
+
+    def node_of(self, worker: WorkerId) -> NodeId | None:
+        """Where a worker runs, or the lender of a loan."""
+        known = self._workers.get(_lender(worker))
+        return None if known is None else known.node
+
+    # ---- what the depot asks ----
+    def holder_of(self, key: str) -> PlannedWorker | None:
+        """The worker whose key this is."""
+        given, found = key.encode(errors="replace"), None
+        for known in self._workers.values():
+            if hmac.compare_digest(known.key.encode(), given):
+                found = known
+        return found
+
+    # ---- what the hub asks ----
+    def key_of(self, request: messages.ConnectRequest) -> bytes | None:
+        if request.worker.startswith(_AGENT):
+            return self._keys.key(request.worker.removeprefix(_AGENT), request.pool).encode()
+        known = self._workers.get(_lender(WorkerId(request.worker)))
+        return None if known is None else known.key.encode()
+
+    def check(self, request: messages.ConnectRequest, hello: messages.Hello) -> None:
+        if request.worker.startswith(_AGENT):
+            _check_agent(request, hello)
+            return
+        known = self._workers.get(_lender(WorkerId(hello.worker)))
+        if known is None:  # its process ended meanwhile
+            raise RefusedError(f"worker {hello.worker}: is not expected now")
+        role = _ROLES.get(known.plan.module)
+        _require("role", hello.role, role)
+        facts = {"engine": hello.engine, "sandbox": hello.sandbox, "rewards": hello.rewards}
+        claimed = {name for name, value in facts.items() if value is not None}
+        if claimed != ({role} & facts.keys()) or hello.node is not None:
+            raise ConfigError.of("hello", sorted(claimed), f"must say what a {role} is")
+        if known.worker != hello.worker:
+            _check_loan(known, hello)
+            return
+        if known.joined:
+            raise RefusedError(f"worker {hello.worker}: has connected before; its key holds once")
+        if hello.engine is not None:
+            _check_engine(known, hello.engine)
+        elif hello.rewards is not None:
+            _require("rewards: node", hello.rewards.node, known.option("--node"))
+            staged = [known.plan.arguments[i + 1] for i in _places(known, "--stage")]
+            named = [str(service.service) for service in hello.rewards.services]
+            named += hello.rewards.failed
+            _require("rewards: services", sorted(named), sorted(staged))
+        elif hello.sandbox is not None:
+            self._check_sandbox(known, hello)
+        known.joined = True
+
+    def _check_sandbox(self, known: PlannedWorker, hello: messages.Hello) -> None:
+        """All sandboxes of a node together have no more than the node said that it has."""
+        assert hello.sandbox is not None
+        _require("sandbox: node", hello.sandbox.node, known.option("--node"))
+        node = self._nodes.get(known.node)
+        if node is None:
+            raise RefusedError(f"worker {hello.worker}: its node {known.node} is not here")
+        known.cores = sum(len(numa) for numa in hello.sandbox.cores)
+        known.memory_mib = hello.sandbox.memory_mib
+        mates = [mate for mate in self._workers.values() if mate.node == known.node]
+        for field_, offered, most in (
+            ("cores", sum(mate.cores for mate in mates), node.cores),
+            ("memory_mib", sum(mate.memory_mib for mate in mates), node.memory_mb),
+        ):
+            if offered > most:
+                known.cores = known.memory_mib = 0
+                fix = f"is more than node {known.node} has: {most}"
+                raise ConfigError.of(f"sandbox: {field_}", offered, fix)
+
+
+def _check_agent(request: messages.ConnectRequest, hello: messages.Hello) -> None:
+    _require("role", hello.role, "agent")
+    if hello.node is None or f"{_AGENT}{hello.node.node}" != hello.worker:
+        raise ConfigError.of("hello: worker", hello.worker, "must be agent:NODE of its node")
+    if (hello.node.pool or "") != request.pool:
+        fix = f"must be {request.pool!r}, the pool of its token; take a new one for another pool"
+        raise ConfigError.of(f"node {hello.node.node}: pool", hello.node.pool, fix)
+    if hello.node.certificate:
+        fingerprint_of(hello.node.certificate)  # it goes to other nodes
+    if any(facts is not None for facts in (hello.engine, hello.sandbox, hello.rewards)):
+        raise ConfigError.of("hello", hello.worker, "must say what a node is")
+
+
+def _check_engine(known: PlannedWorker, facts: messages.EngineFacts) -> None:
+    _require("engine: base_model", facts.base_model, known.option("--base"))
+    _require("engine: kind", facts.kind, known.option("--kind", "dedicated"))
+    _require("engine: job", facts.job, None)
+    if facts.node:
+        _require("engine: node", facts.node, known.node)
+    if facts.lends and "--lend" not in known.plan.arguments:
+        raise ConfigError.of("engine: lends", True, "must be False: the plan does not let it lend")
+
+
+def _check_loan(known: PlannedWorker, hello: messages.Hello) -> None:
+    """A serving worker that was told to lend joins with the rollout's engine."""
+    facts, lent = hello.engine, known.lent
+    if known.plan.module != _COSERVING or lent is None or facts is None or not known.joined:
+        raise RefusedError(f"worker {hello.worker}: was not told to lend")
+    _require("engine: kind", facts.kind, "borrowed")
+    _require("engine: job", facts.job, lent.job)
+    _require("engine: base_model", facts.base_model, lent.base)
+    _require("engine: lends", facts.lends, False)
+
+
+def _require(field_: str, claimed: object, planned: object) -> None:
+    if claimed != planned:
+        raise ConfigError.of(f"hello: {field_}", claimed, f"must be {planned!r}, as planned")
+
+
+def _places(known: PlannedWorker, option: str) -> list[int]:
+    return [at for at, part in enumerate(known.plan.arguments) if part == option]
+
+
+def _lender(worker: WorkerId) -> WorkerId:
+    """Who lends, of a loan's name; else the name itself."""
+    return WorkerId(worker.partition(_LOAN)[0])

@@ -1,0 +1,80 @@
+"""Drivers on the event loop: its clock, its timers, and what becomes of a controller that
+raises.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol, TypeVar
+
+from slackwater.control.controller import Controller, Timed
+from slackwater.control.driver import Driver
+
+logger = logging.getLogger(__name__)
+
+E = TypeVar("E", bound=Timed)
+C = TypeVar("C")
+
+_HELD_UP_S = 1.0
+_HEARING_S = 0.2
+
+
+def loop_time() -> float:
+    """The event loop's clock, read now: the loop's own reading may be some milliseconds old."""
+    return time.monotonic()
+
+
+def call_at(at_s: float, due: Callable[[], None]) -> None:
+    """Call back at `at_s`; a time that is past is due as soon as it can be."""
+    asyncio.get_running_loop().call_at(at_s, _call, at_s, due)
+
+
+def _call(at_s: float, due: Callable[[], None]) -> None:
+    """If the loop was held up, let it first hear what came meanwhile: nobody is silent then."""
+    if loop_time() - at_s > _HELD_UP_S:
+        asyncio.get_running_loop().call_later(_HEARING_S, due)
+    else:
+        due()
+
+
+class NewDriver(Protocol):
+    """Makes the driver of a controller, as `live_driver` does."""
+
+    def __call__(
+        self,
+        controller: Controller[E, C],
+        execute: Callable[[C], None],
+        *,
+        around: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> Driver[E, C]: ...
+
+
+def live_driver(
+    controller: Controller[E, C],
+    execute: Callable[[C], None],
+    *,
+    around: Callable[[], AbstractContextManager[object]] = nullcontext,
+    record: Callable[[bytes], None] | None = None,
+    died: Callable[[], None] = lambda: None,
+) -> Driver[E, C]:
+    """The driver of a live controller.
+
+    One that raises may have wrong state: `died` is called, and the next start takes over from the
+    durable log.
+    """
+
+    def failed(event: E) -> None:
+        logger.exception("a controller raised event=%s", type(event).__name__)
+        died()
+
+    return Driver(
+        controller,
+        execute,
+        clock=loop_time,
+        schedule=call_at,
+        record=record,
+        failed=failed,
+        around=around,
+    )

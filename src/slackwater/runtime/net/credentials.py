@@ -1,0 +1,33 @@
+"""Who may connect to the hub: the key that goes with a name, and whether what its holder says of
+itself may be so.
+"""
+
+from typing import Protocol
+
+from slackwater.wire import messages
+
+
+class Credentials(Protocol):
+    """What the hub asks about a peer."""
+
+    def key_of(self, request: messages.ConnectRequest) -> bytes | None:
+        """The key of the name that wants to connect; None if nobody of that name is expected."""
+        ...
+
+    def check(self, request: messages.ConnectRequest, hello: messages.Hello) -> None:
+        """A SlackwaterError if the peer, which has proved its name, claims what it may not."""
+        ...
+
+
+class OneKey:
+    """The same key for every name, for a hub without nodes: measurements and tests."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key.encode()
+
+    def key_of(self, request: messages.ConnectRequest) -> bytes | None:
+        del request
+        return self._key
+
+    def check(self, request: messages.ConnectRequest, hello: messages.Hello) -> None:
+        """Nothing is known of anybody."""

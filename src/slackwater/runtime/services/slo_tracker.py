@@ -1,0 +1,142 @@
+"""Whether a service keeps its promise, as its users see it: from the arrival of their request over
+HTTP.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from slackwater.model.ids import TurnId
+from slackwater.model.serving import ServingSlo
+
+_MINUTE_S = 60.0
+_KEPT_MINUTES = 60
+_NEVER_S = float("inf")
+
+
+@dataclass(slots=True)
+class _Asked:
+    arrived_s: float
+    first_s: float = _NEVER_S
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    at_s: float
+    ttft_s: float
+    tpot_s: float
+
+
+@dataclass(slots=True)
+class ServedMinute:
+    """What the requests that ended within one minute got; it began so many minutes after the
+    service did.
+    """
+
+    number: int
+    met: int = 0
+    ttft_s: list[float] = field(default_factory=list)
+    tpot_s: list[float] = field(default_factory=list)
+
+    def figures(self) -> dict[str, float]:
+        """Times are of answers: a request that failed has none."""
+        requests = len(self.ttft_s)
+        return {
+            "minute": float(self.number),
+            "requests": float(requests),
+            "attainment": self.met / requests if requests else 1.0,
+            "ttft_p50_s": _quantile(self.ttft_s, 0.5),
+            "ttft_p99_s": _quantile(self.ttft_s, 0.99),
+            "tpot_p50_s": _quantile(self.tpot_s, 0.5),
+            "tpot_p99_s": _quantile(self.tpot_s, 0.99),
+        }
+
+
+class SloTracker:
+    """Follows the requests for one served model. Moments are on the event loop's clock; `since_s`
+    is its start.
+
+    A request that fails breaks the promise. One that its user gives up counts only if it was late
+    by then.
+    """
+
+    def __init__(self, model: str, slo: ServingSlo, since_s: float) -> None:
+        self.model, self.slo = model, slo
+        self._since_s = since_s
+        self._asked: dict[TurnId, _Asked] = {}
+        self._recent: deque[_Answered] = deque()
+        self._minutes: deque[ServedMinute] = deque(maxlen=_KEPT_MINUTES)
+
+    def arrived(self, turn: TurnId, at_s: float) -> None:
+        """Its request came at that moment."""
+        self._asked[turn] = _Asked(at_s)
+
+    def passed_on(self, turn: TurnId, now_s: float) -> None:
+        """Tokens of it are on their way to the user."""
+        asked = self._asked.get(turn)
+        if asked is not None and asked.first_s == _NEVER_S:
+            asked.first_s = now_s
+
+    def answered(self, turn: TurnId, now_s: float, tokens: int) -> None:
+        """It is complete."""
+        asked = self._asked.pop(turn, None)
+        if asked is not None:
+            first_s = min(asked.first_s, now_s)
+            tpot_s = (now_s - first_s) / max(tokens - 1, 1)
+            self._count(_Answered(now_s, first_s - asked.arrived_s, tpot_s))
+
+    def failed(self, turn: TurnId, now_s: float) -> None:
+        """It has no answer."""
+        if self._asked.pop(turn, None) is not None:
+            self._count(_Answered(now_s, _NEVER_S, _NEVER_S))
+
+    def given_up(self, turn: TurnId, now_s: float) -> None:
+        """Its user has left."""
+        asked = self._asked.pop(turn, None)
+        if asked is None:
+            return
+        waited_s = min(asked.first_s, now_s) - asked.arrived_s
+        if waited_s > self.slo.ttft_s:
+            self._count(_Answered(now_s, waited_s, 0.0))
+
+    def gauges(self, now_s: float) -> dict[str, float]:
+        """Of the last sixty seconds."""
+        self._forget(now_s)
+        recent = self._recent
+        met = sum(self.slo.met(one.ttft_s, one.tpot_s) for one in recent)
+        return {
+            "serving_requests_last_minute": float(len(recent)),
+            "serving_slo_attainment_last_minute": met / len(recent) if recent else 1.0,
+            "serving_ttft_p99_last_minute_s": _quantile([one.ttft_s for one in recent], 0.99),
+            "serving_tpot_p99_last_minute_s": _quantile([one.tpot_s for one in recent], 0.99),
+            "serving_requests_under_way": float(len(self._asked)),
+        }
+
+    def minutes(self) -> list[dict[str, float]]:
+        """The last hour, minute by minute, the oldest first; minutes without a request are left
+        out.
+        """
+        return [minute.figures() for minute in self._minutes]
+
+    def _count(self, answered: _Answered) -> None:
+        self._forget(answered.at_s)
+        self._recent.append(answered)
+        number = int((answered.at_s - self._since_s) // _MINUTE_S)
+        if not self._minutes or self._minutes[-1].number != number:
+            self._minutes.append(ServedMinute(number))
+        minute = self._minutes[-1]
+        minute.met += self.slo.met(answered.ttft_s, answered.tpot_s)
+        minute.ttft_s.append(answered.ttft_s)
+        minute.tpot_s.append(answered.tpot_s)
+
+    def _forget(self, now_s: float) -> None:
+        while self._recent and self._recent[0].at_s < now_s - _MINUTE_S:
+            self._recent.popleft()
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    """Of those that are times at all; 0 if there is none."""
+    known = [value for value in values if value != _NEVER_S]
+    return float(np.quantile(known, share)) if known else 0.0

@@ -1,0 +1,164 @@
+"""gVisor (`runsc`): every action has a sandbox whose kernel is a program of its own.
+
+The action's system calls reach that kernel and not the machine's. An action is described by a
+bundle as the Open Container Initiative defines it: a folder with `config.json`, which no
+environment sees.
+The view is bubblewrap's: the machine's programs to read, the environment at /sandbox.
+"""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slackwater.model.errors import RefusedError
+from slackwater.sandbox.backends.bubblewrap import ETC, HOME, SYSTEM
+from slackwater.sandbox.backends.port import Guarantee, Order, variables
+from slackwater.sandbox.environment import Environment
+from slackwater.sandbox.launch import LAUNCHER_FOLDER, LAUNCHER_VARIABLES, Launch
+from slackwater.sandbox.mounts import SHARED_TMP, has_any, tmp_beside
+
+_LIMITS = {resource.RLIMIT_FSIZE: "RLIMIT_FSIZE", resource.RLIMIT_AS: "RLIMIT_AS"}
+
+
+def find_gvisor() -> tuple[str | None, str]:
+    """The program, or None and why not."""
+    program = shutil.which("runsc")
+    if program is None:
+        return None, "runsc is not installed"
+    try:
+        subprocess.run(
+            [program, "--version"],
+            capture_output=True,
+            timeout=10,
+            check=True,
+            cwd=LAUNCHER_FOLDER,
+            env=LAUNCHER_VARIABLES,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return None, f"runsc does not run: {error}"
+    return program, "runsc runs"
+
+
+class GvisorBackend:
+    """`program` is runsc's path; `root` is a folder of the supervisor's, for bundles and state."""
+
+    name = "gvisor"
+    isolates = True
+    guarantees: frozenset[Guarantee] = frozenset(
+        ("foreign files", "neighbours' files", "network", "signals", "leftovers")
+    )
+
+    def __init__(self, program: str, root: Path) -> None:
+        self._program = program
+        self._root = root / "gvisor"
+        shutil.rmtree(self._root, ignore_errors=True)
+        for name in ("bundles", "files", "state"):
+            (self._root / name).mkdir(parents=True, mode=0o700)
+        self._shown = tuple(dict.fromkeys((Path(sys.prefix), Path(sys.base_prefix))))
+        self._tmp = tmp_beside(self._shown)
+        self._mounts = [_mount("proc", "/proc", "proc"), _mount("tmpfs", "/dev", "tmpfs")]
+        for name in SYSTEM:
+            path = Path(name)
+            if path.is_symlink():
+                (self._root / "files" / name[1:]).symlink_to(path.readlink())
+            elif path.is_dir():
+                self._mounts.append(_bind(name, name))
+        readable = [Path("/etc", name) for name in ETC] + [
+            path for path in self._shown if not path.is_relative_to("/usr")
+        ]
+        self._mounts += [_bind(str(path), str(path)) for path in readable if path.exists()]
+        places = [*self._mounts, *(_mount("tmpfs", at, "tmpfs") for at in (HOME, *SHARED_TMP))]
+        for mount in places:
+            self._make_place(mount)
+
+    def _make_place(self, mount: Mapping[str, Any]) -> None:
+        """What is mounted needs something there, of the same kind."""
+        place = self._root / "files" / str(mount["destination"])[1:]
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if Path(mount["source"]).is_file():
+            place.touch()
+        else:
+            place.mkdir(exist_ok=True)
+
+    def opened(self, environment: Environment) -> None:
+        (self._root / "bundles" / environment.name).mkdir(mode=0o700)
+
+    def launch(self, environment: Environment, order: Order, rlimits: Mapping[int, int]) -> Launch:
+        if order.limits.network:
+            raise RefusedError("limits.network: True cannot be granted with the gvisor backend")
+        bundle = self._root / "bundles" / environment.name / order.action
+        bundle.mkdir(mode=0o700)
+        limits = {**rlimits, resource.RLIMIT_FSIZE: order.limits.disk_bytes}
+        config = json.dumps(self.config(environment, order, limits))
+        with os.fdopen(
+            os.open(bundle / "config.json", os.O_WRONLY | os.O_CREAT, 0o600), "w"
+        ) as file:
+            file.write(config)
+        options = ["--root", str(self._root / "state"), "--network=none", "--ignore-cgroups"]
+        options += [] if os.getuid() == 0 else ["--rootless"]
+        return Launch(
+            argv=[self._program, *options, "run", "--bundle", str(bundle), f"a-{order.action}"],
+            variables=LAUNCHER_VARIABLES,
+            folder=LAUNCHER_FOLDER,
+            cores=order.cores,
+            rlimits={resource.RLIMIT_CORE: 0},  # the others are the action's, not its kernel's
+        )
+
+    def config(
+        self, environment: Environment, order: Order, rlimits: Mapping[int, int]
+    ) -> dict[str, Any]:
+        """The bundle's description of the action."""
+        user = environment.user or 0
+        tmp = [shared for shared in SHARED_TMP if not has_any(shared, self._shown)]
+        own = [_bind(str(environment.view), HOME, "rw")]
+        own += [_bind(str(environment.tmp), shared, "rw") for shared in tmp]
+        given = variables(order, HOME, self._tmp)
+        kinds = ("pid", "ipc", "uts", "mount", "network")
+        return {
+            "ociVersion": "1.0.2",
+            "hostname": "sandbox",
+            "root": {"path": str(self._root / "files"), "readonly": True},
+            "mounts": [*self._mounts, *own],
+            "process": {
+                "terminal": False,
+                "user": {"uid": user, "gid": user},
+                "args": order.argv,
+                "env": [f"{name}={value}" for name, value in given.items()],
+                "cwd": HOME,
+                "capabilities": {
+                    each: []
+                    for each in ("bounding", "effective", "inheritable", "permitted", "ambient")
+                },
+                "noNewPrivileges": True,
+                "rlimits": [
+                    {"type": _LIMITS[kind], "hard": most, "soft": most}
+                    for kind, most in rlimits.items()
+                    if kind in _LIMITS
+                ],
+            },
+            "linux": {"namespaces": [{"type": kind} for kind in kinds]},
+        }
+
+    def ended(self, environment: Environment) -> None:
+        """The fence ends what is left; a sandbox ends with the runsc that started it."""
+
+    def closed(self, environment: Environment) -> None:
+        shutil.rmtree(self._root / "bundles" / environment.name, ignore_errors=True)
+
+    def close(self) -> None:
+        shutil.rmtree(self._root, ignore_errors=True)
+
+
+def _mount(source: str, destination: str, kind: str) -> dict[str, Any]:
+    return {"destination": destination, "type": kind, "source": source}
+
+
+def _bind(source: str, destination: str, access: str = "ro") -> dict[str, Any]:
+    options = ["rbind", "nosuid", "nodev", access]
+    return {"destination": destination, "type": "bind", "source": source, "options": options}

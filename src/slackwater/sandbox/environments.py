@@ -1,0 +1,274 @@
+"""The environments of a supervisor: opened, kept over a restart, copied, closed.
+
+What their owners filled is touched by file workers alone (`file_workers.py`); here folders of our
+own are made, renamed and mounted, and outcomes are heard of. An environment that only needs empty
+folders is open at once.
+"""
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from slackwater.model.action_input import check_environment_name, check_file_names
+from slackwater.model.errors import NotFoundError, RefusedError, SlackwaterError
+from slackwater.sandbox import linux
+from slackwater.sandbox.backends.port import Backend
+from slackwater.sandbox.environment import Environment
+from slackwater.sandbox.file_tasks import lay_over
+from slackwater.sandbox.file_workers import FileTask, FileWorkers, TaskOutcome
+from slackwater.sandbox.quarantine import Quarantine
+from slackwater.sandbox.reports import EnvironmentFurnished, FurnishingFailed, Report, SnapshotEnded
+from slackwater.sandbox.snapshots import Snapshots
+from slackwater.sandbox.users import Users
+
+logger = logging.getLogger(__name__)
+
+FURNISH_WITHIN_S = 60.0
+SNAPSHOT_WITHIN_S = 50.0  # below what the control plane waits for one
+ADOPT_WITHIN_S = 20.0
+_KEPT = "kept.json"
+_KEPT_BYTES_MOST = 65_536
+
+Note = Mapping[str, str | int]
+
+
+class Environments:
+    """`report` hears what becomes of them; `changed` that one is open or has failed."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        backend: Backend,
+        snapshots: Snapshots,
+        users: Users | None,
+        workers: FileWorkers,
+        quarantine: Quarantine,
+        report: Callable[[Report], None],
+        changed: Callable[[Environment, str], None],
+    ) -> None:
+        self._root = root
+        self._backend = backend
+        self._snapshots = snapshots
+        self._users = users
+        self._workers = workers
+        self._quarantine = quarantine
+        self._report = report
+        self._changed = changed
+        self._all: dict[str, Environment] = {}
+
+    def names(self) -> list[str]:
+        """Those that can be used, or soon can."""
+        return sorted(self._all)
+
+    def all(self) -> list[Environment]:
+        return list(self._all.values())
+
+    def find(self, name: str) -> Environment:
+        found = self._all.get(name)
+        if found is None:
+            raise NotFoundError(f"environment: {name!r} is not open here")
+        return found
+
+    # ---- opening ----
+    def open(
+        self, name: str, snapshot: str | None, files: Mapping[str, bytes], note: Note | None
+    ) -> None:
+        """Make an environment; an error says at once what can be known at once, a report
+        the rest.
+        """
+        check_environment_name("environment", name)
+        check_file_names(files)
+        if name in self._all:
+            raise RefusedError(f"environment: {name!r} is open already")
+        below = None if snapshot is None else self._snapshots.find(snapshot)
+        user = None if self._users is None else self._users.take()
+        root = self._root / name
+        environment = Environment(name, root, root / "view", user, note=note or {})
+        kept = None if note is None else {"snapshot": snapshot, "note": dict(note)}
+        self._all[name] = environment
+        try:
+            self._make_folders(environment, has_view=below is None)
+            if below is None and not files:
+                self._complete(environment, kept)
+                return
+            environment.mounted = below is not None and self._snapshots.way == "overlay"
+            environment.furnishing = self._workers.submit(
+                FileTask(
+                    "furnish",
+                    {
+                        "root": str(root),
+                        "snapshot": None if below is None else str(below),
+                        "overlay": environment.mounted,
+                        "user": user,
+                        "files": {path: bytes(content) for path, content in files.items()},
+                    },
+                    FURNISH_WITHIN_S,
+                    lambda outcome: self._furnished(environment, kept, outcome),
+                )
+            )
+        except Exception as error:
+            self.remove(environment, f"it could not be opened: {error}")
+            raise
+
+    def _make_folders(self, environment: Environment, *, has_view: bool) -> None:
+        environment.root.mkdir()
+        environment.root.chmod(0o711)
+        for folder in (environment.tmp, environment.view) if has_view else (environment.tmp,):
+            folder.mkdir()
+            folder.chmod(0o700)
+            if environment.user is not None:
+                os.chown(folder, environment.user, environment.user)
+
+    def _furnished(
+        self, environment: Environment, kept: Mapping[str, Any] | None, outcome: TaskOutcome
+    ) -> None:
+        environment.furnishing = None
+        try:
+            if outcome.error is not None:
+                raise RefusedError(outcome.error)
+            self._complete(environment, kept)
+        except (OSError, SlackwaterError) as error:
+            reason = f"environment {environment.name!r} cannot be opened: {error}"
+            self.remove(environment, reason)
+            self._report(FurnishingFailed(environment.name, reason))
+            self._changed(environment, reason)
+
+    def _complete(self, environment: Environment, kept: Mapping[str, Any] | None) -> None:
+        self._backend.opened(environment)
+        if kept is not None:
+            (environment.root / _KEPT).write_text(json.dumps(kept))
+        self._report(EnvironmentFurnished(environment.name))
+        self._changed(environment, "")
+
+    # ---- keeping ----
+    def adopt(self, wait: Callable[[Callable[[], bool], float], None]) -> dict[str, Note]:
+        """Take over what a supervisor before this one kept here; the notes by name.
+
+        `wait` lets file workers go on until something is so, for so many seconds.
+        """
+        for path in self._snapshots.left_partial():
+            self._quarantine.take(path)
+        self._quarantine.resume()
+        for root in sorted(each for each in self._root.iterdir() if each.name[0] != "."):
+            try:
+                with (root / _KEPT).open("rb") as file:
+                    kept = json.loads(file.read(_KEPT_BYTES_MOST))
+                self._adopt(root, kept["snapshot"], dict(kept["note"]))
+            except FileNotFoundError:
+                self._drop(root, "")  # nobody meant to keep it
+            except Exception as error:  # noqa: BLE001  (whatever is in there, the start goes on)
+                self._drop(root, f"it could not be kept: {error}")
+        wait(lambda: not any(each.furnishing for each in self.all()), ADOPT_WITHIN_S)
+        for environment in self.all():
+            if environment.furnishing is not None:
+                self.remove(environment, "it could not be kept: its files took too long")
+        return {name: environment.note for name, environment in self._all.items()}
+
+    def _drop(self, root: Path, reason: str) -> None:
+        if reason:
+            logger.warning("environment is not kept name=%s why=%s", root.name, reason)
+        environment = self._all.get(root.name) or Environment(root.name, root, root / "view", None)
+        self.remove(environment, reason)
+
+    def _adopt(self, root: Path, snapshot: str | None, note: Note) -> None:
+        environment = Environment(root.name, root, root / "view", None, note=note)
+        environment.mounted = (root / "upper").is_dir()
+        self._all[root.name] = environment
+        is_given = True
+        if self._users is not None:
+            before = environment.own[0].lstat().st_uid
+            is_given = self._users.take_again(before)
+            environment.user = before if is_given else self._users.take()
+        if environment.mounted:
+            if snapshot is None:
+                raise NotFoundError("it stands on a snapshot without a name")
+            below = self._snapshots.find(snapshot)
+            lay_over(str(below), str(root), environment.user)
+        if is_given:
+            self._backend.opened(environment)
+            return
+        environment.furnishing = self._workers.submit(
+            FileTask(
+                "give",
+                {"folders": [str(each) for each in environment.own], "user": environment.user},
+                ADOPT_WITHIN_S,
+                lambda outcome: self._given(environment, outcome),
+            )
+        )
+
+    def _given(self, environment: Environment, outcome: TaskOutcome) -> None:
+        environment.furnishing = None
+        try:
+            if outcome.error is not None:
+                raise RefusedError(outcome.error)
+            self._backend.opened(environment)
+        except (OSError, SlackwaterError) as error:
+            logger.warning("environment is not kept name=%s why=%s", environment.name, error)
+            self.remove(environment, f"it could not be kept: {error}")
+
+    # ---- snapshots ----
+    def snapshot(self, environment: str, name: str, most_bytes: int | None = None) -> None:
+        """Keep what the environment has now, for others to begin from; a report says when it is
+        there."""
+        found = self.find(environment)
+        partial = self._snapshots.partial(name)
+        if found.furnishing is not None:
+            raise RefusedError(f"environment: {environment!r} is not open yet")
+        if name in found.copying:
+            raise RefusedError(f"snapshot: {name!r} is being taken already")
+        found.copying[name] = self._workers.submit(
+            FileTask(
+                "keep_snapshot",
+                {"view": str(found.view), "partial": str(partial), "most_bytes": most_bytes},
+                SNAPSHOT_WITHIN_S,
+                lambda outcome: self._copied(found, name, partial, outcome),
+            )
+        )
+
+    def _copied(
+        self, environment: Environment, name: str, partial: Path, outcome: TaskOutcome
+    ) -> None:
+        environment.copying.pop(name, None)
+        error = outcome.error
+        if error is None:
+            try:
+                self._snapshots.keep(partial, name)
+            except (OSError, SlackwaterError) as fault:
+                error = str(fault)
+        if error is not None:
+            error = f"snapshot {name!r} cannot be kept: {error}"
+            self._quarantine.take(partial)
+        self._report(SnapshotEnded(name, error, outcome.value if error is None else 0))
+
+    # ---- closing ----
+    def remove(self, environment: Environment, reason: str = "") -> None:
+        """Let go of an environment and have its files deleted; `reason` says what was wrong with
+        it.
+        """
+        if self._all.get(environment.name) is environment:
+            del self._all[environment.name]
+        if environment.furnishing is not None:
+            self._workers.cancel(environment.furnishing)
+            environment.furnishing = None
+        for task in list(environment.copying.values()):
+            self._workers.cancel(task)
+            task.done(TaskOutcome(error="its environment was closed"))
+        self.let_go(environment)
+        self._quarantine.take(environment.root, reason)
+        if environment.user is not None and self._users is not None:
+            self._users.give_back(environment.user)
+
+    def let_go(self, environment: Environment) -> None:
+        """Release what is held for an environment; its files stay."""
+        try:
+            self._backend.closed(environment)
+        except Exception:
+            logger.exception("environment was not let go of name=%s", environment.name)
+        if environment.mounted or os.path.ismount(environment.view):
+            with contextlib.suppress(OSError):
+                linux.unmount(str(environment.view))

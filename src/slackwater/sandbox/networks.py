@@ -1,0 +1,219 @@
+"""Networks of environments whose actions were granted one: a loopback, and a proxy on it.
+
+Nothing else leads out. The proxy is a process outside that has the listening socket: a socket
+belongs to the network in which it was made, whoever accepts its connections. So the machine's own
+loopback, the control plane's ports and every address that the operator did not name stay out of
+reach.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from slackwater.model.endpoint import Endpoint
+from slackwater.model.errors import RefusedError, UnavailableError
+from slackwater.sandbox import linux, process_tree
+from slackwater.sandbox.descriptors import received
+from slackwater.sandbox.egress_proxy import EgressProxy
+from slackwater.sandbox.launch import close_all_but
+from slackwater.sandbox.system_calls import filter_program
+
+PROXY_PORT = 3128
+_WITHIN_S = 20.0
+_NOBODY = 65534
+_ORDER = struct.Struct("<ci")
+_SERVE, _FORGET = b"s", b"f"
+
+
+def proxy_variables() -> dict[str, str]:
+    """What tells programs of the proxy; in both cases, since they differ in what they read."""
+    url = f"http://127.0.0.1:{PROXY_PORT}"
+    near = "localhost,127.0.0.1"
+    told = {"http_proxy": url, "https_proxy": url, "no_proxy": near}
+    return told | {name.upper(): value for name, value in told.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Network:
+    number: int
+    namespaces: dict[int, int]
+    listener: int
+
+    def close(self) -> None:
+        for descriptor in (*self.namespaces.values(), self.listener):
+            os.close(descriptor)
+
+
+class Networks:
+    """Those of one supervisor. They are made when an environment's first action needs one;
+    `as_root`, by root's own right, else each in a user namespace that is entered with it."""
+
+    def __init__(self, allowed: tuple[Endpoint, ...], *, as_root: bool) -> None:
+        self._as_root = as_root
+        self._proxy = _ProxyProcess(allowed)
+        self._made: dict[str, _Network] = {}
+        self._count = 0
+
+    def of(self, environment: str) -> Mapping[int, int]:
+        """The namespaces to enter, by kind; their proxy listens."""
+        self._proxy.ensure(self._made.values())
+        if environment not in self._made:
+            self._count += 1
+            made = _make(self._count, as_root=self._as_root)
+            self._made[environment] = made
+            self._proxy.serve(made)
+        return self._made[environment].namespaces
+
+    def forget(self, environment: str) -> None:
+        found = self._made.pop(environment, None)
+        if found is not None:
+            self._proxy.forget(found.number)
+            found.close()
+
+    def close(self) -> None:
+        for environment in list(self._made):
+            self.forget(environment)
+        self._proxy.close()
+
+
+def granted(networks: Networks | None, environment: str) -> Mapping[int, int]:
+    """The network of an environment; RefusedError says which setting there is none without."""
+    if networks is None:
+        raise RefusedError(
+            "limits.network: True is not granted here: the operator names the addresses that "
+            "actions may reach with --sandbox-allow HOST:PORT (sandbox_allow in the configuration)"
+        )
+    return networks.of(environment)
+
+
+def _make(number: int, *, as_root: bool) -> _Network:
+    """By a process that goes at once: whoever makes a network is in it from then on."""
+    kinds = (linux.CLONE_NEWNET,) if as_root else (linux.CLONE_NEWUSER, linux.CLONE_NEWNET)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    pid = os.fork()
+    if pid == 0:
+        _make_here(theirs, kinds)
+    theirs.close()
+    ours.settimeout(_WITHIN_S)
+    try:
+        said, descriptors = received(ours, 4096)
+    except OSError as error:
+        raise UnavailableError(f"no network can be made: {error}") from None
+    finally:
+        ours.close()
+        process_tree.kill(pid)
+        os.waitpid(pid, 0)
+    if len(descriptors) != len(kinds) + 1:
+        why = said.decode(errors="replace") or "who makes it has gone"
+        raise UnavailableError(f"no network can be made: {why}")
+    return _Network(number, dict(zip(kinds, descriptors[1:], strict=True)), descriptors[0])
+
+
+def _make_here(theirs: socket.socket, kinds: tuple[int, ...]) -> NoReturn:
+    try:
+        user, group = os.getuid(), os.getgid()
+        linux.unshare(sum(kinds))
+        if linux.CLONE_NEWUSER in kinds:
+            Path("/proc/self/setgroups").write_text("deny")
+            Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+            Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+        linux.loopback_up()
+        listener = socket.create_server(("127.0.0.1", PROXY_PORT), backlog=64)
+        names = {linux.CLONE_NEWUSER: "user", linux.CLONE_NEWNET: "net"}
+        opened = [os.open(f"/proc/self/ns/{names[kind]}", os.O_RDONLY) for kind in kinds]
+        socket.send_fds(theirs, [b"+"], [listener.fileno(), *opened])
+    except OSError as error:
+        theirs.sendall(str(error).encode()[:4000])
+    finally:
+        os._exit(0)
+
+
+class _ProxyProcess:
+    """The supervisor's end of it. It is started when it is first needed, and if it has gone."""
+
+    def __init__(self, allowed: tuple[Endpoint, ...]) -> None:
+        self._allowed = allowed
+        self._pid = self._pidfd = -1
+        self._socket: socket.socket | None = None
+
+    def ensure(self, networks: Iterable[_Network]) -> None:
+        """Have it run, with these."""
+        if self._socket is not None and not select.select([self._pidfd], [], [], 0)[0]:
+            return
+        self.close()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        pid = os.fork()
+        if pid == 0:
+            _live(theirs, self._allowed)
+        theirs.close()
+        ours.settimeout(_WITHIN_S)
+        self._socket, self._pid, self._pidfd = ours, pid, os.pidfd_open(pid)
+        process_tree.helpers.add(pid)
+        for network in networks:
+            self.serve(network)
+
+    def serve(self, network: _Network) -> None:
+        assert self._socket is not None
+        try:
+            order = _ORDER.pack(_SERVE, network.number)
+            socket.send_fds(self._socket, [order], [network.listener])
+        except OSError as error:
+            raise UnavailableError(f"the proxy of actions has gone: {error}") from None
+
+    def forget(self, number: int) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.sendall(_ORDER.pack(_FORGET, number))
+
+    def close(self) -> None:
+        if self._socket is None:
+            return
+        self._socket.close()
+        self._socket = None
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+        os.close(self._pidfd)
+        process_tree.helpers.discard(self._pid)
+
+
+def _live(theirs: socket.socket, allowed: tuple[Endpoint, ...]) -> NoReturn:
+    """The proxy's process: without root's rights, a thread for each network and each connection."""
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        close_all_but(theirs.fileno())
+        if os.getuid() == 0:
+            linux.drop_capabilities()
+            os.setgroups([])
+            os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+            os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+        linux.gain_no_privileges()
+        linux.filter_calls(filter_program())
+        os.chdir("/")
+        proxy = EgressProxy(allowed)
+        listeners: dict[int, socket.socket] = {}
+        while True:
+            head, descriptors = received(theirs, _ORDER.size)
+            if len(head) < _ORDER.size:
+                os._exit(0)  # the supervisor has gone
+            kind, number = _ORDER.unpack(head)
+            if kind == _SERVE:
+                listeners[number] = socket.socket(fileno=descriptors[0])
+                served = listeners[number]
+                threading.Thread(target=proxy.serve, args=(served,), daemon=True).start()
+            elif number in listeners:
+                # Or the thread that waits there keeps the socket open.
+                listeners[number].shutdown(socket.SHUT_RDWR)
+                listeners.pop(number).close()
+    finally:
+        os._exit(0)

@@ -1,0 +1,131 @@
+"""Where environments go to be deleted: out of sight at once, deleted by file workers, given up if
+that fails.
+
+Whoever closes an environment moves its folder here, which takes one rename whatever is in it. What
+cannot be deleted stays, with a small file beside it that says why and how often it was tried; a
+supervisor that starts here reads those files and looks at nothing else.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from slackwater.sandbox.file_workers import FileTask, FileWorkers, TaskOutcome
+
+logger = logging.getLogger(__name__)
+
+FOLDER = ".quarantine"
+TRIES_MOST = 4
+RETRY_AFTER_S = 30.0
+_REASON = ".reason"
+_REASON_BYTES_MOST = 16_384
+DELETE_WITHIN_S = 60.0  # doubled with each try: what is merely large is deleted in the end
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineRecord:
+    """Why a folder is still here, and how often it was tried to delete it."""
+
+    reason: str
+    tries: int = 0
+
+
+class Quarantine:
+    """`folder` is on the file system of whatever is moved here, and closed to everybody else."""
+
+    def __init__(self, folder: Path, workers: FileWorkers, *, delete_within_s: float) -> None:
+        self._folder = folder
+        self._workers = workers
+        self._delete_within_s = delete_within_s
+        self._failures: dict[str, QuarantineRecord] = {}
+        self._again_s: dict[str, float] = {}
+        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.chmod(0o700)
+
+    @property
+    def count(self) -> int:
+        """How many folders are here because something was wrong with them."""
+        return len(self._failures)
+
+    def resume(self) -> None:
+        """Go on with what an earlier supervisor left here."""
+        names = set(os.listdir(self._folder))  # noqa: PTH208
+        for name in sorted(names):
+            if name.endswith(_REASON):
+                if name.removesuffix(_REASON) not in names:
+                    (self._folder / name).unlink(missing_ok=True)
+                continue
+            if name + _REASON in names:
+                self._failures[name] = self._read(name)
+            self._delete(name)
+
+    def take(self, path: Path, reason: str = "") -> None:
+        """Move a folder here and have it deleted; with a reason if something was wrong with it."""
+        name = f"{path.name.lstrip('.')[:200]}.{secrets.token_hex(6)}"
+        try:
+            path.rename(self._folder / name)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            logger.error("folder cannot be moved away path=%s why=%s", path, error)
+            return
+        if reason:
+            self._record(name, QuarantineRecord(reason))
+        self._delete(name)
+
+    def next_try_s(self) -> float | None:
+        """When `retry` is next needed, monotonic."""
+        return min(self._again_s.values(), default=None)
+
+    def retry(self) -> None:
+        """Try again what is due."""
+        now_s = time.monotonic()
+        for name in [each for each, at_s in self._again_s.items() if at_s <= now_s]:
+            del self._again_s[name]
+            self._delete(name)
+
+    def _delete(self, name: str) -> None:
+        tries = self._failures[name].tries if name in self._failures else 0
+        if tries >= TRIES_MOST:
+            reason = self._failures[name].reason
+            logger.warning(
+                "folder stays in quarantine name=%s tries=%d why=%s", name, tries, reason
+            )
+            return
+        self._workers.submit(
+            FileTask(
+                "delete",
+                {"parent": str(self._folder), "name": name},
+                self._delete_within_s * 2**tries,
+                lambda outcome: self._deleted(name, outcome),
+            )
+        )
+
+    def _deleted(self, name: str, outcome: TaskOutcome) -> None:
+        if outcome.error is None:
+            self._failures.pop(name, None)
+            (self._folder / (name + _REASON)).unlink(missing_ok=True)
+            return
+        tries = self._failures[name].tries + 1 if name in self._failures else 1
+        logger.warning("folder was not deleted name=%s try=%d why=%s", name, tries, outcome.error)
+        self._record(name, QuarantineRecord(outcome.error, tries))
+        self._again_s[name] = time.monotonic() + RETRY_AFTER_S * tries
+
+    def _record(self, name: str, failure: QuarantineRecord) -> None:
+        self._failures[name] = failure
+        said = json.dumps({"reason": failure.reason[:1000], "tries": failure.tries})
+        with contextlib.suppress(OSError):  # a full disk: the next start tries again
+            (self._folder / (name + _REASON)).write_text(said)
+
+    def _read(self, name: str) -> QuarantineRecord:
+        try:
+            with (self._folder / (name + _REASON)).open("rb") as file:
+                said = json.loads(file.read(_REASON_BYTES_MOST))
+            return QuarantineRecord(str(said["reason"]), int(said["tries"]))
+        except Exception as error:  # noqa: BLE001  (whatever is in there, the start goes on)
+            return QuarantineRecord(f"its reason cannot be read: {error}")

@@ -1,0 +1,153 @@
+"""Work on folders that others filled: delete, hand over, measure.
+
+Every step opens one name below an open folder and follows no link, so nothing outside of the tree
+is reached however its owner arranged it, also while it changes. Nothing recurs, and no path is ever
+put together: depth, length and number of names cost time, which the caller bounds, and nothing
+else.
+"""
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from slackwater.model.errors import RefusedError
+
+DEPTH_MOST = 512  # of what is walked; deleting has no bound
+NAME_BYTES = 4096  # what a name is charged at least, so that empty files are not free
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class TooDeepError(RefusedError):
+    """Folders are nested deeper than is walked."""
+
+
+def open_folder(name: str, *, dir_fd: int | None = None) -> int:
+    """A folder that is no link; the caller closes it."""
+    return os.open(name, _FOLDER, dir_fd=dir_fd)
+
+
+@dataclass(slots=True)
+class FolderLevel:
+    """A folder on the way down, and what of it is left to look at."""
+
+    fd: int
+    entries: "Iterator[os.DirEntry[str]]"
+
+
+def walk(top: int) -> "Iterator[tuple[int, os.DirEntry[str]]]":
+    """Every name below an open folder with the folder that it is in, a folder before what it
+    contains.
+
+    What cannot be opened or has gone is left out. TooDeepError if it goes deeper than `DEPTH_MOST`.
+    """
+    levels = [FolderLevel(os.dup(top), os.scandir(top))]
+    try:
+        while levels:
+            level = levels[-1]
+            entry = next(level.entries, None)
+            if entry is None:
+                os.close(levels.pop().fd)
+                continue
+            yield level.fd, entry
+            if not entry.is_dir(follow_symlinks=False):
+                continue
+            if len(levels) >= DEPTH_MOST:
+                raise TooDeepError(f"folders are nested deeper than {DEPTH_MOST}")
+            with contextlib.suppress(OSError):
+                inner = open_folder(entry.name, dir_fd=level.fd)
+                levels.append(FolderLevel(inner, os.scandir(inner)))
+    finally:
+        for level in levels:
+            os.close(level.fd)
+
+
+def delete_tree(parent: int, name: str) -> None:
+    """Remove a folder with everything in it.
+
+    Folders in folders are moved to the top before they are emptied, so the depth never matters.
+    """
+    try:
+        top = open_folder(name, dir_fd=parent)
+    except NotADirectoryError:
+        os.unlink(name, dir_fd=parent)
+        return
+    except FileNotFoundError:
+        return
+    mark, moved = secrets.token_hex(8), 0
+    try:
+        while folders := _unlink_files(top):
+            for folder in folders:
+                inner = _open_writable(folder, top)
+                try:
+                    for each in _unlink_files(inner):
+                        moved += 1
+                        _make_writable(each, inner)
+                        os.rename(each, f".{mark}-{moved}", src_dir_fd=inner, dst_dir_fd=top)
+                finally:
+                    os.close(inner)
+                os.rmdir(folder, dir_fd=top)
+    finally:
+        os.close(top)
+    os.rmdir(name, dir_fd=parent)
+
+
+def _unlink_files(folder: int) -> list[str]:
+    """Remove what is no folder; the names of the folders."""
+    folders = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry.name)
+            else:
+                os.unlink(entry.name, dir_fd=folder)
+    return folders
+
+
+def _open_writable(name: str, parent: int) -> int:
+    _make_writable(name, parent)
+    return open_folder(name, dir_fd=parent)
+
+
+def _make_writable(name: str, parent: int) -> None:
+    """Its owner may have closed it; whoever is not root must open it again to empty or move it."""
+    mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
+    if os.geteuid() == 0 or mode & 0o700 == 0o700:
+        return
+    held = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        os.chmod(f"/proc/self/fd/{held}", 0o700)  # noqa: PTH101  (the descriptor, not a name)
+    finally:
+        os.close(held)
+
+
+def give_tree(top: int, user: int) -> None:
+    """Make a folder and everything in it a user's own."""
+    os.chown(top, user, user)
+    for folder, entry in walk(top):
+        with contextlib.suppress(FileNotFoundError):
+            os.chown(entry.name, user, user, dir_fd=folder, follow_symlinks=False)
+
+
+def tree_bytes(top: int, enough: int) -> int:
+    """Blocks on disk of everything below, a block for each name at least; stops counting past
+    `enough`.
+
+    A file with several names is counted once.
+    """
+    total = 0
+    linked: set[tuple[int, int]] = set()
+    for _, entry in walk(top):
+        with contextlib.suppress(OSError):
+            found = entry.stat(follow_symlinks=False)
+            total += NAME_BYTES
+            if found.st_nlink > 1 and not stat.S_ISDIR(found.st_mode):
+                if (found.st_dev, found.st_ino) in linked:
+                    continue
+                linked.add((found.st_dev, found.st_ino))
+            total += max(found.st_blocks * 512 - NAME_BYTES, 0)
+        if total > enough:
+            break
+    return total

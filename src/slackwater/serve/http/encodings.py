@@ -1,0 +1,58 @@
+"""Compressed bodies: gzip and zstd are undone, within limits, before anything reads them."""
+
+import zlib
+
+import zstandard
+
+_GZIP = zlib.MAX_WBITS | 16
+ENCODINGS = ("gzip", "zstd")
+
+
+class RefusedBodyError(Exception):
+    """A body that is not taken, with the status that says so."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def encoding_of(header: str | None) -> str:
+    """The one encoding of a body; "" for none."""
+    name = (header or "").strip().lower()
+    name = {"identity": "", "x-gzip": "gzip"}.get(name, name)
+    if name and name not in ENCODINGS:
+        choices = f"must be one of {', '.join(ENCODINGS)}, or absent"
+        raise RefusedBodyError(415, f"Content-Encoding: {name[:100]!r} {choices}")
+    return name
+
+
+def decompress(body: bytes, encoding: str, limit: int) -> bytes:
+    """The body as it was before it was compressed; at most `limit` bytes of it."""
+    try:
+        data = _gunzip(body, limit) if encoding == "gzip" else _unzstd(body, limit)
+    except (zlib.error, zstandard.ZstdError, EOFError) as error:
+        why = f"body: {encoding} that cannot be decompressed: {error}"
+        raise RefusedBodyError(422, why) from None
+    if len(data) > limit:
+        why = f"body: must be at most {limit} bytes when decompressed"
+        raise RefusedBodyError(413, why)
+    return data
+
+
+def _gunzip(body: bytes, limit: int) -> bytes:
+    """Members one after the other, as gzip allows; stops one byte beyond the limit."""
+    pieces: list[bytes] = []
+    room = limit + 1
+    while body and room > 0:
+        member = zlib.decompressobj(_GZIP)
+        pieces.append(member.decompress(body, room))
+        room -= len(pieces[-1])
+        if not member.eof and room > 0:
+            raise EOFError("it is cut off")
+        body = member.unused_data
+    return b"".join(pieces)
+
+
+def _unzstd(body: bytes, limit: int) -> bytes:
+    data: bytes = zstandard.ZstdDecompressor().stream_reader(body).read(limit + 1)
+    return data

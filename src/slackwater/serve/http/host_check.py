@@ -1,0 +1,102 @@
+"""Which names the service answers to: a web page must not reach it through its reader's browser.
+
+A page can make its own name resolve to this machine's address (DNS rebinding) and then call the
+service from the reader's browser, past every firewall; and any page can send requests blindly. The
+browser always says which name it called (`Host`) and which page called (`Origin`).
+"""
+
+import json
+import socket
+from collections.abc import Iterable
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from slackwater.serve.http.errors import error_body
+
+ANY = "*"
+_EVERYWHERE = frozenset({"", "0.0.0.0", "::"})
+_READING = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class HostCheck:
+    """ASGI middleware: a name that is not the service's is a 421, another origin's change a 403.
+
+    `bound` is the address that is listened on, `allowed` the operator's further names, with or
+    without a port. Where every address is listened on, any address in figures is the service's: a
+    page that was rebound still calls it by a name.
+    """
+
+    def __init__(self, app: ASGIApp, *, bound: str, allowed: Iterable[str] = ()) -> None:
+        self._app = app
+        self._allowed = frozenset(name.lower().rstrip(".") for name in allowed)
+        self._bound = bound.lower()
+        self._is_everywhere = self._bound in _EVERYWHERE
+        self._own = {"localhost", self._bound} - _EVERYWHERE
+        if self._is_everywhere:
+            self._own.add(socket.gethostname().lower())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refused = self._refusal(scope) if scope["type"] == "http" else None
+        if refused is None:
+            await self._app(scope, receive, send)
+            return
+        body = json.dumps(error_body(scope["path"], *refused)).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        await send({"type": "http.response.start", "status": refused[0], "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) > 1:
+            return 400, "host: sent more than once; send it once"
+        host = hosts[0].decode("latin-1").strip().lower() if hosts else ""
+        # Browsers always name the host; what does not is a probe that speaks HTTP/1.0.
+        if host and not self._is_own(host):
+            fix = "is no name of this service; start it with --allowed-host NAME"
+            return 421, f"host: {host[:200]!r} {fix}"
+        if scope["method"] in _READING:
+            return None
+        for name, value in scope["headers"]:
+            if name == b"origin" and not self._is_same(value.decode("latin-1").lower(), host):
+                fix = "is another site than this service; its pages may not call it"
+                return 403, f"origin: {value.decode('latin-1')[:200]!r} {fix}"
+        return None
+
+    def _is_own(self, host: str) -> bool:
+        name = _name(host)
+        if name is None:
+            return False
+        if ANY in self._allowed or name in self._own or self._is_listed(host, name):
+            return True
+        try:
+            address = ip_address(name)
+        except ValueError:
+            return False
+        return self._is_everywhere or address.is_loopback or address.is_unspecified
+
+    def _is_same(self, origin: str, host: str) -> bool:
+        """Schemes may differ, where a proxy speaks TLS for the service."""
+        site = origin.partition("://")[2]
+        name = _name(site)
+        return name is not None and (site == host or self._is_listed(site, name))
+
+    def _is_listed(self, host: str, name: str) -> bool:
+        return host in self._allowed or name in self._allowed
+
+
+def _name(host: str) -> str | None:
+    """The name or address of `name:port`; None where it is neither."""
+    try:
+        found = urlsplit(f"//{host}")
+        _ = found.port
+    except ValueError:
+        return None
+    if found.path or found.query or found.fragment or "@" in host:
+        return None
+    return (found.hostname or "").rstrip(".") or None

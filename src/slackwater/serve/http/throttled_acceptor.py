@@ -1,0 +1,68 @@
+"""Connections are taken in a few in every round of the event loop, where several tenants may send
+them.
+
+An event loop's own server takes in all that wait at once, and then reads the first request of each:
+with a thousand of them everybody else waits for a tenth of a second, before it is known whose they
+are.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+AT_ONCE, AT_ONCE_ALONE = 8, 1024  # of several tenants; of one
+_FULL_S = 1.0  # until it is tried again when no more files may be open
+
+
+class ThrottledAcceptor:
+    """Open until `close`. The rest waits in the kernel's line, in which nobody is refused."""
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        new_protocol: Callable[[], asyncio.Protocol],
+        at_once: int = AT_ONCE,
+    ) -> None:
+        self._at_once = at_once
+        self._listening = listening
+        self._new_protocol = new_protocol
+        self._loop = asyncio.get_running_loop()
+        self._entering: set[asyncio.Task[None]] = set()
+        self._again: asyncio.TimerHandle | None = None
+        listening.setblocking(False)
+        self._open()
+
+    def close(self) -> None:
+        """Nobody comes in any more; the socket stays its owner's to close."""
+        if self._again is not None:
+            self._again.cancel()
+        self._loop.remove_reader(self._listening.fileno())
+
+    def _open(self) -> None:
+        self._again = None
+        self._loop.add_reader(self._listening.fileno(), self._take)
+
+    def _take(self) -> None:
+        for _ in range(self._at_once):
+            try:
+                connection, _ = self._listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no more files may be open
+                logger.warning("connections wait: %s", error)
+                self._loop.remove_reader(self._listening.fileno())
+                self._again = self._loop.call_later(_FULL_S, self._open)
+                return
+            entering = self._loop.create_task(self._enter(connection))
+            self._entering.add(entering)
+            entering.add_done_callback(self._entering.discard)
+
+    async def _enter(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        try:
+            await self._loop.connect_accepted_socket(self._new_protocol, connection)
+        except OSError:  # it has left already
+            connection.close()

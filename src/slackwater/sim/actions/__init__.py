@@ -1,1 +1,0 @@
-"""The action broker in virtual time: workloads, workers, baselines and storms."""

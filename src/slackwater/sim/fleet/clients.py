@@ -1,0 +1,230 @@
+"""Clients of a simulated fleet: each runs a job as its driver would, through turns and operations.
+
+An iteration: sample all responses, train on them, publish the weights. Nothing tells the
+controller of phases: it infers them, as in a service. A driver that crashes begins again at its
+last iteration.
+"""
+
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+from slackwater.control.coschedule import commands as schedule_do
+from slackwater.control.jobs.events import JobCrashed, JobEnded, JobSubmitted
+from slackwater.control.operations import commands as operations_do
+from slackwater.control.operations.events import ModelClosed, OpSubmitted
+from slackwater.control.rollout import commands as do
+from slackwater.control.rollout import events as on
+from slackwater.control.weights.events import WeightsPublished, WeightsRetired
+from slackwater.model.ids import JobId, RequestId, TenantId, TrajectoryId, TurnId
+from slackwater.model.job import JobTerms
+from slackwater.model.operation import Operation, OpKind
+from slackwater.model.sampling import Sampling
+from slackwater.model.turn import TurnSpec
+from slackwater.sim.fleet.engines import BASE_MODEL
+from slackwater.sim.fleet.job import SimulatedJob
+from slackwater.sim.fleet.trainers import chained
+from slackwater.sim.rollout.storm_instance import true_token
+
+if TYPE_CHECKING:
+    from slackwater.sim.fleet.fleet import SimulatedFleet
+
+TENANT = TenantId("fleet")
+PROMPT_TOKENS = 16
+
+ClientCommand: TypeAlias = (
+    do.CompleteTurn
+    | do.FailTurn
+    | operations_do.CompleteOp
+    | operations_do.FailOp
+    | schedule_do.StartJob
+    | schedule_do.StopJob
+    | schedule_do.RefuseJob
+)
+
+
+class SimulatedClients:
+    """Holds the truth: how long turns are, and which state each operation must lead to."""
+
+    def __init__(self, fleet: "SimulatedFleet") -> None:
+        self._fleet = fleet
+        self.hidden: dict[TurnId, int] = {}
+        self._version: dict[TurnId, str] = {}
+        self._job_of: dict[TurnId | RequestId, SimulatedJob] = {}
+        self._chain: dict[JobId, int] = {}
+        self.completed = self.failed = self.iterations = self.crashes = 0
+
+    def job_of(self, turn: TurnId) -> JobId:
+        return self._job_of[turn].job
+
+    def execute(self, command: ClientCommand) -> None:
+        fleet = self._fleet
+        match command:
+            case do.CompleteTurn():
+                self._turn_completed(command)
+            case do.FailTurn(turn, error):
+                self._turn_failed(turn, error)
+            case operations_do.CompleteOp(request, ticket):
+                self._op_completed(request, ticket)
+            case operations_do.FailOp(request, error):
+                if (job := self._job_of.get(request)) is not None:
+                    self.crash(job, error)
+            case schedule_do.StartJob(job, _, _, rollout_nodes, train_nodes):
+                one = fleet.jobs[job]
+                one.rollout_nodes, one.train_nodes = len(rollout_nodes), len(train_nodes)
+            case schedule_do.StopJob(job, _, moves, reason):
+                if not moves:  # as the service does
+                    fleet.tell(JobCrashed(fleet.now_s, job, reason))
+            case schedule_do.RefuseJob(job):
+                self._end(fleet.jobs[job])
+
+    # ---- a job's life ----
+    def submit(self, job: SimulatedJob) -> None:
+        """Its owner submits it, and its driver begins."""
+        fleet, profile = self._fleet, job.spec.profile
+        terms = JobTerms(
+            *(job.spec.iterations, job.spec.slo),
+            rollout_nodes=profile.rollout_nodes,
+            train_nodes=profile.train_nodes,
+        )
+        known = profile if job.profiled else None
+        fleet.tell(JobSubmitted(fleet.now_s, job.job, TENANT, known, terms))
+        if not job.over:
+            self._begin(job)
+
+    def _begin(self, job: SimulatedJob) -> None:
+        job.alive, job.seq = True, 0
+        self._chain[job.job] = 0
+        self._op(job, OpKind.CREATE)
+        self._op(job, OpKind.PUBLISH)
+
+    def crash(self, job: SimulatedJob, reason: str) -> None:
+        """Its driver dies: nobody waits for what it asked for; another begins after a while."""
+        fleet = self._fleet
+        if not job.alive:
+            return
+        self.crashes += 1
+        self._leave(job, reason)
+        fleet.tell(JobCrashed(fleet.now_s, job.job, reason))
+        fleet.after(fleet.costs.repair_s, partial(self._repaired, job, job.life))
+
+    def _repaired(self, job: SimulatedJob, life: int) -> None:
+        if job.life == life and not job.over:
+            job.life += 1
+            self._begin(job)
+
+    def _leave(self, job: SimulatedJob, reason: str) -> None:
+        fleet, now_s = self._fleet, self._fleet.now_s
+        job.alive = False
+        turns, ops = sorted(job.open_turns), list(job.open_ops)
+        for turn in turns:
+            self._forget_turn(job, turn)
+        for request in ops:
+            self._job_of.pop(request)
+        job.open_ops.clear()
+        fleet.tell(*(on.TurnCancelled(now_s, turn) for turn in turns))
+        fleet.tell(ModelClosed(now_s, job.model, reason))
+
+    def _finish(self, job: SimulatedJob) -> None:
+        fleet, now_s = self._fleet, self._fleet.now_s
+        self._leave(job, "its session ended")
+        fleet.tell(JobEnded(now_s, job.job, "finished"))
+        fleet.tell(WeightsRetired(now_s, job.version))
+        self._end(job)
+
+    def _end(self, job: SimulatedJob) -> None:
+        if not job.over:
+            job.over = True
+            self._fleet.unsettled -= 1
+
+    # ---- operations ----
+    def _op(self, job: SimulatedJob, kind: OpKind) -> None:
+        request = RequestId(f"{job.model}.op{job.seq}")
+        operation = Operation(request, job.model, job.seq, kind, job.job)
+        job.seq += 1
+        job.open_ops[request], self._job_of[request] = operation, job
+        self._fleet.tell(OpSubmitted(self._fleet.now_s, operation, TENANT))
+
+    def _op_completed(self, request: RequestId, ticket: int) -> None:
+        fleet, job = self._fleet, self._job_of.pop(request, None)
+        if job is None:
+            return  # its driver is gone
+        operation = job.open_ops.pop(request)
+        if operation.kind.changes_state:
+            self._chain[job.job] = chained(self._chain[job.job], operation.seq)
+        got, wanted = fleet.trainers.results[ticket], self._chain[job.job]
+        assert got == wanted, f"{request}: an operation was lost, doubled or out of order"
+        if operation.kind is OpKind.PUBLISH:
+            self._published(job)
+
+    def _published(self, job: SimulatedJob) -> None:
+        fleet, now_s = self._fleet, self._fleet.now_s
+        before = job.version
+        if job.seq > 2:  # after training; the first publish of a driver is of what it began with
+            job.iteration += 1
+            self.iterations += 1
+            fleet.tell(WeightsRetired(now_s, before))
+        fleet.engines.deleted.discard(job.version)  # one that begins again publishes it again
+        fleet.tell(WeightsPublished(now_s, job.job, job.version, BASE_MODEL, job.job))
+        if job.iteration == job.spec.iterations:
+            self._finish(job)
+        else:
+            self._roll_out(job)
+
+    def _train(self, job: SimulatedJob, life: int) -> None:
+        if job.alive and job.life == life:
+            for kind in (OpKind.FORWARD_BACKWARD, OpKind.OPTIM_STEP, OpKind.PUBLISH):
+                self._op(job, kind)
+
+    # ---- turns ----
+    def _roll_out(self, job: SimulatedJob) -> None:
+        fleet = self._fleet
+        lengths = fleet.plan.lengths(fleet.seed * 1000 + job.number, job.iteration)
+        for number, tokens in enumerate(lengths):
+            self.ask(job, f"{job.job}.{job.iteration}.{number}", tokens)
+
+    def ask(self, job: SimulatedJob, trajectory: str, tokens: int) -> None:
+        """One turn."""
+        fleet = self._fleet
+        job.asked_turns += 1
+        turn = TurnId(f"{trajectory}.{job.asked_turns}")
+        self.hidden[turn], self._version[turn], self._job_of[turn] = tokens, job.version, job
+        job.open_turns.add(turn)
+        spec = TurnSpec(
+            *(turn, TrajectoryId(turn), job.job, (1,) * PROMPT_TOKENS),
+            Sampling(fleet.plan.max_tokens),
+            job.version,
+            base_model=BASE_MODEL,
+        )
+        fleet.tell(on.TurnSubmitted(fleet.now_s, spec))
+
+    def _forget_turn(self, job: SimulatedJob, turn: TurnId) -> None:
+        job.open_turns.discard(turn)
+        self._job_of.pop(turn, None)
+        self.hidden.pop(turn, None)
+        self._version.pop(turn, None)
+
+    def _turn_completed(self, command: do.CompleteTurn) -> None:
+        turn = command.turn
+        job = self._job_of.get(turn)
+        if job is None:
+            return  # its driver is gone
+        version, total = self._version[turn], self.hidden[turn]
+        assert command.version == version, f"{turn} made with {command.version}, not {version}"
+        truth = [true_token(turn, version, position) for position in range(total)]
+        assert list(command.tokens) == truth, f"{turn}: tokens were lost, doubled or changed"
+        self.completed += 1
+        self._forget_turn(job, turn)
+        if not job.open_turns and not job.samples_only:
+            fleet = self._fleet
+            fleet.after(fleet.costs.handover_s, partial(self._train, job, job.life))
+
+    def _turn_failed(self, turn: TurnId, error: str) -> None:
+        """Asked again: an iteration needs all its responses."""
+        job = self._job_of.get(turn)
+        if job is None:
+            return
+        assert "deadline" not in error, f"{turn} failed: {error}"
+        self.failed += 1
+        tokens = self.hidden[turn]
+        self._forget_turn(job, turn)
+        self.ask(job, turn.rsplit(".", 1)[0], tokens)

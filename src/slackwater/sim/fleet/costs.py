@@ -1,0 +1,44 @@
+"""What things take on a simulated fleet beside the phases themselves."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class MachineShare:
+    """Nodes that are single cores of one machine, which also runs the control plane and drivers.
+
+    Beside every second of a phase these use `rollout_load` or `train_load` seconds of processor
+    time. What the cores without a phase cannot give is taken from those with one. `both_slow` is
+    how much longer work takes while all cores compute (shared caches and memory).
+    """
+
+    cores: int
+    rollout_load: float = 0.0
+    train_load: float = 0.0
+    both_slow: float = 1.0
+
+    def pace(self, rollouts: int, trains: int) -> float:
+        """How much of a second's work a phase does in a second, beside so many others and
+        itself.
+        """
+        running = rollouts + trains
+        load = rollouts * self.rollout_load + trains * self.train_load
+        taken = max(load - max(self.cores - running, 0), 0.0)
+        pace = max(1 - taken / max(running, 1), 0.05)
+        return pace / self.both_slow if running >= self.cores > 1 else pace
+
+
+@dataclass(frozen=True, slots=True)
+class FleetCosts:
+    """`load_s` of a model's state on a trainer, `switch_s` of a node from one job to another,
+    `pull_s` of a version by an engine, `start_s` of a process, `handover_s` between the last
+    response and the operations on it, `repair_s` of a driver that crashed.
+    """
+
+    load_s: float = 40.0
+    switch_s: float = 2.0
+    pull_s: float = 3.0
+    start_s: float = 1.0
+    handover_s: float = 0.0
+    repair_s: float = 600.0
+    share: MachineShare | None = None

@@ -1,0 +1,203 @@
+"""Engines of a simulated fleet: they pull, run turns and send tokens, and are held to the truth.
+
+A turn's tokens are known beforehand, and checked when it is complete. Every node has an engine that
+serves all jobs, as in a service; borrowed ones come and go.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+from slackwater.control.rollout import commands as do
+from slackwater.control.rollout import events as on
+from slackwater.control.weights import commands as weight_do
+from slackwater.control.weights.events import InstanceReady
+from slackwater.model.ids import InstanceId, JobId, NodeId, TurnId
+from slackwater.model.instance import InstanceKind, InstanceSpec
+from slackwater.model.turn import FinishReason
+from slackwater.sim.rollout.storm_instance import StormInstance, StormRequest
+
+if TYPE_CHECKING:
+    from slackwater.sim.fleet.fleet import SimulatedFleet
+
+BEAT_S = 30.0
+BASE_MODEL = "base"
+
+EngineCommand: TypeAlias = (
+    do.Dispatch
+    | do.AbortOn
+    | do.ReleaseInstance
+    | weight_do.PullWeights
+    | weight_do.DropVersion
+    | weight_do.DeleteVersion
+)
+
+
+class SimulatedEngines:
+    """`node_of` says where an instance runs; one that was released comes up again on its node."""
+
+    def __init__(self, fleet: "SimulatedFleet") -> None:
+        self._fleet = fleet
+        self.living: dict[InstanceId, StormInstance] = {}
+        self.node_of: dict[InstanceId, NodeId] = {}
+        self.deleted: set[str] = set()
+        self.pulls = 0
+        self._starts = 0
+        self._framed: set[tuple[InstanceId, int, JobId]] = set()
+
+    def execute(self, command: EngineCommand) -> None:
+        match command:
+            case do.Dispatch(instance):
+                self._reach(instance, partial(self._receive, command))
+            case do.AbortOn(instance, attempt):
+                self._reach(instance, partial(self._forget, instance, attempt))
+            case do.ReleaseInstance(instance):
+                self.end(instance)
+            case weight_do.PullWeights(instance, version):
+                assert version not in self.deleted, f"{instance} pulls {version}, which is deleted"
+                self.pulls += 1
+                after_s = self._fleet.costs.pull_s
+                self._reach(instance, partial(self._pulled, instance, version), after_s)
+            case weight_do.DropVersion(instance, version):
+                self._reach(instance, partial(self._dropped, instance, version))
+            case weight_do.DeleteVersion(version):
+                self.deleted.add(version)
+
+    # ---- processes ----
+    def start(self, node: NodeId) -> None:
+        """The node's engine comes up, empty."""
+        self._starts += 1
+        name = InstanceId(f"{node}/engine/{self._starts}")
+        spec = InstanceSpec(
+            *(name, InstanceKind.DEDICATED, 64, 4096, 1 << 20),
+            max_versions=4,
+            base_model=BASE_MODEL,
+            place=node,
+        )
+        self.join(spec, node)
+
+    def join(self, spec: InstanceSpec, node: NodeId) -> None:
+        fleet = self._fleet
+        self._starts += 1
+        self.node_of[spec.instance] = node
+        self.living[spec.instance] = instance = StormInstance(spec, self._starts)
+        fleet.tell(on.InstanceJoined(fleet.now_s, spec))
+        self._beat(instance)
+
+    def end(self, instance: InstanceId) -> None:
+        """Its process ends; the agent of its node starts another when the node is heard again."""
+        if self.living.pop(instance, None) is None:
+            return
+        node = self.node_of[instance]
+        if node in self._fleet.nodes:
+            wait_s = self._fleet.silent_s(node) + self._fleet.costs.start_s
+            self._fleet.after(wait_s, partial(self.start, node))
+
+    def lose_node(self, node: NodeId) -> None:
+        """What runs there is gone."""
+        for instance in [name for name in self.living if self.node_of[name] == node]:
+            self.end(instance)
+            self._fleet.tell(on.InstanceLost(self._fleet.now_s, instance, "its node is gone"))
+
+    def lives(self, instance: StormInstance) -> bool:
+        return self.living.get(instance.instance) is instance
+
+    def _silent_s(self, instance: InstanceId) -> float:
+        return self._fleet.silent_s(self.node_of[instance])
+
+    def _reach(
+        self, instance: InstanceId, happen: Callable[[], None], after_s: float = 0.0
+    ) -> None:
+        """What is sent arrives when the node is heard again; to a process that is gone, never."""
+        there = self.living.get(instance)
+
+        def arrives() -> None:
+            if there is not None and self.lives(there):
+                happen()
+
+        self._fleet.after(after_s + self._silent_s(instance), arrives)
+
+    def _beat(self, instance: StormInstance) -> None:
+        fleet = self._fleet
+        if not self.lives(instance):
+            return
+        if not self._silent_s(instance.instance):
+            load = (len(instance.requests), 0, instance.produced_tokens, instance.kv_used_tokens)
+            fleet.tell(on.InstanceHeartbeat(fleet.now_s, instance.instance, *load))
+        fleet.after(BEAT_S, partial(self._beat, instance))
+
+    # ---- weights ----
+    def _pulled(self, instance: InstanceId, version: str) -> None:
+        self.living[instance].versions.add(version)
+        self._fleet.tell(InstanceReady(self._fleet.now_s, instance, version))
+
+    def _dropped(self, instance: InstanceId, version: str) -> None:
+        place = self.living[instance]
+        used = [r for r in place.requests.values() if r.command.version == version]
+        assert not used, f"{instance} drops {version} in use"
+        place.versions.discard(version)
+
+    # ---- turns ----
+    def _receive(self, command: do.Dispatch) -> None:
+        fleet, instance = self._fleet, self.living[command.instance]
+        hidden = fleet.clients.hidden.get(command.turn)
+        if hidden is None:
+            return  # nobody waits for it any more
+        current = command.attempt in fleet.controller.rollout.books.dispatcher.attempts
+        held = command.version in instance.versions
+        assert held or not current, f"{command.turn} sent where {command.version} is not"
+        request = StormRequest(command, hidden, len(command.generated))
+        instance.requests[command.attempt] = request
+        self._begin_frames(instance, fleet.clients.job_of(command.turn))
+
+    def _forget(self, instance: InstanceId, attempt: int) -> None:
+        self.living[instance].requests.pop(attempt, None)
+
+    def _begin_frames(self, instance: StormInstance, job: JobId) -> None:
+        key = (instance.instance, instance.serial, job)
+        if key not in self._framed:
+            self._framed.add(key)
+            self._fleet.after(self._period_s(job), partial(self._frame, instance, job))
+
+    def _period_s(self, job: JobId) -> float:
+        """So many frames fit into the job's longest rollout as a turn may have tokens."""
+        fleet = self._fleet
+        return fleet.jobs[job].lengths.rollout_s / fleet.plan.max_tokens / fleet.pace()
+
+    def _frame(self, instance: StormInstance, job: JobId) -> None:
+        """One token of every turn of the job there, as long as it has any."""
+        mine = {a: r for a, r in instance.requests.items() if self._is_of(r.command.turn, job)}
+        if not self.lives(instance) or not mine:
+            self._framed.discard((instance.instance, instance.serial, job))
+            return
+        if not self._silent_s(instance.instance):
+            self._step(instance, mine)
+        self._fleet.after(self._period_s(job), partial(self._frame, instance, job))
+
+    def _is_of(self, turn: TurnId, job: JobId) -> bool:
+        return turn.startswith(f"{job}.")
+
+    def _step(self, instance: StormInstance, requests: dict[int, StormRequest]) -> None:
+        fleet = self._fleet
+        attempts, tokens = [], []
+        for attempt, request in requests.items():
+            if made := request.next_tokens(1):
+                attempts.append(attempt)
+                tokens += made
+        instance.produced_tokens += len(tokens)
+        if attempts:
+            scores = [-1.0] * len(tokens)
+            name = instance.instance
+            fleet.tell(on.TokensArrived(fleet.now_s, name, attempts, tokens, scores))
+        for attempt, request in requests.items():
+            whole = request.made_tokens >= request.total_tokens
+            if whole and self.lives(instance) and attempt in instance.requests:
+                del instance.requests[attempt]
+                self._end_turn(instance, request)
+
+    def _end_turn(self, instance: StormInstance, request: StormRequest) -> None:
+        fleet, command = self._fleet, request.command
+        most = fleet.plan.max_tokens
+        reason = FinishReason.LENGTH if request.total_tokens >= most else FinishReason.STOP
+        ended = (command.attempt, reason, request.made_tokens, command.version)
+        fleet.tell(on.TurnEnded(fleet.now_s, instance.instance, *ended))

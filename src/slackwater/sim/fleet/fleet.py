@@ -1,0 +1,249 @@
+"""A fleet in virtual time under the complete fleet controller, with the live limits.
+
+Nodes have an engine and, where they train, a trainer; jobs are clients that submit turns and
+operations. Phases are inferred, orders wait for devices and permits, and loans are asked for by the
+same code as in a service. After every event the invariants of all components are checked, and those
+between the controller and what really runs.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+
+from slackwater.control.coschedule import phase_commands as phase_do
+from slackwater.control.coschedule.events import NodeLost
+from slackwater.control.coschedule.phase_limits import PhaseLimits
+from slackwater.control.coschedule.scheduler import CoScheduler
+from slackwater.control.driver import Driver
+from slackwater.control.fleet.controller import FleetController
+from slackwater.control.fleet.messages import FleetCommand, FleetEvent
+from slackwater.control.lending.controller import LendingController
+from slackwater.control.rollout.settings import RolloutSettings
+from slackwater.control.weights.events import WeightsPublished
+from slackwater.model.ids import JobId, NodeId
+from slackwater.model.job import JobProfile, JobSpec
+from slackwater.model.placement import Phase
+from slackwater.sim.core.queue import EventQueue, explained
+from slackwater.sim.fleet.clients import ClientCommand, SimulatedClients
+from slackwater.sim.fleet.costs import FleetCosts
+from slackwater.sim.fleet.engines import BASE_MODEL, EngineCommand, SimulatedEngines
+from slackwater.sim.fleet.job import SimulatedJob, TurnPlan
+from slackwater.sim.fleet.serving import ServingCommand, SimulatedServing
+from slackwater.sim.fleet.trainers import SimulatedTrainers, TrainerCommand
+from slackwater.timeline.permit_spans import PermitSpans
+
+# Turns wait for permits of other jobs too, so their own deadlines are far away.
+SETTINGS = RolloutSettings(
+    lease_s=120.0, stall_s=1e6, turn_timeout_s=1e7, watch_every_s=30.0, barren_losses=1000
+)
+
+
+class SimulatedFleet:
+    """Holds the queue and the controller; engines, trainers, clients and services execute."""
+
+    def __init__(
+        self,
+        scheduler: CoScheduler,
+        specs: Sequence[JobSpec],
+        *,
+        seed: int = 0,
+        plan: TurnPlan | None = None,
+        costs: FleetCosts | None = None,
+        lengths: Mapping[JobId, JobProfile] | None = None,
+        limits: PhaseLimits | None = None,
+        unprofiled: frozenset[JobId] = frozenset(),
+        serving_nodes: int = 0,
+        check: bool = True,
+    ) -> None:
+        """`lengths`: what phases take, of jobs whose owners said something else."""
+        self.seed = seed
+        self.costs = costs or FleetCosts()
+        self.plan = plan or TurnPlan()
+        self.rng = np.random.default_rng(seed)
+        self.broken_moves = 0.0
+        self.scheduler = scheduler
+        self.nodes = set(scheduler.nodes)
+        self.spans = PermitSpans(scheduler.nodes, 0.0)
+        self.permits: dict[int, tuple[JobId, Phase, tuple[NodeId, ...]]] = {}
+        self.tail_migrations = 0
+        self._silent_until_s: dict[NodeId, float] = {}
+        self.queue: EventQueue[Callable[[], None]] = EventQueue()
+        truth = lengths or {}
+        self.jobs = {
+            spec.job: SimulatedJob(
+                *(spec, number, truth.get(spec.job, spec.profile)), spec.job not in unprofiled
+            )
+            for number, spec in enumerate(specs)
+        }
+        self.unsettled = len(self.jobs)
+        self.controller = FleetController(
+            SETTINGS,
+            coscheduler=scheduler,
+            limits=limits,
+            lending=LendingController([BASE_MODEL]) if serving_nodes else None,
+        )
+        self.driver: Driver[FleetEvent, FleetCommand] = Driver(
+            self.controller,
+            self._execute,
+            clock=lambda: self.queue.now_s,
+            schedule=self.queue.push_soon,
+            handled=self._checked if check else None,
+        )
+        self.engines = SimulatedEngines(self)
+        self.trainers = SimulatedTrainers(self)
+        self.clients = SimulatedClients(self)
+        self.serving = SimulatedServing(self, serving_nodes)
+        self._start()
+
+    def _start(self) -> None:
+        self.tell(WeightsPublished(0.0, None, "base", BASE_MODEL))
+        for node in self.scheduler.nodes:
+            self.engines.start(node)
+            if node.startswith("train"):
+                self.trainers.start(node)
+        self.serving.start()
+        for job in self.jobs.values():
+            self.queue.push(job.spec.arrival_s, partial(self.clients.submit, job))
+
+    # ---- time ----
+    @property
+    def now_s(self) -> float:
+        return self.queue.now_s
+
+    @property
+    def events(self) -> int:
+        return self.driver.events
+
+    def after(self, seconds: float, happen: Callable[[], None]) -> None:
+        self.queue.push(self.now_s + max(seconds, 0.0), happen)
+
+    def wait_s(self, mean_s: float) -> float:
+        """A random wait."""
+        return float(self.rng.exponential(mean_s))
+
+    def chance(self, share: float) -> bool:
+        return bool(self.rng.random() < share)
+
+    def run(self, until_s: float = float("inf"), stop: Callable[[], bool] = lambda: False) -> None:
+        """Until every job has settled, `stop()`, or the time is over."""
+        while self.unsettled and self.now_s < until_s and not stop():
+            assert len(self.queue), f"jobs wait for ever: {self.stuck()}"
+            self.queue.pop()()
+
+    def stuck(self) -> list[str]:
+        """Jobs that are not over, in words."""
+        return [
+            f"{job.job} (iteration {job.iteration}, {len(job.open_turns)} turns, "
+            f"{len(job.open_ops)} operations)"
+            for job in self.jobs.values()
+            if not job.over
+        ][:5]
+
+    # ---- events and commands ----
+    def tell(self, *events: FleetEvent) -> None:
+        """Something happened; several events are one thing that happened."""
+        with explained(self.driver, self.queue):
+            self.driver.feed(*events)
+
+    def _execute(self, command: FleetCommand) -> None:
+        self._note(command)
+        if isinstance(command, EngineCommand):
+            self.engines.execute(command)
+        elif isinstance(command, TrainerCommand):
+            self.trainers.execute(command)
+        elif isinstance(command, ClientCommand):
+            self.clients.execute(command)
+        elif isinstance(command, ServingCommand):
+            self.serving.execute(command)
+
+    def _note(self, command: FleetCommand) -> None:
+        """Permits as stretches of time, collected as the live runtime collects them."""
+        match command:
+            case phase_do.PermitGiven(job, permit, phase, _, nodes):
+                self.permits[permit] = (job, phase, nodes)
+                self.spans.given(permit, job, phase, nodes, self.now_s)
+            case phase_do.PermitShrunk(_, permit):
+                self.tail_migrations += 1
+                self.spans.shrunk(permit, self.now_s)
+            case phase_do.PermitEnded(_, permit):
+                self.permits.pop(permit, None)
+                self.spans.back(permit, self.now_s)
+            case _:
+                pass
+
+    def pace(self) -> float:
+        """How much of a second's work a phase does now in a second, beside the others that run."""
+        if self.costs.share is None:
+            return 1.0
+        phases = [phase for _, phase, _ in self.permits.values()]
+        return self.costs.share.pace(phases.count(Phase.ROLLOUT), phases.count(Phase.TRAIN))
+
+    # ---- faults ----
+    def silent_s(self, node: NodeId) -> float:
+        """For how much longer nothing is heard of a node."""
+        return max(self._silent_until_s.get(node, 0.0) - self.now_s, 0.0)
+
+    def cut_off(self, node: NodeId, seconds: float) -> None:
+        """Nothing is heard of a node, and nothing reaches it; beyond its lease its trainer is
+        lost.
+        """
+        self._silent_until_s[node] = max(self.now_s + seconds, self._silent_until_s.get(node, 0.0))
+        if seconds > SETTINGS.lease_s:
+            self.after(SETTINGS.lease_s, partial(self._given_up, node))
+
+    def _given_up(self, node: NodeId) -> None:
+        if self.silent_s(node):
+            self.trainers.lose_node(node, "nothing was heard of it")
+
+    def lose_node(self, node: NodeId) -> None:
+        """The node is gone with all that runs on it; another takes its place."""
+        self.engines.lose_node(node)
+        self.trainers.lose_node(node, "its node is gone")
+        self.tell(NodeLost(self.now_s, node))
+
+    # ---- invariants ----
+    def _checked(self) -> None:
+        self.controller.check_integrity()
+        if self.driver.idle:  # all that follows from one thing has happened
+            self.check_integrity()
+
+    def check_integrity(self) -> None:
+        """What runs has a permit to, and nothing that a client waits for is lost."""
+        allowed = {
+            (job, phase, node) for job, phase, nodes in self.permits.values() for node in nodes
+        }
+        for record in self.controller.rollout.books.instances:
+            node = self.engines.node_of[record.spec.instance]
+            for turn in record.attempts.values():
+                job = turn.spec.job
+                free = self._is_free(job)
+                assert free or (job, Phase.ROLLOUT, node) in allowed, (
+                    f"{job} runs turns on {node} without a permit"
+                )
+        gates = self.controller.operations.gates()
+        for job, phase, nodes in self.permits.values():
+            if phase is Phase.TRAIN:
+                assert gates.get(job) == nodes, f"{job} trains on {nodes}, gated to {gates}"
+        live = self.controller.rollout.books.turns
+        for one in self.jobs.values():
+            lost = {turn for turn in one.open_turns if turn not in live}
+            assert not lost, f"{one.job}: turns were lost: {lost}"
+        if self.controller.lending is not None:
+            self.serving.check_integrity()
+
+    def check_may_train(self, job: JobId, node: NodeId) -> None:
+        """A trainer begins a pass or a step of the job."""
+        held = [
+            nodes
+            for one, phase, nodes in self.permits.values()
+            if (one, phase) == (job, Phase.TRAIN)
+        ]
+        assert self._is_free(job) or any(node in nodes for nodes in held), (
+            f"{job} trains on {node} without a permit"
+        )
+
+    def _is_free(self, job: JobId) -> bool:
+        """Whether it takes no part in sharing."""
+        phases = self.controller.phases
+        return phases is None or phases.find(job) is None

@@ -1,0 +1,115 @@
+"""Serving nodes of a simulated fleet, and a job without terms that borrows them.
+
+The job samples in bursts. When it wants a loan is the controller's rule; serving nodes report what
+they use, lend, and take back.
+"""
+
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+from slackwater.control.jobs.events import JobSubmitted
+from slackwater.control.lending import commands as do
+from slackwater.control.lending import events as on
+from slackwater.control.rollout import events as of_rollout
+from slackwater.model.ids import InstanceId, JobId, NodeId, ServiceName, TenantId
+from slackwater.model.instance import InstanceKind, InstanceSpec
+from slackwater.model.job import JobProfile, JobSpec
+from slackwater.sim.fleet.engines import BASE_MODEL
+from slackwater.sim.fleet.job import SimulatedJob
+
+if TYPE_CHECKING:
+    from slackwater.sim.fleet.fleet import SimulatedFleet
+
+SERVICE = ServiceName("chat")
+_REPORT_S = 30.0
+
+ServingCommand: TypeAlias = do.LendNode | do.TakeBack | do.BeginStep
+
+
+class SimulatedServing:
+    """`lent` are the instances that rollouts have on serving nodes."""
+
+    def __init__(self, fleet: "SimulatedFleet", nodes: int) -> None:
+        self._fleet = fleet
+        self._nodes = [NodeId(f"serve-{number}") for number in range(nodes)]
+        self.lent: dict[NodeId, InstanceId] = {}
+        self._job_of: dict[NodeId, JobId] = {}
+        self.loans = 0
+
+    def start(self) -> None:
+        fleet = self._fleet
+        for node in self._nodes:
+            fleet.tell(on.ServingNodeJoined(fleet.now_s, node, SERVICE))
+            self._report(node)
+
+    def execute(self, command: ServingCommand) -> None:
+        fleet = self._fleet
+        match command:
+            case do.LendNode(node, job):
+                assert node not in self._job_of, f"{node} is lent twice"
+                self._job_of[node] = job
+                fleet.after(fleet.costs.start_s, partial(self._lend, node, job))
+            case do.TakeBack(node):
+                fleet.after(0.1, partial(self._clear, node))
+            case do.BeginStep():
+                pass  # its budget stays
+
+    def _lend(self, node: NodeId, job: JobId) -> None:
+        if self._job_of.get(node) != job or node in self.lent:
+            return
+        self.loans += 1
+        name = self.lent[node] = InstanceId(f"{node}~{self.loans}")
+        spec = InstanceSpec(
+            *(name, InstanceKind.BORROWED, 8, 4096, 1 << 16), job=job, base_model=BASE_MODEL
+        )
+        self._fleet.engines.join(spec, node)
+
+    def _clear(self, node: NodeId) -> None:
+        fleet = self._fleet
+        self._job_of.pop(node, None)
+        if (instance := self.lent.pop(node, None)) is not None:
+            fleet.engines.end(instance)
+            fleet.tell(of_rollout.InstanceLost(fleet.now_s, instance, "the node was taken back"))
+        fleet.tell(on.NodeCleared(fleet.now_s, node))
+
+    def _report(self, node: NodeId) -> None:
+        fleet = self._fleet
+        busy = fleet.chance(0.1)
+        use = (0.9, 0.95) if busy else (0.1, 0.1)
+        kept = not fleet.chance(0.02)
+        fleet.tell(on.ServingNodeReported(fleet.now_s, node, *use, kept))
+        fleet.after(_REPORT_S, partial(self._report, node))
+
+    def check_integrity(self) -> None:
+        """Whoever runs on a serving node was lent it."""
+        lending = self._fleet.controller.lending
+        assert lending is not None
+        lent = lending.lender.lent()
+        for node in self.lent:
+            leaving = self._job_of.get(node)
+            assert lent.get(node, leaving) == leaving, f"{node} runs what it was not lent for"
+
+
+class Visitor:
+    """Samples in bursts, and shares what there is: a session that nobody submitted terms for."""
+
+    def __init__(self, fleet: "SimulatedFleet") -> None:
+        self._fleet = fleet
+        self._bursts = 0
+        spec = JobSpec(JobId("visitor"), 0.0, 1, 1.0, JobProfile(60.0, 1.0))
+        self._job = SimulatedJob(spec, -1, spec.profile, samples_only=True)
+        fleet.jobs[spec.job] = self._job
+
+    def start(self) -> None:
+        fleet = self._fleet
+        fleet.tell(JobSubmitted(fleet.now_s, self._job.job, TenantId("guest")))
+        self._burst()
+
+    def _burst(self) -> None:
+        fleet = self._fleet
+        self._bursts += 1
+        for number, tokens in enumerate(fleet.plan.lengths(fleet.seed, self._bursts)[:4]):
+            trajectory = f"{self._job.job}.{self._bursts}.{number}"
+            fleet.clients.ask(self._job, trajectory, tokens)
+        if fleet.unsettled:
+            fleet.after(fleet.wait_s(600.0), self._burst)

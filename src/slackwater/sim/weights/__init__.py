@@ -1,1 +1,0 @@
-"""Weight versions in virtual time: the weight director over models of links."""

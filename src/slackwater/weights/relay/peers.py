@@ -1,0 +1,125 @@
+"""Relays of different nodes: encrypted, and each side knows the other by the certificate that the
+control plane told it.
+
+A relay is dialled by whom the control plane has offered one of its payloads, and gives them those
+payloads. An offer may come a little after the one to whom it is made: who dials tries again for a
+while.
+"""
+
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from slackwater.model.errors import RefusedError, UnavailableError
+from slackwater.model.payload import Payload
+from slackwater.wire.certificate import PeerIdentity, fingerprint_of, shown_by
+from slackwater.wire.proof import STRANGER_S
+
+_ADMITTED = b"\x01"
+_AGAIN_S = 0.1
+_OFFERED_WITHIN_S = 5.0
+_SLOW_S = 20.0  # to find out whether one is admitted
+
+
+@dataclass(frozen=True, slots=True)
+class RelayPeer:
+    """Another node's relay, known by its certificate."""
+
+    identity: PeerIdentity
+    certificate: str
+
+    def dial(
+        self, address: tuple[str, int], timeout_s: float, called_off: Callable[[], bool]
+    ) -> ssl.SSLSocket:
+        """A connection to it; UnavailableError if it is somebody else, or does not admit us."""
+        deadline_s = time.monotonic() + _OFFERED_WITHIN_S
+        while True:
+            try:
+                return self._dial(address, timeout_s)
+            except ssl.SSLCertVerificationError as error:
+                where = f"{address[0]}:{address[1]}"
+                raise UnavailableError(f"relay {where} is not the one meant: {error}") from None
+            except OSError as error:
+                if called_off() or time.monotonic() > deadline_s:
+                    raise UnavailableError(f"relay {address[0]}:{address[1]}: {error}") from None
+            time.sleep(_AGAIN_S)
+
+    def _dial(self, address: tuple[str, int], timeout_s: float) -> ssl.SSLSocket:
+        plain = socket.create_connection(address, timeout=min(timeout_s, _SLOW_S))
+        try:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            made = self.identity.client_context(self.certificate).wrap_socket(plain)
+        except BaseException:
+            plain.close()
+            raise
+        try:
+            if shown_by(made) != fingerprint_of(self.certificate):
+                raise UnavailableError("the relay shows another certificate than it should")
+            if made.recv(1) != _ADMITTED:
+                raise ConnectionResetError("it does not admit this node")
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+
+class RelayOffers:
+    """What a node's relay gives to which other nodes."""
+
+    def __init__(self, identity: PeerIdentity) -> None:
+        self._identity = identity
+        self._changed = threading.Condition()
+        self._certificates: dict[str, str] = {}  # by fingerprint
+        self._payloads: dict[str, set[Payload]] = {}
+
+    def offer(self, payload: Payload, certificate: str) -> None:
+        """Whoever shows the certificate may have the payload."""
+        found = fingerprint_of(certificate)
+        with self._changed:
+            self._certificates[found] = certificate
+            self._payloads.setdefault(found, set()).add(payload)
+            self._changed.notify_all()
+
+    def withdraw(self, payload: Payload) -> None:
+        """Nobody may have it from here any more; who may have nothing else is a stranger again."""
+        with self._changed:
+            for found, payloads in list(self._payloads.items()):
+                payloads.discard(payload)
+                if not payloads:
+                    del self._payloads[found], self._certificates[found]
+
+    def admit(self, plain: socket.socket) -> tuple[ssl.SSLSocket, str]:
+        """A connection of somebody to whom something is offered, and the fingerprint of its
+        certificate.
+        """
+        with self._changed:
+            known = list(self._certificates.values())
+        plain.settimeout(STRANGER_S)
+        made = self._identity.server_context(known).wrap_socket(plain, server_side=True)
+        try:
+            found = shown_by(made)
+            with self._changed:
+                if found not in self._certificates:
+                    raise UnavailableError("nothing is offered to this node any more")
+            made.sendall(_ADMITTED)
+        except BaseException:
+            with suppress(OSError):
+                made.close()
+            raise
+        return made, found
+
+    def check(self, peer: str, version: str, base: str | None) -> None:
+        """RefusedError unless that was offered: a payload, or any of a version."""
+        deadline_s = time.monotonic() + _OFFERED_WITHIN_S
+        with self._changed:
+            while not self._is_offered(peer, version, base):
+                if not self._changed.wait(max(deadline_s - time.monotonic(), 0.0)):
+                    raise RefusedError(f"version: {version!r} was not offered to this node")
+
+    def _is_offered(self, peer: str, version: str, base: str | None) -> bool:
+        offered = self._payloads.get(peer, set())
+        return any(c.version == version and base in (None, c.base) for c in offered)

@@ -1,0 +1,1 @@
+"""What tests and benchmarks share: fleets of real processes, floors, network namespaces."""

@@ -1,0 +1,247 @@
+"""The complete fleet controller over one simulated fleet, with the live limits."""
+
+from dataclasses import replace
+
+import pytest
+
+from slackwater.control.coschedule.job_state import JobStatus
+from slackwater.control.coschedule.phase_limits import PhaseLimits
+from slackwater.control.coschedule.settings import CoscheduleSettings
+from slackwater.control.devices.ownership import DeviceOwnership
+from slackwater.control.operations.controller import OperationsController
+from slackwater.control.operations.events import TrainerLost
+from slackwater.control.operations.model_queue import ModelQueue
+from slackwater.control.rollout.gates import Gates
+from slackwater.control.weights.director import WeightDirector
+from slackwater.model.ids import JobId, NodeId
+from slackwater.model.job import JobProfile, JobSpec
+from slackwater.model.job_life import JobStage
+from slackwater.model.node import H20, H800, Pool, Role
+from slackwater.model.operation import OpKind
+from slackwater.model.placement import Phase
+from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
+from slackwater.sim.cluster.simulate import new_controller
+from slackwater.sim.fleet.costs import FleetCosts, MachineShare
+from slackwater.sim.fleet.fleet import SimulatedFleet
+from slackwater.sim.fleet.job import TurnPlan
+from slackwater.sim.fleet.serving import Visitor
+from slackwater.sim.fleet.simulate import simulate_jointly
+from slackwater.sim.fleet.storm import fleet_storm
+from slackwater.timeline.spans import Timeline
+
+
+def scenario(policy: str, jobs: int = 3, rollout_nodes: int = 2) -> ClusterScenario:
+    specs = tuple(
+        JobSpec(
+            JobId(f"j{number}"),
+            100.0 * number,
+            3,
+            2.0,
+            JobProfile(300.0, 100.0, 5.0, rollout_nodes=rollout_nodes),
+        )
+        for number in range(jobs)
+    )
+    pools = (Pool(Role.ROLLOUT, H20, 2), Pool(Role.TRAIN, H800, 2))
+    return ClusterScenario(fleet=pools, jobs=specs, policy=PolicyConfig(name=policy))
+
+
+@pytest.mark.parametrize("policy", ["ours", "group", "colocated"])
+def test_jobs_that_share_nodes_make_all_their_iterations(policy: str) -> None:
+    report = simulate_jointly(scenario(policy))
+    assert (report.finished_jobs, report.iterations, report.turns) == (3, 9, 9 * 12)
+    assert report.trainer_s == pytest.approx(9 * 100.0, rel=0.6)
+
+
+def test_the_last_turns_move_to_one_engine_and_the_next_job_takes_the_freed_nodes() -> None:
+    report = simulate_jointly(scenario("group"))
+    assert report.tail_migrations > 0
+    assert report.moved_turns > 0
+
+
+def test_the_limits_are_those_of_a_service() -> None:
+    case = scenario("ours")
+    fleet = SimulatedFleet(new_controller(case), case.jobs)
+    assert fleet.controller.phases is not None
+    assert fleet.controller.phases.limits == PhaseLimits()
+
+
+def test_a_job_without_a_profile_is_profiled_and_then_placed() -> None:
+    case = scenario("ours")
+    stranger = JobId("j1")
+    specs = [replace(spec, iterations=5) for spec in case.jobs]
+    fleet = SimulatedFleet(new_controller(case), specs, unprofiled=frozenset({stranger}))
+    stages: set[JobStage] = set()
+
+    def watched() -> bool:
+        entry = fleet.controller.jobs.find(stranger)
+        stages.update(() if entry is None else (entry.stage,))
+        return False
+
+    fleet.run(stop=watched)
+    assert {JobStage.PROFILING, JobStage.RUNNING} <= stages
+    entry = fleet.controller.jobs.find(stranger)
+    assert entry is not None and entry.stage is JobStage.FINISHED
+    assert entry.profile is not None and entry.profile.train_s == pytest.approx(100.0, rel=0.5)
+
+
+def test_loans_are_asked_for_by_turns_and_given_back_when_none_is_left() -> None:
+    case = scenario("ours", jobs=1)
+    fleet = SimulatedFleet(new_controller(case), case.jobs, serving_nodes=2)
+    visitor = Visitor(fleet)
+    visitor.start()
+    lent: set[int] = set()
+
+    def watched() -> bool:
+        lent.add(len(fleet.serving.lent))
+        return False
+
+    fleet.run(stop=watched)
+    assert fleet.serving.loans > 0 and {0, 1} <= lent
+
+
+@pytest.mark.parametrize(("policy", "slo"), [("ours", 2.0), ("ours", 1.5), ("group", 2.0)])
+def test_a_profile_that_lies_by_three_costs_its_own_job_its_place_and_the_others_keep_their_bound(
+    policy: str, slo: float
+) -> None:
+    said = JobProfile(10.0, 10.0, 1.0, rollout_state_gb=0.0, train_state_gb=0.0, model_billions=0.1)
+    truth = replace(said, rollout_s=30.0, train_s=30.0)
+    honest, liar = JobId("honest"), JobId("liar")
+    specs = [JobSpec(honest, 0.0, 40, slo, said), JobSpec(liar, 50.0, 40, slo, said)]
+    scheduler = CoscheduleSettings(placement=policy, tails=False).new_coscheduler(1, 1)
+    fleet = SimulatedFleet(
+        scheduler,
+        specs,
+        plan=TurnPlan(4, 24, 1.0, 0.0),  # every response is as long as it may be
+        costs=FleetCosts(0.1, 0.0, 0.01),
+        lengths={liar: truth},
+    )
+    reasons: set[str] = set()
+
+    def watched() -> bool:
+        entry = fleet.controller.jobs.find(liar)
+        reasons.add("" if entry is None or entry.stage is not JobStage.HELD else entry.reason)
+        return False
+
+    fleet.run(stop=watched)
+    assert any("its phases take 3." in why and "honest could not keep" in why for why in reasons)
+    for job in (honest, liar):
+        state = scheduler.job(job)
+        assert state.status is JobStatus.FINISHED and state.iterations_done == 40
+        assert state.elapsed_s(fleet.now_s) <= slo * state.seen_s, f"{job} is past its bound"
+
+
+def test_jobs_on_cores_of_one_machine_slow_down_by_what_control_plane_and_drivers_use() -> None:
+    case = scenario("group", rollout_nodes=1)
+    quiet = simulate_jointly(case, costs=FleetCosts(share=MachineShare(2)))
+    busy = simulate_jointly(case, costs=FleetCosts(share=MachineShare(2, 0.2, 0.2)))
+    assert quiet.end_s < busy.end_s < 1.3 * quiet.end_s
+    assert 0 < quiet.train_utilisation < 1
+
+
+def test_a_run_is_drawn_from_its_permits() -> None:
+    drawn: list[Timeline] = []
+    report = simulate_jointly(scenario("ours"), draw=drawn.append)
+    trains = [span for span in drawn[0].spans if span.phase is Phase.TRAIN]
+    assert len(trains) >= report.iterations
+    assert all(span.end_s <= report.end_s for span in drawn[0].spans)
+
+
+def test_a_state_that_is_lost_with_its_trainer_comes_back_with_every_operation() -> None:
+    case = scenario("ours", jobs=1)
+    fleet = SimulatedFleet(new_controller(case), case.jobs)
+
+    def trained() -> bool:
+        return fleet.clients.iterations == 1
+
+    fleet.run(stop=trained)
+    for node in ("train-0", "train-1"):
+        fleet.lose_node(NodeId(node))
+    fleet.run()
+    assert fleet.clients.iterations == 3
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_is_lost_in_a_storm_of_all_faults_under_the_live_limits(seed: int) -> None:
+    report = fleet_storm(seed, 0.6)
+    assert report.finished_jobs == report.jobs
+    assert report.loans > 0
+
+
+def test_the_same_seed_is_the_same_storm() -> None:
+    assert fleet_storm(4, 0.3) == fleet_storm(4, 0.3)
+
+
+# ---- each invariant fails when it is broken by hand ----
+def ran(policy: str = "group") -> SimulatedFleet:
+    """A fleet on which three jobs run to their end, if nothing is broken."""
+    case = scenario(policy)
+    fleet = SimulatedFleet(new_controller(case), case.jobs)
+    fleet.run()
+    return fleet
+
+
+def test_turns_that_pass_a_closed_gate_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("admits", "allows", "takes"):
+        monkeypatch.setattr(Gates, name, lambda *args: True)
+    with pytest.raises(AssertionError, match=r"runs turns on \S+ without a permit"):
+        ran()
+
+
+def test_operations_that_pass_a_closed_gate_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OperationsController, "_may", lambda self, line, worker: True)
+    with pytest.raises(AssertionError, match=r"trains on \S+ without a permit"):
+        ran()
+
+
+def test_operations_that_are_not_replayed_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = ModelQueue.lose_state
+
+    def forgets(self: ModelQueue) -> None:
+        honest(self)
+        del self.log[1:]  # all but the creation
+
+    monkeypatch.setattr(ModelQueue, "lose_state", forgets)
+    case = scenario("ours", jobs=1)
+    fleet = SimulatedFleet(new_controller(case), case.jobs)
+    lines = fleet.controller.operations._lines.values
+
+    def between() -> bool:
+        """A pass is over, its step is not."""
+        kinds = [entry.operation.kind for line in lines() for entry in line.log]
+        return OpKind.FORWARD_BACKWARD in kinds
+
+    fleet.run(stop=between)
+    for node in ("train-0", "train-1"):
+        fleet.lose_node(NodeId(node))
+    with pytest.raises(AssertionError, match="lost, doubled or out of order"):
+        fleet.run()
+
+
+def test_devices_that_a_lost_trainer_keeps_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = DeviceOwnership.handle
+
+    def keeps(self: DeviceOwnership, event: object) -> object:
+        return () if isinstance(event, TrainerLost) else honest(self, event)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(DeviceOwnership, "handle", keeps)
+    case = scenario("ours", jobs=1)
+    fleet = SimulatedFleet(new_controller(case), case.jobs)
+    fleet.run(stop=lambda: bool(fleet.controller.steps.holders()))
+    with pytest.raises(AssertionError, match="work without devices"):
+        for node in ("train-0", "train-1"):
+            fleet.lose_node(NodeId(node))
+
+
+def test_a_director_that_drops_what_is_in_use_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = WeightDirector._left
+
+    def forgets(self: WeightDirector, *args: object) -> None:
+        self._books.needed.clear()
+        honest(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(WeightDirector, "_left", forgets)
+    case = scenario("group")
+    fleet = SimulatedFleet(new_controller(case), case.jobs)
+    fleet.run(stop=lambda: bool(fleet.controller.rollout.books.turns))
+    with pytest.raises(AssertionError, match="need out of step"):
+        fleet.lose_node(NodeId("rollout-0"))

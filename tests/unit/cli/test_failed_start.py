@@ -1,0 +1,57 @@
+"""`slackwater up` that does not start leaves nothing; `--dry-run` makes nothing."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from slackwater.cli import up as up_command
+from slackwater.cli.failed_start import removing_failed_start
+from slackwater.model.errors import RefusedError
+
+BARE = ("--engines", "0", "--trainers", "0", "--sandboxes", "1", "--sandbox-backend", "process")
+
+
+@pytest.mark.parametrize("behind", [(), ("--background",)])
+def test_a_start_on_a_taken_port_leaves_no_file(tmp_path: Path, behind: tuple[str, ...]) -> None:
+    state = tmp_path / "state"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-m", "slackwater", "up", "--state", str(state), "--port", port]
+        ended = subprocess.run(
+            [*command, *BARE, *behind], capture_output=True, text=True, timeout=120, check=False
+        )
+    assert ended.returncode in (1, 2)
+    assert port in ended.stderr
+    assert not state.exists(), sorted(state.rglob("*"))
+
+
+def test_what_was_there_before_a_failed_start_stays(tmp_path: Path) -> None:
+    (tmp_path / "keys.json").write_text("{}")
+    with pytest.raises(ZeroDivisionError), removing_failed_start(tmp_path) as folder:
+        folder.logs.mkdir()
+        (folder.logs / "service.log").write_text("began")
+        raise ZeroDivisionError
+    assert [path.name for path in tmp_path.iterdir()] == ["keys.json"]
+
+
+def test_a_start_on_a_folder_in_use_removes_nothing_of_the_other_service(tmp_path: Path) -> None:
+    with removing_failed_start(tmp_path / "state") as folder:
+        (folder.root / "slackwater.db").write_text("theirs")
+        with pytest.raises(RefusedError), removing_failed_start(folder.root):
+            pass
+        assert (folder.root / "slackwater.db").is_file()
+
+
+def test_dry_run_prints_the_settings_also_with_background_and_makes_nothing(
+    tmp_path: Path,
+) -> None:
+    options = ["--state", str(tmp_path / "state"), "--dry-run", "--background", *BARE]
+    result = CliRunner().invoke(up_command.app, options, catch_exceptions=False)
+    assert result.exit_code == 0 and "sandboxes = 1" in result.output
+    assert not (tmp_path / "state").exists()
