@@ -34,6 +34,7 @@ from benchmarks.service.engine_shares import engine_shares
 from benchmarks.service.loud import ATTACKS, Attack
 from slackwater.model.errors import UnavailableError
 
+PARTS = ("actions", "engine", "requests")
 _QUIET_BODY = {
     **{"model": "tiny", "prompt": "What follows from this, in a few words?"},
     **{"max_tokens": 32, "ignore_eos": True, "temperature": 0},
@@ -134,29 +135,37 @@ def run(options: BenchOptions) -> dict[str, float]:
     rounds, requests = (1, 40) if options.quick else (4, 60)
     figures: dict[str, float] = {"rounds": rounds, "requests_each": requests}
     with tempfile.TemporaryDirectory(prefix="slackwater-tenants-") as folder:
-        make_model("tiny", Path(folder) / "tiny", seed=options.seed)
-        figures.update(action_figures(options, requests))
-        figures.update(engine_shares(Path(folder) / "tiny", rounds * requests))
-        alone, seen = _Seen(), {name: _Seen() for name in ATTACKS}
-        for number in range(rounds):
-            # A service of its own for each round, since samples that were asked for by the Tinker
-            # API, the last attack, go on for minutes.
-            state = Path(folder) / f"state-{number}"
-            state.mkdir()
-            with (
-                TwoTenants(state, Path(folder) / "tiny") as service,
-                service.client("quiet") as quiet,
-            ):
-                latencies(quiet, 10)
-                for place, name in enumerate(ATTACKS):
-                    done = (number + place / len(ATTACKS)) / rounds
-                    options.progress(f"{name}, round {number + 1} of {rounds}", done)
-                    service.rest()
-                    if place % _ALONE_BEFORE_EVERY == 0:
-                        alone.measure(service, quiet, requests)
-                    with attack(service, name):
-                        seen[name].measure(service, quiet, requests)
-    figures.update(alone.figures("alone"))
+        model = Path(folder) / "tiny"
+        make_model("tiny", model, seed=options.seed)
+        if options.wants("actions"):
+            figures.update(action_figures(options, rounds * requests))
+        if options.wants("engine"):
+            figures.update(engine_shares(model, rounds * requests))
+        if options.wants("requests"):
+            figures.update(_request_figures(options, model, rounds, requests))
+    return figures
+
+
+def _request_figures(
+    options: BenchOptions, model: Path, rounds: int, requests: int
+) -> dict[str, float]:
+    alone, seen = _Seen(), {name: _Seen() for name in ATTACKS}
+    for number in range(rounds):
+        # A service of its own for each round, since samples that were asked for by the Tinker API,
+        # the last attack, go on for minutes.
+        state = model.parent / f"state-{number}"
+        state.mkdir()
+        with TwoTenants(state, model) as service, service.client("quiet") as quiet:
+            latencies(quiet, 10)
+            for place, name in enumerate(ATTACKS):
+                done = (number + place / len(ATTACKS)) / rounds
+                options.progress(f"{name}, round {number + 1} of {rounds}", done)
+                service.rest()
+                if place % _ALONE_BEFORE_EVERY == 0:
+                    alone.measure(service, quiet, requests)
+                with attack(service, name):
+                    seen[name].measure(service, quiet, requests)
+    figures = alone.figures("alone")
     for name, one in seen.items():
         figures.update(one.figures(name))
         for share in ("p50", "p99"):
