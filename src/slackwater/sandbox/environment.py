@@ -51,7 +51,8 @@ class Environment:
 
     Between actions it has no process and holds no core. `note` is what its owner wants to find with
     it later. `furnishing` is the work on its files until it can be used, `copying` that on its
-    snapshots by name.
+    snapshots by name. `readiness` is what the supervisor waits to read from before an action can
+    enter it, until `ready_by_s`.
     """
 
     name: str
@@ -63,6 +64,8 @@ class Environment:
     furnishing: FileTask | None = None
     copying: dict[str, FileTask] = field(default_factory=dict)
     disk: DiskUse = field(default_factory=DiskUse)
+    readiness: int | None = None
+    ready_by_s: float = 0.0
 
     @property
     def tmp(self) -> Path:

@@ -59,9 +59,12 @@ class _Helper:
     def has_ended(self) -> bool:
         return bool(select.select([self._descriptor], [], [], 0)[0])
 
-    def end(self) -> None:
+    def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+
+    def reap(self) -> None:
+        """Wait for its end."""
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PIDFD, self._descriptor, os.WEXITED)
         os.close(self._descriptor)
@@ -165,13 +168,20 @@ class HeldSandbox:
         return self._open
 
     @property
+    def readiness(self) -> int | None:
+        """Can be read from once `enter` does not wait; None if it would not wait now."""
+        if self._starting is None or select.select([self._starting.ready], [], [], 0)[0]:
+            return None
+        return self._starting.ready
+
+    @property
     def is_lost(self) -> bool:
         """Whether the process that holds it was killed, and its namespaces went with it."""
         return self._starting is None and self._helper.has_ended
 
     def close(self) -> None:
-        """The first process inside goes first: while it is being set up, bwrap's own end would
-        leave it behind.
+        """Have it end; `reap` waits for that. The first process inside goes first: while it is
+        being set up, bwrap's own end would leave it behind.
         """
         if self._starting is not None:
             with contextlib.suppress(UnavailableError):
@@ -179,10 +189,21 @@ class HeldSandbox:
             self._starting.close()
         for descriptor in (*self._open.values(), self._voice):
             os.close(descriptor)
-        if self._first is not None:
-            self._first.end()
-        self._helper.end()
+        for helper in self._helpers():
+            helper.kill()
         process_tree.helpers.discard(self._helper.pid)
+
+    @property
+    def has_ended(self) -> bool:
+        return all(helper.has_ended for helper in self._helpers())
+
+    def reap(self) -> None:
+        """Wait for its end, after `close`."""
+        for helper in self._helpers():
+            helper.reap()
+
+    def _helpers(self) -> list[_Helper]:
+        return [self._helper] if self._first is None else [self._first, self._helper]
 
 
 def _first_inside(info: int) -> int:

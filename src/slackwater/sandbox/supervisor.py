@@ -42,6 +42,7 @@ MEASURE_WITHIN_S = 20.0
 _DRAIN_READS = 64
 _ENDS_WITHIN_S = 5.0
 _TIDY_WITHIN_S = 2.0
+_READY_WITHIN_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,7 @@ class SandboxSupervisor:
             if running.environment is environment:
                 self.stop(action, "its environment was closed")
                 self._finish_killed(running)
+        self._stop_waiting_for(environment)
         self._environments.remove(environment)
 
     def _finish_killed(self, running: RunningAction) -> None:
@@ -167,7 +169,7 @@ class SandboxSupervisor:
     def _start_waiting(self, environment: Environment) -> None:
         for waiting in self._orders_waiting_for(environment):
             del self._waiting[waiting.order.action]
-            self._launch(environment, waiting)
+            self._admit(environment, waiting)
 
     # ---- actions ----
     def start(self, order: Order) -> None:
@@ -179,14 +181,43 @@ class SandboxSupervisor:
         if not order.command or not order.cores:
             raise ConfigError.of("action", order.action, "needs a command and at least one core")
         memoryview(order.stdin)  # of the wrong kind it must fail here, not beside a started process
+        self._admit(environment, waiting)
+
+    def _admit(self, environment: Environment, waiting: WaitingOrder) -> None:
+        """Launch an order, as soon as nothing stands in its way."""
+        order = waiting.order
         if environment.furnishing is not None:
             self._waiting[order.action] = waiting
         elif environment.disk.excess(order.limits.disk_bytes):
             # It was too large when it was last measured, which may not be so any more.
             self._waiting[order.action] = waiting
             self._measure(environment)
-        else:
+        elif self._is_ready(environment):
             self._launch(environment, waiting)
+        else:
+            self._waiting[order.action] = waiting
+
+    def _is_ready(self, environment: Environment) -> bool:
+        """Whether an action can enter now; if not, those that wait are launched when it can."""
+        if environment.readiness is None:
+            try:
+                environment.readiness = self._means.backend.readiness(environment)
+            except (OSError, SlackwaterError):
+                return True  # the launch meets the same fault, and reports it
+            if environment.readiness is None:
+                return True
+            environment.ready_by_s = time.monotonic() + _READY_WITHIN_S
+            self.watch_reads(environment.readiness, partial(self._became_ready, environment))
+        return False
+
+    def _became_ready(self, environment: Environment) -> None:
+        self._stop_waiting_for(environment)
+        self._start_waiting(environment)
+
+    def _stop_waiting_for(self, environment: Environment) -> None:
+        if environment.readiness is not None:
+            self.unwatch(environment.readiness)
+            environment.readiness = None
 
     def _launch(self, environment: Environment, waiting: WaitingOrder) -> None:
         order = waiting.order
@@ -273,6 +304,7 @@ class SandboxSupervisor:
             self.stop(action, "the worker stops")
             self._finish_killed(running)
         for environment in self._environments.all():
+            self._stop_waiting_for(environment)
             self._environments.let_go(environment)
         self._tidy()
         self._means.backend.close()
@@ -420,6 +452,10 @@ class SandboxSupervisor:
             return
         self._next_look_s = now_s + LOOK_EVERY_S
         for environment in self._environments.all():
+            if environment.readiness is not None and now_s >= environment.ready_by_s:
+                self._stop_waiting_for(environment)
+                reason = f"its environment was not ready after {_READY_WITHIN_S:g} s"
+                self._refuse_waiting(environment, End.NOT_STARTED, reason)
             if environment.disk.stale:
                 self._measure(environment)
 
@@ -476,6 +512,6 @@ class SandboxSupervisor:
                 over = ActionEnded(each.order.action, End.NOT_STARTED, 127, Usage(), reason)
                 self._reports.append(over)
             else:
-                self._launch(environment, each)
+                self._admit(environment, each)
         if self._orders_waiting_for(environment) and environment.furnishing is None:
             self._measure(environment)

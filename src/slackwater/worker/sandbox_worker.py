@@ -14,9 +14,10 @@ import logging
 import os
 import signal
 import time
+from collections import deque
 from pathlib import Path
 
-from slackwater.model.errors import SlackwaterError
+from slackwater.model.errors import RefusedError, SlackwaterError
 from slackwater.sandbox.backends.docker import DEFAULT_IMAGE
 from slackwater.sandbox.backends.port import Order
 from slackwater.sandbox.choice import ChosenBackend, choose, keep_mounts_private
@@ -49,6 +50,7 @@ logger = logging.getLogger(__name__)
 
 _ONE_OFF = "once-"
 _REASON_MOST = 4000
+_FAILURES_MOST = 256
 
 
 class SandboxWorker:
@@ -63,6 +65,8 @@ class SandboxWorker:
         self._opening: set[str] = set()
         self._snapshots: dict[str, int] = {}
         self._next_beat_s = 0.0
+        self._orders: deque[messages.ToWorker] = deque()
+        self._failed: dict[str, str] = {}
 
     def run(self) -> None:
         """Until told to stop."""
@@ -74,13 +78,17 @@ class SandboxWorker:
         """Hear from the supervisor and from the control plane; whether to go on."""
         self._beat()
         patience_s = max(self._next_beat_s - time.monotonic(), 0.0)
-        for report in self._supervisor.step(patience_s):
+        for report in self._supervisor.step(0.0 if self._orders else patience_s):
             self._tell(report)
         while came := self._connection.receive(0.0):
-            for message in came:
-                if isinstance(message, messages.Stop):
-                    return False
-                self._do(message)
+            self._orders.extend(came)
+        # One at a time: each takes milliseconds, and what another tenant's action has ended with
+        # would wait for all of them.
+        message = self._orders.popleft() if self._orders else None
+        if isinstance(message, messages.Stop):
+            return False
+        if message is not None:
+            self._do(message)
         return True
 
     def _beat(self) -> None:
@@ -116,6 +124,7 @@ class SandboxWorker:
             case sandbox.StopAction(attempt, reason):
                 self._supervisor.stop(str(attempt), reason)
             case sandbox.OpenEnvironment(environment):
+                self._failed.pop(environment, None)
                 note: dict[str, str | int] = {"job": message.job, "memory_mib": message.memory_mib}
                 self._supervisor.open(environment, message.snapshot, message.files, note)
                 self._opening.add(environment)
@@ -145,6 +154,8 @@ class SandboxWorker:
         if environment is None:
             environment = self._one_off[action] = f"{_ONE_OFF}{action}"
             self._supervisor.open(environment)
+        elif environment in self._failed:
+            raise RefusedError(self._failed[environment])
         limits = message.limits
         order = Order(
             action=action,
@@ -186,6 +197,9 @@ class SandboxWorker:
                     self._send(sandbox.EnvironmentReady(environment))
             case FurnishingFailed(environment, reason):
                 self._opening.discard(environment)
+                self._failed[environment] = reason  # for actions that are on their way already
+                if len(self._failed) > _FAILURES_MOST:
+                    del self._failed[next(iter(self._failed))]
                 self._send(sandbox.EnvironmentFailed(environment, _sendable(reason)))
             case SnapshotEnded(name, error, size_bytes):
                 if (request := self._snapshots.pop(name, None)) is not None:

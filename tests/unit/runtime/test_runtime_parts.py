@@ -24,6 +24,7 @@ from slackwater.runtime.net.credentials import OneKey
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.services.tenants import Tenants
 from slackwater.runtime.settings import ServiceSettings
+from slackwater.runtime.store import database
 from slackwater.runtime.store import operation_log as log
 from slackwater.runtime.store.base_models import BaseModel, BaseModels
 from slackwater.runtime.store.checkpoints import checkpoint_path, parse_path
@@ -164,8 +165,11 @@ def test_small_calls_keep_their_place_among_others_and_last(tmp_path: Path) -> N
     asyncio.run(scenario())
 
 
-def test_the_log_of_the_store_stays_short_however_much_is_written(tmp_path: Path) -> None:
+def test_the_log_of_the_store_stays_short_however_much_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "db"
+    monkeypatch.setattr(database, "_LOG_BYTES", 4 << 20)
 
     async def scenario() -> int:
         store = Store(f"sqlite:///{path}")

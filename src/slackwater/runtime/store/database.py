@@ -45,7 +45,8 @@ T = TypeVar("T")
 PATIENCE_S = 30.0
 RETRY_S = 0.25
 _BUSY_MS = 10_000
-_LOG_BYTES = 4 << 20
+_LOG_BYTES = 64 << 20
+_LOG_WRITES = 3000
 _SMALL_BYTES = 16 << 10
 
 
@@ -83,7 +84,8 @@ class Store:
         self._announce_loss = lost
         self._closing = threading.Event()
         self._is_lost = False
-        self._is_tidying = False
+        self._writes = 0  # since the log was last brought into the database
+        self._tidying: asyncio.Future[None] | None = None
 
     async def open(self) -> None:
         """Connect, and bring the tables up to date."""
@@ -111,6 +113,8 @@ class Store:
             self._announce_loss()
             raise
         self._tidy_up()
+        if self._tidying is not None and self._log_bytes() > 2 * _LOG_BYTES:
+            await self._tidying  # writes are faster than the disk
         return result
 
     async def call_small(self, work: Callable[[Connection], T]) -> T:
@@ -149,12 +153,16 @@ class Store:
             driver.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
 
     def _tidy_up(self) -> None:
-        """Bring a long log into the database, which waits for the disk, after the answer instead of
-        inside of some commit.
+        """Bring a long log into the database, which waits for the disk, beside the writes that go
+        on instead of inside of some commit.
         """
-        if self._is_local and not self._is_tidying and self._log_bytes() > _LOG_BYTES:
-            self._is_tidying = True
-            self._thread.run(self._checkpoint)
+        if not self._is_local or (self._tidying is not None and not self._tidying.done()):
+            return
+        self._writes += 1
+        if self._writes > _LOG_WRITES or self._log_bytes() > _LOG_BYTES:
+            self._writes = 0
+            loop = asyncio.get_running_loop()
+            self._tidying = loop.run_in_executor(None, self._checkpoint)
 
     def _log_bytes(self) -> int:
         try:
@@ -163,18 +171,15 @@ class Store:
             return 0
 
     def _checkpoint(self) -> None:
-        """The first write after it begins the log anew, and waits for the disk too: it is made here
+        """Most of the log while others write; then, with the write lock, what has come meanwhile.
+        The first write after it begins the log anew, and waits for the disk too: it is made here
         as well, and changes nothing.
         """
-        try:
-            if self._connection is not None:
-                with contextlib.suppress(DBAPIError):
-                    self._connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)")
-                    self._connection.exec_driver_sql("PRAGMA user_version = 0")
-                    self._connection.commit()
-                self._connection.rollback()
-        finally:
-            self._is_tidying = False
+        with contextlib.suppress(DBAPIError), self._engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)")
+            connection.exec_driver_sql("PRAGMA wal_checkpoint(RESTART)")
+            connection.exec_driver_sql("PRAGMA user_version = 0")
+            connection.commit()
 
     def _run(self, work: Callable[[Connection], T]) -> T:
         deadline_s = time.monotonic() + self._patience_s
@@ -214,6 +219,8 @@ class Store:
     async def close(self) -> None:
         """Finish what was asked before, and disconnect."""
         self._closing.set()
+        if self._tidying is not None:
+            await self._tidying
         await self._thread.run(self._drop_connection)
         self._thread.end()
 
@@ -285,4 +292,5 @@ def _tune_sqlite(connection: Any, _: Any) -> None:
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=NORMAL")
     connection.execute("PRAGMA wal_autocheckpoint=0")  # the store does it itself, out of the way
-    connection.execute("PRAGMA journal_size_limit=0")  # so that the file's length tells when
+    # It is written again from its beginning: to cut it off takes tens of milliseconds.
+    connection.execute(f"PRAGMA journal_size_limit={_LOG_BYTES // 2}")

@@ -107,6 +107,7 @@ class BubblewrapBackend:
         self._holds = has_namespaces
         self._networks = networks
         self._held: dict[str, HeldSandbox] = {}
+        self._ending: list[HeldSandbox] = []
         self._shown = tuple(dict.fromkeys((*shown, Path(sys.prefix), Path(sys.base_prefix))))
         self._tmp = tmp_beside(self._shown)
         self._program = program
@@ -129,7 +130,7 @@ class BubblewrapBackend:
     def _hold(self, environment: Environment) -> HeldSandbox:
         name = environment.name
         if name in self._held and self._held[name].is_lost:
-            self._held.pop(name).close()
+            self._end(self._held.pop(name))
         if name not in self._held:
             argv = [self._program, *self._options(environment)]
             self._held[name] = HeldSandbox(argv, str(environment.root.parent))
@@ -142,6 +143,9 @@ class BubblewrapBackend:
         for shared in SHARED_TMP:
             options += [] if has_any(shared, self._shown) else ["--bind", tmp, shared]
         return [*options, "--remount-ro", "/dev", "--remount-ro", "/"]
+
+    def readiness(self, environment: Environment) -> int | None:
+        return self._hold(environment).readiness if self._holds else None
 
     def launch(self, environment: Environment, order: Order, rlimits: Mapping[int, int]) -> Launch:
         limits = order.limits
@@ -185,11 +189,23 @@ class BubblewrapBackend:
     def closed(self, environment: Environment) -> None:
         held = self._held.pop(environment.name, None)
         if held is not None:
-            held.close()
+            self._end(held)
         if self._networks is not None:
             self._networks.forget(environment.name)
 
+    def _end(self, held: HeldSandbox) -> None:
+        """Have it end, without waiting: others' actions go on meanwhile."""
+        held.close()
+        self._ending.append(held)
+        self._reap([each for each in self._ending if each.has_ended])
+
+    def _reap(self, ended: Sequence[HeldSandbox]) -> None:
+        for each in ended:
+            each.reap()
+            self._ending.remove(each)
+
     def close(self) -> None:
+        self._reap(tuple(self._ending))
         if self._networks is not None:
             self._networks.close()
 

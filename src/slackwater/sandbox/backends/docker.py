@@ -212,6 +212,10 @@ class DockerBackend:
         body = container_body(self._image, environment, self._owner)
         self._containers[environment.name] = _Container(self._engine, body)
 
+    def readiness(self, environment: Environment) -> int | None:
+        del environment
+        return None
+
     def launch(self, environment: Environment, order: Order, rlimits: Mapping[int, int]) -> Launch:
         if self._containers[environment.name].is_lost:
             self.closed(environment)

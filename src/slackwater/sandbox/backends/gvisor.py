@@ -89,6 +89,10 @@ class GvisorBackend:
     def opened(self, environment: Environment) -> None:
         (self._root / "bundles" / environment.name).mkdir(mode=0o700)
 
+    def readiness(self, environment: Environment) -> int | None:
+        del environment
+        return None
+
     def launch(self, environment: Environment, order: Order, rlimits: Mapping[int, int]) -> Launch:
         if order.limits.network:
             raise RefusedError("limits.network: True cannot be granted with the gvisor backend")

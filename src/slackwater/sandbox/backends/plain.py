@@ -48,6 +48,10 @@ class PlainBackend:
     def _mounts(self, environment: Environment) -> Mounts:
         return Mounts(environment.view, environment.tmp, self._shown)
 
+    def readiness(self, environment: Environment) -> int | None:
+        del environment
+        return None
+
     def launch(self, environment: Environment, order: Order, rlimits: Mapping[int, int]) -> Launch:
         confined = self._has_namespaces
         tmp = self._mounts(environment).tmp if confined else str(environment.tmp)

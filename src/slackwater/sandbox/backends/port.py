@@ -50,6 +50,12 @@ class Backend(Protocol):
         """The environment's folders are there."""
         ...
 
+    def readiness(self, environment: Environment) -> int | None:
+        """A descriptor that can be read from once `launch` does not wait; None: it would not
+        now.
+        """
+        ...
+
     def launch(self, environment: Environment, order: Order, rlimits: Mapping[int, int]) -> Launch:
         """The process to start for an order; `rlimits` are what its fence asks for."""
         ...
