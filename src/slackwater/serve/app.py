@@ -46,9 +46,7 @@ LEAST_JSON_BYTES = 2 << 20
 
 
 class App(FastAPI):
-    """What every request passes (`front`) is before FastAPI with all its layers, since not every
-    request goes on to them.
-    """
+    """Runs `front` (middleware) before FastAPI, because not every request reaches FastAPI."""
 
     front: ASGIApp
 

@@ -112,16 +112,12 @@ def action_routes(plane: ControlPlane) -> APIRouter:
 
     @router.post("", response_model=None, responses=LATER)
     async def submit(body: ActionBody, tenant: caller) -> Response:
-        """Take an action; answers with its outcome (200), or, if that takes longer than `wait_s`,
-        with its name (202).
-        """
+        """Submit an action: 200 with its outcome, or 202 with its name once `wait_s` has passed."""
         return await submitted(plane, body, tenant)
 
     @router.get("")
     async def top(tenant: caller) -> dict[str, Any]:
-        """What runs, what waits and what ended last, of everybody; commands are shown to the
-        operator only.
-        """
+        """Running, waiting and recent actions of all tenants; only the operator sees commands."""
         found = actions.top()
         if tenant != plane.settings.tenants[0]:
             found["live"] = found["ended"] = []
@@ -134,9 +130,7 @@ def action_routes(plane: ControlPlane) -> APIRouter:
 
     @router.get("/{action}/output", response_model=None)
     async def output(action: str, tenant: caller) -> Response:
-        """What it prints, as it comes: a JSON object a line, the last one with its outcome. Ask for
-        it with `stream`.
-        """
+        """Output of a `stream` action as JSON lines; the last line holds its outcome."""
         name = known_as(tenant, action)
         await actions.result(tenant, name, 0.0)  # refuses what is not the caller's
 

@@ -36,8 +36,7 @@ _USUAL_ENVIRONMENT_MIB = 512
 
 
 class LimitsBody(RequestBody):
-    """What the action may use at most; in an environment its memory is that of the environment,
-    unless it says less."""
+    """Upper limits of an action; in an environment its memory defaults to the environment's."""
 
     output_bytes: Annotated[int, Field(ge=1, le=16 * _MIB)] | None = None
     memory_mib: Annotated[int, Field(ge=1, le=1 << 22)] | None = None
@@ -48,8 +47,7 @@ class LimitsBody(RequestBody):
     def within(
         self, tenant: TenantId, limits: TenantLimits, wall_s: float, environment_mib: int | None
     ) -> ActionLimits:
-        """With the defaults, as far as the operator's limits allow them; what was asked for beyond
-        those is refused."""
+        """Fill in defaults within the operator's limits; refuse explicit values beyond them."""
         given = {name: getattr(self, name) for name in _USUAL}
         asked = {f"limits.{name}": value for name, value in given.items() if value is not None}
         check_ceilings(tenant, limits, asked | {"limit_s": wall_s})
@@ -73,12 +71,10 @@ class LimitsBody(RequestBody):
 
 
 class ActionBody(RequestBody):
-    """`cores` is a number or choices; with choices, `parallel_share` is what of the work more cores
-    speed up.
+    """A command on `cores` (a number or choices; `parallel_share` of the work speeds up).
 
-    With a `service` it is a score: `tokens` are a text's ids, of whose log-probs under the
-    service's model the outcome's stdout tells, as JSON. Without either it is a permit for `uses`:
-    wait until it is held, use it, then say `done`.
+    With a `service` the action scores `tokens`: its stdout holds their log-probs under that model,
+    as JSON. Without a command it is a permit for `uses`: wait until held, use it, call `done`.
     """
 
     command: Annotated[list[str], Field(max_length=4096)] = Field(default_factory=list)
@@ -105,8 +101,7 @@ class ActionBody(RequestBody):
     def request(
         self, tenant: TenantId, limits: TenantLimits, environment_mib: int | None = None
     ) -> ActionRequest:
-        """What the broker and the worker are asked, for a tenant with these limits, in an
-        environment of so many MiB."""
+        """Build the broker's and the worker's request for a tenant with these limits."""
         wall_s = self.limit_s or min(_DEFAULT_WALL_S, limits.limit_s)
         held = self.limits.within(tenant, limits, wall_s, environment_mib)
         given = self.action
@@ -219,8 +214,7 @@ class DoneBody(RequestBody):
 
 
 class LimitBody(RequestBody):
-    """A resource that no worker brings: at most so many at once, at most so many in any window, or
-    both."""
+    """An external resource: at most so many at once, so many per window, or both."""
 
     concurrency: Units | None = None
     quota: Units | None = None

@@ -1,6 +1,4 @@
-"""What SandboxFusion's `run_code` is asked. A large one is read in a helper process, which loads
-this file and little else.
-"""
+"""Body of SandboxFusion's `run_code`, in a small module because helper processes load it."""
 
 from typing import Annotated, Literal
 

@@ -1,8 +1,7 @@
-"""The short way of an action's request, and of opening and closing an environment: what is asked
-for every tool call or trajectory does not go through the whole of FastAPI.
+"""Fast path for submitting actions and for opening and closing environments, without FastAPI.
 
-It does what the routes of `api.py` do, with the same bodies and the same answers; whatever is
-unusual (a body that is large or wrong, a caller without a key) takes the usual way.
+Same bodies and answers as the routes of `api.py`; anything unusual (a large or invalid body, a
+caller without a key) takes the regular route.
 """
 
 from collections.abc import Coroutine

@@ -1,9 +1,7 @@
-"""Code and its files in a sandbox of their own, in the words of SandboxFusion's `run_code`.
+"""SandboxFusion's `run_code`: run code with its files in a sandbox.
 
-Recipes that run their tests there, such as the `code_rl` of tinker-cookbook, run them through the
-broker when they are told this address:
-
-    SANDBOX_URL=http://slackwater:KEY@HOST:PORT/slackwater/run_code
+Recipes such as tinker-cookbook's `code_rl` use it with
+SANDBOX_URL=http://slackwater:KEY@HOST:PORT/slackwater/run_code
 """
 
 import base64
@@ -30,8 +28,7 @@ _USUAL_MIB = 2048
 
 
 def _environment(body: RunCodeBody, most_mib: int) -> EnvironmentBody:
-    """Its files, with the code among them, and memory for it. UTF-8 only, as everything that goes
-    into an environment."""
+    """An environment with the files and the code; all of them must be UTF-8."""
     files = {}
     for name, text in body.files.items():
         try:
@@ -58,8 +55,7 @@ def _action(body: RunCodeBody, environment: str) -> ActionBody:
 
 
 def said(result: ActionResult) -> dict[str, Any]:
-    """An outcome in SandboxFusion's words: `Success` is a program that ran to its end and said that
-    all was well."""
+    """A result in SandboxFusion's format: `Success` means that the program exited with 0."""
     ran = result.kind in ("done", "timed_out", "failed")
     status = "Success" if result.kind == "done" and result.status == 0 else "Failed"
     finished = "Finished" if result.kind == "done" else "Error"

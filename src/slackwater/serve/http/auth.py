@@ -1,6 +1,4 @@
-"""Keys to tenants: `X-API-Key` (Tinker), `Authorization: Bearer` (OpenAI), or the password of a URL
-(`Authorization: Basic`).
-"""
+"""Keys to tenants: `X-API-Key` (Tinker), `Bearer` (OpenAI), or a URL's password (`Basic`)."""
 
 import base64
 import contextlib
@@ -43,9 +41,7 @@ def find_job_key(tenants: Tenants, headers: Mapping[str, str]) -> str | None:
 
 
 def tenant_reader(tenants: Tenants) -> Callable[[Request], Awaitable[TenantId]]:
-    """A dependency that gives the caller's tenant, or refuses. Async, so that it needs no
-    thread.
-    """
+    """A dependency that returns the caller's tenant or refuses; async, so it needs no thread."""
 
     async def tenant_of(request: Request) -> TenantId:
         tenant = find_tenant(tenants, request.headers)

@@ -1,8 +1,7 @@
-"""Large JSON bodies, read in a helper process, so that the event loop need not.
+"""Parses and validates large JSON bodies in a helper process, off the event loop.
 
-A question names the type that a body must be; the answer is the checked body, or what is wrong with
-it. Token ids come back as arrays, which the service takes over at no cost; of everything else a
-body may hold so much that taking it over costs little.
+Token ids come back as arrays, which cost nothing to receive; the number of all other values is
+bounded.
 """
 
 import contextlib
@@ -79,11 +78,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _count(value: Any) -> int:
-    """How many values there are, by what they cost: numbers in lists of numbers nothing, names in
-    lists of names an eighth.
-
-    Counting stops when it is too many.
-    """
+    """Count values up to the limit; numbers in number lists are free, strings in lists 1/8."""
     found, left = 0, [iter((value,))]
     while left and found <= MAX_VALUES:
         for each in left[-1]:

@@ -1,8 +1,7 @@
-"""Errors as answers: one line that names the field, the value and the fix, never a 500 for bad
-input.
+"""Maps errors to responses: one line with field, value and fix; bad input is never a 500.
 
 Permanent errors are never 409, which the Tinker SDK retries, and always carry a Content-Length,
-without which it takes a 400 for a proxy's fault.
+without which the SDK blames a proxy for a 400.
 """
 
 import logging

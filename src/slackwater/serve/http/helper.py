@@ -1,6 +1,4 @@
-"""`python -m slackwater.serve.http.helper`: reads what is large for the service, in a process of
-its own.
-"""
+"""`python -m slackwater.serve.http.helper`: the process that parses large bodies."""
 
 from slackwater.runtime.services.helper_processes import Parts, serve_questions
 

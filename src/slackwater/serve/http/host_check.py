@@ -1,8 +1,8 @@
-"""Which names the service answers to: a web page must not reach it through its reader's browser.
+"""Host and Origin checks: a web page must not reach the service through its reader's browser.
 
-A page can make its own name resolve to this machine's address (DNS rebinding) and then call the
-service from the reader's browser, past every firewall; and any page can send requests blindly. The
-browser always says which name it called (`Host`) and which page called (`Origin`).
+A page can resolve its own name to this machine (DNS rebinding) and call the service from the
+reader's browser, past every firewall. The browser always names the called host (`Host`) and the
+calling page (`Origin`).
 """
 
 import json
@@ -21,11 +21,10 @@ _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class HostCheck:
-    """ASGI middleware: a name that is not the service's is a 421, another origin's change a 403.
+    """ASGI middleware: 421 for a foreign Host, 403 for a change from a foreign Origin.
 
-    `bound` is the address that is listened on, `allowed` the operator's further names, with or
-    without a port. Where every address is listened on, any address in figures is the service's: a
-    page that was rebound still calls it by a name.
+    `bound` is the listening address, `allowed` further names, with or without a port. When bound to
+    every address, any literal IP is ours: a rebound page still calls by name.
     """
 
     def __init__(self, app: ASGIApp, *, bound: str, allowed: Iterable[str] = ()) -> None:

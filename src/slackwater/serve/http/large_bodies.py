@@ -1,6 +1,4 @@
-"""Routes whose large JSON bodies are read by helper processes; small ones are read where
-they come.
-"""
+"""Routes that send large JSON bodies to helper processes and parse small ones in place."""
 
 import pickle
 from collections.abc import Callable, Coroutine
@@ -22,9 +20,7 @@ TENANT = "slackwater.tenant"
 
 
 class LargeBodyRoute(APIRoute):
-    """FastAPI takes a body that is checked already as it is. `app.state.plane` lends helpers and
-    threads.
-    """
+    """Hands FastAPI a validated body; `app.state.plane` lends helpers and threads."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         usual = super().get_route_handler()

@@ -1,10 +1,8 @@
-"""Limits on what a client may send: how much, how slowly, and how much of everyone's time it may
-take.
+"""Limits on requests: size, speed, and share of the event loop.
 
-Small JSON bodies are parsed on the event loop, where everybody waits for it; large ones by helper
-processes (`large_bodies.py`). While several tenants are about, each one's requests begin when it
-has not had more than its share of the loop's time (`runtime/services/loop_shares.py`), and large
-bodies are read at a bounded rate.
+Small JSON bodies are parsed on the event loop, large ones by helper processes (`large_bodies.py`).
+With several tenants, a request starts when its tenant has not exceeded its share of the loop
+(`runtime/services/loop_shares.py`), and large bodies are read at a bounded rate.
 """
 
 import asyncio
@@ -35,19 +33,16 @@ _BINARY = ("application/x-protobuf", "application/octet-stream")
 
 
 def arrival_s(scope: Scope) -> float | None:
-    """When the head of a request was read, on the event loop's clock; its body and its turn came
-    after.
-    """
+    """When the request's head arrived, on the event loop's clock."""
     found: float | None = scope.get(_ARRIVED)
     return found
 
 
 class BodyLimits:
-    """ASGI middleware. A body above its limit is a 413; one that stalls, or takes too long, a 408;
-    and a tenant whose bodies under way are too many bytes together is told to try again (429).
-    Compressed ones are passed on as they were before, within the same limits.
+    """ASGI middleware: 413 for a large body, 408 for a slow one, 429 for too many bytes in flight.
 
-    `json_limits` has the paths whose JSON may be larger than `max_json_bytes`: helpers read it.
+    Compressed bodies are decompressed within the same limits. `json_limits` lists paths whose JSON
+    may exceed `max_json_bytes`, because helpers read it.
     """
 
     def __init__(
@@ -226,9 +221,7 @@ class _Replay:
         return self._body or b""
 
     def take(self) -> bytes:
-        """The body, for good: who asks as the server does is then told of the client's leaving
-        alone.
-        """
+        """Remove and return the body; later receivers see only the client's disconnect."""
         body, self._body = self._body or b"", None
         return body
 

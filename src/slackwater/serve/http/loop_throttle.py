@@ -1,6 +1,4 @@
-"""Things to do, a few in every round of the event loop, so that whatever else is ready comes in
-between.
-"""
+"""Runs a few callbacks per round of the event loop, so that other ready work goes between."""
 
 import asyncio
 from collections import deque

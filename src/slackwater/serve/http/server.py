@@ -26,10 +26,9 @@ MAX_HEAD_BYTES = 64 << 10
 
 
 class HeadTimeoutProtocol(HttpToolsProtocol):
-    """Closes a connection whose request head does not come in time, or does not end.
+    """Closes a connection whose request head is late or too long.
 
-    What a new connection says first waits in the `newcomers`' line, if there is one: whose it is
-    will be known when it is read.
+    A new connection's first bytes queue in `newcomers`: its tenant is unknown until they are read.
     """
 
     _head_bytes = 0

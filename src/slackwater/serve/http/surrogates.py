@@ -6,9 +6,7 @@ _ESCAPE = re.compile(rb"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
 
 
 def lone_surrogate(body: bytes) -> str | None:
-    """The first `\\ud800` to `\\udfff` of a JSON text that is not half of a pair, as it was
-    written.
-    """
+    """The first lone `\\ud800` to `\\udfff` escape of a JSON text, as written."""
     if b"\\ud" not in body and b"\\uD" not in body:
         return None
     high: re.Match[bytes] | None = None

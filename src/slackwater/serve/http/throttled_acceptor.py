@@ -1,9 +1,7 @@
-"""Connections are taken in a few in every round of the event loop, where several tenants may send
-them.
+"""Accepts a few connections per round of the event loop when there are several tenants.
 
-An event loop's own server takes in all that wait at once, and then reads the first request of each:
-with a thousand of them everybody else waits for a tenth of a second, before it is known whose they
-are.
+A plain asyncio server accepts all pending connections and reads the first request of each: with a
+thousand of them everybody else waits for a tenth of a second.
 """
 
 import asyncio

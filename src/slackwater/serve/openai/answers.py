@@ -83,9 +83,7 @@ class ResponseWriter(ABC):
         return choice
 
     def _prompt_scores(self, place: int, result: TurnResult) -> list[dict[str, Any] | None]:
-        """One entry per token of the prompt: itself and the likeliest others, by id, as vLLM writes
-        it.
-        """
+        """One entry per prompt token: itself and the likeliest others by id, in vLLM's format."""
         scores = result.prompt_logprobs or []
         shown: list[dict[str, Any] | None] = []
         tops = [*result.prompt_topk, *[None] * (len(scores) - len(result.prompt_topk))]
@@ -151,9 +149,7 @@ class ResponseWriter(ABC):
         return [*first, *self._delta(place, text, more.tokens, more.logprobs, more.topk)]
 
     def plain_piece(self, event: ChoiceDelta) -> bytes | None:
-        """`piece` as it is sent, where it is nothing but text, which is written into a form made
-        once; None where it is more.
-        """
+        """A text-only `piece` written into a prepared template; None if the piece holds more."""
         place, more = event.choice, event.more
         if not self.only_text:
             return None

@@ -1,8 +1,7 @@
-"""Request bodies of the OpenAI API, with vLLM's additions: each field is done, or refused by its
-name.
+"""Request bodies of the OpenAI API with vLLM's additions.
 
-A field that nobody thought of is refused too: an option that is taken and ignored changes results
-unseen.
+Every field is implemented or refused by name, unknown ones too: an option that is accepted and
+ignored changes results unseen.
 """
 
 import json

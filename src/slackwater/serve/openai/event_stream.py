@@ -1,7 +1,6 @@
-"""An answer as server-sent events, with as little as can be done for each token.
+"""Server-sent events with minimal work per token.
 
-Starlette's own way starts a group of tasks for every answer; here one task writes, and a second
-only waits for the client to leave.
+Starlette starts a task group per response; here one task writes and one waits for a disconnect.
 """
 
 import asyncio

@@ -1,6 +1,4 @@
-"""What harnesses expect of a vLLM server beside the API itself; what is not done is refused by
-name.
-"""
+"""Endpoints that harnesses expect of a vLLM server; unsupported ones are refused by name."""
 
 from importlib.metadata import version
 from typing import Annotated, Any

@@ -1,6 +1,4 @@
-"""One OpenAI-style generation: turns submitted, followed token by token, cancelled when nobody
-listens.
-"""
+"""One OpenAI-style generation: submits turns, streams tokens, cancels when the client leaves."""
 
 import asyncio
 import secrets
@@ -134,9 +132,7 @@ class Generation:
         self._wake()
 
     async def leave(self) -> None:
-        """Nobody listens any more: `events` ends, when it is the tenant's turn, for a thousand
-        clients may leave at once.
-        """
+        """The client left: end `events` in the tenant's turn, since many may leave at once."""
         await self._plane.loop_shares.turn(self._tenant)
         self._open.clear()
         self._wake()
@@ -149,9 +145,7 @@ class Generation:
         return TurnId(f"{self._name}/{place}")
 
     async def events(self) -> AsyncIterator[ChoiceDelta | FinishedChoice]:
-        """Until every choice is whole; a failed turn raises. Tokens that came while nobody looked
-        are one piece.
-        """
+        """Yield until every choice is complete; tokens that queued up come as one piece."""
         shares = self._plane.loop_shares
         while self._open:
             if not self._heard:

@@ -1,6 +1,4 @@
-"""Long answers as JSON, a piece at a time: one call for all of it would keep every other thread
-waiting.
-"""
+"""JSON in slices, because one `json.dumps` of a long answer blocks every other thread."""
 
 import json
 from collections.abc import Iterator

@@ -1,6 +1,4 @@
-"""Models by name: base models, a tenant's trained weights by path, and by the friendly name
-`base:name`.
-"""
+"""Model names: base models, trained weights by path, and by the friendly name `base:name`."""
 
 import time
 from typing import Any
@@ -74,9 +72,7 @@ class ModelNames:
 def card(
     name: str, created_s: float, parent: str | None, root: str, context: int | None = None
 ) -> dict[str, Any]:
-    """A model as lists show it; `root` and `parent` are vLLM's words for an adapter's path and its
-    base.
-    """
+    """A model card; `root` and `parent` are vLLM's terms for an adapter's path and its base."""
     return {
         "id": name,
         "object": "model",

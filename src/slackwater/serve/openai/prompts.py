@@ -1,6 +1,4 @@
-"""A conversation as tokens: the chat template, its tools and variables, and where the answer
-begins.
-"""
+"""Renders a conversation to tokens: chat template, tools, variables, start of the answer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

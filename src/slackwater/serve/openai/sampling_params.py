@@ -46,9 +46,7 @@ def most_tokens(body: GenerationBody, base: BaseModel, prompt: list[int]) -> int
 
 
 def bad_word_tokens(codec: TextCodec, words: list[str]) -> list[list[int]]:
-    """Each word as it is written at the start of a text and after a space, where that makes other
-    tokens.
-    """
+    """Each word at the start of a text and after a space, where those tokenize differently."""
     found: list[list[int]] = []
     for word in words:
         for text in (word, f" {word.lstrip()}"):

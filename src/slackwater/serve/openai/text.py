@@ -34,9 +34,7 @@ class TextCodec:
         self._template = self._chat_template(directory)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Text as tokens. Other threads go on meanwhile: the batch call lets them, the plain one
-        does not.
-        """
+        """Tokenize; the batch call releases the GIL, the plain one does not."""
         (encoded,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
         ids: list[int] = encoded.ids
         return ids
@@ -54,9 +52,7 @@ class TextCodec:
         return self._bytes.of(token)
 
     def token_label(self, token: int) -> str:
-        """One token as text, or `bytes:\\x..` where it is part of a character, so that no two look
-        alike.
-        """
+        """A token as text, or `bytes:\\x..` for part of a character; labels stay distinct."""
         spelled = self._bytes.of(token)
         try:
             return spelled.decode()
@@ -120,9 +116,7 @@ def _at_most(max_chars: int) -> str:
 
 
 def _writes_llama_calls(template: str) -> bool:
-    """Whether calls of tools are bare objects with `parameters`, as Llama 3 and later write
-    them.
-    """
+    """Whether tool calls are bare objects with `parameters`, as Llama 3 and later write them."""
     return "<tool_call>" not in template and (
         "<|python_tag|>" in template or '"parameters": ' in template
     )
@@ -155,10 +149,9 @@ def _token(value: Any) -> str:
 
 
 class TextStream:
-    """Text that grows with tokens; holds back half characters and what may become a stop string.
+    """Incremental text that holds back partial characters and possible stop strings.
 
-    Only the last few tokens are decoded again when more come, so a long text costs no more per
-    token.
+    Only the last few tokens are decoded again, so the cost per token does not grow.
     """
 
     def __init__(
@@ -211,9 +204,7 @@ class TextStream:
         self._pending = []
 
     def _settle_whole(self, tokens: list[int]) -> bool:
-        """Many tokens at once, if they are whole characters, which go token by token to the same
-        text.
-        """
+        """Decode many tokens at once if they form whole characters."""
         both = self._codec.decode(self._context + tokens, special=self._special)
         whole = _BROKEN not in both[len(self._context_text) :]
         if whole:
@@ -221,9 +212,7 @@ class TextStream:
         return whole
 
     def _settled(self, tokens: list[int], both: str) -> None:
-        """The tokens are text: `both` is what they make with the context, of which a few tokens are
-        kept.
-        """
+        """Append the text of `tokens`; `both` is their text together with the context."""
         self._decoded += both[len(self._context_text) :]
         self._context += tokens
         self._context_text = both

@@ -1,6 +1,4 @@
-"""How tokens are spelled: the bytes of each, and where each begins in the text that they make
-together.
-"""
+"""Token spelling: the bytes of each token and its offset in the joined text."""
 
 import codecs
 import json
@@ -13,9 +11,7 @@ _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenBytes:
-    """The bytes of every token of a tokenizer. A character may be spread over several tokens, and
-    then no text is right for any of them; their bytes are.
-    """
+    """The bytes of every token; part of a character has bytes but no text of its own."""
 
     def __init__(self, tokenizer: Tokenizer, description: dict[str, Any]) -> None:
         """`description` is the tokenizer's own JSON, which names how its tokens are written."""
@@ -64,18 +60,14 @@ class TokenOffsets:
         self._length = 0
 
     def offset_of(self, token: int) -> int:
-        """The next token's place; one that goes on with a character begins where that character
-        does.
-        """
+        """Where the next token starts; a continuation byte starts where its character does."""
         at = self._length
         self._length += len(self._decoder.decode(self._codec.token_bytes(token)))
         return at
 
 
 def _byte_characters() -> dict[str, int]:
-    """The characters that byte-level tokenizers write bytes as: themselves where they can be seen,
-    else from 256 on.
-    """
+    """The characters that byte-level tokenizers use for bytes: printable ones, else from 256 on."""
     seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in seen]
     written = {chr(byte): byte for byte in seen}

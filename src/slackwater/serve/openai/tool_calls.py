@@ -26,9 +26,7 @@ class ToolCall:
 
 
 def read_calls(text: str, plan: ToolPlan) -> tuple[str, list[ToolCall]]:
-    """What is said beside the calls, and the calls. Text that is no call of these tools
-    stays text.
-    """
+    """The text before the calls, and the calls; anything that is no valid call stays text."""
     known = {tool.function.name for tool in plan.tools}
     if plan.form == "llama":
         body = text.strip().removeprefix(_PYTHON_TAG).strip()
@@ -107,9 +105,7 @@ class CallStream:
         return "" if self.count and not said.strip() else said
 
     def _feed_llama(self, final: bool) -> tuple[str, list[ToolCall]]:
-        """The whole answer is a call, or none of it is: once something was said, the rest is text
-        too.
-        """
+        """The whole answer is one call or plain text; after any text the rest is text."""
         if self._is_text:
             said, self._held = self._held, ""
             return said, []

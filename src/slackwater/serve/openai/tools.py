@@ -1,8 +1,8 @@
-"""Tools in a chat: how a model is told of them, made to call one, and how its calls are read.
+"""Tool use in chats: prompts, grammars, and the format of calls.
 
-Two forms are known. Hermes and Qwen write `<tool_call>{"name": ..., "arguments": ...}</tool_call>`;
-Llama writes the bare object with `parameters`. A model's chat template shows which; one that knows
-no tools is told of them in the first form by a system message.
+Hermes and Qwen write `<tool_call>{"name": ..., "arguments": ...}</tool_call>`; Llama writes the
+bare object with `parameters`. The chat template shows which; a template without tools gets the
+first format in a system message.
 """
 
 import json
@@ -61,9 +61,7 @@ class ToolChoice(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
-    """What one request wants of tools. `forced`: the answer is a call, of `only` if that is
-    given.
-    """
+    """How one request uses tools; if `forced`, the answer is a call, of `only` if given."""
 
     tools: Sequence[Tool]
     form: Form
@@ -92,9 +90,7 @@ class ToolPlan:
         return cls(tools, form, forced, only, parallel is not False and only is None)
 
     def grammar(self, answer: Grammar | None) -> Grammar | None:
-        """What the output must look like: calls if forced, calls or an answer of a form if that was
-        asked.
-        """
+        """The output's grammar: calls if forced, else calls or the requested answer format."""
         strict = any(tool.function.strict for tool in self.tools)
         if not self.forced and answer is None and not strict:
             return None
@@ -164,9 +160,7 @@ def _lifted(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def told_by_message(messages: list[dict[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """A conversation for a template that knows no tools: signatures, calls and results as plain
-    text.
-    """
+    """Describe tools, calls and results as plain text for a template without tools."""
     shown = "\n".join(json.dumps(tool.model_dump(exclude_none=True)) for tool in tools)
     told = [_as_text(message) for message in messages]
     if tools:

@@ -1,6 +1,4 @@
-"""Submitted jobs and permits over HTTP: what people's own code, `slackwater job` and `slackwater
-top` speak.
-"""
+"""Permits over HTTP, for external jobs, `slackwater job` and `slackwater top`."""
 
 from typing import Annotated, Any, Literal
 
@@ -68,9 +66,7 @@ def coschedule_routes(plane: ControlPlane) -> APIRouter:
 
     @router.post("/jobs/{job}/permits", response_model=None, responses=LATER)
     async def ask(job: str, body: AskBody, tenant: caller, found: service) -> Response:
-        """Wait for a permit: 200 with it, or 202 after half a minute (ask again: it is the same
-        request).
-        """
+        """Wait for a permit: 200 with it, or 202 after 30 s (repeat the same request)."""
         permit = await found.ask(tenant, job, body.phase, body.iteration, HOLD_S)
         if permit is None:
             return JSONResponse({"state": "waiting", "phase": body.phase.value}, 202)
@@ -80,9 +76,7 @@ def coschedule_routes(plane: ControlPlane) -> APIRouter:
     async def progress(
         job: str, permit: Count, body: ProgressBody, tenant: caller, found: service
     ) -> dict[str, Any]:
-        """The holder lives, and so far is its rollout. `state` is `taken` when the permit
-        was lost.
-        """
+        """Heartbeat with the rollout's progress; `state` is `taken` if the permit was lost."""
         return found.progress(tenant, job, permit, body.finished, body.total, body.tokens)
 
     @router.delete("/jobs/{job}/permits/{permit}")

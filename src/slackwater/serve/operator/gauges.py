@@ -1,6 +1,4 @@
-"""The control plane in numbers: what runs, what waits, and how a served model's promise was
-kept.
-"""
+"""Gauges of the control plane and the attainment of the serving SLO."""
 
 from dataclasses import asdict
 from typing import Any
@@ -57,9 +55,7 @@ def _serving_gauges(plane: ControlPlane) -> dict[str, float]:
 
 
 def serving_of(plane: ControlPlane) -> dict[str, Any] | None:
-    """The promise of the served model and how it was kept, minute by minute; None if none is
-    served.
-    """
+    """The serving SLO and its attainment per minute; None if no model is served."""
     promise, lending = plane.rollout.promise, plane.rollout.lending
     if promise is None:
         return None

@@ -1,6 +1,4 @@
-"""Instances over HTTP, for whoever runs the service: list, add, drain, kill, replay of a spot
-trace.
-"""
+"""Instances over HTTP, for the operator: list, add, drain, kill, replay a spot trace."""
 
 from typing import Annotated, Any, Literal
 

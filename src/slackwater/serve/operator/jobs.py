@@ -19,9 +19,7 @@ def job_routes(plane: ControlPlane) -> APIRouter:
     caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     def operator(tenant: caller, request: Request) -> TenantId:
-        """A submitted job runs commands on the service's machine, so a driver's key does not do
-        either.
-        """
+        """Refuse all but the operator's own key: a submitted job runs commands on this machine."""
         if not plane.is_operator(tenant):
             who = plane.settings.tenants[0]
             raise RefusedError(
@@ -42,11 +40,9 @@ def job_routes(plane: ControlPlane) -> APIRouter:
     async def submit(
         body: dict[str, Any], tenant: caller, request: Request, replace: bool = False
     ) -> dict[str, Any]:
-        """A job file as JSON. The job is durable when this is answered, and its driver starts when
-        it has a place.
+        """Submit a job file as JSON; the job is durable when this returns.
 
-        Without a recipe or a command it is a job whose driver its owner runs; any tenant may submit
-        one.
+        Without a recipe or a command the owner runs the driver, which any tenant may do.
         """
         if "recipe" in body or "command" in body:
             operator(tenant, request)

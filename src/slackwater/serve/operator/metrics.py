@@ -15,10 +15,10 @@ from slackwater.wire.memory import MEMORY_GAUGE, resident_bytes
 
 
 class _PlaneCollector(Collector):
-    """Reads the plane when it is asked, so nothing is counted twice.
+    """Reads the plane on each scrape.
 
-    `everything` is for the operator. Others see the fleet's gauges and, of what is labelled with a
-    tenant, only their own; a series that has no tenant label (workers, stages) is the operator's.
+    `everything` is for the operator. Others see the fleet's gauges and series with their own tenant
+    label; series without a tenant label (workers, stages) are the operator's.
     """
 
     def __init__(self, plane: ControlPlane, tenant: TenantId | None, *, everything: bool) -> None:

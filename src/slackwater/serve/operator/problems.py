@@ -9,9 +9,7 @@ _NOT_UP = ("starting", InstanceState.JOINING.value, InstanceState.PULLING.value)
 
 
 def problems_of(plane: ControlPlane, tenant: TenantId) -> list[str]:
-    """Models that cannot be sampled, training that cannot run; for the operator also which
-    workers fail to start and which nodes are away.
-    """
+    """Models and training that cannot run; for the operator also failed workers and lost nodes."""
     models = (plane.broken_engine(base.name, tenant) for base in plane.bases)
     found = [f"{why}; requests get 503" for why in models if why is not None]
     if (why := plane.broken_trainer(tenant)) is not None:

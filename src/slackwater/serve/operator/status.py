@@ -24,8 +24,7 @@ def operator_routes(plane: ControlPlane) -> APIRouter:
 
     @router.get("/metrics")
     async def metrics(request: Request) -> Response:
-        """Without a key the fleet's size and health; with a tenant's key also its own series;
-        with the operator's own key everything."""
+        """Fleet gauges without a key, own series with a tenant's key, all with the operator's."""
         tenant = find_tenant(plane.tenants, request.headers)
         is_job = find_job_key(plane.tenants, request.headers) is not None
         everything = tenant is not None and plane.is_operator(tenant) and not is_job

@@ -23,10 +23,7 @@ class _Offer:
 
 
 class Downloads:
-    """Links that were given out; a restart of the service ends them early.
-
-    `scratch` is for files that are made for one download; they go when their links end.
-    """
+    """Expiring links, which a restart revokes; `scratch` holds files made for one download."""
 
     def __init__(self, scratch: Path) -> None:
         self._offers: dict[str, _Offer] = {}

@@ -1,7 +1,4 @@
-"""Training batches as JSON, as older SDKs send them: read into the protobuf form of newer ones.
-
-So there is one set of checks, in `proto.py`, whatever the form.
-"""
+"""JSON training batches of older SDKs, read into protobuf so that `proto.py` checks both."""
 
 from typing import Annotated, Any
 

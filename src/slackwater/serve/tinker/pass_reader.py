@@ -1,7 +1,4 @@
-"""Training batches as the SDK sends them: parsed, checked and packed for the log.
-
-Large ones are read in a helper process.
-"""
+"""Parses, checks and packs training batches; large ones in a helper process."""
 
 import pickle
 from dataclasses import dataclass

@@ -1,6 +1,4 @@
-"""Protobuf bodies of the Tinker API, from and to the plain forms that the rest of the
-service uses.
-"""
+"""Protobuf bodies of the Tinker API, from and to the service's own types."""
 
 import math
 from typing import Any
@@ -50,9 +48,7 @@ def pass_batch(message: Any) -> PassBatch:
 
 
 def _refuse_too_large(message: Any) -> None:
-    """A sparse tensor is made dense, so a few bytes may ask for any number of values: bound their
-    sum.
-    """
+    """Bound the dense size of all sparse tensors: a few bytes may ask for any number of values."""
     total = 0
     for place, datum in enumerate(message.data):
         for name, tensor in datum.loss_fn_inputs.items():

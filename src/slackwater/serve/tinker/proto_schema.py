@@ -1,7 +1,6 @@
-"""The Tinker API's protobuf schema, taken from the installed SDK.
+"""The Tinker API's protobuf schema, from the SDK's generated file.
 
-Only the generated file is loaded: importing the `tinker` package itself would load PyTorch into the
-service.
+Importing the `tinker` package itself would load PyTorch into the service.
 """
 
 import importlib.util

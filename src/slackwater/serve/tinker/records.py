@@ -1,7 +1,6 @@
-"""Tinker API: what was done and what it takes up. Audit log, storage, timelines, weights to take
-away.
+"""Tinker API: audit log, storage, timelines and exports.
 
-All of it is read from the durable store, so it covers what the store keeps: writes, not reads.
+All of it comes from the durable store, so it covers writes, not reads.
 """
 
 import asyncio

@@ -154,9 +154,7 @@ def _payload(body: bodies.SampleBody, base: BaseModel, seeds: list[int]) -> Samp
 def stops_of(
     stop: str | list[str] | list[int] | None, base: BaseModel
 ) -> tuple[list[int], list[str]]:
-    """Stop tokens and strings. Absent: the model's end tokens; a list adds to them; [] ignores even
-    those.
-    """
+    """Stop tokens and strings: None means the model's, a list adds to them, [] disables all."""
     ends = list(base.stop_token_ids)
     if stop is None:
         return ends, []

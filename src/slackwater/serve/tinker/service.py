@@ -60,9 +60,7 @@ def service_routes(plane: ControlPlane) -> APIRouter:
 
     @router.post("/get_info")
     async def get_info(body: bodies.ModelBody, tenant: caller, request: Request) -> dict[str, Any]:
-        """On this machine the tokenizer is a directory; elsewhere it is a name, see
-        `tokenizers.py`.
-        """
+        """The tokenizer is a directory for local callers, else a name (see `tokenizers.py`)."""
         model = plane.training.model(tenant, ModelId(body.model_id))
         base = plane.bases.get(model.base_model)
         return {

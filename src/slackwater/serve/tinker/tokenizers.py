@@ -1,9 +1,8 @@
-"""Tokenizers over HTTP, in the way of a Hugging Face hub, for clients on other machines.
+"""Tokenizers over HTTP, as a Hugging Face hub serves them, for clients on other machines.
 
-The SDK's `get_tokenizer()` ends in `AutoTokenizer.from_pretrained(NAME)`, which asks the hub that
-`HF_ENDPOINT` names, with `HF_TOKEN` as its key. So with `HF_ENDPOINT=<service>/hub` and
-`HF_TOKEN=<key>` it finds the base models of this service under their names. Only what a tokenizer
-needs is given: no weights.
+The SDK's `get_tokenizer()` calls `AutoTokenizer.from_pretrained(NAME)`. With
+`HF_ENDPOINT=<service>/hub` and `HF_TOKEN=<key>` it finds this service's base models by name.
+Weights are not served.
 """
 
 import hashlib

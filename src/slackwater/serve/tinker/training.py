@@ -1,6 +1,4 @@
-"""Tinker API: models and the operations on them. Each route parses, asks the plane once, and
-answers.
-"""
+"""Tinker API: models and their operations. Each route parses, calls the plane, and answers."""
 
 import pickle
 import secrets
@@ -88,9 +86,7 @@ class TrainingFace:
     async def submit_pass(
         self, tenant: TenantId, body: bytes, form: str
     ) -> tuple[TrainedModel, str]:
-        """Take a forward or forward_backward; large ones take time, so they are read off the event
-        loop.
-        """
+        """Submit a forward or forward_backward; large batches are parsed off the event loop."""
         read = self._read_elsewhere if len(body) > _LARGE_PASS_BYTES else read_pass
         head, payload = await self.plane.fair_work.run(tenant, read, body, form)
         model = self.model(tenant, head.model_id)
@@ -163,9 +159,7 @@ class TrainingFace:
     async def submit_external(
         self, tenant: TenantId, body: bodies.SaveExternalBody
     ) -> tuple[TrainedModel, str]:
-        """Weights to take away, as safetensors: published like a sampler's, under a name of their
-        own.
-        """
+        """Export weights as safetensors: published like a sampler's, under their own name."""
         model = self.model(tenant, body.model_id)
         try:
             kept = None

@@ -1,8 +1,7 @@
-"""Trained weights as the files that other tools load: an adapter as peft reads it, or a whole
-model.
+"""Exports: an adapter that peft loads, or a whole model.
 
-An export may be encrypted for its recipients with age, as the Tinker cookbook asks: then each file
-has the suffix `.age`, and only the recipients can read what is behind the link.
+With age recipients, as the Tinker cookbook uses them, every file is encrypted and has the suffix
+`.age`.
 """
 
 import io
