@@ -98,9 +98,7 @@ def mcp(
         str | None, typer.Option(envvar="TINKER_API_KEY", hidden=True, help="By environment only.")
     ] = None,
 ) -> None:
-    """Give an agent a sandbox: the tools of one environment over the Model Context Protocol, on
-    standard input and output.
-    """
+    """Give an agent a sandbox: one environment's tools over MCP on standard input and output."""
     import asyncio
 
     from slackwater.cli.running_service import find_service, read_key

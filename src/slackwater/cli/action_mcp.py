@@ -1,8 +1,4 @@
-"""`slackwater action mcp`: the sandbox's tools for an agent that speaks the Model Context Protocol
-over its standard input and output.
-
-One process is one session with an environment of its own, which goes when the session does.
-"""
+"""`slackwater action mcp`: an MCP server on stdio; one session has one environment."""
 
 from importlib.metadata import version
 

@@ -19,9 +19,7 @@ _FIELDS = ("hub", "depot", "node", "key", "pool", "pin")
 
 
 def write_token(join: dict[str, Any]) -> str:
-    """Everything the agent of one node must know, as one word. It holds the node's key: give it to
-    nobody else.
-    """
+    """A node's join token. It holds the node's key: keep it secret."""
     return base64.urlsafe_b64encode(json.dumps(join).encode()).decode()
 
 
@@ -75,9 +73,7 @@ def agent(
         Path, typer.Option(help="Folder for fetched models, versions and logs.")
     ] = Path("~/.cache/slackwater/node"),
 ) -> int:
-    """Run this machine's node agent until Ctrl-C; it dials the control plane, and again when it has
-    gone.
-    """
+    """Run this machine's node agent until Ctrl-C; it reconnects to the control plane."""
     told = read_token(_given_token(join, join_file))
     for option, said, meant in (("--pool", pool, told["pool"]), ("--node", node, told["node"])):
         if said is not None and said != meant:

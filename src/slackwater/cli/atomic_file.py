@@ -18,9 +18,7 @@ def check_place(path: Path | None, flag: str) -> None:
 
 @contextlib.contextmanager
 def atomic_file(path: Path, flag: str) -> Iterator[IO[bytes]]:
-    """Bytes for `path`, which appears under its name only when the block ends well; `flag` is named
-    in errors.
-    """
+    """A file that appears as `path` only if the block succeeds; errors name `flag`."""
     check_place(path, flag)
     try:
         number, part = tempfile.mkstemp(".part", f".{path.name}.", path.parent)

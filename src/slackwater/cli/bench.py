@@ -103,9 +103,7 @@ def bench(
         Path, typer.Option(help="Replay: folder of the service here.")
     ] = DEFAULT_STATE,
 ) -> None:
-    """Measure NAME and print its figures; `all` measures all but replay and soak, an object
-    a line.
-    """
+    """Run benchmark NAME and print its figures; `all` runs all but replay and soak."""
     from slackwater.cli.checkout import load_benchmarks
     from slackwater.cli.running_service import find_service
     from slackwater.cli.stopping import unwind_on_terminate

@@ -1,6 +1,4 @@
-"""`slackwater demo`: the jobs of a folder share one small fleet, an instance comes and goes, and a
-table says what that cost each.
-"""
+"""`slackwater demo`: jobs share a small fleet, an instance comes and goes; prints the cost."""
 
 import json
 import os
@@ -33,9 +31,7 @@ def demo(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    """Start a service, run each job alone for a moment, then all together; show what sharing gave,
-    and stop.
-    """
+    """Start a service, run each job alone, then all together, show the effect, and stop."""
     from slackwater.cli.demo_run import DemoRun
     from slackwater.cli.demo_table import demo_table
     from slackwater.cli.own_service import own_service
@@ -75,9 +71,7 @@ def demo(
 
 
 def _shared(run: Path) -> list[str]:
-    """How the service is started: a rollout and a train node, each with half of the processors,
-    where a process can be kept on some.
-    """
+    """Options of the service: a rollout and a train node, each pinned to half of the cores."""
     # The placement whose compiled parts are made soonest.
     options = ["--set", "coschedule.placement=group"]
     cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []

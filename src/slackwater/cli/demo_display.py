@@ -1,6 +1,4 @@
-"""What `slackwater demo` shows while it runs: a bar for each job, or a line now and then where
-there is no terminal.
-"""
+"""Progress of `slackwater demo`: a bar per job, or occasional lines without a terminal."""
 
 import time
 from collections.abc import Sequence

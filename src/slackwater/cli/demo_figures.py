@@ -1,6 +1,4 @@
-"""What `slackwater demo` computes: every time by one clock, the one of the process that watches the
-jobs.
-"""
+"""Figures of `slackwater demo`, all on the clock of the watching process."""
 
 import itertools
 import statistics
@@ -16,9 +14,7 @@ _USES = (("rollout", "engine_s"), ("train", "trainer_s"))
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """From one iteration's end to another's: seconds, and device seconds used, for one
-    iteration.
-    """
+    """Seconds and device seconds per iteration between two completed iterations."""
 
     until_s: float
     seconds: float
@@ -27,11 +23,7 @@ class Interval:
 
 @dataclass(slots=True)
 class WatchedJob:
-    """One job: when each of its iterations was first seen to be done, what it had used then, and
-    its last row.
-
-    `slowdown` is the service's figure (docs/reference/glossary.md).
-    """
+    """When each iteration was first seen complete, usage then, and the job's last row."""
 
     name: str
     marks: dict[int, tuple[float, dict[str, Any]]] = field(default_factory=dict)
@@ -56,9 +48,7 @@ class WatchedJob:
         return self.last.get("stage") in _OVER
 
     def intervals(self) -> list[Interval]:
-        """Between iterations that are done; if only one was seen to be done, from the start
-        to it.
-        """
+        """Intervals between completed iterations, or from the start if only one completed."""
         numbers = sorted(number for number in self.marks if number >= 1)
         if len(numbers) < 2:
             numbers = sorted(self.marks)
@@ -82,9 +72,7 @@ class WatchedJob:
 
 @dataclass(frozen=True, slots=True)
 class TypicalIteration:
-    """Medians over a job's iterations: a stall (something compiles, a state is saved) is in none of
-    them.
-    """
+    """Medians over a job's iterations, which exclude stalls (compilation, checkpoints)."""
 
     seconds: float
     used: Mapping[str, float]
@@ -105,9 +93,7 @@ def sharing_figures(
     alone: Mapping[str, TypicalIteration],
     iterations: Mapping[str, int],
 ) -> dict[str, Any]:
-    """By job the seconds of an iteration alone and shared; what all took, what they would take one
-    after the other; the use of pools.
-    """
+    """Per job the iteration times alone and shared; total times; pool utilization."""
     both_s = min(job.ended_s for job in jobs)  # until the first was done
     per_job = {
         job.name: {
@@ -128,9 +114,7 @@ def sharing_figures(
 def _pool_use(
     jobs: Sequence[WatchedJob], alone: Mapping[str, TypicalIteration]
 ) -> dict[str, dict[str, float]]:
-    """The share of the time in which each pool worked: while all jobs ran, and in an iteration of
-    one of them alone.
-    """
+    """Utilization of each pool while all jobs ran, and in an iteration of one job alone."""
     window = (max(job.began_s for job in jobs), min(job.ended_s for job in jobs))
     both_s = max(window[1] - window[0], 1e-9)
     each = [alone[job.name] for job in jobs]

@@ -1,6 +1,4 @@
-"""Jobs alone and together on a service, timed from outside: by when each iteration was seen to be
-done.
-"""
+"""Runs jobs alone and together on a service and times them from outside."""
 
 import json
 import time
@@ -25,9 +23,7 @@ Life: TypeAlias = Generator[None, Rows, None]
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """One job by itself: its typical iteration, and the phase lengths that it is submitted with
-    afterwards.
-    """
+    """One job alone: its typical iteration, and the profile for its later submission."""
 
     typical: TypicalIteration
     profile: Mapping[str, float]
@@ -109,9 +105,7 @@ class DemoRun:
         }
 
     def _guest(self, total: int) -> Life:
-        """Once a quarter is done an instance comes, and at two thirds it is killed, in the middle
-        of whatever it does.
-        """
+        """Add an instance at 25 % of the iterations and kill it at 66 %."""
         self._instance: dict[str, Any] = {"came": None}
 
         def life() -> Life:

@@ -1,6 +1,4 @@
-"""What sharing gave: a table of the jobs, one of the pools, and what the same jobs would have
-needed alone.
-"""
+"""Tables of jobs and pools, compared with running alone."""
 
 from typing import Any
 

@@ -30,9 +30,7 @@ def removing_failed_start(root: Path) -> Iterator[StateDirectory]:
 
 
 def remove_new(root: Path, before: frozenset[str] | None) -> None:
-    """Remove what a folder has gained, and the folder itself if it was not there. Whoever calls
-    holds the folder's lock: nobody else may be writing there.
-    """
+    """Remove what the folder gained, and itself if it is new. The caller holds the lock."""
     gained = (entries(root) or frozenset()) - (before or frozenset())
     for name in sorted(gained, key=lambda name: name == "lock"):  # last: it keeps others out
         path = root / name

@@ -60,9 +60,7 @@ def add(
     state: State = DEFAULT_STATE,
     as_json: AsJson = False,
 ) -> None:
-    """Start more instances; they take turns as soon as they are up, also in the middle of a
-    step.
-    """
+    """Start more instances; they take turns once they are up, even in the middle of a step."""
     body = {"count": count, "model": model, "kind": kind, **_engine(vllm, vllm_url)}
     found = _ask(state, "POST", "", body)
     print(json.dumps(found) if as_json else f"starting {', '.join(found['added']) or 'none'}")

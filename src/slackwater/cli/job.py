@@ -1,6 +1,4 @@
-"""`slackwater job`: submit jobs to a running service, see where they stand and what they print,
-stop and resume them.
-"""
+"""`slackwater job`: submit, list, show, follow, stop and resume jobs of a running service."""
 
 import json
 import time
@@ -115,9 +113,7 @@ def logs(
 
 @app.command()
 def stop(name: Name, state: State = DEFAULT_STATE, as_json: AsJson = False) -> None:
-    """End the job's driver, gently and then not; what it has made stays, and `resume` goes on from
-    there.
-    """
+    """Stop the job's driver (SIGTERM, then SIGKILL); `resume` continues from its last state."""
     found = _ask(state, "POST", f"/{quote(name, safe='')}/stop")
     deadline_s = time.monotonic() + _STOP_S
     while found["stage"] not in _OVER:

@@ -10,9 +10,7 @@ from slackwater.model.job_file import JobFile
 
 
 def read_job_file(path: Path) -> dict[str, Any]:
-    """The file as the service takes it: paths made absolute, a recipe checked, its number of steps
-    filled in.
-    """
+    """The file as the service takes it: absolute paths, checked recipe, number of steps."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -48,16 +48,12 @@ def token(
     ] = None,
     state: State = DEFAULT_STATE,
 ) -> None:
-    """Print what one other machine needs to join as NODE: `slackwater agent --join-file FILE`. It
-    holds the node's key.
-    """
+    """Print NODE's join token, which holds its key, for `slackwater agent --join-file FILE`."""
     print(node_token(state, node, pool))
 
 
 def node_token(state: Path, node: str, pool: str | None) -> str:
-    """What a machine needs to join the service that runs on the folder, as that node of
-    that pool.
-    """
+    """The token with which a machine joins the running service as this node of this pool."""
     from slackwater.runtime.launch.fleet_file import check_name
     from slackwater.runtime.launch.node_keys import NodeKeys
     from slackwater.runtime.store.state_directory import StateDirectory

@@ -1,6 +1,4 @@
-"""A service for one command: started before it, stopped after it or when it dies, whatever happens
-in between.
-"""
+"""A service for one command, stopped after it or when it dies."""
 
 import contextlib
 import os
@@ -24,9 +22,7 @@ STOP_S = 30.0
 def own_service(
     state: Path, model: str, directory: Path, *options: str
 ) -> Iterator[tuple[str, str]]:
-    """`slackwater up` on a state folder of its own, with more options; yields the URL and
-    the key.
-    """
+    """`slackwater up` on its own state folder; yields the URL and the key."""
     with _started(state, "--model", f"{model}={directory}", *options) as found:
         yield found
 

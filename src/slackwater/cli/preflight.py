@@ -1,7 +1,4 @@
-"""What can be known to be wrong before a service is started: said in one line, at once.
-
-Nothing here loads weights or PyTorch: it looks at headers and asks the driver.
-"""
+"""Checks before a service starts; they read headers only, no weights and no PyTorch."""
 
 import ctypes
 import json
@@ -43,9 +40,9 @@ def _cuda_devices() -> int:
 
 
 def check_isolation(settings: "ServiceSettings", tenants: int) -> None:
-    """Several tenants' actions on this machine are kept from each other; a single tenant is warned.
+    """Require isolated sandboxes for several tenants on this machine; warn a single tenant.
 
-    Nodes of a fleet file are other machines; what their sandboxes bring is checked when they join.
+    Nodes of a fleet file are other machines; their sandboxes are checked when they join.
     """
     from slackwater.sandbox.choice import why_no_isolation
 

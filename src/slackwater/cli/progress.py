@@ -33,9 +33,7 @@ def progress_bar(name: str) -> Iterator[Progress]:
 
 @contextlib.contextmanager
 def stage_bar(name: str) -> Iterator[Callable[[str, float], None]]:
-    """A bar on the error stream with what is done now and the time so far; without a terminal a
-    line for each new thing, so that nothing long is silent.
-    """
+    """A progress bar with the current stage on stderr; without a terminal one line per stage."""
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     shown = ""

@@ -26,9 +26,7 @@ def command_of(command: str, argument: str, options: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def saying_how_to_resume(folder: Path, again: str) -> Iterator[None]:
-    """On Ctrl-C, SIGTERM or a failure once the run has begun: the command that goes on. A full or
-    broken disk is one clear error.
-    """
+    """Print the resume command when a run ends early; a full disk is one clear error."""
     threading.excepthook = _hook(threading.excepthook)
     try:
         yield

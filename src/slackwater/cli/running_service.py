@@ -1,6 +1,4 @@
-"""Which service a command talks to: the one that was named, else the one that runs on the state
-folder.
-"""
+"""Finds the service that a command talks to: the named one, or the state folder's."""
 
 import sys
 from pathlib import Path
@@ -18,9 +16,7 @@ def is_on_command_line(secret: str) -> bool:
 
 
 def read_key(key: str | None, file: Path | None) -> str | None:
-    """The key of a process that runs for long: from the environment or a file, not from its command
-    line.
-    """
+    """The key of a long-running process: from the environment or a file, never its arguments."""
     if key is not None and is_on_command_line(key):
         fix = f"would show the key to everybody here; set {KEY_VARIABLE}, or give --key-file"
         raise ConfigError.of("--key", f"{key[:4]}...", fix)
@@ -35,9 +31,7 @@ def read_key(key: str | None, file: Path | None) -> str | None:
 def find_service(
     url: str | None, key: str | None, state: Path, *, or_by_url: bool = True
 ) -> tuple[str, str]:
-    """URL and key. What was given holds; what was not is read from the folder of a running service.
-    Not every command takes `--url` (`or_by_url`).
-    """
+    """URL and key, from the arguments or the state folder; `or_by_url` if there is a --url."""
     if key is not None and is_on_command_line(key):
         print(
             f"slackwater: --key shows the key to everybody on this machine; set {KEY_VARIABLE}",
@@ -81,9 +75,7 @@ def ask_service(
 
 
 def check_service(url: str, key: str, model: str) -> None:
-    """Raise within seconds if nobody answers there, the key is not known, or the model is not
-    served.
-    """
+    """Fail within seconds if the service is away, rejects the key, or lacks the model."""
     import httpx
 
     try:
@@ -109,9 +101,7 @@ def check_service(url: str, key: str, model: str) -> None:
 
 
 def service_problems(url: str, key: str) -> list[str]:
-    """What keeps a service from its work, as far as the key's tenant may know; also that it is
-    away.
-    """
+    """The service's problems as the key's tenant may see them, or that it is unreachable."""
     import httpx
 
     try:

@@ -1,6 +1,4 @@
-"""From a command's arguments to scenarios that are ready to run, and back to text for
-`--dry-run`.
-"""
+"""Command arguments to runnable scenarios, and back to text for `--dry-run`."""
 
 import dataclasses
 import json
@@ -23,9 +21,7 @@ PLOT_FORMATS = ("png", "svg", "pdf")
 def read_source(
     source: str, sets: list[str] | None, policy: str | None, seed: int | None
 ) -> tuple[ScenarioFile, ClusterScenario]:
-    """A file or shipped scenario with the command's changes put in, as written and as it
-    will run.
-    """
+    """A file or shipped scenario with the command's changes, as written and as run."""
     assignments = list(sets or [])
     if policy is not None:
         assignments.append(f"policy.name={policy}")
@@ -60,9 +56,7 @@ def under_each(
 
 
 def _under(scenario: ClusterScenario, name: str) -> ClusterScenario:
-    """The scenario with another policy, which takes those of the file's options that it has; one
-    that no policy has is refused.
-    """
+    """The scenario under another policy with the options it supports; refuses unknown ones."""
     fleet = fleet_of(scenario)
     own = option_names(name, fleet)
     everyones = {option for policy in POLICIES for option in option_names(policy, fleet)}

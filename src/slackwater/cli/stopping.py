@@ -6,9 +6,7 @@ from types import FrameType
 
 
 def unwind_on_terminate() -> None:
-    """Let SIGTERM unwind the stack as Ctrl-C does, so that parts of files are removed; the status
-    is 143.
-    """
+    """Let SIGTERM unwind the stack like Ctrl-C, so that partial files are removed (exit 143)."""
     signal.signal(signal.SIGTERM, _leave)
 
 

@@ -25,9 +25,7 @@ def sparkline(values: Sequence[float], width: int = 24) -> str:
 
 
 def plot(values: Sequence[float], title: str, width: int = 60, height: int = 8) -> str:
-    """A filled curve over `height` lines from 0, or the lowest value if that is below, to the
-    highest.
-    """
+    """A filled curve of `height` lines from 0 (or the lowest value) to the highest."""
     shown = squeezed(values, width)
     if not shown:
         return f"{title}: no points"

@@ -1,6 +1,4 @@
-"""`slackwater top`: how a running service's fleet is shared, live: permits, use, slowdowns, jobs
-and instances.
-"""
+"""`slackwater top`: a live view of permits, utilization, slowdowns, jobs and instances."""
 
 import json
 import sys
@@ -34,9 +32,7 @@ def top(
     as_json: Annotated[bool, typer.Option("--json", help="Print one frame as JSON.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Jobs that are over, too.")] = False,
 ) -> int:
-    """Who holds which node, what is idle, how far each job is and how much slower than alone.
-    Ctrl-C ends it.
-    """
+    """Show who holds which node, what is idle, and every job's progress and slowdown."""
     source = FrameSource(*find_service(None, None, state))
     if as_json:
         print(json.dumps(source.take()))

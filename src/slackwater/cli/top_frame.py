@@ -1,6 +1,4 @@
-"""One frame of `slackwater top`: plain data in, something that a terminal of a width can
-show out.
-"""
+"""One frame of `slackwater top`, fitted to the terminal's size."""
 
 import time
 from typing import Any
@@ -20,9 +18,7 @@ _BLOCKS = "▏▎▍▌▋▊▉█"
 def draw(
     frame: dict[str, Any], width: int, height: int = 1000, *, everything: bool = False
 ) -> RenderableType:
-    """What is most asked for comes first; what the terminal has no lines for is counted at
-    the end.
-    """
+    """The most important part first; hidden rows are counted at the end."""
     shared = frame["shared"]
     jobs = _jobs(frame, everything)
     parts: list[RenderableType] = [_head(frame)]

@@ -15,8 +15,9 @@ Problems = Callable[[], list[str]]
 
 
 class TrainDisplay:
-    """Called after each step; `stage` says what the run waits for until then. Without a terminal
-    it prints a line for each stage before the first step, and then for a step now and then.
+    """Called after each step; `stage` tells what the run waits for.
+
+    Without a terminal it prints a line per stage before the first step, then a line now and then.
     """
 
     def __init__(self, console: Console, steps: int, begun: int, bar: Progress) -> None:

@@ -14,9 +14,7 @@ trainers = 1
 
 
 def two_nodes(rollout: Sequence[int] = (), train: Sequence[int] = ()) -> str:
-    """The text of its file: a node with an engine and a node with a trainer, each on these cores of
-    the machine, or on any.
-    """
+    """A fleet file with one engine node and one trainer node, pinned to these cores if given."""
     nodes = (("r0", "rollout", rollout), ("t0", "train", train))
     return _POOLS + "".join(
         f'[[nodes]]\nname = "{name}"\npool = "{pool}"\n'

@@ -22,9 +22,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
-    """What stands on the command line of `up`. Options without a `Setting` say how to start, or
-    are read into several settings.
-    """
+    """Command-line options of `up`; those without a `Setting` map to none or several settings."""
 
     model: Annotated[
         list[str] | None,
