@@ -1,12 +1,11 @@
-"""A node's agent: dials the control plane, starts and ends the node's workers, and says what became
-of them.
+"""A node's agent: connects to the control plane, starts and stops workers, and reports on them.
 
     python -m slackwater.worker.agent --connect HOST:PORT --node NAME \\
         --files folder:DIRECTORY | URL=CACHE --logs FOLDER
 
-The node's key comes in the environment, never on the command line. When the control plane has gone,
-the agent ends its workers: nothing that they do then would be kept. With `--redial` it tries again
-until it is told to stop, and the node comes back empty; without, it leaves.
+The node's key comes in the environment, never on the command line. When the control plane is lost,
+the agent ends its workers: their results would not be kept. With `--redial` it reconnects as an
+empty node; without, it exits.
 """
 
 import argparse
@@ -200,9 +199,7 @@ class NodeAgent:
 
 
 def last_words(log: Path, after: int) -> str:
-    """The last line of a log after a place, without the time and name that logging puts
-    before it.
-    """
+    """The last line of a log after an offset, without logging's time and name."""
     try:
         with log.open("rb") as file:
             file.seek(max(after, log.stat().st_size - _TAIL_BYTES))

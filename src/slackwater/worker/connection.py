@@ -1,8 +1,7 @@
-"""A worker's or agent's connection to the control plane: blocking, with a heartbeat of its own,
-encrypted if a pin is given.
+"""A worker's blocking connection to the control plane, with a heartbeat, encrypted by pin.
 
-A worker never outlives the control plane: when the connection ends it leaves, even in the middle of
-an operation, because nothing that it does then would be kept.
+A worker never outlives the control plane: when the connection ends it exits, even in the middle of
+an operation, because its results would not be kept.
 """
 
 import hmac
@@ -58,9 +57,7 @@ def _leave_at_once() -> None:
 def shake_hands(
     peer: socket.socket, hello: messages.Hello, key: str, decoder: FrameDecoder
 ) -> messages.Welcome:
-    """Both sides prove that they know the key of the hello's worker; then the hello is sent. The
-    key does not travel.
-    """
+    """Prove to each other that both know the worker's key, which is never sent; then say hello."""
     worker, secret, ours = hello.worker, key.encode(), new_nonce()
     pool = hello.node.pool or "" if hello.node is not None else ""
     peer.sendall(messages.encode(messages.ConnectRequest(worker, ours, pool=pool)))
@@ -107,12 +104,10 @@ def _decoded(decoder: FrameDecoder, data: bytes) -> list[messages.ToWorker]:
 
 
 class Connection:
-    """Messages in, frames out; `send` may be called from the heartbeat's thread too.
+    """Receives messages, sends frames; `send` may be called from the heartbeat's thread too.
 
-    Both sides prove the `key` of the hello's worker before the hello is sent; the key does not
-    travel. With a `pin` the connection is encrypted, and only the control plane with that
-    certificate is talked to. `orphaned` is called from the heartbeat's thread when the control
-    plane has gone.
+    With a `pin` the connection is encrypted and only a control plane with that certificate is
+    accepted. `orphaned` is called from the heartbeat's thread when the control plane is lost.
     """
 
     def __init__(
@@ -175,15 +170,11 @@ class Connection:
             raise DisconnectedError(f"the control plane has gone: {error}") from None
 
     def receive(self, timeout_s: float | None, *wakers: HasFileno) -> Sequence[messages.ToWorker]:
-        """What came; waits up to `timeout_s` (None: until something comes) for the first message,
-        or for a waker.
-        """
+        """What came; waits up to `timeout_s` (None: forever) for a message or a waker."""
         return self._read_once() if self._readable(timeout_s, wakers) else ()
 
     def _readable(self, timeout_s: float | None, wakers: Sequence[HasFileno] = ()) -> bool:
-        """Whether there is something to read; an encrypted connection may hold some that the socket
-        no longer has.
-        """
+        """Whether data is ready; TLS may hold decrypted bytes that the socket no longer has."""
         if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
             return True
         readable, _, _ = select.select([self._socket, *wakers], [], [], timeout_s)

@@ -1,7 +1,7 @@
-"""The co-serving process: a service's engine, and beside it a rollout's while the device is lent.
+"""The co-serving process: a serving engine, and a rollout engine while the device is lent.
 
-To the control plane it is one or two instances like any other: the service's connection is there
-always, the rollout's comes with a loan and goes with it.
+To the control plane it is one or two ordinary instances: the service's connection is permanent, the
+rollout's lasts as long as the loan.
 """
 
 import argparse

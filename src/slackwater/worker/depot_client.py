@@ -1,6 +1,4 @@
-"""Fetching from and sending to the control plane's depot: HTTP with a bearer token, resumed where a
-connection broke.
-"""
+"""Client of the control plane's depot: HTTP with a bearer token, resumed after a broken link."""
 
 import hashlib
 import http.client
@@ -26,9 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class DepotListing:
-    """The files of a kept folder with their sizes; the fingerprint changes when any of them
-    does.
-    """
+    """A folder's files and sizes; the fingerprint changes when any file does."""
 
     files: Mapping[str, int]
     fingerprint: str

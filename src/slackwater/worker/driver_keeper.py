@@ -1,12 +1,11 @@
-"""Keeps one driver: starts it, writes down what it prints and how it ends, and ends it when told
-to.
+"""Keeps one driver: starts it, logs its output and exit status, and ends it on request.
 
     python -m slackwater.worker.driver_keeper FOLDER ATTEMPT LOCK GRACE_S COMMAND...
 
-It outlives the control plane, so that a driver's last words and its status are there when the plane
-comes back; the lock that it inherits as descriptor LOCK tells whether it lives. SIGTERM: the
-driver's process group is asked to leave, and killed after GRACE_S. If the keeper itself is killed,
-the kernel kills the driver (Linux). Standard library only.
+It outlives the control plane, so that the log and the status are there when the plane returns; the
+lock that it inherits as descriptor LOCK shows whether it lives. On SIGTERM the driver's process
+group gets SIGTERM, and SIGKILL after GRACE_S. If the keeper is killed, the kernel kills the driver
+(Linux). Standard library only.
 """
 
 import contextlib

@@ -36,10 +36,7 @@ _RELEASE_EVERY_S = 10.0
 
 
 class EngineWorker:
-    """One engine with one base model, and the versions over it.
-
-    `least_step_s` is for measurements: no step is shorter, as on an accelerator that memory bounds.
-    """
+    """One engine with one base model and its versions; `least_step_s` is for benchmarks."""
 
     def __init__(
         self,
@@ -131,9 +128,7 @@ class EngineWorker:
             logger.warning("version not dropped: %s", error)
 
     def tell(self, output: StepOutput) -> None:
-        """What a step made, in one write: prompt scores, alternatives, the tokens, then the
-        endings.
-        """
+        """Send a step's results in one write: prompt scores, alternatives, tokens, endings."""
         frames = [messages.encode(_prompt_scores(scores)) for scores in output.prompt_scores]
         ids = output.request_ids.tolist()
         if output.top:
@@ -233,9 +228,7 @@ def heartbeat_gauges(engine: Engine) -> dict[str, float]:
 def new_engine(
     model: Path, *, device: str, kv_mb: int, max_running: int, base_version: str
 ) -> Engine:
-    """The engine of a worker: on a GPU in bfloat16, with long steps for prompts and few large
-    pages.
-    """
+    """A worker's engine: on a GPU in bfloat16, with long prompt steps and few large pages."""
     on_gpu = device.startswith("cuda")
     net = load_net(model, dtype=torch.bfloat16 if on_gpu else torch.float32, device=device)
     config = EngineConfig(

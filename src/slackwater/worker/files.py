@@ -1,9 +1,8 @@
-"""A node's files: where a worker finds what URIs name, and where it puts what it makes.
+"""A node's files: finds what URIs name and stores what workers make.
 
-`SharedFiles` is for a node that shares the control plane's disk: nothing is copied. `DepotFiles` is
-for all others: models, versions and saved states come from the control plane's depot over HTTP and
-are kept in a folder of the node; what a worker makes is written there, sent, and visible to others
-when all of it has arrived.
+`SharedFiles` is for nodes that share the control plane's disk. `DepotFiles` is for all others: it
+caches what it fetches from the depot over HTTP, and uploads results, which become visible when they
+are complete.
 """
 
 import contextlib
@@ -45,9 +44,7 @@ class NodeFiles(Protocol):
         ...
 
     def new_state(self, uri: str) -> contextlib.AbstractContextManager[Path]:
-        """A folder to write a state into; the state is there for all when the block ends without an
-        error.
-        """
+        """A folder for a new state, which becomes visible when the block succeeds."""
         ...
 
     def weights(self) -> WeightStore:
@@ -173,11 +170,10 @@ def _is_as_written(kept: Path, written: Path) -> bool:
 
 
 class DepotWeightStore:
-    """The weight port over the depot, with the versions that this node had lately kept in a folder.
+    """The weight store over the depot, with recent versions cached in a folder.
 
-    The depot holds the truth. A kept file whose bytes are not as written (a bad disk, a write that
-    a power cut tore) is dropped and fetched again: it would fail every pull, and outlives the
-    worker and the agent.
+    The depot is authoritative. A damaged cached file (bad disk, torn write) is dropped and fetched
+    again: it would fail every pull, and it outlives worker and agent.
     """
 
     def __init__(self, depot: DepotClient, cache: Path) -> None:
@@ -238,9 +234,7 @@ class DepotWeightStore:
             self._make_room()
 
     def _make_room(self) -> None:
-        """Of the versions kept here, the newest stay; an older one that is needed again is fetched
-        again.
-        """
+        """Keep the newest cached versions."""
         by_age = sorted(self._kept.versions(), key=lambda v: self._kept.path(v).stat().st_mtime)
         for version in by_age[:-_VERSIONS_KEPT]:
             self._kept.path(version).unlink(missing_ok=True)

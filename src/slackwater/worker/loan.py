@@ -53,9 +53,7 @@ class RolloutFrontend(SharedDesk):
         self._executor.roll_out(request)
 
     def give_back(self, requests: Sequence[int], error: str) -> None:
-        """Whole requests that had to go: they go on elsewhere with the tokens that were
-        streamed.
-        """
+        """Return evicted requests: they resume elsewhere with the tokens streamed so far."""
         frames = []
         for request in requests:
             if self._requests.pop(request, None) is not None:
@@ -81,9 +79,7 @@ class Loan:
 
     @property
     def cold(self) -> bool:
-        """Whether decode steps are left that the device would have to prepare when they are first
-        wanted.
-        """
+        """Whether decode shapes are left that the device has not captured."""
         return bool(self._cold)
 
     def warm_one(self) -> None:
@@ -167,9 +163,7 @@ def decode_shapes(rollout: Engine, lent: int) -> list[tuple[int, int]]:
 
 
 class Activation:
-    """A rollout's weights on their way to the device, in a thread: the service goes on
-    meanwhile.
-    """
+    """Loads a rollout's weights onto the device in a thread, while the service continues."""
 
     def __init__(self, wanted: lending.LendTo, load: Callable[[], CausalLM]) -> None:
         self.wanted = wanted
@@ -200,9 +194,7 @@ class Activation:
 
 @dataclass(slots=True)
 class LentDevice:
-    """What loans need of their worker. Weights are staged on the host by the first loan, steps
-    measured once.
-    """
+    """What loans need of their worker; the first loan stages weights and measures steps."""
 
     executor: CoservingExecutor
     files: NodeFiles
@@ -215,11 +207,9 @@ class LentDevice:
     costs: dict[str, StepCost] = field(default_factory=dict)
 
     def warm_up_broker(self, model: str, base_version: str) -> None:
-        """Before the service has users: stage a rollout's weights, and measure its steps as a loan
-        would.
+        """Stage a rollout's weights and measure its steps before the service has users.
 
-        Without it the first loan waits for a moment in which the service is idle, and a busy one
-        has none.
+        Otherwise the first loan waits for an idle moment, which a busy service does not have.
         """
         net = self._staged(model).on_device()
         rollout = self.new_rollout(net, self.files.model(model), base_version)
@@ -233,9 +223,7 @@ class LentDevice:
         return Activation(wanted, lambda: self._staged(wanted.model).on_device())
 
     def may_join(self, activation: Activation) -> bool:
-        """Its weights are there, and its steps are known or can be measured without anybody
-        waiting.
-        """
+        """Its weights are loaded, and its steps are known or can be measured without delay."""
         known = activation.wanted.model in self.costs
         return activation.done and (known or not self.executor.service.busy)
 
@@ -289,9 +277,7 @@ class LentDevice:
         return loan
 
     def _staged(self, model: str) -> StagedWeights:
-        """In the activation's thread: a model in the host's memory, where it is put when first
-        wanted.
-        """
+        """A model in host memory, loaded on first use by the activation's thread."""
         if model not in self.staged:
             self.staged.clear()  # one rollout model at a time: host memory is bounded
             dtype = torch.bfloat16 if self.device.startswith("cuda") else torch.float32

@@ -81,10 +81,10 @@ def dial(connect: str, hello: messages.Hello) -> Connection:
 
 
 def run_worker(main: Callable[[], None], *, cleans_up: bool = False, by_hand: bool = False) -> None:
-    """Run a worker's main to a clean exit: 0 when told to stop, 3 when the control plane has gone.
+    """Run a worker's main: exit 0 when told to stop, 3 when the control plane is lost.
 
-    One that `cleans_up` is asked to leave when its parent dies, the others are killed. One that a
-    person started (`by_hand`) outlives the shell, and leaves on Ctrl-C.
+    One that `cleans_up` gets SIGTERM when its parent dies, others SIGKILL. One started `by_hand`
+    outlives the shell and stops on Ctrl-C.
     """
     logging.basicConfig(
         level=logging.INFO,
@@ -115,11 +115,10 @@ def run_worker(main: Callable[[], None], *, cleans_up: bool = False, by_hand: bo
 
 
 def _exit(status: int) -> None:
-    """Leave, without taking the interpreter apart where native code still runs.
+    """Exit without finalizing the interpreter while native code runs.
 
-    Hazard: a daemon thread (a pull, a publication, a score) that comes back from PyTorch while
-    Python takes itself apart is ended inside of C++, which aborts the process: "terminate called
-    without an active exception", status 134.
+    Hazard: a daemon thread that returns from PyTorch during finalization is ended inside C++, which
+    aborts the process: "terminate called without an active exception", status 134.
     """
     if "torch" not in sys.modules:
         sys.exit(status)

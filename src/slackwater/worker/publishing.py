@@ -1,8 +1,6 @@
-"""Publishing beside training: the trainer waits for its own copy alone; stocking the relay and
-writing go on in a thread.
+"""Publishes versions in a thread; the trainer waits only for the copy.
 
-The copy stays on the trainer's device if there is room, where it takes milliseconds, and leaves it
-by streams of its own.
+The copy stays on the trainer's device if there is room and leaves it on streams of its own.
 """
 
 import contextlib
@@ -39,11 +37,9 @@ class _Job:
 
 
 class VersionPublisher:
-    """Takes one version after the other. `tell` and `failed` are called from its thread, in the
-    order of publishing.
+    """Publishes one version after the other; calls `tell` and `failed` from its thread, in order.
 
-    One version may wait while another is written; who publishes a third waits, so memory stays
-    bounded.
+    One version may wait while another is written; a third blocks the caller, which bounds memory.
     """
 
     def __init__(
@@ -72,10 +68,9 @@ class VersionPublisher:
         durable: bool,
         stock: bool,
     ) -> None:
-        """Copy the tensors, say `OpAside`, and return; `OpDone` or `OpFailed` is told when they are
-        written.
+        """Copy the tensors, tell `PublishDetached`, and return; `OpDone` or `OpFailed` follows.
 
-        `stock`: other nodes may want the version from this node's relay.
+        `stock`: other nodes may pull the version from this node's relay.
         """
         began_s = time.perf_counter()
         job = _Job(op, line, version, _own(tensors), meta, durable, stock)
@@ -116,9 +111,7 @@ class VersionPublisher:
 
 
 def _own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A copy that nobody changes, complete when this returns: beside the tensors, or on the host
-    where there is no room.
-    """
+    """A complete private copy: on the tensors' device, or on the host if memory is short."""
     try:
         copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     except torch.OutOfMemoryError:

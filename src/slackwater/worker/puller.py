@@ -1,6 +1,4 @@
-"""Versions are pulled beside the decode loop: bytes arrive and are laid out in a thread, the flip
-is between two steps.
-"""
+"""Pulls versions in a thread beside the decode loop; they become visible between two steps."""
 
 import os
 import queue
@@ -66,10 +64,9 @@ class _Failed:
 
 
 class VersionPuller:
-    """Takes versions over a lane into an engine; every method is for the thread that steps the
-    engine.
+    """Pulls versions into an engine; call every method from the thread that steps it.
 
-    `fileno()` becomes readable when `settle()` has something to do, so a loop may wait on it.
+    `fileno()` becomes readable when `settle()` has work, so a loop may wait on it.
     """
 
     def __init__(self, engine: Engine, lane: WeightLane) -> None:
@@ -88,9 +85,7 @@ class VersionPuller:
     def ask(
         self, version: str, way: Sequence[Payload] = (), *, keep: bool = False
     ) -> messages.VersionReady | None:
-        """Begin to pull a version by a way of the node's relay; if it is held already, the answer
-        is given at once.
-        """
+        """Start to pull a version over a relay route; answers at once if it is held already."""
         if version in self._pulling:
             self._pulling[version] = False
             return None
@@ -108,9 +103,7 @@ class VersionPuller:
         return True
 
     def settle(self) -> list[messages.VersionReady | messages.VersionFailed]:
-        """Between two steps: give places to what has arrived, show what is laid out, and say what
-        became of pulls.
-        """
+        """Between two steps: place arrived versions, activate complete ones, report outcomes."""
         said: list[messages.VersionReady | messages.VersionFailed] = []
         while not self._done.empty():
             self._bell.recv(1)

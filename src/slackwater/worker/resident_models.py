@@ -1,8 +1,6 @@
-"""A trainer worker's models under the node's state manager: each operation runs with its model on
-the device.
+"""A trainer's models under the node's state manager: an operation runs with its model on device.
 
-Which models are there together is the manager's to say: the one that an operation needs comes, and
-the longest unused make room for it.
+The manager decides which models are resident; the least recently used make room.
 """
 
 import contextlib
@@ -25,9 +23,7 @@ _NO_LIMIT = 1 << 62  # the budget is the manager's
 
 
 class ResidentModels:
-    """Deployments by model. A model that is created again is another deployment: the one before is
-    forgotten.
-    """
+    """Deployments by model; creating a model again replaces its deployment."""
 
     def __init__(self, client: StateClient, device: str) -> None:
         self._client = client
@@ -38,11 +34,10 @@ class ResidentModels:
         self._numbers = itertools.count(1)
 
     def add(self, model: str, trainer: Trainer, seq: int = -1, at_most: int = -1) -> int | None:
-        """Have a model's state, which is that after operation `seq`, managed; RefusedError says
-        what does not fit.
+        """Manage a model's state as of operation `seq`; RefusedError if it does not fit.
 
-        Where a worker that died left a later one in the node's memory, up to `at_most`, that is the
-        model's state: the answer is its number.
+        If a dead worker left a later state, up to `at_most`, in the node's memory, that state is
+        used and its number returned.
         """
         mine = f"{model}@{self._client.name}-{os.getpid()}.{next(self._numbers)}"
         left = self._client.survivor(f"{model}@", seq, at_most)
@@ -63,9 +58,7 @@ class ResidentModels:
 
     @contextlib.contextmanager
     def use(self, model: str, seq: int | None = None) -> Iterator[None]:
-        """The model's state is on the device inside; what is done to it there is operation
-        `seq`.
-        """
+        """Keep the model's state on the device inside; operation `seq` changes it."""
         with self._tier.use(self._deployments[model]):
             yield
             if seq is not None:

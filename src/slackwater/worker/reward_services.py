@@ -1,9 +1,7 @@
-"""Reward models held for the action broker: staged in host memory once, restored onto a device when
-it says so (ARL-Tangram 5.3).
+"""Reward models for the action broker: staged in host memory, restored on demand (ARL-Tangram 5.3).
 
-A service is evicted by letting go of its device memory; its copy in host memory is whole, so
-nothing is written back. A score is one prefill through the embedded engine, which runs a model on
-one device: services have degree 1 here.
+Eviction frees device memory only; the host copy is complete. A score is one prefill on one device,
+so services have degree 1.
 """
 
 import logging
@@ -47,9 +45,7 @@ class _Staged:
 
 
 class RewardServices:
-    """The services of one node; `devices[i]` is GPU i, or "cpu". One action at a time runs on a
-    device.
-    """
+    """A node's services; `devices[i]` is GPU i or "cpu" and runs one action at a time."""
 
     def __init__(self, devices: Sequence[str], config: EngineConfig) -> None:
         self._devices = [torch.device(name) for name in devices]
@@ -60,9 +56,7 @@ class RewardServices:
         self._requests = 0
 
     def stage_or_fail(self, service: ServiceName, find: Callable[[], Path]) -> GpuService | None:
-        """Stage a model. One that cannot be is marked as failed, with its reason: the
-        others work.
-        """
+        """Stage a model, or record why it failed; the other services work."""
         directory = None
         try:
             directory = find()
@@ -79,9 +73,7 @@ class RewardServices:
             return None
 
     def stage(self, service: ServiceName, directory: Path) -> GpuService:
-        """Read a model into host memory and try it on the first device: what to declare to the
-        broker.
-        """
+        """Read a model into host memory and try it on the first device; returns its declaration."""
         if service in self._staged:
             raise RefusedError(f"service: {service!r} is staged already; take another name")
         on_gpu = self._devices[0].type == "cuda"

@@ -1,9 +1,7 @@
-"""The reward process of a node: models staged in host memory, brought onto devices and asked as the
-broker says.
+"""A node's reward process: stages models and scores texts as the broker commands.
 
-What concerns a device is done in the order in which it came, by a thread of the device's own; the
-main thread only reads messages. A score that was started runs to its end, which is one prefill
-away; one that still waits for its device is stopped at once.
+Each device has a thread that works in order; the main thread only reads messages. A running score
+completes; a queued one can be stopped.
 """
 
 import json
@@ -122,9 +120,7 @@ class RewardWorker:
 
 
 def device_mib(devices: Sequence[str]) -> int:
-    """How much of a service each device may hold: most of a GPU, a quarter of the machine's
-    memory.
-    """
+    """The memory for services per device: most of a GPU, or a quarter of the machine's."""
     found = []
     for name in devices:
         if name.startswith("cuda"):

@@ -35,9 +35,7 @@ def parse_share(text: str) -> tuple[int, int]:
 def cores_by_numa(
     wanted: str, share: tuple[int, int] = (0, 1), nodes: Path = _NODES
 ) -> list[list[int]]:
-    """This worker's share of the cores that it may use (of those wanted, if any are named), by NUMA
-    node.
-    """
+    """This worker's share of the (wanted) cores, by NUMA node."""
     allowed = set(os.sched_getaffinity(0))
     if wanted:
         asked = parse_cores(wanted)
@@ -64,9 +62,7 @@ def memory_mib(share: tuple[int, int] = (0, 1)) -> int:
 
 
 def folder_for_all(service: str) -> Path:
-    """Where environments go by default: root's have users of their own, who cannot pass through
-    root's home.
-    """
+    """Default folder of environments, outside root's home, which other users cannot enter."""
     if os.getuid() == 0:
         return Path("/var/tmp") / f"slackwater-{service}"
     return Path(tempfile.gettempdir()) / f"slackwater-{os.getuid()}-{service}"

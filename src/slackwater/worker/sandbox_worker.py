@@ -1,11 +1,9 @@
-"""The sandbox process: holds environments, runs the actions that it is told to run, and reports.
+"""The sandbox process: holds environments, runs actions, and reports.
 
-One thread: it forks, and a process that forks must have no other. So it beats its heart between two
-looks at the pipes. It decides nothing; cores and limits come with each action.
-
-When the control plane goes, everything that runs is killed and the environments stay on disk, for
-the next one. No fault of one request ends the worker: it is logged, and is the answer to that
-request.
+Hazard: it forks, so it has one thread and sends heartbeats between two polls. It decides nothing;
+cores and limits come with each action. When the control plane is lost, running actions are killed
+and environments stay on disk. A failing request never ends the worker: the failure is logged and
+answered.
 """
 
 import argparse

@@ -1,6 +1,4 @@
-"""A service's device: its engine on a pool that a rollout's can share, measured before it
-serves.
-"""
+"""A serving device: its engine on a page pool shared with a rollout's, profiled at start."""
 
 import argparse
 import time

@@ -1,12 +1,8 @@
-"""The node's state manager, held by its agent: where the environment gives it budgets, workers find
-it by a socket.
+"""The node's state manager, held by its agent; workers reach it by a socket.
 
-(`[residency]` of the service's configuration, or by hand for an agent that joins)
-
-SLACKWATER_STATE_DEVICE_MB    what all models' states on the device may take; unset: models stay
-where they are, unmanaged SLACKWATER_STATE_HOST_MB      host memory for states that wait (half of
-the machine's, if unset) SLACKWATER_STATE_DISK_MB      disk for states that are spilled (none, if
-unset)
+Budgets come from the environment (`[residency]` of the configuration): SLACKWATER_STATE_DEVICE_MB
+(unset: states are unmanaged), SLACKWATER_STATE_HOST_MB (default: half of the machine's memory) and
+SLACKWATER_STATE_DISK_MB for spilled states (default: none).
 """
 
 import contextlib
@@ -36,18 +32,14 @@ MOVED = "moved-"  # begins the names of states that came from another node
 
 @dataclass(frozen=True, slots=True)
 class NodeStates:
-    """The node's state manager, if there is one, and what workers must have in their environment to
-    reach it.
-    """
+    """The node's state manager, if any, and the environment that workers need to reach it."""
 
     manager: "StateManager | None" = None
     environment: Mapping[str, str] = field(default_factory=dict)
     expected: dict[str, str] = field(default_factory=dict)  # models that come, by the secret
 
     def prefetch(self, models: list[str], holding: list[str]) -> None:
-        """What these models' trainers compute on next, and which of them are in the middle of a
-        phase.
-        """
+        """Which models run next, and which are in the middle of a phase."""
         if self.manager is not None:
             self.manager.prefetch_models(models, holding)
 
@@ -61,9 +53,7 @@ class NodeStates:
 
     @contextlib.contextmanager
     def taking(self, host: Callable[[], str], *, encrypted: bool) -> Iterator[StatePlace | None]:
-        """Take states from other nodes at an address of the host; none where there is no
-        manager.
-        """
+        """Accept states from other nodes; yields None without a manager."""
         if self.manager is None:
             yield None
             return
@@ -78,9 +68,7 @@ class NodeStates:
             server.close()
 
     def send(self, model: str, to: StatePlace, secret: str) -> str:
-        """Send a worker's state of the model to another node; why that did not go, if it
-        did not.
-        """
+        """Send a model's state to another node; returns why it failed, or ""."""
         from slackwater.state.migration import migrate
 
         found = None if self.manager is None else self.manager.held(f"{model}@")

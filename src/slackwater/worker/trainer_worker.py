@@ -1,6 +1,4 @@
-"""The trainer process: takes one operation at a time for any of its models, and reports how it
-ended.
-"""
+"""The trainer process: runs one operation at a time for any of its models."""
 
 import contextlib
 import logging
@@ -102,9 +100,7 @@ class TrainerWorker:
         self._connection.send(messages.encode(done))
 
     def _failure(self, message: messages.TrainerOp, error: Exception) -> messages.OpFailed:
-        """Refusals leave the state as it was; so does a disk that is full. After anything else it
-        is dropped.
-        """
+        """Refusals and full disks leave the state intact; after anything else it is dropped."""
         if isinstance(error, SlackwaterError) and not isinstance(error, UnavailableError):
             return messages.OpFailed(message.op, str(error), "user", state_lost=False)
         logger.exception("operation failed kind=%s model=%s", type(message).__name__, message.model)
@@ -130,9 +126,7 @@ class TrainerWorker:
         self._trainers[model] = trainer
 
     def _on_device(self, message: messages.TrainerOp) -> contextlib.AbstractContextManager[None]:
-        """Where the node has a state manager: the model's state is on the device, and another's has
-        made room for it.
-        """
+        """With a state manager: bring the model's state to the device, evicting others."""
         if self._resident is None:
             return contextlib.nullcontext()
         seq = message.seq if isinstance(message, _NUMBERED) else None

@@ -1,7 +1,6 @@
-"""How a worker comes to weight versions: over its node's relay by the way that the weight director
-says, or from the durable store.
+"""Pulls weight versions over the node's relay as routed, or from the durable store.
 
-The durable store is the truth: whatever the relay cannot give is pulled from it.
+The durable store is authoritative: whatever the relay cannot deliver comes from there.
 """
 
 import argparse
@@ -33,9 +32,7 @@ _MEMORY_BYTES = 1 << 40  # what a puller receives into is the version's own memo
 
 @dataclass(frozen=True, slots=True)
 class HostVersionCopy:
-    """A version in host memory, or an adapter on the device, not to be changed; `kept` if a copy
-    stays for later deltas.
-    """
+    """A read-only version on the host (an adapter: on the device); `kept` for later deltas."""
 
     tensors: Mapping[str, Tensor]
     meta: Mapping[str, Any]
@@ -43,11 +40,9 @@ class HostVersionCopy:
 
 
 class WeightLane:
-    """One worker's pulls, one at a time. Without a `relay` everything comes from the store,
-    adapters straight to the `device`.
+    """One worker's pulls, one at a time; without a `relay` everything comes from the store.
 
-    `beside`: what comes over the relay is pulled in a process of its own, so that steps of this one
-    wait for nothing of it.
+    `beside`: relay pulls run in a process of their own, so that steps here never wait for them.
     """
 
     def __init__(

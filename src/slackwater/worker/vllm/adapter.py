@@ -1,11 +1,10 @@
-"""The adapter process: a vLLM server on one side, an engine instance to the control plane on the
-other.
+"""The vLLM adapter: a vLLM server that is an ordinary engine instance to the control plane.
 
     python -m slackwater.worker.vllm.adapter --connect HOST:PORT --worker NAME --files FILES
         --model DIR --base NAME --base-version VERSION  (--url http://HOST:PORT | --vllm PROGRAM)
 
-With `--url` it joins a server that runs already (started with VLLM_SERVER_DEV_MODE=1); with
-`--vllm` it starts and stops one of its own.
+With `--url` it joins a running server (started with VLLM_SERVER_DEV_MODE=1); with `--vllm` it
+starts and stops its own.
 """
 
 import argparse

@@ -1,6 +1,4 @@
-"""The HTTP API of a vLLM server, as much as an instance needs: stream, score, abort, load
-weights.
-"""
+"""The parts of vLLM's HTTP API that an instance needs: stream, score, abort, load weights."""
 
 import re
 from collections.abc import AsyncIterator
@@ -22,9 +20,7 @@ _BLOCK_SIZE = re.compile(r'vllm:cache_config_info\{[^}]*block_size="(\d+)"')
 
 @dataclass(frozen=True, slots=True)
 class VllmTokens:
-    """One or more new tokens of a request; `top` has a row per token, empty where none were
-    asked.
-    """
+    """New tokens of a request; `top` has a row per token, empty if none were requested."""
 
     tokens: list[int]
     logprobs: list[float]
@@ -33,9 +29,7 @@ class VllmTokens:
 
 
 class VllmApi:
-    """One server. Refusals of a request raise ConfigError, troubles of the server
-    UnavailableError.
-    """
+    """One server; ConfigError if it refuses a request, UnavailableError if it fails."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self._session = session
@@ -71,9 +65,7 @@ class VllmApi:
     async def stream(
         self, name: str, tokens: list[int], sampling: Sampling, sampled_before: int
     ) -> AsyncIterator[VllmTokens]:
-        """Continue `tokens`, of which the last `sampled_before` count against the
-        sampling's limit.
-        """
+        """Continue `tokens`; the last `sampled_before` count against the sampling limit."""
         room = self.max_context_tokens - len(tokens)
         if room <= 0:
             raise ConfigError.of(
@@ -117,9 +109,7 @@ class VllmApi:
     async def score(
         self, tokens: list[int], topk: int
     ) -> tuple[list[float | None], list[list[tuple[int, float]] | None]]:
-        """Log-probs of a prompt's tokens, None for the first, and the `topk` likeliest of each
-        place.
-        """
+        """Log-probs of a prompt's tokens (None for the first) and the `topk` likeliest each."""
         body = {
             "model": self.model,
             "prompt": tokens,
@@ -169,8 +159,8 @@ class VllmApi:
 
 
 def _shape(sampling: Sampling, sampled_before: int) -> dict[str, Any]:
-    """The wishes that change logits. What looks back at generated tokens cannot go on here: vLLM
-    would take them for the prompt's.
+    """Options that shape logits. vLLM would take generated tokens for the prompt's, so what looks
+    back at them cannot be continued.
     """
     if sampled_before and sampling.looks_back:
         raise RefusedError(
@@ -209,9 +199,7 @@ def _structured(grammar: Grammar) -> dict[str, Any]:
 
 
 def stream_seed(seed: int, position: int) -> int:
-    """A seed for the rest of a turn: the first part's own would repeat the draws of its
-    beginning.
-    """
+    """A seed for the rest of a turn: the original would repeat its first draws."""
     if position == 0:
         return seed & _SEED_MASK
     mixed = (seed + position * 0x9E3779B97F4A7C15) & ((1 << 64) - 1)

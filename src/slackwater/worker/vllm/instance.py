@@ -1,9 +1,7 @@
-"""Turns on a vLLM server. The server holds one set of weights at a time: turns are run version by
-version.
+"""Turns on a vLLM server, which holds one set of weights: turns run version by version.
 
-What it cannot do, and the nearest thing to it: a moved turn is continued by prefilling its prompt
-and tokens with a seed of its own for the rest, since the server cannot go on at a position of a
-random stream.
+A moved turn continues by prefilling prompt and tokens with a new seed, since the server cannot
+resume at a position of a random stream.
 """
 
 import asyncio

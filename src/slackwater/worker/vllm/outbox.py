@@ -1,6 +1,4 @@
-"""What a vLLM server's many streams gave, gathered into one frame a moment, as an engine step's
-tokens are.
-"""
+"""Gathers the tokens of many vLLM streams into one frame, like an engine step's."""
 
 import asyncio
 from collections.abc import Callable

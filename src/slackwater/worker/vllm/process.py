@@ -29,8 +29,8 @@ def free_port() -> int:
 async def serving(
     program: Path, model: Path, port: int, device: str, kv_mb: int, extra: list[str]
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run the server until the block ends. Log-probs are of the distribution sampled from; `kv_mb`
-    counts on a CPU.
+    """Run a server inside the block; log-probs are of the sampled distribution; `kv_mb` is for
+    CPUs.
     """
     dtype = "float32" if device == "cpu" else "auto"
     command = [str(program), "serve", str(model), "--host", "127.0.0.1", "--port", str(port)]

@@ -1,9 +1,7 @@
-"""Weight versions as directories that a vLLM server can load: whole weights, or an adapter merged
-into the base.
+"""Weight versions as directories that vLLM loads: whole weights, or an adapter merged in.
 
-Hazard: when vLLM reloads weights in place, an output head that is tied to the embedding keeps its
-OLD weights, without an error (0.32, CPU). So a tied model is always written, and must be served,
-with a head of its own.
+Hazard: when vLLM reloads weights in place, an output head tied to the embedding keeps its OLD
+weights without an error (0.32, CPU). So a tied model is always written and served untied.
 """
 
 import json
@@ -32,9 +30,7 @@ def is_tied(model: Path) -> bool:
 
 
 def require_own_head(served: Path, model: Path) -> None:
-    """Refuse a server whose weights could not be replaced. `served` is what it says that it
-    serves.
-    """
+    """Refuse a server whose weights could not be replaced; `served` is what it reports."""
     if is_tied(model) and (not (served / "config.json").is_file() or is_tied(served)):
         raise ConfigError.of(
             "vLLM server: model",
@@ -45,9 +41,7 @@ def require_own_head(served: Path, model: Path) -> None:
 
 
 class VersionDirectories:
-    """One directory per version under `folder`; the base's is the model itself unless that
-    is tied.
-    """
+    """One directory per version under `folder`; the base's is the model itself unless tied."""
 
     def __init__(self, lane: WeightLane, model: Path, base_version: str, folder: Path) -> None:
         self._lane = lane
@@ -67,11 +61,7 @@ class VersionDirectories:
         return found
 
     def pull(self, version: str, way: Sequence[Payload] = (), *, keep: bool = False) -> bool:
-        """Make the version's directory, which is there whole or not at all; whether a copy is kept
-        for later deltas.
-
-        Deltas change the copy in host memory; the server reloads from the directory.
-        """
+        """Make the version's directory atomically; whether a host copy is kept for deltas."""
         if version in self._held:
             return False
         taken = self._lane.take(version, way, keep=keep)
