@@ -1,3 +1,1 @@
-"""Running actions: environments, their limits, the processes in them, and what holds those
-together.
-"""
+"""Runs actions: environments, limits, processes, and what confines them."""

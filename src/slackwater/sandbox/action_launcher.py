@@ -1,18 +1,15 @@
-"""A small process that lives in a control group and starts the actions there.
+"""A launcher process that lives in a control group and starts actions there.
 
-Moving a process into a control group can take the kernel ten milliseconds and more (it waits until
-every processor has passed a quiet state); being born in one takes nothing. So a keeper sits in the
-group. It makes itself what an action shall be (its namespaces, limits and user), has the program
-started without a copy of its own memory (`posix_spawn`), and becomes itself again: what takes a
-forked copy of an interpreter three milliseconds takes a fraction of one.
+Moving a process into a control group can take the kernel ten milliseconds (it waits for every
+processor to pass a quiet state); being born in one takes nothing. So a launcher sits in the group.
+It takes on an action's namespaces, limits and user, spawns the program without copying its own
+memory (`posix_spawn`), and reverts: a fraction of a millisecond instead of three for a fork.
 
-As root a keeper also has a network of its own, which all its actions have after each other: to make
-and take down one for every action costs as much again, since the kernel does not make one while it
-takes one down.
+As root a launcher also has a network namespace that its actions use one after the other: making and
+removing one per action costs as much again.
 
-It is the parent of what it starts, and says how that ended as soon as it has; the supervisor knows
-it by a descriptor, since its number may be somebody else's by then. When the supervisor goes, it
-kills everybody in its group and goes too.
+It is the parent of what it starts and reports exits; the supervisor holds a pidfd, since a pid may
+be reused. When the supervisor dies, it kills everything in its group and exits.
 """
 
 import contextlib
@@ -61,9 +58,7 @@ _DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGXFS
 
 
 class ActionLauncher:
-    """The supervisor's end of it. With `own_network` its actions have a network without a
-    way out.
-    """
+    """The supervisor's end. With `own_network` its actions have a network with no way out."""
 
     def __init__(self, join_files: Sequence[str], *, own_network: bool) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -110,9 +105,7 @@ class ActionLauncher:
         return own.child(pid, self._reaped, began_s, pidfds[0])
 
     def _reaped(self, pid: int) -> ProcessExit:
-        """How it ended; asked for when it has. If the keeper has gone, its children are the
-        supervisor's.
-        """
+        """How it ended. If the launcher has died, its children are the supervisor's."""
         try:
             return ProcessExit(*_ENDED.unpack(whole(self._socket, _ENDED.size)))
         except (OSError, UnavailableError):
@@ -259,17 +252,14 @@ class _Life:
             self._be_spared("-900")
 
     def _filter(self) -> None:
-        """For good, and for this process too. All actions of a supervisor have one backend, so
-        nothing that it starts later needs what is refused now."""
+        """Filter this process for good: all actions of a supervisor have the same backend."""
         if os.getuid() == 0:
             linux.drop_capabilities()
         linux.filter_calls(filter_program(enters=self._own_network))
         self._filtered = True
 
     def _enter(self, held: Mapping[int, int]) -> None:
-        """Be in these namespaces, and for the rest at home. The mounts come last: before them,
-        files are ours.
-        """
+        """Enter these namespaces and otherwise return home; mounts last, they hide our files."""
         for kind, home in self._homes.items():
             if kind in held:
                 linux.enter(held[kind], kind)
@@ -279,25 +269,19 @@ class _Life:
                 self._away.discard(kind)
 
     def _prepare(self) -> None:
-        """Home first: whoever is last in a namespace takes it down, and an action would wait for
-        that.
-        """
+        """Home first: the last process in a namespace removes it, which takes time."""
         self._enter({})
         if self._own_network:
             linux.unshare(linux.CLONE_NEWIPC)
         os.sched_setaffinity(0, self._cores)
 
     def _be_spared(self, score: str) -> None:
-        """Whether the kernel takes this process, and what it starts, first or last when memory is
-        short; only root may ask for last.
-        """
+        """Set the OOM score of this process and what it starts; only root may lower it."""
         with contextlib.suppress(OSError):
             os.pwrite(self._oom_score, score.encode(), 0)
 
     def _end_everybody(self) -> None:
-        """Again and again until nobody is left, since a process may fork while it is being looked
-        for.
-        """
+        """Repeat until nobody is left: a process may fork while we look for it."""
         deadline_s = time.monotonic() + _KILL_WITHIN_S
         while time.monotonic() < deadline_s:
             left = self._inside() - {os.getpid()}
@@ -308,8 +292,8 @@ class _Life:
             time.sleep(0.001)
 
     def _inside(self) -> set[int]:
-        """Hazard: a file that was read before may say again what it said then, so it is opened
-        anew; by its folder, since the mounts may be an environment's.
+        """Hazard: an open procs file may repeat stale content, so open it anew, relative to the
+        group's folder, since the mounts may be an environment's.
         """
         file = os.open("cgroup.procs", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._group)
         try:
@@ -319,9 +303,7 @@ class _Life:
 
 
 class _Order(NamedTuple):
-    """A launch as a keeper gets it; descriptors come beside it: three of the pipes, then those to
-    enter.
-    """
+    """A launch on the wire; descriptors travel beside it: three pipes, then namespaces to enter."""
 
     argv: list[str]
     variables: dict[str, str]

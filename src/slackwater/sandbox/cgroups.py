@@ -23,9 +23,7 @@ _CONTROLLERS = ("cpuset", "memory", "pids")
 
 @dataclass(frozen=True, slots=True)
 class CgroupLayout:
-    """Where one version of control groups keeps what we turn; a folder per controller, or one for
-    all.
-    """
+    """Where one version of control groups keeps its files; a folder per controller, or one."""
 
     name: str
     cores: str
@@ -72,9 +70,7 @@ def _write(file: Path, value: object) -> None:
 
 
 def _read_anew(file: str) -> bytes:
-    """Hazard: who is in a group of version 1 must be asked with a file that was just opened; one
-    that was read before says again what it said, for a second.
-    """
+    """Hazard: a v1 procs file that was read before repeats stale content for a second."""
     descriptor = os.open(file, os.O_RDONLY)
     try:
         return os.read(descriptor, 1 << 16)
@@ -83,9 +79,7 @@ def _read_anew(file: str) -> bytes:
 
 
 class _Dial:
-    """A counter of the kernel's that is read for every action, so it stays open; what is read is as
-    of then.
-    """
+    """A kernel counter that is read for every action, so its file stays open."""
 
     def __init__(self, file: Path) -> None:
         self._descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
@@ -98,9 +92,7 @@ class _Dial:
 
 
 class CgroupFence:
-    """One control group (in version 1: one for each controller), with a keeper in it; one action at
-    a time.
-    """
+    """One control group (v1: one per controller) with a launcher in it; one action at a time."""
 
     def __init__(
         self, knobs: CgroupLayout, folders: Mapping[str, Path], *, own_network: bool
@@ -174,9 +166,7 @@ class CgroupFence:
         return sorted(found - self.own())
 
     def kill_all(self) -> None:
-        """Again and again until nobody is left, since a process may fork while it is being looked
-        for.
-        """
+        """Repeat until nobody is left: a process may fork while we look for it."""
         inside = self._inside()
         deadline_s = time.monotonic() + _KILL_WITHIN_S
         while inside and time.monotonic() < deadline_s:
@@ -195,9 +185,7 @@ class CgroupFence:
         return 0.0
 
     def prepare(self) -> None:
-        """Between actions: the next process is made ready. The cores stay as they are, since most
-        often the next action has the same, and to change them takes as long as to start a program.
-        """
+        """Prepare the next process; cores stay, since changing them is slow and rarely needed."""
         if self._keeper is not None:
             try:
                 self._keeper.prepare()
@@ -326,9 +314,7 @@ def _v2_ready(parent: Path) -> bool:
 
 
 def choose_fences(name: str, root: Path = ROOT) -> tuple[Fences, str]:
-    """The strongest way that works here, and why the stronger ones do not. `name` is the
-    supervisor's own.
-    """
+    """The strongest fences that work here, and why stronger ones do not."""
     why: list[str] = []
     for parent in _v2_parents(root):
         if _v2_ready(parent):

@@ -42,8 +42,9 @@ def choose(
     *,
     allowed: Sequence[str] = (),
 ) -> ChosenBackend:
-    """`name` is the supervisor's own on this machine; `auto` takes bubblewrap where it runs;
-    `image` is docker's; `allowed` are the addresses that actions with a network may reach.
+    """Choose backend, fences and snapshots; `auto` prefers bubblewrap; `image` is docker's.
+
+    `name` is unique on this machine; `allowed` are the addresses that actions with a network reach.
     """
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", name):
         raise ConfigError.of("sandbox: name", name, "must be letters, digits, . _ -")
@@ -153,9 +154,7 @@ def why_no_isolation(backend: str) -> str | None:
 
 
 def keep_mounts_private() -> None:
-    """As root: mounts of this process are nobody else's, and go when it and its children
-    have gone.
-    """
+    """As root: make this process's mounts private, so that they vanish with its children."""
     if os.getuid() == 0:
         linux.unshare(linux.CLONE_NEWNS)
         linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)

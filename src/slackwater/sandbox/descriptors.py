@@ -13,9 +13,7 @@ _BYTES = array.array("i").itemsize
 
 
 def received(ends: socket.socket, length: int) -> tuple[bytes, list[int]]:
-    """Bytes, and descriptors that no program which is started inherits (`socket.recv_fds` cannot be
-    asked for such).
-    """
+    """Bytes and close-on-exec descriptors, which `socket.recv_fds` cannot request."""
     room = socket.CMSG_SPACE(_MOST * _BYTES)
     body, beside, _, _ = ends.recvmsg(length, room, socket.MSG_CMSG_CLOEXEC)
     found = array.array("i")

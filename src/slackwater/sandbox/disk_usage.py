@@ -1,8 +1,6 @@
-"""How much disk an environment takes: its folders, and the deleted files that its processes still
-have.
+"""Disk usage of an environment: its folders, and deleted files that its processes hold open.
 
-A deleted file is found through the processes: by their open descriptors, and by what they have
-mapped. Files in memory count as memory and are left out.
+Deleted files are found by open descriptors and mappings. Files in memory count as memory.
 """
 
 import contextlib
@@ -28,9 +26,9 @@ def disk_bytes(
     first: Sequence[int],
     enough: int,
 ) -> int:
-    """The bytes on disk of an environment in its `folders`; stops counting past `enough`.
+    """Bytes on disk of `folders`; stops counting past `enough`.
 
-    Its processes are those of its `user` or, without one, those below the processes `first`.
+    Its processes are those of `user` or, without one, those below the processes `first`.
     """
     total = 0
     # An overlay's files may have its number, or that of the disk below.

@@ -1,9 +1,8 @@
-"""An HTTP proxy that reaches the operator's allowed addresses, and no others.
+"""An HTTP proxy that reaches only the operator's allowed addresses.
 
-It speaks `CONNECT` (for TLS) and plain HTTP, as `https_proxy` and `http_proxy` ask of it. It
-resolves names itself and connects to the address that it has checked: an allowed name never leads
-to this machine's loopback or to a link-local address, such as a cloud's metadata service, whatever
-the name server says. An operator who wants such an address writes it as an address.
+It serves `CONNECT` and plain HTTP. It resolves names itself and connects to the address it has
+checked: an allowed name never leads to loopback or link-local addresses (such as a cloud's metadata
+service), whatever DNS says. An operator who wants such an address lists it literally.
 """
 
 import contextlib

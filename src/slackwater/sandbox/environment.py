@@ -1,6 +1,4 @@
-"""A trajectory's own place: folders that live between its actions, and a user of its own where it
-can have one.
-"""
+"""A trajectory's environment: folders that persist between its actions, and its own user."""
 
 import sys
 from collections.abc import Mapping
@@ -12,11 +10,10 @@ from slackwater.sandbox.file_workers import FileTask, TaskOutcome
 
 @dataclass(slots=True)
 class DiskUse:
-    """What is known of an environment's size. `measured`: of how many bytes, as of some moment
-    before now.
+    """An environment's disk usage: `measured` bytes as of a recent moment.
 
-    `stale`: something has run in it since. `fault` says why it cannot be measured; it counts as too
-    large then.
+    `stale`: something has run since. `fault`: why it cannot be measured; it then counts as too
+    large.
     """
 
     measured: int = 0
@@ -46,13 +43,11 @@ class DiskUse:
 
 @dataclass(slots=True, eq=False)
 class Environment:
-    """`view` is what an action sees as its home, `tmp` its temporary files; `own` are the folders
-    with its changes.
+    """`view` is an action's home, `tmp` its temporary folder, `own` the folders with its changes.
 
-    Between actions it has no process and holds no core. `note` is what its owner wants to find with
-    it later. `furnishing` is the work on its files until it can be used, `copying` that on its
-    snapshots by name. `readiness` is what the supervisor waits to read from before an action can
-    enter it, until `ready_by_s`.
+    Between actions it has no process and holds no core. `note` is its owner's record. `furnishing`
+    is the file work before it is usable, `copying` the snapshots in progress by name. `readiness`
+    becomes readable when an action can enter; the supervisor waits for it until `ready_by_s`.
     """
 
     name: str

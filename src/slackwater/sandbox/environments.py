@@ -1,8 +1,7 @@
-"""The environments of a supervisor: opened, kept over a restart, copied, closed.
+"""A supervisor's environments: open, adopt after a restart, snapshot, close.
 
-What their owners filled is touched by file workers alone (`file_workers.py`); here folders of our
-own are made, renamed and mounted, and outcomes are heard of. An environment that only needs empty
-folders is open at once.
+Only file workers (`file_workers.py`) touch tenants' files; here we create, rename and mount our own
+folders and handle outcomes. An environment with empty folders opens at once.
 """
 
 import contextlib
@@ -78,9 +77,7 @@ class Environments:
     def open(
         self, name: str, snapshot: str | None, files: Mapping[str, bytes], note: Note | None
     ) -> None:
-        """Make an environment; an error says at once what can be known at once, a report
-        the rest.
-        """
+        """Create an environment; raises what is known at once, reports the rest."""
         check_environment_name("environment", name)
         check_file_names(files)
         if name in self._all:
@@ -147,9 +144,9 @@ class Environments:
 
     # ---- keeping ----
     def adopt(self, wait: Callable[[Callable[[], bool], float], None]) -> dict[str, Note]:
-        """Take over what a supervisor before this one kept here; the notes by name.
+        """Adopt what an earlier supervisor kept; returns the notes by name.
 
-        `wait` lets file workers go on until something is so, for so many seconds.
+        `wait` runs file workers until a condition holds, for so many seconds.
         """
         for path in self._snapshots.left_partial():
             self._quarantine.take(path)
@@ -213,8 +210,7 @@ class Environments:
 
     # ---- snapshots ----
     def snapshot(self, environment: str, name: str, most_bytes: int | None = None) -> None:
-        """Keep what the environment has now, for others to begin from; a report says when it is
-        there."""
+        """Snapshot an environment for others to start from; a report follows."""
         found = self.find(environment)
         partial = self._snapshots.partial(name)
         if found.furnishing is not None:
@@ -247,9 +243,7 @@ class Environments:
 
     # ---- closing ----
     def remove(self, environment: Environment, reason: str = "") -> None:
-        """Let go of an environment and have its files deleted; `reason` says what was wrong with
-        it.
-        """
+        """Release an environment and delete its files; `reason` says what was wrong with it."""
         if self._all.get(environment.name) is environment:
             del self._all[environment.name]
         if environment.furnishing is not None:

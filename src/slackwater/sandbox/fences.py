@@ -1,8 +1,6 @@
-"""What holds an action's processes together: which cores they have, how much memory, how many they
-may be.
+"""Fences confine an action's processes: cores, memory, number of processes.
 
-One port and three ways, chosen once at start: control groups of version 2, of version 1, or (where
-none can be written to) core pinning and resource limits of the processes themselves.
+Chosen once at start: control groups v2, v1, or (if neither is writable) pinning and rlimits.
 """
 
 import os
@@ -65,8 +63,7 @@ class Fences(Protocol):
 
 
 class PinnedFence:
-    """Core pinning and resource limits. Whoever is inside is known by its user, by its process
-    namespace, or by the reaper above it; never by what it says of itself."""
+    """Pinning and rlimits. Members are known by user, pid namespace or reaper, never by claim."""
 
     def __init__(self, environment: str, user: int | None, live: "set[PinnedFence]") -> None:
         self._environment = environment
@@ -88,8 +85,7 @@ class PinnedFence:
         return self._child
 
     def kill_all(self) -> None:
-        """A neighbour in the same environment may have the same user: then only the last to end
-        takes what they left with it."""
+        """Neighbours may share the user: only the last one to end kills what they left."""
         child = self._child
         if child is None:
             return

@@ -1,10 +1,7 @@
-"""Processes that do the file work of environments, so that none of it can hold up or end the
-supervisor.
+"""File-worker processes do environments' file work, so that it cannot block the supervisor.
 
-A few small processes, forked when they are needed and kept for the next task: to hand over a task
-costs a tenth of a millisecond, to fork one several. Each has a task at a time and a deadline for
-it. Who misses its deadline, or dies, is killed and replaced, and the task has failed; nothing else
-notices.
+They are forked on demand and reused: handing over a task costs 0.1 ms, a fork several. Each runs
+one task with a deadline; one that misses it or dies is replaced, and only its task fails.
 """
 
 import contextlib
@@ -41,9 +38,7 @@ _LENGTH = struct.Struct("<q")
 
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
-    """What came of a task. `hostile`: it failed because of what is in the folders, not for want of
-    something.
-    """
+    """A task's outcome; `hostile` if the folders' content caused the failure."""
 
     value: Any = None
     error: str | None = None
@@ -52,9 +47,7 @@ class TaskOutcome:
 
 @dataclass(slots=True, eq=False)
 class FileTask:
-    """One thing to do, of one environment. `done` hears of its outcome once, unless it is
-    cancelled.
-    """
+    """One task of one environment; `done` is called once, unless it is cancelled."""
 
     kind: str
     arguments: Arguments
@@ -211,9 +204,7 @@ class FileWorkers:
         return worker
 
     def _drop(self, worker: _Worker) -> None:
-        """End one; it may take its time to die, in the middle of a call, so nobody waits for it
-        here.
-        """
+        """Kill a worker without waiting: it may take a while to die inside a system call."""
         if worker not in self._workers:
             return
         self._workers.remove(worker)

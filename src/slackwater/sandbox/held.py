@@ -1,8 +1,7 @@
-"""Namespaces that are made once for an environment and entered by each of its actions.
+"""Namespaces made once per environment and entered by each of its actions.
 
-To make mounts takes milliseconds, to enter them microseconds. Mounts live as long as somebody has
-them open; a process namespace needs a process that lives in it, so it has a holder. All of it is
-root's.
+Making mounts takes milliseconds, entering them microseconds. Mounts live while open; a pid
+namespace needs a process that lives in it. All of it needs root.
 """
 
 import contextlib
@@ -44,9 +43,7 @@ def _heard(descriptor: int) -> bytes:
 
 
 class _Helper:
-    """A child that may be gone and reaped by others when its end is asked for; its number may be
-    somebody else's then.
-    """
+    """A child by pidfd: it may be gone and reaped when we end it, and its pid reused."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -71,9 +68,7 @@ class _Helper:
 
 
 class HeldMounts:
-    """Mounts without a process: they are asked for at once, and waited for when they are first
-    entered.
-    """
+    """Mounts without a process, requested at once and awaited on first entry."""
 
     def __init__(self, mounts: Mounts, maker: MountMaker) -> None:
         self._mounts = mounts
@@ -99,9 +94,7 @@ class HeldMounts:
 
 @dataclass(slots=True)
 class _Starting:
-    """bwrap, started; `info` will say which process is the first inside, `ready` that all is set
-    up.
-    """
+    """A starting bwrap; `info` tells the first process inside, `ready` that it is set up."""
 
     info: int
     ready: int
@@ -113,12 +106,11 @@ class _Starting:
 
 
 class HeldSandbox:
-    """All namespaces of one bubblewrap, held by a process that waits inside; `argv` is bwrap with
-    its options, `owner` the folder of the environments. It is started at once and waited for when
-    it is first entered.
+    """All namespaces of one bubblewrap, held by a process inside; awaited on first entry.
 
-    It goes when the supervisor does: bwrap dies with its parent, and what waits inside reads the
-    end of its input. If bwrap was still setting up, `end_left` ends what it left.
+    `argv` is bwrap with options, `owner` the environments' folder. It ends with the supervisor:
+    bwrap dies with its parent, and the process inside reads EOF. If bwrap was still setting up,
+    `end_left` ends the rest.
     """
 
     def __init__(self, argv: Sequence[str], owner: str) -> None:
@@ -180,8 +172,8 @@ class HeldSandbox:
         return self._starting is None and self._helper.has_ended
 
     def close(self) -> None:
-        """Have it end; `reap` waits for that. The first process inside goes first: while it is
-        being set up, bwrap's own end would leave it behind.
+        """Kill it; `reap` waits for its end. The first process inside goes first: bwrap's death
+        during setup would leave it behind.
         """
         if self._starting is not None:
             with contextlib.suppress(UnavailableError):
@@ -218,8 +210,10 @@ def _first_inside(info: int) -> int:
 
 
 def end_left(owner: str) -> None:
-    """As root, end the holders that a killed supervisor of this folder left. They are root's own:
-    no action, which has another user, can pass for one or be one."""
+    """As root, kill holders that a killed supervisor of this folder left.
+
+    They are root's own: no action, which has another user, can impersonate one.
+    """
     for pid in process_tree.owned_by(range(1)):
         if process_tree.variables(pid).get(_HOLDER) == owner:
             process_tree.kill(pid)

@@ -1,8 +1,8 @@
-"""Starting one process with its limits already on it.
+"""Starts one process with its limits already applied.
 
-Everything between fork and exec happens in the child, and what goes wrong there comes back through
-a pipe that a successful exec closes; so a started process is known to be confined, and when it
-began. The process that forks must have one thread only.
+Everything between fork and exec happens in the child, and failures come back through a pipe that a
+successful exec closes: a started process is known to be confined. The forking process must have one
+thread.
 """
 
 import contextlib
@@ -38,11 +38,10 @@ LAUNCHER_FOLDER = Path("/")
 class Launch:
     """What to run and how to confine it.
 
-    The child takes `cores` and becomes `user` (root only). Root also gives it a network of its own,
-    and lets it enter namespaces that are held for it: their descriptors by kind
-    (`linux.CLONE_NEWNS` and others). It can read each of `inputs` from a descriptor: the first from
-    3, the next from 4. One that is `filtered` has no capability, and makes no system call that
-    `system_calls` refuses.
+    The child takes `cores` and becomes `user` (root only). As root it may get its own network and
+    enter held namespaces, given as descriptors by kind (`linux.CLONE_NEWNS` and others). `inputs`
+    are readable from descriptors 3, 4 and so on. If `filtered`, it has no capabilities and cannot
+    make the calls that `system_calls` refuses.
     """
 
     argv: Sequence[str]
@@ -67,9 +66,7 @@ class ProcessExit(NamedTuple):
 
     @classmethod
     def reaped(cls, pid: int) -> "ProcessExit":
-        """Of one's own child that has ended, or will; of one that somebody reaped who was then
-        killed, no more is known.
-        """
+        """Reap our own child; if somebody else reaped it, nothing more is known."""
         try:
             _, status, used = os.wait4(pid, 0)
         except ChildProcessError:
@@ -79,9 +76,7 @@ class ProcessExit(NamedTuple):
 
 @dataclass(slots=True)
 class LaunchedProcess:
-    """A process that was started; its parent says how it ended. It has run since `began_s`,
-    monotonic.
-    """
+    """A started process, running since `began_s` (monotonic); its parent reports its end."""
 
     pid: int
     pidfd: int
@@ -198,9 +193,9 @@ def heard_from(descriptor: int, most: int = 4096) -> bytes:
 
 
 def _pid_of_second(heard: int) -> int:
-    """The process that runs the program is one that was made in a process namespace.
+    """The pid of the process made inside a pid namespace.
 
-    No more is read than says which: why it does not run may have been said behind it already.
+    Reads no further: the reason for a failure may follow in the pipe.
     """
     said = heard_from(heard, _SECOND.size)
     if len(said) == _SECOND.size and said.startswith(_SECOND_MARK):
@@ -248,9 +243,7 @@ def close_all_but(descriptor: int, first: int = FIRST_INPUT) -> None:
 
 
 def _go_on_inside(processes: int, said: int) -> None:
-    """Only a process that is made after entering is in a process namespace: make it, say which, and
-    go.
-    """
+    """Enter a pid namespace: only a process forked afterwards is in it; tell its pid and exit."""
     linux.enter(processes, linux.CLONE_NEWPID)
     pid = linux.fork_sibling()
     if pid > 0:
@@ -285,9 +278,7 @@ def _confine(launch: Launch) -> None:
 
 
 def can_have_namespaces() -> bool:
-    """Whether this process may give its children networks and mounts of their own; root in a
-    container may not.
-    """
+    """Whether children can get networks and mounts of their own; not as root in a container."""
     pid = os.fork()
     if pid == 0:
         try:

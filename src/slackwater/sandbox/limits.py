@@ -9,12 +9,11 @@ MOST = 1 << 62  # what the kernel takes as a number
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Past any of these the action is ended, with everything that it started.
+    """Exceeding any of these ends the action with everything that it started.
 
-    `disk_bytes` is of the whole environment with the deleted files that its processes still have,
-    and measured every `supervisor.LOOK_EVERY_S`; no single file grows beyond it at all. `network`
-    grants the addresses that the operator allows, through a proxy; without it there is only a
-    loopback.
+    `disk_bytes` covers the whole environment including deleted open files, measured every
+    `supervisor.LOOK_EVERY_S`; no single file exceeds it at all. `network` grants the operator's
+    allowed addresses through a proxy; without it there is only a loopback.
     """
 
     wall_s: float = 60.0
@@ -34,10 +33,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyLimits:
-    """How much a snapshot, or an environment that begins as a copy of one, may have.
-
-    `disk_bytes` are blocks on disk, `apparent_bytes` what the files would have without holes.
-    """
+    """Limits of a snapshot or a copy: blocks on disk, and `apparent_bytes` including holes."""
 
     names: int = 500_000
     disk_bytes: int = 16 << 30

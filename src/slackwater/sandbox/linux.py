@@ -121,8 +121,7 @@ def clone_file(source: int, target: int) -> None:
 
 
 def give_way(pid: int, processes: int, niceness: int = 10) -> None:
-    """Let others have a processor before this process and what it starts, as soon as they can use
-    it; where sessions are scheduled as groups, before its session.
+    """Lower the priority of a process, its children and its autogroup session.
 
     Process 0 is this one. `processes` is the machine's `/proc`, opened: an environment may have
     another one, or none.
@@ -138,17 +137,13 @@ def give_way(pid: int, processes: int, niceness: int = 10) -> None:
 
 
 def be_quick() -> None:
-    """Let this process have a processor at once when it wakes, for a tenth of a millisecond, before
-    whoever has just begun; what it starts is scheduled as usual.
-    """
+    """Run at once on wake-up for 0.1 ms, before newly started work; children are unaffected."""
     with contextlib.suppress(OSError):
         _schedule(0, _SCHED_OTHER, 0, _SHORT_SLICE_NS, _SCHED_RESET_ON_FORK)
 
 
 def _schedule(pid: int, policy: int, niceness: int, slice_ns: int, flags: int = 0) -> None:
-    """Kernels before 6.12 take no notice of the slice; there who has just begun may run on for a
-    few milliseconds.
-    """
+    """Set policy and slice; kernels before 6.12 ignore the slice."""
     number = _SYS_SCHED_SETATTR.get(os.uname().machine)
     if number is None:
         return

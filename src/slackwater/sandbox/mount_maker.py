@@ -1,9 +1,8 @@
-"""A small process that makes the mounts of environments, and takes them down.
+"""A process that makes and removes the mounts of environments.
 
-To make a process for each environment's mounts costs several milliseconds of processor time, most
-of them for the memory that it shares with its maker, at its beginning and at its end; and whoever
-lets go of mounts last waits until the kernel has taken them down. So one process stays, which takes
-on new mounts, hands out a descriptor of them, and goes back to its own.
+A process per environment costs milliseconds for its shared memory, and whoever releases mounts last
+waits for the kernel. So one process stays, enters new mounts, hands out a descriptor, and returns
+to its own.
 """
 
 import contextlib
@@ -31,9 +30,7 @@ _ANSWER_WITHIN_S = 20.0
 
 
 class MountMaker:
-    """The supervisor's end of it. The process is started when it is first needed, and again if
-    somebody killed it.
-    """
+    """The supervisor's end; the process starts on first use, and again if it was killed."""
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None

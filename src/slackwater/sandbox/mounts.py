@@ -1,6 +1,4 @@
-"""The mounts that a plain process of root's sees: temporary folders of its own, and nobody
-else's.
-"""
+"""The mounts of root's plain process: private temporary folders."""
 
 import contextlib
 import os
@@ -19,9 +17,7 @@ _COVER = f"size={COVER_BYTES}"
 
 @dataclass(frozen=True, slots=True)
 class UnreachableFolder:
-    """A folder that another user can read but not reach: `barrier` is the folder above it that bars
-    the way.
-    """
+    """A folder that other users can read but not reach, because of `barrier` above it."""
 
     barrier: Path
     folder: Path
@@ -29,9 +25,7 @@ class UnreachableFolder:
 
 @dataclass(frozen=True, slots=True)
 class Mounts:
-    """`own_tmp` lies over the machine's temporary folders; `folder` and the `shown` ones can be
-    reached.
-    """
+    """`own_tmp` covers the machine's temporary folders; `folder` and `shown` stay reachable."""
 
     folder: Path
     own_tmp: Path
@@ -47,11 +41,10 @@ class Mounts:
         return (self.folder, *(one.folder for one in self.shown))
 
     def make(self) -> None:
-        """In a process that may have mounts of its own, and from then on does.
+        """Make the mounts in this process, which then has its own mount namespace.
 
-        Folders go out of sight on the way, so they are opened first and mounted by descriptor. What
-        covers a folder that must be seen again is always fresh: in a folder of the action's own it
-        could have left a link for this to follow.
+        Folders disappear on the way, so they are opened first and mounted by descriptor. A cover
+        over a needed folder is always fresh: in its own folder an action could have left a symlink.
         """
         linux.unshare(linux.CLONE_NEWNS)
         linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
@@ -77,16 +70,12 @@ class Mounts:
 
 
 def has_any(shared: str, folders: Iterable[Path]) -> bool:
-    """Whether one of the folders is in that temporary folder of the machine, which must then be
-    covered by a fresh one.
-    """
+    """Whether this temporary folder holds one of the folders, so that it needs a fresh cover."""
     return any(folder.is_relative_to(shared) for folder in folders)
 
 
 def tmp_beside(folders: Iterable[Path]) -> str:
-    """The first of the machine's temporary folders that has none of the folders in it: there an
-    action finds its own.
-    """
+    """The first temporary folder that holds none of the folders: the action's own."""
     known = tuple(folders)
     return next((shared for shared in SHARED_TMP if not has_any(shared, known)), SHARED_TMP[0])
 

@@ -1,9 +1,7 @@
-"""Networks of environments whose actions were granted one: a loopback, and a proxy on it.
+"""Networks of environments: a loopback and a proxy on it, nothing else.
 
-Nothing else leads out. The proxy is a process outside that has the listening socket: a socket
-belongs to the network in which it was made, whoever accepts its connections. So the machine's own
-loopback, the control plane's ports and every address that the operator did not name stay out of
-reach.
+The proxy process outside holds the listening socket, which belongs to the network that it was made
+in. So the machine's loopback, the control plane's ports and unlisted addresses stay unreachable.
 """
 
 import contextlib
@@ -53,8 +51,7 @@ class _Network:
 
 
 class Networks:
-    """Those of one supervisor. They are made when an environment's first action needs one;
-    `as_root`, by root's own right, else each in a user namespace that is entered with it."""
+    """A supervisor's networks, made on first use; `as_root`, or each in its own user namespace."""
 
     def __init__(self, allowed: tuple[Endpoint, ...], *, as_root: bool) -> None:
         self._as_root = as_root

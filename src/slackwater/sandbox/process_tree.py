@@ -61,9 +61,7 @@ def kill(pid: int) -> None:
 
 
 def kill_all_of_user(user: int) -> None:
-    """SIGKILL to every process of a user at once, so that none can start another meanwhile; root
-    only.
-    """
+    """SIGKILL all processes of a user at once, so that none can fork meanwhile; root only."""
     pid = os.fork()
     if pid == 0:
         try:

@@ -1,9 +1,7 @@
-"""Where environments go to be deleted: out of sight at once, deleted by file workers, given up if
-that fails.
+"""Quarantine: folders move here in one rename and are deleted by file workers.
 
-Whoever closes an environment moves its folder here, which takes one rename whatever is in it. What
-cannot be deleted stays, with a small file beside it that says why and how often it was tried; a
-supervisor that starts here reads those files and looks at nothing else.
+What cannot be deleted stays, with a file beside it that records why and how often it was tried; a
+new supervisor reads only those files.
 """
 
 import contextlib

@@ -1,9 +1,8 @@
-"""A small process above one action, which stays the ancestor of everything that the action starts.
+"""A process above one action that stays the ancestor of everything the action starts.
 
-Without control groups, and without a user or a process namespace of its own, nothing else tells
-whose a process is: a daemon leaves its parent and its session, and sets its variables as it likes.
-It cannot leave the nearest subreaper above it. When the supervisor dies, the reaper ends everybody
-below it.
+Without control groups, an own user or a pid namespace nothing else tells whose a process is: a
+daemon leaves its parent and session, but not the nearest subreaper. When the supervisor dies, the
+reaper kills everything below it.
 """
 
 import contextlib

@@ -1,5 +1,4 @@
-"""What a supervisor reports: of an action that it began, what it printed, and how it ended; of an
-environment that it can be used, or not; of a snapshot that it is there, or not."""
+"""Reports of a supervisor on actions, environments and snapshots."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -54,9 +54,7 @@ class RunningAction:
         return True
 
     def read(self, stream: Literal["stdout", "stderr"]) -> bytes | None:
-        """What came; empty at its end, None if there is nothing now. Past the limit nothing is
-        kept.
-        """
+        """New output: b"" at its end, None if nothing is ready; excess is dropped."""
         try:
             data = os.read(getattr(self.child, stream), _PIPE_BYTES)
         except BlockingIOError:

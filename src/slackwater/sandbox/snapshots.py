@@ -1,7 +1,6 @@
-"""Prepared environments: a folder kept once, from which others begin in milliseconds.
+"""Snapshots: prepared folders from which environments start in milliseconds.
 
-Ways, tried at start: an overlay (root: the snapshot lies below, changes go on top), copies that
-share their blocks (file systems that can), plain copies. With an overlay nothing is copied at all.
+By overlay (root; copies nothing), by copies with shared blocks, or by plain copies.
 """
 
 import contextlib
@@ -32,9 +31,7 @@ class Snapshots:
         return [entry for entry in self._folder.iterdir() if entry.name[0] == "."]
 
     def partial(self, name: str) -> Path:
-        """Where a copy is made before it gets its name, which is used once: environments may stand
-        on it.
-        """
+        """Where a copy is made before it gets its name; names are never reused."""
         check_environment_name("snapshot", name)
         if (self._folder / name).exists():
             raise RefusedError(f"snapshot: {name!r} is there already; take another name")

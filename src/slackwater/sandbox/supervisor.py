@@ -1,12 +1,8 @@
-"""The resident supervisor of a node: environments, and the actions that run in them.
+"""A node's resident supervisor: environments and the actions that run in them.
 
-One thread and one loop over pipes and process descriptors; a new action costs a fork and an exec,
-not a new interpreter. It decides nothing: cores and limits come with each order, and whoever drives
-it calls `step`.
-
-An action ends when its first process has ended; whatever it left behind is killed before the
-report. No fault of one action or environment ends the loop: that one fails, with the reason in its
-report.
+One thread and one loop over pipes and pidfds. It decides nothing: cores and limits come with each
+order, and the driver calls `step`. An action ends with its first process; what it left is killed
+before the report. A failing action or environment never ends the loop: its report has the reason.
 """
 
 import contextlib
@@ -113,27 +109,23 @@ class SandboxSupervisor:
         files: Mapping[str, bytes] | None = None,
         note: Note | None = None,
     ) -> None:
-        """Make an environment, empty or out of a snapshot, with some files; one with a note is kept
-        over a restart. A report says when it is open; actions may be started in it at once, and
-        wait for that.
+        """Create an environment, empty or from a snapshot, with files; a note keeps it over
+        restarts.
+
+        Actions may be started at once and wait until the report that it is open.
         """
         self._environments.open(name, snapshot, files or {}, note)
 
     def adopt(self) -> dict[str, Note]:
-        """Take over the environments that a supervisor before this one kept here; their notes by
-        name.
-        """
+        """Adopt environments that an earlier supervisor kept; returns their notes by name."""
         return self._environments.adopt(self._wait_until)
 
     def snapshot(self, environment: str, name: str, most_bytes: int | None = None) -> None:
-        """Keep what the environment has now, for others to begin from; a report says when it is
-        kept."""
+        """Snapshot an environment for others to start from; a report follows."""
         self._environments.snapshot(environment, name, most_bytes)
 
     def close_environment(self, name: str) -> None:
-        """Take an environment away, with whatever runs in it; those actions still get their
-        report.
-        """
+        """Remove an environment and kill what runs in it; those actions still get a report."""
         environment = self._environments.find(name)
         self._refuse_waiting(environment, End.STOPPED, "its environment was closed")
         for action, running in list(self._running.items()):
@@ -144,9 +136,7 @@ class SandboxSupervisor:
         self._environments.remove(environment)
 
     def _finish_killed(self, running: RunningAction) -> None:
-        """One that was killed ends soon; if the kernel holds on to it, its report comes when it
-        lets go.
-        """
+        """Await a killed action; if the kernel holds on to it, its report comes later."""
         if select.select([running.child.pidfd], [], [], _ENDS_WITHIN_S)[0]:
             self._guarded(running, self._finish)
 
@@ -294,9 +284,7 @@ class SandboxSupervisor:
             self._turn(min(left_s, 0.1))
 
     def close(self, keep: bool = False) -> None:
-        """End everything that runs, and take environments away; with `keep`, only those without a
-        note.
-        """
+        """Stop everything and remove environments; with `keep`, only those without a note."""
         for environment in self._environments.all():
             if not keep or not environment.note:
                 self.close_environment(environment.name)
@@ -342,9 +330,7 @@ class SandboxSupervisor:
         self._selector.register(descriptor, events, partial(self._guarded, running, handle))
 
     def _guarded(self, running: RunningAction, handle: Callable[[RunningAction], None]) -> None:
-        """Do something for an action, if it is still under way; a fault is the end of that action
-        alone.
-        """
+        """Handle an event of a live action; a failure ends that action alone."""
         if self._running.get(running.order.action) is not running:
             return
         try:

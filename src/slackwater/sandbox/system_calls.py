@@ -1,9 +1,8 @@
-"""The system calls that an action may not make, as a seccomp program for the kernel.
+"""System calls that actions may not make, as a seccomp program.
 
-Actions do not need them, and several have been ways out of sandboxes: user namespaces (through
-which an ordinary process reaches kernel code that is meant for root), mounts, keyrings, `bpf`,
-`io_uring`. A refused call fails with EPERM, as it does without privileges. `clone3` has its flags
-in memory, which a filter cannot read, so it fails with ENOSYS, and C libraries then use `clone`.
+Several have been sandbox escapes: user namespaces (which expose root-only kernel code), mounts,
+keyrings, `bpf`, `io_uring`. A refused call fails with EPERM. `clone3` has its flags in memory,
+which a filter cannot read, so it fails with ENOSYS and C libraries fall back to `clone`.
 """
 
 import errno
@@ -107,10 +106,10 @@ def refused_calls(machine: Machine) -> dict[str, int]:
 
 
 def filter_program(machine: str | None = None, *, enters: bool = False) -> bytes:
-    """The kernel's form of it, for this machine unless another is named.
+    """The seccomp program for a machine (default: this one).
 
-    A process that itself `enters` namespaces for those that it starts (a keeper, which is root) may
-    go on doing so; they may not, since the kernel wants privileges for all that is left to them.
+    A launcher `enters` namespaces for what it starts; its children may not, since the kernel
+    demands privileges for the rest.
     """
     name = machine or os.uname().machine
     if name not in MACHINES:

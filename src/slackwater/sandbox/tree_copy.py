@@ -1,6 +1,4 @@
-"""Copies of whole folders: holes stay holes, blocks are shared where the file system can, and all
-is bounded.
-"""
+"""Bounded copies of folders: sparse, with shared blocks where possible."""
 
 import errno
 import os
@@ -48,9 +46,7 @@ class _Pair:
 
 @dataclass(frozen=True, slots=True)
 class TreeCopier:
-    """Copies files, folders and links. `user` owns the copies; with `for_all` anybody may change
-    them.
-    """
+    """Copies files, folders and links, owned by `user`; `for_all` makes them writable to all."""
 
     limits: CopyLimits
     user: int | None = None
@@ -138,9 +134,7 @@ class TreeCopier:
 
 
 def copy_content(old: int, new: int, size: int) -> None:
-    """The first `size` bytes of a file; what it has grown by since is not copied, holes are not
-    filled.
-    """
+    """Copy the first `size` bytes; keeps holes, ignores later growth."""
     try:
         linux.clone_file(old, new)
         return

@@ -1,9 +1,8 @@
-"""Work on folders that others filled: delete, hand over, measure.
+"""Work on folders with hostile content: delete, change owner, measure.
 
-Every step opens one name below an open folder and follows no link, so nothing outside of the tree
-is reached however its owner arranged it, also while it changes. Nothing recurs, and no path is ever
-put together: depth, length and number of names cost time, which the caller bounds, and nothing
-else.
+Every step opens one name below an open folder and follows no link, so nothing outside the tree is
+reached, even while it changes. Nothing recurses and no path is joined: depth, length and number of
+names cost only time, which the caller bounds.
 """
 
 import contextlib
@@ -38,10 +37,9 @@ class FolderLevel:
 
 
 def walk(top: int) -> "Iterator[tuple[int, os.DirEntry[str]]]":
-    """Every name below an open folder with the folder that it is in, a folder before what it
-    contains.
+    """Every name below an open folder with its parent, folders first; skips what is gone.
 
-    What cannot be opened or has gone is left out. TooDeepError if it goes deeper than `DEPTH_MOST`.
+    TooDeepError below `DEPTH_MOST`.
     """
     levels = [FolderLevel(os.dup(top), os.scandir(top))]
     try:
@@ -65,10 +63,7 @@ def walk(top: int) -> "Iterator[tuple[int, os.DirEntry[str]]]":
 
 
 def delete_tree(parent: int, name: str) -> None:
-    """Remove a folder with everything in it.
-
-    Folders in folders are moved to the top before they are emptied, so the depth never matters.
-    """
+    """Remove a folder; subfolders move to the top before they are emptied, so depth is no issue."""
     try:
         top = open_folder(name, dir_fd=parent)
     except NotADirectoryError:
@@ -132,11 +127,7 @@ def give_tree(top: int, user: int) -> None:
 
 
 def tree_bytes(top: int, enough: int) -> int:
-    """Blocks on disk of everything below, a block for each name at least; stops counting past
-    `enough`.
-
-    A file with several names is counted once.
-    """
+    """Blocks on disk below, at least one per name; hard links count once; stops past `enough`."""
     total = 0
     linked: set[tuple[int, int]] = set()
     for _, entry in walk(top):

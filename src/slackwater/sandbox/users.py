@@ -1,8 +1,7 @@
-"""Users to run environments as: numbers that belong to nobody, a block of them for each supervisor
-of the machine.
+"""Users for environments: unassigned uids, a block of them for each supervisor.
 
-Only root can give them out. Processes of different users cannot signal each other or read each
-other's files, and the kernel counts each user's processes.
+Only root can assign them. Different users cannot signal each other or read each other's files, and
+the kernel counts each user's processes.
 """
 
 import fcntl

@@ -1,7 +1,6 @@
-"""bubblewrap: namespaces of its own for every environment, and a file system in which only that can
-be written.
+"""bubblewrap: each environment has its own namespaces and can write only to its folder.
 
-The machine's programs and libraries are there to read, under their own names; the environment is at
+The machine's programs and libraries are readable under their own paths; the environment is at
 /sandbox.
 """
 
@@ -88,9 +87,11 @@ def _disabled_userns(program: str) -> list[str]:
 
 
 class BubblewrapBackend:
-    """`program` is bwrap's path; with `has_namespaces` (root) an environment's namespaces are made
-    once and held, and its network is its lane's; else every action has a bwrap of its own. `shown`
-    are further folders that actions may read, such as a toolchain; `networks` may be granted."""
+    """`program` is bwrap; `shown` are further readable folders; `networks` may be granted.
+
+    With `has_namespaces` (root) an environment's namespaces are made once and held, and its network
+    is its lane's; otherwise every action has its own bwrap.
+    """
 
     name = "bubblewrap"
     isolates = True
@@ -182,9 +183,7 @@ class BubblewrapBackend:
         )
 
     def ended(self, environment: Environment) -> None:
-        """Without root the process namespace of an action ends with it; else its fence ends what is
-        left.
-        """
+        """Without root an action's pid namespace ends with it; else its fence ends the rest."""
 
     def closed(self, environment: Environment) -> None:
         held = self._held.pop(environment.name, None)

@@ -1,10 +1,8 @@
-"""Docker by its API: a container holds an environment's namespaces, on an image's file system, and
-its actions enter them.
+"""Docker by its API: a container on an image holds the namespaces that actions enter.
 
-A command through the engine (`docker exec`) costs a hundred milliseconds and is limited as the
-container is. So the engine is asked to make and remove containers alone; actions are started in
-them as in any held sandbox, with cores and limits of their own. That takes root, and an engine on
-this machine (any that speaks Docker's API over a Unix socket, such as Podman's).
+`docker exec` costs a hundred milliseconds and shares the container's limits. So the engine only
+creates and removes containers; actions enter them like any held sandbox, with their own cores and
+limits. That takes root and a local engine with Docker's API on a Unix socket (Podman's works too).
 """
 
 import http.client
@@ -45,9 +43,7 @@ def socket_path() -> str:
 
 
 def container_body(image: str, environment: Environment, owner: str) -> dict[str, Any]:
-    """What is asked of the engine: a container that waits, with the environment's folders and no
-    rights.
-    """
+    """The API request for a waiting container with the environment's folders and no rights."""
     body: dict[str, Any] = {
         "Image": image,
         "Entrypoint": ["/bin/cat"],
@@ -187,9 +183,7 @@ class _Container:
 
 
 class DockerBackend:
-    """`root` is the folder of the environments; containers that a killed supervisor left there are
-    removed.
-    """
+    """`root` is the environments' folder; containers that a killed supervisor left are removed."""
 
     name = "docker"
     isolates = True

@@ -1,9 +1,8 @@
-"""gVisor (`runsc`): every action has a sandbox whose kernel is a program of its own.
+"""gVisor (`runsc`): every action has a sandbox with its own user-space kernel.
 
-The action's system calls reach that kernel and not the machine's. An action is described by a
-bundle as the Open Container Initiative defines it: a folder with `config.json`, which no
-environment sees.
-The view is bubblewrap's: the machine's programs to read, the environment at /sandbox.
+System calls reach that kernel, not the machine's. An action is an OCI bundle: a folder with
+`config.json` that no environment sees. The view is bubblewrap's: programs are readable, the
+environment is at /sandbox.
 """
 
 import json

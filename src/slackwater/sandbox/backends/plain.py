@@ -1,8 +1,8 @@
 """A plain process group.
 
-As root it becomes a user of the environment's own, with a network and temporary folders of its own;
-then it can write nowhere else and signal nobody else. Without root it has the rights of whoever
-runs the worker: enough for trusted code, and said so at start.
+As root it runs as the environment's own user with its own network and temporary folders, so it can
+write and signal nowhere else. Without root it has the worker's rights: for trusted code only, and
+it says so at start.
 """
 
 import resource
@@ -22,9 +22,7 @@ _WITH_NAMESPACES: frozenset[Guarantee] = frozenset(("foreign files", "network"))
 
 
 class PlainBackend:
-    """`has_users`: environments have users of their own; `has_namespaces`: actions have networks
-    and mounts.
-    """
+    """`has_users`: one user per environment; `has_namespaces`: own networks and mounts."""
 
     name = "process"
     isolates = False  # it sees the machine's files and processes, whoever runs it

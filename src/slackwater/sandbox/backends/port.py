@@ -21,9 +21,7 @@ Guarantee = Literal["foreign files", "neighbours' files", "network", "signals", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One action as the supervisor gets it; `{cores}` in the command becomes the number of
-    cores.
-    """
+    """One action; `{cores}` in the command becomes the number of cores."""
 
     action: str
     environment: str
@@ -39,8 +37,7 @@ class Order:
 
 
 class Backend(Protocol):
-    """One way to confine actions. `guarantees` is what it promises on this machine; one that
-    `isolates` runs the code of tenants who do not trust each other."""
+    """One way to confine actions, with its `guarantees`; `isolates` if tenants need no trust."""
 
     name: str
     isolates: bool
@@ -74,10 +71,7 @@ class Backend(Protocol):
 
 
 def variables(order: Order, home: str, tmp: str) -> dict[str, str]:
-    """What every action is started with; its own variables win.
-
-    ConfigError names one that cannot be passed on.
-    """
+    """The variables of every action; its own win. ConfigError names an invalid one."""
     check_command(order.command, order.variables)
     cores = str(max(len(order.cores), 1))
     path = os.pathsep.join(
@@ -97,9 +91,7 @@ def variables(order: Order, home: str, tmp: str) -> dict[str, str]:
 
 
 def hidden_pythons() -> tuple[UnreachableFolder, ...]:
-    """Where this interpreter lives, if that is in somebody's home, which other users cannot pass
-    through, or among temporary files.
-    """
+    """This interpreter's folders, if they are in a private home or a temporary folder."""
     found = []
     for folder in dict.fromkeys((Path(sys.prefix), Path(sys.base_prefix))):
         covered = (Path(shared) for shared in SHARED_TMP if has_any(shared, [folder]))
