@@ -26,9 +26,7 @@ class DirectoryWeightStore(VersionCatalog):
         *,
         durable: bool = True,
     ) -> None:
-        """Make the version visible, whole. Publishing the same again is nothing; other bytes are
-        refused.
-        """
+        """Publish a version atomically; idempotent, other bytes under the same name are refused."""
         path = self.path(version)
         if not path.is_file():
             try:

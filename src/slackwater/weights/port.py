@@ -1,8 +1,7 @@
-"""The port between those who publish weights and those who pull them.
+"""The port between publishers and pullers of weights.
 
-A version is immutable: it becomes visible when all of it is there, and the same name never means
-other weights. What travels behind the port (whole versions, exact deltas, a relay) is the
-implementation's matter.
+A version is immutable: it becomes visible when complete, and a name never changes its meaning. The
+transport (whole versions, exact deltas, a relay) is up to the implementation.
 """
 
 from __future__ import annotations
@@ -27,18 +26,14 @@ class WeightStore(Protocol):
         *,
         durable: bool = True,
     ) -> None:
-        """Make the version visible, whole. Publishing the same again is nothing; other bytes are
-        refused.
+        """Publish a version atomically; idempotent, other bytes under the same name are refused.
 
-        Without `durable` it is visible sooner, and may be lost if the machine loses its power soon
-        after.
+        Without `durable` it is visible sooner but may be lost in a power failure.
         """
         ...
 
     def pull(self, version: str, device: str = "cpu") -> dict[str, Tensor]:
-        """The version's tensors, exactly as published; NotFoundError or ConfigError leave nothing
-        behind.
-        """
+        """The version's tensors, exactly as published; errors leave nothing behind."""
         ...
 
     def manifest(self, version: str) -> TensorHeader:
@@ -50,7 +45,5 @@ class WeightStore(Protocol):
         ...
 
     def retain(self, keep: Collection[str]) -> tuple[str, ...]:
-        """Drop every version not named; returns those dropped. A pull under way is not
-        disturbed.
-        """
+        """Drop all other versions and return them; pulls in progress are not disturbed."""
         ...

@@ -1,4 +1,1 @@
-"""What changed between two versions of a tensor, to the bit.
-
-The format: docs/reference/delta-format.md.
-"""
+"""Bit-exact deltas between two versions of a tensor: docs/reference/delta-format.md."""

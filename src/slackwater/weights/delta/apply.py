@@ -23,10 +23,9 @@ _AHEAD = 32  # how many changes ahead memory is asked for
 
 
 def apply(part: Elements, data: bytes | memoryview, known_checksum: int | None = None) -> int:
-    """Make `part` what the frame in `data` says; its new checksum.
+    """Apply the frame in `data` to `part` in place; returns its new checksum.
 
-    `known_checksum` is the part's checksum if the caller has kept it: then only what changes is
-    read. Without it the whole part is read once.
+    With the part's `known_checksum` only changed elements are read, otherwise the whole part once.
     """
     return apply_frame(part, unpack(data, part.size, part.dtype.itemsize), known_checksum)
 
@@ -85,9 +84,7 @@ def _write(
 
 @compiled
 def _stepped(was: Any, value: Any, as_steps: Any) -> Any:
-    """The new element, from the old one and the value that was sent; its upper bits are to be cut
-    off.
-    """
+    """The new element from the old one and the sent value; upper bits are still to be cut."""
     if as_steps:
         sent = np.uint64(value)
         return np.uint64(was) + ((sent >> _ONE) ^ (_ZERO - (sent & _ONE)))

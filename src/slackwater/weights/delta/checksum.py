@@ -1,15 +1,13 @@
-"""The checksum of a part's bytes: 64 bits at the speed of reading memory, and kept up while a few
-elements change.
+"""A part's checksum: 64 bits at memory speed, updated as single elements change.
 
-The bytes are read as little-endian 64-bit words w, the last one filled up with zeros, in chunks of
-512. With a fixed key for each place in a chunk and an odd factor for each chunk, everything modulo
-2**64:
+The bytes are little-endian 64-bit words w, zero-padded, in chunks of 512. With a fixed key per
+place in a chunk and an odd factor per chunk, modulo 2**64:
 
     term(w, key) = w + ((low(w) + low(key)) mod 2**32) * ((high(w) + high(key)) mod 2**32)
     checksum     = mixed(number of bytes) + sum over chunks of factor(chunk) * sum of its terms
 
-It is a sum, so any order of work gives the same, and a changed word changes it by factor * (new
-term - old term). It finds damage and mistakes; it is no signature.
+It is a sum, so any order gives the same, and a changed word changes it by factor * (new term - old
+term). It detects damage and mistakes; it is no signature.
 """
 
 from typing import Any
@@ -76,9 +74,7 @@ def word_of(data: Any, place: int) -> Any:
 
 @compiled
 def range_sum(data: Any, start: int, stop: int, keys: Any) -> Any:
-    """What the bytes from `start`, which begins a chunk, to `stop` add; `stop` ends a chunk or the
-    data.
-    """
+    """The contribution of the bytes from `start` to `stop`, both at chunk edges or the end."""
     total = np.uint64(0)
     for begin in range(start, stop, CHUNK_BYTES):
         words = (min(stop - begin, CHUNK_BYTES) + 7) // 8
@@ -115,9 +111,7 @@ def _range_sum(data: Any, start: int, stop: int, keys: Any) -> Any:
 
 
 class RunningSum:
-    """The checksum of bytes that arrive range by range, each summed while it is still in
-    the cache.
-    """
+    """The checksum of bytes that arrive in ranges, each summed while it is in the cache."""
 
     def __init__(self, data: NDArray[np.uint8]) -> None:
         self._data = data
@@ -126,9 +120,7 @@ class RunningSum:
         self._usable = True
 
     def add(self, start: int, stop: int) -> None:
-        """These bytes are there. A range that does not begin a chunk, or does not end one, leaves
-        the sum to `value`.
-        """
+        """These bytes have arrived; an unaligned range leaves the sum to `value`."""
         if start % CHUNK_BYTES or (stop % CHUNK_BYTES and stop != self._data.size):
             self._usable = False
         if self._usable:
@@ -136,9 +128,7 @@ class RunningSum:
             self._left -= stop - start
 
     def value(self) -> int:
-        """The checksum of all, once all is there; read again where the ranges did not make
-        it up.
-        """
+        """The checksum of all bytes; read again if the ranges were unaligned."""
         if self._usable and self._left == 0:
             return self._total & _MASK
         return checksum(self._data)

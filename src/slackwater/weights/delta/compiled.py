@@ -92,11 +92,9 @@ SUM_WORDS = 8  # 64-bit words that one step of `keyed_sum` takes
 
 @generated
 def keyed_sum(typing: Any, data: Any, keys: Any, steps: Any) -> Any:
-    """The sum of `w + low(w + key) * high(w, key)` over `steps` times 8 words at `data` (see
-    checksum.py).
+    """The sum of `w + low(w + key) * high(w, key)` over `steps` > 0 times 8 words (checksum.py).
 
-    Written out as vectors, since the compiler makes none of a loop over addresses. `steps` is above
-    0.
+    Written as vectors, since the compiler does not vectorize a loop over addresses.
     """
     del typing, data, keys, steps
     vector = ir.VectorType(_WORD, SUM_WORDS)

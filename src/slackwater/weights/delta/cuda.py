@@ -1,9 +1,9 @@
-"""The delta codec on an NVIDIA GPU: the same frames, to the bit, as on the CPU.
+"""The delta codec on an NVIDIA GPU: bit-identical frames to the CPU's.
 
-Encoding reads both versions once, at the speed of memory: the checksum, and what changed into a few
-slots for every 4 KB. The slots are then brought together to places and values, which alone travel
-to the host, where they are coded. Where more changed than the slots hold, that tile is read again.
-Applying takes the places and values of a frame to the device and writes them block by block.
+Encoding reads both versions once: the checksum, and changes into a few slots per 4 KB. The slots
+are compacted to places and values, which alone travel to the host to be coded; a tile with more
+changes than slots is read again. Applying copies a frame's places and values to the device and
+writes them block by block.
 """
 
 from functools import cache
@@ -32,10 +32,9 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 
 def difference(old: Tensor, new: Tensor, base_checksum: int | None = None) -> DeltaFrame:
-    """The frame's content that makes `new` out of `old`: flat CUDA tensors of uint8-, int16- or
-    int32-like elements.
+    """The frame from `old` to `new`: flat CUDA tensors of 1-, 2- or 4-byte elements.
 
-    `base_checksum` is the old part's if it is known; without it the old part is read once more.
+    Without the old part's `base_checksum` the old part is read once more.
     """
     places, starts, ours, theirs, total = changes(old, new)
     item, elements = new.element_size(), new.numel()
@@ -49,9 +48,7 @@ def difference(old: Tensor, new: Tensor, base_checksum: int | None = None) -> De
 def changes(
     old: Tensor, new: Tensor
 ) -> tuple[NDArray[np.uint16], NDArray[np.int64], NDArray[Any], NDArray[Any], int]:
-    """The changed places in their blocks, where each block's begin, the new and old elements, the
-    new checksum; on the host.
-    """
+    """On the host: changed places, block starts, new and old elements, the new checksum."""
     places, starts, ours, theirs, sums = device_changes(old, new)
     kind = np.dtype(f"u{new.element_size()}")
     total = (int(sums.sum().item()) + mix(new.numel() * new.element_size())) & _MASK
@@ -135,9 +132,7 @@ def checksum(part: Tensor) -> int:
 
 
 def apply(part: Tensor, frame: DeltaFrame, known_checksum: int | None = None) -> int:
-    """Make a part on the device what the frame says, in place; its new checksum. After an error it
-    is as it was.
-    """
+    """Apply a frame to a part on the device in place; its new checksum. Errors change nothing."""
     item = _checked(part)
     if (part.numel(), item) != (frame.elements, frame.item_bytes):
         raise refused(f"it is of {frame.elements} elements, the part has {part.numel()}")
@@ -166,19 +161,16 @@ def write(
     *,
     keep: bool = True,
 ) -> None:
-    """Write a frame's values, which are on the device; with `keep` the old elements are in `values`
-    afterwards.
+    """Write a frame's values on the device; with `keep`, `values` holds the old ones afterwards.
 
-    Without it, into a copy that may be thrown away, elements are written without being read first.
+    Without `keep` (a disposable copy) elements are not read first.
     """
     code = _code(part, step=form == ValueEncoding.STEP, keep=keep)
     code("write_blocks", starts.numel() - 1, part, places, starts, values, threads=1024)
 
 
 def touch_lines(part: Tensor, lines: Tensor) -> None:
-    """Read and write these 64-byte lines of a part, whole: what memory can do at such places, for a
-    measurement.
-    """
+    """Read and write these 64-byte lines of a part: a memory benchmark."""
     threads = 4 * lines.numel()
     _code(part)("touch_lines", -(-threads // 256), part, lines, lines.numel())
 

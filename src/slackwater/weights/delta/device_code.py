@@ -15,9 +15,7 @@ _SOURCE = "device.cu"
 
 
 class DeviceCode:
-    """The kernels of `device.cu` with some constants. A tensor passes its memory's address, a
-    number goes as 64 bits.
-    """
+    """The kernels of `device.cu`; tensors are passed by address, numbers as 64 bits."""
 
     def __init__(self, device: torch.device, constants: dict[str, int]) -> None:
         torch.zeros(1, device=device)  # makes the device's context current

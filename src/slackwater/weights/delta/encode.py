@@ -81,10 +81,9 @@ def coded(
     elements: int,
     item: int,
 ) -> tuple[bytes, bytes, bytes]:
-    """The kinds, sizes and positions of changes found elsewhere: block b's places are
-    `places[starts[b]:][:counts[b]]`.
+    """Code given changes: block b's places are `places[starts[b]:][:counts[b]]`.
 
-    A block of which all is sent counts all its elements.
+    A dense block counts all its elements.
     """
     blocks = len(counts)
     kinds, sizes = np.empty(blocks, np.uint16), np.empty(blocks * 3, np.uint16)
@@ -140,10 +139,10 @@ def _compared(
     theirs: Any,
     keys: Any,
 ) -> Any:
-    """One pass over both, block by block: what changed, its coding, and its values.
+    """One pass over both versions, block by block: changes, their coding, and values.
 
-    Returns how much of `sizes`, `positions` and of the values is used, how far the checksum moved,
-    and the checksum of the new.
+    Returns the used lengths of `sizes`, `positions` and values, the checksum's change, and the new
+    checksum.
     """
     item = new.itemsize
     words = np.empty(BLOCK // 64, np.uint64)
@@ -252,9 +251,7 @@ def write_positions(
     gaps: Any,
     lengths: Any,
 ) -> Any:
-    """Choose a block's kind and write its positions; the kind, and how much of `sizes` and
-    `positions` is used.
-    """
+    """Write a block's positions in its best encoding; the kind and used lengths."""
     bitmap = (size + 7) // 8
     if size * item <= bitmap + count * item:
         return _DENSE, sized, at
@@ -304,9 +301,7 @@ def gaps_of(places: Any, count: int, gaps: Any) -> None:
 
 @compiled
 def runs_of(places: Any, count: int, gaps: Any, lengths: Any) -> Any:
-    """The unchanged elements before each run of changed ones, and the runs' lengths less one; how
-    many runs.
-    """
+    """The gap before each run of changes and the run lengths less one; the number of runs."""
     runs, after = -1, -1
     for i in range(count):
         place = places[i]

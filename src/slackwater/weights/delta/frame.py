@@ -1,9 +1,7 @@
-"""The frame of one part: a header, then streams, each as it is or compressed.
+"""The frame of one part: a header, then streams, raw or compressed.
 
-The format: docs/reference/delta-format.md.
-
-Whatever the bytes, reading allocates no more than the reader's own part calls for: every length is
-checked against the number of elements before a byte is unpacked.
+The format: docs/reference/delta-format.md. Every length is checked against the number of elements
+before a byte is unpacked, so reading allocates no more than the part needs.
 """
 
 import struct
@@ -41,9 +39,7 @@ class IndexEncoding(IntEnum):
 
 
 class ValueEncoding(IntEnum):
-    """What a value is: the new element, or its zigzagged step from the old one (both as unsigned
-    integers).
-    """
+    """A value is the new element, or its zigzag-coded step from the old one."""
 
     ELEMENT = 0
     STEP = 1
@@ -60,9 +56,7 @@ def refused(why: str) -> DeltaError:
 
 @dataclass(frozen=True, slots=True)
 class DeltaFrame:
-    """A frame's content: per-block kinds, their sizes, the positions, and the values' bytes by
-    significance.
-    """
+    """A frame: per-block kinds and sizes, positions, and the values' byte planes."""
 
     item_bytes: int
     form: ValueEncoding

@@ -1,6 +1,4 @@
-"""Which elements a frame changes, read from its streams; anything that does not fit together is
-refused.
-"""
+"""Reads which elements a frame changes; refuses inconsistent streams."""
 
 from typing import Any
 
@@ -20,10 +18,10 @@ _GAPS, _RUNS = int(IndexEncoding.GAPS), int(IndexEncoding.RUNS)
 
 
 def block_places(frame: DeltaFrame) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
-    """The changed places within their blocks, and where each block's begin.
+    """Changed places within their blocks, indexed like the values, and block starts.
 
-    `starts[b]` is the first value of block b, and the last of `starts` the number of values. The
-    places are indexed like the values; for a dense block nothing is filled in.
+    `starts[b]` is block b's first value, the last entry the number of values. Dense blocks are not
+    filled in.
     """
     kinds = np.frombuffer(frame.kinds, "<u2")
     blocks = -(-frame.elements // BLOCK)
@@ -44,9 +42,7 @@ def block_places(frame: DeltaFrame) -> tuple[NDArray[np.uint16], NDArray[np.int6
 
 @compiled
 def _counted(kinds: Any, sizes: Any, bits: Any, elements: Any, starts: Any) -> Any:
-    """Fill in where each block's values begin; how many values in all, or -1 if the streams do not
-    fit.
-    """
+    """Fill in where each block's values start; the number of values, or -1 if inconsistent."""
     end: Any = bits.size - 8
     sized: Any = 0
     at: Any = 0
@@ -81,9 +77,7 @@ def _counted(kinds: Any, sizes: Any, bits: Any, elements: Any, starts: Any) -> A
 
 @compiled
 def _gaps_size(kind: Any, sizes: Any, sized: Any) -> Any:
-    """The changes of a block of gaps and the bytes of its positions; a negative count if they do
-    not fit.
-    """
+    """Number of changes and position bytes of a gap block; a negative count if inconsistent."""
     k = np.int64((kind >> 3) & 31)
     if sized + 2 > sizes.size or k > 15:
         return np.int64(-1), np.int64(0)
@@ -93,9 +87,7 @@ def _gaps_size(kind: Any, sizes: Any, sized: Any) -> Any:
 
 @compiled
 def _run_sections(kind: Any, sizes: Any, sized: Any, at: Any) -> Any:
-    """Where the four sections of a block of runs end: low bits of gaps and of lengths, then the
-    rest of each.
-    """
+    """The ends of a run block's sections: low bits of gaps and lengths, then the rest of each."""
     k, length_k = np.int64((kind >> 3) & 31), np.int64(kind >> 8)
     runs = np.int64(sizes[sized]) + 1
     one = at + (runs * k + 7) // 8
@@ -106,9 +98,7 @@ def _run_sections(kind: Any, sizes: Any, sized: Any, at: Any) -> Any:
 
 @compiled
 def _runs_size(kind: Any, sizes: Any, sized: Any, bits: Any, at: Any) -> Any:
-    """The changes of a block of runs and the bytes of its positions; a negative count if they do
-    not fit.
-    """
+    """Number of changes and position bytes of a run block; a negative count if inconsistent."""
     bad = np.int64(-1), np.int64(0)
     if sized + 3 > sizes.size or ((kind >> 3) & 31) > 15 or (kind >> 8) > 15:
         return bad

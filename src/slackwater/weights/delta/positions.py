@@ -1,9 +1,7 @@
-"""Which elements of a block changed, in the fewest bits: a bitmap, Rice-coded gaps, or Rice-coded
-runs.
+"""Positions of changes in the fewest bits: a bitmap, Rice-coded gaps, or Rice-coded runs.
 
-Rice code of g with parameter k: the low k bits of every number, packed one after the other and
-filled up to a byte; then for every number g >> k zeros and a one, likewise packed. Bits fill a byte
-from the lowest up.
+Rice code of g with parameter k: the low k bits of all numbers, packed and padded to a byte; then
+for each number g >> k zeros and a one, likewise packed. Bits fill a byte from the lowest up.
 """
 
 from typing import Any
@@ -23,9 +21,9 @@ _ONE = np.uint64(1)
 
 @compiled
 def best_k(numbers: Any, count: Any) -> Any:
-    """A Rice parameter near the best, and the bits of the ones-and-zeros part.
+    """A near-optimal Rice parameter and the bits of its unary part.
 
-    Tried are the bit length of the mean and the two below it; the smallest of equals is taken.
+    Tries the bit length of the mean and the two below it; ties take the smallest.
     """
     total = np.int64(0)
     for i in range(count):
@@ -46,9 +44,7 @@ def best_k(numbers: Any, count: Any) -> Any:
 
 @compiled
 def write_low(numbers: Any, count: Any, k: Any, out: Any, at: Any) -> Any:
-    """Append the numbers' low bits at byte `at`; the next free byte. Up to 8 bytes beyond are
-    overwritten.
-    """
+    """Append the low bits at byte `at`; the next free byte. Overwrites up to 8 bytes beyond."""
     base, mask = np.uintp(out.ctypes.data) + np.uintp(at), (_ONE << np.uint64(k)) - _ONE
     held, bits, done = np.uint64(0), 0, 0
     for i in range(count):
@@ -65,9 +61,7 @@ def write_low(numbers: Any, count: Any, k: Any, out: Any, at: Any) -> Any:
 
 @compiled
 def write_unary(numbers: Any, count: Any, k: Any, out: Any, at: Any) -> Any:
-    """Append a one after as many zeros as each number has above its low bits; the next free
-    byte.
-    """
+    """Append the unary part of each number; the next free byte."""
     base = np.uintp(out.ctypes.data) + np.uintp(at)
     held, bits, done = np.uint64(0), 0, 0
     for i in range(count):
@@ -86,11 +80,11 @@ def write_unary(numbers: Any, count: Any, k: Any, out: Any, at: Any) -> Any:
 
 @compiled
 def read_numbers(data: Any, low: Any, unary: Any, end: Any, count: Any, k: Any, out: Any) -> Any:
-    """Read `count` numbers: low bits from byte `low` on, the rest from `unary` to `end`; whether
-    all is well.
+    """Read `count` numbers: low bits from `low`, unary part from `unary` to `end`; False if
+    invalid.
 
-    Well means: no number above 65535, every byte of the second part used, and zeros in the bits
-    that fill up either part's last byte. `data` must have 8 bytes beyond.
+    Invalid: a number above 65535, unused bytes, or non-zero padding. `data` must have 8 bytes
+    beyond.
     """
     base, mask = np.uintp(data.ctypes.data), (_ONE << np.uint64(k)) - _ONE
     lows, bit = base + np.uintp(low), 0

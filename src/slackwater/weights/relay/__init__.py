@@ -1,3 +1,1 @@
-"""Versions on their way: published in buckets, seen when complete, pulled by whoever needs them, at
-their own time.
-"""
+"""Distribution of versions: published in buckets, visible when complete, pulled on demand."""

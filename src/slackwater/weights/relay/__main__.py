@@ -1,7 +1,7 @@
-"""A relay as a process: `python -m slackwater.weights.relay --host ADDRESS --port PORT`.
+"""A relay process: `python -m slackwater.weights.relay --host ADDRESS --port PORT`.
 
-The fleet's secret comes in the environment, as workers get it. It prints its address as one JSON
-line and serves until its standard input ends or it is killed.
+The fleet's secret comes in the environment. It prints its address as one JSON line and serves until
+its standard input ends.
 """
 
 import argparse

@@ -1,6 +1,4 @@
-"""A receiver's end: brings payloads to its own shelf, from whom the relay says, and serves them to
-its neighbours.
-"""
+"""A receiver: fetches payloads from the sources that the relay chooses and serves neighbours."""
 
 import logging
 import os
@@ -33,11 +31,10 @@ T = TypeVar("T")
 
 
 class Agent:
-    """One member of a relay. Everything is taken once over whichever link the relay's policy says.
+    """One member of a relay; every payload crosses each link once, as the relay's policy says.
 
-    `streams` connections carry a payload's buckets side by side; `timeout_s` is how long a peer may
-    be silent. One that does not `serve` takes everything from the relay itself: an engine, from the
-    relay of its node.
+    `streams` connections carry a payload's buckets in parallel; `timeout_s` limits a peer's
+    silence. Without `serve` (an engine) everything comes from the relay itself.
     """
 
     def __init__(
@@ -104,11 +101,11 @@ class Agent:
         memory: Memory | None = None,
         seen: Seen | None = None,
     ) -> None:
-        """Have all of a payload on the shelf before `time.monotonic()` is `deadline_s`.
+        """Have all of a payload in the store before `time.monotonic()` reaches `deadline_s`.
 
-        A source that breaks off is left for another, and what has come stays. `memory` is the
-        caller's, bucket by bucket, to receive into; it is served from as well, so it must not be
-        changed. `seen` hears of the bytes as they come.
+        A failing source is replaced and what has arrived stays. `memory` is the caller's, per
+        bucket, to receive into; it is served too, so it must not change. `seen` is told of arriving
+        bytes.
         """
         self.shelf.note(manifest)
         self.shelf.expect(payload, True)

@@ -41,9 +41,7 @@ class PayloadReceipt:
 
     @contextmanager
     def bucket(self, number: int) -> Iterator[tuple[memoryview, ...]]:
-        """A complete bucket's memory, while the context lasts; the caller's own if it was received
-        there.
-        """
+        """A complete bucket's memory inside the context."""
         shelf = self._agent.shelf
         while True:
             try:

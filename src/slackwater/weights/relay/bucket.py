@@ -1,6 +1,6 @@
-"""Buckets' bytes: whole, or as what changed since another version.
+"""Bucket payloads: whole, or as deltas since another version.
 
-In a bucket of changes each part is a 32-bit length and a frame; length 0 means unchanged
+In a delta bucket each part is a 32-bit length and a frame; length 0 means unchanged
 (docs/reference/delta-format.md).
 """
 
@@ -31,11 +31,10 @@ MemoryOf = Callable[[int], memoryview]  # of so many bytes
 
 
 def tensor_memory(sizes: Iterable[int], memory_of: MemoryOf = anonymous) -> tuple[Bytes, ...]:
-    """Arrays of these sizes in one piece of memory, which goes with the last of them. Their places
-    in it follow from the sizes alone.
+    """Arrays of these sizes in one piece of memory; their places follow from the sizes alone.
 
-    Each is over a view of its own and no slice of one array: whoever reads a part of an array then
-    refers to that array, and counting its references tells whether anybody does.
+    Hazard: each has its own view instead of a slice of one array, so that the reference count of an
+    array tells whether anybody reads it.
     """
     sizes = list(sizes)
     starts = [0, *accumulate(size + -size % _APART for size in sizes)]
@@ -74,9 +73,7 @@ def apply_changes(
     data: memoryview,
     known: Sequence[int],
 ) -> list[int]:
-    """Apply a bucket of changes in place; the parts' new checksums. `known` are those that they
-    have now.
-    """
+    """Apply a delta bucket in place; the parts' new checksums. `known` are the current ones."""
     at, reached = 0, list(known)
     for number, part in enumerate(bucket):
         if len(data) - at < _LENGTH.size:

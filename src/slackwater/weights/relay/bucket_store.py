@@ -28,11 +28,9 @@ class BucketKey(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(slots=True, eq=False)
 class BucketSlot:
-    """A bucket's memory, in pieces; `filled` bytes of it are there. With a `descriptor` others on
-    this node may map it.
+    """A bucket's memory in pieces, `filled` so far; processes on this node map `descriptor`.
 
-    Whoever waits for more bytes than `wake_above` is woken when they are there, and not at every
-    piece before.
+    Whoever waits for more than `wake_above` bytes is woken only when they are there.
     """
 
     key: BucketKey
@@ -67,8 +65,7 @@ class BucketSlot:
 class BucketStore:
     """Slots by key and manifests by version; at most `max_bytes` of buckets.
 
-    With `shared` this user's other processes may map the memory; it is gone with this process,
-    however that ends.
+    With `shared` this user's other processes may map the memory; it vanishes with this process.
     """
 
     max_bytes: int
@@ -91,14 +88,12 @@ class BucketStore:
         views: tuple[memoryview, ...] | None = None,
         owner: object | None = None,
     ) -> BucketSlot | None:
-        """A slot to fill, from its `filled` on; None if it is complete, or if another still fills
-        it after `wait_s`.
+        """A slot to fill from its `filled` on; None if it is complete or another still fills it.
 
-        Waits up to `wait_s` for room, too: back-pressure on whoever publishes or pulls. What a
-        sender with another `tag` left behind without a seal is thrown away; but the first `owner`
-        that begins a version is its publisher until it is sealed or the owner is gone, and others'
-        bytes are refused. `views` are memory of the caller's to use, not to be changed after it is
-        filled.
+        Waits up to `wait_s` for that and for room: back-pressure on publishers and pullers.
+        Unsealed bytes of a sender with another `tag` are discarded; but the first `owner` of a
+        version is its publisher until it is sealed or the owner is gone, and others are refused.
+        `views` is caller's memory to use, which must not change once filled.
         """
         deadline_s = time.monotonic() + wait_s
         version = key.payload.version
@@ -182,9 +177,7 @@ class BucketStore:
             self._changed.notify_all()
 
     def give_up(self, version: str) -> None:
-        """Nothing of a version comes here any more: whoever waits for it is told, and
-        whoever asks.
-        """
+        """A version will not arrive any more: fail those who wait or ask for it."""
         with self._changed:
             self._given_up[version] = None
             if len(self._given_up) > _GIVEN_UP:
@@ -229,9 +222,7 @@ class BucketStore:
             return [self._slots[key].filled if key in self._slots else 0 for key in keys]
 
     def expect(self, payload: Payload, expected: bool) -> None:
-        """Say that a payload is on its way here, or no longer: readers wait for what is
-        expected.
-        """
+        """Mark a payload as on its way or not; readers wait for what is expected."""
         with self._changed:
             if expected:
                 self._given_up.pop(payload.version, None)
@@ -241,10 +232,7 @@ class BucketStore:
             self._changed.notify_all()
 
     def open(self, key: BucketKey, wait_s: float = 0.0, unexpected_s: float = 0.0) -> BucketSlot:
-        """A bucket to read; `close` it afterwards. Its memory stays until then.
-
-        Waits for it if it is expected, and `unexpected_s` for that.
-        """
+        """A bucket to read until `close`; waits for it if expected, else `unexpected_s`."""
         began_s = time.monotonic()
         deadline_s = began_s + wait_s
         with self._changed:
@@ -266,9 +254,7 @@ class BucketStore:
             self._release(slot)
 
     def wait(self, slot: BucketSlot, beyond: int, wait_s: float) -> int:
-        """How much is filled, once it is more than `beyond`; UnavailableError if nobody fills it
-        any more.
-        """
+        """The filled bytes once more than `beyond`; UnavailableError if nobody fills it."""
         deadline_s = time.monotonic() + wait_s
         with self._changed:
             while slot.filled <= beyond and not slot.complete:
@@ -282,9 +268,7 @@ class BucketStore:
 
     # ---- dropping ----
     def drop(self, payload: Payload) -> None:
-        """Forget a payload; who is reading it reads on. A version without payloads is no longer
-        visible.
-        """
+        """Drop a payload; readers continue. A version without payloads is no longer visible."""
         with self._changed:
             for key in [key for key in self._slots if key.payload == payload]:
                 slot = self._slots.pop(key)

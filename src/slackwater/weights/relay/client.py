@@ -32,9 +32,7 @@ class RelayClient:
         timeout_s: float = 60.0,
         called_off: Callable[[], bool] = lambda: False,
     ) -> None:
-        """With the secret of this node's relay; or to that of another node, which is a
-        `RelayPeer`.
-        """
+        """Connect with this node's secret, or to another node's relay as a `RelayPeer`."""
         self._socket: socket.socket
         if isinstance(secret, RelayPeer):
             self._socket = secret.dial(address, timeout_s, called_off)

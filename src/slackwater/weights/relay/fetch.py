@@ -1,6 +1,4 @@
-"""Filling a shelf from another relay: a payload's buckets side by side over several connections,
-from where they broke off.
-"""
+"""Fills a store from another relay: parallel buckets, resumed where they broke off."""
 
 import queue
 import threading
@@ -20,9 +18,7 @@ Seen = Callable[[int, int, int], None]  # of a bucket, these bytes have come: fr
 
 
 class RelayFetch:
-    """Brings payloads from one relay to a shelf. `cancel` ends what is under way, from any
-    thread.
-    """
+    """Fetches payloads from one relay; `cancel` stops it from any thread."""
 
     def __init__(
         self,
@@ -35,9 +31,7 @@ class RelayFetch:
         streams: int = 4,
         timeout_s: float = 30.0,
     ) -> None:
-        """`member` is who is meant at the address; `node` is where this shelf is; a peer may be
-        silent for `timeout_s`.
-        """
+        """`member` is the expected peer, `node` this store's; `timeout_s` limits its silence."""
         self._shelf, self._address, self._secret = shelf, address, secret
         self._member, self._node = member, node
         self._streams, self._timeout_s = streams, timeout_s
@@ -59,10 +53,9 @@ class RelayFetch:
         memory: Memory | None = None,
         seen: Seen | None = None,
     ) -> None:
-        """Fill every bucket that is not complete; `memory` is the caller's, bucket by bucket, to
-        receive into.
+        """Fetch incomplete buckets; `memory` is the caller's, per bucket, to receive into.
 
-        `seen` is called in the thread that received, before anybody else is told of the bytes.
+        `seen` is called in the receiving thread before others learn of the bytes.
         """
         waiting: queue.SimpleQueue[tuple[BucketKey, int, int]] = queue.SimpleQueue()
         sizes = manifest.sizes[payload.base]

@@ -26,9 +26,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 def host_version(
     version: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], *, own: bool = False
 ) -> HostVersion:
-    """A copy of the tensors in host memory, in the order of their names. `own`: nobody will change
-    them, so that those which are there stay.
-    """
+    """A host copy of the tensors, sorted by name; with `own`, host tensors are not copied."""
     entries: list[TensorEntry] = []
     arrays: list[Bytes] = []
     for name in sorted(tensors):
@@ -49,9 +47,7 @@ def torch_tensors(held: HostVersion, device: str = "cpu") -> dict[str, Tensor]:
 
 
 def _tensor(array: Bytes, entry: TensorEntry) -> Tensor:
-    """Most calls of Torch let go of the interpreter's lock and wait to have it again, beside steps
-    for long: for most tensors there is one that does not.
-    """
+    """Prefers a call that keeps the GIL: reacquiring it beside engine steps takes long."""
     if not len(array):
         return torch.empty(entry.shape, dtype=_DTYPES[entry.dtype])
     if entry.dtype in _PLAIN:

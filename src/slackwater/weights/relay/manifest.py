@@ -1,8 +1,6 @@
-"""What a version is on its way: its tensors cut into buckets of at most 64 MB, and a checksum per
-part. Needs no tensor library.
+"""A version's manifest: tensors in buckets of at most 64 MB, a checksum per part; no torch.
 
-A bucket is a list of parts, each a range of one tensor's bytes; both sides find the same list from
-the tensors alone.
+A bucket is a list of byte ranges of tensors; both sides derive the same list from the tensors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -85,10 +83,9 @@ def tag_of(checksums: Sequence[int]) -> int:
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a version is, and what there is to fetch of it: sizes of buckets by base ("" is the
-    whole).
+    """A version and its payloads: bucket sizes by base ("" is the whole).
 
-    `checksums` are of every part of every bucket of the whole.
+    `checksums` cover every part of every bucket of the whole.
     """
 
     version: str

@@ -1,7 +1,6 @@
-"""Memory in huge pages, where the system has them, and memory that another process can map.
+"""Memory in huge pages where available, and memory that another process can map.
 
-A system gives memory out page by page, at first touch: a gigabyte is a quarter of a million
-interruptions in small pages, and five hundred in huge ones.
+Memory is faulted in page by page: a gigabyte takes 250,000 faults in small pages, 500 in huge ones.
 """
 
 import ctypes
@@ -32,9 +31,7 @@ def anonymous(size: int) -> memoryview:
 
 
 class SharedMap(mmap.mmap):
-    """Memory with a descriptor, by which another process maps it too; gone when nobody maps it any
-    more.
-    """
+    """Memory with a descriptor for other processes; freed when nobody maps it."""
 
     descriptor: int
 
@@ -63,9 +60,7 @@ def shared(size: int) -> memoryview:
 
 
 def mapped(descriptor: int, size: int) -> memoryview:
-    """The memory of another process's `shared`; what is written to it here, the other does
-    not see.
-    """
+    """Map another process's `shared` memory; private, so writes stay here."""
     return memoryview(mmap.mmap(descriptor, size, mmap.MAP_PRIVATE))
 
 

@@ -1,6 +1,4 @@
-"""A node's relay: what the node's trainers published and its engines pull, brought from other nodes
-as it is told to.
-"""
+"""A node's relay: holds what its trainers publish, fetches from other nodes on command."""
 
 import logging
 import threading
@@ -39,9 +37,7 @@ def _nobody(brought: FetchOutcome) -> None:
 
 
 class NodeRelay:
-    """Shared memory on the node, encrypted TCP with several streams to others. `tell` hears how
-    every bringing ended, from its thread.
-    """
+    """Shared memory on the node, encrypted TCP streams to others; `tell` gets every outcome."""
 
     def __init__(
         self,
@@ -86,9 +82,7 @@ class NodeRelay:
         self._offers.offer(payload, certificate)
 
     def bring(self, payload: Payload, source: str, address: Address, certificate: str) -> None:
-        """Take a payload from another node's relay, in a thread; one that takes it from elsewhere
-        stops.
-        """
+        """Fetch a payload from another node's relay in a thread; replaces an earlier fetch."""
         fetch = RelayFetch(
             self.shelf,
             address,

@@ -1,9 +1,7 @@
-"""Relays of different nodes: encrypted, and each side knows the other by the certificate that the
-control plane told it.
+"""Relays of different nodes: encrypted, authenticated by certificates from the control plane.
 
-A relay is dialled by whom the control plane has offered one of its payloads, and gives them those
-payloads. An offer may come a little after the one to whom it is made: who dials tries again for a
-while.
+A relay serves exactly the payloads that the control plane offered to a node. The offer may arrive
+after the node dials, so it retries for a while.
 """
 
 import socket
@@ -93,9 +91,7 @@ class RelayOffers:
                     del self._payloads[found], self._certificates[found]
 
     def admit(self, plain: socket.socket) -> tuple[ssl.SSLSocket, str]:
-        """A connection of somebody to whom something is offered, and the fingerprint of its
-        certificate.
-        """
+        """A TLS connection of a node that has an offer, and its certificate's fingerprint."""
         with self._changed:
             known = list(self._certificates.values())
         plain.settimeout(STRANGER_S)

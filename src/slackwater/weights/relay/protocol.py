@@ -1,8 +1,6 @@
-"""What relays and their clients say to each other: a handshake that proves the fleet's secret
-(`wire/proof.py`), then requests.
+"""The relay protocol: a handshake that proves the fleet's secret, then requests.
 
-After it each message is a 32-bit length and MessagePack; a bucket's bytes follow their message
-bare.
+Each message is a 32-bit length and MessagePack; a bucket's raw bytes follow their message.
 """
 
 import socket
@@ -69,9 +67,9 @@ class GetManifest(msgspec.Struct, frozen=True, tag=True):
 
 
 class GetBucket(msgspec.Struct, frozen=True, tag=True):
-    """A bucket's bytes from `offset` on; as a path instead if `node` is the server's.
+    """A bucket's bytes from `offset` on, or its path if `node` is the server's.
 
-    `member` is who is meant: an address may have passed to another since it was told.
+    `member` is the expected server: its address may have passed to another.
     """
 
     key: BucketKey
@@ -146,9 +144,7 @@ class VersionListing(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SourceChoice(msgspec.Struct, frozen=True, array_like=True):
-    """Take it from there; `member` is empty if that is the relay itself. None of both means: ask
-    again.
-    """
+    """The source to fetch from; an empty `member` is the relay itself."""
 
     member: str
     host: str
@@ -220,9 +216,7 @@ def receive_message(connection: socket.socket) -> bytes | None:
 
 
 def limit_silence(connection: socket.socket, silent_s: float | None) -> None:
-    """How long a call may wait for the peer; None: for ever. Kept by the system, so that a large
-    read is one call.
-    """
+    """Limit a peer's silence (None: no limit) by socket option: a large read stays one call."""
     if isinstance(connection, ssl.SSLSocket):  # whose reads are small
         connection.settimeout(silent_s)
         return
@@ -234,9 +228,7 @@ def limit_silence(connection: socket.socket, silent_s: float | None) -> None:
 
 
 def receive_into(connection: socket.socket, memory: memoryview, *, at_edge: bool = False) -> bool:
-    """Fill the memory; False if the peer closed before its first byte and that may be
-    (`at_edge`).
-    """
+    """Fill the memory; False if the peer closed before the first byte and `at_edge`."""
     got, flags = 0, 0 if isinstance(connection, ssl.SSLSocket) else socket.MSG_WAITALL
     while got < len(memory):
         count = connection.recv_into(memory[got:], 0, flags)
@@ -259,9 +251,7 @@ def send_views(connection: socket.socket, views: Sequence[memoryview], offset: i
 
 
 def prove_as_server(connection: socket.socket, secret: bytes) -> None:
-    """The server's side of the handshake; UnavailableError if the client does not know the
-    secret.
-    """
+    """The server's handshake; UnavailableError if the client does not know the secret."""
     proof.prove_as_server(connection, secret, _PURPOSE)
 
 

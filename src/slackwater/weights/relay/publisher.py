@@ -1,6 +1,4 @@
-"""The sender's end: a version's buckets, whole and as what changed since the one before, then the
-seal.
-"""
+"""Publishes a version's buckets, whole and as deltas since the previous one, then seals it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,10 +47,9 @@ def publish(
     base: HostVersion | None = None,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> Manifest:
-    """Send a version, bucket by bucket, and make it visible.
+    """Send a version bucket by bucket and make it visible.
 
-    With a `base` of the same tensors, what changed since is sent too, unless it is no smaller than
-    the whole.
+    With a `base` of the same tensors also send the deltas, if they are smaller than the whole.
     """
     buckets = buckets_of(new.tensors, bucket_bytes)
     whole = Payload(new.version)

@@ -1,11 +1,8 @@
-"""Pulling in a process of its own, beside one that may not wait: an engine's steps and a pull would
-share an interpreter's lock.
+"""Pulls in a separate process, so that an engine's steps never wait for the GIL.
 
-The process receives, checks and applies, and keeps the copies for later deltas; the caller maps
-what is ready. The two talk over a pair of sockets. When the caller's end closes, however the caller
-ended, the process ends at once; its memory has no name and goes with those who map it. If the
-process itself ends, the pull under way is an error, its copies are lost, and the next pull starts
-another.
+The process receives, verifies and applies, and keeps copies for later deltas; the caller maps
+complete versions. When the caller's socket closes, the process exits; its memory is anonymous. If
+the process dies, the current pull fails, its copies are lost, and the next pull starts a new one.
 """
 
 import logging
@@ -47,9 +44,7 @@ _MEMORY_BYTES = 1 << 40  # what is received into is the version's own memory
 
 
 class PullRequest(msgspec.Struct, frozen=True):
-    """Take a version by this way; of those given out before, `reading` are still read and not to be
-    changed.
-    """
+    """Pull a version by this route; copies in `reading` are in use and must not change."""
 
     version: str
     way: tuple[Payload, ...]
@@ -59,9 +54,7 @@ class PullRequest(msgspec.Struct, frozen=True):
 
 
 class PulledVersion(msgspec.Struct, frozen=True):
-    """A version in memory whose descriptor comes with this, if it has a byte; `kept` if its copy
-    stays for later deltas.
-    """
+    """A version whose memory descriptor is attached; `kept` if a copy stays for deltas."""
 
     tensors: tuple[TensorEntry, ...]
     meta: dict[str, Any]
@@ -69,8 +62,8 @@ class PulledVersion(msgspec.Struct, frozen=True):
 
 
 class PullProcess:
-    """The caller's end: one pull at a time. The process is started by the first pull, and keeps
-    `keep` copies.
+    """The caller's end: one pull at a time; the first starts the process, which keeps `keep`
+    copies.
     """
 
     def __init__(self, relay: Address, secret: bytes, member: str, *, node: str, keep: int) -> None:
@@ -89,9 +82,7 @@ class PullProcess:
     def take(
         self, version: str, way: Sequence[Payload], *, keep: bool, within_s: float = 600.0
     ) -> tuple[HostVersion, bool]:
-        """The version by this way, and whether a copy is kept; a copy that it was made from is
-        gone, whatever happens.
-        """
+        """Pull a version by this route; whether a copy is kept. Its base copy is consumed."""
         if self._closed:
             raise RefusedError("this worker pulls no more")
         try:
@@ -188,9 +179,7 @@ class PullProcess:
 
 
 def _received(channel: socket.socket) -> tuple[bytes, int | None]:
-    """A reply and the descriptor that came with it, most often in one call: each one more is a turn
-    at the interpreter's lock.
-    """
+    """A reply and its descriptor, mostly in one call: every further one waits for the GIL."""
     data, descriptors, _, _ = socket.recv_fds(channel, _REPLY_BYTES, 1)
     if len(data) < _LENGTH.size:
         raise UnavailableError("it closed its end")
@@ -210,9 +199,7 @@ def _reply(channel: socket.socket, reply: say.Reply, descriptor: int | None = No
 
 
 def _listen(channel: socket.socket, asked: "queue.SimpleQueue[PullRequest]") -> None:
-    """Hear what is asked; when nobody is there to ask, end, whatever this process is in the middle
-    of.
-    """
+    """Read requests; exit at once when the caller is gone."""
     decode = msgspec.msgpack.Decoder(PullRequest).decode
     try:
         while (body := say.receive_message(channel)) is not None:

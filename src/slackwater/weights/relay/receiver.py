@@ -39,8 +39,8 @@ _UNSHARED = 3  # an array's references: its tuple, the loop, the call that count
 class Receiver:
     """Pulls versions through an agent, whole or by deltas, whichever is smaller.
 
-    The `keep` newest pulled versions stay in host memory (`memory_of`) as bases, and their payloads
-    on the agent's shelf for its neighbours.
+    The `keep` newest versions stay in host memory (`memory_of`) as bases, their payloads in the
+    store.
     """
 
     def __init__(
@@ -64,9 +64,7 @@ class Receiver:
         return tuple(self._held)
 
     def pull(self, version: str, within_s: float = 600.0) -> HostVersion:
-        """The version, exactly as published; waits for it to become visible. After an error all is
-        as it was.
-        """
+        """The version, exactly as published; waits until it is visible. Errors change nothing."""
         if version in self._held:
             return self._held[version][0]
         deadline_s = time.monotonic() + within_s
@@ -92,9 +90,7 @@ class Receiver:
         keep: bool,
         within_s: float = 600.0,
     ) -> tuple[HostVersion, bool]:
-        """The version by a way that somebody else chose, and whether a copy is kept. A copy that it
-        was made from is gone, whatever happens.
-        """
+        """Pull a version by a given route; whether a copy is kept. Its base copy is consumed."""
         deadline_s = time.monotonic() + within_s
         base = way[0].base
         if base and base not in self._held:
@@ -201,9 +197,7 @@ class Receiver:
         return HostVersion(manifest.version, manifest.tensors, arrays, manifest.meta)
 
     def _to_change(self, version: str) -> tuple[Bytes, ...]:
-        """The version's memory itself if nobody else reads it, and then it is held no more; else a
-        copy.
-        """
+        """The version's memory to modify: its own if nobody else reads it, else a copy."""
         for payload in [each for each in self._payloads if each.version == version]:
             self._agent.shelf.drop(payload)
             self._payloads.remove(payload)
@@ -243,9 +237,7 @@ def _deltas(lines: list[say.VersionListing], refusals: set[Payload]) -> list[Del
 
 
 class _ComingSums:
-    """The checksums of a whole version's parts, made up while it comes, in the threads that
-    receive.
-    """
+    """Checksums of a whole version's parts, computed by the receiving threads."""
 
     def __init__(self, memory: Memory) -> None:
         self._sums = [[RunningSum(np.frombuffer(v, np.uint8)) for v in views] for views in memory]

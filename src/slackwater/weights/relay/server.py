@@ -1,6 +1,4 @@
-"""A relay: serves the buckets on its shelf, each connection in a thread of its own, so a slow
-receiver slows nobody.
-"""
+"""A relay server with a thread per connection, so that a slow receiver delays nobody."""
 
 import logging
 import socket
@@ -28,9 +26,7 @@ _MOST_STRANGERS = 32
 
 
 class RelayServer:
-    """Listens from construction on; `close` ends every connection. `host` must be reachable by the
-    members.
-    """
+    """Listens from construction on; `close` ends all connections. `host` must be reachable."""
 
     def __init__(
         self,
@@ -45,10 +41,9 @@ class RelayServer:
         max_connections: int = 256,
         patience_s: float = 0.0,
     ) -> None:
-        """Serves whoever proves the secret; or, with `RelayOffers`, other nodes, what they are
-        offered.
+        """Serves those who prove the secret, or with `RelayOffers` other nodes.
 
-        `patience_s`: how long somebody waits here for a payload that nobody has said is coming.
+        `patience_s`: how long to wait for a payload that nobody has announced.
         """
         self.shelf = shelf
         self._secret, self._tracker, self._node = secret, tracker, node
@@ -150,9 +145,7 @@ class RelayServer:
                 raise RefusedError(f"{type(request).__name__}: another node may not do that here")
 
     def _answer(self, connection: socket.socket, request: say.Request, peer: str) -> None:
-        """Do what is asked. An error of the request is told; one in the middle of bytes ends the
-        connection.
-        """
+        """Execute a request; errors are answered, but errors amid raw bytes end the connection."""
         try:
             if peer:
                 self._check(peer, request)

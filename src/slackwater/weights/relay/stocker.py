@@ -1,6 +1,4 @@
-"""A publisher's end: puts versions on the relay of its node, whole and as what changed since the
-model's last one.
-"""
+"""Puts versions on the node's relay, whole and as deltas since the model's last one."""
 
 from collections import OrderedDict
 

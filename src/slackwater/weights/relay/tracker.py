@@ -49,9 +49,7 @@ class RelayTracker:
                 flow.parents.pop(member, None)
 
     def source(self, member: str, payload: Payload, lost: str) -> SourceChoice | None:
-        """Where the member takes the payload from; None means: ask again soon. Whoever is `lost` is
-        not asked again for it.
-        """
+        """Where the member fetches from; None: ask again soon. `lost` is not offered again."""
         with self._lock:
             flow = self._flows.setdefault(payload, _Flow())
             flow.parents.pop(member, None)
