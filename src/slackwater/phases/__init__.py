@@ -1,3 +1,1 @@
-"""People's own code under permits: the decorators, the job they belong to, and its client (WEAVE
-5.1).
-"""
+"""External jobs under permits: decorators, the job, and its client (WEAVE 5.1)."""

@@ -8,9 +8,9 @@ from types import FrameType
 
 
 def is_awaited(thread: threading.Thread, *, by: threading.Thread) -> bool:
-    """Whether `by` joins the thread, or waits for a future that it computes.
+    """Whether `by` joins the thread or awaits a future that it computes.
 
-    Other ways to wait (a queue, an event, a task) cannot be seen from here.
+    Other ways to wait (a queue, an event, a task) are invisible here.
     """
     computes = {id(future) for future in _futures_of(thread)}
     for frame in _frames(by):

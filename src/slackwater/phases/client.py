@@ -1,6 +1,4 @@
-"""The permits of one job over HTTP. The standard library only: this runs inside people's own
-programs.
-"""
+"""A job's permits over HTTP; standard library only, because it runs in users' programs."""
 
 import http.client
 import json

@@ -1,9 +1,9 @@
-"""`@slackwater.phase` and `@slackwater.runtime_hook`: wait for the permit, make the state resident,
-run, offload, give the permit back.
+"""`@slackwater.phase` and `@slackwater.runtime_hook`: run a phase under a permit.
 
-Between phases the process sleeps with everything else it has: communicators, environments, compiled
-code. The decorators take plain functions, coroutines, generators and asynchronous generators; `with
-slackwater.phase("train"):` does the same to a block.
+A phase waits for its permit, makes its state resident, runs, offloads, and returns the permit.
+Between phases the process keeps everything else: communicators, environments, compiled code. The
+decorators take functions, coroutines and (async) generators; `with slackwater.phase("train"):` does
+the same for a block.
 """
 
 import asyncio
@@ -24,12 +24,11 @@ State = Callable[..., Any] | Iterable[Any] | None
 
 
 class phase:  # noqa: N801  (it is used as a decorator)
-    """One phase of the job's cycle, as a decorator or as a context.
+    """One phase of the job's cycle, as a decorator or a context.
 
-    `state`: what must be on the device while it runs (modules, optimizers, tensors), or a function
-    of the call's arguments that gives them; without it nothing is moved. `cores`: the processors
-    that the calling thread is kept to. `iteration`: the step's number, where calls are not one a
-    step.
+    `state`: what must be on the device meanwhile (modules, optimizers, tensors), or a function of
+    the call's arguments that returns it. `cores`: pin the calling thread. `iteration`: the step's
+    number, if calls are not one per step.
     """
 
     def __init__(
@@ -200,10 +199,10 @@ def _on_cores(cores: frozenset[int] | None) -> Iterator[None]:
 
 
 def runtime_hook(function: F) -> F:
-    """Report what the function returns as the running phase's progress, and return it.
+    """Report what the function returns as the phase's progress, and return it.
 
-    It may return the number of finished responses, a pair (finished, total), a triple (finished,
-    total, tokens), or a mapping with those names; None reports nothing.
+    It may return the number of finished responses, (finished, total), (finished, total, tokens), or
+    a mapping with those names; None reports nothing.
     """
 
     @functools.wraps(function)

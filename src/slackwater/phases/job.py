@@ -1,6 +1,4 @@
-"""The job that this process is, and the phase that it is in: one permit at a time, given back
-however the phase ends.
-"""
+"""This process's job and phase: one permit at a time, returned however the phase ends."""
 
 import atexit
 import contextlib
@@ -50,9 +48,7 @@ inside: ContextVar[HeldPhase | None] = ContextVar("slackwater_phase", default=No
 
 
 class Job:
-    """See the module. One thread or task at a time is in a phase; others of the process wait for
-    their turn.
-    """
+    """See the module. One thread or task at a time is in a phase; others wait."""
 
     def __init__(self, port: PermitPort, asked: JobAsked) -> None:
         self.name = asked.name
@@ -72,9 +68,7 @@ class Job:
         return self._held
 
     def enter(self, phase: str, iteration: int | None = None) -> HeldPhase:
-        """Wait for the phase's permit. Inside the same phase that is no new phase; inside another
-        it is an error.
-        """
+        """Wait for the phase's permit; nested in the same phase a no-op, in another an error."""
         held = inside.get()
         if held is not None and held is self._held:
             if held.permit.phase != phase:
@@ -98,10 +92,7 @@ class Job:
         return held
 
     def _take_turn(self, phase: str) -> None:
-        """Wait until no other thread or task of the process is in a phase.
-
-        One that the phase itself waits for would wait for ever: it is told so.
-        """
+        """Wait until no other thread or task is in a phase; an error if the phase waits for us."""
         waited_s = 0.0
         while not self._turn.acquire(timeout=_LOOK_S):
             waited_s += _LOOK_S
@@ -125,9 +116,8 @@ class Job:
                 )
 
     def leave(self, held: HeldPhase, before: Callable[[HeldPhase], None] | None = None) -> None:
-        """The phase is over: run `before` (offloading), then give the permit back.
-
-        The last of nested leaves does it.
+        """End the phase: run `before` (offloading), then return the permit, at the last nested
+        leave.
         """
         held.depth -= 1
         if held.depth:
@@ -192,8 +182,7 @@ def join(
     priority: int = 0,
     profile: dict[str, float] | None = None,
 ) -> Job:
-    """Say which job this process is; what is left out comes from the environment. The decorators do
-    it by themselves.
+    """Declare this process's job; defaults come from the environment. Decorators call it.
 
     `SLACKWATER_URL` and `SLACKWATER_KEY` name the service, `SLACKWATER_JOB` the job;
     `SLACKWATER_OFFLINE=1` runs without a service.
@@ -258,10 +247,7 @@ _terminated = threading.Event()
 
 
 def _end_on_sigterm() -> None:
-    """SIGTERM ends the program as `sys.exit` does: phases are left, permits given back.
-
-    A program that has a handler of its own keeps it.
-    """
+    """SIGTERM exits like `sys.exit`, returning permits, unless the program has a handler."""
     if threading.current_thread() is not threading.main_thread():
         return  # only the main thread may set handlers
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:

@@ -1,9 +1,8 @@
-"""Where a phase's tensors are between phases: asleep in host memory, their device memory free.
+"""Keeps a phase's tensors in host memory between phases, so that device memory is free.
 
-The process has a state manager of its own. Modules, optimizers and tensors keep their identity;
-only where their data is changes. Gradients are not kept: between phases there are none. A tensor is
-in one group, whichever states name it: states that overlap split groups, so that a phase wakes what
-it needs and little more.
+The process has its own state manager. Modules, optimizers and tensors keep their identity; only
+their data moves. Gradients are dropped. A tensor is in one group; overlapping states split groups,
+so that a phase loads what it needs and little more.
 """
 
 import atexit

@@ -1,3 +1,1 @@
-"""Algorithms, environments and recipes: clients of the service through its public SDK, like
-anybody's.
-"""
+"""Algorithms, environments and recipes: ordinary API clients of the service."""

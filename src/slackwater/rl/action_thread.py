@@ -1,6 +1,4 @@
-"""Actions for code that is not asynchronous: an action client on a thread of its own,
-futures out.
-"""
+"""Actions for synchronous code: an action client on its own thread, returning futures."""
 
 import asyncio
 import threading
@@ -15,9 +13,7 @@ T = TypeVar("T")
 
 
 class ActionThread:
-    """`with ActionThread(url, key) as actions: actions.do(lambda client:
-    client.run("true")).result()`
-    """
+    """`with ActionThread(url, key) as actions: actions.do(lambda c: c.run("true")).result()`"""
 
     def __init__(self, url: str, key: str, *, job: str = "default") -> None:
         self._loop = asyncio.new_event_loop()

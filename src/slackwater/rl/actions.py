@@ -4,8 +4,8 @@
         async with actions.environment(files={"main.py": "print(42)"}) as place:
             result = await place.run("python3", "main.py", cores=[1, 2, 4])
 
-Every action has a name of its own, so that asking again after a lost connection never runs it
-twice. A full queue (429) and a service that restarts are waited for, within `patience_s`.
+Every action has a unique name, so that a retry after a lost connection never runs it twice. Full
+queues (429) and restarts are retried within `patience_s`.
 """
 
 import asyncio
@@ -80,10 +80,9 @@ class ActionClient:
     async def run(
         self, *command: str, environment: str | None = None, **given: Any
     ) -> ActionOutcome:
-        """One action to its end. `given` are fields of the API, such as cores, limit_s, stdin,
-        limits.
+        """Run one action to its end; `given` are API fields such as cores, limit_s, stdin, limits.
 
-        If this task is cancelled, so is the action.
+        Cancelling this task cancels the action.
         """
         name = secrets.token_hex(12)
         body = {"command": list(command), "action": name, "job": self._job, "wait_s": _HOLD_S}
@@ -101,9 +100,7 @@ class ActionClient:
         return _result(answer.said)
 
     async def score(self, service: str, tokens: Sequence[int], **given: Any) -> "RewardScore":
-        """What a reward service's model says of a text: the log-probs of its tokens but the first,
-        and their mean.
-        """
+        """Log-probs of a text's tokens but the first under a reward service, and their mean."""
         result = await self.run(service=service, tokens=list(tokens), **given)
         if not result.ok:
             raise UnavailableError(f"service {service}: {result.outcome}: {result.reason}")
@@ -111,9 +108,7 @@ class ActionClient:
 
     @contextlib.asynccontextmanager
     async def environment(self, **given: Any) -> "AsyncIterator[ActionEnvironment]":
-        """An environment for as long as the block lasts; fields of the API: files, snapshot,
-        memory_mib.
-        """
+        """An environment inside the block; API fields: files, snapshot, memory_mib."""
         name = await self.open(**given)
         try:
             yield ActionEnvironment(self, name)
@@ -138,9 +133,7 @@ class ActionClient:
 
     @contextlib.asynccontextmanager
     async def permit(self, **uses: int) -> AsyncIterator[None]:
-        """Hold so much of some limits while the block lasts: a call of an API with a quota goes
-        inside.
-        """
+        """Hold this much of some limits inside the block, for example a quota of an API."""
         body = {"action": secrets.token_hex(12), "job": self._job, "uses": uses}
         asked = (await self._ask("POST", "/slackwater/actions", body)).said["action"]
         path = f"/slackwater/actions/{asked}"

@@ -9,16 +9,12 @@ Floats = npt.NDArray[np.float32]
 
 
 def is_informative(rewards: Sequence[float]) -> bool:
-    """Whether a group can teach anything: its rewards are not all alike (DAPO's dynamic
-    sampling).
-    """
+    """Whether a group can teach anything: its rewards differ (DAPO's dynamic sampling)."""
     return max(rewards) - min(rewards) > 1e-9
 
 
 def farthest_apart(rewards: Sequence[float], count: int) -> list[int]:
-    """The places of `count` rewards whose variance is the largest: some of the lowest and some of
-    the highest (down-sampling as in PODS).
-    """
+    """Indices of the `count` rewards with the largest variance (down-sampling as in PODS)."""
     order = sorted(range(len(rewards)), key=lambda place: (rewards[place], place))
     if count >= len(order):
         return sorted(order)
@@ -27,10 +23,9 @@ def farthest_apart(rewards: Sequence[float], count: int) -> list[int]:
 
 
 def group_advantages(rewards: Sequence[float], *, by_spread: bool) -> Floats:
-    """Each reward less the group's mean and, `by_spread`, over its standard deviation (GRPO).
+    """Rewards minus the group's mean, and with `by_spread` over its standard deviation (GRPO).
 
-    Rewards that are alike give nothing: dividing their rounding errors by each other would make
-    noise of them.
+    Equal rewards give zeros: normalizing their rounding errors would amplify noise.
     """
     values = np.asarray(rewards, np.float64)
     if not is_informative(rewards):
@@ -45,11 +40,11 @@ def token_advantages(
     entropy_bonus: float,
     tokens: int | None = None,
 ) -> list[Floats]:
-    """What each sampled token of an update is pushed by, sample by sample.
+    """The advantage of each sampled token of an update, per sample.
 
-    The service's losses are sums: dividing by the update's tokens makes this the token mean of DAPO
-    3.3. The bonus adds the entropy's own policy gradient: a token is pushed by how much more
-    surprising it was than most. `tokens` is given where the update has more samples than these.
+    The service's losses are sums: dividing by the update's tokens gives the token mean of DAPO 3.3.
+    The bonus adds the entropy's policy gradient, by how surprising a token was. `tokens` is given
+    if the update has more samples than these.
     """
     surprise = -np.concatenate([*logprobs, np.zeros(0, np.float32)])
     usual = float(surprise.mean()) if surprise.size else 0.0

@@ -34,9 +34,7 @@ Stage = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class SampledGroups:
-    """The groups of one step; those in `kept` can teach something, and have only what is trained
-    on.
-    """
+    """The groups of one step; `kept` ones are informative and hold only what is trained on."""
 
     groups: list[TrajectoryGroup]
     kept: list[TrajectoryGroup]
@@ -50,9 +48,9 @@ def run(
     actions: ActionThread | None = None,
     stage: Stage = lambda what: None,
 ) -> str:
-    """Train to the recipe's end, from the folder's checkpoint if it has one; the path of the final
-    weights. `actions` is where an environment runs what the model writes; `stage` is told what the
-    run waits for.
+    """Train to the recipe's end, resuming a checkpoint; returns the path of the final weights.
+
+    `actions` runs what the model writes; `stage` is told what the run waits for.
     """
     environment = playable(recipe.environment, actions)
     stage(f"a trainer to load {recipe.model.base}")
@@ -165,9 +163,7 @@ def trained_on(recipe: Recipe) -> int:
 
 
 class OverlappedUpdate:
-    """One optimizer step whose passes begin before all groups are there, in micro-batches of
-    `overlap` and more.
-    """
+    """One optimizer step that starts in micro-batches of `overlap` before all groups exist."""
 
     def __init__(self, recipe: Recipe, training: Any, expected_tokens: int) -> None:
         self._recipe = recipe
@@ -220,9 +216,7 @@ def _overlapped(recipe: Recipe, training: Any, folder: RunDirectory) -> Overlapp
 
 
 def _expected_tokens(recipe: Recipe, folder: RunDirectory) -> int:
-    """How many tokens the step will train on: as many as the last one that trained, else as many as
-    it may.
-    """
+    """The step's expected number of tokens: the last step's, or the maximum."""
     grpo = recipe.grpo
     for row in reversed(folder.metrics()):
         if row.get("groups/kept", 0.0) > 0:
@@ -264,9 +258,7 @@ def _update(recipe: Recipe, training: Any, groups: Sequence[TrajectoryGroup]) ->
 def policy_data(
     recipe: Recipe, groups: Sequence[TrajectoryGroup], tokens: int | None = None
 ) -> list[tinker.Datum]:
-    """Every trajectory with what its tokens are pushed by, each one part in `tokens` (default: in
-    all of these).
-    """
+    """Every trajectory with its token advantages, normalized by `tokens` (default: all here)."""
     grpo = recipe.grpo
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     advantages = np.concatenate(

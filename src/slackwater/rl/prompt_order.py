@@ -1,6 +1,6 @@
-"""In which order prompts are used: each exactly once per epoch, in an order that the seed fixes.
+"""The order of prompts: each once per epoch, shuffled by the seed.
 
-The whole state is one number, how many have been used; that is what a checkpoint keeps.
+The whole state is the number of prompts used, which a checkpoint stores.
 """
 
 from dataclasses import dataclass

@@ -14,10 +14,9 @@ from slackwater.rl.environments import AnyEnvironment
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """What is trained: a base model of the service by name; rank 0 trains all of it, else an
-    adapter.
+    """A base model of the service by name; rank 0 trains all of it, otherwise an adapter.
 
-    `text` says how observations are put to it: as they are, or as turns of a chat.
+    `text` sends observations as plain text or as chat turns.
     """
 
     base: str = "tiny"
@@ -36,9 +35,7 @@ class SamplingSettings:
 
 @dataclass(frozen=True, slots=True)
 class WarmUpSettings:
-    """Supervised steps on demonstrations first, where a random model would never hit on a valid
-    answer.
-    """
+    """Supervised steps on demonstrations, when a random model would find no valid answer."""
 
     steps: int = 0
     batch: int = 64
@@ -49,16 +46,16 @@ class WarmUpSettings:
 class GrpoSettings:
     """GRPO with PPO clipping, a higher upper clip and dynamic sampling (DAPO 3.1, 3.2).
 
-    A step draws prompts until `groups` of them gave differing rewards, or `max_groups` were drawn;
-    with `dynamic_sampling` off it draws `groups`. Of each group the `train_on` answers whose
-    rewards lie farthest apart are trained on (down-sampling as in PODS; 0: all of them), since
-    sampling an answer costs less than training on one. `updates` optimizer steps share a step's
-    groups out among themselves. Past `stop_at_reward`, averaged over ten steps, the run ends early.
+    A step draws prompts until `groups` of them have differing rewards, or `max_groups` were drawn;
+    with `dynamic_sampling` off it draws `groups`. Of each group the `train_on` answers with the
+    largest reward variance are trained on (PODS; 0: all), since sampling is cheaper than training.
+    `updates` optimizer steps share a step's groups. The run ends early once the mean reward of ten
+    steps exceeds `stop_at_reward`.
 
-    With `overlap` above 0 the learner begins on whole groups in micro-batches of at least `overlap`
-    trajectories while the rest still roll out (RLBoost 4.1). The weights change once, after all of
-    them, so the step stays on-policy; each token counts for one part in the tokens of the step
-    before, since this one's are not known yet.
+    With `overlap` above 0 training starts on complete groups in micro-batches of at least `overlap`
+    trajectories while the rest still roll out (RLBoost 4.1). The weights change once at the end, so
+    the step stays on-policy; tokens are normalized by the previous step's number, since this one's
+    is not known yet.
     """
 
     steps: int = 100

@@ -1,6 +1,4 @@
-"""Groups of trajectories through a sampling client, each turn sent as soon as the one before it has
-ended.
-"""
+"""Samples groups of trajectories, sending each turn as soon as the previous one ended."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -47,8 +45,8 @@ class GroupMember:
 class Rollout:
     """Samples groups from one snapshot of the weights.
 
-    Every request has a seed of its own made from the run's seed, the prompt's use, the member and
-    the turn, so that what is sampled does not depend on which answer came first.
+    Every request's seed derives from the run's seed, the prompt's use, the member and the turn, so
+    that samples do not depend on the order of answers.
     """
 
     def __init__(

@@ -1,9 +1,8 @@
-"""What a run leaves on disk: `recipe.json`, `metrics.jsonl`, `prompts.jsonl`, `checkpoint.json` and
+"""A run's files: `recipe.json`, `metrics.jsonl`, `prompts.jsonl`, `checkpoint.json`,
 `tensorboard/`.
 
-The JSON lines are written after each step. A checkpoint names the last step that it holds; resuming
-cuts the lines behind it, since those steps are made again: each step, and each use of a prompt, is
-on record exactly once.
+The JSON lines are written after each step. A checkpoint names its last step; resuming truncates
+later lines, since those steps are repeated: every step and use of a prompt is recorded once.
 """
 
 import json

@@ -17,11 +17,10 @@ _END_S = 5.0
 def closing(
     service: "tinker.ServiceClient", within_s: float = CLOSE_S
 ) -> "Iterator[tinker.ServiceClient]":
-    """What `with service` does, but not for ever.
+    """Like `with service`, but it always ends.
 
-    The SDK's own way out waits until its heartbeat has ended, and a heartbeat that is cancelled in
-    the middle of a request may miss that and beat on. The service has been told of the session's
-    end by then.
+    Hazard: the SDK waits for its heartbeat to end, and a heartbeat cancelled in the middle of a
+    request may miss that. The service knows of the session's end by then.
     """
     status: Literal["success", "errored", "interrupted"] = "interrupted"
     atexit.unregister(end_loop)
@@ -38,9 +37,10 @@ def closing(
 
 
 def end_loop() -> None:
-    """Stop the event loop that the SDK runs in a thread of its own, before the interpreter ends: if
-    the thread is at work while the interpreter is taken down, the C library may abort the process,
-    and a job that has done everything counts as failed.
+    """Stop the SDK's event loop thread before the interpreter exits.
+
+    Hazard: a thread at work during finalization may abort the process, and a complete job would
+    count as failed.
     """
     inside = sys.modules.get("tinker.lib.internal_client_holder")
     held = getattr(inside, "_internal_client_holder_thread_singleton", None)

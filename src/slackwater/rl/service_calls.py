@@ -1,8 +1,7 @@
-"""Calls of one service over connections that are kept: JSON there, an answer back, and little else.
+"""Calls of one service over kept connections: JSON in, JSON out.
 
-A tool call waits for its client too, and a general client of HTTP takes longer to make a small
-request than the service to answer it. So this one knows a single service, one request at a time on
-a connection, and no redirects.
+A general HTTP client takes longer to make a small request than the service to answer it. This one
+knows one service, one request per connection at a time, and no redirects.
 """
 
 import asyncio
@@ -34,9 +33,7 @@ class ServiceReply:
 
 
 class ServiceCalls:
-    """Use it from one event loop. `silent_s`: how long a service may say nothing before the call is
-    given up.
-    """
+    """For one event loop; a call fails after `silent_s` without data."""
 
     def __init__(self, url: str, key: str, *, silent_s: float, most_connections: int) -> None:
         parts = urlsplit(url)

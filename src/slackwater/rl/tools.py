@@ -1,5 +1,4 @@
-"""Tools for agents that work in an environment of the action service, in the shape that OpenAI's
-API gives tools.
+"""Agent tools in an environment of the action service, in OpenAI's tool format.
 
     async with ActionClient(url, key) as actions, actions.environment() as place:
         tools = Tools(place)
@@ -7,8 +6,8 @@ API gives tools.
         for call in answer.choices[0].message.tool_calls:
             messages.append(await tools.answer(call.model_dump()))
 
-Whatever a model writes gets an answer that it can read: a wrong name, arguments that are no JSON, a
-path that leads out, a command that fails. None of them ends the trajectory.
+Every mistake of a model gets a readable answer: a wrong name, invalid JSON, a path that leads out,
+a failing command. None of them ends the trajectory.
 """
 
 import json

@@ -12,9 +12,7 @@ from slackwater.rl.advantages import Floats
 
 @dataclass(slots=True)
 class Trajectory:
-    """Tokens of all turns in one sequence; `sampled` marks those that the model chose, with their
-    log-probs.
-    """
+    """All turns in one token sequence; `sampled` marks the model's own, with log-probs."""
 
     tokens: list[int]
     sampled: list[bool] = field(default_factory=list)

@@ -1,6 +1,4 @@
-"""Verifiable tasks that need no data: each prompt is a number, and the same number is the same
-task.
-"""
+"""Verifiable tasks without data: a prompt is a number that determines the task."""
 
 from slackwater.model.errors import ConfigError
 from slackwater.rl.action_thread import ActionThread

@@ -10,9 +10,7 @@ from slackwater.rl.environments.episode import EnvironmentReply, at_least
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """`17+5=` wants `22`. With `partial` a wrong sum earns up to half, by the digits that are
-    right.
-    """
+    """`17+5=` wants `22`; with `partial` a wrong sum earns up to half, by correct digits."""
 
     kind: Literal["arithmetic"] = "arithmetic"
     prompts: int = 2000

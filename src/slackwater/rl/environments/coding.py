@@ -22,13 +22,12 @@ _LIMITS = {"memory_mib": 64, "processes": 16, "disk_mib": 8, "output_bytes": 409
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """`sub ca=` wants a program such as `c-a`: the reward is what its tests say of it.
+    """`sub ca=` wants a program such as `c-a`: its tests determine the reward.
 
-    A program is run by a tool call; if tests fail, the model hears how many passed and may write
-    another, up to `max_turns`. All of `cases` passed in turn t earn 1 - (t - 1) / (2 max_turns);
-    else the last program earns up to `partial`, by the share that passed. With `own_environment`
-    each trajectory has an environment with the tests in it, from its first program to its last;
-    else every run is on its own.
+    A tool call runs the program; if tests fail, the model sees how many passed and may try again,
+    up to `max_turns`. Passing all `cases` in turn t earns 1 - (t - 1) / (2 max_turns); otherwise
+    the last program earns up to `partial`, by the share that passed. With `own_environment` each
+    trajectory has one environment with the tests; otherwise every run is separate.
     """
 
     kind: Literal["coding"] = "coding"

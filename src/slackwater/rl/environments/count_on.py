@@ -11,9 +11,7 @@ from slackwater.rl.environments.episode import EnvironmentReply, at_least
 
 @dataclass(frozen=True, slots=True)
 class CountingTask:
-    """`7=` wants `890123...`, or with a `step` of -1 `654321...`; the reward is the share of places
-    that go on from the one before.
-    """
+    """`7=` wants `890123...` (`step` -1: `654321...`); the reward is the share of correct steps."""
 
     kind: Literal["count-on"] = "count-on"
     prompts: int = 4000

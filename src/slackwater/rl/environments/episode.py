@@ -1,6 +1,6 @@
-"""What an environment is.
+"""The environment interface.
 
-An environment's class is also its configuration: frozen, with the number of its prompts.
+An environment's class is also its frozen configuration, with its number of prompts.
 `episode(prompt)` starts one interaction; the same prompt always starts the same one, so a group of
 samples faces one task.
 """
@@ -28,9 +28,7 @@ class Episode(Protocol):
     def first_observation(self) -> str: ...
 
     def answer(self, text: str) -> "EnvironmentReply | Future[EnvironmentReply]":
-        """Take the model's answer. Any text is an answer; nonsense earns nothing. What takes time
-        comes as a future.
-        """
+        """Take the model's answer, any text; slow results come as a future."""
         ...
 
 
@@ -43,9 +41,7 @@ class EpisodeEnvironment(Protocol):
     def episode(self, prompt: int) -> Episode: ...
 
     def demonstration(self, prompt: int) -> tuple[tuple[str, str], ...]:
-        """Observations with answers of the right form, to teach the form by; not always the best
-        answers.
-        """
+        """Observations with well-formed, not necessarily best, answers to teach the format."""
         ...
 
 

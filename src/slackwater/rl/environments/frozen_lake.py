@@ -14,10 +14,9 @@ MOVES = {"L": 0, "D": 1, "R": 2, "U": 3}
 class FrozenLake:
     """The model sees the map with itself as `*` and answers L, D, R or U.
 
-    Reaching the goal earns 1. `step_reward` is earned by each move that comes nearer to it than any
-    before, by the shortest safe way, so that there is something to learn before the first success.
-    The map is random for each prompt (`size` x `size`, always solvable), or one fixed map for all
-    (`fixed_map`).
+    Reaching the goal earns 1. Each move that comes closer than any before, by the shortest safe
+    path, earns `step_reward`, which gives a signal before the first success. The map is random per
+    prompt (`size` x `size`, always solvable), or one `fixed_map` for all.
     """
 
     kind: Literal["frozen-lake"] = "frozen-lake"
@@ -92,9 +91,7 @@ class _Crossing:
 
 
 def _distances_to_goal(lake: list[str]) -> dict[int, int]:
-    """Steps to the goal from every place from which a safe way leads there; places as gymnasium
-    numbers them.
-    """
+    """Steps to the goal from every place with a safe path; places in gymnasium's numbering."""
     size, cells = len(lake), "".join(lake)
     goal = cells.index("G")
     distances, edge = {goal: 0}, [goal]

@@ -10,11 +10,9 @@ from slackwater.rl.environments.episode import EnvironmentReply, at_least
 
 @dataclass(frozen=True, slots=True)
 class GuessNumber:
-    """The secret is from 1 to `highest`. Found in turn t of `max_turns` earns 1 - (t - 1) /
-    max_turns.
+    """A secret from 1 to `highest`; found in turn t of `max_turns` earns 1 - (t - 1) / max_turns.
 
-    A guess that is a number in the range earns `valid_reward` once, at the first turn, so that
-    there is something to learn before the first success.
+    A first guess in range earns `valid_reward`, which gives a signal before the first success.
     """
 
     kind: Literal["guess-number"] = "guess-number"
