@@ -1,3 +1,1 @@
-"""What an answer must look like: wishes of clients compiled, checked, and followed token by
-token.
-"""
+"""Constrained output: grammars compiled, checked, and followed token by token."""

@@ -71,9 +71,7 @@ def _schema(schema: Any) -> str:
 
 
 def _refuse_moved_references(schema: Any) -> None:
-    """A `$id` beside a `$ref` changes what the reference means in some drafts and nothing in
-    others.
-    """
+    """A `$id` beside a `$ref` changes the reference in some drafts of JSON Schema only."""
     if isinstance(schema, dict):
         if "$id" in schema and "$ref" in schema and schema["$ref"] and not _is_local(schema):
             raise ConfigError("json_schema: is not supported: $id beside $ref; write one of them")

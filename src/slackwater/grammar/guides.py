@@ -1,6 +1,6 @@
-"""Following a grammar: which tokens may come next, for one generation each.
+"""Follows a grammar: the tokens that may come next, per generation.
 
-A guide is a function of the tokens so far, so that a turn that moves is followed elsewhere as here.
+A guide depends only on the tokens so far, so a moved turn continues elsewhere unchanged.
 """
 
 from collections.abc import Collection, Sequence
@@ -27,9 +27,7 @@ class GrammarGuides:
     def guide(
         self, grammar: Grammar, generated: Sequence[int], ends: Collection[int]
     ) -> "GrammarGuide":
-        """A guide that stands after `generated`. A token of `ends` may come where the answer may
-        end.
-        """
+        """A guide positioned after `generated`; tokens of `ends` are allowed where it may end."""
         matcher = LLMatcher(self._words(), compiled(grammar), log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise refused(grammar, matcher.get_error())

@@ -1,7 +1,6 @@
-"""Node time as rows of pixels: each pixel is the mean colour of its stretch of time.
+"""Node time as rows of pixels, each the mean colour of its interval.
 
-Phases shorter than a pixel would cover each other if they were drawn one by one, and a fleet that
-idles half of the time would look busy.
+Drawn one by one, phases shorter than a pixel would hide each other and idle time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,9 +57,7 @@ def _coloured(
 
 
 def _mean(parts: Sequence[Span | Rental], values: Floats, edges_s: Floats) -> Floats:
-    """The mean over each stretch of what is `values[i]` during `parts[i]` and 0 elsewhere; parts do
-    not overlap.
-    """
+    """The mean per interval of `values[i]` during `parts[i]`, 0 elsewhere; no overlaps."""
     if not parts:
         return np.zeros((len(edges_s) - 1, values.shape[1]))
     order = np.argsort([part.start_s for part in parts])

@@ -1,7 +1,6 @@
-"""A run as Chrome trace events: opens in Perfetto (ui.perfetto.dev) and in chrome://tracing.
+"""A run as Chrome trace events for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
-One process per pool, one thread per node; phases and switches are slices, what was paid per hour is
-a counter.
+One process per pool, one thread per node; phases and switches are slices, cost per hour a counter.
 """
 
 import json

@@ -1,6 +1,4 @@
-"""Permits as stretches of time: who had which node when. The live body and the joint simulation
-draw their runs with it.
-"""
+"""Permits as time spans per node, for timelines of live and simulated runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,9 +22,7 @@ class _Held:
 
 
 class PermitSpans:
-    """Fed with permits as they are given, shrunk and taken back; `nodes` are there from `start_s`
-    on.
-    """
+    """Fed with permits as they are granted, shrunk and returned; `nodes` exist from `start_s`."""
 
     def __init__(self, nodes: tuple[NodeId, ...], start_s: float) -> None:
         self._nodes = nodes

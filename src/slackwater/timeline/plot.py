@@ -1,6 +1,4 @@
-"""Pictures of runs: whose phase ran where, with bubbles in grey, and what the fleet cost
-over time.
-"""
+"""Plots of runs: phases per node with grey bubbles, and cost over time."""
 
 import io
 from collections.abc import Sequence
@@ -168,9 +166,7 @@ def _draw_boxes(
 
 
 def _fill(span: Span, colour: str) -> tuple[float, float, float]:
-    """A job's colour; lighter where it rolls out on a train node, so that its two phases can be
-    told apart there.
-    """
+    """A job's colour, lighter where it rolls out on a train node."""
     red, green, blue = to_rgb(colour)
     if not _rolls_out_on_train_node(span):
         return red, green, blue

@@ -1,6 +1,4 @@
-"""A run as stretches of time: what ran where, what was paid for, and what that cost. Live and
-simulated runs make the same.
-"""
+"""A run as time spans: what ran where, what was rented, and the cost; live or simulated."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,9 +10,7 @@ from slackwater.model.placement import Phase
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One stretch of one node's time. What no span covers while the node was rented is idle: a
-    bubble. `about` are figures to show beside it.
-    """
+    """A span of one node's time, with figures in `about`; uncovered rented time is a bubble."""
 
     node: NodeId
     job: JobId
@@ -44,9 +40,7 @@ class CostStep:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """One run to be drawn. `label` tells it from others in a comparison, `note` stands beside its
-    cost there.
-    """
+    """One run to draw; `label` and `note` tell it from others in a comparison."""
 
     label: str
     title: str

@@ -1,6 +1,4 @@
-"""A model as a Hugging Face directory: net, tokenizer and chat template, there whole or not
-at all.
-"""
+"""A model as a Hugging Face directory (net, tokenizer, chat template), written atomically."""
 
 import json
 import os
@@ -50,9 +48,7 @@ def is_model(directory: Path) -> bool:
 
 
 def write_model(directory: Path, net: CausalLM, text: TextSide) -> None:
-    """Write everything beside `directory`, then rename it there; what was there before is
-    replaced.
-    """
+    """Write everything beside `directory`, then rename, replacing what was there."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     partial = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}.partial")
     try:

@@ -1,7 +1,7 @@
-"""Trained weights as a model directory that stands alone: an adapter folded into its base.
+"""Trained weights as a standalone model directory: an adapter merged into its base.
 
-An adapter changes the output head alone. Where the base ties its head to its embedding the result
-has a head of its own (`tie_word_embeddings: false`), since one matrix could not be both.
+If the base ties its head to its embedding, the result is untied, since an adapter changes only the
+head.
 """
 
 import json
@@ -52,9 +52,7 @@ def write_merged(base: Path, adapter: Path, out: Path) -> None:
 
 
 def write_untied(base: Path, out: Path) -> None:
-    """Write `base` with a head of its own, equal to its embedding: the same model in a form that
-    adapters of the head can be merged into by other tools.
-    """
+    """Write `base` untied (`tie_word_embeddings: false`), so that head adapters can be merged."""
     _write(base, out, lambda name, weight: weight, own_head=True)
 
 

@@ -1,6 +1,4 @@
-"""A Llama-like model out of a GGUF file: weights dequantised to fp32, and its byte-level
-tokenizer.
-"""
+"""A Llama-like model from a GGUF file: fp32 weights and its byte-level tokenizer."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,8 +116,6 @@ class GgufModel:
 
 
 def _halves_again(weight: Tensor, heads: int) -> Tensor:
-    """GGUF interleaves the rows that rotate together; Hugging Face keeps a head's two
-    halves apart.
-    """
+    """GGUF interleaves rows that rotate together; Hugging Face separates a head's halves."""
     rows, columns = weight.shape
     return weight.view(heads, rows // heads // 2, 2, columns).transpose(1, 2).reshape(rows, columns)

@@ -20,9 +20,7 @@ CHAT_TEMPLATE = (
 
 
 def _sized(hidden_size: int, num_layers: int) -> NetConfig:
-    """Heads are 32 wide so that other engines take them too; weights are drawn so that a layer
-    keeps the size of its input: with the 0.02 of large models these learn several times slower.
-    """
+    """Heads of 32 suit other engines. Weights keep a layer's scale: 0.02 learns far slower here."""
     heads = hidden_size // 32
     return NetConfig(
         family="qwen3",
@@ -78,9 +76,7 @@ def make_model(size: str, directory: Path, seed: int = 0) -> None:
 
 
 def _byte_characters() -> dict[int, str]:
-    """The character that stands for each byte in byte-level vocabularies: itself where it is
-    printable, else the next free one from U+0100 on.
-    """
+    """Byte-level vocabularies' characters: the byte if printable, else from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     shifted = {byte: chr(0x100 + index) for index, byte in enumerate(others)}
