@@ -4,20 +4,17 @@ Every controller asks with the same `SetTimer` and hears the same `TimerFired`. 
 controllers share one body, the part of the name before the first ":" says whose timer it is.
 """
 
-from dataclasses import dataclass
+from slackwater.control.message import Message, TimedMessage
 
 
-@dataclass(frozen=True, slots=True)
-class SetTimer:
+class SetTimer(Message, frozen=True):
     """Send `TimerFired(name)` at `at_s`; a later timer of the same name replaces this one."""
 
     name: str
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class TimerFired:
+class TimerFired(TimedMessage, frozen=True):
     """A timer set by `SetTimer` is due."""
 
-    now_s: float
     name: str

@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.jobs.events import JobTrained

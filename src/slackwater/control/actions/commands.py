@@ -1,15 +1,14 @@
 """What the body must do about actions. Commands to one node are carried out in their order."""
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from slackwater.control.message import Message
 from slackwater.control.timer import SetTimer
 from slackwater.model.action import ActionSpec, EnvironmentSpec, Grant, Outcome
 from slackwater.model.ids import ActionId, EnvironmentId, NodeId, ServiceName
 
 
-@dataclass(frozen=True, slots=True)
-class StartAction:
+class StartAction(Message, frozen=True):
     """Run it on exactly this; answer with `ActionFinished` of this attempt when all its processes
     are gone.
 
@@ -22,8 +21,7 @@ class StartAction:
     grant: Grant
 
 
-@dataclass(frozen=True, slots=True)
-class StopAction:
+class StopAction(Message, frozen=True):
     """Kill a running action with all its children, then answer with `ActionFinished` as usual."""
 
     node: NodeId | None
@@ -32,40 +30,35 @@ class StopAction:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class EndAction:
+class EndAction(Message, frozen=True):
     """The action's one outcome: make it durable, then tell its owner."""
 
     action: ActionId
     outcome: Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class OpenEnvironment:
+class OpenEnvironment(Message, frozen=True):
     """Make it on this node; answer with `EnvironmentOpened` or `EnvironmentLost`."""
 
     node: NodeId
     spec: EnvironmentSpec
 
 
-@dataclass(frozen=True, slots=True)
-class CloseEnvironment:
+class CloseEnvironment(Message, frozen=True):
     """Remove it from the node with everything in it; nothing is reported back."""
 
     node: NodeId
     environment: EnvironmentId
 
 
-@dataclass(frozen=True, slots=True)
-class EndEnvironment:
+class EndEnvironment(Message, frozen=True):
     """Tell its owner that it is gone, and why."""
 
     environment: EnvironmentId
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class EvictService:
+class EvictService(Message, frozen=True):
     """Free the memory that a service has on these GPUs; its copy in host memory stays, so nothing
     is written back.
     """
@@ -75,8 +68,7 @@ class EvictService:
     service: ServiceName
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreService:
+class RestoreService(Message, frozen=True):
     """Bring a service from host memory onto these GPUs; the action that follows on them waits for
     it.
     """

@@ -1,8 +1,8 @@
 """What can happen to actions, environments, workers, limits and services."""
 
-from dataclasses import dataclass
 from typing import TypeAlias, get_args
 
+from slackwater.control.message import TimedMessage
 from slackwater.control.timer import TimerFired
 from slackwater.model.action import (
     ActionSpec,
@@ -15,28 +15,23 @@ from slackwater.model.action import (
 from slackwater.model.ids import ActionId, EnvironmentId, NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class ActionSubmitted:
+class ActionSubmitted(TimedMessage, frozen=True):
     """A job asks for an action; it is in the durable log, if the body has one."""
 
-    now_s: float
     spec: ActionSpec
 
 
-@dataclass(frozen=True, slots=True)
-class ActionAdopted:
+class ActionAdopted(TimedMessage, frozen=True):
     """An action from the durable log after a restart. One that had started is run again if it may
     be, else it is lost.
     """
 
-    now_s: float
     spec: ActionSpec
     submitted_s: float
     started: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ActionFinished:
+class ActionFinished(TimedMessage, frozen=True):
     """A worker says that what an attempt started is over, with all its processes: its resources are
     free again.
 
@@ -44,7 +39,6 @@ class ActionFinished:
     came to. `ran_s` is the execution alone, without the time to prepare it.
     """
 
-    now_s: float
     action: ActionId
     attempt: int
     ended: OutcomeKind
@@ -52,92 +46,72 @@ class ActionFinished:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ActionCancelled:
+class ActionCancelled(TimedMessage, frozen=True):
     """Its owner no longer wants it."""
 
-    now_s: float
     action: ActionId
     reason: str = "cancelled by its owner"
 
 
-@dataclass(frozen=True, slots=True)
-class EnvironmentAsked:
+class EnvironmentAsked(TimedMessage, frozen=True):
     """A trajectory wants an environment; actions in it may be submitted from now on."""
 
-    now_s: float
     spec: EnvironmentSpec
 
 
-@dataclass(frozen=True, slots=True)
-class EnvironmentAdopted:
+class EnvironmentAdopted(TimedMessage, frozen=True):
     """An environment from the durable log after a restart: its worker should come back with it."""
 
-    now_s: float
     spec: EnvironmentSpec
 
 
-@dataclass(frozen=True, slots=True)
-class EnvironmentOpened:
+class EnvironmentOpened(TimedMessage, frozen=True):
     """The worker has made it."""
 
-    now_s: float
     environment: EnvironmentId
 
 
-@dataclass(frozen=True, slots=True)
-class EnvironmentLost:
+class EnvironmentLost(TimedMessage, frozen=True):
     """It could not be made, or it died by itself: its actions are lost."""
 
-    now_s: float
     environment: EnvironmentId
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class EnvironmentClosed:
+class EnvironmentClosed(TimedMessage, frozen=True):
     """Its owner no longer wants it: its actions are cancelled, and it is removed."""
 
-    now_s: float
     environment: EnvironmentId
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerJoined:
+class WorkerJoined(TimedMessage, frozen=True):
     """A worker brings its node's resources, and the environments that it holds already (after a
     restart of the broker).
     """
 
-    now_s: float
     node: NodeId
     capacity: WorkerCapacity
     environments: tuple[EnvironmentSpec, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLost:
+class WorkerLost(TimedMessage, frozen=True):
     """A worker is gone with everything that it held."""
 
-    now_s: float
     node: NodeId
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class LimitDeclared:
+class LimitDeclared(TimedMessage, frozen=True):
     """There is a limited resource by this name, or its limit changed."""
 
-    now_s: float
     limit: Limit
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceDeclared:
+class ServiceDeclared(TimedMessage, frozen=True):
     """There is a GPU service by this name; the body stages it in the host memory of every worker
     with GPUs.
     """
 
-    now_s: float
     service: GpuService
 
 

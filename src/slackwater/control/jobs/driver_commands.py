@@ -2,16 +2,14 @@
 is carried out.
 """
 
-from dataclasses import dataclass
-
 from slackwater.control.jobs.events import JobCrashed, JobEnded, JobSubmitted
+from slackwater.control.message import Message
 from slackwater.control.timer import SetTimer
 from slackwater.model.ids import JobId
 from slackwater.model.job_life import JobStage
 
 
-@dataclass(frozen=True, slots=True)
-class KeepDriver:
+class KeepDriver(Message, frozen=True):
     """Write down how many attempts were made, how many failed in a row, and how it ended if
     it has.
     """
@@ -23,16 +21,14 @@ class KeepDriver:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class StartDriver:
+class StartDriver(Message, frozen=True):
     """Start the process of that attempt, and say `DriverEnded` when it has ended."""
 
     job: JobId
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class EndDriver:
+class EndDriver(Message, frozen=True):
     """Ask its process to leave, then make it; `DriverEnded` follows."""
 
     job: JobId

@@ -2,35 +2,30 @@
 replayed.
 """
 
-from dataclasses import dataclass
-
 from slackwater.control.jobs.events import IterationDone
+from slackwater.control.message import TimedMessage
 from slackwater.control.timer import TimerFired
 from slackwater.model.ids import JobId, TenantId
 from slackwater.model.job import JobProfile, JobTerms
 from slackwater.model.job_life import JobStage
 
 
-@dataclass(frozen=True, slots=True)
-class DriverSubmitted:
+class DriverSubmitted(TimedMessage, frozen=True):
     """A job with a driver was submitted, and the store has it."""
 
-    now_s: float
     job: JobId
     tenant: TenantId
     terms: JobTerms
     profile: JobProfile | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DriverAdopted:
+class DriverAdopted(TimedMessage, frozen=True):
     """A submitted job from the durable store. `attempt` processes were started for it; `lives` says
     whether the last still runs.
 
     `over` is how it ended, if it has.
     """
 
-    now_s: float
     job: JobId
     tenant: TenantId
     terms: JobTerms
@@ -41,33 +36,27 @@ class DriverAdopted:
     over: JobStage | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DriverDue:
+class DriverDue(TimedMessage, frozen=True):
     """Its job has a place."""
 
-    now_s: float
     job: JobId
 
 
-@dataclass(frozen=True, slots=True)
-class DriverUndue:
+class DriverUndue(TimedMessage, frozen=True):
     """Its job is over, whoever said so."""
 
-    now_s: float
     job: JobId
     stage: JobStage
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DriverEnded:
+class DriverEnded(TimedMessage, frozen=True):
     """The process of that attempt is gone. No `status`: nobody saw it end. `said` are its last
     words.
 
     `hopeless`: the same would come of another attempt, since its input is wrong.
     """
 
-    now_s: float
     job: JobId
     attempt: int
     status: int | None
@@ -75,19 +64,15 @@ class DriverEnded:
     hopeless: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class StopAsked:
+class StopAsked(TimedMessage, frozen=True):
     """Its owner wants it to stop; what it has made stays."""
 
-    now_s: float
     job: JobId
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeAsked:
+class ResumeAsked(TimedMessage, frozen=True):
     """Its owner wants it to go on from there."""
 
-    now_s: float
     job: JobId
 
 

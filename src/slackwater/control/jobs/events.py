@@ -1,16 +1,15 @@
 """What can happen to jobs. Plain data, so that a record of it can be replayed."""
 
-from dataclasses import dataclass
 from typing import Literal
 
+from slackwater.control.message import TimedMessage
 from slackwater.control.rollout.facts import TurnClosed, TurnOpened
 from slackwater.model.ids import JobId, TenantId
 from slackwater.model.job import JobProfile, JobTerms
 from slackwater.model.job_life import JobAccount, JobStage
 
 
-@dataclass(frozen=True, slots=True)
-class JobSubmitted:
+class JobSubmitted(TimedMessage, frozen=True):
     """An owner's run begins, or resumes at its last complete iteration. One with terms and without
     a profile is profiled first.
 
@@ -18,7 +17,6 @@ class JobSubmitted:
     has a driver that the service runs, and ends with that.
     """
 
-    now_s: float
     job: JobId
     tenant: TenantId
     profile: JobProfile | None = None
@@ -27,68 +25,54 @@ class JobSubmitted:
     driven: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class JobProfiled:
+class JobProfiled(TimedMessage, frozen=True):
     """What one cycle of the job takes is known."""
 
-    now_s: float
     job: JobId
     profile: JobProfile
 
 
-@dataclass(frozen=True, slots=True)
-class JobAnswered:
+class JobAnswered(TimedMessage, frozen=True):
     """Placement's answer: it has a place, or waits for one, or never gets one."""
 
-    now_s: float
     job: JobId
     answer: Literal["placed", "held", "refused"]
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class JobTrained:
+class JobTrained(TimedMessage, frozen=True):
     """A trainer ran an operation of the job; an optimizer's step `ends_step`."""
 
-    now_s: float
     job: JobId
     trainer_s: float
     waited_s: float = 0.0
     ends_step: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class IterationDone:
+class IterationDone(TimedMessage, frozen=True):
     """The job made one more complete iteration: a crash brings it back here."""
 
-    now_s: float
     job: JobId
 
 
-@dataclass(frozen=True, slots=True)
-class JobCrashed:
+class JobCrashed(TimedMessage, frozen=True):
     """Its processes or its nodes are gone: it is a new arrival at its last complete iteration."""
 
-    now_s: float
     job: JobId
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class JobEnded:
+class JobEnded(TimedMessage, frozen=True):
     """Nothing more will come of it."""
 
-    now_s: float
     job: JobId
     outcome: Literal["finished", "failed", "stopped"]
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class JobAdopted:
+class JobAdopted(TimedMessage, frozen=True):
     """A job from the durable store: how it ended, if it has, and its account so far."""
 
-    now_s: float
     job: JobId
     tenant: TenantId
     account: JobAccount
@@ -100,21 +84,17 @@ class JobAdopted:
     driven: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class JobHeard:
+class JobHeard(TimedMessage, frozen=True):
     """The program whose job it is lives."""
 
-    now_s: float
     job: JobId
 
 
-@dataclass(frozen=True, slots=True)
-class IdleJobsSought:
+class IdleJobsSought(TimedMessage, frozen=True):
     """Jobs that nobody attends end once nothing was heard of them for a while; those in `attended`
     have a client.
     """
 
-    now_s: float
     attended: frozenset[JobId] = frozenset()
 
 

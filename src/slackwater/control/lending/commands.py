@@ -1,13 +1,11 @@
 """What the lender asks its body to do."""
 
-from dataclasses import dataclass
-
+from slackwater.control.message import Message
 from slackwater.control.timer import SetTimer
 from slackwater.model.ids import JobId, NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class LendNode:
+class LendNode(Message, frozen=True):
     """Bring the base model of the job's rollouts onto the node, as a borrowed instance."""
 
     node: NodeId
@@ -15,8 +13,7 @@ class LendNode:
     base_model: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TakeBack:
+class TakeBack(Message, frozen=True):
     """The service needs the node: the rollout leaves at once, its turns move; answer
     `NodeCleared`.
     """
@@ -26,8 +23,7 @@ class TakeBack:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class BeginStep:
+class BeginStep(Message, frozen=True):
     """The job's next RL step begins: the node sets the rollout's KV budget anew."""
 
     node: NodeId

@@ -1,101 +1,80 @@
 """What can happen to the lender. Plain data, so that a record of it can be replayed."""
 
-from dataclasses import dataclass
-
+from slackwater.control.message import TimedMessage
 from slackwater.control.timer import TimerFired
 from slackwater.model.ids import JobId, NodeId, ServiceName
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceOpened:
+class ServiceOpened(TimedMessage, frozen=True):
     """A service may lend up to `most_nodes` of its nodes; said again, the limit changes."""
 
-    now_s: float
     service: ServiceName
     most_nodes: int
 
 
-@dataclass(frozen=True, slots=True)
-class LendingStopped:
+class LendingStopped(TimedMessage, frozen=True):
     """A service takes everything back and lends nothing until it is opened again."""
 
-    now_s: float
     service: ServiceName
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ServingNodeJoined:
+class ServingNodeJoined(TimedMessage, frozen=True):
     """A node of a service is up."""
 
-    now_s: float
     node: NodeId
     service: ServiceName
 
 
-@dataclass(frozen=True, slots=True)
-class ServingNodeReported:
+class ServingNodeReported(TimedMessage, frozen=True):
     """What its service used of a node's KV memory and time since the last report, at most and on
     average; and whether it keeps its promise lately.
     """
 
-    now_s: float
     node: NodeId
     kv_share: float
     busy_share: float
     keeps_promise: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class ServingNodeLost:
+class ServingNodeLost(TimedMessage, frozen=True):
     """The node is gone, with what it had borrowed out."""
 
-    now_s: float
     node: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class CapacityWanted:
+class CapacityWanted(TimedMessage, frozen=True):
     """A job's rollout of a base model would use up to `nodes` borrowed nodes.
 
     Said again, the number changes.
     """
 
-    now_s: float
     job: JobId
     nodes: int
     base_model: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class BorrowerStepBegan:
+class BorrowerStepBegan(TimedMessage, frozen=True):
     """A job that rolls out already begins its next RL step, as one that trains meanwhile does."""
 
-    now_s: float
     job: JobId
 
 
-@dataclass(frozen=True, slots=True)
-class CapacityReturned:
+class CapacityReturned(TimedMessage, frozen=True):
     """The job trains, or has ended: it needs no borrowed nodes."""
 
-    now_s: float
     job: JobId
 
 
-@dataclass(frozen=True, slots=True)
-class NodeCleared:
+class NodeCleared(TimedMessage, frozen=True):
     """Nothing of the rollout is left on a node that was taken back."""
 
-    now_s: float
     node: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class LoanFailed:
+class LoanFailed(TimedMessage, frozen=True):
     """The rollout could not come up on the node, or left it by itself; nothing of it is left."""
 
-    now_s: float
     node: NodeId
     reason: str
 

@@ -1,16 +1,15 @@
 """What operations ask for. A ticket names one thing that one trainer does."""
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from slackwater.control.message import Message, TimedMessage
 from slackwater.control.operations.facts import OpOver, PublishDetached
 from slackwater.control.timer import SetTimer
 from slackwater.model.ids import JobId, ModelId, RequestId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation
 
 
-@dataclass(frozen=True, slots=True)
-class RunOp:
+class RunOp(Message, frozen=True):
     """Run an operation; `replay` says that its result is known and only its effect is wanted.
 
     `at_most` of a replayed creation is as that of `RestoreState`.
@@ -23,8 +22,7 @@ class RunOp:
     at_most: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreState:
+class RestoreState(Message, frozen=True):
     """Load the state that was saved after `seq`; or, where the node has kept one of a trainer that
     died, a later one.
 
@@ -38,8 +36,7 @@ class RestoreState:
     at_most: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class DropGradients:
+class DropGradients(Message, frozen=True):
     """Clear what was accumulated: the slate is clean after the failed optim_step `seq`."""
 
     worker: WorkerId
@@ -48,8 +45,7 @@ class DropGradients:
     seq: int
 
 
-@dataclass(frozen=True, slots=True)
-class TakeSnapshot:
+class TakeSnapshot(Message, frozen=True):
     """Save the complete state as it is after `seq`."""
 
     worker: WorkerId
@@ -61,34 +57,29 @@ class TakeSnapshot:
 TrainerOrder: TypeAlias = RunOp | RestoreState | DropGradients | TakeSnapshot
 
 
-@dataclass(frozen=True, slots=True)
-class StartWork:
+class StartWork(TimedMessage, frozen=True):
     """To device ownership: the order leaves for the trainer once it has its devices."""
 
-    now_s: float
     worker: WorkerId
     job: JobId | None
     order: TrainerOrder
 
 
-@dataclass(frozen=True, slots=True)
-class CommitSnapshot:
+class CommitSnapshot(Message, frozen=True):
     """The state after `seq` is on disk: the log up to it is no longer needed."""
 
     model: ModelId
     seq: int
 
 
-@dataclass(frozen=True, slots=True)
-class ForgetModel:
+class ForgetModel(Message, frozen=True):
     """Let a trainer drop a model's state; nothing is reported back."""
 
     worker: WorkerId
     model: ModelId
 
 
-@dataclass(frozen=True, slots=True)
-class MoveState:
+class MoveState(Message, frozen=True):
     """Let the node of `worker` send a model's state to the memory of the node of `to`;
     `StateMoved` says how it went.
     """
@@ -99,8 +90,7 @@ class MoveState:
     to: WorkerId
 
 
-@dataclass(frozen=True, slots=True)
-class ForgetStrays:
+class ForgetStrays(Message, frozen=True):
     """States of the model that no trainer holds, on whatever node, are of no use any more; nothing
     is reported back.
     """
@@ -108,16 +98,14 @@ class ForgetStrays:
     model: ModelId
 
 
-@dataclass(frozen=True, slots=True)
-class CompleteOp:
+class CompleteOp(Message, frozen=True):
     """The result that came with `ticket` is this request's: make it durable, then tell."""
 
     request: RequestId
     ticket: int
 
 
-@dataclass(frozen=True, slots=True)
-class FailOp:
+class FailOp(Message, frozen=True):
     """The request has failed: make it durable, then tell."""
 
     request: RequestId

@@ -1,26 +1,21 @@
 """What happened to operations, as other controllers hear it."""
 
-from dataclasses import dataclass
-
+from slackwater.control.message import TimedMessage
 from slackwater.model.ids import JobId, RequestId
 from slackwater.model.operation import OpKind
 
 
-@dataclass(frozen=True, slots=True)
-class OpOver:
+class OpOver(TimedMessage, frozen=True):
     """An operation of the job ended, well if `done`."""
 
-    now_s: float
     job: JobId
     request: RequestId
     kind: OpKind
     done: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PublishDetached:
+class PublishDetached(TimedMessage, frozen=True):
     """A publish of the job has its copy: the trainer is free, and the rest is written beside."""
 
-    now_s: float
     job: JobId
     request: RequestId

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from slackwater.control.message import Message
 from slackwater.control.rollout.facts import TurnClosed, TurnOpened
 from slackwater.control.steps.events import SeedingChanged
 from slackwater.control.timer import SetTimer
@@ -12,8 +13,7 @@ from slackwater.model.sampling import Sampling
 from slackwater.model.turn import AttemptId, FinishReason
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatch:
+class Dispatch(Message, frozen=True):
     """Run the turn there: prefill prompt + generated, then go on at that position.
 
     `attempt` is the request id for the engine. `sampling.max_tokens` counts `generated` too.
@@ -30,8 +30,7 @@ class Dispatch:
     owner: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class AbortOn:
+class AbortOn(Message, frozen=True):
     """Forget the attempt; what it still sends is discarded."""
 
     instance: InstanceId
@@ -69,32 +68,28 @@ class CompleteTurn:
     prompt_alternatives: Sequence[Sequence[tuple[int, float]]] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class FailTurn:
+class FailTurn(Message, frozen=True):
     """The turn alone has failed; `error` says why."""
 
     turn: TurnId
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseInstance:
+class ReleaseInstance(Message, frozen=True):
     """Let the instance go: nothing of ours runs on it any more."""
 
     instance: InstanceId
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReportFault:
+class ReportFault(Message, frozen=True):
     """Something that an operator should see; the manager has dealt with it."""
 
     instance: InstanceId
     what: str
 
 
-@dataclass(frozen=True, slots=True)
-class EndSeeding:
+class EndSeeding(Message, frozen=True):
     """The job's local engines are released, but for those where another job seeds: the trainer may
     have its devices.
     """
@@ -103,16 +98,14 @@ class EndSeeding:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeSeeding:
+class ResumeSeeding(Message, frozen=True):
     """The trainer waits and generation is short of hands: start local engines again."""
 
     job: JobId
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class LimitInstances:
+class LimitInstances(Message, frozen=True):
     """More remote instances than this would not make the job's steps shorter."""
 
     job: JobId

@@ -5,8 +5,8 @@ Frames of an instance are atomic: the body turns one frame into `TokensArrived`,
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from slackwater.control.message import TimedMessage
 from slackwater.control.rollout.gates import TurnGate
 from slackwater.control.timer import TimerFired
 from slackwater.model.ids import InstanceId, JobId, TenantId, TurnId
@@ -14,61 +14,48 @@ from slackwater.model.instance import InstanceSpec
 from slackwater.model.turn import AttemptId, FinishReason, TurnSpec
 
 
-@dataclass(frozen=True, slots=True)
-class TurnSubmitted:
+class TurnSubmitted(TimedMessage, frozen=True):
     """A client wants a turn generated."""
 
-    now_s: float
     spec: TurnSpec
 
 
-@dataclass(frozen=True, slots=True)
-class TurnCancelled:
+class TurnCancelled(TimedMessage, frozen=True):
     """The client does not want it any more."""
 
-    now_s: float
     turn: TurnId
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceJoined:
+class InstanceJoined(TimedMessage, frozen=True):
     """An engine process connected and said what it can do. It holds no weights of ours yet."""
 
-    now_s: float
     spec: InstanceSpec
 
 
-@dataclass(frozen=True, slots=True)
-class VersionOffered:
+class VersionOffered(TimedMessage, frozen=True):
     """From the weight director: turns may run with `version` on the instance."""
 
-    now_s: float
     instance: InstanceId
     version: str
 
 
-@dataclass(frozen=True, slots=True)
-class VersionRecalled:
+class VersionRecalled(TimedMessage, frozen=True):
     """From the weight director: nothing more may start with `version` there."""
 
-    now_s: float
     instance: InstanceId
     version: str
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceFaulted:
+class InstanceFaulted(TimedMessage, frozen=True):
     """From the weight director: the instance failed, or said something about a version that is not
     so.
     """
 
-    now_s: float
     instance: InstanceId
     what: str
 
 
-@dataclass(frozen=True, slots=True)
-class TokensArrived:
+class TokensArrived(TimedMessage, frozen=True):
     """One frame, columnar: `counts[i]` tokens of `attempts[i]`, one after the other (no counts: one
     each).
 
@@ -76,7 +63,6 @@ class TokensArrived:
     to save time, `array("I")` and `array("d")`.
     """
 
-    now_s: float
     instance: InstanceId
     attempts: Sequence[int]
     tokens: Sequence[int]
@@ -85,11 +71,9 @@ class TokensArrived:
     topk: Sequence[Sequence[tuple[int, float]]] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PromptScored:
+class PromptScored(TimedMessage, frozen=True):
     """Log-probs of the prompt's tokens (None for the first), and the best k of each where asked."""
 
-    now_s: float
     instance: InstanceId
     attempt: AttemptId
     logprobs: Sequence[float | None]
@@ -98,13 +82,11 @@ class PromptScored:
     alternatives: Sequence[Sequence[tuple[int, float]]] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TurnEnded:
+class TurnEnded(TimedMessage, frozen=True):
     """The instance finished the turn: `total_tokens` generated in all, counting those sent along
     with it.
     """
 
-    now_s: float
     instance: InstanceId
     attempt: AttemptId
     reason: FinishReason
@@ -112,25 +94,21 @@ class TurnEnded:
     version: str
 
 
-@dataclass(frozen=True, slots=True)
-class TurnRefused:
+class TurnRefused(TimedMessage, frozen=True):
     """The instance gives the turn back: `turn_at_fault` if it can run nowhere, else it moves on."""
 
-    now_s: float
     instance: InstanceId
     attempt: AttemptId
     error: str
     turn_at_fault: bool
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceHeartbeat:
+class InstanceHeartbeat(TimedMessage, frozen=True):
     """Alive; with its load. `produced_tokens` (decoded) and `prefilled_tokens` only ever grow.
 
     They tell a stall from a quiet moment, and teach the manager the engine's rate by batch size.
     """
 
-    now_s: float
     instance: InstanceId
     running: int
     waiting: int
@@ -140,78 +118,62 @@ class InstanceHeartbeat:
     stalled: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceNotice:
+class InstanceNotice(TimedMessage, frozen=True):
     """It will be taken away at `leaves_at_s`."""
 
-    now_s: float
     instance: InstanceId
     leaves_at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class DrainAsked:
+class DrainAsked(TimedMessage, frozen=True):
     """An operator wants it to finish what it runs (`move_turns`: to hand it over) and leave."""
 
-    now_s: float
     instance: InstanceId
     move_turns: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceLost:
+class InstanceLost(TimedMessage, frozen=True):
     """The connection broke or the process died."""
 
-    now_s: float
     instance: InstanceId
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetChanged:
+class BudgetChanged(TimedMessage, frozen=True):
     """A serving node lends more or less room."""
 
-    now_s: float
     instance: InstanceId
     max_running: int
     kv_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class StepBegan:
+class StepBegan(TimedMessage, frozen=True):
     """A training step of the job starts: local engines are seeding, and `turns` responses are
     wanted.
     """
 
-    now_s: float
     job: JobId
     step: int
     turns: int
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerWanted:
+class TrainerWanted(TimedMessage, frozen=True):
     """The trainer has work for devices on which local engines still seed."""
 
-    now_s: float
     job: JobId
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerWaits:
+class TrainerWaits(TimedMessage, frozen=True):
     """The trainer waits for responses, and says what it has trained on in this step so far."""
 
-    now_s: float
     job: JobId
     trained_tokens: int
     train_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class StepEnded:
+class StepEnded(TimedMessage, frozen=True):
     """The trainer finished the step, and says where its time went."""
 
-    now_s: float
     job: JobId
     step: int
     trained_tokens: int
@@ -220,27 +182,21 @@ class StepEnded:
     remote_wait_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class StepDropped:
+class StepDropped(TimedMessage, frozen=True):
     """The job is over: its step, if it has one, teaches nothing and holds nothing."""
 
-    now_s: float
     job: JobId
 
 
-@dataclass(frozen=True, slots=True)
-class OwnersNamed:
+class OwnersNamed(TimedMessage, frozen=True):
     """Whose turns may come: with more than one owner, none may fill an instance alone."""
 
-    now_s: float
     owners: tuple[TenantId, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class JobGated:
+class JobGated(TimedMessage, frozen=True):
     """From now on the job's turns run where the gate admits them; without a gate, anywhere."""
 
-    now_s: float
     job: JobId
     gate: TurnGate | None
 

@@ -1,25 +1,20 @@
 """What happened to turns and instances, as other controllers hear it."""
 
-from dataclasses import dataclass
-
+from slackwater.control.message import TimedMessage
 from slackwater.model.ids import InstanceId, JobId
 
 
-@dataclass(frozen=True, slots=True)
-class TurnOpened:
+class TurnOpened(TimedMessage, frozen=True):
     """One more turn of the job is live, the manager's number `sequence`."""
 
-    now_s: float
     job: JobId
     base_model: str
     sequence: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TurnClosed:
+class TurnClosed(TimedMessage, frozen=True):
     """A turn ended, well or not; `device_s` is its share of the engines' time."""
 
-    now_s: float
     job: JobId
     base_model: str
     prompt_tokens: int = 0
@@ -30,10 +25,8 @@ class TurnClosed:
     sequence: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceReleased:
+class InstanceReleased(TimedMessage, frozen=True):
     """The manager let an instance go; one that `rests` lives on, and must forget what it held."""
 
-    now_s: float
     instance: InstanceId
     rests: bool = False

@@ -1,28 +1,24 @@
 """What the book of states asks of its body."""
 
-from dataclasses import dataclass
-
+from slackwater.control.message import Message
 from slackwater.model.residency import Tier
 
 
-@dataclass(frozen=True, slots=True)
-class Admit:
+class Admit(Message, frozen=True):
     """The deployment is known. `blank`: it has no content yet, and comes to the device as zeros."""
 
     deployment: str
     blank: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(Message, frozen=True):
     """The deployment cannot be kept on this node; nothing was changed."""
 
     deployment: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class MoveTier:
+class MoveTier(Message, frozen=True):
     """Copy the state to the neighbouring tier; say MoveDone or MoveFailed. `blank`: there is
     nothing to copy yet.
 
@@ -36,31 +32,27 @@ class MoveTier:
     follows: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class FreeTier:
+class FreeTier(Message, frozen=True):
     """The copy on this tier is not needed any more."""
 
     deployment: str
     tier: Tier
 
 
-@dataclass(frozen=True, slots=True)
-class Drop:
+class Drop(Message, frozen=True):
     """The image is not known any more, on any tier: whatever is left of it goes."""
 
     deployment: str
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerTicket:
+class AnswerTicket(Message, frozen=True):
     """What was asked under the ticket has been done, or cannot be and why."""
 
     ticket: int
     refused: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ReportFallback:
+class ReportFallback(Message, frozen=True):
     """The holder died with the newest state; what was last offloaded is whole and is the
     state now.
     """
@@ -68,8 +60,7 @@ class ReportFallback:
     deployment: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReportStateLost:
+class ReportStateLost(Message, frozen=True):
     """The holder died, and nothing whole was ever offloaded: the deployment begins from its last
     checkpoint.
     """

@@ -1,12 +1,10 @@
 """What can happen to a node's states. Plain data, so that a record of it can be replayed."""
 
-from dataclasses import dataclass
-
+from slackwater.control.message import TimedMessage
 from slackwater.model.residency import Tier
 
 
-@dataclass(frozen=True, slots=True)
-class DeploymentRegistered:
+class DeploymentRegistered(TimedMessage, frozen=True):
     """A holder (a worker process) brings a deployment, or comes back for one whose holder has gone.
 
     `host_bytes` is what its image on the host or on disk takes, `device_bytes` what it needs to
@@ -17,7 +15,6 @@ class DeploymentRegistered:
     or one of frozen parts, which no deployment has alone and which goes with the last of them.
     """
 
-    now_s: float
     deployment: str
     holder: str
     device_bytes: int
@@ -26,114 +23,90 @@ class DeploymentRegistered:
     borrows: tuple[tuple[str, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ResidencyAsked:
+class ResidencyAsked(TimedMessage, frozen=True):
     """Make a deployment at least as warm as `tier`; with `lease` it stays on the device until it is
     released.
     """
 
-    now_s: float
     ticket: int
     deployment: str
     tier: Tier
     lease: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class EvictionAsked:
+class EvictionAsked(TimedMessage, frozen=True):
     """Make a deployment at most as warm as `tier`, when nothing runs on it any more."""
 
-    now_s: float
     ticket: int
     deployment: str
     tier: Tier
 
 
-@dataclass(frozen=True, slots=True)
-class WaitGivenUp:
+class WaitGivenUp(TimedMessage, frozen=True):
     """Whoever waited under the ticket does not any more."""
 
-    now_s: float
     ticket: int
 
 
-@dataclass(frozen=True, slots=True)
-class DeploymentFilled:
+class DeploymentFilled(TimedMessage, frozen=True):
     """A state that another node sent is whole in this one's host memory."""
 
-    now_s: float
     deployment: str
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseReleased:
+class LeaseReleased(TimedMessage, frozen=True):
     """An operation on the deployment has ended."""
 
-    now_s: float
     deployment: str
 
 
-@dataclass(frozen=True, slots=True)
-class MoveDone:
+class MoveDone(TimedMessage, frozen=True):
     """A commanded move has ended; the state is on that tier, whole."""
 
-    now_s: float
     deployment: str
     to: Tier
 
 
-@dataclass(frozen=True, slots=True)
-class MoveFailed:
+class MoveFailed(TimedMessage, frozen=True):
     """A commanded move could not be made; the state is where it was."""
 
-    now_s: float
     deployment: str
     to: Tier
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class NextHinted:
+class NextHinted(TimedMessage, frozen=True):
     """The scheduler says what runs next, in order. Replaces the hint before.
 
     `holding` are in the middle of their jobs' phases: between two of their operations, too, an
     early load does not push them out.
     """
 
-    now_s: float
     deployments: tuple[str, ...]
     holding: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class HolderGone:
+class HolderGone(TimedMessage, frozen=True):
     """A worker process has ended, with whatever was on its part of the device."""
 
-    now_s: float
     holder: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReadingBegan:
+class ReadingBegan(TimedMessage, frozen=True):
     """A checkpoint or a copy for another node is being made of the image on the host."""
 
-    now_s: float
     deployment: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReadingEnded:
+class ReadingEnded(TimedMessage, frozen=True):
     """It has been made, or given up."""
 
-    now_s: float
     deployment: str
 
 
-@dataclass(frozen=True, slots=True)
-class DeploymentForgotten:
+class DeploymentForgotten(TimedMessage, frozen=True):
     """Nobody needs the deployment's state any more, on any tier."""
 
-    now_s: float
     deployment: str
 
 

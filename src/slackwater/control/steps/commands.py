@@ -1,7 +1,6 @@
 """What the step book asks for: of local engines, of trainers, and of the rollout manager."""
 
-from dataclasses import dataclass
-
+from slackwater.control.message import Message
 from slackwater.control.rollout.events import (
     StepBegan,
     StepDropped,
@@ -15,8 +14,7 @@ from slackwater.model.ids import InstanceId
 from slackwater.model.instance import InstanceSpec
 
 
-@dataclass(frozen=True, slots=True)
-class StartEngine:
+class StartEngine(Message, frozen=True):
     """Let a resting local engine work: say `InstanceJoined` with its spec. `again`: in the middle
     of a step.
     """
@@ -25,8 +23,7 @@ class StartEngine:
     again: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RestEngine:
+class RestEngine(Message, frozen=True):
     """The local engine works no more: what it still says does not count, and its process
     lives on.
     """

@@ -1,14 +1,12 @@
 """What the weight director asks instances and the store for, and tells the rollout manager."""
 
-from dataclasses import dataclass
-
+from slackwater.control.message import Message
 from slackwater.control.rollout.events import InstanceFaulted, VersionOffered, VersionRecalled
 from slackwater.model.ids import InstanceId, NodeId
 from slackwater.model.payload import Payload
 
 
-@dataclass(frozen=True, slots=True)
-class PullWeights:
+class PullWeights(Message, frozen=True):
     """Let the instance get the version; it answers `InstanceReady` or `PullFailed`.
 
     `way` are the payloads to take from its node's relay, in order: the first whole, or a delta on
@@ -22,8 +20,7 @@ class PullWeights:
     keep: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class FetchPayload:
+class FetchPayload(Message, frozen=True):
     """Let the node's relay take a payload from another node's; it answers `PayloadArrived` or
     `PayloadBroke`.
     """
@@ -34,8 +31,7 @@ class FetchPayload:
     source: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class DropPayload:
+class DropPayload(Message, frozen=True):
     """Let the node's relay forget a payload, or give up waiting for it."""
 
     node: NodeId
@@ -43,16 +39,14 @@ class DropPayload:
     base: str
 
 
-@dataclass(frozen=True, slots=True)
-class DropVersion:
+class DropVersion(Message, frozen=True):
     """Let the instance free the version's memory; nothing there uses it."""
 
     instance: InstanceId
     version: str
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteVersion:
+class DeleteVersion(Message, frozen=True):
     """The version may go from the store: nothing names it, no turn asks for it, nobody is pulling
     it.
     """

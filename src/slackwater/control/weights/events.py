@@ -1,14 +1,12 @@
 """What can happen to weight versions. Plain data, so that a record of it can be replayed."""
 
-from dataclasses import dataclass
-
+from slackwater.control.message import TimedMessage
 from slackwater.control.rollout.events import InstanceJoined, InstanceLost
 from slackwater.control.rollout.facts import InstanceReleased
 from slackwater.model.ids import InstanceId, JobId, NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class WeightsPublished:
+class WeightsPublished(TimedMessage, frozen=True):
     """A version can be pulled from now on. It belongs to `job`; without one it is a base model's
     own, for everybody.
 
@@ -17,7 +15,6 @@ class WeightsPublished:
     pulls this one at once.
     """
 
-    now_s: float
     job: JobId | None
     version: str
     base_model: str = ""
@@ -26,21 +23,17 @@ class WeightsPublished:
     sampled: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class WeightsRetired:
+class WeightsRetired(TimedMessage, frozen=True):
     """Nothing names the version any more: it may go once no turn asks for it."""
 
-    now_s: float
     version: str
 
 
-@dataclass(frozen=True, slots=True)
-class VersionNeeded:
+class VersionNeeded(TimedMessage, frozen=True):
     """So many live turns ask for the version; `waiting` if one of them finds no instance that could
     take it.
     """
 
-    now_s: float
     job: JobId
     base_model: str
     version: str
@@ -48,64 +41,52 @@ class VersionNeeded:
     waiting: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceReady:
+class InstanceReady(TimedMessage, frozen=True):
     """The instance says that it now holds `version`; `kept` if a copy of it lies in host memory,
     for deltas to build on.
     """
 
-    now_s: float
     instance: InstanceId
     version: str
     kept: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RelayJoined:
+class RelayJoined(TimedMessage, frozen=True):
     """A node can relay weights; it has none of ours yet. `site` is the fast network that it
     is on.
     """
 
-    now_s: float
     node: NodeId
     site: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RelayLeft:
+class RelayLeft(TimedMessage, frozen=True):
     """The node's relay is gone, with what it held."""
 
-    now_s: float
     node: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class PayloadsStocked:
+class PayloadsStocked(TimedMessage, frozen=True):
     """A publisher put a version on its node's relay: the bytes of each payload, by base (empty: the
     whole).
     """
 
-    now_s: float
     node: NodeId
     version: str
     sizes: tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PayloadArrived:
+class PayloadArrived(TimedMessage, frozen=True):
     """The node's relay has all of a payload."""
 
-    now_s: float
     node: NodeId
     version: str
     base: str
 
 
-@dataclass(frozen=True, slots=True)
-class PayloadFailed:
+class PayloadFailed(TimedMessage, frozen=True):
     """The node's relay could not get a payload from `source`; what has come stays."""
 
-    now_s: float
     node: NodeId
     version: str
     base: str
@@ -113,21 +94,17 @@ class PayloadFailed:
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class PullFailed:
+class PullFailed(TimedMessage, frozen=True):
     """The instance could not get `version`."""
 
-    now_s: float
     instance: InstanceId
     version: str
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class VersionFreed:
+class VersionFreed(TimedMessage, frozen=True):
     """Nothing runs with a version that was recalled from the instance."""
 
-    now_s: float
     instance: InstanceId
     version: str
 

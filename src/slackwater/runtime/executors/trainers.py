@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import sqlalchemy as sa
+from msgspec import structs
 from sqlalchemy.engine import Connection
 
 from slackwater.control.operations import commands as do
@@ -135,7 +136,7 @@ class TrainerExecutor:
                 if record.status == "waiting":
                     self._operations[record.operation.request] = record.operation
                     self._parts.board.expect(record.operation.request, model.tenant)
-            self._feed(replace(event, now_s=loop_time(), records=records))
+            self._feed(structs.replace(event, now_s=loop_time(), records=records))
 
     def model(self, tenant: TenantId, model: ModelId) -> TrainedModel:
         """One of the tenant's models."""

@@ -3,8 +3,9 @@ store what they used.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Literal
+
+from msgspec.structs import replace
 
 from slackwater.control.fleet.messages import FleetEvent
 from slackwater.control.jobs.events import IdleJobsSought, JobAdopted, JobEnded, JobSubmitted

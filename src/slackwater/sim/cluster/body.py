@@ -142,7 +142,7 @@ class SimulatedCluster:
         """The same message once more, later; it says its old time, as a message from a socket
         would get a new one.
         """
-        body = {name: getattr(event, name) for name in event.__slots__}
+        body = {name: getattr(event, name) for name in event.__match_args__}
         self._driver.feed(type(event)(**{**body, "now_s": self.now_s}))
 
     def _check(self) -> None:
