@@ -1,6 +1,4 @@
-"""Actions: atomic uses of resources outside the training cluster, by a tool call, a test run or a
-reward.
-"""
+"""Actions: atomic uses of resources outside the training cluster, for a tool call or a reward."""
 
 import math
 from dataclasses import dataclass
@@ -110,9 +108,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How and when an action ended: `queued_s` until it was started, `ran_s` as its worker measured
-    it.
-    """
+    """How an action ended: `queued_s` before its start, `ran_s` as its worker measured it."""
 
     kind: OutcomeKind
     reason: str = ""
@@ -123,9 +119,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSpec:
-    """A trajectory's own place on one node: it keeps its memory for life and holds no cores between
-    actions.
-    """
+    """A trajectory's place on one node: keeps its memory for life, no cores between actions."""
 
     environment: EnvironmentId
     job: JobId
@@ -161,9 +155,7 @@ class WorkerCapacity:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A resource that no worker brings: at most `concurrency` at once, at most `quota` in any
-    `window_s` seconds, or both.
-    """
+    """A resource no worker brings: at most `concurrency` at once, `quota` per `window_s`."""
 
     resource: ResourceName
     concurrency: int | None = None
@@ -184,9 +176,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class ServiceShape:
-    """One way to hold a service: on so many GPUs, with so much memory on each, restored from host
-    memory in so long.
-    """
+    """One way to hold a service: on so many GPUs, with so much memory, restored in so long."""
 
     gpus: int
     gpu_mib: int
@@ -195,9 +185,7 @@ class ServiceShape:
 
 @dataclass(frozen=True, slots=True)
 class GpuService:
-    """A reward or judge model, staged in host memory once and restored onto a chunk of GPUs when an
-    action asks for it.
-    """
+    """A reward or judge model, staged in host memory and restored onto GPUs on demand."""
 
     service: ServiceName
     degrees: tuple[ServiceShape, ...]

@@ -1,6 +1,4 @@
-"""AdamW's settings: the one value that a client's wish becomes, in the log, on the wire and in the
-trainer.
-"""
+"""AdamW's settings, as in the log, on the wire and in the trainer."""
 
 import math
 from dataclasses import dataclass, fields

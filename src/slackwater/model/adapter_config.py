@@ -16,9 +16,7 @@ def adapter_config(
     unembed: bool,
     base_model: str | None = None,
 ) -> dict[str, Any]:
-    """The fields that peft, the Tinker cookbook and vLLM read; the update is `alpha / r * B
-    @ A`.
-    """
+    """The fields that peft, the Tinker cookbook and vLLM read; the update is `alpha/r * B @ A`."""
     layers = (
         (ATTENTION_LAYERS if attn else ())
         + (MLP_LAYERS if mlp else ())

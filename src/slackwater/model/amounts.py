@@ -61,9 +61,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """E(m) in (0, 1] at some amounts, straight lines between them, flat outside: running on m units
-    takes T1 / (E(m) * m).
-    """
+    """E(m) in (0, 1], linear between points: m units take T1 / (E(m) * m)."""
 
     points: tuple[tuple[int, float], ...] = ((1, 1.0),)
 

@@ -10,8 +10,7 @@ from slackwater.model.tenant_limits import TenantLimits
 
 
 def check_ceilings(tenant: TenantId, limits: TenantLimits, asked: Mapping[str, float]) -> None:
-    """Raise for the first field above its ceiling; `limits.disk_mib` is held to `disk_mib`, and so
-    on."""
+    """Raise for the first field above its ceiling, such as `limits.disk_mib` above `disk_mib`."""
     for field, value in asked.items():
         name = field.rpartition(".")[2]
         ceiling = getattr(limits, name)

@@ -78,9 +78,7 @@ def decode(
 
 
 def override(table: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
-    """A copy of `table` with each `a.b=c` put in; list members are named by number
-    (`jobs.0.slo=1.5`).
-    """
+    """A copy of `table` with each `a.b=c` set; list members by number (`jobs.0.slo=1.5`)."""
     result = cast(dict[str, Any], _copy(table))
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
@@ -109,9 +107,7 @@ def plain(value: Any) -> Any:
 
 
 def _located(at: str, message: str) -> str:
-    """The message of a dataclass under the path of its table; many begin with the table's name
-    themselves.
-    """
+    """A dataclass's message under the path of its table, which may already begin it."""
     own = at.rpartition(".")[2]
     return f"{at}: {message.removeprefix(f'{own}: ')}" if at else message
 

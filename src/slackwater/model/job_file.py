@@ -1,6 +1,4 @@
-"""What a person submits: a recipe or a command, the model that it trains, and the terms on which it
-shares the fleet.
-"""
+"""What a person submits: a recipe or command, the model it trains, and its terms of sharing."""
 
 import json
 import re
@@ -18,9 +16,7 @@ _OURS = ("SLACKWATER_", "TINKER_")
 
 @dataclass(frozen=True, slots=True)
 class KnownProfile:
-    """What one iteration takes alone, where the owner knows it; sizes are what one node keeps in
-    host memory.
-    """
+    """What one iteration takes alone, if known; sizes are per node in host memory."""
 
     rollout_s: float
     train_s: float
@@ -110,9 +106,7 @@ class JobFile(OwnJob):
             raise ConfigError.of("command", list(self.command), "must not have a zero byte")
 
     def assignments(self) -> list[str]:
-        """The recipe's settings as `--set` takes them: the options, and what this file says
-        elsewhere.
-        """
+        """The recipe's settings as `--set` takes them: the options and the rest of this file."""
         own = {"model": {"base": self.model}, "grpo": {"steps": self.iterations}}
         return [*_flat(own), "grpo.checkpoint_every=1", *_flat(self.options)]
 

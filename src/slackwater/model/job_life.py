@@ -36,9 +36,7 @@ _OVER = frozenset({JobStage.REFUSED, JobStage.FINISHED, JobStage.FAILED, JobStag
 
 @dataclass(frozen=True, slots=True)
 class JobAccount:
-    """What a job has used: its share of engines' time, trainers' time, tokens, and its waiting for
-    either.
-    """
+    """What a job has used: engine and trainer time, tokens, and its waiting for either."""
 
     engine_s: float = 0.0
     trainer_s: float = 0.0

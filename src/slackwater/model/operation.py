@@ -1,6 +1,4 @@
-"""Operations: the smallest model executions that a client asks for, in the order of their
-numbers.
-"""
+"""Operations: the smallest model executions that a client requests, in numbered order."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -38,9 +36,7 @@ class OpKind(StrEnum):
 
 
 class OpStatus(StrEnum):
-    """Waiting covers queued and running: until its result is durable, an operation is to be
-    done.
-    """
+    """Waiting covers queued and running: the result is not durable yet."""
 
     WAITING = "waiting"
     DONE = "done"
@@ -56,9 +52,7 @@ class FaultOwner(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One accepted operation of a job; `seq` orders it among those of its model (0 creates the
-    model).
-    """
+    """One accepted operation; `seq` orders it within its model (0 creates the model)."""
 
     request: RequestId
     model: ModelId

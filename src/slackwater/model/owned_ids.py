@@ -26,8 +26,7 @@ def check_tenant(name: str, field: str) -> TenantId:
 
 
 def owned_id(tenant: TenantId, name: str, field: str) -> str:
-    """The id of what the tenant calls `name`; a name that could be read as another id is
-    refused."""
+    """The id of the tenant's `name`; refuses a name that could be read as another id."""
     if _GIVEN.fullmatch(name) or name.startswith(f"{tenant}.") or "@" in name:
         fix = f"could be the id of another one; take a name without '{tenant}.' in front"
         raise ConfigError.of(field, name, fix)
@@ -35,22 +34,19 @@ def owned_id(tenant: TenantId, name: str, field: str) -> str:
 
 
 def resolve_id(tenant: TenantId, given: str) -> str:
-    """The id that a caller means by a whole id, by its own name, or by an id of version 0.1
-    (`TENANT.NAME`)."""
+    """The id meant by a whole id, an own name, or an id of version 0.1 (`TENANT.NAME`)."""
     if "@" in given or _GIVEN.fullmatch(given):
         return given
     return f"{given.removeprefix(f'{tenant}.')}@{tenant}"
 
 
 def snapshot_id(tenant: TenantId, name: str) -> str:
-    """What a snapshot is kept as on its node: a plain file name, the same for the same owner and
-    name."""
+    """A snapshot's file name on its node, the same for the same owner and name."""
     return "sn-" + hashlib.sha256(f"{tenant}/{name}".encode()).hexdigest()[:40]
 
 
 def old_snapshot_id(tenant: TenantId, name: str, tenants: Iterable[str]) -> str | None:
-    """What version 0.1 kept the snapshot as; None if another tenant may have kept its own under
-    it."""
+    """Its name in version 0.1; None if another tenant may have kept its own under it."""
     kept_as = f"{tenant}.{name}"
     others = (other for other in tenants if other != tenant)
     return None if any(kept_as.startswith(f"{other}.") for other in others) else kept_as

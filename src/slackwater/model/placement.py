@@ -53,9 +53,7 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One job pinned to nodes. `plan` is the group's cycle with this job in it, if the policy fixes
-    one.
-    """
+    """One job pinned to nodes. `plan` is the group's cycle with it, if the policy fixes one."""
 
     job: JobId
     group: GroupId

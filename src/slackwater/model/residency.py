@@ -29,9 +29,7 @@ class PartRole(Enum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class StateKey:
-    """A tensor by what it is, not by which process held it: elements [start, stop) of a parameter,
-    of one kind.
-    """
+    """A tensor by content, not by process: elements [start, stop) of a parameter, of a kind."""
 
     job: str
     model: str

@@ -1,6 +1,4 @@
-"""How tokens are drawn: the one value that clients' wishes become, on the wire, in control and in
-the engine.
-"""
+"""How tokens are drawn: the parameters on the wire, in control and in the engine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

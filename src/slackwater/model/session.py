@@ -17,9 +17,7 @@ class LoraShape:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A client's connection in the large: it owns models, belongs to a job, and dies with its
-    heartbeats.
-    """
+    """A client's connection: it owns models, belongs to a job, and ends with its heartbeats."""
 
     session: SessionId
     tenant: TenantId

@@ -12,9 +12,7 @@ _COLUMNS = ("t_s", "event", "instance_id")
 
 @dataclass(frozen=True, slots=True)
 class SpotEvent:
-    """An instance may be had from now on (`add`), or is taken away (`remove`), `t_s` into the
-    trace.
-    """
+    """An instance comes (`add`) or is taken away (`remove`), `t_s` into the trace."""
 
     t_s: float
     event: str

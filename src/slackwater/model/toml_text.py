@@ -6,9 +6,7 @@ from typing import Any
 
 
 def toml_text(table: Mapping[str, Any]) -> str:
-    """Scalars and short lists first, then one section per table, one `[[section]]` per member of a
-    list of tables.
-    """
+    """Scalars and short lists first, then a section per table and per member of a table list."""
     return "\n".join(_lines(table, "")).strip("\n") + "\n"
 
 

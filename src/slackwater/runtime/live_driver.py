@@ -1,6 +1,4 @@
-"""Drivers on the event loop: its clock, its timers, and what becomes of a controller that
-raises.
-"""
+"""Drivers on the event loop: its clock, its timers, and what follows when a controller raises."""
 
 import asyncio
 import logging

@@ -316,9 +316,7 @@ class ControlPlane:
             await self.submissions.go_on(url)
 
     def _prefetch(self, training: list[JobId], rolling: list[JobId]) -> None:
-        """Let the agents of these jobs' models' nodes bring states up, where they keep any: those
-        of jobs that train now, then of those that train next.
-        """
+        """Have agents load the states of jobs that train now, then of jobs that train next."""
         if not self._state_moves.nodes:
             return
         hints: dict[NodeId, PrefetchStates] = {}

@@ -6,9 +6,7 @@ from typing import Any, BinaryIO
 
 
 class Recording:
-    """One file per controller, `<record>.<name>.jsonl`, written anew at each start; without a path
-    none.
-    """
+    """One file per controller, `<record>.<name>.jsonl`, rewritten at each start, if any."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path

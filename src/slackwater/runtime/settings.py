@@ -24,9 +24,7 @@ SANDBOX_BACKENDS = ("auto", "process", "bubblewrap", "docker", "gvisor")
 
 @dataclass(frozen=True, slots=True)
 class ServingSettings:
-    """A model that is served with a promise; with `lend` its devices roll out for the others in
-    between.
-    """
+    """A model served under an SLO; with `lend` its idle devices roll out for other models."""
 
     model: str
     slo: ServingSlo
@@ -163,9 +161,7 @@ class ServiceSettings:
 
     @property
     def coscheduled_nodes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The fleet's nodes that roll out, and those that train; one with engines and trainers is
-        both.
-        """
+        """The fleet's nodes that roll out, and those that train; a node may be both."""
         file = self.whole_fleet
         pools = {pool.name: pool for pool in file.pools}
         rollout = tuple(node.name for node in file.nodes if pools[node.pool].engines)
@@ -192,9 +188,7 @@ class ServiceSettings:
 
     @property
     def rollout_settings(self) -> RolloutSettings:
-        """Of the rollout manager; an instance is gone when its connection is, unless the table
-        says otherwise.
-        """
+        """Of the rollout manager; by default an instance is gone when its connection is."""
         return rollout_settings({"lease_s": SILENT_AFTER_S} | dict(self.rollout))
 
     @property

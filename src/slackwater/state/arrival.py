@@ -1,6 +1,4 @@
-"""How far an image that is being read from disk has come: whoever copies it on to the device waits
-for its bytes, not for all of it.
-"""
+"""How far an image has been read from disk, so that its copy to the device can follow."""
 
 import threading
 from collections.abc import Callable
@@ -11,9 +9,7 @@ _SILENT_S = 120.0  # a disk that gives nothing for so long has failed
 
 
 class ImageArrivalProgress:
-    """The first `reached` bytes are there and are as written. `failed` says why the rest will never
-    come.
-    """
+    """The first `reached` bytes are there and valid. `failed` says why the rest never comes."""
 
     def __init__(self) -> None:
         self.reached = 0

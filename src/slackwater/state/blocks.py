@@ -15,9 +15,7 @@ _WASTE = 1.25
 
 
 class HostBlockPool:
-    """Live and resting blocks together stay within the budget, as far as the live ones
-    leave room.
-    """
+    """Keeps live and resting blocks within the budget as far as the live ones allow."""
 
     def __init__(self, budget: int, device: str = "cpu") -> None:
         self._budget = budget

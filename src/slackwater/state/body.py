@@ -28,9 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class StateBody:
-    """Whoever calls a method, or looks at what is public here, holds `lock`; but not for `ask` and
-    `close`, which wait for others.
-    """
+    """Callers hold `lock`, except for `ask` and `close`, which wait for others."""
 
     def __init__(self, budgets: StateBudgets, folder: Path) -> None:
         self.lock = threading.RLock()
@@ -74,9 +72,7 @@ class StateBody:
         self.tell(on.DeploymentForgotten(time.monotonic(), deployment))
 
     def ask(self, make: Callable[[int], on.StateEvent], timeout_s: float, what: str) -> None:
-        """Return when the book has said yes to the event, which is made with a ticket; `what` names
-        the wish if it takes too long.
-        """
+        """Return when the event, made with a ticket, is granted; `what` names it in a timeout."""
         deadline_s = time.monotonic() + timeout_s
         with self.lock:
             ticket = next(self._tickets)
@@ -95,9 +91,7 @@ class StateBody:
             raise RefusedError(refused)
 
     def close(self) -> None:
-        """Give all host memory back, once moves that have begun are done. Holders must have
-        ended.
-        """
+        """Free all host memory once begun moves are done. Holders must have ended."""
         self._disk_work.shutdown()
         self.disk.close()
         with self.lock:
@@ -212,9 +206,7 @@ class StateBody:
                 read[1].reach(len(read[0].pages))
 
     def _spare_of(self, size: int) -> HostImage | None:
-        """Pages of a state that left, if they are as many; those that would now pass the budget are
-        given back.
-        """
+        """Pages of a state that left, if they fit; those beyond the budget are freed."""
         with self.lock:
             fitting = next((i for i in self._spare if len(i.pages) == pages_for(size)), None)
             if fitting is not None:
@@ -259,9 +251,7 @@ class StateBody:
             raise
 
     def _disk_move_failed(self, name: str, to: Tier, reason: str) -> None:
-        """A move that follows one that failed ends first: it must not be begun again while it
-        lasts.
-        """
+        """End a following move first: it must not begin again while this one lasts."""
         with self.lock:
             now_s = time.monotonic()
             if self._to_follow.pop(name, None) is not None:

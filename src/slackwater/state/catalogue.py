@@ -95,9 +95,7 @@ class Catalogue:
                 del self._owners[part.key]
 
     def stored_of(self, job: str, model: str) -> dict[StateKey, tuple[str, int, StoredPart]]:
-        """Every stored part of one model, whoever brought it: its image, its place there, and what
-        it is.
-        """
+        """Every stored part of one model, whoever brought it: its image, offset and description."""
         return {
             part.key: (image, offset, part)
             for image, layout in self._images.items()
@@ -106,9 +104,7 @@ class Catalogue:
         }
 
     def places(self, deployment: str) -> list[tuple[str, int] | None]:
-        """For every part on the device, in order: which image stores it, and where; None if it is
-        not stored.
-        """
+        """For every part on the device in order: its image and offset; None if not stored."""
         offsets: dict[StateKey, tuple[str, int]] = {}
         entry = self.entries[deployment]
         for image in (*entry.shared, deployment):

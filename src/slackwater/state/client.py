@@ -1,6 +1,4 @@
-"""The state manager as a worker of the node sees it over its socket: the same calls, the same
-errors.
-"""
+"""The state manager as a worker sees it over a socket: the same calls and errors."""
 
 import contextlib
 import itertools

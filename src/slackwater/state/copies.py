@@ -1,6 +1,4 @@
-"""Copies between a device region and a host image: plain memory on CPU, pinned memory and a stream
-for each direction on CUDA.
-"""
+"""Copies between a device region and a host image: plain on CPU, pinned with streams on CUDA."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,9 +69,7 @@ class CpuCopies:
 
 
 class CudaCopies:
-    """Images are pinned at their first use and stay so; loads and saves have a stream each, beside
-    the one that computes.
-    """
+    """Images are pinned at first use; loads and saves have a stream each beside the compute."""
 
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
@@ -82,9 +78,7 @@ class CudaCopies:
         self._pinned: dict[int, Tensor] = {}
 
     def pin(self, image: HostImage) -> Tensor:
-        """The image's memory as pinned host memory of this process; the pages stay the
-        manager's.
-        """
+        """The image's memory, pinned in this process; the manager owns the pages."""
         known = self._pinned.get(id(image))
         if known is None:
             whole = torch.from_numpy(image.pages)

@@ -40,9 +40,7 @@ class DeploymentOwner(Protocol):
         ...
 
     def unbind(self) -> About:
-        """Let the tensors go: their memory is another's after this. What belongs to the state and
-        is no tensor.
-        """
+        """Release the tensors; returns what belongs to the state and is no tensor."""
         ...
 
 
@@ -57,9 +55,7 @@ class _Tenant:
 
 
 class DeviceTier:
-    """One holder of the manager's book. `use` is how operations run; the rest is the manager's
-    doing.
-    """
+    """One holder of the manager. Operations run inside `use`; the manager does the rest."""
 
     def __init__(self, port: StatePort, name: str, budget: int, device: str = "cpu") -> None:
         self.name = name
@@ -86,9 +82,7 @@ class DeviceTier:
         *,
         warm: bool = True,
     ) -> bool:
-        """Have a deployment managed. True: it has no content yet, and comes to the device
-        as zeros.
-        """
+        """Have a deployment managed. True: it has no content and is loaded as zeros."""
         layout = Catalogue().entry_for(deployment, parts).on_device
         with self._lock:
             self._tenants[deployment] = tenant = _Tenant(body, layout, ())
@@ -208,9 +202,7 @@ def _runs(stretches: Sequence[ImageRange], images: Mapping[str, HostImage]) -> l
 
 
 def _pieces(runs: Sequence[ByteRun]) -> Iterator[ByteRun]:
-    """The runs in the order in which their bytes come from disk, cut where the disk's
-    pieces end.
-    """
+    """The runs in the order in which the disk delivers them, cut at its pieces."""
     for run in sorted(runs, key=lambda r: r.on_host):
         at, end = run.on_host, run.on_host + run.bytes
         while at < end:

@@ -1,6 +1,4 @@
-"""Messages with file descriptors over a Unix socket: a length, the descriptors beside it, then the
-message.
-"""
+"""Messages with file descriptors over a Unix socket: length, descriptors, then the message."""
 
 import contextlib
 import os
@@ -21,9 +19,7 @@ M = TypeVar("M")
 
 
 def socket_address(path: str) -> str:
-    """`@NAME` is a name in Linux's abstract namespace, which is gone with its process however that
-    ends; all else is a file.
-    """
+    """`@NAME` is in Linux's abstract namespace, gone with its process; all else is a file."""
     return f"\0{path[1:]}" if path.startswith("@") else path
 
 

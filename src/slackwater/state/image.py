@@ -54,9 +54,7 @@ class HostImage:
         return self.pages[: self.bytes]
 
     def close(self) -> None:
-        """Give the memory back, if nobody else has it mapped. Views of it must be gone or
-        unused.
-        """
+        """Free the memory, if nobody else maps it. Views of it must be unused."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

@@ -25,9 +25,7 @@ from slackwater.state.port import About, DeviceHolder, Registered
 
 @dataclass(frozen=True, slots=True)
 class StoredParts:
-    """A deployment's parts as they lie on the device, and the memory of those that are stored, by
-    their number.
-    """
+    """A deployment's parts as on the device, and the memory of stored ones by number."""
 
     on_device: tuple[StoredPart, ...]
     stored: dict[int, Bytes]
@@ -69,9 +67,7 @@ class StateManager:
     def register(
         self, deployment: str, holder: str, parts: Sequence[StoredPart], *, warm: bool = True
     ) -> Registered:
-        """Keep a deployment's state, or take over one whose worker has gone; RefusedError with the
-        numbers if it cannot be.
-        """
+        """Keep a state, or adopt one whose worker has gone; RefusedError if there is no room."""
         with self._body.lock:
             known = self.catalogue.entries.get(deployment)
             entry = self.catalogue.entry_for(deployment, parts)
@@ -97,9 +93,7 @@ class StateManager:
     def ensure(
         self, deployment: str, tier: Tier, *, lease: bool = False, timeout_s: float = 600.0
     ) -> None:
-        """Return when the state is at least on that tier; with `lease` it stays on the device until
-        released.
-        """
+        """Return when the state is at least on that tier; with `lease` it stays until released."""
         self._body.ask(
             lambda ticket: on.ResidencyAsked(time.monotonic(), ticket, deployment, tier, lease),
             timeout_s,
@@ -111,9 +105,7 @@ class StateManager:
             self._body.tell(on.LeaseReleased(time.monotonic(), deployment))
 
     def evict(self, deployment: str, tier: Tier = Tier.HOST, *, timeout_s: float = 600.0) -> None:
-        """Return when the state is at most on that tier, whole; an operation that runs on it ends
-        first.
-        """
+        """Return when the state is at most on that tier; a running operation ends first."""
         self._body.ask(
             lambda ticket: on.EvictionAsked(time.monotonic(), ticket, deployment, tier),
             timeout_s,
@@ -139,9 +131,7 @@ class StateManager:
             self._body.tell(on.NextHinted(time.monotonic(), of(models), of(holding)))
 
     def counts(self) -> dict[str, float]:
-        """Of operations so far: how many found their state on the device, how many waited for it;
-        and the loads before anybody asked.
-        """
+        """Operations that found their state on the device, those that waited, and early loads."""
         book = self.book
         return {"found": book.found, "waited": book.waited, "early": book.early}
 
@@ -160,9 +150,7 @@ class StateManager:
 
     @contextlib.contextmanager
     def reading(self, deployment: str) -> Iterator[HostImage]:
-        """The host image, which nobody overwrites or drops meanwhile; NotFoundError where there is
-        none.
-        """
+        """The host image, kept unchanged meanwhile; NotFoundError where there is none."""
         with self._body.lock:
             image = self.image(deployment)
             self._body.tell(on.ReadingBegan(time.monotonic(), deployment))
@@ -174,9 +162,7 @@ class StateManager:
 
     @contextlib.contextmanager
     def reading_parts(self, deployment: str) -> Iterator[StoredParts]:
-        """All parts as they are in host memory, those that it shares too; nobody overwrites or
-        drops them meanwhile.
-        """
+        """All parts in host memory, shared ones too, kept unchanged meanwhile."""
         with contextlib.ExitStack() as stack:
             with self._body.lock:
                 entry = self.catalogue.entries.get(deployment)
@@ -212,9 +198,7 @@ class StateManager:
             self._body.forget_when_unused(deployment)
 
     def forget_abandoned(self, prefix: str) -> None:
-        """Forget the deployments of that beginning whose workers have gone: somebody starts anew
-        from a checkpoint.
-        """
+        """Forget the deployments of that prefix whose workers have gone."""
         with self._body.lock:
             for name in [n for n in self.catalogue.entries if n.startswith(prefix)]:
                 if not self._body.has_worker(name):
@@ -227,9 +211,7 @@ class StateManager:
             return next((n for n in known if self._body.has_worker(n)), None)
 
     def survivor(self, prefix: str, after: int, at_most: int) -> str | None:
-        """The newest state of that beginning whose worker has gone, with operations in it beyond
-        `after` and none beyond `at_most`.
-        """
+        """The newest state of that prefix without a worker, with `after` < seq <= `at_most`."""
         with self._body.lock:
             found = [
                 (int(self._body.abouts.get(name, {}).get("seq", -1)), name)

@@ -1,6 +1,4 @@
-"""Files made from managed state: a checkpoint or weights, put together from whatever slices are
-stored.
-"""
+"""Checkpoint and weight files made from managed state, out of whatever slices are stored."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,9 +25,7 @@ def write_checkpoint(
     about: About,
     kinds: Sequence[str] | None,
 ) -> None:
-    """One checked tensor file: `KIND.PARAMETER` for a checkpoint; only the parameter's name where a
-    single kind is asked for.
-    """
+    """One checked tensor file: `KIND.PARAMETER`, or only the name for a single kind."""
     from slackwater.tensors.checked_file import write_tensors  # tensors, only when needed
 
     tensors: dict[str, Tensor] = {}
@@ -48,9 +44,7 @@ def write_checkpoint(
 
 
 def whole(catalogue: Catalogue, part: StoredPart, images: Mapping[str, HostImage]) -> "Tensor":
-    """The whole parameter that a part is a slice of, from all slices that are stored on
-    this node.
-    """
+    """The whole parameter of a part, from all slices that this node stores."""
     import torch
 
     key = part.key

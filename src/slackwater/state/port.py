@@ -1,6 +1,4 @@
-"""What a worker asks of the node's state manager, in the same process or over a socket, and what it
-is asked in turn.
-"""
+"""What a worker and its node's state manager ask of each other, in process or over a socket."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,9 +32,7 @@ class ImageRange:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A deployment that the manager keeps: whether it has no content yet, and where its
-    bytes go.
-    """
+    """A deployment that the manager keeps: whether it is blank, and where its bytes go."""
 
     blank: bool
     stretches: tuple[ImageRange, ...]
@@ -45,9 +41,7 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class MoveOutcome:
-    """How a move of a holder ended: `about` is what belongs to a saved state, `failed` why it could
-    not be made.
-    """
+    """How a holder's move ended: `about` of a saved state, or why it `failed`."""
 
     about: About | None = None
     failed: str | None = None

@@ -1,6 +1,4 @@
-"""The state manager for other processes: a Unix socket that workers of the node dial. A connection
-that ends is a holder that has gone.
-"""
+"""The state manager on a Unix socket: a connection that ends is a holder that has gone."""
 
 import hmac
 import itertools
@@ -84,9 +82,7 @@ class RemoteHolder:
 
 
 class StateServer:
-    """Listens while it is open, at a file or an abstract `@NAME`. Only processes that know the
-    secret are heard.
-    """
+    """Listens at a file or an abstract `@NAME`; accepts processes that know the secret."""
 
     def __init__(self, manager: StateManager, path: Path | str, secret: str) -> None:
         self.path = str(path)

@@ -12,9 +12,7 @@ PARENT = "SLACKWATER_PARENT"
 
 
 class StatePlace(msgspec.Struct, frozen=True):
-    """HOST:PORT at which a node takes states from others; encrypted if `pin` is the SHA-256 of the
-    certificate that it shows.
-    """
+    """HOST:PORT where a node takes states; encrypted if `pin` is its certificate's SHA-256."""
 
     address: str
     pin: str | None = None
@@ -42,9 +40,7 @@ class NodeFacts(msgspec.Struct, frozen=True):
 
 
 class FetchPayload(Message, frozen=True):
-    """Let the node's weight relay take a payload from that of node `source`, which listens at
-    HOST:PORT and has this certificate.
-    """
+    """Let the relay fetch a payload from that of `source`, at this address and certificate."""
 
     version: str
     base: str
@@ -94,9 +90,7 @@ class PrefetchStates(Message, frozen=True):
 
 
 class SendState(Message, frozen=True):
-    """Send the state of a model to another node's memory, proving `key`; `StateSent` says how it
-    went.
-    """
+    """Send a model's state to another node's memory, proving `key`; answered by `StateSent`."""
 
     move: int
     model: str

@@ -18,9 +18,7 @@ _VALID = datetime.timedelta(days=3650)
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A certificate and its key as files. Peers compare the certificate's SHA-256 (`pin`) with the
-    one in their token.
-    """
+    """A certificate and its key as files; peers compare its SHA-256 (`pin`) with their token's."""
 
     certificate: Path
     key: Path
@@ -52,9 +50,7 @@ class Certificate:
 
 
 class PeerIdentity:
-    """A certificate for as long as this process lives, by which peers know it; its key is
-    on no disk where there is memory that has no name.
-    """
+    """A certificate of this process, known to its peers; its key is on no disk if possible."""
 
     def __init__(self) -> None:
         self.certificate, key = _made()

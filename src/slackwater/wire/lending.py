@@ -4,9 +4,7 @@ from slackwater.wire.message import Message
 
 
 class LendTo(Message, frozen=True):
-    """Bring this model up beside the service's, and join with it as an instance that the job
-    borrows.
-    """
+    """Load this model beside the service's and join as an instance that the job borrows."""
 
     job: str
     base: str
@@ -21,15 +19,11 @@ class TakeBack(Message, frozen=True):
 
 
 class LentStepBegan(Message, frozen=True):
-    """The borrowing job's next RL step begins: its KV budget is set anew, and answered by
-    `BudgetReport`.
-    """
+    """The borrower's next RL step begins: reset its KV budget and send `BudgetReport`."""
 
 
 class LoanOver(Message, frozen=True):
-    """Nothing of the rollout is left on the device. With an `error` it never was, or left by
-    itself.
-    """
+    """Nothing of the rollout is left on the device; `error` if it failed or left by itself."""
 
     error: str = ""
 

@@ -11,9 +11,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident_bytes() -> float:
-    """Resident memory, pages that it shares with others included; 0 where the system does
-    not tell.
-    """
+    """Resident memory including shared pages; 0 where the system does not tell."""
     try:
         return float(_STATM.read_text().split()[1]) * _PAGE_BYTES
     except (OSError, IndexError, ValueError):
@@ -21,9 +19,7 @@ def resident_bytes() -> float:
 
 
 def trim_heap() -> None:
-    """Return freed memory to the system: glibc keeps what lies below the highest block in use, for
-    as long as the process lives.
-    """
+    """Return freed memory to the system, which glibc keeps below its highest block in use."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
         if trim is not None:

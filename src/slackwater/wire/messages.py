@@ -52,9 +52,7 @@ class ChallengeResponse(Message, frozen=True):
 
 
 class Hello(Message, frozen=True, forbid_unknown_fields=False):
-    """What a worker or agent that has proved itself says of itself; first message of protocols
-    before 4.
-    """
+    """What a proven worker or agent says of itself; first message of protocols before 4."""
 
     worker: str
     role: Literal["engine", "trainer", "sandbox", "rewards", "agent"]
@@ -173,9 +171,7 @@ class PromptScores(Message, frozen=True):
 
 
 class SampledTopK(Message, frozen=True):
-    """The best alternatives of every row of the token frame that follows; empty where none were
-    asked.
-    """
+    """The best alternatives of every row of the next token frame; empty where not requested."""
 
     rows: list[list[tuple[int, float]]]
 
@@ -311,18 +307,14 @@ TRAINER_OPS = (
 
 
 class PublishDetached(Message, frozen=True):
-    """The trainer has its copy of what it publishes and is free; `OpDone` or `OpFailed` follows
-    when that is written.
-    """
+    """The trainer has its copy and is free; `OpDone` or `OpFailed` follows once written."""
 
     op: int
     elapsed_s: float
 
 
 class VersionStocked(Message, frozen=True):
-    """A version's payloads are on the relay of the trainer's node: their bytes by base, empty for
-    the whole.
-    """
+    """A version's payloads are on the trainer node's relay: bytes by base, "" for the whole."""
 
     version: str
     node: str

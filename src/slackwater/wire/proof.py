@@ -88,9 +88,7 @@ def prove_as_client(connection: socket.socket, secret: bytes, purpose: bytes) ->
 
 
 def pinned(plain: socket.socket, pin: str) -> ssl.SSLSocket:
-    """An encrypted connection to the peer whose certificate has this SHA-256; to any other,
-    none.
-    """
+    """An encrypted connection to the peer whose certificate has this SHA-256, or none."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = (
         False  # the certificate itself is compared below, which says more than a name

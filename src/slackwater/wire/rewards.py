@@ -1,6 +1,4 @@
-"""What reward workers are told; they answer with `sandbox.ActionPrinted` and `sandbox.ActionOver`,
-as for any action.
-"""
+"""What reward workers are told; they answer with `ActionPrinted` and `ActionOver`."""
 
 from typing import TypeAlias
 

@@ -1,6 +1,4 @@
-"""What a worker and its node's state manager say to each other. Images travel beside these
-messages, as file descriptors.
-"""
+"""Messages between a worker and its state manager; images travel beside, as descriptors."""
 
 from typing import Any
 
@@ -82,9 +80,7 @@ class NoteState(Message, frozen=True):
 
 
 class SurvivorAsked(Message, frozen=True):
-    """Which state of a worker that has gone may be taken over: of that beginning, with operations
-    beyond `after` and none beyond `at_most`?
-    """
+    """Which state without a worker, with that prefix and `after` < seq <= `at_most`?"""
 
     ask: int
     prefix: str

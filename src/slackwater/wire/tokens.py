@@ -39,9 +39,7 @@ def encode_tokens(columns: TokenColumns) -> bytes:
 
 
 def decode_tokens(body: bytes) -> "tuple[array[int], array[int], array[float]]":
-    """The columns of a TOKENS frame's body: requests, tokens, log-probs. Arrays, since the books
-    keep arrays.
-    """
+    """The columns of a TOKENS frame: requests, tokens, log-probs, as arrays."""
     if len(body) < _COUNT.size:
         raise FrameError(f"token frame of {len(body)} bytes has no count")
     (count,) = _COUNT.unpack_from(body)

@@ -93,9 +93,7 @@ class ActionBroker:
             raise UnavailableError(why)
 
     def could_start(self, spec: ActionSpec) -> bool:
-        """A guess at whether it would start at once: nobody waits, and the cores that it needs
-        least are free.
-        """
+        """A guess whether it would start at once: nobody waits, and its least cores are free."""
         books, cores = self.books, spec.need(CORES)
         if books.waiting or cores is None:
             return False

@@ -1,6 +1,4 @@
-"""Everything that the broker knows, and the few changes that all its parts make: end an action,
-give back what an attempt held.
-"""
+"""The broker's state, and what all its parts do: end an action, release an attempt."""
 
 import heapq
 import math
@@ -47,9 +45,7 @@ class BrokerState:
         self._numbers = 0
 
     def number(self) -> int:
-        """The next of all numbers: actions, attempts and environments are told apart and ordered by
-        it.
-        """
+        """The next number: it identifies and orders actions, attempts and environments."""
         self._numbers += 1
         return self._numbers
 
@@ -128,9 +124,7 @@ class BrokerState:
             action.lane = None
 
     def end(self, action: LiveAction, kind: OutcomeKind, reason: str, ran_s: float = 0.0) -> None:
-        """Its one outcome. Its attempt, if it runs, goes on holding what it has until its worker
-        reports.
-        """
+        """Its one outcome. A running attempt keeps what it holds until its worker reports."""
         attempt = action.attempt
         if attempt is None:
             self.unline(action)

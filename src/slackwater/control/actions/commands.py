@@ -59,9 +59,7 @@ class EndEnvironment(Message, frozen=True):
 
 
 class EvictService(Message, frozen=True):
-    """Free the memory that a service has on these GPUs; its copy in host memory stays, so nothing
-    is written back.
-    """
+    """Free a service's memory on these GPUs. Its copy in host memory stays; nothing is written."""
 
     node: NodeId
     gpus: tuple[int, ...]
@@ -69,9 +67,7 @@ class EvictService(Message, frozen=True):
 
 
 class RestoreService(Message, frozen=True):
-    """Bring a service from host memory onto these GPUs; the action that follows on them waits for
-    it.
-    """
+    """Copy a service from host memory onto these GPUs; the next action there waits for it."""
 
     node: NodeId
     gpus: tuple[int, ...]

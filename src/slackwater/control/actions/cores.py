@@ -1,6 +1,4 @@
-"""The cores of one node: whole, exclusive, and of one NUMA node if there is one with enough
-(ARL-Tangram 5.2).
-"""
+"""The cores of one node: whole, exclusive, and of one NUMA node if possible (ARL-Tangram 5.2)."""
 
 from collections.abc import Sequence
 

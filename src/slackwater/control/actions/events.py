@@ -22,9 +22,7 @@ class ActionSubmitted(TimedMessage, frozen=True):
 
 
 class ActionAdopted(TimedMessage, frozen=True):
-    """An action from the durable log after a restart. One that had started is run again if it may
-    be, else it is lost.
-    """
+    """An action from the durable log after a restart. A started one is retried or lost."""
 
     spec: ActionSpec
     submitted_s: float
@@ -85,9 +83,7 @@ class EnvironmentClosed(TimedMessage, frozen=True):
 
 
 class WorkerJoined(TimedMessage, frozen=True):
-    """A worker brings its node's resources, and the environments that it holds already (after a
-    restart of the broker).
-    """
+    """A worker brings its node's resources and the environments that it already holds."""
 
     node: NodeId
     capacity: WorkerCapacity
@@ -108,9 +104,7 @@ class LimitDeclared(TimedMessage, frozen=True):
 
 
 class ServiceDeclared(TimedMessage, frozen=True):
-    """There is a GPU service by this name; the body stages it in the host memory of every worker
-    with GPUs.
-    """
+    """A GPU service of this name exists; every worker with GPUs stages it in host memory."""
 
     service: GpuService
 

@@ -1,5 +1,4 @@
-"""Who waits in a lane, and in which order: tenants by the service that they had, each tenant's
-actions in their own order."""
+"""The order of waiting actions: tenants by the service they had, then each tenant's own order."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
@@ -94,8 +93,7 @@ class FairLine:
 
 
 class FairOrder:
-    """One look at a line from its front; the actions that it gave are counted as if they had
-    started."""
+    """An iteration over a line; the actions it has yielded count as if they had started."""
 
     def __init__(self, lines: dict[TenantId, list[Entry]], share: FairShare) -> None:
         self._lines = lines

@@ -130,9 +130,7 @@ class GpuPool:
     def take(
         self, service: ServiceName, size: int, now_s: float
     ) -> tuple[NodeId, tuple[int, ...], list[EvictService | RestoreService]] | None:
-        """A chunk with the service on it, and what must be done first; None where no idle chunk has
-        the memory.
-        """
+        """A chunk with the service on it, and what to do first; None if no idle chunk fits."""
         degree = self.services[service].degree(size)
         assert degree is not None
         places = (

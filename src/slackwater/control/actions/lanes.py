@@ -1,6 +1,4 @@
-"""Lanes: the waiting and the running of one place (the cores of a node, the GPUs of the pool, one
-limit), in order.
-"""
+"""Lanes: what waits and runs on one node's cores, on the pool's GPUs, or under one limit."""
 
 import math
 from abc import ABC, abstractmethod
@@ -161,9 +159,7 @@ class CoreLane(Lane):
 
     @property
     def may_come(self) -> float:
-        """Environments that are between actions; what needs none may come at any time, and is left
-        out.
-        """
+        """Environments between two actions; actions that need no environment are not counted."""
         if not self.environments:
             return math.inf
         return max(len(self.environments) - len(self) - len(self.running), 0)

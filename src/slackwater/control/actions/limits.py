@@ -54,9 +54,7 @@ class LimitBook:
         )
 
     def claimed_before(self, lane: str, claim: LimitClaim) -> bool:
-        """Whether an earlier one in another lane waits for it: later ones must not take what it is
-        waiting for.
-        """
+        """Whether an earlier action in another lane waits for it; later ones must not take it."""
         return any(first.before(claim) for other, first in self.blocked.items() if other != lane)
 
     def take(self, units: int, now_s: float) -> None:
@@ -71,9 +69,7 @@ class LimitBook:
         self.running -= units
 
     def returns_s(self, units: int, now_s: float) -> float | None:
-        """When the quota for so many will be there; None if it is not the quota that they
-        wait for.
-        """
+        """When the quota for so many returns; None if they do not wait for the quota."""
         self._forget(now_s)
         quota = self.limit.quota
         if quota is None or self.recent + units <= quota:

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class LiveAction:
-    """An action that has not ended. It waits (in a lane, or for its environment or a worker) or
-    runs.
-    """
+    """An action that has not ended: it waits (in a lane, for an environment or worker) or runs."""
 
     spec: ActionSpec
     number: int

@@ -47,8 +47,7 @@ class SandboxRegistry:
         books.touch(books.gpus.name)
 
     def _came_back(self, spec: EnvironmentSpec, lane: CoreLane) -> None:
-        """A worker holds an environment that we know from the log; one that we do not know is
-        removed."""
+        """Adopt an environment that the log knows from its worker; close one it does not know."""
         environment = self._books.environments.get(spec.environment)
         fits = spec.memory_mib <= lane.free_mib
         if environment is None or environment.state is not EnvironmentState.AWAY or not fits:
@@ -101,8 +100,7 @@ class SandboxRegistry:
             books.end(action, OutcomeKind.LOST, why)
 
     def find_node(self, action: LiveAction) -> None:
-        """A lane for an action that is bound to no environment: GPUs, a limit, or the node with the
-        least to do."""
+        """Find a lane for an action without an environment: GPUs, a limit, or the idlest node."""
         books = self._books
         if action.spec.service is not None:
             books.enter(action, books.gpus)
@@ -181,8 +179,7 @@ class SandboxRegistry:
         self.place_waiting()
 
     def place_waiting(self) -> None:
-        """Open environments as far as memory goes: the tenant that holds least first, each
-        tenant's in their order."""
+        """Open environments while memory lasts: the tenant that holds least first."""
         heads = [self._head(tenant) for tenant in self._lines]
         heapify(heads)
         while heads:
@@ -279,8 +276,7 @@ class SandboxRegistry:
             self.end(environment, OutcomeKind.LOST, "its worker did not come back")
 
     def end(self, environment: LiveEnvironment, kind: OutcomeKind, reason: str) -> None:
-        """All its actions end with it; what runs is stopped with the environment and reports as
-        usual."""
+        """End it with its actions; a running one is stopped with it and reports as usual."""
         books = self._books
         name = environment.spec.environment
         del books.environments[name]

@@ -24,8 +24,7 @@ class Snapshot:
 
 
 class SnapshotRegistry:
-    """`tenants` are all that the service ever had: a snapshot of version 0.1 may be any of
-    theirs."""
+    """`tenants` are all that ever existed: a snapshot of version 0.1 may belong to any of them."""
 
     def __init__(self, tenants: Sequence[str] = ()) -> None:
         self._tenants = tuple(tenants)
@@ -67,8 +66,7 @@ class SnapshotRegistry:
         return [snapshot for snapshot in self._held.values() if snapshot.tenant == tenant]
 
     def kept_as(self, tenant: TenantId, name: str) -> str:
-        """What the tenant's snapshot is called on its node. One of version 0.1 is its owner's only
-        if no other can be."""
+        """Its name on its node. One of version 0.1 counts only if no other tenant can own it."""
         if any(snapshot.name == name for snapshot in self.of(tenant)):
             return snapshot_id(tenant, name)
         found = old_snapshot_id(tenant, name, self._tenants)

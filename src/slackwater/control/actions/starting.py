@@ -106,9 +106,7 @@ class Starter:
     def _candidates(
         self, lane: Lane, order: FairOrder
     ) -> tuple[list[tuple[LiveAction, DurationCurve]], int, dict[ResourceName, LimitClaim]]:
-        """The first in line that fit together, how many of the line were looked at, and the limits
-        that block the others.
-        """
+        """The first in line that fit together, how many were looked at, and the blocking limits."""
         found: list[tuple[LiveAction, DurationCurve]] = []
         claims: dict[ResourceName, LimitClaim] = {}
         promised: dict[ResourceName, int] = {}
@@ -249,26 +247,20 @@ class Starter:
         return min(soon, lane.may_come)
 
     def _may_be_put_off(self, action: LiveAction, curve: DurationCurve) -> bool:
-        """Whether short ones behind it may pass: it could use more units than the least, and has
-        not waited for them too long.
-        """
+        """Whether short actions may pass it: it could use more units and has not waited long."""
         if not curve.elastic or action.limits or action.memory_mib:
             return False
         return self._patience_s(action, curve) > 0
 
     def _patience_s(self, action: LiveAction, curve: DurationCurve) -> float:
-        """How much longer it may be put off: altogether not for longer than it takes on its
-        least.
-        """
+        """How much longer it may be deferred: at most as long as it takes on its least units."""
         now_s = self._books.now_s
         if action.could_start_s is None:
             action.could_start_s = now_s
         return max(action.could_start_s + curve.least_s - now_s, 0.0)
 
     def _completions(self, lane: Lane) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """How much longer what runs here is expected to take; of the overdue, as long as such ones
-        went on.
-        """
+        """How much longer the running ones are expected to take; overdue ones by experience."""
         now_s = self._books.now_s
         for attempt in lane.running.values():
             if attempt.ends_s <= now_s:

@@ -168,9 +168,7 @@ class FleetController:
         return self.rollout.handle(event)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if an invariant of a component, or one between two, does not
-        hold.
-        """
+        """Raise AssertionError if an invariant of a component, or between two, is broken."""
         self.rollout.check_integrity()
         self.operations.check_integrity()
         self.devices.check_integrity()

@@ -1,6 +1,4 @@
-"""What the driver book asks for. `KeepDriver` comes before `StartDriver`, and is durable before it
-is carried out.
-"""
+"""What the driver registry asks for. `KeepDriver` is durable before `StartDriver` is executed."""
 
 from slackwater.control.jobs.events import JobCrashed, JobEnded, JobSubmitted
 from slackwater.control.message import Message
@@ -10,9 +8,7 @@ from slackwater.model.job_life import JobStage
 
 
 class KeepDriver(Message, frozen=True):
-    """Write down how many attempts were made, how many failed in a row, and how it ended if
-    it has.
-    """
+    """Record the number of attempts, the failures in a row, and how the job ended if it has."""
 
     job: JobId
     attempt: int

@@ -1,6 +1,4 @@
-"""What can happen to the drivers of submitted jobs. Plain data, so that a record of it can be
-replayed.
-"""
+"""What can happen to the drivers of submitted jobs."""
 
 from slackwater.control.jobs.events import IterationDone
 from slackwater.control.message import TimedMessage

@@ -44,9 +44,7 @@ class DriverStage(StrEnum):
 
 @dataclass(slots=True)
 class JobDriver:
-    """One job's. `attempt` counts its processes, `crashes` those in a row that failed; before
-    `earliest_s` none is started.
-    """
+    """One job's driver: `attempt` counts processes, `crashes` failures in a row."""
 
     job: JobId
     tenant: TenantId

@@ -91,9 +91,7 @@ class JobHeard(TimedMessage, frozen=True):
 
 
 class IdleJobsSought(TimedMessage, frozen=True):
-    """Jobs that nobody attends end once nothing was heard of them for a while; those in `attended`
-    have a client.
-    """
+    """Unattended jobs end after a period of silence; those in `attended` have a client."""
 
     attended: frozenset[JobId] = frozenset()
 

@@ -46,9 +46,7 @@ class RegisteredJob:
 
 
 class JobRegistry:
-    """See the module. `profiles` off: jobs without a profile are placed at once, as those without
-    terms always are.
-    """
+    """See the module. Without `profiles`, jobs are placed at once, as jobs without terms are."""
 
     def __init__(self, *, profiles: bool = False, idle_after_s: float = 600.0) -> None:
         self._profiles = profiles
@@ -172,9 +170,7 @@ class JobRegistry:
             out.append(DriverUndue(now_s, entry.job, entry.stage, entry.reason))
 
     def _end_idle(self, event: on.IdleJobsSought, out: Out) -> None:
-        """Nobody says that a key's job has ended, nor that of a program which was killed, so
-        silence does.
-        """
+        """A key's job, or that of a killed program, has no other end than silence."""
         for entry in self._jobs.values():
             if entry.stage.over or entry.driven or entry.open_turns:
                 continue

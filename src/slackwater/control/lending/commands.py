@@ -14,9 +14,7 @@ class LendNode(Message, frozen=True):
 
 
 class TakeBack(Message, frozen=True):
-    """The service needs the node: the rollout leaves at once, its turns move; answer
-    `NodeCleared`.
-    """
+    """The service needs the node: the rollout leaves at once; answered by `NodeCleared`."""
 
     node: NodeId
     job: JobId

@@ -25,9 +25,7 @@ NO_LONGER_NEEDED = "the job needs it no more"
 
 @dataclass(slots=True)
 class _Node:
-    """`lent_to` holds from LendNode until TakeBack; `leaving` from then until the body says it is
-    clear.
-    """
+    """`lent_to` holds from LendNode to TakeBack, `leaving` from then until the node is clear."""
 
     service: ServiceName
     reports: deque[tuple[float, float, float]] = field(default_factory=deque)
@@ -45,9 +43,7 @@ class _Node:
 
 @dataclass(frozen=True, slots=True)
 class LenderSettings:
-    """`window_s`: so far back reports count. `review_every_s`: how often idle nodes are looked at
-    again.
-    """
+    """Reports count for `window_s`; idle nodes are reviewed every `review_every_s`."""
 
     rule: LenderRule = field(default_factory=LenderRule)
     window_s: float = 60.0

@@ -80,9 +80,7 @@ class ForgetModel(Message, frozen=True):
 
 
 class MoveState(Message, frozen=True):
-    """Let the node of `worker` send a model's state to the memory of the node of `to`;
-    `StateMoved` says how it went.
-    """
+    """Send a model's state to the memory of the node of `to`; answered by `StateMoved`."""
 
     worker: WorkerId
     ticket: int
@@ -91,9 +89,7 @@ class MoveState(Message, frozen=True):
 
 
 class ForgetStrays(Message, frozen=True):
-    """States of the model that no trainer holds, on whatever node, are of no use any more; nothing
-    is reported back.
-    """
+    """Drop the model's states that no trainer holds, on every node; not answered."""
 
     model: ModelId
 

@@ -281,16 +281,12 @@ class OperationsController:
         self._out.append(OpOver(self._now_s, *over, done=True))
 
     def _order(self, line: ModelQueue, order: do.TrainerOrder) -> None:
-        """For the trainer, once it has its devices; the work is on the account of the model's
-        job.
-        """
+        """Send it to the trainer once that has its devices, on the account of the model's job."""
         self._out.append(do.StartWork(self._now_s, order.worker, line.job, order))
 
     # ---- dispatch ----
     def _dispatch(self) -> None:
-        """Give every idle trainer something to do: first the owner served longest ago, then its
-        model.
-        """
+        """Give every idle trainer work: first the owner served longest ago, then its model."""
         for worker in sorted(worker for worker, flight in self._flights.items() if flight is None):
             while self._flights[worker] is None and (line := self._pick(worker)) is not None:
                 self._next(worker, line)
@@ -321,9 +317,7 @@ class OperationsController:
             self._out.append(SetTimer(f"move:{line.move.ticket}:{line.model}", at_s))
 
     def _moved(self, model: ModelId, ticket: int, error: str) -> None:
-        """The trainer there finds the state when it restores the model; after an error it finds
-        none.
-        """
+        """The trainer there finds the state when it restores the model; after an error, none."""
         line = self._lines.get(model)
         move = None if line is None else line.move
         if line is None or move is None or move.ticket != ticket:
@@ -431,9 +425,7 @@ class OperationsController:
     def _snapshot(
         self, worker: WorkerId, line: ModelQueue, op: Operation, *, finishes: bool
     ) -> None:
-        """Save the state as it is after `op`, which `finishes` if the operation is over only
-        then.
-        """
+        """Save the state after `op`; with `finishes` the operation is over only then."""
         self._tickets += 1
         self._fly(worker, SnapshotFlight(self._tickets, line, op, finishes))
         self._order(line, do.TakeSnapshot(worker, self._tickets, line.model, op.seq))

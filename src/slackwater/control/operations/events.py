@@ -44,18 +44,14 @@ class TrainerJoined(TimedMessage, frozen=True):
 
 
 class OpsGated(TimedMessage, frozen=True):
-    """Operations of the job that need a train permit run on trainers of these nodes; None: on
-    any.
-    """
+    """The job's operations that need a permit run on trainers of these nodes; None: anywhere."""
 
     job: JobId
     nodes: tuple[NodeId, ...] | None
 
 
 class StateMoved(TimedMessage, frozen=True):
-    """What became of a `MoveState`; without an error the state is in the memory of the other
-    trainer's node.
-    """
+    """How a `MoveState` ended; without an error the other trainer's node has the state."""
 
     model: ModelId
     ticket: int
@@ -90,9 +86,7 @@ class TicketDone(TimedMessage, frozen=True):
 
 
 class TicketFailed(TimedMessage, frozen=True):
-    """A trainer could not; `state_lost` says that the model's state there can no longer be
-    trusted.
-    """
+    """A trainer failed; with `state_lost` the model's state there can no longer be trusted."""
 
     worker: WorkerId
     ticket: int

@@ -7,9 +7,7 @@ from slackwater.model.ids import ModelId, WorkerId
 
 
 def check_lines(lines: Mapping[ModelId, ModelQueue], trainers: Container[WorkerId]) -> None:
-    """Raise AssertionError if a line disagrees with itself, or has its state on a trainer that is
-    not there.
-    """
+    """Raise AssertionError if a queue is inconsistent, or its state is on a lost trainer."""
     for model, line in lines.items():
         assert line.model == model
         assert all(seq >= line.next_seq for seq in line.waiting), "an operation was passed over"

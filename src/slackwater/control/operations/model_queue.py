@@ -26,9 +26,7 @@ class Residency(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One step of a replay: an operation that ran, or (`ran` false) gradients dropped in its
-    place.
-    """
+    """One step of a replay: an operation, or (not `ran`) gradients dropped in its place."""
 
     operation: Operation
     ran: bool
@@ -97,9 +95,7 @@ class ModelQueue:
             self._over(operation, ran=False, why=f"was rejected: {reason}")
 
     def give_up_gap(self) -> None:
-        """Use up the numbers before the first operation that is here; the work is that of what
-        came, not of the gap.
-        """
+        """Use up the missing numbers before the first operation that has arrived."""
         first = min(self.waiting)
         for seq in sorted(seq for seq in self.refused if seq < first):
             self._pass_over(seq)
@@ -119,9 +115,7 @@ class ModelQueue:
         return operation
 
     def set_head_aside(self) -> Operation:
-        """The trainer has its copy of what the head publishes and is free; until that is written a
-        replay makes it again.
-        """
+        """The trainer is free with its copy; until that is written, a replay publishes it again."""
         operation = self.waiting.pop(self.next_seq)
         self.next_seq = operation.seq + 1
         self.attempts = 0

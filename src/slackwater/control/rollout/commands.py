@@ -39,9 +39,7 @@ class AbortOn(Message, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class AppendTokens:
-    """New tokens of a streamed turn; the first time also the prompt's scores, where they were asked
-    for.
-    """
+    """New tokens of a streamed turn; the first time also the prompt's scores, if requested."""
 
     turn: TurnId
     tokens: Sequence[int]
@@ -90,9 +88,7 @@ class ReportFault(Message, frozen=True):
 
 
 class EndSeeding(Message, frozen=True):
-    """The job's local engines are released, but for those where another job seeds: the trainer may
-    have its devices.
-    """
+    """Release the job's local engines on which no other job seeds; the trainer may start."""
 
     job: JobId
     reason: str

@@ -14,9 +14,7 @@ class _Asked:
 
 
 class Demand:
-    """Counts turns by version. Tells of the first, of every doubling and halving, and of
-    the last.
-    """
+    """Counts turns by version; reports the first, the last, and every doubling and halving."""
 
     def __init__(self) -> None:
         self._asked: dict[str, _Asked] = {}

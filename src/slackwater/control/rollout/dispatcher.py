@@ -59,9 +59,7 @@ class Dispatcher:
             self._send(turn, record, now_s, out)
 
     def _next_for(self, record: InstanceRecord, now_s: float) -> LiveTurn | None:
-        """Of those that may run there: one of the owner that has least there, then the first to
-        come.
-        """
+        """The next turn that may run there: of the owner with the least there, oldest first."""
         able = [turn for turn in self.line.heads() if self._fits(turn, record)]
         warm = self._warm_turn(record, now_s)
         warm_first = self._settings.routing.warm_first

@@ -47,9 +47,7 @@ class VersionRecalled(TimedMessage, frozen=True):
 
 
 class InstanceFaulted(TimedMessage, frozen=True):
-    """From the weight director: the instance failed, or said something about a version that is not
-    so.
-    """
+    """From the weight director: the instance failed, or reported a version falsely."""
 
     instance: InstanceId
     what: str
@@ -83,9 +81,7 @@ class PromptScored(TimedMessage, frozen=True):
 
 
 class TurnEnded(TimedMessage, frozen=True):
-    """The instance finished the turn: `total_tokens` generated in all, counting those sent along
-    with it.
-    """
+    """The instance finished the turn: `total_tokens` includes those it was sent."""
 
     instance: InstanceId
     attempt: AttemptId
@@ -148,9 +144,7 @@ class BudgetChanged(TimedMessage, frozen=True):
 
 
 class StepBegan(TimedMessage, frozen=True):
-    """A training step of the job starts: local engines are seeding, and `turns` responses are
-    wanted.
-    """
+    """A training step of the job starts: local engines seed, and `turns` responses are wanted."""
 
     job: JobId
     step: int

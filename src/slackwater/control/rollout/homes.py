@@ -41,9 +41,7 @@ class CacheHomes:
         self._homes: OrderedDict[TrajectoryId, CacheHome] = OrderedDict()
 
     def of(self, trajectory: TrajectoryId) -> tuple[InstanceId | None, int]:
-        """The instance that served the last turn, if it still lives, and the context it
-        then had.
-        """
+        """The live instance that served the last turn, and the context it had then."""
         home = self._homes.get(trajectory)
         if home is None or not self._lives(home.record):
             return None, 0

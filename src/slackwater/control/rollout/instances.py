@@ -15,9 +15,7 @@ from slackwater.policy.rollout.step_time import Slowness
 
 
 class ShareClock:
-    """Runs at 1 / (turns on the engine): what it gains while a turn is there is the turn's share of
-    the engine's time.
-    """
+    """Runs at 1 / (turns on the engine): its gain during a turn is the turn's share of time."""
 
     __slots__ = ("_at_s", "_turns", "_value_s")
 
@@ -33,9 +31,7 @@ class ShareClock:
 
 
 class InstanceRecord:
-    """One instance from joining to gone. Turns may run with its `versions`; those that run with a
-    `recalled` one may end.
-    """
+    """One instance. Turns start on its `versions`; those on a `recalled` one may finish."""
 
     def __init__(self, spec: InstanceSpec, now_s: float) -> None:
         self.spec = spec
@@ -85,9 +81,7 @@ class InstanceRecord:
         self.load.accepting = bool(self.versions) and not self.draining and not self.stalled
 
     def offers(self, owner: TenantId, share: float) -> InstanceLoad:
-        """How it looks to an owner who leaves that share of it to others, unless it has less than
-        that.
-        """
+        """Its load as seen by an owner who leaves that share to others, unless it has less."""
         load = self.load
         has_less = (
             self.owners[owner] < load.kept_slots(share)

@@ -105,9 +105,7 @@ class LiveTurn:
 
     @property
     def must_continue(self) -> bool:
-        """Whether it was begun by an engine that goes on exactly, so that only such a one may go on
-        with it.
-        """
+        """Whether an engine with exact continuation began it, so that only such may continue."""
         return not self.inexact and len(self.tokens) > 0
 
     @property

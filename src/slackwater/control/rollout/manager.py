@@ -120,9 +120,7 @@ class RolloutManager:
         self.books.dispatcher.owners |= set(event.owners)
 
     def _gated(self, event: JobGated, out: Out) -> None:
-        """Turns that run where they may no more stop and wait; those that waited run where they
-        may.
-        """
+        """Turns where the job may no longer run stop and wait; waiting ones run where they may."""
         books, dispatcher = self.books, self.books.dispatcher
         gates = books.instances.gates
         gates.set(event.job, event.gate)

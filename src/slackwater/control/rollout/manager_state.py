@@ -1,6 +1,4 @@
-"""What the parts of the rollout manager share: live turns, instances, counters, and how a turn
-ends.
-"""
+"""The state that the parts of the rollout manager share, and how a turn ends."""
 
 import heapq
 from dataclasses import dataclass, field

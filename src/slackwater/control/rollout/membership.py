@@ -1,6 +1,4 @@
-"""Instances that join, work, drain and go; leases, stalls and faults. What they hold is the weight
-director's word.
-"""
+"""Instances that join, work, drain and leave; leases, stalls and faults."""
 
 from slackwater.control.rollout.commands import ReleaseInstance
 from slackwater.control.rollout.events import (
@@ -44,9 +42,7 @@ class Membership:
         self._books.room_changed(record, event.now_s, out)
 
     def recalled(self, event: VersionRecalled, out: Out) -> None:
-        """Nothing more starts with the version there; `settle` says when what runs with it has
-        ended.
-        """
+        """No turn starts with the version there; `settle` reports when the last has ended."""
         record = self._books.instances.records.get(event.instance)
         if record is None or event.version not in record.versions:
             return

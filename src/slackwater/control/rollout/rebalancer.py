@@ -49,9 +49,7 @@ class Rebalancer:
         need: NeedKey,
         now_s: float,
     ) -> list[LiveTurn]:
-        """Pending ones are among the last sent; of running ones, those that cost least to prefill
-        again.
-        """
+        """Pending turns are the last sent; of running ones, the cheapest to prefill again."""
         held = reversed(source.attempts.values())
         candidates = [turn for turn in held if need_key(turn) == need]
         if move.running:

@@ -1,6 +1,4 @@
-"""Carries out the seeding policy: when local engines stop for the trainer, and when they
-come back.
-"""
+"""Executes the seeding policy: when local engines stop for the trainer, and when they return."""
 
 from dataclasses import dataclass
 
@@ -149,9 +147,7 @@ class Seeding:
         out += [SeedingChanged(now_s, job, False), EndSeeding(job, reason)]
 
     def trainer_wanted(self, event: TrainerWanted, out: Out) -> None:
-        """It gets its devices when seeding ends, when no turn is live, or when its patience
-        does.
-        """
+        """It gets its devices when seeding ends, no turn is live, or its patience runs out."""
         step = self._steps.get(event.job)
         if step is not None and step.seeding and step.wanted_since_s is None:
             step.wanted_since_s = event.now_s

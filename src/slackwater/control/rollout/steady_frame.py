@@ -1,6 +1,4 @@
-"""Frames of the same attempts as the one before: kept as columns, and dealt out to the turns many
-at a time.
-"""
+"""Frames of the same attempts as the one before, kept as columns and distributed in bulk."""
 
 from array import array
 from collections.abc import Sequence

@@ -27,9 +27,7 @@ def _line_key(turn: LiveTurn) -> _LineKey:
 
 
 class TurnQueue:
-    """FIFO per need and owner; each turn also stands in the line of the instance it prefers or is
-    bound to.
-    """
+    """FIFO per need and owner; a turn is also in the line of the instance that it prefers."""
 
     def __init__(self) -> None:
         self._by_need: dict[_LineKey, OrderedDict[TurnId, LiveTurn]] = {}

@@ -53,17 +53,13 @@ class AnswerTicket(Message, frozen=True):
 
 
 class ReportFallback(Message, frozen=True):
-    """The holder died with the newest state; what was last offloaded is whole and is the
-    state now.
-    """
+    """The holder died with the newest state; the image that was last offloaded is the state now."""
 
     deployment: str
 
 
 class ReportStateLost(Message, frozen=True):
-    """The holder died, and nothing whole was ever offloaded: the deployment begins from its last
-    checkpoint.
-    """
+    """The holder died and nothing was offloaded: the deployment restarts from its checkpoint."""
 
     deployment: str
 

@@ -24,9 +24,7 @@ class DeploymentRegistered(TimedMessage, frozen=True):
 
 
 class ResidencyAsked(TimedMessage, frozen=True):
-    """Make a deployment at least as warm as `tier`; with `lease` it stays on the device until it is
-    released.
-    """
+    """Make a deployment at least as warm as `tier`; with `lease` it stays until released."""
 
     ticket: int
     deployment: str

@@ -348,9 +348,7 @@ class ResidencyController:
         return False
 
     def _follow(self, wait: ResidencyWait, record: Record, full: set[Tier], out: Out) -> None:
-        """A state that is wanted on the device and comes from disk: its bytes go on to the device
-        as they arrive on the host.
-        """
+        """Let a state that comes from disk go on to the device as its bytes arrive."""
         coming = record.tier is Tier.DISK and record.moving_to is Tier.HOST
         if not (coming and wait.up and wait.tier is Tier.DEVICE and record.holder is not None):
             return
@@ -365,9 +363,7 @@ class ResidencyController:
             full.add(Tier.DEVICE)
 
     def _give_up_if_hopeless(self, wait: ResidencyWait, to: Tier, out: Out) -> None:
-        """Others that cannot be moved away (a full disk) keep this one out: say so now, instead of
-        waiting for ever.
-        """
+        """Refuse it if what occupies the room cannot be moved away, for example on a full disk."""
         device = to is Tier.DEVICE
         others = [r for r in self._records.values() if r.tier >= to and (device or not r.warm)]
         above = [r for r in others if r.stuck]
@@ -384,9 +380,7 @@ class ResidencyController:
         wait: ResidencyWait | None = None,
         next_use: int | None = None,
     ) -> bool:
-        """Begin the move if there is room; else begin to make room. False where room must be waited
-        for.
-        """
+        """Begin the move if there is room, else begin to make room; False if it must wait."""
         if not self._make_room(record, to, out, wait=wait, next_use=next_use):
             return False
         record.moving_to = to
@@ -446,9 +440,7 @@ class ResidencyController:
         out.append(do.MoveTier(record.name, to, record.blank))
 
     def _prefetch(self, out: Out) -> None:
-        """Bring up what the hint names, where nobody waits for the room and nothing needed sooner
-        has to leave for it.
-        """
+        """Load what the hint names, if nobody waits for the room and nothing sooner must leave."""
         wanted = [self._records[w.deployment] for w in self._waits if w.up]
         waiting = {w.tier for w in self._waits if w.up} | {
             Tier.HOST for r in wanted for p in self._records.pieces(r) if p.tier is Tier.DISK

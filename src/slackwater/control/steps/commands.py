@@ -15,18 +15,14 @@ from slackwater.model.instance import InstanceSpec
 
 
 class StartEngine(Message, frozen=True):
-    """Let a resting local engine work: say `InstanceJoined` with its spec. `again`: in the middle
-    of a step.
-    """
+    """Let a resting local engine work: answered by `InstanceJoined`. `again`: within a step."""
 
     spec: InstanceSpec
     again: bool
 
 
 class RestEngine(Message, frozen=True):
-    """The local engine works no more: what it still says does not count, and its process
-    lives on.
-    """
+    """The local engine rests: its messages no longer count, and its process lives on."""
 
     instance: InstanceId
     reason: str

@@ -1,6 +1,4 @@
-"""What can happen to the trainers' devices and to steps. Plain data, so that a record of it can be
-replayed.
-"""
+"""What can happen to the trainers' devices and to steps."""
 
 from slackwater.control.jobs.events import JobEnded
 from slackwater.control.message import TimedMessage

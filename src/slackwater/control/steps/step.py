@@ -9,9 +9,7 @@ from slackwater.model.instance import InstanceSpec
 
 @dataclass(slots=True)
 class RolloutStep:
-    """A job's step: the present one, or the last. `base_models` are those that its turns were ever
-    of.
-    """
+    """A job's present or last step; `base_models` are those of all its turns."""
 
     job: JobId
     number: int = 0
@@ -43,9 +41,7 @@ class RolloutStep:
         self.train_s = self.waited_s = 0.0
 
     def idle(self) -> bool:
-        """Whether it runs without a turn, and nobody will end it by training: the next turn begins
-        another.
-        """
+        """Whether it has no turn and no training to end it: the next turn begins another."""
         return self.running and not (self.live_turns or self.seeding or self.trains)
 
     def forgettable(self) -> bool:
@@ -55,9 +51,7 @@ class RolloutStep:
         return self.over or not (self.number or self.announced or self.trains)
 
     def trained(self) -> int:
-        """Tokens trained on, as far as they were told; else whatever came in before training
-        began.
-        """
+        """Tokens trained on as reported, else those that arrived before training began."""
         if self.trained_tokens:
             return self.trained_tokens
         return self.tokens if self.train_s else 0

@@ -127,9 +127,7 @@ class StepTracker:
                 self._look(step, now_s, out)
 
     def _stops(self, instance: InstanceId, gone: bool, now_s: float, out: Out) -> None:
-        """It is gone, or the manager let it go. If that was not the end of seeding, it gave it up:
-        it is started again.
-        """
+        """It is gone or was released. If seeding goes on, it is started again."""
         self._at_work.discard(instance)
         if gone:
             self._engines.pop(instance, None)
@@ -215,9 +213,7 @@ class StepTracker:
             out.extend(TrainerWanted(now_s, name) for name in self._seeding())
 
     def _grant_all(self, now_s: float, out: Out) -> None:
-        """Whoever has asked for devices on which no local engine works gets them; trainers do not
-        share among each other.
-        """
+        """Grant devices without a working local engine; trainers do not share among each other."""
         if self._seeding():
             return
         for trainer, job in list(self._asking.items()):
@@ -283,9 +279,7 @@ class StepTracker:
         )
 
     def _over(self, job: JobId, now_s: float, out: Out) -> None:
-        """Nothing more will come of the job: with its last turn its step gives back what it holds,
-        and is forgotten.
-        """
+        """The job is over: with its last turn its step returns what it holds and is forgotten."""
         step = self._steps.get(job)
         if step is not None:
             step.over, step.trains = True, False

@@ -1,3 +1,1 @@
-"""The weight director: which versions exist, who holds and who needs them, what is on its way, what
-may go.
-"""
+"""The weight director: which versions exist, who holds, needs and pulls them, and which may go."""

@@ -21,9 +21,7 @@ class PullWeights(Message, frozen=True):
 
 
 class FetchPayload(Message, frozen=True):
-    """Let the node's relay take a payload from another node's; it answers `PayloadArrived` or
-    `PayloadBroke`.
-    """
+    """Let the node's relay fetch a payload; answered by `PayloadArrived` or `PayloadFailed`."""
 
     node: NodeId
     version: str
@@ -47,9 +45,7 @@ class DropVersion(Message, frozen=True):
 
 
 class DeleteVersion(Message, frozen=True):
-    """The version may go from the store: nothing names it, no turn asks for it, nobody is pulling
-    it.
-    """
+    """Delete the version from the store: nothing names, needs or pulls it."""
 
     version: str
 

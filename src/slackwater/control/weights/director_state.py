@@ -1,6 +1,4 @@
-"""What the parts of the weight director share: the versions that exist, the instances that hold
-them, and the totals.
-"""
+"""The state that the parts of the weight director share: versions, their holders, totals."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -29,9 +27,7 @@ class Totals:
 
 @dataclass(slots=True)
 class DirectorState:
-    """The director's memory. `needed` are the versions that turns ask for, `newest` the last of
-    each line.
-    """
+    """The director's state: `needed` by turns, `newest` of each model."""
 
     versions: dict[str, VersionRecord] = field(default_factory=dict)
     holders: dict[InstanceId, VersionHolder] = field(default_factory=dict)
@@ -78,9 +74,7 @@ class DirectorState:
         return [holder for holder in self.able(record) if holder.has(record.version)]
 
     def alike(self, names: Iterable[str], adapter: bool) -> list[VersionRecord]:
-        """Those of the names that take memory of the same kind; a base model's own weights take
-        none.
-        """
+        """Those that take the same kind of memory; a base model's own weights take none."""
         found = [self.versions[name] for name in names]
         return [record for record in found if record.adapter == adapter and record.job is not None]
 

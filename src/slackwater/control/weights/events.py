@@ -30,9 +30,7 @@ class WeightsRetired(TimedMessage, frozen=True):
 
 
 class VersionNeeded(TimedMessage, frozen=True):
-    """So many live turns ask for the version; `waiting` if one of them finds no instance that could
-    take it.
-    """
+    """So many live turns need the version; `waiting` if no instance could take one of them."""
 
     job: JobId
     base_model: str
@@ -42,9 +40,7 @@ class VersionNeeded(TimedMessage, frozen=True):
 
 
 class InstanceReady(TimedMessage, frozen=True):
-    """The instance says that it now holds `version`; `kept` if a copy of it lies in host memory,
-    for deltas to build on.
-    """
+    """The instance holds `version`; with `kept`, a copy stays in host memory for deltas."""
 
     instance: InstanceId
     version: str
@@ -52,9 +48,7 @@ class InstanceReady(TimedMessage, frozen=True):
 
 
 class RelayJoined(TimedMessage, frozen=True):
-    """A node can relay weights; it has none of ours yet. `site` is the fast network that it
-    is on.
-    """
+    """A node can relay weights and holds none yet. `site` is the fast network that it is on."""
 
     node: NodeId
     site: str = ""
@@ -67,9 +61,7 @@ class RelayLeft(TimedMessage, frozen=True):
 
 
 class PayloadsStocked(TimedMessage, frozen=True):
-    """A publisher put a version on its node's relay: the bytes of each payload, by base (empty: the
-    whole).
-    """
+    """A publisher stocked its node's relay: bytes of each payload, by base (empty: the whole)."""
 
     node: NodeId
     version: str

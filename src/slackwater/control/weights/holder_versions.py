@@ -33,9 +33,7 @@ class VersionRecord:
 
 @dataclass(slots=True)
 class VersionHolder:
-    """One instance. Offered: turns may run with it. Recalled: those that do may end. Pulling: on
-    its way.
-    """
+    """One instance. Turns may start on `offered`, and finish on `recalled` versions."""
 
     spec: InstanceSpec
     offered: dict[str, None] = field(default_factory=dict)
@@ -71,9 +69,7 @@ class VersionHolder:
 
 
 def with_copy(copies: list[str], version: str, changed: str) -> list[str]:
-    """The copies after one more: it takes the place of the one that it was made from, or of the
-    oldest.
-    """
+    """The copies after one more, which replaces its base or the oldest."""
     left = [copy for copy in copies if copy not in (changed, version)]
     return [*left, version][-COPIES_KEPT:]
 

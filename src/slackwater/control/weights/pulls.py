@@ -14,9 +14,7 @@ from slackwater.policy.weights.holding import first_to_go, holders_wanted
 
 
 class PullScheduler:
-    """An instance is asked once for a version; what gives way is first recalled from the rollout
-    manager.
-    """
+    """Asks an instance once for a version; what it evicts is recalled from the manager first."""
 
     def __init__(self, books: DirectorState, routes: Routes) -> None:
         self._books = books
@@ -37,18 +35,14 @@ class PullScheduler:
             self.pull(holder, record, out)
 
     def welcome(self, holder: VersionHolder, out: Out) -> None:
-        """A new instance: its base model's own weights, and what turns ask for now, the most wanted
-        first.
-        """
+        """A new instance pulls its base model's weights, then the most needed versions."""
         for record in self._books.versions.values():
             if record.job is None and not record.retired and holder.may_hold(record):
                 self.pull(holder, record, out)
         self.fill(holder, out)
 
     def fill(self, holder: VersionHolder, out: Out) -> None:
-        """Let an instance with room pull what is short of holders: what nobody has first, what gave
-        way last comes last.
-        """
+        """Let an instance with room pull what lacks holders: first what nobody has."""
         books = self._books
         short = [record for record in books.needed.values() if holder.may_hold(record)]
         short.sort(key=lambda r: (bool(books.having(r)), r.evicted_at, -r.turns, r.number))
@@ -88,9 +82,7 @@ class PullScheduler:
     def _by_the_best_way(
         self, holder: VersionHolder, record: VersionRecord, out: Out
     ) -> do.PullWeights:
-        """Whole or by deltas on a copy that will be in the instance's host memory, whichever is
-        smaller; else from the store.
-        """
+        """From the node's relay, whole or by deltas on a copy (the smaller); or from the store."""
         node, keep, totals = holder.spec.node, not record.adapter, self._books.totals
         way = self._routes.way(record.version, holder.copies_then(), node)
         if node is None or way is None or not payloads_of(way):

@@ -21,9 +21,7 @@ _UNNAMED = 8  # stocked versions that nobody has published yet; the oldest goes 
 
 @dataclass(slots=True)
 class _Flow:
-    """One payload's way through the nodes: who has all of it, who is fed by whom, who waits, and
-    who failed whom.
-    """
+    """One payload's distribution: who has it, who feeds whom, who waits, who failed whom."""
 
     bytes: int
     have: set[NodeId] = field(default_factory=set)
@@ -78,9 +76,7 @@ class Routes:
 
     @property
     def lead_elsewhere(self) -> bool:
-        """Whether a relay has others to give to. On one node everybody reads the store's file out
-        of the page cache.
-        """
+        """Whether there are other relays. On one node all read the store's file from page cache."""
         return len(self._sites) > 1
 
     # ---- payloads ----
@@ -141,9 +137,7 @@ class Routes:
 
     # ---- ways ----
     def way(self, version: str, held: Collection[str], node: NodeId | None) -> PullRoute | None:
-        """The way of fewest bytes for an instance on the node that holds these in host memory;
-        None: from the store.
-        """
+        """The route of fewest bytes to an instance with these copies; None: from the store."""
         if node is None or node not in self._sites:
             return None
         open_ = [
@@ -167,9 +161,7 @@ class Routes:
                 self._feed(payload, out)
 
     def _feed(self, payload: Payload, out: list[do.WeightCommand]) -> None:
-        """Give every waiting node a source; one that nobody can feed any more is told to give it
-        up.
-        """
+        """Give every waiting node a source; a node that nobody can feed gives it up."""
         flow = self._flows[payload]
         for node in list(flow.waiting):
             if not flow.have - flow.failed.get(node, set()):
@@ -215,9 +207,7 @@ class Routes:
         pulling: Collection[str],
         out: list[do.WeightCommand],
     ) -> None:
-        """Drop what nobody needs of a model's versions (oldest first): `held` lie on instances,
-        `pulling` are on their way.
-        """
+        """Drop unneeded payloads of a model's versions, given oldest first."""
         mine = [version for version in order if any(c.version == version for c in self._flows)]
         payloads = [payload for payload in self._flows if payload.version in mine]
         shelf = StoredVersions(

@@ -137,9 +137,7 @@ class ActionExecutor:
         self.feed(on.WorkerJoined(loop_time(), node, capacity))
 
     def failure_of(self, service: ServiceName) -> str | None:
-        """Why no worker that is here could stage a service; None where one has it, or none
-        tried.
-        """
+        """Why no present worker could stage a service; None if one has it, or none tried."""
         joined = self.reward_facts.values()
         if any(service == held.service for facts in joined for held in facts.services):
             return None

@@ -76,9 +76,7 @@ class DriverExecutor:
 
     # ---- taking over ----
     async def adopt(self, held: SubmittedJob) -> None:
-        """A job of an earlier control plane: its driver lives, or ended meanwhile, or died with
-        it.
-        """
+        """Adopt a job of an earlier control plane: its driver lives, has ended, or died too."""
         self.know(held.job, held.file)
         files = self.files(held.job)
         lives = files.lives()
@@ -177,9 +175,7 @@ class DriverExecutor:
             )
 
     def _environment(self, job: JobId, file: JobFile, files: DriverFiles) -> dict[str, str]:
-        """Whatever client the driver is, what it asks for belongs to its job. The environment is
-        the owner's alone to read.
-        """
+        """Requests of any client in the driver belong to its job. Only the owner can read it."""
         url, key = self.url or "", self._parts.key(job)
         given = {name: value for name, value in os.environ.items() if not name.endswith("_SECRET")}
         return {

@@ -1,6 +1,4 @@
-"""Weight relays, live: what agents and trainers say of payloads becomes events, the director's
-commands become messages.
-"""
+"""Weight relays, live: reports on payloads become events, the director's commands messages."""
 
 import logging
 

@@ -110,9 +110,7 @@ class ServingExecutor:
         return "~" in worker
 
     def gauges(self) -> dict[str, float]:
-        """Attainment of the last minute as serving workers saw it, from a request's arrival there;
-        and what is lent.
-        """
+        """What is lent, and the last minute's attainment as serving workers measured it."""
         if not self._minutes:
             return {}
         counts = [minute.requests_and_met() for minute in self._minutes.values()]

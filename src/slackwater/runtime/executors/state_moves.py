@@ -1,6 +1,4 @@
-"""States of models on their way between nodes, live: what the operations controller orders goes to
-the nodes' agents, which send and take.
-"""
+"""Moves of models' states between nodes, live: orders to the nodes' agents."""
 
 import logging
 import secrets
@@ -39,9 +37,7 @@ class StateMoves:
         return self._places.keys()
 
     def begin(self, order: do.MoveState) -> str:
-        """Let the state be sent; why that cannot be, if it cannot. Else the agent says how it
-        went.
-        """
+        """Have the state sent; returns why it cannot be, else the agent reports the outcome."""
         source, target = self.node_of(order.worker), self.node_of(order.to)
         if source is None or source not in self._places:
             return f"the node of {order.worker} keeps no states"

@@ -164,9 +164,7 @@ class TrainerExecutor:
         }
 
     def states_under_way(self) -> set[str]:
-        """URIs that unfinished saves write to; their names are not known, so all with their
-        numbers.
-        """
+        """URIs that unfinished saves write to: all with their numbers, since names are unknown."""
         found = set()
         for operation in self._operations.values():
             if operation.kind is OpKind.SAVE:
@@ -217,9 +215,7 @@ class TrainerExecutor:
             )
 
     async def reject(self, model: TrainedModel, seq: int, kind: OpKind, reason: str) -> None:
-        """A submission was refused: its number is used up, durably, if it could have been
-        accepted.
-        """
+        """A submission was refused: use up its number, durably, if it could have been accepted."""
         operation = self._operation(model, seq, kind)
         new = log.Submission(operation, model.tenant, b"", time.time(), strict=False)
         try:

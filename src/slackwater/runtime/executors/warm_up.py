@@ -1,6 +1,4 @@
-"""A broker and a co-scheduler tried out once, before anybody waits: their compiled parts are then
-loaded, or compiled if they never were.
-"""
+"""One trial run of a broker and a co-scheduler, so that their compiled parts are loaded."""
 
 from slackwater.control.actions import events as on
 from slackwater.control.actions.broker import ActionBroker

@@ -1,6 +1,4 @@
-"""Who may connect to the hub: the key that goes with a name, and whether what its holder says of
-itself may be so.
-"""
+"""Who may connect to the hub: the key of a name, and whether its holder's claims may be true."""
 
 from typing import Protocol
 

@@ -93,9 +93,7 @@ class Depot:
         self.port = 0
 
     async def start(self, host: str, port: int, context: ssl.SSLContext | None) -> None:
-        """Listen; port 0 takes a free one. What was being uploaded before the last stop is
-        dropped.
-        """
+        """Listen; port 0 takes a free one. Unfinished uploads of the last run are dropped."""
         shutil.rmtree(self._uploads, ignore_errors=True)
         app = web.Application(middlewares=[self._guard], client_max_size=1 << 50)
         app.router.add_get("/files/{kind}/{name:.+}", self._get)
@@ -132,9 +130,7 @@ class Depot:
     async def _open(
         self, connection: socket.socket, peer: object, context: ssl.SSLContext | None
     ) -> None:
-        """Hand a connection to the web server; its peer is a stranger until a request of it has
-        proved otherwise.
-        """
+        """Hand a connection to the web server; its peer is unproven until a valid request."""
         server = None if self._runner is None else self._runner.server
         if server is None:  # it closes
             connection.close()

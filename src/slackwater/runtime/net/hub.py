@@ -234,9 +234,7 @@ class WorkerHub:
     async def _prove(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, decoder: FrameDecoder
     ) -> messages.ConnectRequest:
-        """What a peer asked for that knows the key of its name; the peer knows then that this is
-        the control plane.
-        """
+        """The request of a peer that proved its key; the peer then knows the control plane."""
         request = messages.decode_from_stranger(await self._next_body(reader, decoder))
         if isinstance(request, messages.Hello):
             raise FrameError(f"protocol {request.protocol}, this process speaks {PROTOCOL}")
@@ -299,9 +297,7 @@ class WorkerHub:
         return hello, frames[1:]
 
     async def _read(self, reader: asyncio.StreamReader) -> bytes:
-        """What came next. If this loop was held up, what came meanwhile is looked at before the
-        clock is.
-        """
+        """Read on. If the loop was held up, what came meanwhile is read before a timeout."""
         try:
             async with asyncio.timeout(self._silent_after_s):
                 return await reader.read(_READ_BYTES)

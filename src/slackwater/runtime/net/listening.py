@@ -9,9 +9,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """A listening socket. Port 0 takes a free one below the ephemeral range, which a client could
-    connect to itself.
-    """
+    """A listening socket. Port 0 takes a free one below the ephemeral range of clients."""
     if port:
         try:
             return _bound(host, port)

@@ -27,9 +27,7 @@ class UnprovenPeers:
         return who in self._open
 
     def add(self, who: object, close: Callable[[], object]) -> None:
-        """A connection was opened; `close` must end it. Of one that is here already, only that
-        changes.
-        """
+        """A connection was opened; `close` must end it. For a known one only that changes."""
         if who in self._open:
             self._open[who] = (close, self._open[who][1])
             return

@@ -308,8 +308,7 @@ class ActionService:
         self.environment_ended(name, "it was closed")
 
     async def snapshot(self, tenant: TenantId, name: EnvironmentId, given: str) -> None:
-        """Keep what it has now, under a name that other environments of its owner on its node can
-        begin from."""
+        """Keep its content under a name that other environments on its node can start from."""
         owned_id(tenant, given, "snapshot")  # refuses what an older version could have named
         place = self._place(tenant, name)
         live = self._broker.books.environments.get(name)

@@ -1,6 +1,4 @@
-"""Why a service cannot do what it is asked: no worker of a kind runs, and every one fails
-to start.
-"""
+"""Why a service cannot do what it is asked: every worker of a kind fails to start."""
 
 from collections.abc import Sequence
 
@@ -29,9 +27,7 @@ class Breakdowns:
         self._workers = workers
 
     def of_engines(self, model: str, *, fully: bool) -> str | None:
-        """Why nothing can be sampled from a base model, if no engine of it runs and none comes:
-        each was drained, or fails to start.
-        """
+        """Why a base model cannot be sampled: each of its engines was drained or fails to start."""
         if any(record.spec.runs(model) for record in self._manager.books.instances):
             return None
         if self._instances.starting(model):

@@ -33,9 +33,7 @@ class FairWork:
         self._running: Counter[TenantId] = Counter()
 
     async def run(self, tenant: TenantId, work: Callable[..., T], *arguments: Any) -> T:
-        """The work's result, when it is the tenant's turn; work that nobody waits for any more is
-        not begun.
-        """
+        """The work's result, in the tenant's turn; work whose waiter has left is not begun."""
         loop = asyncio.get_running_loop()
         waiting: asyncio.Future[T] = loop.create_future()
         self._lines.setdefault(tenant, deque()).append((waiting, work, arguments))

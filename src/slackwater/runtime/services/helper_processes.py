@@ -27,9 +27,7 @@ _NICE = 10
 
 
 class HelperProcesses:
-    """Ask from any thread: each question has a helper to itself. There are as many as were ever
-    asked at once.
-    """
+    """Ask from any thread; each question has a helper of its own, as many as ever needed."""
 
     def __init__(self, module: str) -> None:
         self._module = module

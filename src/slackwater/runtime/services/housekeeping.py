@@ -1,6 +1,4 @@
-"""What is done now and then: silent sessions end, results and checkpoints expire, old
-weights go.
-"""
+"""Periodic work: silent sessions end, results and checkpoints expire, old weights are dropped."""
 
 import asyncio
 import logging

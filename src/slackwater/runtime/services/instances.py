@@ -139,9 +139,7 @@ class InstanceService:
         return any(wish.model == model for wish in self._wishes.values())
 
     def listed(self) -> list[dict[str, Any]]:
-        """Every instance, by name; those that have not joined yet are `starting`, or `failed` and
-        why.
-        """
+        """Every instance by name; one that has not joined is `starting`, or `failed` and why."""
         now_s = loop_time()
         shown = [self._shown(record, now_s) for record in self._fleet]
         for spec in self._controller.steps.resting():

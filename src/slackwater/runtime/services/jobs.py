@@ -1,6 +1,4 @@
-"""Jobs, live: sessions and requests make them, the job book keeps their life and accounts, the
-store what they used.
-"""
+"""Jobs, live: made by sessions and requests, tracked by the registry, accounted in the store."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -20,9 +18,7 @@ from slackwater.runtime.store.submitted_jobs import SubmittedJob
 
 
 class Jobs:
-    """`feed` tells the controller; `book` is its job book, to look at. The `operator` sees
-    everybody's.
-    """
+    """`feed` feeds the controller, whose registry `book` is read only; the `operator` sees all."""
 
     def __init__(
         self,
@@ -39,9 +35,7 @@ class Jobs:
         self._operator = operator
 
     async def adopt(self, now_s: float, submitted: Mapping[JobId, SubmittedJob]) -> None:
-        """Take over sessions, the accounts so far, what was submitted, and the jobs of sessions
-        that live.
-        """
+        """Adopt sessions, accounts, submitted jobs, and the jobs of live sessions."""
         await self._sessions.adopt(now_s)
         saved = await self._store.call(lambda c: saved_accounts(c, now_s))
         adopted = {event.job: event for event in saved}

@@ -28,9 +28,7 @@ class LoopWatch:
         return max(self._now[0], self._before[0]), max(self._now[1], self._before[1])
 
     async def run(self) -> None:
-        """For as long as the service lives; a timer without a task, since there are up to two
-        hundred looks a second.
-        """
+        """Watch for as long as the service lives; timers, since a task per look costs too much."""
         loop = asyncio.get_running_loop()
         self._window_s = self._last_s = time.monotonic()
         self._last_cpu_s = time.thread_time()

@@ -1,6 +1,4 @@
-"""What an operator can alarm on: counters and histograms per tenant and model, in
-Prometheus' form.
-"""
+"""What an operator can alarm on: Prometheus counters and histograms per tenant and model."""
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 

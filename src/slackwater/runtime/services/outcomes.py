@@ -21,9 +21,7 @@ class RequestOutcomes:
     async def of(
         self, tenant: TenantId, request: RequestId, hold_s: float
     ) -> RequestOutcome | None:
-        """How a request ended, or None if it has not within `hold_s`. Not the tenant's:
-        NotFoundError.
-        """
+        """How a request ended; None if not within `hold_s`. Not the tenant's: NotFoundError."""
         board = self._board
         holder = board.tenant_of(request)
         if holder is None:

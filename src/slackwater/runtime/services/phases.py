@@ -1,6 +1,4 @@
-"""The permits of people's own code, as the HTTP face asks for them; and how the shared fleet
-stands.
-"""
+"""Permits that clients request over HTTP, and the state of the shared fleet."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -84,9 +82,7 @@ class PhaseService:
     async def ask(
         self, tenant: TenantId, name: str, phase: Phase, iteration: int, hold_s: float
     ) -> dict[str, Any] | None:
-        """The permit, or None if it was not given within `hold_s`: then ask again, which is the
-        same request.
-        """
+        """The permit; None if not granted within `hold_s`: ask again, it is the same request."""
         entry = self.alive(tenant, name)
         until_s = loop_time() + hold_s
         if phase is Phase.SYNC:  # it moves weights, and holds no devices
@@ -142,9 +138,7 @@ class PhaseService:
 
     # ---- what survives ----
     def save_soon(self, store: Store, background: Background) -> None:
-        """Write down what a new control plane must know, once for all that changes in one turn of
-        the loop.
-        """
+        """Save what a new control plane must know, once per turn of the event loop."""
         if not self._saving:
             self._saving = True
             self._saved = asyncio.get_running_loop().create_future()
@@ -191,9 +185,7 @@ class PhaseService:
         return {"jobs": jobs, "given": self._keeper.scheduler.permits.given}
 
     async def adopt(self, store: Store) -> None:
-        """Take over jobs and permits of the control plane before: those that held a permit hold it
-        again.
-        """
+        """Adopt jobs and permits of the previous control plane; holders keep their permits."""
         query = sa.select(facts.c.value).where(facts.c.name == _KEPT)
         value = await store.call(lambda c: c.execute(query).scalar())
         if value is None:
@@ -219,9 +211,7 @@ class PhaseService:
 
     # ---- for people ----
     def why_paused(self, job: JobId) -> str | None:
-        """Why a job's turns and operations wait; None if they do not, or not for the
-        co-scheduler.
-        """
+        """Why a job's work waits; None if it does not, or not for the co-scheduler."""
         entry, one = self._controller.jobs.find(job), self._keeper.find(job)
         if entry is not None and entry.stage is JobStage.HELD:
             return f"job {job} waits for a place: {entry.reason}"
@@ -238,9 +228,7 @@ class PhaseService:
         return b"".join(trace_json(drawn))
 
     def state(self) -> dict[str, Any]:
-        """Pools, nodes, who holds which permit since when, who waits, slowdowns against bounds,
-        switches, use.
-        """
+        """Pools, nodes, permits, waiting jobs, slowdowns against bounds, switches, utilisation."""
         now_s, spans = loop_time(), self.body.spans
         nodes = [self._node(node, now_s) for node in self._places]
         pools = {}

@@ -1,6 +1,4 @@
-"""Weights that became known: what a finished publish or save leaves for samplers, and what was
-there before this start.
-"""
+"""Weights that become known: what finished publishes and saves leave, and earlier versions."""
 
 from slackwater.model.ids import SessionId
 from slackwater.model.operation import Operation, OpKind

@@ -1,6 +1,4 @@
-"""Whether a service keeps its promise, as its users see it: from the arrival of their request over
-HTTP.
-"""
+"""Whether a service keeps its SLO as users see it: from the arrival of their HTTP request."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -31,9 +29,7 @@ class _Answered:
 
 @dataclass(slots=True)
 class ServedMinute:
-    """What the requests that ended within one minute got; it began so many minutes after the
-    service did.
-    """
+    """What the requests that ended in one minute got; `number` counts minutes of the service."""
 
     number: int
     met: int = 0
@@ -115,9 +111,7 @@ class SloTracker:
         }
 
     def minutes(self) -> list[dict[str, float]]:
-        """The last hour, minute by minute, the oldest first; minutes without a request are left
-        out.
-        """
+        """The last hour by minute, oldest first, without minutes that had no request."""
         return [minute.figures() for minute in self._minutes]
 
     def _count(self, answered: _Answered) -> None:

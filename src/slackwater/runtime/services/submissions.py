@@ -1,6 +1,4 @@
-"""Submitted jobs for the HTTP face: taken in, shown, stopped, resumed, and what their drivers
-print.
-"""
+"""Submitted jobs for the HTTP API: accepted, shown, stopped, resumed, and their drivers' logs."""
 
 import asyncio
 import contextlib
@@ -185,9 +183,7 @@ class Submissions:
         return _asked(held) | _progress(self._body.files(job).run / "metrics.jsonl")
 
     def log(self, tenant: TenantId, name: str, place: int, most: int) -> dict[str, Any]:
-        """What its drivers printed from a place on, and the place behind that; see
-        `DriverFiles.read_log`.
-        """
+        """What its drivers printed from a place on, and the next place (`DriverFiles.read_log`)."""
         job = self._submitted(tenant, name)
         place, said = self._body.files(job).read_log(place, min(most, MOST_LOG_BYTES))
         entry = self._controller.jobs.find(job)

@@ -1,6 +1,4 @@
-"""How many turns each tenant may have under way: an equal share, so that nobody can take
-another's.
-"""
+"""How many turns each tenant may have under way: an equal share for each."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -17,9 +15,7 @@ class TurnShares:
         self._live: Counter[TenantId] = Counter()
 
     def check(self, tenant: TenantId, turns: int, field: str) -> None:
-        """Raise if a tenant cannot have so many more: ever (`field` asks for too many), or just
-        now.
-        """
+        """Raise if a tenant cannot have so many more, ever (`field` asks too much) or now."""
         if turns > self.share:
             raise ConfigError.of(field, turns, f"must be at most {self.share} in one request")
         live = self._live[tenant]

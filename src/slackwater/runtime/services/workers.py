@@ -1,6 +1,4 @@
-"""The processes that have joined the service, each in its role, and which body hears what
-they say.
-"""
+"""The processes that have joined the service, by role, and who handles their messages."""
 
 import logging
 from collections.abc import Callable, Sequence

@@ -45,8 +45,7 @@ _END_ENVIRONMENT = sa.text(
 
 
 class ActionRequest(msgspec.Struct, frozen=True):
-    """An action as it was asked for: what it costs, and what is run. Without a command it is a
-    permit."""
+    """An action as requested: its cost and what is run. Without a command it is a permit."""
 
     spec: ActionSpec
     limits: ActionLimits
@@ -76,8 +75,7 @@ def bounded(request: ActionRequest, limits: TenantLimits) -> ActionRequest:
 
 
 class ActionResult(msgspec.Struct, frozen=True):
-    """How an action ended: `kind` is a `model.action.OutcomeKind`, `end` a `sandbox.reports.End` if
-    it ran."""
+    """How an action ended: `kind` is an `OutcomeKind`, `end` a `sandbox.reports.End` if it ran."""
 
     kind: str
     reason: str = ""
@@ -180,8 +178,7 @@ def find_action(connection: Connection, name: ActionId) -> Row[Any] | None:
 
 
 def open_actions(connection: Connection) -> list[tuple[TenantId, ActionRequest, float, bool]]:
-    """Those without an outcome, in their order: whose, what, since when, and whether they had
-    started."""
+    """Actions without an outcome in order: tenant, request, since when, whether started."""
     rows = connection.execute(
         sa.select(actions).where(actions.c.status != ENDED).order_by(actions.c.created_s)
     )

@@ -29,9 +29,7 @@ class BaseModel:
 
     @property
     def max_text_chars(self) -> int:
-        """A text that is longer cannot fit: tokens have four characters or so, rarely more than
-        sixteen.
-        """
+        """A longer text cannot fit: tokens rarely have more than sixteen characters."""
         return 16 * self.max_context_tokens + 1024
 
     @property
@@ -40,9 +38,7 @@ class BaseModel:
         return str(Uri("models", quote(self.name, safe="")))
 
     def room_after(self, prompt: Sequence[int]) -> int:
-        """How many tokens may follow a prompt; one that is empty, unreadable or too long is
-        refused.
-        """
+        """How many tokens may follow a prompt; refuses one that is empty, invalid or too long."""
         self.check_length(prompt)
         if max(prompt) >= self.vocab_size:
             raise ConfigError.of("prompt: token", max(prompt), f"must be below {self.vocab_size}")
@@ -58,9 +54,7 @@ class BaseModel:
 
     @classmethod
     def read(cls, name: str, directory: Path) -> "BaseModel":
-        """From `config.json`; `generation_config.json` and the tokenizer may name more end
-        tokens.
-        """
+        """From `config.json`; `generation_config.json` may name more end tokens."""
         directory = directory.expanduser().resolve()
         config = _json(directory / "config.json")
         if config is None:

@@ -80,8 +80,7 @@ def _of(row: Row[Any]) -> Checkpoint:
 
 
 def put_checkpoint(connection: Connection, new: Checkpoint) -> str | None:
-    """Write the row; returns what an overwritten one was held as. Another tenant's is never
-    overwritten."""
+    """Write the row; returns what an overwritten one was held as. Refuses another tenant's."""
     found = connection.execute(sa.select(checkpoints).where(checkpoints.c.path == new.path)).first()
     if found is not None and found.tenant != new.tenant:
         raise NotFoundError(f"checkpoint {new.path}: is not one of yours")

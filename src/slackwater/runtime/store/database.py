@@ -55,9 +55,7 @@ class StoreLostError(UnavailableError):
 
 
 class Store:
-    """Runs functions of a connection on the store's thread; `lost` is called when it has
-    given up.
-    """
+    """Runs functions of a connection on the store's thread; calls `lost` when it gives up."""
 
     def __init__(
         self, url: str, lost: Callable[[], None] = lambda: None, patience_s: float = PATIENCE_S
@@ -104,9 +102,7 @@ class Store:
         return self._url.render_as_string(hide_password=True)
 
     async def call(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` in a transaction; it is durable when this returns. It may be run more than
-        once.
-        """
+        """Run `work` in a transaction, perhaps more than once; durable when this returns."""
         try:
             result = await self._thread.run(lambda: self._run(work))
         except StoreLostError:
@@ -118,9 +114,7 @@ class Store:
         return result
 
     async def call_small(self, work: Callable[[Connection], T]) -> T:
-        """As `call`, for a few rows: at once if nothing else is being done, and never before what
-        was asked for earlier.
-        """
+        """As `call`, for a few rows: at once if the store is idle, and always in order."""
         found: list[T] = []
         if self.at_once(lambda connection: found.append(work(connection))):
             return found[-1]
@@ -131,9 +125,7 @@ class Store:
         return await (self.call_small if size_bytes <= _SMALL_BYTES else self.call)(work)
 
     def at_once(self, work: Callable[[Connection], None]) -> bool:
-        """Write a few rows here and now; False if nothing was written, since the store has other
-        things to do or has to wait.
-        """
+        """Write a few rows now; False if nothing was written because the store is busy."""
         if not self._is_local or self._connection is None or not self._thread.is_idle:
             return False
         try:
@@ -153,9 +145,7 @@ class Store:
             driver.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
 
     def _tidy_up(self) -> None:
-        """Bring a long log into the database, which waits for the disk, beside the writes that go
-        on instead of inside of some commit.
-        """
+        """Checkpoint a long log beside the writes that go on, since that waits for the disk."""
         if not self._is_local or (self._tidying is not None and not self._tidying.done()):
             return
         self._writes += 1
@@ -172,8 +162,7 @@ class Store:
 
     def _checkpoint(self) -> None:
         """Most of the log while others write; then, with the write lock, what has come meanwhile.
-        The first write after it begins the log anew, and waits for the disk too: it is made here
-        as well, and changes nothing.
+        The first write after it waits for the disk too, so an empty one is made here.
         """
         with contextlib.suppress(DBAPIError), self._engine.connect() as connection:
             connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)")
@@ -231,9 +220,7 @@ class Store:
 
 
 class _OneThread:
-    """Calls for a thread, done in order. Every request waits for some, so they are handed over with
-    less ado than by an executor.
-    """
+    """Calls for one thread, in order; cheaper than an executor, since every request waits here."""
 
     def __init__(self, name: str) -> None:
         self._asked: queue.SimpleQueue[
@@ -245,15 +232,11 @@ class _OneThread:
 
     @property
     def is_idle(self) -> bool:
-        """Whether everything that was asked for has been done, and been told; for the event loop's
-        thread.
-        """
+        """Whether everything was done and reported; for the event loop's thread."""
         return self._unsettled == 0
 
     def run(self, work: Callable[[], T]) -> "asyncio.Future[T]":
-        """What the work returns or raises. A call that nobody waits for any more is left out if it
-        has not begun.
-        """
+        """What the work returns or raises; a call that nobody awaits is skipped if not begun."""
         loop = asyncio.get_running_loop()
         found: asyncio.Future[T] = loop.create_future()
         self._unsettled += 1

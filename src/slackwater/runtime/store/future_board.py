@@ -33,9 +33,7 @@ class FutureBoard:
     def __init__(
         self, settled: Callable[[TenantId, str, float, bool], None] = lambda *told: None
     ) -> None:
-        """`settled` is told of every outcome: whose, of what kind, after how long, and whether it
-        failed.
-        """
+        """`settled` hears of every outcome: tenant, kind, seconds, and whether it failed."""
         self._settled = settled
         self._since_s: dict[RequestId, float] = {}
         self._waiting: dict[RequestId, asyncio.Event] = {}
@@ -93,9 +91,7 @@ class FutureBoard:
         return request not in self._waiting
 
     def close(self) -> None:
-        """Let everybody go who waits: the service stops, and their requests go on after it starts
-        again.
-        """
+        """Release all waiters: the service stops, and their requests continue after its restart."""
         self._closed = True
         for event in self._waiting.values():
             event.set()

@@ -30,9 +30,7 @@ class LoadPayload(msgspec.Struct, frozen=True):
 
     @property
     def saved(self) -> str:
-        """The state's URI, also where the message is of format 1:
-        .../STATE/checkpoints/MODEL/NAME@SEQ.
-        """
+        """The state's URI; format 1 has a path: .../STATE/checkpoints/MODEL/NAME@SEQ."""
         if self.held_as.startswith(SCHEME):
             return self.held_as
         return SCHEME + "/".join(self.held_as.split("/")[-3:])
@@ -57,9 +55,7 @@ class SequencePayload(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TargetTokens(msgspec.Struct, frozen=True):
-    """Tokens to score at every position after the first; a sparse matrix says where its
-    cells are.
-    """
+    """Tokens to score at every position after the first; `columns` are those of a sparse matrix."""
 
     rows: list[list[int]]
     width: int

@@ -1,6 +1,4 @@
-"""The durable log of operations and models: functions of a connection, run on the store's
-thread.
-"""
+"""The durable log of operations and models: functions run on the store's thread."""
 
 import hashlib
 import json

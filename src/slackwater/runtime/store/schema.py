@@ -1,6 +1,4 @@
-"""Tables of the durable store, as the newest step of `migrations/` leaves them. Times are seconds
-since the epoch; blobs are msgpack.
-"""
+"""The newest tables of the durable store. Times are seconds since the epoch, blobs msgpack."""
 
 from typing import Any
 

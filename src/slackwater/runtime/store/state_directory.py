@@ -58,9 +58,7 @@ class StateDirectory:
         return self.root / "keys.json"
 
     def fleet_secret(self) -> str:
-        """What proves to the control plane that a worker or agent is of its fleet; made at the
-        first start, and kept.
-        """
+        """Proves to the control plane that a worker or agent belongs; made at the first start."""
         path = self.root / "fleet.secret"
         try:
             return path.read_text()

@@ -1,6 +1,4 @@
-"""Submitted jobs, durable: what was asked for, how many drivers were started, and how each
-ended.
-"""
+"""Submitted jobs, durable: the request, the number of driver attempts, and how each ended."""
 
 import json
 import time

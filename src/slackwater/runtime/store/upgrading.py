@@ -1,6 +1,4 @@
-"""Opening a database: a new one gets its tables, an older one is brought up to date, a newer one is
-refused.
-"""
+"""Opening a database: create or upgrade its tables, and refuse those of a newer version."""
 
 from pathlib import Path
 

@@ -1,6 +1,4 @@
-"""The weight versions on disk, as far as the service must know them; `weights/` has the
-real thing.
-"""
+"""The weight versions on disk, as far as the service needs them (see `weights/`)."""
 
 from collections.abc import Mapping
 from pathlib import Path
