@@ -168,18 +168,23 @@ class FleetController:
         return self.rollout.handle(event)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if an invariant of a component, or between two, is broken."""
-        self.rollout.check_integrity()
-        self.operations.check_integrity()
-        self.devices.check_integrity()
-        self.weights.check_integrity()
-        self.steps.check_integrity()
-        self.jobs.check_integrity()
-        self.drivers.check_integrity()
-        if self.phases is not None:
-            self.phases.check_integrity()
-        if self.lending is not None:
-            self.lending.check_integrity()
+        """Raise AssertionError if an invariant of a component, or one between two, does not
+        hold.
+        """
+        for component in self.components():
+            component.check_integrity()
+        self.check_agreement()
+
+    def components(self) -> Sequence[Any]:
+        """All of them; each changes only by the messages that it handles."""
+        every = (
+            *(self.rollout, self.operations, self.devices, self.weights, self.steps),
+            *(self.jobs, self.drivers, self.phases, self.lending),
+        )
+        return [component for component in every if component is not None]
+
+    def check_agreement(self) -> None:
+        """Raise AssertionError if two components contradict each other."""
         for record in self.rollout.books.instances:
             instance = record.spec.instance
             usable = self.weights.usable(instance)

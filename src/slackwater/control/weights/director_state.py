@@ -80,24 +80,28 @@ class DirectorState:
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
+        held: set[str] = set().union(*(holder.all() for holder in self.holders.values()))
         for name, record in self.versions.items():
             assert record.version == name and record.turns >= 0
             assert (record.turns > 0) == (name in self.needed), f"{name}: need out of step"
-            held = any(name in holder.all() for holder in self.holders.values())
-            assert held or record.turns or not record.retired, f"{name} should be gone"
+            kept = name in held or record.turns or not record.retired
+            assert kept, f"{name} should be gone"
         assert self.needed.keys() <= self.versions.keys(), "a version that turns need is gone"
         for instance, holder in self.holders.items():
             assert holder.instance == instance
             self._check(holder)
 
     def _check(self, holder: VersionHolder) -> None:
-        instance, offered = holder.instance, set(holder.offered)
+        instance, names = holder.instance, holder.all()
         assert holder.coming.keys() <= holder.pulling, f"{instance}: a copy that nobody pulls"
-        assert not offered & holder.recalled and not holder.pulling & (offered | holder.recalled)
-        for name in holder.all():
-            assert name in self.versions, f"{instance} holds {name}, which is deleted"
-            assert holder.may_hold(self.versions[name]), f"{instance} has no business with {name}"
+        apart = len(holder.offered) + len(holder.recalled) + len(holder.pulling)
+        assert len(names) == apart, f"{instance} has a version in two states"
+        taken = [0, 0]
+        for name in names:
+            record = self.versions.get(name)
+            assert record is not None, f"{instance} holds {name}, which is deleted"
+            assert holder.may_hold(record), f"{instance} has no business with {name}"
+            taken[record.adapter] += record.job is not None
         for adapter in (False, True):
             most = limit_of(holder.spec, adapter) + IN_PASSING
-            taken = len(self.alike(holder.all(), adapter))
-            assert taken <= most, f"{instance} has {taken} versions, room for {most}"
+            assert taken[adapter] <= most, f"{instance} has {taken} versions, room for {most}"

@@ -282,7 +282,7 @@ class GroupBook:
             held += [*group.train, *group.rollout.values()]
             self._check_memory(row, group)
         assert len(held) == len(set(held)), "a node is in two groups"
-        assert sorted(held) == sorted(self.ledger.rented()), "rented nodes and held nodes differ"
+        assert set(held) == set(self.ledger.rented()), "rented nodes and held nodes differ"
         grouped = [job for group in self.groups.values() for job in group.jobs]
         assert sorted(grouped) == sorted(self.members), "a job is in no group or in two"
         for role in (Role.ROLLOUT, Role.TRAIN):

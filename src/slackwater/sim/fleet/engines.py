@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from slackwater.control.rollout import commands as do
 from slackwater.control.rollout import events as on
 from slackwater.control.weights import commands as weight_do
-from slackwater.control.weights.events import InstanceReady
+from slackwater.control.weights.events import InstanceReady, PullFailed
 from slackwater.model.ids import InstanceId, JobId, NodeId, TurnId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.model.turn import FinishReason
@@ -20,7 +20,7 @@ from slackwater.sim.rollout.storm_instance import StormInstance, StormRequest
 if TYPE_CHECKING:
     from slackwater.sim.fleet.fleet import SimulatedFleet
 
-BEAT_S = 30.0
+BEAT_S = 48.0
 BASE_MODEL = "base"
 
 EngineCommand: TypeAlias = (
@@ -92,12 +92,18 @@ class SimulatedEngines:
         if node in self._fleet.nodes:
             wait_s = self._fleet.silent_s(node) + self._fleet.costs.start_s
             self._fleet.after(wait_s, partial(self.start, node))
+        else:
+            self._fleet.serving.leave(node, instance)
+
+    def lose(self, instance: InstanceId, why: str) -> None:
+        """Its process dies."""
+        self.end(instance)
+        self._fleet.tell(on.InstanceLost(self._fleet.now_s, instance, why))
 
     def lose_node(self, node: NodeId) -> None:
         """What runs there is gone."""
         for instance in [name for name in self.living if self.node_of[name] == node]:
-            self.end(instance)
-            self._fleet.tell(on.InstanceLost(self._fleet.now_s, instance, "its node is gone"))
+            self.lose(instance, "its node is gone")
 
     def lives(self, instance: StormInstance) -> bool:
         return self.living.get(instance.instance) is instance
@@ -123,11 +129,16 @@ class SimulatedEngines:
             return
         if not self._silent_s(instance.instance):
             load = (len(instance.requests), 0, instance.produced_tokens, instance.kv_used_tokens)
-            fleet.tell(on.InstanceHeartbeat(fleet.now_s, instance.instance, *load))
+            stalled = instance.says_stalled and fleet.now_s < instance.stalled_until_s
+            beat = on.InstanceHeartbeat(fleet.now_s, instance.instance, *load, stalled=stalled)
+            fleet.tell(beat)
         fleet.after(BEAT_S, partial(self._beat, instance))
 
     # ---- weights ----
     def _pulled(self, instance: InstanceId, version: str) -> None:
+        if self._fleet.chance(self._fleet.broken_pulls):
+            self._fleet.tell(PullFailed(self._fleet.now_s, instance, version, "link down"))
+            return
         self.living[instance].versions.add(version)
         self._fleet.tell(InstanceReady(self._fleet.now_s, instance, version))
 
@@ -143,6 +154,10 @@ class SimulatedEngines:
         hidden = fleet.clients.hidden.get(command.turn)
         if hidden is None:
             return  # nobody waits for it any more
+        if fleet.now_s < instance.refuses_until_s:
+            refused = (command.instance, command.attempt, "budget cut", False)
+            fleet.tell(on.TurnRefused(fleet.now_s, *refused))
+            return
         current = command.attempt in fleet.controller.rollout.books.dispatcher.attempts
         held = command.version in instance.versions
         assert held or not current, f"{command.turn} sent where {command.version} is not"
@@ -170,7 +185,8 @@ class SimulatedEngines:
         if not self.lives(instance) or not mine:
             self._framed.discard((instance.instance, instance.serial, job))
             return
-        if not self._silent_s(instance.instance):
+        stalled = self._fleet.now_s < instance.stalled_until_s
+        if not stalled and not self._silent_s(instance.instance):
             self._step(instance, mine)
         self._fleet.after(self._period_s(job), partial(self._frame, instance, job))
 
@@ -193,11 +209,12 @@ class SimulatedEngines:
             whole = request.made_tokens >= request.total_tokens
             if whole and self.lives(instance) and attempt in instance.requests:
                 del instance.requests[attempt]
-                self._end_turn(instance, request)
+                fleet.tell(self.ending(instance, request))
 
-    def _end_turn(self, instance: StormInstance, request: StormRequest) -> None:
+    def ending(self, instance: StormInstance, request: StormRequest) -> on.TurnEnded:
+        """The honest ending of a request."""
         fleet, command = self._fleet, request.command
         most = fleet.plan.max_tokens
         reason = FinishReason.LENGTH if request.total_tokens >= most else FinishReason.STOP
         ended = (command.attempt, reason, request.made_tokens, command.version)
-        fleet.tell(on.TurnEnded(fleet.now_s, instance.instance, *ended))
+        return on.TurnEnded(fleet.now_s, instance.instance, *ended)

@@ -16,7 +16,6 @@ from slackwater.control.coschedule.events import NodeLost
 from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.control.driver import Driver
-from slackwater.control.fleet.controller import FleetController
 from slackwater.control.fleet.messages import FleetCommand, FleetEvent
 from slackwater.control.lending.controller import LendingController
 from slackwater.control.rollout.settings import RolloutSettings
@@ -25,6 +24,7 @@ from slackwater.model.ids import JobId, NodeId
 from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.placement import Phase
 from slackwater.sim.core.queue import EventQueue, explained
+from slackwater.sim.fleet.checked_controller import CheckedController
 from slackwater.sim.fleet.clients import ClientCommand, SimulatedClients
 from slackwater.sim.fleet.costs import FleetCosts
 from slackwater.sim.fleet.engines import BASE_MODEL, EngineCommand, SimulatedEngines
@@ -33,10 +33,8 @@ from slackwater.sim.fleet.serving import ServingCommand, SimulatedServing
 from slackwater.sim.fleet.trainers import SimulatedTrainers, TrainerCommand
 from slackwater.timeline.permit_spans import PermitSpans
 
-# Turns wait for permits of other jobs too, so their own deadlines are far away.
-SETTINGS = RolloutSettings(
-    lease_s=120.0, stall_s=1e6, turn_timeout_s=1e7, watch_every_s=30.0, barren_losses=1000
-)
+# Twelve times as long as live, heartbeats too, so that most events are of jobs.
+SETTINGS = RolloutSettings(lease_s=120.0, stall_s=300.0, watch_every_s=30.0)
 
 
 class SimulatedFleet:
@@ -61,7 +59,7 @@ class SimulatedFleet:
         self.costs = costs or FleetCosts()
         self.plan = plan or TurnPlan()
         self.rng = np.random.default_rng(seed)
-        self.broken_moves = 0.0
+        self.broken_moves = self.broken_pulls = 0.0
         self.scheduler = scheduler
         self.nodes = set(scheduler.nodes)
         self.spans = PermitSpans(scheduler.nodes, 0.0)
@@ -77,7 +75,7 @@ class SimulatedFleet:
             for number, spec in enumerate(specs)
         }
         self.unsettled = len(self.jobs)
-        self.controller = FleetController(
+        self.controller = CheckedController(
             SETTINGS,
             coscheduler=scheduler,
             limits=limits,
@@ -204,7 +202,7 @@ class SimulatedFleet:
 
     # ---- invariants ----
     def _checked(self) -> None:
-        self.controller.check_integrity()
+        self.controller.check_changed()
         if self.driver.idle:  # all that follows from one thing has happened
             self.check_integrity()
 

@@ -34,6 +34,7 @@ class SimulatedServing:
         self._nodes = [NodeId(f"serve-{number}") for number in range(nodes)]
         self.lent: dict[NodeId, InstanceId] = {}
         self._job_of: dict[NodeId, JobId] = {}
+        self._leaving: set[NodeId] = set()
         self.loans = 0
 
     def start(self) -> None:
@@ -50,12 +51,13 @@ class SimulatedServing:
                 self._job_of[node] = job
                 fleet.after(fleet.costs.start_s, partial(self._lend, node, job))
             case do.TakeBack(node):
+                self._leaving.add(node)
                 fleet.after(0.1, partial(self._clear, node))
             case do.BeginStep():
                 pass  # its budget stays
 
     def _lend(self, node: NodeId, job: JobId) -> None:
-        if self._job_of.get(node) != job or node in self.lent:
+        if self._job_of.get(node) != job or node in self.lent or node in self._leaving:
             return
         self.loans += 1
         name = self.lent[node] = InstanceId(f"{node}~{self.loans}")
@@ -66,11 +68,20 @@ class SimulatedServing:
 
     def _clear(self, node: NodeId) -> None:
         fleet = self._fleet
+        self._leaving.discard(node)
         self._job_of.pop(node, None)
         if (instance := self.lent.pop(node, None)) is not None:
             fleet.engines.end(instance)
             fleet.tell(of_rollout.InstanceLost(fleet.now_s, instance, "the node was taken back"))
         fleet.tell(on.NodeCleared(fleet.now_s, node))
+
+    def leave(self, node: NodeId, instance: InstanceId) -> None:
+        """A borrowed engine has ended by itself, unless its node is being taken back anyway."""
+        if self.lent.get(node) == instance:
+            del self.lent[node]
+            if node not in self._leaving:
+                del self._job_of[node]
+                self._fleet.tell(on.LoanFailed(self._fleet.now_s, node, "its engine ended"))
 
     def _report(self, node: NodeId) -> None:
         fleet = self._fleet
@@ -85,9 +96,9 @@ class SimulatedServing:
         lending = self._fleet.controller.lending
         assert lending is not None
         lent = lending.lender.lent()
-        for node in self.lent:
-            leaving = self._job_of.get(node)
-            assert lent.get(node, leaving) == leaving, f"{node} runs what it was not lent for"
+        held = {node: job for node, job in self._job_of.items() if node not in self._leaving}
+        assert lent == held, f"lent are {lent}, and in use {held}"
+        assert self.lent.keys() <= self._job_of.keys(), f"{self.lent} runs what it was not lent for"
 
 
 class Visitor:

@@ -1,10 +1,10 @@
 """A storm over a simulated fleet, from a seed, with the live limits.
 
-Nodes are lost and cut off, trainers die, states break off on their way, drivers crash, agents lie
-and repeat themselves, serving nodes take back what they lent. Jobs come all the time, some without
-a profile; when the storm is over every job that was taken in must finish, with all its iterations
-and nothing left behind. A seed that fails is a bug report: `slackwater storm --joint --seed N` runs
-it again.
+Nodes are lost and cut off; engines and trainers die, stall and refuse; states and weights break
+off on their way; drivers crash; agents and engines lie; serving nodes take back what they lent.
+Jobs come all the time, some without a profile; when the storm is over every job that was taken in
+must finish, with all its iterations and nothing left behind. A seed that fails is a bug report:
+`slackwater storm --joint --seed N` runs it again.
 """
 
 from collections.abc import Callable
@@ -15,18 +15,16 @@ import numpy as np
 
 from slackwater.control.coschedule import events as of_phase
 from slackwater.control.operations.events import TicketDone
-from slackwater.control.rollout import events as of_rollout
 from slackwater.control.steps.events import DevicesReturned
 from slackwater.control.steps.tracker import STEP
 from slackwater.control.timer import TimerFired
-from slackwater.control.weights.events import InstanceReady
-from slackwater.model.ids import InstanceId, JobId, NodeId, WorkerId
+from slackwater.model.ids import JobId, NodeId, WorkerId
 from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.job_life import JobStage
 from slackwater.model.node import H20, H800, Pool, Role
-from slackwater.model.turn import AttemptId, FinishReason
 from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
 from slackwater.sim.cluster.simulate import new_controller
+from slackwater.sim.fleet.engine_faults import EngineFaults
 from slackwater.sim.fleet.fleet import SimulatedFleet
 from slackwater.sim.fleet.serving import Visitor
 
@@ -53,6 +51,8 @@ class FleetStormReport:
     state_moves: int
     nodes_lost: int
     trainers_lost: int
+    engine_faults: int
+    failed_turns: int
     partitions: int
     crashes: int
     lies: int
@@ -76,10 +76,12 @@ class FleetStorm:
             unprofiled=frozenset(spec.job for spec in specs[2::4]),
             serving_nodes=2,
         )
-        self.fleet.broken_moves = 0.2
+        self.fleet.broken_moves, self.fleet.broken_pulls = 0.2, 0.05
+        self._engines = EngineFaults(self.fleet)
         self._visitor = Visitor(self.fleet)
         self._rng = self.fleet.rng
-        self.nodes_lost = self.trainers_lost = self.partitions = self.lies = 0
+        self.nodes_lost = self.trainers_lost = self.engine_faults = 0
+        self.partitions = self.lies = 0
 
     def _specs(self, seed: int) -> tuple[JobSpec, ...]:
         rng = np.random.default_rng((seed, 7))
@@ -107,6 +109,7 @@ class FleetStorm:
         for trouble, mean_s in (
             (self._lose_node, 9000.0),
             (self._lose_trainer, 5000.0),
+            (self._strike_engine, 800.0),
             (self._crash, 6000.0),
             (self._cut_off, 2500.0),
             (self._lie, 400.0),
@@ -123,6 +126,7 @@ class FleetStorm:
             *(fleet.clients.iterations, fleet.clients.completed, counters.moved),
             *(fleet.tail_migrations, fleet.engines.pulls, fleet.serving.loans),
             *(fleet.trainers.moves, self.nodes_lost, self.trainers_lost),
+            *(self.engine_faults, fleet.clients.failed),
             *(self.partitions, fleet.clients.crashes, self.lies),
         )
 
@@ -163,6 +167,10 @@ class FleetStorm:
             victim = trainers[int(self._rng.integers(len(trainers)))]
             self.fleet.trainers.lose_node(victim.node, "killed")
 
+    def _strike_engine(self) -> None:
+        self.engine_faults += 1
+        self._engines.strike()
+
     def _crash(self) -> None:
         alive = [job for job in self.fleet.jobs.values() if job.alive]
         if alive:
@@ -193,23 +201,7 @@ class FleetStorm:
                 worker = next(iter(sorted(fleet.trainers.living)), WorkerId("nobody"))
                 fleet.tell(TicketDone(now_s, worker, 10**9, 1.0))
             case _:
-                self._engine_lies()
-
-    def _engine_lies(self) -> None:
-        fleet, living = self.fleet, sorted(self.fleet.engines.living)
-        if not living:
-            return
-        name, now_s = InstanceId(living[int(self._rng.integers(len(living)))]), fleet.now_s
-        if fleet.silent_s(fleet.engines.node_of[name]):
-            return
-        match int(self._rng.integers(3)):
-            case 0:
-                fleet.tell(InstanceReady(now_s, name, "nobody@9"))
-            case 1:
-                stop = FinishReason.STOP
-                fleet.tell(of_rollout.TurnEnded(now_s, name, AttemptId(10**9), stop, 1, "x"))
-            case _:
-                fleet.tell(of_rollout.TokensArrived(now_s, name, [1], [1, 2], [0.0]))
+                self._engines.lie()
 
 
 def fleet_storm(seed: int, hours: float) -> FleetStormReport:

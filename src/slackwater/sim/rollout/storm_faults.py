@@ -1,11 +1,9 @@
 """What goes wrong in a storm, and how often."""
 
-from slackwater.control.fleet.messages import FleetEvent
 from slackwater.control.rollout import events as ev
-from slackwater.control.weights.events import InstanceReady, WeightsRetired
+from slackwater.control.weights.events import WeightsRetired
 from slackwater.model.instance import InstanceKind
-from slackwater.model.turn import AttemptId, FinishReason
-from slackwater.sim.rollout.storm_instance import FalseReport, StormInstance
+from slackwater.sim.rollout.storm_instance import FalseReport, StormInstance, false_report
 from slackwater.sim.rollout.storm_stage import StormStage
 
 FLEET = 5
@@ -101,40 +99,6 @@ class StormFaults:
 
     def tell(self, instance: StormInstance, lie: FalseReport) -> None:
         """Tell the lie about the instance's first request."""
-        storm = self._storm
         attempt, request = next(iter(instance.requests.items()))
-        name, now_s = instance.instance, storm.now_s
-        ending = storm.ending(instance, request)
-        match lie:
-            case FalseReport.WRONG_VERSION:
-                event: FleetEvent = ev.TurnEnded(
-                    now_s, name, ending.attempt, ending.reason, request.made_tokens, "v-none"
-                )
-            case FalseReport.UNKNOWN_ATTEMPT:
-                event = ev.TurnEnded(now_s, name, AttemptId(10**9), FinishReason.STOP, 1, "v1")
-            case FalseReport.TOO_MANY:
-                many = [7] * 100
-                event = ev.TokensArrived(now_s, name, [attempt], many, [0.0] * 100, [100])
-            case FalseReport.GAP:
-                event = ev.TurnEnded(
-                    now_s,
-                    name,
-                    ending.attempt,
-                    ending.reason,
-                    request.made_tokens + 3,
-                    ending.version,
-                )
-            case FalseReport.GARBAGE:
-                event = ev.TokensArrived(now_s, name, [attempt], [1, 2], [0.0])
-            case FalseReport.CUT_SHORT:
-                event = ev.TurnEnded(
-                    now_s,
-                    name,
-                    ending.attempt,
-                    FinishReason.LENGTH,
-                    request.made_tokens - (request.made_tokens >= request.total_tokens),
-                    ending.version,
-                )
-            case FalseReport.UNASKED_READY:
-                event = InstanceReady(now_s, name, f"v{storm.version + 100}")
-        storm.happen(event)
+        ending = self._storm.ending(instance, request)
+        self._storm.happen(false_report(lie, ending, attempt, request))
