@@ -4,6 +4,8 @@ from typing import NewType
 
 JobId = NewType("JobId", str)
 NodeId = NewType("NodeId", str)
+DeviceId = NewType("DeviceId", str)
+DeploymentId = NewType("DeploymentId", str)
 GroupId = NewType("GroupId", str)
 InstanceId = NewType("InstanceId", str)
 TurnId = NewType("TurnId", str)

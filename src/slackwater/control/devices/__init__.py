@@ -1,1 +1,1 @@
-"""Which trainer holds its devices for which order."""
+"""Which deployment owns which devices, and which trainer holds its own for which order."""

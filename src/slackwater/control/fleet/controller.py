@@ -16,6 +16,7 @@ from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.phases import COSCHEDULE, PhaseKeeper
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.control.devices import messages as of_device
+from slackwater.control.devices.allocator import DeviceAllocator
 from slackwater.control.devices.ownership import DeviceOwnership
 from slackwater.control.fleet.messages import EVENT_TYPES, FleetCommand, FleetEvent
 from slackwater.control.jobs import driver_events as of_driver
@@ -64,6 +65,7 @@ class FleetController:
         self.rollout = RolloutManager(settings)
         self.operations = OperationsController(operations)
         self.devices = DeviceOwnership()
+        self.allocator = DeviceAllocator()
         self.weights = WeightDirector()
         self.steps = StepTracker()
         profiles = profiles_jobs or coscheduler is not None
@@ -84,6 +86,7 @@ class FleetController:
             (self.rollout.handle, of_rollout.EVENT_TYPES),
             (self.operations.handle, of_operation.EVENT_TYPES),
             (self.devices.handle, of_device.EVENT_TYPES),
+            (self.allocator.handle, of_device.ALLOCATION_TYPES),
             (self.jobs.handle, of_job.EVENT_TYPES),
             (phases, PhaseKeeper.CONSUMES),
             (self.weights.handle, of_weight.EVENT_TYPES),
@@ -178,8 +181,16 @@ class FleetController:
     def components(self) -> Sequence[Any]:
         """All of them; each changes only by the messages that it handles."""
         every = (
-            *(self.rollout, self.operations, self.devices, self.weights, self.steps),
-            *(self.jobs, self.drivers, self.phases, self.lending),
+            self.rollout,
+            self.operations,
+            self.devices,
+            self.allocator,
+            self.weights,
+            self.steps,
+            self.jobs,
+            self.drivers,
+            self.phases,
+            self.lending,
         )
         return [component for component in every if component is not None]
 

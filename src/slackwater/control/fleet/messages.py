@@ -26,6 +26,7 @@ FleetEvent: TypeAlias = (
     of_rollout.RolloutEvent
     | of_operation.Event
     | of_device.DeviceEvent
+    | of_device.AllocationEvent
     | of_lending.LoanEvent
     | of_weight.WeightEvent
     | of_step.StepEvent
@@ -38,6 +39,7 @@ FleetCommand: TypeAlias = (
     RolloutCommand
     | operations_do.Command
     | of_device.DeviceCommand
+    | of_device.AllocationCommand
     | LendingCommand
     | WeightCommand
     | StepCommand
@@ -51,6 +53,7 @@ EVENT_TYPES: dict[str, type] = {
     **of_rollout.EVENT_TYPES,
     **of_operation.EVENT_TYPES,
     **of_device.EVENT_TYPES,
+    **of_device.ALLOCATION_TYPES,
     **of_lending.EVENT_TYPES,
     **of_weight.EVENT_TYPES,
     **of_step.EVENT_TYPES,

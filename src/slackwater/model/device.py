@@ -1,0 +1,79 @@
+"""Devices of nodes, and what a deployment needs of them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from slackwater.model.errors import ConfigError
+from slackwater.model.ids import DeploymentId, DeviceId, NodeId
+
+CPU, CUDA = "cpu", "cuda"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator of a node, or one slice of its cores.
+
+    Devices of one link `domain` communicate fast (NVLink, one socket). `visible` is what
+    CUDA_VISIBLE_DEVICES must be for a process to see this GPU alone. `hardware` tells one physical
+    GPU from all others, whichever node reports it; of a slice of cores it is empty.
+    """
+
+    node: NodeId
+    index: int
+    kind: str = CPU
+    memory_mb: int = 0
+    domain: str = ""
+    visible: str = ""
+    cores: tuple[int, ...] = ()
+    hardware: str = ""
+
+    @property
+    def device(self) -> DeviceId:
+        return DeviceId(f"{self.node}/{self.kind}:{self.index}")
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentRequest:
+    """A deployment asks for `devices` of one node, each with `memory_mb`; without a `node` any will
+    do.
+
+    Deployments of one sharing `group` may own the same devices, because permits make them
+    alternate.
+    """
+
+    deployment: DeploymentId
+    devices: int = 1
+    node: NodeId | None = None
+    kind: str = CPU
+    memory_mb: int = 0
+    group: str = ""
+
+
+def usable_devices(devices: Iterable[Device], setting: str) -> tuple[Device, ...]:
+    """The devices that a service with this `--device` uses: `cpu`, `cuda` or `cuda:N`."""
+    kind, _, index = setting.partition(":")
+    return tuple(
+        device
+        for device in devices
+        if device.kind == kind and (not index or device.index == int(index))
+    )
+
+
+def count_ranks(layout: str, field: str = "layout") -> int:
+    """How many ranks, so devices, a layout such as `tp=2,dp=2` has."""
+    ranks, seen = 1, set()
+    for part in filter(None, layout.split(",")):
+        name, _, number = part.strip().partition("=")
+        if name not in ("tp", "dp") or name in seen or not number.isdecimal() or int(number) < 1:
+            raise ConfigError.of(field, layout, "must be such as tp=2 or tp=2,dp=4")
+        seen.add(name)
+        ranks *= int(number)
+    return ranks
+
+
+def core_slices(cores: Sequence[int], count: int) -> list[tuple[int, ...]]:
+    """`count` equal slices of a node's cores; more slices than cores share cores."""
+    each = len(cores) // count
+    if not each:
+        return [(cores[number % len(cores)],) for number in range(count)]
+    return [tuple(cores[number * each : (number + 1) * each]) for number in range(count)]
