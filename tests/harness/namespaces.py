@@ -4,6 +4,7 @@ and root only.
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -67,15 +68,14 @@ def can_make_hosts() -> bool:
 @contextlib.contextmanager
 def hosts(count: int) -> Iterator[Hosts]:
     """So many hosts on a bridge; all of it is gone afterwards, whatever happened."""
-    net = os.getpid() % 250
-    subnet = _SUBNET.format(net=net)
-    bridge = f"swbr{net}"
     made: list[Host] = []
     before = None
+    net = _make_bridge()
     if threading.current_thread() is threading.main_thread():
         before = signal.signal(signal.SIGTERM, _leave)
+    subnet = _SUBNET.format(net=net)
+    bridge = f"swbr{net}"
     try:
-        _run("ip", "link", "add", bridge, "type", "bridge")
         _run("ip", "addr", "add", f"{subnet}.1/24", "dev", bridge)
         _run("ip", "link", "set", bridge, "up")
         for number in range(count):
@@ -91,6 +91,20 @@ def hosts(count: int) -> Iterator[Hosts]:
         _quietly("ip", "link", "del", bridge)
         if before is not None:
             signal.signal(signal.SIGTERM, before)
+
+
+def _make_bridge() -> int:
+    """Of the subnets, the number of one that nobody has: its bridge is made by whoever comes
+    first.
+    """
+    for net in random.sample(range(1, 251), 250):
+        words = ("ip", "link", "add", f"swbr{net}", "type", "bridge")
+        done = subprocess.run(words, check=False, capture_output=True, text=True)
+        if not done.returncode:
+            return net
+        if "File exists" not in done.stderr:
+            raise RefusedError(f"network: {' '.join(words)}: {done.stderr.strip()}")
+    raise RefusedError("network: every subnet is taken: delete bridges named swbr*")
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

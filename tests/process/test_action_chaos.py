@@ -16,6 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from harness.sleep_markers import sleep_marker
+
 from .action_service import ActionServiceProcess
 from .conftest import free_port
 from .service_process import wait_for
@@ -62,24 +64,24 @@ def left(marker: str) -> int:
 @pytest.mark.parametrize(
     ("script", "limit_s", "outcomes"),
     [
-        (f"exec python3 -c '{BOMB}' 8101", 2.0, {"timed_out", "failed"}),
-        ("yes 8102", 60.0, {"failed"}),
-        ("while :; do head -c 400000 /dev/zero > 8103-$RANDOM-$(date +%N); done", 60.0, {"failed"}),
-        ("setsid sleep 8104 & setsid sh -c 'sleep 8104; :' & sleep 8104", 1.0, {"timed_out"}),
-        ("trap '' TERM INT HUP; while :; do sleep 8105; done", 1.0, {"timed_out"}),
-        (f"exec python3 -c '{HOG}' 8106", 60.0, {"failed", "done"}),
+        (f"exec python3 -c '{BOMB}' MARK", 2.0, {"timed_out", "failed"}),
+        ("yes MARK", 60.0, {"failed"}),
+        ("while :; do head -c 400000 /dev/zero > MARK-$RANDOM-$(date +%N); done", 60.0, {"failed"}),
+        ("setsid sleep MARK & setsid sh -c 'sleep MARK; :' & sleep MARK", 1.0, {"timed_out"}),
+        ("trap '' TERM INT HUP; while :; do sleep MARK; done", 1.0, {"timed_out"}),
+        (f"exec python3 -c '{HOG}' MARK", 60.0, {"failed", "done"}),
     ],
     ids=["fork bomb", "flood", "disk filler", "sleepers", "deaf to signals", "memory hog"],
 )  # fmt: skip
 def test_a_hostile_action_ends_and_leaves_nothing(
     service: ActionServiceProcess, script: str, limit_s: float, outcomes: set[str]
 ) -> None:
-    ended = service.run("sh", "-c", script, limit_s=limit_s, limits=SMALL)
+    marker = str(sleep_marker())
+    ended = service.run("sh", "-c", script.replace("MARK", marker), limit_s=limit_s, limits=SMALL)
     assert ended["outcome"] in outcomes, ended
     if ended["outcome"] == "done":
         assert ended["status"] != 0
-    marker = next(part for part in script.split() if part[:2] == "81" or "81" in part)
-    assert left("".join(c for c in marker if c.isdigit())[:4]) == 0
+    assert left(marker) == 0
     assert service.run("echo", "fine")["stdout"] == "fine\n"
 
 
@@ -108,13 +110,13 @@ def test_random_kills_leave_every_action_with_exactly_one_outcome(
     service: ActionServiceProcess,
 ) -> None:
     """Actions are cancelled, sandboxes and the service are killed, all at random, from a seed."""
-    drawn = random.Random(7)
+    drawn, marker = random.Random(7), sleep_marker()
     asked: dict[str, float] = {}
     stop = threading.Event()
 
     def action(name: str) -> dict[str, object]:
         return {
-            "command": ["sh", "-c", f"sleep {drawn.choice((0, 0, 0.05, 0.3))}; echo 8111"],
+            "command": ["sh", "-c", f"sleep {drawn.choice((0, 0, 0.05, 0.3))}; echo {marker}"],
             "action": name,
             "retries": drawn.choice((0, 0, 2)),
             "limits": SMALL,
@@ -164,7 +166,7 @@ def test_random_kills_leave_every_action_with_exactly_one_outcome(
     assert ends["done"] > 0
     again = {name: service.ended(name)["outcome"] for name in list(asked)[:10]}
     assert again == {name: service.ended(name)["outcome"] for name in again}
-    assert left("echo 8111") == 0
+    assert left(f"echo {marker}") == 0
     wait_for("nothing to run", lambda: service.status()["gauges"]["actions_running"] == 0)
     assert service.run("echo", "fine")["stdout"] == "fine\n"
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from harness.sleep_markers import sleep_marker
 from slackwater.rl.actions import ActionClient, ActionOutcome
 
 from .action_service import ActionServiceProcess
@@ -226,7 +227,7 @@ def test_a_killed_sandbox_ends_what_ran_there_and_the_next_one_runs(
     service: ActionServiceProcess,
 ) -> None:
     environment = service.open()
-    bound = service.submit("sleep", "7021", environment=environment)
+    bound = service.submit("sleep", "1000", environment=environment)
     again = service.submit("sh", "-c", "sleep 0.2; echo done", retries=3)
     wait_for("it to run", lambda: service.status()["gauges"]["actions_running"] >= 1)
     service.kill_worker("sandbox")
@@ -241,7 +242,7 @@ def test_over_a_kill_of_the_service_every_action_has_one_outcome_and_environment
 ) -> None:
     environment = service.open()
     service.run("sh", "-c", "echo kept > note", environment=environment)
-    running = service.submit("sh", "-c", "echo x >> ran; sleep 7022", environment=environment)
+    running = service.submit("sh", "-c", "echo x >> ran; sleep 1000", environment=environment)
     ran = service.sandboxes / "sandbox-0" / "environments" / environment / "view" / "ran"
     wait_for("it to run", lambda: ran.exists() and ran.read_text() == "x\n")
     waiting = service.submit("sh", "-c", "cat note ran", environment=environment)
@@ -255,14 +256,15 @@ def test_over_a_kill_of_the_service_every_action_has_one_outcome_and_environment
 
 
 def test_a_stopped_service_leaves_no_process(service: ActionServiceProcess) -> None:
-    service.submit("sleep", "7023")
+    seconds = str(sleep_marker())
+    service.submit("sleep", seconds)
     wait_for("it to run", lambda: service.status()["gauges"]["actions_running"] == 1)
     pids = service.status()["pids"]
     assert service.stop() in (0, -signal.SIGTERM)
 
     def left() -> list[Path]:
         running = Path("/proc").glob("[0-9]*/cmdline")
-        found = [entry for entry in running if b"sleep\x007023" in _read(entry)]
+        found = [entry for entry in running if f"sleep\0{seconds}".encode() in _read(entry)]
         return found + [Path(f"/proc/{pid}") for pid in pids.values() if _lives(pid)]
 
     wait_for("all to be gone", lambda: left() == [], 30)

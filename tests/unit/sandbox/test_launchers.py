@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from sandbox_stage import Stage, a_stage, as_non_root, bubblewrap_missing
 
+from harness.sleep_markers import sleep_marker
+
 SECRET = "the operator's key"
 LIBRARY = """
 #include <stdio.h>
@@ -73,9 +75,10 @@ def test_an_action_has_no_variable_of_the_workers(
 
 
 def _shown_outside() -> str:
+    shown, hidden = str(sleep_marker()), f"hidden-{sleep_marker()}"
     with a_stage("bubblewrap") as stage:
         stage.supervisor.open("e")
-        action = stage.start("sleep", "7021", variables={"SECRET": "hidden-7022"})
+        action = stage.start("sleep", shown, variables={"SECRET": hidden})
         found = []
         for line in Path("/proc").glob("[0-9]*/cmdline"):
             try:
@@ -84,8 +87,8 @@ def _shown_outside() -> str:
                 continue
         stage.supervisor.stop(action, "seen")
         stage.until_over(action)
-        assert any(b"7021" in words for words in found)
-        return "shown" if any(b"hidden-7022" in words for words in found) else "hidden"
+        assert any(shown.encode() in words for words in found)
+        return "shown" if any(hidden.encode() in words for words in found) else "hidden"
 
 
 def test_variables_do_not_stand_on_a_launchers_command_line() -> None:

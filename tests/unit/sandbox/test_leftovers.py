@@ -19,6 +19,7 @@ from sandbox_stage import (
     wait_until_gone,
 )
 
+from harness.sleep_markers import sleep_marker
 from slackwater.sandbox.choice import BackendName
 from slackwater.sandbox.reports import End
 from slackwater.sandbox.supervisor import SandboxSupervisor
@@ -38,7 +39,8 @@ def until_there(stage: Stage, marker: str) -> list[int]:
     return found
 
 
-def leave_one(backend: BackendName, number: int) -> str:
+def leave_one(backend: BackendName) -> str:
+    number = sleep_marker()
     with a_stage(backend) as stage:
         stage.supervisor.open("e")
         ran = stage.sh(f"{disguised(number)}; sleep 0.2")
@@ -47,42 +49,45 @@ def leave_one(backend: BackendName, number: int) -> str:
 
 
 def test_a_process_that_says_it_is_anothers_goes_too(stage: Stage) -> None:
-    ran = stage.sh(f"{disguised(7031)}; sleep 0.2")
+    number = sleep_marker()
+    ran = stage.sh(f"{disguised(number)}; sleep 0.2")
     assert ran.over.end is End.EXITED
-    assert wait_until_gone("sleep 7031") == []
+    assert wait_until_gone(f"sleep {number}") == []
 
 
 @pytest.mark.parametrize("backend", ["process", "bubblewrap"])
 def test_without_root_it_goes_too(backend: BackendName) -> None:
     if backend == "bubblewrap" and (why := bubblewrap_missing()) is not None:
         pytest.skip(f"this machine has no working bubblewrap: {why}")
-    assert as_non_root(lambda: leave_one(backend, 7032)) == "[]"
+    assert as_non_root(lambda: leave_one(backend)) == "[]"
 
 
-def leave_one_beside_a_neighbour(number: int) -> str:
+def leave_one_beside_a_neighbour() -> str:
+    number, others = sleep_marker(), sleep_marker()
     with a_stage("process", pinned=True) as stage:
         stage.supervisor.open("e")
-        neighbour = stage.start("sleep", str(number + 1))
+        neighbour = stage.start("sleep", str(others))
         stage.sh(f"{disguised(number)}; sleep 0.2")
         left = wait_until_gone(f"sleep {number}", within_s=10.0)
-        is_there = bool(until_there(stage, f"sleep {number + 1}"))
+        is_there = bool(until_there(stage, f"sleep {others}"))
         stage.supervisor.stop(neighbour, "seen")
         stage.until_over(neighbour)
-        return f"{left} {is_there} {wait_until_gone(f'sleep {number + 1}', within_s=10.0)}"
+        return f"{left} {is_there} {wait_until_gone(f'sleep {others}', within_s=10.0)}"
 
 
 def test_a_neighbour_that_runs_on_is_left_alone() -> None:
-    assert as_non_root(lambda: leave_one_beside_a_neighbour(7033)) == "[] True []"
+    assert as_non_root(leave_one_beside_a_neighbour) == "[] True []"
 
 
 def test_of_two_that_end_together_both_leave_nothing(stage: Stage) -> None:
     stage.supervisor.open("both")
-    script = f"{disguised(7036)}; cat go"
+    number = sleep_marker()
+    script = f"{disguised(number)}; cat go"
     made = stage.root / "environments" / "both" / "view" / "go"
     os.mkfifo(made)
     made.chmod(0o666)
     actions = {stage.start("/bin/sh", "-c", script, environment="both") for _ in range(2)}
-    assert until_there(stage, "sleep 7036")
+    assert until_there(stage, f"sleep {number}")
     made_open = os.open(made, os.O_RDWR)
     for _ in range(50):
         stage.supervisor.step(0.02)  # both read
@@ -90,12 +95,13 @@ def test_of_two_that_end_together_both_leave_nothing(stage: Stage) -> None:
     deadline_s = time.monotonic() + 60.0
     while actions & set(stage.supervisor.running()) and time.monotonic() < deadline_s:
         stage.supervisor.step(0.1)
-    assert wait_until_gone("sleep 7036", within_s=10.0) == []
+    assert wait_until_gone(f"sleep {number}", within_s=10.0) == []
     stage.supervisor.close_environment("both")
 
 
-def kill_a_supervisor(backend: BackendName, number: int, *, pinned: bool) -> str:
+def kill_a_supervisor(backend: BackendName, *, pinned: bool) -> str:
     """What is left of an action's daemon when the supervisor is killed."""
+    number = sleep_marker()
     heard, said = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -142,8 +148,8 @@ def test_a_holder_that_was_left_is_ended_by_the_next_supervisor(stage: Stage) ->
 def test_a_killed_supervisor_leaves_nothing(backend: BackendName, pinned: bool) -> None:
     if backend == "bubblewrap" and (why := bubblewrap_missing()) is not None:
         pytest.skip(f"this machine has no working bubblewrap: {why}")
-    assert kill_a_supervisor(backend, 7041, pinned=pinned) == "[]"
-    assert as_non_root(lambda: kill_a_supervisor(backend, 7042, pinned=pinned)) == "[]"
+    assert kill_a_supervisor(backend, pinned=pinned) == "[]"
+    assert as_non_root(lambda: kill_a_supervisor(backend, pinned=pinned)) == "[]"
 
 
 def test_system_files_can_be_read_by_an_environments_user(stage: Stage) -> None:

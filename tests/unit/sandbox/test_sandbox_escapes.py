@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from sandbox_stage import Stage, processes_with, wait_until_gone
 
+from harness.sleep_markers import sleep_marker
 from slackwater.sandbox.backends.port import Guarantee
 
 
@@ -69,18 +70,17 @@ def test_an_action_can_talk_to_itself_without_the_network(stage: Stage) -> None:
 def test_neighbours_cannot_be_signalled(stage: Stage) -> None:
     needs(stage, "signals")
     stage.supervisor.open("victim")
-    victim = stage.start("sleep", "7011", environment="victim")
-    for _ in range(50):
-        stage.supervisor.step(0.1)
-        if processes_with("sleep 7011"):
-            break
-    pids = " ".join(str(pid) for pid in [*processes_with("sleep 7011"), os.getpid()])
+    number = sleep_marker()
+    marker = f"sleep {number}"
+    victim = stage.start("sleep", str(number), environment="victim")
+    stage.step_until(lambda: bool(processes_with(marker)))
+    pids = " ".join(str(pid) for pid in [*processes_with(marker), os.getpid()])
     stage.sh(f"kill -9 {pids}; kill -9 -1; true")
-    assert processes_with("sleep 7011")
+    assert processes_with(marker)
     stage.supervisor.stop(victim, "seen")
     stage.until_over(victim)
     stage.supervisor.close_environment("victim")
-    assert wait_until_gone("sleep 7011") == []
+    assert wait_until_gone(marker) == []
 
 
 def test_no_rights_come_from_programs_that_give_them(stage: Stage) -> None:

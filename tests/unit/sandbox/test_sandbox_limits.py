@@ -3,6 +3,7 @@
 import pytest
 from sandbox_stage import Stage, wait_until_gone
 
+from harness.sleep_markers import sleep_marker
 from slackwater.model.errors import ConfigError
 from slackwater.sandbox.limits import Limits
 from slackwater.sandbox.reports import End
@@ -15,31 +16,35 @@ def _the_next_action_runs(stage: Stage) -> "object":
 
 
 def test_a_sleeper_ends_at_its_limit_with_everything_that_it_started(stage: Stage) -> None:
-    script = "sleep 7001 & setsid sleep 7001 & (setsid sleep 7001 &) ; sleep 7001"
+    sleep = f"sleep {sleep_marker()}"
+    script = f"{sleep} & setsid {sleep} & (setsid {sleep} &) ; {sleep}"
     ran = stage.sh(script, wall_s=0.5)
     assert (ran.over.end, ran.over.reason) == (End.WALL, "it ran longer than 0.5 s")
-    assert wait_until_gone("sleep 7001") == []
+    assert wait_until_gone(sleep) == []
 
 
 def test_what_an_action_left_behind_goes_when_it_ends(stage: Stage) -> None:
-    ran = stage.sh("setsid sleep 7002 & (setsid sleep 7002 &) ; echo ended")
+    sleep = f"sleep {sleep_marker()}"
+    ran = stage.sh(f"setsid {sleep} & (setsid {sleep} &) ; echo ended")
     assert (ran.over.end, ran.stdout) == (End.EXITED, "ended\n")
-    assert wait_until_gone("sleep 7002") == []
+    assert wait_until_gone(sleep) == []
 
 
 def test_a_process_that_hides_its_variables_goes_too(stage: Stage) -> None:
-    ran = stage.sh("env -i setsid sh -c 'sleep 7003; :' & sleep 0.2")
+    sleep = f"sleep {sleep_marker()}"
+    ran = stage.sh(f"env -i setsid sh -c '{sleep}; :' & sleep 0.2")
     assert ran.over.end is End.EXITED
-    assert wait_until_gone("sleep 7003") == []
+    assert wait_until_gone(sleep) == []
 
 
 def test_a_stopped_action_says_why(stage: Stage) -> None:
-    action = stage.start("sleep", "7004")
+    number = sleep_marker()
+    action = stage.start("sleep", str(number))
     stage.supervisor.step(0.2)
     stage.supervisor.stop(action, "nobody wants it")
     ran = stage.until_over(action)
     assert (ran.over.end, ran.over.reason) == (End.STOPPED, "nobody wants it")
-    assert wait_until_gone("sleep 7004") == []
+    assert wait_until_gone(f"sleep {number}") == []
 
 
 def test_a_flood_of_output_is_cut_at_the_limit(stage: Stage) -> None:
@@ -49,13 +54,14 @@ def test_a_flood_of_output_is_cut_at_the_limit(stage: Stage) -> None:
 
 
 def test_a_fork_bomb_stays_within_its_processes(stage: Stage) -> None:
+    sleep = f"time.sleep({sleep_marker()})"
     bomb = (
         "import os, time\n"
         "children = 0\n"
         "try:\n"
         "    while children < 200:\n"
         "        if os.fork() == 0:\n"
-        "            time.sleep(7005)\n"
+        f"            {sleep}\n"
         "        children += 1\n"
         "except OSError:\n"
         "    pass\n"
@@ -63,7 +69,7 @@ def test_a_fork_bomb_stays_within_its_processes(stage: Stage) -> None:
     )
     ran = stage.run("/usr/bin/env", "python3", "-c", bomb, processes=16)
     assert 0 < int(ran.stdout) < 16
-    assert wait_until_gone("time.sleep(7005)") == []
+    assert wait_until_gone(sleep) == []
 
 
 def test_memory_beyond_the_limit_ends_the_action(stage: Stage) -> None:
