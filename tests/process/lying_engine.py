@@ -96,7 +96,7 @@ def main(mode: str, connect: str, name: str) -> None:
     secret = "guess" if mode == "wrong_secret" else os.environ["SLACKWATER_WORKER_SECRET"]
     decoder = FrameDecoder()
     with (
-        socket.create_connection((host, int(port)), timeout=10) as peer,
+        socket.create_connection((host, int(port)), timeout=120) as peer,
         contextlib.suppress(ConnectionError),
     ):
         if mode == "no_hello":

@@ -120,11 +120,11 @@ class ServiceProcess:
             return False
 
     def get(self, path: str) -> httpx.Response:
-        return self._http.get(path, headers={"x-api-key": self.key}, timeout=60)
+        return self._http.get(path, headers={"x-api-key": self.key}, timeout=READY_S)
 
     def post(self, path: str, body: object, key: str | None = None) -> httpx.Response:
         headers = {"x-api-key": self.key if key is None else key}
-        return self._http.post(path, json=body, headers=headers, timeout=60)
+        return self._http.post(path, json=body, headers=headers, timeout=READY_S)
 
     def key_of(self, tenant: str) -> str:
         keys: dict[str, str] = json.loads((self.state / "keys.json").read_text())
@@ -165,7 +165,7 @@ class ServiceProcess:
         """SIGKILL the service itself."""
         assert self.process is not None
         self.process.kill()
-        self.process.wait(30)
+        self.process.wait(READY_S)
 
     def account(self) -> str:
         """Its last words, and where its jobs stand: for whoever reads of a test that failed."""
@@ -181,4 +181,4 @@ class ServiceProcess:
         self.running.pop(self.state, None)
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(60)
+        return self.process.wait(READY_S)

@@ -159,7 +159,7 @@ def test_random_kills_leave_every_action_with_exactly_one_outcome(
         wait_for("some more", lambda: len(asked) >= 60)
     finally:
         stop.set()
-        submitting.join(60)
+        submitting.join(240)
     ends = Counter(str(service.ended(name)["outcome"]) for name in asked)
     assert sum(ends.values()) == len(asked)
     assert set(ends) <= {"done", "cancelled", "lost"}
@@ -174,7 +174,7 @@ def test_random_kills_leave_every_action_with_exactly_one_outcome(
 def test_after_all_that_nothing_is_left_on_the_machine(service: ActionServiceProcess) -> None:
     pids = list(service.status()["pids"].values())
     assert service.stop() in (0, -signal.SIGTERM)
-    wait_for("all to be gone", lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 30)
+    wait_for("all to be gone", lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
     mark = service.sandboxes.name
     assert mark not in Path("/proc/self/mounts").read_text()
     kept = list((service.sandboxes / "sandbox-0" / "environments").iterdir())

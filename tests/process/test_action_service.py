@@ -73,7 +73,7 @@ def test_environments_are_answered_alike_on_the_short_way_and_on_the_usual_one(
     path = f"{service.url}/slackwater/environments"
 
     def opened(**given: object) -> httpx.Response:
-        return httpx.post(path, headers=headers, content=json.dumps(given), timeout=60)
+        return httpx.post(path, headers=headers, content=json.dumps(given), timeout=240)
 
     first, again = (opened(environment=name, memory_mib=8) for _ in range(2))
     whole = first.json()["environment"]
@@ -132,18 +132,18 @@ def test_output_is_streamed_while_the_action_runs(service: ActionServiceProcess)
 
     def listen() -> None:
         url = f"{service.url}/slackwater/actions/{action}/output"
-        with httpx.stream("GET", url, headers={"x-api-key": service.key}, timeout=60) as answer:
+        with httpx.stream("GET", url, headers={"x-api-key": service.key}, timeout=240) as answer:
             for line in answer.iter_lines():
                 heard.append(json.loads(line))
                 first.set()
 
     listener = threading.Thread(target=listen)
     listener.start()
-    assert first.wait(30)
+    assert first.wait(240)
     assert heard[0] == {"stream": "stdout", "data": "first\n"}
     view = service.sandboxes / "sandbox-0" / "environments" / environment / "view"
     (view / "go").touch()
-    listener.join(60)
+    listener.join(240)
     assert heard[1] == {"stream": "stdout", "data": "second\n"}
     assert heard[-1]["outcome"] == "done"
 
@@ -267,7 +267,7 @@ def test_a_stopped_service_leaves_no_process(service: ActionServiceProcess) -> N
         found = [entry for entry in running if f"sleep\0{seconds}".encode() in _read(entry)]
         return found + [Path(f"/proc/{pid}") for pid in pids.values() if _lives(pid)]
 
-    wait_for("all to be gone", lambda: left() == [], 30)
+    wait_for("all to be gone", lambda: left() == [])
     service.start()
     assert service.run("echo", "back")["stdout"] == "back\n"
 

@@ -146,7 +146,7 @@ def test_an_mcp_client_works_in_a_sandbox_of_its_own(
             assert len(environments(service)) == 1
 
     asyncio.run(asyncio.wait_for(session(), WITHIN_S))
-    wait_for("its sandbox to be gone", lambda: environments(service) == [], 60)
+    wait_for("its sandbox to be gone", lambda: environments(service) == [])
 
 
 def test_the_cookbooks_code_tool_and_reward_run_their_tests_through_the_broker(

@@ -100,7 +100,7 @@ def test_a_program_that_is_killed_in_its_phase_holds_nobody_up_for_ever(
     assert doomed.stdout.readline().strip() == "stuck"
     other = started(service, "survivor")
     doomed.send_signal(signal.SIGKILL)
-    doomed.communicate(timeout=30)
+    doomed.communicate(timeout=200)
     assert len(spans(other)) == 8
 
 
@@ -109,7 +109,7 @@ def test_the_operator_stops_a_program_that_was_killed(service: ServiceProcess) -
     assert killed.stdout is not None
     assert killed.stdout.readline().strip() == "stuck"
     killed.send_signal(signal.SIGKILL)
-    killed.communicate(timeout=30)
+    killed.communicate(timeout=200)
     stopped = service.post("/slackwater/jobs/killed/stop", {})
     assert stopped.status_code == 202 and stopped.json()["stage"] == "stopped", stopped.text
     assert len(spans(started(service, "next"))) == 8
@@ -120,7 +120,7 @@ def test_a_program_that_is_told_to_end_gives_its_permit_back(service: ServicePro
     assert told.stdout is not None
     assert told.stdout.readline().strip() == "stuck"
     told.send_signal(signal.SIGTERM)
-    told.communicate(timeout=60)
+    told.communicate(timeout=200)
     assert told.returncode == 128 + signal.SIGTERM
     found = service.get("/slackwater/jobs/told").json()
     assert found["stage"] == "stopped" and "SIGTERM" in found["reason"]
@@ -133,8 +133,8 @@ def test_a_program_keeps_its_place_while_it_lives_and_leaves_it_when_killed_betw
     assert program.stdout is not None
     assert program.stdout.readline().strip() == "pauses"
     long_s = time.monotonic() + 20.0
-    wait_for("longer than silence may last", lambda: time.monotonic() > long_s, 60)
+    wait_for("longer than silence may last", lambda: time.monotonic() > long_s)
     assert stage(service, "pauses") == "placed"
     program.send_signal(signal.SIGKILL)
-    program.communicate(timeout=30)
-    wait_for("its end", lambda: stage(service, "pauses") == "stopped", 60)
+    program.communicate(timeout=200)
+    wait_for("its end", lambda: stage(service, "pauses") == "stopped")

@@ -66,4 +66,4 @@ def test_a_service_that_a_command_started_for_itself_ends_when_the_command_is_ki
         service = StateDirectory(tmp_path).read_server()
         assert service is not None and not gone(service["pid"])
         command.kill()
-    wait_for("the service's end", lambda: gone(service["pid"]), 60)
+    wait_for("the service's end", lambda: gone(service["pid"]))

@@ -80,7 +80,7 @@ def run(service: ServiceProcess, *command: str) -> None:
         env=os.environ | known,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -131,7 +131,7 @@ def test_an_older_sdk_downloads_one_archive(
     answer = service.get(f"/api/v1/training_runs/{path}/archive")
     assert answer.status_code == 302
     assert parsedate_to_datetime(answer.headers["expires"]).timestamp() > time.time()
-    whole = httpx.get(answer.headers["location"], timeout=60)
+    whole = httpx.get(answer.headers["location"], timeout=240)
     with tarfile.open(fileobj=io.BytesIO(whole.content)) as archive:
         assert "checkpoint_complete" in archive.getnames()
         archive.extractall(tmp_path, filter="data")
@@ -165,7 +165,7 @@ def test_a_path_that_is_not_there_is_one_line(service: ServiceProcess, tmp_path:
         env=os.environ | known,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-1].startswith("slackwater: checkpoint tinker://nobody")

@@ -49,7 +49,7 @@ def cluster() -> Iterator[Any]:
         made.add_node(num_cpus=1)
     yield made
     made.shutdown()
-    wait_for("shared memory to be gone", lambda: shared_memory() <= before, 60)
+    wait_for("shared memory to be gone", lambda: shared_memory() <= before)
 
 
 def shared_memory() -> set[str]:
@@ -88,7 +88,7 @@ def fleet(
     listening = ports_of(agents_of(folder))
     assert listening
     assert service.stop() == 0
-    wait_for("every process to be gone", lambda: agents_of(folder) == [], 60)
+    wait_for("every process to be gone", lambda: agents_of(folder) == [])
     assert not [port for port in listening if taken(port)]
 
 

@@ -19,6 +19,7 @@ from .test_switched_models import TEXT, example
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 PROFILE = {"rollout_s": 1.0, "train_s": 1.0}
+WAIT_S = 240.0
 PROMPT = types.ModelInput.from_ints(TEXT)
 LIMITS = {"lease_s": 10.0, "least_s": 30.0, "yield_s": 600.0}
 
@@ -49,7 +50,7 @@ def service(shared: ServiceProcess) -> Iterator[ServiceProcess]:
 
 def _delete(service: ServiceProcess, path: str, body: dict[str, Any]) -> dict[str, Any]:
     headers = {"x-api-key": service.key}
-    answer = httpx.request("DELETE", service.url + path, json=body, headers=headers, timeout=60)
+    answer = httpx.request("DELETE", service.url + path, json=body, headers=headers, timeout=WAIT_S)
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
@@ -116,7 +117,7 @@ def test_two_jobs_take_turns_on_one_rollout_node(service: ServiceProcess) -> Non
     assert refused.status_code == 400 and "give that back first" in refused.text
     assert a.progress(first, finished=1, total=8)["state"] == "held"
     assert a.give_back(first)["state"] == "returned"
-    waits.join(60)
+    waits.join(WAIT_S)
     assert got and got[0] != first
     assert a.permit("train", 0) > got[0]
     drawn = service.get("/slackwater/coschedule/timeline").json()["traceEvents"]
@@ -156,9 +157,9 @@ def test_a_client_whose_job_waits_for_a_place_is_told_why_and_goes_on_when_it_ha
     client = _training_client(service, "waits")
     waiting = client.forward_backward([example(0)], "cross_entropy")
     said = "Reason: job default/waits waits for a place: no group can take it"
-    wait_for("the client to be told", lambda: said in caplog.text, 90)
+    wait_for("the client to be told", lambda: said in caplog.text)
     _delete(service, "/slackwater/jobs/fills", {})
-    assert waiting.result(60).metrics["loss:sum"] > 0
+    assert waiting.result(WAIT_S).metrics["loss:sum"] > 0
 
 
 def test_a_client_that_stops_in_the_middle_of_its_rollout_keeps_nobody_waiting(
@@ -167,11 +168,11 @@ def test_a_client_that_stops_in_the_middle_of_its_rollout_keeps_nobody_waiting(
     stops, other = Owner(service, "stops", slo=100.0), Owner(service, "other", slo=100.0)
     client = _training_client(service, "stops")
     sampler = client.save_weights_and_get_sampling_client()
-    sampler.sample(PROMPT, 1, types.SamplingParams(max_tokens=2)).result(60)
+    sampler.sample(PROMPT, 1, types.SamplingParams(max_tokens=2)).result(WAIT_S)
     held = {row["node"]: row["job"] for row in _state(service)["nodes"]}
     assert held["rollout-0"] == "default/stops" and stops.answer.is_success
     other.give_back(other.permit("rollout", 0))  # within the time of one request
-    assert client.forward_backward([example(0)], "cross_entropy").result(60).metrics
+    assert client.forward_backward([example(0)], "cross_entropy").result(WAIT_S).metrics
 
 
 def test_a_client_that_only_trains_goes_on_for_as_long_as_it_likes_and_others_train_between(
@@ -191,8 +192,8 @@ def test_a_client_that_only_trains_goes_on_for_as_long_as_it_likes_and_others_tr
     def step() -> None:
         passed = client.forward_backward([example(0)], "cross_entropy")
         stepped = client.optim_step(types.AdamParams(learning_rate=1e-2))
-        losses.append(passed.result(60).metrics["loss:sum"])
-        stepped.result(60)
+        losses.append(passed.result(WAIT_S).metrics["loss:sum"])
+        stepped.result(WAIT_S)
 
     losses: list[float] = []
     step()
@@ -229,18 +230,18 @@ def test_a_session_that_does_nothing_leaves_its_place_and_has_it_again_when_it_g
     service.start()
     Owner(service, "rests", slo=1.0)
     client = _training_client(service, "rests")
-    assert client.forward_backward([example(0)], "cross_entropy").result(60).metrics
-    client.optim_step(types.AdamParams(learning_rate=1e-2)).result(60)
-    client.save_weights_for_sampler("a").result(60)
+    assert client.forward_backward([example(0)], "cross_entropy").result(WAIT_S).metrics
+    client.optim_step(types.AdamParams(learning_rate=1e-2)).result(WAIT_S)
+    client.save_weights_for_sampler("a").result(WAIT_S)
     waits = Owner(service, "waits", profile=PROFILE | {"rollout_s": 40.0})
     assert waits.answer.json()["stage"] == "held", waits.answer.text
 
     def stage_of(job: str) -> str:
         return str({row["job"]: row for row in _state(service)["jobs"]}[f"default/{job}"]["stage"])
 
-    wait_for("the place", lambda: stage_of("waits") == "placed", 60)
+    wait_for("the place", lambda: stage_of("waits") == "placed")
     assert stage_of("rests") == "held"
     going_on = client.forward_backward([example(0)], "cross_entropy")
     _delete(service, "/slackwater/jobs/waits", {})
-    assert going_on.result(60).metrics
+    assert going_on.result(WAIT_S).metrics
     assert stage_of("rests") == "running"

@@ -91,7 +91,7 @@ async def lies(fleet: LiveFleet, modes: Sequence[str], wanted: list[list[int]]) 
     processes = [await liar(fleet, mode, name) for mode, name in zip(modes, names, strict=True)]
     label = "+".join(modes)
     try:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(240):
             await fleet.until_ready(1 + len(modes))
             asked = asyncio.create_task(fleet.generate(turns(label, 8)))
             if len(modes) > 1:
@@ -124,7 +124,7 @@ def test_turns_survive_every_kind_of_lying_instance(
             await lies(fleet, SILENT, wanted)
             for mode in REFUSED:
                 process = await liar(fleet, mode, honest if mode == "same_name" else mode)
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(240):
                     await process.wait()
             after = await fleet.generate(turns("after", 8))
             assert [list(result.tokens) for result in after] == wanted

@@ -72,7 +72,7 @@ def test_requests_outlive_the_instances_that_run_them(elastic: ServiceProcess) -
     wait_for("the new instance", lambda: added in ready(elastic))
     with ThreadPoolExecutor(1) as pool:
         under_way = pool.submit(completions, elastic)
-        wait_for("work on it", lambda: instances(elastic)[added].get("running", 0) > 0, 60)
+        wait_for("work on it", lambda: instances(elastic)[added].get("running", 0) > 0)
         assert elastic.post(f"/slackwater/instances/{added}/kill", {}).status_code == 202
         assert under_way.result() == wanted
     wait_for("its end", lambda: added not in instances(elastic))

@@ -145,7 +145,7 @@ def test_a_run_disturbed_by_kills_equals_an_undisturbed_one(service: ServiceProc
 
     disturbed = train(service, kill_soon)
     for killer in killers:
-        killer.join(60)
+        killer.join(240)
     assert len(killers) == len(kills)
     assert disturbed.tokens == expected.tokens, f"killed at {sorted(steps)}"
     assert disturbed.losses == expected.losses, f"killed at {sorted(steps)}"
@@ -173,7 +173,7 @@ def test_a_cookbook_recipe_disturbed_by_kills_has_the_curve_of_an_undisturbed_on
 ) -> None:
     workspace = Workspace.make(tmp_path / "work", tiny_model, service.url, service.key)
     settings = RECIPE | {"load_checkpoint_path": warmed_up(service)}
-    expected = workspace.run("math_rl.train", "calm", within_s=240, **settings)
+    expected = workspace.run("math_rl.train", "calm", within_s=300, **settings)
     assert sum(row["grad_norm"] > 0 for row in expected) > 2  # it did train
     recipe = workspace.start("math_rl.train", "rough", **settings)
     rows = tmp_path / "work" / "rough" / "metrics.jsonl"

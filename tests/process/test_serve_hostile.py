@@ -48,7 +48,7 @@ def slow_clients(service: ServiceProcess) -> SlowClients:
 
     def dribble(name: str, head: bytes) -> None:
         """Send a head, then a byte a second, until the service hangs up."""
-        with socket.create_connection((host, int(port)), timeout=60) as slow:
+        with socket.create_connection((host, int(port)), timeout=240) as slow:
             started_s = time.monotonic()
             slow.sendall(head)
             slow.settimeout(1.0)
@@ -122,7 +122,7 @@ def test_a_loss_or_a_token_that_does_not_exist_is_named(sdk: tinker.ServiceClien
 def send_pass(service: ServiceProcess, body: bytes, **headers: str) -> httpx.Response:
     sent = {"x-api-key": service.key, "content-type": MEDIA_TYPE, **headers}
     url = f"{service.url}/api/v1/forward_backward"
-    return httpx.post(url, content=body, headers=sent, timeout=60)
+    return httpx.post(url, content=body, headers=sent, timeout=240)
 
 
 def is_clear(answer: httpx.Response, status: int, said: str) -> None:
@@ -207,7 +207,7 @@ def test_random_bytes_on_the_port_harm_nobody(service: ServiceProcess) -> None:
     host, port = service.url.removeprefix("http://").split(":")
     noise = random.Random(3)
     for size in (1, 10, 1000, 100_000):
-        with socket.create_connection((host, int(port)), timeout=10) as raw:
+        with socket.create_connection((host, int(port)), timeout=240) as raw:
             try:
                 raw.sendall(noise.randbytes(size))
                 raw.shutdown(socket.SHUT_WR)

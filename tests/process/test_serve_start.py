@@ -28,7 +28,7 @@ pytestmark = pytest.mark.process
 
 def up(state: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "slackwater", "up", "--state", str(state), "--port", "0"]
-    return subprocess.run([*command, *options], capture_output=True, text=True, timeout=120)
+    return subprocess.run([*command, *options], capture_output=True, text=True, timeout=240)
 
 
 def cut_off(model: Path, into: Path) -> Path:
@@ -77,7 +77,7 @@ def test_an_engine_that_fails_later_shows_in_status_list_and_answers(
         found: dict[str, Any] = {}
         try:
             async with httpx.AsyncClient(
-                transport=transport, base_url="http://localhost", timeout=120
+                transport=transport, base_url="http://localhost", timeout=240
             ) as client:
                 for name, key in keys.items():
                     headers = {"x-api-key": key}
@@ -122,7 +122,7 @@ def test_training_without_a_service_or_with_a_wrong_key_is_one_line(
             [*command, "--run", str(tmp_path / f"run{number}"), *options],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
             env=bare | key,
         )
 
@@ -157,13 +157,13 @@ service.holder.close()
         [sys.executable, "-c", script],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         cwd=tmp_path,
         env={k: v for k, v in environment.items() if k != "HF_HUB_OFFLINE"},
     )
     assert ended.stdout.strip() == "[104, 105] True", ended.stderr
     assert service.get("/hub/tiny/resolve/main/model.safetensors").status_code == 404
-    unknown = httpx.get(f"{service.url}/hub/tiny/resolve/main/tokenizer.json", timeout=30)
+    unknown = httpx.get(f"{service.url}/hub/tiny/resolve/main/tokenizer.json", timeout=240)
     assert unknown.status_code == 401
 
 
@@ -186,7 +186,7 @@ def test_nobody_else_can_read_what_a_service_in_the_background_writes(
         assert "Ctrl-C" not in started.stdout
         assert started.stdout.endswith("ready: every worker is up\n"), started.stderr
         asked = subprocess.run(
-            [*command, "status", *options, "--json"], check=True, capture_output=True, timeout=60
+            [*command, "status", *options, "--json"], check=True, capture_output=True, timeout=240
         )
         said = json.loads(asked.stdout)
         assert (len(said["workers"]["engine"]), len(said["workers"]["trainer"])) == (1, 1)
@@ -197,11 +197,13 @@ def test_nobody_else_can_read_what_a_service_in_the_background_writes(
                 readers = stat.S_ISREG(mode) and mode & (stat.S_IRGRP | stat.S_IROTH)
                 assert not readers, f"{path} can be read by others"
     finally:
-        subprocess.run([*command, "down", *options], check=True, capture_output=True, timeout=60)
+        subprocess.run([*command, "down", *options], check=True, capture_output=True, timeout=240)
 
 
 def test_a_head_that_is_too_large_is_refused(service: ServiceProcess) -> None:
-    answer = httpx.get(f"{service.url}/healthz", headers={"x-large": "x" * (100 << 10)}, timeout=30)
+    answer = httpx.get(
+        f"{service.url}/healthz", headers={"x-large": "x" * (100 << 10)}, timeout=240
+    )
     assert answer.status_code == 431
     assert "headers" in answer.json()["error"]
     assert service.get("/healthz").status_code == 200

@@ -2,7 +2,7 @@
 them learn what they learn alone.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -70,13 +70,9 @@ def managed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def test_models_that_take_turns_on_the_device_learn_as_without_a_manager(
-    new_service: Callable[..., ServiceProcess], managed: ServiceProcess
+    service: ServiceProcess, managed: ServiceProcess
 ) -> None:
-    plain = new_service()
-    plain.start()
-    expected = losses(plain)
-    plain.stop()
-
+    expected = losses(service)
     assert losses(managed) == expected
 
     # A trainer that dies leaves the state that it had offloaded, and the next one goes on from
@@ -128,7 +124,7 @@ def test_a_jobs_state_is_on_the_device_before_its_first_pass(managed: ServicePro
         return found
 
     def counted(what: str, above: float) -> dict[str, float]:
-        wait_for(f"{what} above {above}", lambda: counts()[what] > above, 30)
+        wait_for(f"{what} above {above}", lambda: counts()[what] > above)
         return counts()
 
     jobs = [Job(managed, name, seed) for seed, name in enumerate(("left", "right"))]

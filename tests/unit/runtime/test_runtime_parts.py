@@ -366,7 +366,7 @@ def test_many_wait_for_one_future_and_an_outcome_can_be_read_again() -> None:
         board, request = FutureBoard(), RequestId("r")
         board.expect(request, TenantId("t"))
         assert not await board.wait(request, 0.01)
-        waiting = [asyncio.create_task(board.wait(request, 10)) for _ in range(3)]
+        waiting = [asyncio.create_task(board.wait(request, 60)) for _ in range(3)]
         await asyncio.sleep(0)
         outcome = RequestOutcome("sample", b"x")
         board.settle(request, outcome)
@@ -380,7 +380,7 @@ def test_a_session_hears_of_each_finished_request_until_it_acknowledges() -> Non
     async def scenario() -> None:
         feed, session = FinishedRequestFeed(), SamplingSessionId("s")
         assert await feed.after(session, 0, 0.01) == ([], 0)
-        waiting = asyncio.create_task(feed.after(session, 0, 10))
+        waiting = asyncio.create_task(feed.after(session, 0, 60))
         await asyncio.sleep(0)
         done = FinishedRequest(RequestId("r1"), 5.0, 10)
         feed.add(session, done)

@@ -78,7 +78,7 @@ def with_desk(
         )
         await desk.adopt()
         await work(desk, rollout, board)
-        await background.drain(5.0)
+        await background.drain(60.0)
         runtime.close()
         await store.close()
         assert died == []
@@ -146,7 +146,7 @@ def test_requests_of_an_ended_session_fail_and_say_so(tmp_path: Path) -> None:
     async def work(desk: SamplingService, rollout: EngineExecutor, board: FutureBoard) -> None:
         request = await desk.submit(SESSION, 0, sample())
         desk.drop_sessions([SESSION.sampling_session])
-        assert await board.wait(request, 5.0)
+        assert await board.wait(request, 60.0)
         outcome = board.recent(request)
         assert outcome is not None
         assert outcome.error == "its sampling session has ended"

@@ -45,7 +45,7 @@ def leave_one(backend: BackendName) -> str:
         stage.supervisor.open("e")
         ran = stage.sh(f"{disguised(number)}; sleep 0.2")
         assert ran.over.end is End.EXITED, ran
-        return str(wait_until_gone(f"sleep {number}", within_s=10.0))
+        return str(wait_until_gone(f"sleep {number}"))
 
 
 def test_a_process_that_says_it_is_anothers_goes_too(stage: Stage) -> None:
@@ -68,11 +68,11 @@ def leave_one_beside_a_neighbour() -> str:
         stage.supervisor.open("e")
         neighbour = stage.start("sleep", str(others))
         stage.sh(f"{disguised(number)}; sleep 0.2")
-        left = wait_until_gone(f"sleep {number}", within_s=10.0)
+        left = wait_until_gone(f"sleep {number}")
         is_there = bool(until_there(stage, f"sleep {others}"))
         stage.supervisor.stop(neighbour, "seen")
         stage.until_over(neighbour)
-        return f"{left} {is_there} {wait_until_gone(f'sleep {others}', within_s=10.0)}"
+        return f"{left} {is_there} {wait_until_gone(f'sleep {others}')}"
 
 
 def test_a_neighbour_that_runs_on_is_left_alone() -> None:
@@ -95,7 +95,7 @@ def test_of_two_that_end_together_both_leave_nothing(stage: Stage) -> None:
     deadline_s = time.monotonic() + 60.0
     while actions & set(stage.supervisor.running()) and time.monotonic() < deadline_s:
         stage.supervisor.step(0.1)
-    assert wait_until_gone(f"sleep {number}", within_s=10.0) == []
+    assert wait_until_gone(f"sleep {number}") == []
     stage.supervisor.close_environment("both")
 
 
@@ -124,7 +124,7 @@ def kill_a_supervisor(backend: BackendName, *, pinned: bool) -> str:
     try:
         if pinned and os.getuid() == 0 and (users := users_here()) is not None:
             users.close()  # who has the users next ends what is left of them
-        return str(wait_until_gone(f"sleep {number}", within_s=20.0) + wait_until_gone(root))
+        return str(wait_until_gone(f"sleep {number}") + wait_until_gone(root))
     finally:
         shutil.rmtree(Path(root), ignore_errors=True)
 
