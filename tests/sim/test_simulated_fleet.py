@@ -7,17 +7,10 @@ import pytest
 from slackwater.control.coschedule.job_state import JobStatus
 from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.settings import CoscheduleSettings
-from slackwater.control.devices.ownership import DeviceOwnership
-from slackwater.control.operations.controller import OperationsController
-from slackwater.control.operations.events import TrainerLost
-from slackwater.control.operations.model_queue import ModelQueue
-from slackwater.control.rollout.gates import Gates
-from slackwater.control.weights.director import WeightDirector
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.job_life import JobStage
 from slackwater.model.node import H20, H800, Pool, Role
-from slackwater.model.operation import OpKind
 from slackwater.model.placement import Phase
 from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
 from slackwater.sim.cluster.simulate import new_controller
@@ -169,79 +162,3 @@ def test_nothing_is_lost_in_a_storm_of_all_faults_under_the_live_limits(seed: in
 
 def test_the_same_seed_is_the_same_storm() -> None:
     assert fleet_storm(4, 0.3) == fleet_storm(4, 0.3)
-
-
-# ---- each invariant fails when it is broken by hand ----
-def ran(policy: str = "group") -> SimulatedFleet:
-    """A fleet on which three jobs run to their end, if nothing is broken."""
-    case = scenario(policy)
-    fleet = SimulatedFleet(new_controller(case), case.jobs)
-    fleet.run()
-    return fleet
-
-
-def test_turns_that_pass_a_closed_gate_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("admits", "allows", "takes"):
-        monkeypatch.setattr(Gates, name, lambda *args: True)
-    with pytest.raises(AssertionError, match=r"runs turns on \S+ without a permit"):
-        ran()
-
-
-def test_operations_that_pass_a_closed_gate_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OperationsController, "_may", lambda self, line, worker: True)
-    with pytest.raises(AssertionError, match=r"trains on \S+ without a permit"):
-        ran()
-
-
-def test_operations_that_are_not_replayed_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = ModelQueue.lose_state
-
-    def forgets(self: ModelQueue) -> None:
-        honest(self)
-        del self.log[1:]  # all but the creation
-
-    monkeypatch.setattr(ModelQueue, "lose_state", forgets)
-    case = scenario("ours", jobs=1)
-    fleet = SimulatedFleet(new_controller(case), case.jobs)
-    lines = fleet.controller.operations._lines.values
-
-    def between() -> bool:
-        """A pass is over, its step is not."""
-        kinds = [entry.operation.kind for line in lines() for entry in line.log]
-        return OpKind.FORWARD_BACKWARD in kinds
-
-    fleet.run(stop=between)
-    for node in ("train-0", "train-1"):
-        fleet.lose_node(NodeId(node))
-    with pytest.raises(AssertionError, match="lost, doubled or out of order"):
-        fleet.run()
-
-
-def test_devices_that_a_lost_trainer_keeps_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = DeviceOwnership.handle
-
-    def keeps(self: DeviceOwnership, event: object) -> object:
-        return () if isinstance(event, TrainerLost) else honest(self, event)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(DeviceOwnership, "handle", keeps)
-    case = scenario("ours", jobs=1)
-    fleet = SimulatedFleet(new_controller(case), case.jobs)
-    fleet.run(stop=lambda: bool(fleet.controller.steps.holders()))
-    with pytest.raises(AssertionError, match="work without devices"):
-        for node in ("train-0", "train-1"):
-            fleet.lose_node(NodeId(node))
-
-
-def test_a_director_that_drops_what_is_in_use_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = WeightDirector._left
-
-    def forgets(self: WeightDirector, *args: object) -> None:
-        self._books.needed.clear()
-        honest(self, *args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(WeightDirector, "_left", forgets)
-    case = scenario("group")
-    fleet = SimulatedFleet(new_controller(case), case.jobs)
-    fleet.run(stop=lambda: bool(fleet.controller.rollout.books.turns))
-    with pytest.raises(AssertionError, match="need out of step"):
-        fleet.lose_node(NodeId("rollout-0"))

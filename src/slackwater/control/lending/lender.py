@@ -121,7 +121,8 @@ class Lender:
             assert sum(node.lent_to is not None for node in nodes) <= limit
         for node in self._nodes.values():
             assert node.lent_to is None or node.leaving is None, "lent before it was clear"
-            assert node.lent_to is None or node.lent_to in self._wanted
+            asked_for = node.lent_to is None or node.lent_to in self._wanted
+            assert asked_for, f"lent to {node.lent_to}, which wants none"
         for job, wanted in self._wanted.items():
             assert self._held_by(job) <= wanted, "a job holds more than it wants"
 

@@ -89,6 +89,8 @@ class SimulatedServing:
         use = (0.9, 0.95) if busy else (0.1, 0.1)
         kept = not fleet.chance(0.02)
         fleet.tell(on.ServingNodeReported(fleet.now_s, node, *use, kept))
+        needed = (busy or not kept) and node in self._job_of
+        assert not needed or node in self._leaving, f"{node} is lent while its service needs it"
         fleet.after(_REPORT_S, partial(self._report, node))
 
     def check_integrity(self) -> None:

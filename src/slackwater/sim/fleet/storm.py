@@ -59,11 +59,14 @@ class FleetStormReport:
 
 
 class FleetStorm:
-    """Schedules trouble at random; the fleet's invariants are checked after every event."""
+    """Schedules trouble at random, `rate` times as often as usual; the fleet's invariants are
+    checked after every event.
+    """
 
-    def __init__(self, seed: int, hours: float) -> None:
+    def __init__(self, seed: int, hours: float, *, rate: float = 1.0) -> None:
         self.policy = POLICIES[seed % len(POLICIES)]
         self._end_s = hours * 3600
+        self._rate = rate
         specs = self._specs(seed)
         pools = (Pool(Role.ROLLOUT, H20, 6), Pool(Role.TRAIN, H800, 4))
         scenario = ClusterScenario(
@@ -102,8 +105,8 @@ class FleetStorm:
             made = (JobId(f"j{len(specs)}"), min(at_s, self._end_s))
             specs.append(JobSpec(*made, int(rng.integers(3, 8)), slo, profile))
 
-    def run(self) -> FleetStormReport:
-        """Rage, then see that everything ends."""
+    def run(self, calm_s: float = _CALM_S) -> FleetStormReport:
+        """Rage, then see that everything ends within `calm_s`."""
         fleet = self.fleet
         self._visitor.start()
         for trouble, mean_s in (
@@ -114,8 +117,8 @@ class FleetStorm:
             (self._cut_off, 2500.0),
             (self._lie, 400.0),
         ):
-            fleet.after(fleet.wait_s(mean_s), partial(self._again, trouble, mean_s))
-        fleet.run(self._end_s + _CALM_S)
+            self._again(trouble, mean_s / self._rate)
+        fleet.run(self._end_s + calm_s)
         assert not fleet.unsettled, f"jobs never ended: {fleet.stuck()}"
         self._check_end()
         counters = fleet.controller.rollout.books.counters
@@ -148,9 +151,12 @@ class FleetStorm:
 
     # ---- trouble ----
     def _again(self, trouble: Callable[[], None], mean_s: float) -> None:
+        self.fleet.after(self.fleet.wait_s(mean_s), partial(self._strike, trouble, mean_s))
+
+    def _strike(self, trouble: Callable[[], None], mean_s: float) -> None:
         if self.fleet.now_s < self._end_s:
             trouble()
-            self.fleet.after(self.fleet.wait_s(mean_s), partial(self._again, trouble, mean_s))
+            self._again(trouble, mean_s)
 
     def _a_node(self) -> NodeId:
         nodes = self.fleet.scheduler.nodes
