@@ -109,18 +109,26 @@ def replay(
 @app.command()
 def verify(
     record: Annotated[Path, typer.Argument(help="RECORD.fleet.jsonl of `up --record RECORD`.")],
+    config: Annotated[
+        Path | None,
+        typer.Option(help="config.toml of the service's folder; default: settings unchanged."),
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Feed the events of one recorded run to a fresh controller: does it decide the same?"""
-    from slackwater.control.fleet.controller import FleetController
+    from slackwater.cli.up import settings_table
     from slackwater.control.fleet.messages import EVENT_TYPES
     from slackwater.control.record import replay as replay_record
-    from slackwater.runtime.plane import ROLLOUT_SETTINGS
+    from slackwater.model.config import decode
+    from slackwater.runtime.fleet_controller import new_fleet_controller
+    from slackwater.runtime.settings import ServiceSettings
 
     if not record.is_file():
         raise ConfigError.of("RECORD", str(record), "is no file")
+    table = {"state": ".", "models": {}} | settings_table(config, {}, [])
+    controller = new_fleet_controller(decode(ServiceSettings, table))
     with record.open("rb") as lines:
-        agreed, divergence = replay_record(FleetController(ROLLOUT_SETTINGS), lines, EVENT_TYPES)
+        agreed, divergence = replay_record(controller, lines, EVENT_TYPES)
     if as_json:
         line = None if divergence is None else divergence.line
         print(json.dumps({"events_agreed": agreed, "first_divergence": line}))

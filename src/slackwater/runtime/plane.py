@@ -11,8 +11,6 @@ from typing import Any
 from slackwater.control.actions.broker import ActionBroker
 from slackwater.control.actions.settings import BrokerSettings
 from slackwater.control.coschedule.events import NodeLost
-from slackwater.control.fleet.controller import FleetController
-from slackwater.control.lending.controller import LendingController
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import InstanceId, JobId, NodeId, RequestId, SessionId, TenantId, WorkerId
 from slackwater.runtime.executors.actions import ActionExecutor
@@ -23,6 +21,7 @@ from slackwater.runtime.executors.serving import Offer, ServingExecutor
 from slackwater.runtime.executors.state_moves import StateMoves
 from slackwater.runtime.executors.trainers import TrainerDependencies, TrainerExecutor
 from slackwater.runtime.executors.warm_up import warm_up_broker, warm_up_coscheduler
+from slackwater.runtime.fleet_controller import new_fleet_controller
 from slackwater.runtime.fleet_runtime import FleetRuntime
 from slackwater.runtime.launch.agents import JoinAddress
 from slackwater.runtime.launch.fleet import LaunchedFleet
@@ -93,7 +92,7 @@ class ControlPlane:
         self._served = settings.serving
         self._places = coscheduled_places(*settings.coscheduled_nodes)
         self._open_fleet()
-        self.controller = self._new_controller()
+        self.controller = new_fleet_controller(settings)
         clock = DecisionClock()
         around = nullcontext if settings.coschedule is None else clock
         self.runtime = FleetRuntime(self.controller, self._driver_of("fleet"), around)
@@ -139,20 +138,6 @@ class ControlPlane:
             file, state, self.hub, models, self._plans.of, launch_plan, keys, budgets
         )
         self._state_moves = StateMoves(self.hub, self.fleet.nodes.node_of)
-
-    def _new_controller(self) -> FleetController:
-        settings, shared = self.settings, self.settings.coschedule
-        coscheduler = None
-        if shared is not None:
-            rollout_nodes, train_nodes = settings.coscheduled_nodes
-            coscheduler = shared.new_coscheduler(len(rollout_nodes), len(train_nodes))
-        return FleetController(
-            settings.rollout_settings,
-            coscheduler=coscheduler,
-            limits=None if shared is None else shared.limits,
-            operations=settings.operations,
-            lending=None if self._served is None else LendingController(self._offers().keys()),
-        )
 
     def _offers(self) -> dict[str, Offer]:
         """What may borrow from the served model: the weights of every other base model."""

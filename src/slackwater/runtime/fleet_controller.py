@@ -1,0 +1,26 @@
+"""The fleet controller that a service's settings ask for: when it starts, and when its record is
+replayed.
+"""
+
+from slackwater.control.fleet.controller import FleetController
+from slackwater.control.lending.controller import LendingController
+from slackwater.runtime.settings import ServiceSettings
+
+
+def new_fleet_controller(settings: ServiceSettings) -> FleetController:
+    """As it is before the first event."""
+    shared, served = settings.coschedule, settings.serving
+    coscheduler = None
+    if shared is not None:
+        rollout_nodes, train_nodes = settings.coscheduled_nodes
+        coscheduler = shared.new_coscheduler(len(rollout_nodes), len(train_nodes))
+    lending = None
+    if served is not None:
+        lending = LendingController([name for name in settings.models if name != served.model])
+    return FleetController(
+        settings.rollout_settings,
+        coscheduler=coscheduler,
+        limits=None if shared is None else shared.limits,
+        operations=settings.operations,
+        lending=lending,
+    )
