@@ -91,14 +91,14 @@ def _train(client: Any, answers: Answers, steps: int, at_step: Callable[[int], N
                 tokens = list(sequence.tokens)
                 answers.samples.append(tokens)
                 reward = sum(token < 128 for token in tokens) / len(tokens) - 0.5
-                data.append(_datum(list(prompt), tokens, list(sequence.logprobs or ()), reward))
+                data.append(datum(list(prompt), tokens, list(sequence.logprobs or ()), reward))
         passed = trainer.forward_backward(data, "importance_sampling")
         stepped = trainer.optim_step(types.AdamParams(learning_rate=1e-2))
         answers.losses.append(passed.result(timeout=_TIMEOUT_S).metrics["loss:sum"])
         stepped.result(timeout=_TIMEOUT_S)
 
 
-def _datum(prompt: list[int], tokens: list[int], logprobs: list[float], reward: float) -> Any:
+def datum(prompt: list[int], tokens: list[int], logprobs: list[float], reward: float) -> Any:
     """One policy-gradient example: only the sampled tokens count."""
     from tinker import types
 

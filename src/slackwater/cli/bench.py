@@ -21,6 +21,7 @@ BENCHES: dict[str, str] = {
     "fleet_faults": "fleet.faults",
     "coexec_kills": "fleet.job_kills",
     "plane_kills": "fleet.plane_kills",
+    "same_run": "fleet.same_run",
     "routing": "rollout.routing",
     "elastic": "rollout.elastic",
     "spot": "rollout.spot",
