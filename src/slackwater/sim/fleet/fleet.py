@@ -33,8 +33,9 @@ from slackwater.sim.fleet.serving import ServingCommand, SimulatedServing
 from slackwater.sim.fleet.trainers import SimulatedTrainers, TrainerCommand
 from slackwater.timeline.permit_spans import PermitSpans
 
-# Twelve times as long as live, heartbeats too, so that most events are of jobs.
-SETTINGS = RolloutSettings(lease_s=120.0, stall_s=300.0, watch_every_s=30.0)
+# Twelve times as long as live, heartbeats too, so that most events are of jobs. Clients here begin
+# while their jobs are still held, so their turns may wait for hours.
+SETTINGS = RolloutSettings(lease_s=120.0, stall_s=300.0, watch_every_s=30.0, turn_timeout_s=1e7)
 
 
 class SimulatedFleet:

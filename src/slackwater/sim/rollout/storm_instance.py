@@ -2,9 +2,11 @@
 misbehave.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from zlib import crc32
+
+from msgspec.structs import replace
 
 from slackwater.control.rollout.commands import Dispatch
 from slackwater.control.rollout.events import TokensArrived, TurnEnded
