@@ -23,7 +23,7 @@ import tinker
 
 from benchmarks.options import BenchOptions
 from slackwater.cli.own_service import own_service
-from slackwater.rl.action_thread import ActionThread
+from slackwater.rl.actions import ActionThread
 from slackwater.rl.environments import playable
 from slackwater.rl.environments.episode import EnvironmentReply, EpisodeEnvironment
 from slackwater.rl.grpo import policy_data, warm_up

@@ -24,8 +24,8 @@ from benchmarks.coscheduling.coexec_prediction import predicted_throughput
 from benchmarks.coscheduling.coexec_shop import JobResult, Run, Shape, Shop
 from benchmarks.coscheduling.permit_account import Stretch
 from benchmarks.options import BenchOptions
+from slackwater.cli.demo import two_nodes
 from slackwater.cli.own_service import own_service
-from slackwater.cli.two_nodes import two_nodes
 from slackwater.control.coschedule.settings import CoscheduleSettings
 from slackwater.model.errors import UnavailableError
 from slackwater.zoo.tiny import make_model

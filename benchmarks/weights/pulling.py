@@ -31,7 +31,7 @@ from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.relay.__main__ import SECRET_VARIABLE
 from slackwater.weights.relay.client import RelayClient
 from slackwater.weights.relay.host_copy import host_version
-from slackwater.weights.relay.stocker import RelayStocker
+from slackwater.weights.relay.publisher import RelayStocker
 from slackwater.worker.published import lora_meta
 from slackwater.worker.puller import VersionPuller
 from slackwater.worker.weight_lane import WeightLane

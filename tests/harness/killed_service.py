@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from slackwater.cli.two_nodes import two_nodes
+from slackwater.cli.demo import two_nodes
 from slackwater.model.errors import UnavailableError
 
 _START_S = 300.0  # a machine that does other work may take minutes

@@ -2,9 +2,12 @@
 
 import contextlib
 import os
+import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import IO
 
 from slackwater.model.errors import ConfigError
@@ -38,3 +41,13 @@ def write_atomically(path: Path, content: bytes, flag: str) -> None:
     """Replace `path` by `content`, whole."""
     with atomic_file(path, flag) as file:
         file.write(content)
+
+
+def unwind_on_terminate() -> None:
+    """Let SIGTERM unwind the stack like Ctrl-C, so that partial files are removed (exit 143)."""
+    signal.signal(signal.SIGTERM, _leave)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    del frame
+    sys.exit(128 + number)

@@ -1,19 +1,57 @@
 """`slackwater up --background`: the same command in a session of its own, until it can be used."""
 
+import contextlib
+import os
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from slackwater.cli.failed_start import entries, remove_new
 from slackwater.cli.service_process import HOW_TO_STOP
 from slackwater.cli.status import ask_status
 from slackwater.cli.status_screen import names_shown
 from slackwater.model.errors import RefusedError, SlackwaterError, UnavailableError
 from slackwater.runtime.store.state_directory import StateDirectory
+
+
+def entries(root: Path) -> frozenset[str] | None:
+    """What a folder holds; None if it is not there."""
+    return frozenset(path.name for path in root.iterdir()) if root.is_dir() else None
+
+
+@contextlib.contextmanager
+def removing_failed_start(root: Path) -> Iterator[StateDirectory]:
+    """The folder, locked. What was made in it is removed unless the service came up."""
+    before = entries(root)
+    folder = StateDirectory(root)
+    folder.lock()
+    try:
+        yield folder
+    finally:
+        came_up = (folder.read_server() or {}).get("pid") == os.getpid()
+        if not came_up:
+            remove_new(root, before)
+        folder.unlock()
+
+
+def remove_new(root: Path, before: frozenset[str] | None) -> None:
+    """Remove what the folder gained, and itself if it is new. The caller holds the lock."""
+    gained = (entries(root) or frozenset()) - (before or frozenset())
+    for name in sorted(gained, key=lambda name: name == "lock"):  # last: it keeps others out
+        path = root / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    if before is None:
+        with contextlib.suppress(OSError):
+            root.rmdir()
+
 
 _START_S = 120.0
 _WORKERS_S = 240.0  # a first start compiles

@@ -105,9 +105,9 @@ def bench(
     ] = DEFAULT_STATE,
 ) -> None:
     """Run benchmark NAME and print its figures; `all` runs all but replay and soak."""
+    from slackwater.cli.atomic_file import unwind_on_terminate
     from slackwater.cli.checkout import load_benchmarks
     from slackwater.cli.running_service import find_service
-    from slackwater.cli.stopping import unwind_on_terminate
     from slackwater.model.serving import ServingSlo
 
     load_benchmarks()

@@ -4,14 +4,35 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from slackwater.cli.job_files import read_job_file
-from slackwater.cli.two_nodes import two_nodes
+from slackwater.cli.job import read_job_file
 from slackwater.model.errors import ConfigError
+
+_POOLS = """
+[[pools]]
+name = "rollout"
+engines = 1
+[[pools]]
+name = "train"
+engines = 0
+trainers = 1
+"""
+
+
+def two_nodes(rollout: Sequence[int] = (), train: Sequence[int] = ()) -> str:
+    """A fleet file with one engine node and one trainer node, pinned to these cores if given."""
+    nodes = (("r0", "rollout", rollout), ("t0", "train", train))
+    return _POOLS + "".join(
+        f'[[nodes]]\nname = "{name}"\npool = "{pool}"\n'
+        + (f"cores = {list(cores)}\n" if cores else "")
+        for name, pool, cores in nodes
+    )
+
 
 app = typer.Typer(add_completion=False)
 
@@ -32,10 +53,10 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Start a service, run each job alone, then all together, show the effect, and stop."""
+    from slackwater.cli.atomic_file import unwind_on_terminate
+    from slackwater.cli.demo_display import demo_table
     from slackwater.cli.demo_run import DemoRun
-    from slackwater.cli.demo_table import demo_table
     from slackwater.cli.own_service import own_service
-    from slackwater.cli.stopping import unwind_on_terminate
     from slackwater.zoo.directory import is_model, models_directory
     from slackwater.zoo.tiny import SIZES, make_model
 

@@ -36,11 +36,10 @@ def plan(
     ] = None,
 ) -> None:
     """Say which jobs should share which nodes, what slows each down, and what that saves."""
-    from slackwater.cli.atomic_file import check_place
+    from slackwater.cli.atomic_file import check_place, unwind_on_terminate
     from slackwater.cli.pictures import write_pictures
     from slackwater.cli.progress import progress_bar
     from slackwater.cli.scenario_source import check_policy, fleet_of_pools, plot_format
-    from slackwater.cli.stopping import unwind_on_terminate
     from slackwater.model.config import plain
     from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
     from slackwater.sim.inputs.job_entry import read_jobs

@@ -57,10 +57,9 @@ def run(
 ) -> None:
     """Run one scenario under its policy."""
     from slackwater.cli import scenario_source as source
-    from slackwater.cli.atomic_file import atomic_file, check_place
+    from slackwater.cli.atomic_file import atomic_file, check_place, unwind_on_terminate
     from slackwater.cli.pictures import write_pictures
     from slackwater.cli.progress import progress_bar
-    from slackwater.cli.stopping import unwind_on_terminate
 
     unwind_on_terminate()
     written, scenario = source.read_source(file, sets, policy, seed)
@@ -208,10 +207,9 @@ def results(
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
 ) -> None:
     """Write the page with the papers' figures beside ours."""
-    from slackwater.cli.atomic_file import check_place, write_atomically
+    from slackwater.cli.atomic_file import check_place, unwind_on_terminate, write_atomically
     from slackwater.cli.checkout import load_benchmarks
     from slackwater.cli.progress import progress_bar
-    from slackwater.cli.stopping import unwind_on_terminate
 
     load_benchmarks()
     from benchmarks.coscheduling.results import measure_now, measured_before, mux_results

@@ -13,8 +13,15 @@ from slackwater.cli.up_options import DEFAULT_STATE
 from slackwater.model.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
-    from slackwater.rl.action_thread import ActionThread
+    from slackwater.rl.actions import ActionThread
     from slackwater.rl.recipe import Recipe
+import shlex
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from slackwater.model.errors import DISK_FAULTS, SlackwaterError
 
 app = typer.Typer(add_completion=False)
 
@@ -49,8 +56,8 @@ def train(
     ] = DEFAULT_STATE,
 ) -> None:
     """Train by GRPO; the same command again goes on from the last checkpoint."""
-    from slackwater.cli.resuming import command_of, saying_how_to_resume
-    from slackwater.cli.stopping import unwind_on_terminate
+    from slackwater.cli.atomic_file import unwind_on_terminate
+    from slackwater.cli.train import command_of, saying_how_to_resume
     from slackwater.model.config import plain
     from slackwater.rl.recipe import load_recipe, recipe_description, recipe_names
 
@@ -120,8 +127,7 @@ def _train(settings: "Recipe", url: str, key: str, folder: Path) -> None:
     from rich.console import Console
 
     from slackwater.cli.running_service import service_problems
-    from slackwater.cli.text_plot import plot
-    from slackwater.cli.train_display import display
+    from slackwater.cli.train_display import display, plot
     from slackwater.rl.grpo import run
     from slackwater.rl.run_directory import RunDirectory
     from slackwater.rl.sdk_client import closing
@@ -154,7 +160,7 @@ def _train(settings: "Recipe", url: str, key: str, folder: Path) -> None:
 def _actions(
     settings: "Recipe", url: str, key: str
 ) -> contextlib.AbstractContextManager["ActionThread | None"]:
-    from slackwater.rl.action_thread import ActionThread
+    from slackwater.rl.actions import ActionThread
     from slackwater.rl.environments import needs_sandboxes
 
     if needs_sandboxes(settings.environment):
@@ -179,3 +185,53 @@ def _forget(folder: Path) -> None:
 
     if (folder / "recipe.json").is_file():
         shutil.rmtree(folder)
+
+
+def command_of(command: str, argument: str, options: Mapping[str, Any]) -> str:
+    """The command line with those options that are set; a list repeats its option."""
+    words = [argument]
+    for name, value in options.items():
+        if value is True:
+            words.append(name)
+        elif isinstance(value, list):
+            words += [word for item in value for word in (name, str(item))]
+        elif value is not None and value is not False:
+            words += [name, str(value)]
+    return f"{command} {shlex.join(words)}"
+
+
+@contextlib.contextmanager
+def saying_how_to_resume(folder: Path, again: str) -> Iterator[None]:
+    """Print the resume command when a run ends early; a full disk is one clear error."""
+    threading.excepthook = _hook(threading.excepthook)
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, SlackwaterError) as ended:
+        if not isinstance(ended, ConfigError):
+            _say(folder, again)
+        raise
+    except OSError as error:
+        if error.errno not in DISK_FAULTS:
+            raise
+        _say(folder, again)
+        where = error.filename or folder
+        fix = "make room and run the command again"
+        raise UnavailableError(f"{where} cannot be written: {error.strerror}; {fix}") from None
+
+
+def _say(folder: Path, again: str) -> None:
+    if (folder / "recipe.json").is_file():
+        begun = (folder / "checkpoint.json").is_file()
+        how = "resume from the last checkpoint" if begun else "no checkpoint yet: start again"
+        print(f"{how} with: {again}", file=sys.stderr, flush=True)
+
+
+def _hook(usual: Any) -> Any:
+    """The thread that writes curves meets a full disk too; the run itself says so."""
+
+    def hook(caught: threading.ExceptHookArgs) -> None:
+        error = caught.exc_value
+        if not (isinstance(error, OSError) and error.errno in DISK_FAULTS):
+            usual(caught)
+
+    return hook

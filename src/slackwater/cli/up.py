@@ -56,8 +56,7 @@ def settings_table(
 @with_up_options
 def up(ctx: typer.Context, options: UpOptions) -> int:
     """Start the service: prints its URL and a key, runs until Ctrl-C or `slackwater down`."""
-    from slackwater.cli.background_start import start_behind
-    from slackwater.cli.failed_start import removing_failed_start
+    from slackwater.cli.background_start import removing_failed_start, start_behind
     from slackwater.cli.preflight import check_device, check_models
     from slackwater.cli.service_process import run_service
     from slackwater.runtime.launch.fleet_file import read_fleet_file

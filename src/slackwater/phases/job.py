@@ -1,6 +1,7 @@
 """This process's job and phase: one permit at a time, returned however the phase ends."""
 
 import atexit
+import concurrent.futures
 import contextlib
 import logging
 import os
@@ -8,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +17,41 @@ from types import FrameType
 from typing import Any
 
 from slackwater.model.errors import ConfigError, RefusedError, SlackwaterError
-from slackwater.phases.awaited import is_awaited
 from slackwater.phases.client import JobAsked, NoService, PermitClient, PermitPort, PhasePermit
+
+
+def is_awaited(thread: threading.Thread, *, by: threading.Thread) -> bool:
+    """Whether `by` joins the thread or awaits a future that it computes.
+
+    Other ways to wait (a queue, an event, a task) are invisible here.
+    """
+    computes = {id(future) for future in _futures_of(thread)}
+    for frame in _frames(by):
+        name, known = frame.f_code.co_name, frame.f_locals
+        owner = known.get("self")
+        if name == "join" and owner is thread:
+            return True
+        if name in ("result", "exception") and id(owner) in computes:
+            return True
+        if name in ("wait", "as_completed") and computes & {id(f) for f in known.get("fs", ())}:
+            return True
+    return False
+
+
+def _futures_of(thread: threading.Thread) -> Iterator[concurrent.futures.Future[object]]:
+    """Those that the thread, of a pool, computes now."""
+    for frame in _frames(thread):
+        future = getattr(frame.f_locals.get("self"), "future", None)
+        if isinstance(future, concurrent.futures.Future):
+            yield future
+
+
+def _frames(thread: threading.Thread) -> Iterator[FrameType]:
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
 
 logger = logging.getLogger(__name__)
 

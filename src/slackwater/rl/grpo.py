@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tinker
 
-from slackwater.rl.action_thread import ActionThread
+from slackwater.rl.actions import ActionThread
 from slackwater.rl.advantages import (
     farthest_apart,
     group_advantages,
@@ -22,10 +22,9 @@ from slackwater.rl.advantages import (
 from slackwater.rl.environments import playable
 from slackwater.rl.prompt_order import PromptOrder, PromptUse
 from slackwater.rl.recipe import Recipe
-from slackwater.rl.rollout import Rollout, TrajectoryGroup
+from slackwater.rl.rollout import Rollout, Trajectory, TrajectoryGroup
 from slackwater.rl.run_directory import RunCheckpoint, RunDirectory
 from slackwater.rl.text import TextRenderer, text_of
-from slackwater.rl.trajectory import Trajectory
 
 ADAM_EPS = 1e-8
 Watch = Callable[[int, dict[str, float]], None]

@@ -30,7 +30,6 @@ from typing import NamedTuple, NoReturn
 
 from slackwater.model.errors import RefusedError, UnavailableError
 from slackwater.sandbox import linux, process_tree
-from slackwater.sandbox.descriptors import readable, received, whole
 from slackwater.sandbox.launch import (
     FIRST_INPUT,
     Launch,
@@ -39,6 +38,9 @@ from slackwater.sandbox.launch import (
     close_all_but,
     have_own_network,
     make_pipes,
+    readable,
+    received,
+    whole,
 )
 from slackwater.sandbox.system_calls import filter_program
 

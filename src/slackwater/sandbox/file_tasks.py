@@ -7,10 +7,9 @@ from typing import Any, TypeAlias
 
 from slackwater.model.errors import RefusedError
 from slackwater.sandbox import linux
-from slackwater.sandbox.disk_usage import disk_bytes
 from slackwater.sandbox.limits import CopyLimits
 from slackwater.sandbox.tree_copy import TreeCopier
-from slackwater.sandbox.trees import delete_tree, give_tree, open_folder
+from slackwater.sandbox.trees import delete_tree, disk_bytes, give_tree, open_folder
 
 # Arguments and results cross a pipe: numbers, text, bytes, None, and lists and dicts of them.
 Arguments: TypeAlias = Mapping[str, Any]

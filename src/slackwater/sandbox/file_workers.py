@@ -21,9 +21,8 @@ from typing import Any, NoReturn, Protocol
 
 from slackwater.model.errors import UnavailableError
 from slackwater.sandbox import linux, process_tree
-from slackwater.sandbox.descriptors import whole
 from slackwater.sandbox.file_tasks import TASKS, Arguments
-from slackwater.sandbox.launch import close_all_but
+from slackwater.sandbox.launch import close_all_but, whole
 from slackwater.sandbox.trees import TooDeepError
 
 logger = logging.getLogger(__name__)

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from slackwater.model.errors import UnavailableError
 from slackwater.sandbox import linux, process_tree
 from slackwater.sandbox.launch import LAUNCHER_VARIABLES
-from slackwater.sandbox.mount_maker import MountMaker
-from slackwater.sandbox.mounts import Mounts
+from slackwater.sandbox.mounts import MountMaker, Mounts
 
 _READY_WITHIN_S = 20.0
 _HOLDER = "SLACKWATER_HOLDER"

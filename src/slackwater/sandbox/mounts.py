@@ -1,12 +1,22 @@
 """The mounts of root's plain process: private temporary folders."""
 
 import contextlib
+import gc
+import marshal
 import os
+import select
+import signal
+import socket
+import struct
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
-from slackwater.sandbox import linux
+from slackwater.model.errors import UnavailableError
+from slackwater.sandbox import linux, process_tree
+from slackwater.sandbox.launch import close_all_but, received, whole
 
 SHARED_TMP = ("/tmp", "/var/tmp", "/dev/shm")
 # What is written to a cover stays in memory, on the account of some action, for as long as the
@@ -92,3 +102,139 @@ def barrier_of(folder: Path) -> Path | None:
         if not above.stat().st_mode & 0o001:
             return above
     return None
+
+
+_ORDER = struct.Struct("<cii")  # what, of which number, length of the rest
+_ANSWER = struct.Struct("<ii")  # of which number, length of why not
+_MAKE, _FORGET = b"m", b"f"
+_ANSWER_WITHIN_S = 20.0
+
+
+class MountMaker:
+    """The supervisor's end; the process starts on first use, and again if it was killed."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+        self._pid = -1
+        self._number = 0
+        self._asked: set[int] = set()
+        self._made: dict[int, int] = {}
+        self._failed: dict[int, str] = {}
+
+    def ask(self, mounts: Mounts) -> int:
+        """Have mounts made; a number by which they can be taken."""
+        self._number += 1
+        shown = [(str(one.barrier), str(one.folder)) for one in mounts.shown]
+        body = marshal.dumps((str(mounts.folder), str(mounts.own_tmp), shown))
+        order = _ORDER.pack(_MAKE, self._number, len(body)) + body
+        try:
+            self._running().sendall(order)
+        except OSError:
+            self.close()
+            self._running().sendall(order)
+        self._asked.add(self._number)
+        with contextlib.suppress(UnavailableError):  # whoever takes them will hear
+            while select.select([self._running()], [], [], 0)[0]:
+                self._hear()
+        return self._number
+
+    def take(self, number: int) -> int:
+        """A descriptor of the mounts, the caller's from now on; waits until they are made."""
+        while number in self._asked:
+            self._hear()
+        if number in self._made:
+            return self._made.pop(number)
+        why = self._failed.pop(number, "who makes them has gone")
+        raise UnavailableError(f"no mounts can be made: {why}")
+
+    def forget(self, number: int) -> None:
+        """Nobody needs them any more; who has a descriptor of them closes it first."""
+        self._asked.discard(number)
+        self._failed.pop(number, None)
+        if number in self._made:
+            os.close(self._made.pop(number))
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.sendall(_ORDER.pack(_FORGET, number, 0))
+
+    def close(self) -> None:
+        """End the process; mounts live on as long as somebody has them open."""
+        self._asked.clear()
+        if self._socket is None:
+            return
+        self._socket.close()
+        self._socket = None
+        process_tree.kill(self._pid)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+        process_tree.helpers.discard(self._pid)
+
+    def _running(self) -> socket.socket:
+        if self._socket is None:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            pid = os.fork()
+            if pid == 0:
+                ours.close()
+                _live(theirs)
+            theirs.close()
+            ours.settimeout(_ANSWER_WITHIN_S)
+            self._socket, self._pid = ours, pid
+            process_tree.helpers.add(pid)
+        return self._socket
+
+    def _hear(self) -> None:
+        """The next answer, whoever it is for."""
+        ends = self._running()
+        try:
+            head, descriptors = received(ends, _ANSWER.size)
+            head += whole(ends, _ANSWER.size - len(head))
+            number, length = _ANSWER.unpack(head)
+            why = whole(ends, length).decode(errors="replace")
+        except (OSError, UnavailableError) as error:
+            self.close()
+            raise UnavailableError(f"no mounts can be made: {error}") from None
+        if number not in self._asked:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            return
+        self._asked.discard(number)
+        if descriptors:
+            self._made[number] = descriptors[0]
+        else:
+            self._failed[number] = why
+
+
+def _live(ends: socket.socket) -> NoReturn:
+    """The process itself, until the supervisor's end is closed."""
+    try:
+        linux.die_with_parent(signal.SIGKILL)
+        close_all_but(ends.fileno())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        os.umask(0o022)  # others pass through the folders that are made on the way
+        gc.disable()  # a collection would touch, and so copy, every page
+        sys.path.clear()  # in an environment's mounts, nothing may be imported
+        home = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        held: dict[int, int] = {}
+        while True:
+            kind, number, length = _ORDER.unpack(whole(ends, _ORDER.size))
+            body = whole(ends, length)
+            if kind == _MAKE:
+                _make(ends, number, body, held)
+                linux.enter(home, linux.CLONE_NEWNS)
+            elif number in held:
+                os.close(held.pop(number))
+    finally:
+        os._exit(0)
+
+
+def _make(ends: socket.socket, number: int, body: bytes, held: dict[int, int]) -> None:
+    folder, own_tmp, shown = marshal.loads(body)
+    uncovered = tuple(UnreachableFolder(Path(barrier), Path(seen)) for barrier, seen in shown)
+    try:
+        Mounts(Path(folder), Path(own_tmp), uncovered).make()
+        held[number] = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        socket.send_fds(ends, [_ANSWER.pack(number, 0)], [held[number]])
+    except OSError as error:
+        why = str(error).encode()[:4000]
+        ends.sendall(_ANSWER.pack(number, len(why)) + why)

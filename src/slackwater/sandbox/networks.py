@@ -19,9 +19,8 @@ from typing import NoReturn
 from slackwater.model.endpoint import Endpoint
 from slackwater.model.errors import RefusedError, UnavailableError
 from slackwater.sandbox import linux, process_tree
-from slackwater.sandbox.descriptors import received
 from slackwater.sandbox.egress_proxy import EgressProxy
-from slackwater.sandbox.launch import close_all_but
+from slackwater.sandbox.launch import close_all_but, received
 from slackwater.sandbox.system_calls import filter_program
 
 PROXY_PORT = 3128

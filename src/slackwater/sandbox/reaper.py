@@ -15,7 +15,6 @@ from typing import NoReturn
 
 from slackwater.model.errors import RefusedError, UnavailableError
 from slackwater.sandbox import linux, process_tree
-from slackwater.sandbox.descriptors import received, whole
 from slackwater.sandbox.launch import (
     ChildPipes,
     Launch,
@@ -25,6 +24,8 @@ from slackwater.sandbox.launch import (
     close_all_but,
     heard_from,
     make_pipes,
+    received,
+    whole,
 )
 
 _STARTED = struct.Struct("<i")

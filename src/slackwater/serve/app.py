@@ -23,12 +23,10 @@ from slackwater.serve.http.limits import BodyLimits
 from slackwater.serve.openai.api import OpenAiFace, openai_routes
 from slackwater.serve.openai.extras import extra_routes, refused_routes
 from slackwater.serve.operator.coschedule import coschedule_routes
-from slackwater.serve.operator.instances import instance_routes
+from slackwater.serve.operator.instances import instance_routes, node_routes
 from slackwater.serve.operator.jobs import job_routes
-from slackwater.serve.operator.nodes import node_routes
 from slackwater.serve.operator.status import operator_routes
-from slackwater.serve.tinker.downloads import Downloads, download_routes
-from slackwater.serve.tinker.records import record_routes
+from slackwater.serve.tinker.records import Downloads, download_routes, record_routes
 from slackwater.serve.tinker.rest import RestFace, checkpoint_change_routes, rest_routes
 from slackwater.serve.tinker.sampling import SamplingFace, future_routes, sampling_routes
 from slackwater.serve.tinker.service import service_routes

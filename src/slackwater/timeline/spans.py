@@ -51,3 +51,79 @@ class Timeline:
     rentals: tuple[Rental, ...] = ()
     cost_steps: tuple[CostStep, ...] = ()
     about: Mapping[str, str | int] = field(default_factory=dict)
+
+
+_MOST_SPANS = 200_000
+
+
+@dataclass(slots=True)
+class _Held:
+    job: JobId
+    phase: Phase
+    nodes: tuple[NodeId, ...]
+    since_s: float
+    about: Mapping[str, float]
+    tail: bool = False
+
+
+class PermitSpans:
+    """Fed with permits as they are granted, shrunk and returned; `nodes` exist from `start_s`."""
+
+    def __init__(self, nodes: tuple[NodeId, ...], start_s: float) -> None:
+        self._nodes = nodes
+        self._start_s = start_s
+        self._held: dict[int, _Held] = {}
+        self._busy_s: dict[NodeId, float] = dict.fromkeys(nodes, 0.0)
+        self.spans: list[Span] = []
+
+    def given(
+        self,
+        permit: int,
+        job: JobId,
+        phase: Phase,
+        nodes: tuple[NodeId, ...],
+        now_s: float,
+        about: Mapping[str, float] | None = None,
+    ) -> None:
+        """A phase begins; `about` are figures to show beside it."""
+        self._held[permit] = _Held(job, phase, nodes, now_s, about or {})
+
+    def shrunk(self, permit: int, now_s: float) -> None:
+        """Only its tail is left."""
+        held = self._held.get(permit)
+        if held is not None:
+            self._cut(held, now_s)
+            held.since_s, held.tail = now_s, True
+
+    def back(self, permit: int, now_s: float) -> None:
+        """It is over."""
+        held = self._held.pop(permit, None)
+        if held is not None:
+            self._cut(held, now_s)
+
+    def _cut(self, held: _Held, now_s: float) -> None:
+        for node in held.nodes:
+            if not held.tail and node in self._busy_s:
+                self._busy_s[node] += now_s - held.since_s
+            if len(self.spans) < _MOST_SPANS:
+                kind: Literal["run", "tail"] = "tail" if held.tail else "run"
+                start_s, end_s = held.since_s - self._start_s, now_s - self._start_s
+                whose = (node, held.job, held.phase)
+                self.spans.append(Span(*whose, start_s, end_s, kind, held.about))
+
+    def utilisation(self, node: NodeId, now_s: float) -> float:
+        """The share of its time in which a phase held the node."""
+        running_s = sum(
+            now_s - held.since_s
+            for held in self._held.values()
+            if node in held.nodes and not held.tail
+        )
+        lived_s = max(now_s - self._start_s, 1e-9)
+        return min((self._busy_s.get(node, 0.0) + running_s) / lived_s, 1.0)
+
+    def timeline(self, label: str, title: str, now_s: float) -> Timeline:
+        """The run so far, to be drawn."""
+        end_s = now_s - self._start_s
+        rentals = tuple(Rental(node, 0.0, end_s) for node in self._nodes)
+        about = {"nodes": len(self._nodes), "permits": len(self.spans)}
+        return Timeline(label, title, "", end_s, 0.0, tuple(self.spans), rentals, (), about)

@@ -10,8 +10,10 @@ import logging
 import torch
 
 from slackwater.engine.coserving.executor import CoservingStep
+from slackwater.engine.coserving.token_times import ServedTimes
 from slackwater.engine.request import GenerationRequest
 from slackwater.model.errors import SlackwaterError
+from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.modes import MODES
 from slackwater.wire import lending, messages
 from slackwater.worker.connection import Connection, DisconnectedError, HasFileno
@@ -22,8 +24,24 @@ from slackwater.worker.files import node_files
 from slackwater.worker.loan import Activation, LentDevice, Loan, SharedDesk
 from slackwater.worker.process import base_parser, dial, pin, run_worker, secret
 from slackwater.worker.serving_device import build
-from slackwater.worker.slo_counts import SloCounts
 from slackwater.worker.weight_lane import WeightLane
+
+
+class SloCounts:
+    """Counted since the start; the control plane makes minutes of it."""
+
+    def __init__(self, slo: ServingSlo) -> None:
+        self._slo = slo
+        self._requests = self._met = 0
+
+    def count(self, times: ServedTimes) -> None:
+        """A request has ended."""
+        self._requests += 1
+        self._met += self._slo.met(times.ttft_s, times.tpot_s)
+
+    def gauges(self) -> dict[str, float]:
+        return {"slo_requests": float(self._requests), "slo_met": float(self._met)}
+
 
 logger = logging.getLogger(__name__)
 

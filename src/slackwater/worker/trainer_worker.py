@@ -11,7 +11,7 @@ from slackwater.model.errors import NotFoundError, SlackwaterError, UnavailableE
 from slackwater.nets.lora import LoraSpec
 from slackwater.training.datum import Datum
 from slackwater.training.trainer import Trainer
-from slackwater.weights.relay.stocker import RelayStocker
+from slackwater.weights.relay.publisher import RelayStocker
 from slackwater.wire import messages
 from slackwater.wire.batches import (
     Array,

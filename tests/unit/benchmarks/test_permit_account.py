@@ -6,7 +6,7 @@ from benchmarks.coscheduling.permit_account import Stretch, account, stretches
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import Phase
 from slackwater.timeline.perfetto import trace_json
-from slackwater.timeline.permit_spans import PermitSpans
+from slackwater.timeline.spans import PermitSpans
 
 
 def test_phases_waits_and_hand_overs_of_a_job_add_up_to_its_cycle() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from slackwater.cli.demo_display import demo_table
 from slackwater.cli.demo_figures import TypicalIteration, WatchedJob, sharing_figures
-from slackwater.cli.demo_table import demo_table
 
 
 def watched(

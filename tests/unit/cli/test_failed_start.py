@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from slackwater.cli import up as up_command
-from slackwater.cli.failed_start import removing_failed_start
+from slackwater.cli.background_start import removing_failed_start
 from slackwater.model.errors import RefusedError
 
 BARE = ("--engines", "0", "--trainers", "0", "--sandboxes", "1", "--sandbox-backend", "process")

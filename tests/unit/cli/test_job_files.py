@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from slackwater.cli.job_files import read_job_file
+from slackwater.cli.job import read_job_file
 from slackwater.model.errors import ConfigError
 
 WRONG = {

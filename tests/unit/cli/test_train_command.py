@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from slackwater.cli.resuming import command_of, saying_how_to_resume
-from slackwater.cli.train import reward_summary
+from slackwater.cli.train import command_of, reward_summary, saying_how_to_resume
 from slackwater.cli.train_display import display, watch_stalls
 from slackwater.model.errors import ConfigError, UnavailableError
 
@@ -27,7 +26,7 @@ def test_the_command_to_resume_has_the_options_and_no_key() -> None:
 
 SCRIPT = """
 import pathlib, signal, sys, time
-from slackwater.cli.resuming import saying_how_to_resume
+from slackwater.cli.train import saying_how_to_resume
 folder = pathlib.Path(sys.argv[1])
 with saying_how_to_resume(folder, sys.argv[2]):
     (folder / "recipe.json").touch()

@@ -73,7 +73,7 @@ def read_service(text: str, file: Path) -> None:
 
 
 def read_job(text: str, file: Path) -> None:
-    from slackwater.cli.job_files import read_job_file
+    from slackwater.cli.job import read_job_file
 
     read_job_file(file)
 

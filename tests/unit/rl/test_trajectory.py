@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import transformers
 
+from slackwater.rl.rollout import Trajectory
 from slackwater.rl.text import ChatText, PlainText, text_of
-from slackwater.rl.trajectory import Trajectory
 from slackwater.zoo.tiny import CHAT_TEMPLATE, byte_tokenizer
 
 END = 258

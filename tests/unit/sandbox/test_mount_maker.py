@@ -13,8 +13,7 @@ from sandbox_stage import a_stage
 from slackwater.model.errors import UnavailableError
 from slackwater.sandbox import linux, process_tree
 from slackwater.sandbox.launch import can_have_namespaces
-from slackwater.sandbox.mount_maker import MountMaker
-from slackwater.sandbox.mounts import Mounts
+from slackwater.sandbox.mounts import MountMaker, Mounts
 
 pytestmark = pytest.mark.skipif(
     os.getuid() != 0 or not can_have_namespaces(), reason="only root can make mounts"

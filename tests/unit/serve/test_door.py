@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 
-from slackwater.serve.http.loop_throttle import LoopThrottle
-from slackwater.serve.http.throttled_acceptor import ThrottledAcceptor
+from slackwater.serve.http.throttled_acceptor import LoopThrottle, ThrottledAcceptor
 
 MANY = 200
 

@@ -12,7 +12,7 @@ from slackwater.model.errors import UnavailableError
 from slackwater.runtime.services.helper_processes import HelperProcesses
 from slackwater.serve.http.body_reader import MAX_VALUES, InvalidBody, ParsedBody, read
 from slackwater.serve.openai.bodies import ChatBody, CompletionBody
-from slackwater.serve.openai.json_text import sliced_json
+from slackwater.serve.openai.event_stream import sliced_json
 from slackwater.serve.tinker.bodies import SampleBody
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from slackwater.model.ids import TenantId
 from slackwater.runtime.services.loop_shares import LoopShares
+from slackwater.serve.http.body_reader import lone_surrogate
 from slackwater.serve.http.limits import BodyLimits
-from slackwater.serve.http.surrogates import lone_surrogate
 
 
 def call(

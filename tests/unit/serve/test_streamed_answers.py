@@ -15,10 +15,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from slackwater.model.ids import TurnId
 from slackwater.model.turn import FinishReason
 from slackwater.runtime.executors.engines import TurnResult, TurnTokens
-from slackwater.serve.openai.answers import ResponseWriter
+from slackwater.serve.openai.answers import ChatAnswers, CompletionAnswers, ResponseWriter
 from slackwater.serve.openai.bodies import ChatBody, ChatMessage, CompletionBody
-from slackwater.serve.openai.chat_answers import ChatAnswers
-from slackwater.serve.openai.completion_answers import CompletionAnswers
 from slackwater.serve.openai.generation import ChoiceDelta, FinishedChoice
 from slackwater.serve.openai.text import TextCodec, TextStream
 from slackwater.zoo.tiny import byte_tokenizer

@@ -10,15 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.grammar.compiled import check
+from slackwater.grammar.guides import check
 from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.model.sampling import Grammar
-from slackwater.serve.openai.tool_calls import CallStream, ToolCall, read_calls
 from slackwater.serve.openai.tools import (
+    CallStream,
     Function,
     Tool,
+    ToolCall,
     ToolChoice,
     ToolPlan,
+    read_calls,
     told_by_message,
     with_read_arguments,
 )

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import Phase
-from slackwater.timeline.node_strips import node_strips
-from slackwater.timeline.plot import comparison_image, job_colours, timeline_image
+from slackwater.timeline.plot import comparison_image, job_colours, node_strips, timeline_image
 from slackwater.timeline.spans import Rental, Span
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from slackwater.model.errors import RefusedError
 from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.relay.node_relay import NodeRelay
-from slackwater.weights.relay.stocker import RelayStocker
+from slackwater.weights.relay.publisher import RelayStocker
 from slackwater.wire import messages
 from slackwater.worker.publishing import VersionPublisher
 

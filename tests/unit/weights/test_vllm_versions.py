@@ -13,7 +13,7 @@ from slackwater.nets.loading import load_net, net_tensors
 from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.relay.host_copy import host_version
 from slackwater.weights.relay.node_relay import NodeRelay
-from slackwater.weights.relay.stocker import RelayStocker
+from slackwater.weights.relay.publisher import RelayStocker
 from slackwater.worker.published import lora_meta
 from slackwater.worker.vllm.versions import VersionDirectories
 from slackwater.worker.weight_lane import WeightLane

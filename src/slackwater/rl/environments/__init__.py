@@ -1,7 +1,7 @@
 """Verifiable tasks without data: a prompt is a number that determines the task."""
 
 from slackwater.model.errors import ConfigError
-from slackwater.rl.action_thread import ActionThread
+from slackwater.rl.actions import ActionThread
 from slackwater.rl.environments.arithmetic import Arithmetic
 from slackwater.rl.environments.coding import Coding
 from slackwater.rl.environments.copy_digits import CopyDigits

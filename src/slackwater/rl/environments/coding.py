@@ -6,8 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from slackwater.rl.action_thread import ActionThread
-from slackwater.rl.actions import ActionClient
+from slackwater.rl.actions import ActionClient, ActionThread
 from slackwater.rl.environments.episode import EnvironmentReply, at_least
 
 OPERATIONS = {"add": "+", "sub": "-", "mul": "*"}

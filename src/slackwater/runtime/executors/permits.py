@@ -16,7 +16,7 @@ from slackwater.model.placement import Phase
 from slackwater.runtime.fleet_runtime import FleetRuntime
 from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.priority import UninterruptedSection
-from slackwater.timeline.permit_spans import PermitSpans
+from slackwater.timeline.spans import PermitSpans
 
 logger = logging.getLogger(__name__)
 

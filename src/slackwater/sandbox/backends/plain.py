@@ -13,8 +13,7 @@ from slackwater.sandbox.backends.port import Guarantee, Order, hidden_pythons, v
 from slackwater.sandbox.environment import Environment
 from slackwater.sandbox.held import HeldMounts
 from slackwater.sandbox.launch import Launch
-from slackwater.sandbox.mount_maker import MountMaker
-from slackwater.sandbox.mounts import Mounts
+from slackwater.sandbox.mounts import MountMaker, Mounts
 from slackwater.sandbox.networks import Networks, granted
 
 _WITH_USERS: frozenset[Guarantee] = frozenset(("neighbours' files", "signals", "leftovers"))

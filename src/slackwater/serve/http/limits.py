@@ -15,10 +15,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from slackwater.model.ids import TenantId
 from slackwater.runtime.services.loop_shares import LoopShares
+from slackwater.serve.http.body_reader import lone_surrogate
 from slackwater.serve.http.encodings import RefusedBodyError, decompress, encoding_of
 from slackwater.serve.http.errors import error_body
 from slackwater.serve.http.large_bodies import BODY, LARGE_JSON_BYTES, TENANT
-from slackwater.serve.http.surrogates import lone_surrogate
 
 _STRANGERS_BYTES = LARGE_JSON_BYTES  # what may be sent without a key that is known
 _JOINED_ELSEWHERE_BYTES = 1 << 20  # from here on `join` lets other threads go on

@@ -18,8 +18,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from slackwater.model.errors import RefusedError
 from slackwater.runtime.plane import ControlPlane
 from slackwater.serve.http.errors import error_body
-from slackwater.serve.http.loop_throttle import LoopThrottle
-from slackwater.serve.http.throttled_acceptor import AT_ONCE, AT_ONCE_ALONE, ThrottledAcceptor
+from slackwater.serve.http.throttled_acceptor import (
+    AT_ONCE,
+    AT_ONCE_ALONE,
+    LoopThrottle,
+    ThrottledAcceptor,
+)
 
 HEAD_DEADLINE_S = 10.0
 MAX_HEAD_BYTES = 64 << 10

@@ -5,13 +5,15 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from slackwater.model.turn import FinishReason
 from slackwater.runtime.executors.engines import TurnResult
-from slackwater.serve.openai.bodies import GenerationBody
+from slackwater.serve.openai.bodies import ChatBody, CompletionBody, GenerationBody
 from slackwater.serve.openai.generation import ChoiceDelta, FinishedChoice
-from slackwater.serve.openai.text import TextCodec, TextStream
-from slackwater.serve.openai.token_offsets import TokenOffsets
+from slackwater.serve.openai.text import TextCodec, TextStream, TokenOffsets
+from slackwater.serve.openai.tools import CallStream, ToolPlan, read_calls
 
 Top = Sequence[tuple[int, float]]
 
@@ -211,3 +213,185 @@ class ResponseWriter(ABC):
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {**self._head, "object": self.object_chunk, "choices": choices}
+
+
+class CompletionAnswers(ResponseWriter):
+    """`/v1/completions`."""
+
+    prefix = "cmpl"
+    object_whole = object_chunk = "text_completion"
+
+    def __init__(
+        self, body: CompletionBody, codec: TextCodec, prompts: Sequence[Sequence[int]]
+    ) -> None:
+        super().__init__(body, codec, prompts)
+        self.body = body
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.body.logprobs is not None
+
+    @property
+    def only_text(self) -> bool:
+        return super().only_text and not self.body.echo
+
+    def whole(self, results: Sequence[TurnResult]) -> dict[str, Any]:
+        return super().whole([self._wanted(result) for result in results])
+
+    def piece(self, event: ChoiceDelta) -> list[dict[str, Any]]:
+        return [] if self.body.only_prompt else super().piece(event)
+
+    def end(self, event: FinishedChoice) -> list[dict[str, Any]]:
+        return super().end(replace(event, result=self._wanted(event.result)))
+
+    def _wanted(self, result: TurnResult) -> TurnResult:
+        """Without the token that was drawn where none was wanted."""
+        if not self.body.only_prompt:
+            return result
+        return replace(result, tokens=[], logprobs=[], topk=[], reason=FinishReason.LENGTH)
+
+    def choice(self, place: int, result: TurnResult, text: str) -> dict[str, Any]:
+        tokens, tops = list(result.tokens), list(result.topk)
+        values: list[float | None] = list(result.logprobs)
+        if self.body.echo:
+            prompt, scores, rows = self._scored(place, result.prompt_logprobs, result.prompt_topk)
+            text = self.codec.decode(prompt, special=True) + text
+            tokens, values, tops = prompt + tokens, scores + values, rows + tops
+        choice: dict[str, Any] = {
+            "index": place,
+            "text": text,
+            "finish_reason": result.reason.value,
+            "logprobs": self.logprobs(place, tokens, values, tops) if self.wants_logprobs else None,
+        }
+        return self.add_ids(choice, place, result)
+
+    def _scored(
+        self, place: int, scores: Sequence[float | None] | None, tops: Sequence[Top | None]
+    ) -> tuple[list[int], list[float | None], list[Top]]:
+        """The prompt's tokens, their scores, and as many alternatives as were asked for."""
+        prompt = list(self.prompts[place])
+        rows: list[Top] = [(row or ())[: self.body.logprobs] for row in tops]
+        rows += [()] * (len(prompt) - len(rows))
+        return prompt, list(scores or [None] * len(prompt)), rows
+
+    def echo(
+        self, place: int, scores: Sequence[float | None] | None, tops: Sequence[Top | None]
+    ) -> list[dict[str, Any]]:
+        if not self.body.echo:
+            return []
+        prompt, values, rows = self._scored(place, scores, tops)
+        said = self.logprobs(place, prompt, values, rows) if self.wants_logprobs else None
+        return [self._chunk([self.delta(place, self.codec.decode(prompt, special=True), said)])]
+
+    def delta(self, place: int, text: str, logprobs: Any) -> dict[str, Any]:
+        return {"index": place, "text": text, "logprobs": logprobs, "finish_reason": None}
+
+    def logprobs(
+        self, place: int, tokens: Sequence[int], values: Sequence[Any], tops: Sequence[Top]
+    ) -> Any:
+        label, spelling = self.codec.token_label, self._spellings[place]
+        top = [{label(token): value for token, value in row} for row in tops]
+        return {
+            "tokens": [label(token) for token in tokens],
+            "token_logprobs": list(values),
+            "top_logprobs": top if any(top) else None,
+            "text_offset": [spelling.offset_of(token) for token in tokens],
+        }
+
+
+class ChatAnswers(ResponseWriter):
+    """`/v1/chat/completions`."""
+
+    prefix = "chatcmpl"
+    object_whole = "chat.completion"
+    object_chunk = "chat.completion.chunk"
+
+    def __init__(
+        self,
+        body: ChatBody,
+        codec: TextCodec,
+        prompts: Sequence[Sequence[int]],
+        plan: ToolPlan | None = None,
+    ) -> None:
+        super().__init__(body, codec, prompts)
+        self.body = body
+        self._plan = plan
+        self._calls = [] if plan is None else [CallStream(plan) for _ in prompts]
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return bool(self.body.logprobs)
+
+    def choice(self, place: int, result: TurnResult, text: str) -> dict[str, Any]:
+        said = None
+        if self.wants_logprobs:
+            said = self.logprobs(place, result.tokens, result.logprobs, result.topk)
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        reason = result.reason.value
+        if self._plan is not None:
+            content, calls = read_calls(text, self._plan)
+            if calls:
+                message["content"] = content or None
+                message["tool_calls"] = [call.shown() for call in calls]
+                reason = self._reason_of_calls(reason)
+        choice: dict[str, Any] = {
+            "index": place,
+            "message": message,
+            "finish_reason": reason,
+            "logprobs": said,
+        }
+        return self.add_ids(choice, place, result)
+
+    def _reason_of_calls(self, reason: str) -> str:
+        """A call that was asked for by name ends as any answer, says OpenAI."""
+        assert self._plan is not None
+        return "tool_calls" if self._plan.only is None and reason == "stop" else reason
+
+    @property
+    def only_text(self) -> bool:
+        return super().only_text and self._plan is None
+
+    def last_delta(self, place: int) -> dict[str, Any]:
+        return self._cut(place, "", None, final=True)
+
+    def reason(self, place: int, result: TurnResult) -> str:
+        called = self._plan is not None and self._calls[place].count
+        return self._reason_of_calls(result.reason.value) if called else result.reason.value
+
+    def _cut(self, place: int, text: str, logprobs: Any, *, final: bool) -> dict[str, Any]:
+        """A delta with what is said and the calls that are complete."""
+        delta: dict[str, Any] = {}
+        if self._plan is not None:
+            first = self._calls[place].count
+            text, calls = self._calls[place].feed(text, final=final)
+            if calls:
+                numbered = enumerate(calls, first)
+                delta["tool_calls"] = [{"index": at, **call.shown()} for at, call in numbered]
+        if text:
+            delta["content"] = text
+        return {"index": place, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+
+    def opening(self) -> list[dict[str, Any]]:
+        first = {"role": "assistant", "content": ""}
+        return [
+            self._chunk([{"index": place, "delta": first, "finish_reason": None}])
+            for place in range(len(self.prompts))
+        ]
+
+    def delta(self, place: int, text: str, logprobs: Any) -> dict[str, Any]:
+        return self._cut(place, text, logprobs, final=False)
+
+    def logprobs(
+        self, place: int, tokens: Sequence[int], values: Sequence[Any], tops: Sequence[Top]
+    ) -> Any:
+        rows = [*tops, *[()] * (len(tokens) - len(tops))]
+        content = [
+            self._token(token, value)
+            | {"top_logprobs": [self._token(other, score) for other, score in row]}
+            for token, value, row in zip(tokens, values, rows, strict=True)
+        ]
+        return {"content": content, "refusal": None}
+
+    def _token(self, token: int, value: float) -> dict[str, Any]:
+        text, spelled = self.codec.token_text(token), self.codec.token_bytes(token)
+        return {"token": text, "logprob": value, "bytes": list(spelled)}

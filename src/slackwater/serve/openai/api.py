@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
-from slackwater.grammar.compiled import check
+from slackwater.grammar.guides import check
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import JobId, TenantId
 from slackwater.model.job_life import job_of_key
@@ -22,13 +22,10 @@ from slackwater.runtime.store.base_models import BaseModel
 from slackwater.serve.http.auth import find_job, tenant_reader
 from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.http.limits import arrival_s
-from slackwater.serve.openai.answers import ResponseWriter
+from slackwater.serve.openai.answers import ChatAnswers, CompletionAnswers, ResponseWriter
 from slackwater.serve.openai.bodies import ChatBody, CompletionBody
-from slackwater.serve.openai.chat_answers import ChatAnswers
-from slackwater.serve.openai.completion_answers import CompletionAnswers
-from slackwater.serve.openai.event_stream import EventStream
+from slackwater.serve.openai.event_stream import EventStream, sliced_json
 from slackwater.serve.openai.generation import ChoiceRequest, Generation
-from slackwater.serve.openai.json_text import sliced_json
 from slackwater.serve.openai.models import ModelNames
 from slackwater.serve.openai.prompts import Conversation
 from slackwater.serve.openai.sampling_params import bad_word_tokens, most_tokens, sampling_of

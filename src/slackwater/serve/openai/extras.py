@@ -15,7 +15,7 @@ from slackwater.serve.http.auth import tenant_reader
 from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.openai.api import OpenAiFace
 from slackwater.serve.openai.bodies import ChatMessage, StrictBody
-from slackwater.serve.openai.json_text import sliced_json
+from slackwater.serve.openai.event_stream import sliced_json
 from slackwater.serve.openai.prompts import Conversation
 from slackwater.serve.openai.text import TextCodec
 from slackwater.serve.openai.tools import Tool

@@ -31,7 +31,7 @@ from slackwater.sim.fleet.engines import BASE_MODEL, EngineCommand, SimulatedEng
 from slackwater.sim.fleet.job import SimulatedJob, TurnPlan
 from slackwater.sim.fleet.serving import ServingCommand, SimulatedServing
 from slackwater.sim.fleet.trainers import SimulatedTrainers, TrainerCommand
-from slackwater.timeline.permit_spans import PermitSpans
+from slackwater.timeline.spans import PermitSpans
 
 # Twelve times as long as live, heartbeats too, so that most events are of jobs. Clients here begin
 # while their jobs are still held, so their turns may wait for hours.

@@ -1,5 +1,6 @@
 """Publishes a version's buckets, whole and as deltas since the previous one, then seals it."""
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,6 +18,7 @@ from slackwater.weights.relay.bucket import (
     whole_views,
 )
 from slackwater.weights.relay.bucket_store import BucketKey
+from slackwater.weights.relay.client import Address, RelayClient
 
 
 class PublishTarget(Protocol):
@@ -78,3 +80,24 @@ def publish(
     )
     target.seal(manifest)
     return manifest
+
+
+_BASES = 4  # models whose last version is kept, to find out what changed
+
+
+class RelayStocker:
+    """For one thread. What it stocked goes when the weight director says so."""
+
+    def __init__(self, relay: Address, secret: bytes, bucket_bytes: int = BUCKET_BYTES) -> None:
+        self._relay, self._secret, self._bucket_bytes = relay, secret, bucket_bytes
+        self._last: OrderedDict[str, HostVersion] = OrderedDict()
+
+    def stock(self, line: str, new: HostVersion) -> Manifest:
+        """Put the next version of the model `line` there; visible when all of it is."""
+        base = self._last.pop(line, None)
+        with RelayClient(self._relay, self._secret) as client:
+            manifest = publish(client, new, base, self._bucket_bytes)
+        self._last[line] = new
+        while len(self._last) > _BASES:
+            self._last.popitem(last=False)
+        return manifest

@@ -16,8 +16,7 @@ from slackwater.policy.weights.pull_route import Delta, PullRoute, PullRoutePoli
 from slackwater.weights.delta.checksum import RunningSum
 from slackwater.weights.delta.frame import DeltaError, refused
 from slackwater.weights.relay import protocol as say
-from slackwater.weights.relay.agent import Agent, Memory
-from slackwater.weights.relay.arrival import PayloadReceipt
+from slackwater.weights.relay.agent import Agent, Memory, PayloadReceipt
 from slackwater.weights.relay.bucket import (
     Bytes,
     Manifest,

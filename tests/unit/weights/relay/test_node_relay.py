@@ -25,7 +25,7 @@ from slackwater.weights.relay.host_copy import host_version
 from slackwater.weights.relay.manifest import Manifest
 from slackwater.weights.relay.node_relay import FetchOutcome, NodeRelay
 from slackwater.weights.relay.peers import RelayPeer
-from slackwater.weights.relay.stocker import RelayStocker
+from slackwater.weights.relay.publisher import RelayStocker
 from slackwater.worker.weight_lane import WeightLane
 
 DEADLINE_S = 120.0

@@ -22,8 +22,8 @@ from slackwater.model.errors import NotFoundError, RefusedError, UnavailableErro
 from slackwater.model.payload import Payload
 from slackwater.weights.relay.host_copy import host_version, torch_tensors
 from slackwater.weights.relay.node_relay import NodeRelay
+from slackwater.weights.relay.publisher import RelayStocker
 from slackwater.weights.relay.pull_process import PullProcess
-from slackwater.weights.relay.stocker import RelayStocker
 
 DEADLINE_S = 120.0
 ON_LINUX = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads /proc")
