@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from slackwater.model.action import Limit
@@ -21,7 +21,7 @@ from slackwater.serve.actions.bodies import (
     LimitBody,
     SnapshotBody,
 )
-from slackwater.serve.http.auth import tenant_reader
+from slackwater.serve.http.auth import Caller, require_operator
 from slackwater.serve.http.large_bodies import LargeBodyRoute
 
 PATH = "/slackwater/actions"
@@ -107,29 +107,28 @@ async def environment_closed(plane: ControlPlane, name: str, tenant: TenantId) -
 
 def action_routes(plane: ControlPlane) -> APIRouter:
     router = APIRouter(route_class=LargeBodyRoute, prefix=PATH, tags=["actions"])
-    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
     actions = plane.actions
 
     @router.post("", response_model=None, responses=LATER)
-    async def submit(body: ActionBody, tenant: caller) -> Response:
+    async def submit(body: ActionBody, tenant: Caller) -> Response:
         """Submit an action: 200 with its outcome, or 202 with its name once `wait_s` has passed."""
         return await submitted(plane, body, tenant)
 
     @router.get("")
-    async def top(tenant: caller) -> dict[str, Any]:
+    async def top(tenant: Caller) -> dict[str, Any]:
         """Running, waiting and recent actions of all tenants; only the operator sees commands."""
         found = actions.top()
-        if tenant != plane.settings.tenants[0]:
+        if not plane.is_operator(tenant):
             found["live"] = found["ended"] = []
         return found
 
     @router.get("/{action}", response_model=None, responses=LATER)
-    async def result(action: str, tenant: caller, wait_s: Hold = 0.0) -> Response:
+    async def result(action: str, tenant: Caller, wait_s: Hold = 0.0) -> Response:
         """The outcome, or how far it is after `wait_s`."""
         return await _answer(plane, tenant, known_as(tenant, action), wait_s)
 
     @router.get("/{action}/output", response_model=None)
-    async def output(action: str, tenant: caller) -> Response:
+    async def output(action: str, tenant: Caller) -> Response:
         """Output of a `stream` action as JSON lines; the last line holds its outcome."""
         name = known_as(tenant, action)
         await actions.result(tenant, name, 0.0)  # refuses what is not the caller's
@@ -146,7 +145,7 @@ def action_routes(plane: ControlPlane) -> APIRouter:
         return StreamingResponse(lines(), media_type="application/x-ndjson")
 
     @router.post("/{action}/cancel")
-    async def cancel(action: str, tenant: caller) -> dict[str, str]:
+    async def cancel(action: str, tenant: Caller) -> dict[str, str]:
         """Give it up: if it runs it is killed, with everything that it started."""
         actions.cancel(tenant, known_as(tenant, action))
         return {"action": action}
@@ -156,17 +155,16 @@ def action_routes(plane: ControlPlane) -> APIRouter:
 
 def permit_routes(plane: ControlPlane) -> APIRouter:
     router = APIRouter(route_class=LargeBodyRoute, prefix=PATH, tags=["actions"])
-    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
     actions = plane.actions
 
     @router.post("/{action}/held", response_model=None, responses=LATER)
-    async def held(action: str, tenant: caller, wait_s: Hold = 25.0) -> Response:
+    async def held(action: str, tenant: Caller, wait_s: Hold = 25.0) -> Response:
         """Wait until a permit is held."""
         is_held = await actions.begun(tenant, known_as(tenant, action), wait_s)
         return JSONResponse({"action": action, "held": is_held}, 200 if is_held else 202)
 
     @router.post("/{action}/done")
-    async def done(action: str, body: DoneBody, tenant: caller) -> dict[str, str]:
+    async def done(action: str, body: DoneBody, tenant: Caller) -> dict[str, str]:
         """Give a permit back."""
         actions.done(tenant, known_as(tenant, action), body.ran_s)
         return {"action": action}
@@ -176,26 +174,25 @@ def permit_routes(plane: ControlPlane) -> APIRouter:
 
 def environment_routes(plane: ControlPlane) -> APIRouter:
     router = APIRouter(route_class=LargeBodyRoute, prefix=ENVIRONMENTS, tags=["actions"])
-    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
     actions = plane.actions
 
     @router.post("", response_model=None, status_code=201, responses=LATER)
-    async def opened(body: EnvironmentBody, tenant: caller) -> Response:
+    async def opened(body: EnvironmentBody, tenant: Caller) -> Response:
         """Ask for an environment; 201 when it is open, 202 if it still waits for room."""
         return await environment_opened(plane, body, tenant)
 
     @router.get("")
-    async def listed(tenant: caller) -> dict[str, list[EnvironmentId]]:
+    async def listed(tenant: Caller) -> dict[str, list[EnvironmentId]]:
         return {"environments": actions.environments(tenant)}
 
     @router.post("/{environment}/snapshot", status_code=201)
-    async def snapshot(environment: str, body: SnapshotBody, tenant: caller) -> dict[str, str]:
+    async def snapshot(environment: str, body: SnapshotBody, tenant: Caller) -> dict[str, str]:
         """Keep what it has now; other environments can begin from it in milliseconds."""
         await actions.snapshot(tenant, EnvironmentId(environment), body.snapshot)
         return {"snapshot": body.snapshot}
 
     @router.delete("/{environment}", response_model=None)
-    async def close(environment: str, tenant: caller) -> Response:
+    async def close(environment: str, tenant: Caller) -> Response:
         """Take it away; actions in it are cancelled."""
         return await environment_closed(plane, environment, tenant)
 
@@ -204,15 +201,11 @@ def environment_routes(plane: ControlPlane) -> APIRouter:
 
 def limit_routes(plane: ControlPlane) -> APIRouter:
     router = APIRouter(route_class=LargeBodyRoute, prefix="/slackwater/limits", tags=["actions"])
-    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     @router.put("/{resource}")
-    async def declare(resource: str, body: LimitBody, tenant: caller) -> dict[str, str]:
+    async def declare(resource: str, body: LimitBody, tenant: Caller) -> dict[str, str]:
         """Say how much of an API or a website there is, for all jobs together."""
-        if tenant != plane.settings.tenants[0]:
-            raise RefusedError(
-                f"key: of {tenant}; limits are the operator's, who is {plane.settings.tenants[0]}"
-            )
+        require_operator(plane, tenant, "limits")
         name = ResourceName(resource)
         await plane.actions.declare(Limit(name, body.concurrency, body.quota, body.window_s))
         return {"resource": resource}

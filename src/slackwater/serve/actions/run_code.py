@@ -8,17 +8,16 @@ import base64
 import binascii
 import contextlib
 import secrets
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
-from slackwater.model.ids import TenantId
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.store.action_log import ActionResult
 from slackwater.serve.actions.bodies import ActionBody, EnvironmentBody
 from slackwater.serve.actions.code_body import RunCodeBody
-from slackwater.serve.http.auth import tenant_reader
+from slackwater.serve.http.auth import Caller
 from slackwater.serve.http.large_bodies import LargeBodyRoute
 
 _COMMANDS = {"python": ("main.py", "python3"), "bash": ("main.sh", "bash")}
@@ -79,11 +78,10 @@ def said(result: ActionResult) -> dict[str, Any]:
 
 def run_code_routes(plane: ControlPlane) -> APIRouter:
     router = APIRouter(route_class=LargeBodyRoute, prefix="/slackwater", tags=["actions"])
-    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
     actions = plane.actions
 
     @router.post("/run_code")
-    async def run_code(body: RunCodeBody, tenant: caller) -> dict[str, Any]:
+    async def run_code(body: RunCodeBody, tenant: Caller) -> dict[str, Any]:
         """Run a program with its files, in an environment that goes with it."""
         if not plane.brokers_actions:
             raise RefusedError("this service has no sandboxes: start it with --sandboxes 1")

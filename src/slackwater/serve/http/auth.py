@@ -2,11 +2,14 @@
 
 import base64
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
+from typing import Annotated
 
-from fastapi import Request
+from fastapi import Depends, Request
 
+from slackwater.model.errors import RefusedError
 from slackwater.model.ids import TenantId
+from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.services.tenants import Tenants
 from slackwater.serve.http.errors import UnauthorizedError
 
@@ -40,17 +43,23 @@ def find_job_key(tenants: Tenants, headers: Mapping[str, str]) -> str | None:
     return tenants.job_of_key(_key(headers))
 
 
-def tenant_reader(tenants: Tenants) -> Callable[[Request], Awaitable[TenantId]]:
-    """A dependency that returns the caller's tenant or refuses; async, so it needs no thread."""
+async def read_tenant(request: Request) -> TenantId:
+    """The caller's tenant, or a refusal; async, so it needs no thread."""
+    plane: ControlPlane = request.app.state.plane
+    tenant = find_tenant(plane.tenants, request.headers)
+    if tenant is None:
+        raise UnauthorizedError(
+            "key: none, or not known here; send X-API-Key or Authorization: Bearer with the key "
+            "that `slackwater up` printed"
+        )
+    return tenant
 
-    async def tenant_of(request: Request) -> TenantId:
-        tenant = find_tenant(tenants, request.headers)
-        if tenant is None:
-            raise UnauthorizedError(
-                "key: none, or not known here; send X-API-Key or Authorization: Bearer with the "
-                "key "
-                "that `slackwater up` printed"
-            )
-        return tenant
 
-    return tenant_of
+Caller = Annotated[TenantId, Depends(read_tenant)]
+
+
+def require_operator(plane: ControlPlane, tenant: TenantId, what: str) -> None:
+    """Refuse every tenant but the operator; `what` is the operator's."""
+    if not plane.is_operator(tenant):
+        operator = plane.settings.tenants[0]
+        raise RefusedError(f"key: of {tenant}; {what} are the operator's, who is {operator}")

@@ -4,6 +4,7 @@ Permanent errors are never 409, which the Tinker SDK retries, and always carry a
 without which the SDK blames a proxy for a 400.
 """
 
+import json
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -12,6 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.types import Scope, Send
 
 from slackwater.model.errors import (
     ConfigError,
@@ -74,6 +76,20 @@ def answer(request: Request, status: int, message: str) -> JSONResponse:
         status = 400  # what OpenAI's own service answers, and its clients expect
     headers = {"retry-after": "1"} if status == 429 else {}
     return JSONResponse(error_body(request.url.path, status, message), status, headers)
+
+
+async def send_refusal(scope: Scope, send: Send, status: int, message: str) -> None:
+    """Answer from ASGI middleware and close the connection, whose body was not read."""
+    if status == 422 and scope["path"].startswith("/v1/"):
+        status = 400
+    body = json.dumps(error_body(scope["path"], status, message)).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 def validation_message(error: RequestValidationError) -> str:

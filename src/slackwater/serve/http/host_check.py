@@ -5,7 +5,6 @@ reader's browser, past every firewall. The browser always names the called host 
 calling page (`Origin`).
 """
 
-import json
 import socket
 from collections.abc import Iterable
 from ipaddress import ip_address
@@ -13,7 +12,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from slackwater.serve.http.errors import error_body
+from slackwater.serve.http.errors import send_refusal
 
 ANY = "*"
 _EVERYWHERE = frozenset({"", "0.0.0.0", "::"})
@@ -41,14 +40,7 @@ class HostCheck:
         if refused is None:
             await self._app(scope, receive, send)
             return
-        body = json.dumps(error_body(scope["path"], *refused)).encode()
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            (b"connection", b"close"),
-        ]
-        await send({"type": "http.response.start", "status": refused[0], "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        await send_refusal(scope, send, *refused)
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
         hosts = [value for name, value in scope["headers"] if name == b"host"]

@@ -6,7 +6,6 @@ With several tenants, a request starts when its tenant has not exceeded its shar
 """
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 
@@ -17,7 +16,7 @@ from slackwater.model.ids import TenantId
 from slackwater.runtime.services.loop_shares import LoopShares
 from slackwater.serve.http.body_reader import lone_surrogate
 from slackwater.serve.http.encodings import RefusedBodyError, decompress, encoding_of
-from slackwater.serve.http.errors import error_body
+from slackwater.serve.http.errors import send_refusal
 from slackwater.serve.http.large_bodies import BODY, LARGE_JSON_BYTES, TENANT
 
 _STRANGERS_BYTES = LARGE_JSON_BYTES  # what may be sent without a key that is known
@@ -88,18 +87,12 @@ class BodyLimits:
                     held.grow(len(body))
                     scope = {**scope, "headers": _without_encoding(scope)}
             except RefusedBodyError as error:
-                status = (
-                    400
-                    if error.status == 422 and scope["path"].startswith("/v1/")
-                    else error.status
-                )
-                await self._refuse(scope, send, status, str(error))
+                await send_refusal(scope, send, error.status, str(error))
                 return
             small = body is not None and len(body) <= LARGE_JSON_BYTES
             if body is not None and small and _is_json(headers) and (half := lone_surrogate(body)):
-                status = 400 if scope["path"].startswith("/v1/") else 422
-                fix = "is half a character; send whole ones"
-                await self._refuse(scope, send, status, f"body: {half} {fix}")
+                message = f"body: {half} is half a character; send whole ones"
+                await send_refusal(scope, send, 422, message)
             elif body is not None:
                 await self._pass_on(scope, _Replay(body, receive), send, tenant)
         finally:
@@ -158,16 +151,6 @@ class BodyLimits:
 
     async def _app_call(self, scope: Scope, body: "_Replay", send: Send) -> None:
         await self._app(scope, body, send)
-
-    async def _refuse(self, scope: Scope, send: Send, status: int, message: str) -> None:
-        body = json.dumps(error_body(scope["path"], status, message)).encode()
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            (b"connection", b"close"),
-        ]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
 
 
 def _without_encoding(scope: Scope) -> list[tuple[bytes, bytes]]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import random
 import signal
 import socket
@@ -17,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from slackwater.model.errors import RefusedError
 from slackwater.runtime.plane import ControlPlane
-from slackwater.serve.http.errors import error_body
+from slackwater.serve.http.errors import send_refusal
 from slackwater.serve.http.throttled_acceptor import (
     AT_ONCE,
     AT_ONCE_ALONE,
@@ -97,14 +96,7 @@ class HeadTimeoutProtocol(HttpToolsProtocol):
 async def _refuse_head(scope: Scope, receive: Receive, send: Send) -> None:
     """What a request whose head is too large is answered."""
     message = f"headers: more than {MAX_HEAD_BYTES} bytes; send fewer or shorter ones"
-    body = json.dumps(error_body(scope["path"], 431, message)).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"connection", b"close"),
-    ]
-    await send({"type": "http.response.start", "status": 431, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await send_refusal(scope, send, 431, message)
 
 
 def bind(host: str, port: int) -> socket.socket:

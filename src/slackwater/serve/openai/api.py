@@ -5,9 +5,9 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from slackwater.grammar.guides import check
@@ -19,7 +19,7 @@ from slackwater.runtime.executors.engines import TurnResult
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.services.fair_work import FairWork
 from slackwater.runtime.store.base_models import BaseModel
-from slackwater.serve.http.auth import find_job, tenant_reader
+from slackwater.serve.http.auth import Caller, find_job
 from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.http.limits import arrival_s
 from slackwater.serve.openai.answers import ChatAnswers, CompletionAnswers, ResponseWriter
@@ -188,7 +188,6 @@ def _json(answers: ResponseWriter, results: list[TurnResult]) -> bytes:
 
 def openai_routes(plane: ControlPlane, face: OpenAiFace) -> APIRouter:
     router = APIRouter(route_class=LargeBodyRoute, prefix="/v1", tags=["openai"])
-    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     async def answer(
         tenant: TenantId, body: CompletionBody | ChatBody, request: Request
@@ -209,19 +208,19 @@ def openai_routes(plane: ControlPlane, face: OpenAiFace) -> APIRouter:
         return EventStream(generation, answers)
 
     @router.post("/completions")
-    async def completions(body: CompletionBody, tenant: caller, request: Request) -> Response:
+    async def completions(body: CompletionBody, tenant: Caller, request: Request) -> Response:
         return await answer(tenant, body, request)
 
     @router.post("/chat/completions")
-    async def chat(body: ChatBody, tenant: caller, request: Request) -> Response:
+    async def chat(body: ChatBody, tenant: Caller, request: Request) -> Response:
         return await answer(tenant, body, request)
 
     @router.get("/models")
-    async def models(tenant: caller) -> dict[str, Any]:
+    async def models(tenant: Caller) -> dict[str, Any]:
         return {"object": "list", "data": await face.names.listed(tenant)}
 
     @router.get("/models/{name:path}")
-    async def model(name: str, tenant: caller) -> dict[str, Any]:
+    async def model(name: str, tenant: Caller) -> dict[str, Any]:
         return await face.names.described(tenant, name)
 
     return router

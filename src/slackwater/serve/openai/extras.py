@@ -3,15 +3,14 @@
 from importlib.metadata import version
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from fastapi.responses import Response
 from pydantic import Field
 
 from slackwater.model.errors import ConfigError, RefusedError
-from slackwater.model.ids import TenantId
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.store.base_models import BaseModel
-from slackwater.serve.http.auth import tenant_reader
+from slackwater.serve.http.auth import Caller
 from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.openai.api import OpenAiFace
 from slackwater.serve.openai.bodies import ChatMessage, StrictBody
@@ -66,7 +65,6 @@ def _tokenized(base: BaseModel, codec: TextCodec, tokens: list[int], strings: bo
 
 def extra_routes(plane: ControlPlane, face: OpenAiFace) -> APIRouter:
     router = APIRouter(route_class=LargeBodyRoute, tags=["openai"])
-    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     def only_model(given: str | None) -> str:
         """The model that was named, or the only one there is."""
@@ -85,7 +83,7 @@ def extra_routes(plane: ControlPlane, face: OpenAiFace) -> APIRouter:
         return {"version": version("slackwater")}
 
     @router.post("/tokenize")
-    async def tokenize(body: TokenizeBody, tenant: caller) -> Response:
+    async def tokenize(body: TokenizeBody, tenant: Caller) -> Response:
         base, _ = await face.names.weights(tenant, only_model(body.model))
         codec = await face.codec(base)
         if (body.prompt is None) == (body.messages is None):
@@ -107,7 +105,7 @@ def extra_routes(plane: ControlPlane, face: OpenAiFace) -> APIRouter:
         return Response(written, media_type="application/json")
 
     @router.post("/detokenize")
-    async def detokenize(body: DetokenizeBody, tenant: caller) -> dict[str, str]:
+    async def detokenize(body: DetokenizeBody, tenant: Caller) -> dict[str, str]:
         base, _ = await face.names.weights(tenant, only_model(body.model))
         if len(body.tokens) > 2 * base.max_context_tokens:
             fix = f"must be at most {2 * base.max_context_tokens}"
@@ -128,10 +126,9 @@ def extra_routes(plane: ControlPlane, face: OpenAiFace) -> APIRouter:
 def refused_routes(plane: ControlPlane) -> APIRouter:
     """What clients of OpenAI's own service may ask for, each with what to do instead."""
     router = APIRouter(route_class=LargeBodyRoute, prefix="/v1", tags=["openai"])
-    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     def refuse(name: str, instead: str) -> None:
-        async def refused(tenant: caller) -> None:
+        async def refused(tenant: Caller) -> None:
             raise RefusedError(f"/v1/{name}: is not served here: {instead}")
 
         router.add_api_route(f"/{name}", refused, methods=["POST"], include_in_schema=False)

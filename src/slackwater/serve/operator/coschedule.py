@@ -11,7 +11,7 @@ from slackwater.model.ids import TenantId
 from slackwater.model.placement import Phase
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.services.phases import PhaseService, answered
-from slackwater.serve.http.auth import tenant_reader
+from slackwater.serve.http.auth import Caller, require_operator
 from slackwater.serve.tinker.bodies import Finite, RequestBody
 
 HOLD_S = 30.0
@@ -43,7 +43,6 @@ class ReturnBody(RequestBody):
 
 def coschedule_routes(plane: ControlPlane) -> APIRouter:
     router = APIRouter(prefix="/slackwater", tags=["co-scheduling"])
-    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     def phases() -> PhaseService:
         if plane.phases is None:
@@ -55,17 +54,17 @@ def coschedule_routes(plane: ControlPlane) -> APIRouter:
     service = Annotated[PhaseService, Depends(phases)]
 
     @router.delete("/jobs/{job}")
-    async def end(job: str, body: EndBody, tenant: caller, found: service) -> dict[str, Any]:
+    async def end(job: str, body: EndBody, tenant: Caller, found: service) -> dict[str, Any]:
         """The owner is done with it: another job may have its place."""
         return answered(found.end(tenant, job, body.outcome, body.reason), job)
 
     @router.post("/jobs/{job}/alive")
-    async def alive(job: str, tenant: caller, found: service) -> dict[str, Any]:
+    async def alive(job: str, tenant: Caller, found: service) -> dict[str, Any]:
         """Its program lives, whether it holds a permit or not."""
         return answered(found.alive(tenant, job), job)
 
     @router.post("/jobs/{job}/permits", response_model=None, responses=LATER)
-    async def ask(job: str, body: AskBody, tenant: caller, found: service) -> Response:
+    async def ask(job: str, body: AskBody, tenant: Caller, found: service) -> Response:
         """Wait for a permit: 200 with it, or 202 after 30 s (repeat the same request)."""
         permit = await found.ask(tenant, job, body.phase, body.iteration, HOLD_S)
         if permit is None:
@@ -74,27 +73,26 @@ def coschedule_routes(plane: ControlPlane) -> APIRouter:
 
     @router.post("/jobs/{job}/permits/{permit}/progress")
     async def progress(
-        job: str, permit: Count, body: ProgressBody, tenant: caller, found: service
+        job: str, permit: Count, body: ProgressBody, tenant: Caller, found: service
     ) -> dict[str, Any]:
         """Heartbeat with the rollout's progress; `state` is `taken` if the permit was lost."""
         return found.progress(tenant, job, permit, body.finished, body.total, body.tokens)
 
     @router.delete("/jobs/{job}/permits/{permit}")
     async def give_back(
-        job: str, permit: Count, body: ReturnBody, tenant: caller, found: service
+        job: str, permit: Count, body: ReturnBody, tenant: Caller, found: service
     ) -> dict[str, Any]:
         """The phase is over."""
         return found.give_back(tenant, job, permit, body.work_s)
 
     @router.get("/coschedule/timeline", response_model=None)
-    async def timeline(tenant: caller, found: service) -> Response:
+    async def timeline(tenant: Caller, found: service) -> Response:
         """Who had which node when, as a trace that opens in Perfetto."""
-        if not plane.is_operator(tenant):
-            raise RefusedError(f"key: of {tenant}; the fleet's timeline is the operator's")
+        require_operator(plane, tenant, "the fleet's timelines")
         return Response(found.timeline(), media_type="application/json")
 
     @router.get("/coschedule")
-    async def state(tenant: caller, found: service) -> dict[str, Any]:
+    async def state(tenant: Caller, found: service) -> dict[str, Any]:
         """How the shared fleet stands; others' jobs are the operator's to see by name."""
         whole = found.state()
         return whole if plane.is_operator(tenant) else _as_seen_by(tenant, whole)

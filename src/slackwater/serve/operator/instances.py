@@ -5,15 +5,15 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends
 from pydantic import Field
 
-from slackwater.model.errors import ConfigError, RefusedError
-from slackwater.model.ids import InstanceId, TenantId
+from slackwater.model.errors import ConfigError
+from slackwater.model.ids import InstanceId
 from slackwater.model.instance import InstanceKind
 from slackwater.model.spot_trace import spot_events
 from slackwater.runtime.launch.fleet_file import check_name
 from slackwater.runtime.launch.instance_request import InstanceRequest
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.services.instances import MOST_INSTANCES
-from slackwater.serve.http.auth import tenant_reader
+from slackwater.serve.http.auth import Caller, require_operator
 from slackwater.serve.tinker.bodies import Finite, RequestBody
 
 # What a tenant may see of an instance: nothing that names others' models, processes or paths.
@@ -57,20 +57,14 @@ def _wish(plane: ControlPlane, body: InstanceRequestBody) -> InstanceRequest:
 
 def instance_routes(plane: ControlPlane) -> APIRouter:
     router = APIRouter(prefix="/slackwater/instances", tags=["instances"])
-    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
-    def operator(tenant: caller) -> TenantId:
-        if not plane.is_operator(tenant):
-            raise RefusedError(
-                f"key: of {tenant}; instances are the operator's, who is "
-                f"{plane.settings.tenants[0]}"
-            )
-        return tenant
+    def operator(tenant: Caller) -> None:
+        require_operator(plane, tenant, "instances")
 
     allowed = [Depends(operator)]
 
     @router.get("")
-    async def listed(tenant: caller) -> dict[str, Any]:
+    async def listed(tenant: Caller) -> dict[str, Any]:
         """Every instance and what it does, and the last starts that failed."""
         if plane.is_operator(tenant):
             return {"instances": plane.instances.listed(), "faults": plane.instances.faults()}
@@ -109,23 +103,17 @@ def instance_routes(plane: ControlPlane) -> APIRouter:
 
 def node_routes(plane: ControlPlane) -> APIRouter:
     router = APIRouter(prefix="/slackwater/nodes", tags=["nodes"])
-    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
-
-    def only_operator(tenant: TenantId) -> None:
-        operator = plane.settings.tenants[0]
-        if tenant != operator:
-            raise RefusedError(f"key: of {tenant}; nodes are the operator's, who is {operator}")
 
     @router.get("")
-    async def listed(tenant: caller) -> dict[str, Any]:
+    async def listed(tenant: Caller) -> dict[str, Any]:
         """Every node that is here or should be, and the workers that run on it."""
-        only_operator(tenant)
+        require_operator(plane, tenant, "nodes")
         return {"nodes": plane.fleet.rows()}
 
     @router.post("/{node}/revoke")
-    async def revoke(node: str, tenant: caller) -> dict[str, Any]:
+    async def revoke(node: str, tenant: Caller) -> dict[str, Any]:
         """Let no token of the node work any more, and end its connection."""
-        only_operator(tenant)
+        require_operator(plane, tenant, "nodes")
         check_name("node", node)
         plane.fleet.revoke(node)
         return {"node": node}

@@ -8,7 +8,7 @@ from slackwater.model.errors import RefusedError
 from slackwater.model.ids import TenantId
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.services.submissions import MOST_LOG_BYTES
-from slackwater.serve.http.auth import find_job_key, tenant_reader
+from slackwater.serve.http.auth import Caller, find_job_key
 
 Place = Annotated[int, Query(ge=-(1 << 53), le=1 << 53)]
 Most = Annotated[int, Query(ge=1, le=MOST_LOG_BYTES)]
@@ -16,9 +16,8 @@ Most = Annotated[int, Query(ge=1, le=MOST_LOG_BYTES)]
 
 def job_routes(plane: ControlPlane) -> APIRouter:
     router = APIRouter(prefix="/slackwater/jobs", tags=["jobs"])
-    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
-    def operator(tenant: caller, request: Request) -> TenantId:
+    def operator(tenant: Caller, request: Request) -> TenantId:
         """Refuse all but the operator's own key: a submitted job runs commands on this machine."""
         if not plane.is_operator(tenant):
             who = plane.settings.tenants[0]
@@ -32,13 +31,13 @@ def job_routes(plane: ControlPlane) -> APIRouter:
     owner = Annotated[TenantId, Depends(operator)]
 
     @router.get("")
-    async def jobs(tenant: caller) -> dict[str, Any]:
+    async def jobs(tenant: Caller) -> dict[str, Any]:
         """The caller's jobs and what they have used; the operator sees everybody's."""
         return {"jobs": plane.submissions.listed(plane.jobs.listed(tenant))}
 
     @router.post("", status_code=201)
     async def submit(
-        body: dict[str, Any], tenant: caller, request: Request, replace: bool = False
+        body: dict[str, Any], tenant: Caller, request: Request, replace: bool = False
     ) -> dict[str, Any]:
         """Submit a job file as JSON; the job is durable when this returns.
 
@@ -49,13 +48,13 @@ def job_routes(plane: ControlPlane) -> APIRouter:
         return await plane.submissions.submit(tenant, body, replace=replace)
 
     @router.get("/{name}")
-    async def job(name: str, tenant: caller) -> dict[str, Any]:
+    async def job(name: str, tenant: Caller) -> dict[str, Any]:
         """Everything that is known of a job."""
         return plane.submissions.described(tenant, name)
 
     @router.get("/{name}/logs")
     async def logs(
-        name: str, tenant: caller, place: Place = -65536, most: Most = 65536
+        name: str, tenant: Caller, place: Place = -65536, most: Most = 65536
     ) -> dict[str, Any]:
         """What its drivers printed from `place` on; a place below 0 counts from the end."""
         return plane.submissions.log(tenant, name, place, most)

@@ -12,11 +12,11 @@ import time
 from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 from urllib.parse import quote
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, Response
 from sqlalchemy.engine import Connection, Row
 
@@ -32,7 +32,7 @@ from slackwater.runtime.store.schema import (
     sampling_sessions,
     sessions,
 )
-from slackwater.serve.http.auth import tenant_reader
+from slackwater.serve.http.auth import Caller
 from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.tinker.rest import RestFace, moment
 from slackwater.serve.tinker.weight_files import RECIPIENTS, archived, encrypted, weight_files
@@ -159,11 +159,10 @@ def _timeline(connection: Connection, session: str) -> bytes:
 def record_routes(face: RestFace, downloads: Downloads) -> APIRouter:
     plane = face.plane
     router = APIRouter(route_class=LargeBodyRoute, prefix="/api/v1", tags=["tinker: records"])
-    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     @router.get("/audit")
     async def audit(
-        tenant: caller, event_type: EventType = "all", day: datetime.date | None = None
+        tenant: Caller, event_type: EventType = "all", day: datetime.date | None = None
     ) -> dict[str, Any]:
         entries = await plane.store.call(lambda c: _audit(c, tenant, event_type))
         if day is not None:
@@ -171,14 +170,14 @@ def record_routes(face: RestFace, downloads: Downloads) -> APIRouter:
         return {"entries": entries}
 
     @router.get("/billing/usage/events")
-    async def usage(tenant: caller) -> dict[str, Any]:
+    async def usage(tenant: Caller) -> dict[str, Any]:
         raise RefusedError(
             "billing: this service sends no bills and keeps no usage events; see /metrics for "
             "token counts"
         )
 
     @router.get("/billing/usage/checkpoints/current")
-    async def storage(tenant: caller, project_id: str | None = None) -> dict[str, Any]:
+    async def storage(tenant: Caller, project_id: str | None = None) -> dict[str, Any]:
         """Bytes by project; what several names share is counted under each."""
         held = await face.checkpoints(tenant)
         projects = {s["session_id"]: s["project_id"] for s in await plane.sessions.describe(tenant)}
@@ -202,14 +201,14 @@ def record_routes(face: RestFace, downloads: Downloads) -> APIRouter:
         }
 
     @router.get("/sessions/{session_id}/trace_export")
-    async def trace_export(request: Request, session_id: str, tenant: caller) -> dict[str, Any]:
+    async def trace_export(request: Request, session_id: str, tenant: Caller) -> dict[str, Any]:
         session = plane.sessions.get(tenant, session_id).session
         trace = await plane.store.call(lambda c: _timeline(c, session))
         return {"status": "ready", "url": downloads.offer(request, trace, f"{session}.json")[0]}
 
     @router.get("/training_runs/{run_id}/checkpoints/{kind}/{name}/external_weights_urls")
     async def external_weights_urls(
-        request: Request, run_id: str, kind: str, name: str, tenant: caller
+        request: Request, run_id: str, kind: str, name: str, tenant: Caller
     ) -> dict[str, Any]:
         files = await _exported(plane, downloads, tenant, f"tinker://{run_id}/{kind}/{name}")
         links = {file: downloads.offer(request, files[file], file) for file in files}
@@ -218,7 +217,7 @@ def record_routes(face: RestFace, downloads: Downloads) -> APIRouter:
 
     @router.get("/training_runs/{run_id}/checkpoints/{kind}/{name}/archive", status_code=302)
     async def archive(
-        request: Request, run_id: str, kind: str, name: str, tenant: caller
+        request: Request, run_id: str, kind: str, name: str, tenant: Caller
     ) -> Response:
         """One tar of the same files, as older SDKs ask for them: this redirects to its link."""
         files = await _exported(plane, downloads, tenant, f"tinker://{run_id}/{kind}/{name}")

@@ -7,7 +7,7 @@ import time
 from typing import Annotated, Any, Literal
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 from fastapi.responses import Response
 from sqlalchemy.engine import Connection
 
@@ -17,7 +17,7 @@ from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.store import checkpoints as shelf
 from slackwater.runtime.store.checkpoints import Checkpoint
 from slackwater.runtime.store.schema import models, operations
-from slackwater.serve.http.auth import tenant_reader
+from slackwater.serve.http.auth import Caller
 from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.tinker import bodies
 
@@ -160,10 +160,9 @@ def page_of(items: list[Any], limit: int, offset: int) -> tuple[list[Any], dict[
 def rest_routes(face: RestFace) -> APIRouter:
     plane = face.plane
     router = APIRouter(route_class=LargeBodyRoute, prefix="/api/v1", tags=["tinker: what there is"])
-    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     @router.post("/weights_info")
-    async def weights_info(body: bodies.TinkerPathBody, tenant: caller) -> dict[str, Any]:
+    async def weights_info(body: bodies.TinkerPathBody, tenant: Caller) -> dict[str, Any]:
         held = await plane.store.call(
             lambda c: shelf.find_checkpoint(c, tenant, body.tinker_path, time.time())
         )
@@ -179,19 +178,19 @@ def rest_routes(face: RestFace) -> APIRouter:
 
     @router.get("/training_runs")
     async def training_runs(
-        tenant: caller, limit: Limit = 20, offset: Offset = 0, access_scope: Scope = "owned"
+        tenant: Caller, limit: Limit = 20, offset: Offset = 0, access_scope: Scope = "owned"
     ) -> dict[str, Any]:
         page, cursor = page_of(await face.runs(tenant), limit, offset)
         return {"training_runs": page, "cursor": cursor}
 
     @router.get("/training_runs/{run_id}")
     async def training_run(
-        run_id: str, tenant: caller, access_scope: Scope = "owned"
+        run_id: str, tenant: Caller, access_scope: Scope = "owned"
     ) -> dict[str, Any]:
         return await face.run(tenant, run_id)
 
     @router.get("/training_runs/{run_id}/checkpoints")
-    async def run_checkpoints(run_id: str, tenant: caller) -> dict[str, Any]:
+    async def run_checkpoints(run_id: str, tenant: Caller) -> dict[str, Any]:
         held = await face.checkpoints(tenant, ModelId(run_id))
         if not held:
             await face.run(tenant, run_id)
@@ -199,7 +198,7 @@ def rest_routes(face: RestFace) -> APIRouter:
 
     @router.get("/checkpoints")
     async def all_checkpoints(
-        tenant: caller, limit: Limit = 100, offset: Offset = 0
+        tenant: Caller, limit: Limit = 100, offset: Offset = 0
     ) -> dict[str, Any]:
         page, cursor = page_of(await face.checkpoints(tenant), limit, offset)
         return {"checkpoints": [described(item) for item in page], "cursor": cursor}
@@ -208,36 +207,34 @@ def rest_routes(face: RestFace) -> APIRouter:
 
 
 def checkpoint_change_routes(face: RestFace) -> APIRouter:
-    plane = face.plane
     router = APIRouter(route_class=LargeBodyRoute, prefix="/api/v1", tags=["tinker: what there is"])
-    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     @router.delete("/training_runs/{run_id}/checkpoints/{kind}/{name}", status_code=204)
-    async def delete(run_id: str, kind: str, name: str, tenant: caller) -> Response:
+    async def delete(run_id: str, kind: str, name: str, tenant: Caller) -> Response:
         await face.delete(await face.owned(tenant, run_id, kind, name))
         return Response(status_code=204)
 
     @router.post("/training_runs/{run_id}/checkpoints/{kind}/{name}/publish", status_code=204)
-    async def publish(run_id: str, kind: str, name: str, tenant: caller) -> Response:
+    async def publish(run_id: str, kind: str, name: str, tenant: Caller) -> Response:
         """Let every tenant of this service read it."""
         await face.update(await face.owned(tenant, run_id, kind, name), public=True)
         return Response(status_code=204)
 
     @router.delete("/training_runs/{run_id}/checkpoints/{kind}/{name}/publish", status_code=204)
-    async def unpublish(run_id: str, kind: str, name: str, tenant: caller) -> Response:
+    async def unpublish(run_id: str, kind: str, name: str, tenant: Caller) -> Response:
         await face.update(await face.owned(tenant, run_id, kind, name), public=False)
         return Response(status_code=204)
 
     @router.put("/training_runs/{run_id}/checkpoints/{kind}/{name}/ttl", status_code=204)
     async def set_ttl(
-        run_id: str, kind: str, name: str, body: bodies.TtlBody, tenant: caller
+        run_id: str, kind: str, name: str, body: bodies.TtlBody, tenant: Caller
     ) -> Response:
         expires_s = None if body.ttl_seconds is None else time.time() + body.ttl_seconds
         await face.update(await face.owned(tenant, run_id, kind, name), expires_s=expires_s)
         return Response(status_code=204)
 
     @router.post("/copy_weights")
-    async def copy_weights(body: bodies.CopyWeightsBody, tenant: caller) -> dict[str, str]:
+    async def copy_weights(body: bodies.CopyWeightsBody, tenant: Caller) -> dict[str, str]:
         return {"tinker_path": await face.copy(tenant, body)}
 
     return router

@@ -5,10 +5,10 @@ import secrets
 import time
 from functools import partial
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from sqlalchemy.engine import Connection
 
@@ -24,7 +24,7 @@ from slackwater.runtime.store import sample_log
 from slackwater.runtime.store.base_models import BaseModel
 from slackwater.runtime.store.future_board import RequestOutcome
 from slackwater.runtime.store.op_payloads import SamplePayload, TargetTokens, decode_sample_result
-from slackwater.serve.http.auth import tenant_reader
+from slackwater.serve.http.auth import Caller
 from slackwater.serve.http.errors import FailedTurnError, GoneError
 from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.tinker import bodies, json_results
@@ -236,17 +236,16 @@ def render(outcome: RequestOutcome, *, as_json: bool = False) -> Response:
 def sampling_routes(face: SamplingFace) -> APIRouter:
     plane = face.plane
     router = APIRouter(route_class=LargeBodyRoute, prefix="/api/v1", tags=["tinker: sampling"])
-    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     @router.post("/create_sampling_session")
     async def create_sampling_session(
-        body: bodies.CreateSamplingSessionBody, tenant: caller
+        body: bodies.CreateSamplingSessionBody, tenant: Caller
     ) -> dict[str, str]:
         opened = await face.open_session(tenant, body)
         return {"sampling_session_id": opened.sampling_session, "type": "create_sampling_session"}
 
     @router.post("/join_sampling_session")
-    async def join(body: bodies.JoinSamplingSessionBody, tenant: caller) -> dict[str, Any]:
+    async def join(body: bodies.JoinSamplingSessionBody, tenant: Caller) -> dict[str, Any]:
         session = plane.sampling.session(tenant, body.sampling_session_id)
         number = await plane.store.call(
             lambda c: sample_log.join_session(c, session.sampling_session)
@@ -254,7 +253,7 @@ def sampling_routes(face: SamplingFace) -> APIRouter:
         return {"client_counter": number, "type": "join_sampling_session"}
 
     @router.get("/samplers/{sampler_id}")
-    async def sampler(sampler_id: str, tenant: caller) -> dict[str, Any]:
+    async def sampler(sampler_id: str, tenant: Caller) -> dict[str, Any]:
         session = plane.sampling.session(tenant, sampler_id)
         return {
             "sampler_id": session.sampling_session,
@@ -263,7 +262,7 @@ def sampling_routes(face: SamplingFace) -> APIRouter:
         }
 
     @router.post("/asample")
-    async def asample(body: bodies.SampleBody, tenant: caller) -> dict[str, Any]:
+    async def asample(body: bodies.SampleBody, tenant: Caller) -> dict[str, Any]:
         request = await face.sample(tenant, body)
         ids = [f"{request}/{index}" for index in range(body.num_samples)]
         return {"request_id": request, "sample_sequence_ids": ids}
@@ -283,11 +282,10 @@ def _fail_unserved(plane: ControlPlane, session: SamplingSession | None) -> bool
 
 def future_routes(plane: ControlPlane) -> APIRouter:
     router = APIRouter(route_class=LargeBodyRoute, prefix="/api/v1", tags=["tinker: futures"])
-    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     @router.post("/retrieve_future")
     async def retrieve(
-        body: bodies.RetrieveFutureBody, tenant: caller, request: Request
+        body: bodies.RetrieveFutureBody, tenant: Caller, request: Request
     ) -> Response:
         """Hold until the result is there; after a while answer that it is not (408)."""
         wanted, hold_s = RequestId(body.request_id), plane.settings.hold_s
@@ -311,7 +309,7 @@ def future_routes(plane: ControlPlane) -> APIRouter:
         )
 
     @router.post("/retrieve_futures")
-    async def retrieve_many(body: bodies.RetrieveFuturesBody, tenant: caller) -> dict[str, Any]:
+    async def retrieve_many(body: bodies.RetrieveFuturesBody, tenant: Caller) -> dict[str, Any]:
         session = plane.sampling.session(tenant, body.target.sampling_session_id)
         if body.retrieved_request_ids:
             await plane.sampling.acknowledge(
@@ -338,7 +336,7 @@ def future_routes(plane: ControlPlane) -> APIRouter:
         return {"completions": completions, "cursor": cursor}
 
     @router.post("/cancel_future", status_code=204)
-    async def cancel(body: bodies.CancelFutureBody, tenant: caller) -> Response:
+    async def cancel(body: bodies.CancelFutureBody, tenant: Caller) -> Response:
         """Give a sample up; one that has ended stays as it is, and so does a training operation."""
         request = RequestId(body.request_id)
         await plane.outcomes.of(tenant, request, 0.0)  # a 404, unless it is the tenant's

@@ -1,13 +1,13 @@
 """Tinker API: configuration, capabilities, telemetry."""
 
 from ipaddress import ip_address
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 
-from slackwater.model.ids import ModelId, TenantId
+from slackwater.model.ids import ModelId
 from slackwater.runtime.plane import ControlPlane
-from slackwater.serve.http.auth import tenant_reader
+from slackwater.serve.http.auth import Caller
 from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.tinker import bodies
 
@@ -22,14 +22,13 @@ def is_local(request: Request) -> bool:
 
 def service_routes(plane: ControlPlane) -> APIRouter:
     router = APIRouter(route_class=LargeBodyRoute, prefix="/api/v1", tags=["tinker: service"])
-    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     @router.get("/healthz")
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
     @router.post("/client/config")
-    async def client_config(body: bodies.ClientConfigBody, tenant: caller) -> dict[str, Any]:
+    async def client_config(body: bodies.ClientConfigBody, tenant: Caller) -> dict[str, Any]:
         """Feature flags of the SDK; what is not named keeps its default."""
         return {
             "proto_write_fwdbwd": True,
@@ -42,11 +41,11 @@ def service_routes(plane: ControlPlane) -> APIRouter:
         }
 
     @router.post("/client/dynamic_config")
-    async def dynamic_config(body: bodies.ClientConfigBody, tenant: caller) -> dict[str, Any]:
+    async def dynamic_config(body: bodies.ClientConfigBody, tenant: Caller) -> dict[str, Any]:
         return {"refresh_interval_sec": 300, "sample_cancel_enabled": True}
 
     @router.get("/get_server_capabilities")
-    async def capabilities(tenant: caller) -> dict[str, Any]:
+    async def capabilities(tenant: Caller) -> dict[str, Any]:
         models = [
             {
                 "model_name": base.name,
@@ -59,7 +58,7 @@ def service_routes(plane: ControlPlane) -> APIRouter:
         return {"supported_models": models}
 
     @router.post("/get_info")
-    async def get_info(body: bodies.ModelBody, tenant: caller, request: Request) -> dict[str, Any]:
+    async def get_info(body: bodies.ModelBody, tenant: Caller, request: Request) -> dict[str, Any]:
         """The tokenizer is a directory for local callers, else a name (see `tokenizers.py`)."""
         model = plane.training.model(tenant, ModelId(body.model_id))
         base = plane.bases.get(model.base_model)
@@ -78,7 +77,7 @@ def service_routes(plane: ControlPlane) -> APIRouter:
         }
 
     @router.post("/telemetry")
-    async def telemetry(request: Request, tenant: caller) -> dict[str, str]:
+    async def telemetry(request: Request, tenant: Caller) -> dict[str, str]:
         """Taken and dropped: this service watches itself."""
         return {"status": "accepted"}
 

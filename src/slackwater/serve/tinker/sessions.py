@@ -1,8 +1,8 @@
 """Tinker API: sessions, opened, kept alive, ended, listed and searched."""
 
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from slackwater.model.errors import RefusedError
@@ -10,7 +10,7 @@ from slackwater.model.ids import TenantId
 from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.store.checkpoints import Checkpoint
-from slackwater.serve.http.auth import find_job, tenant_reader
+from slackwater.serve.http.auth import Caller, find_job
 from slackwater.serve.http.errors import GoneError
 from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.tinker import bodies
@@ -21,11 +21,10 @@ JOB_KEY = "slackwater_job"  # of a session's user_metadata
 
 def session_life_routes(plane: ControlPlane) -> APIRouter:
     router = APIRouter(route_class=LargeBodyRoute, prefix="/api/v1", tags=["tinker: service"])
-    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     @router.post("/create_session")
     async def create_session(
-        body: bodies.CreateSessionBody, tenant: caller, request: Request
+        body: bodies.CreateSessionBody, tenant: Caller, request: Request
     ) -> dict[str, str]:
         named = find_job(plane.tenants, request.headers)
         job = named or (body.user_metadata or {}).get(JOB_KEY)
@@ -41,7 +40,7 @@ def session_life_routes(plane: ControlPlane) -> APIRouter:
         return {"session_id": session}
 
     @router.post("/session_heartbeat")
-    async def heartbeat(body: bodies.HeartbeatBody, tenant: caller) -> dict[str, str]:
+    async def heartbeat(body: bodies.HeartbeatBody, tenant: Caller) -> dict[str, str]:
         session = plane.sessions.get(tenant, body.session_id).session
         if not plane.sessions.lives(session):
             raise GoneError(f"session_id: {session!r} has ended")
@@ -49,7 +48,7 @@ def session_life_routes(plane: ControlPlane) -> APIRouter:
         return {"type": "session_heartbeat"}
 
     @router.post("/sessions/{session_id}/finish", status_code=204)
-    async def finish(session_id: str, body: bodies.FinishBody, tenant: caller) -> Response:
+    async def finish(session_id: str, body: bodies.FinishBody, tenant: Caller) -> Response:
         session = plane.sessions.get(tenant, session_id).session
         if plane.sessions.lives(session):
             status = {
@@ -67,18 +66,17 @@ def session_life_routes(plane: ControlPlane) -> APIRouter:
 def session_list_routes(face: RestFace) -> APIRouter:
     plane = face.plane
     router = APIRouter(route_class=LargeBodyRoute, prefix="/api/v1", tags=["tinker: what there is"])
-    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     @router.get("/sessions")
     async def sessions(
-        tenant: caller, limit: Limit = 20, offset: Offset = 0, access_scope: Scope = "owned"
+        tenant: Caller, limit: Limit = 20, offset: Offset = 0, access_scope: Scope = "owned"
     ) -> dict[str, Any]:
         page, _ = page_of(await plane.sessions.describe(tenant), limit, offset)
         return {"sessions": [item["session_id"] for item in page]}
 
     @router.get("/sessions/{session_id}")
     async def session(
-        session_id: str, tenant: caller, access_scope: Scope = "owned"
+        session_id: str, tenant: Caller, access_scope: Scope = "owned"
     ) -> dict[str, Any]:
         found = plane.sessions.get(tenant, session_id).session
         said = await plane.sessions.describe(tenant)
@@ -93,13 +91,13 @@ def session_list_routes(face: RestFace) -> APIRouter:
         }
 
     @router.put("/sessions/{session_id}/project", status_code=204)
-    async def assign_project(session_id: str, body: bodies.ProjectBody, tenant: caller) -> Response:
+    async def assign_project(session_id: str, body: bodies.ProjectBody, tenant: Caller) -> Response:
         found = plane.sessions.get(tenant, session_id).session
         await plane.sessions.redescribe(found, project_id=body.project_id)
         return Response(status_code=204)
 
     @router.post("/sessions/search")
-    async def search(body: bodies.SearchBody, tenant: caller) -> dict[str, Any]:
+    async def search(body: bodies.SearchBody, tenant: Caller) -> dict[str, Any]:
         if body.owner.type != "own":
             raise RefusedError("owner: only your own sessions can be searched here")
         held = await face.checkpoints(tenant)

@@ -7,16 +7,15 @@ Weights are not served.
 
 import hashlib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from fastapi.responses import FileResponse, JSONResponse, Response
 
 from slackwater.model.errors import NotFoundError
-from slackwater.model.ids import TenantId
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.store.base_models import BaseModel
-from slackwater.serve.http.auth import tenant_reader
+from slackwater.serve.http.auth import Caller
 
 FILES = (
     "added_tokens.json",
@@ -34,7 +33,6 @@ FILES = (
 
 def tokenizer_routes(plane: ControlPlane) -> APIRouter:
     router = APIRouter(prefix="/hub", tags=["tokenizers"])
-    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     def find(repository: str) -> BaseModel:
         """By name alone: where a model lies is not for clients."""
@@ -44,23 +42,23 @@ def tokenizer_routes(plane: ControlPlane) -> APIRouter:
         return named[repository]
 
     @router.get("/api/models/{repository:path}/revision/{revision}")
-    async def described_at(repository: str, revision: str, tenant: caller) -> Any:
+    async def described_at(repository: str, revision: str, tenant: Caller) -> Any:
         del revision
         return _described(find(repository))
 
     @router.get("/api/models/{repository:path}/tree/{revision}/{folder:path}")
-    async def folder(repository: str, revision: str, folder: str, tenant: caller) -> Response:
+    async def folder(repository: str, revision: str, folder: str, tenant: Caller) -> Response:
         """Base models have no folders with further templates."""
         del revision, folder
         find(repository)
         return _no_entry("folder")
 
     @router.get("/api/models/{repository:path}")
-    async def described(repository: str, tenant: caller) -> Any:
+    async def described(repository: str, tenant: Caller) -> Any:
         return _described(find(repository))
 
     @router.api_route("/{repository:path}/resolve/{revision}/{file}", methods=["GET", "HEAD"])
-    async def resolve(repository: str, revision: str, file: str, tenant: caller) -> Response:
+    async def resolve(repository: str, revision: str, file: str, tenant: Caller) -> Response:
         """One file; HEAD tells its size and what it is."""
         del revision
         base = find(repository)

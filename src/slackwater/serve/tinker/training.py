@@ -3,9 +3,9 @@
 import pickle
 import secrets
 import time
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 
 from slackwater.model.errors import ConfigError, RefusedError, SlackwaterError
 from slackwater.model.ids import ModelId, TenantId
@@ -21,7 +21,7 @@ from slackwater.runtime.store.op_payloads import (
     SavePayload,
     encode,
 )
-from slackwater.serve.http.auth import tenant_reader
+from slackwater.serve.http.auth import Caller, read_tenant
 from slackwater.serve.http.errors import FailedTurnError, GoneError
 from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.tinker import bodies, json_pass
@@ -80,7 +80,7 @@ class TrainingFace:
         name, seq = body.get("model_id"), body.get("seq_id")
         if not isinstance(name, str) or not isinstance(seq, int) or not 0 <= seq < 2**31:
             return None
-        tenant = await tenant_reader(self.plane.tenants)(request)
+        tenant = await read_tenant(request)
         return self.model(tenant, name), seq, kind
 
     async def submit_pass(
@@ -239,44 +239,43 @@ def _future(submitted: tuple[TrainedModel, str]) -> dict[str, str]:
 def training_routes(face: TrainingFace) -> APIRouter:
     plane = face.plane
     router = APIRouter(route_class=LargeBodyRoute, prefix="/api/v1", tags=["tinker: training"])
-    caller = Annotated[TenantId, Depends(tenant_reader(plane.tenants))]
 
     @router.post("/create_model")
-    async def create_model(body: bodies.CreateModelBody, tenant: caller) -> dict[str, str]:
+    async def create_model(body: bodies.CreateModelBody, tenant: Caller) -> dict[str, str]:
         return _future(await face.create(tenant, body))
 
     @router.post("/forward_backward", openapi_extra=_PROTO_BODY)
-    async def forward_backward(request: Request, tenant: caller) -> dict[str, str]:
+    async def forward_backward(request: Request, tenant: Caller) -> dict[str, str]:
         """Protobuf, or JSON as older SDKs send it: the content type says which."""
         form = JSON if _is_json(request) else PROTOBUF
         return _future(await face.submit_pass(tenant, await request.body(), form))
 
     @router.post("/forward", openapi_extra=_JSON_BODY)
-    async def forward(request: Request, tenant: caller) -> dict[str, str]:
+    async def forward(request: Request, tenant: Caller) -> dict[str, str]:
         """A pass without gradients, as older SDKs ask for it."""
         return _future(await face.submit_pass(tenant, await request.body(), JSON_FORWARD))
 
     @router.post("/optim_step")
-    async def optim_step(body: bodies.OptimStepBody, tenant: caller) -> dict[str, str]:
+    async def optim_step(body: bodies.OptimStepBody, tenant: Caller) -> dict[str, str]:
         payload = encode(body.adam_params.adam())
         model = face.model(tenant, body.model_id)
         submit = plane.training.submit
         return _future((model, await submit(model, body.seq_id, OpKind.OPTIM_STEP, payload)))
 
     @router.post("/save_weights")
-    async def save_weights(body: bodies.SaveBody, tenant: caller) -> dict[str, str]:
+    async def save_weights(body: bodies.SaveBody, tenant: Caller) -> dict[str, str]:
         return _future(await face.submit_save(tenant, body))
 
     @router.post("/save_weights_for_sampler")
-    async def save_for_sampler(body: bodies.SaveForSamplerBody, tenant: caller) -> dict[str, str]:
+    async def save_for_sampler(body: bodies.SaveForSamplerBody, tenant: Caller) -> dict[str, str]:
         return _future(await face.submit_publish(tenant, body))
 
     @router.post("/save_weights_external")
-    async def save_external(body: bodies.SaveExternalBody, tenant: caller) -> dict[str, str]:
+    async def save_external(body: bodies.SaveExternalBody, tenant: Caller) -> dict[str, str]:
         return _future(await face.submit_external(tenant, body))
 
     @router.post("/load_weights")
-    async def load_weights(body: bodies.LoadBody, tenant: caller) -> dict[str, str]:
+    async def load_weights(body: bodies.LoadBody, tenant: Caller) -> dict[str, str]:
         return _future(await face.submit_load(tenant, body))
 
     return router
