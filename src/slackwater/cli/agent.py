@@ -29,7 +29,7 @@ def read_token(token: str) -> dict[str, Any]:
         join = json.loads(base64.urlsafe_b64decode(token))
         return {field: join[field] for field in _FIELDS}
     except (ValueError, KeyError, TypeError):
-        fix = "is not a token; take one with `slackwater node token NODE` where the service runs"
+        fix = "is not a token; make one with `slackwater node token NODE` where the service runs"
         raise ConfigError.of("--join-file", f"{token[:8]}...", fix) from None
 
 
@@ -62,16 +62,16 @@ def agent(
         typer.Option(help="File with the token of `slackwater node token NODE`; - reads it."),
     ] = None,
     join: Annotated[
-        str | None, typer.Option(hidden=True, help="Only -: the token is no argument.")
+        str | None, typer.Option(hidden=True, help="Only -: the token is not an argument.")
     ] = None,
-    pool: Annotated[str | None, typer.Option(hidden=True, help="Stands in the token now.")] = None,
-    node: Annotated[str | None, typer.Option(hidden=True, help="Stands in the token now.")] = None,
+    pool: Annotated[str | None, typer.Option(hidden=True, help="Part of the token now.")] = None,
+    node: Annotated[str | None, typer.Option(hidden=True, help="Part of the token now.")] = None,
     site: Annotated[
-        str, typer.Option(help="Name of the fast network it is on: weights come to a site once.")
+        str, typer.Option(help="Name of its fast network: weights reach a site once.")
     ] = "",
-    directory: Annotated[
-        Path, typer.Option(help="Folder for fetched models, versions and logs.")
-    ] = Path("~/.cache/slackwater/node"),
+    directory: Annotated[Path, typer.Option(help="Folder for models, versions and logs.")] = Path(
+        "~/.cache/slackwater/node"
+    ),
 ) -> int:
     """Run this machine's node agent until Ctrl-C; it reconnects to the control plane."""
     told = read_token(_given_token(join, join_file))

@@ -70,7 +70,7 @@ def bench(
     name: Annotated[str, typer.Argument(help=f"One of: {', '.join(BENCHES)}.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A smaller run with the same keys.")
+        bool, typer.Option("--quick", help="A smaller run with the same figures.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     data: Annotated[
@@ -78,28 +78,36 @@ def bench(
     ] = None,
     before: Annotated[
         Path | None,
-        typer.Option(help="Source folder of an older version, for benches that compare."),
+        typer.Option(help="Source folder of an older version to compare with."),
     ] = None,
-    part: Annotated[
-        str | None, typer.Option(help="One part alone, of a bench that has parts.")
-    ] = None,
+    part: Annotated[str | None, typer.Option(help="Run only this part of the benchmark.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Replay: the file of requests.")] = None,
     url: Annotated[
         str | None, typer.Option(help="Replay: OpenAI endpoint without /v1; default: the one here.")
     ] = None,
     key: Annotated[str | None, typer.Option(help="Replay: its key.")] = None,
     model: Annotated[str | None, typer.Option(help="Replay: default is its first model.")] = None,
-    slo: Annotated[str, typer.Option(help="Replay: the promise.")] = "ttft=0.5,tpot=0.15",
-    speed: Annotated[float, typer.Option(help="Replay: seconds of the trace in one second.")] = 1.0,
+    slo: Annotated[str, typer.Option(help="Replay: the SLO.")] = "ttft=0.5,tpot=0.15",
+    speed: Annotated[float, typer.Option(help="Replay: speed-up factor of the trace.")] = 1.0,
     duration: Annotated[
         float | None,
-        typer.Option(help="Replay, soak: seconds that requests come; default 60, 3600."),
+        typer.Option(help="Replay, soak: length in seconds; default 60, 3600."),
     ] = None,
     from_s: Annotated[
-        float, typer.Option("--from", help="Replay: the trace's second to begin at.")
+        float, typer.Option("--from", help="Replay: start at this second of the trace.")
     ] = 0.0,
-    most_prompt: Annotated[int, typer.Option(help="Replay: tokens; longer are cut.")] = 8192,
-    most_output: Annotated[int, typer.Option(help="Replay: tokens; longer are cut.")] = 1024,
+    max_prompt_tokens: Annotated[
+        int,
+        typer.Option(
+            "--max-prompt-tokens", "--most-prompt", help="Replay: truncate longer prompts."
+        ),
+    ] = 8192,
+    max_output_tokens: Annotated[
+        int,
+        typer.Option(
+            "--max-output-tokens", "--most-output", help="Replay: truncate longer outputs."
+        ),
+    ] = 1024,
     state: Annotated[
         Path, typer.Option(help="Replay: folder of the service here.")
     ] = DEFAULT_STATE,
@@ -116,7 +124,7 @@ def bench(
     unwind_on_terminate()  # services that a bench started end with it
     if name not in (*BENCHES, "all"):
         raise ConfigError.of(
-            "NAME", name, f"is no bench; write all, or one of: {', '.join(BENCHES)}"
+            "NAME", name, f"is not a benchmark; write all, or one of: {', '.join(BENCHES)}"
         )
     options = BenchOptions(
         seed=seed, quick=quick, data=data, before=before, part=part, duration_s=duration
@@ -128,7 +136,12 @@ def bench(
         seconds = 60.0 if duration is None else duration
         replay = ReplayOptions(
             *(found_url, found_key, trace, ServingSlo.parse(slo), model, speed),
-            *(min(seconds, 10.0) if quick else seconds, from_s, most_prompt, most_output),
+            *(
+                min(seconds, 10.0) if quick else seconds,
+                from_s,
+                max_prompt_tokens,
+                max_output_tokens,
+            ),
         )
         options = replace(options, replay=replay)
     every = [each for each in BENCHES if each not in _BY_NAME_ONLY]
@@ -142,7 +155,7 @@ def _measure(name: str, options: "BenchOptions") -> dict[str, object]:
     module = importlib.import_module(f"benchmarks.{BENCHES[name]}")
     parts: tuple[str, ...] = getattr(module, "PARTS", ())
     if options.part is not None and options.part not in parts:
-        fix = f"must be one of: {', '.join(parts)}" if parts else f"is no part: {name} has none"
+        fix = f"must be one of: {', '.join(parts)}" if parts else f"is not a part: {name} has none"
         raise ConfigError.of("--part", options.part, fix)
     with stage_bar(name) as progress:
         figures: dict[str, object] = module.run(replace(options, progress=progress))

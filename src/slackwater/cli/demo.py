@@ -41,14 +41,14 @@ app = typer.Typer(add_completion=False)
 def demo(
     folder: Annotated[Path, typer.Argument(help="A folder of job files.")],
     run: Annotated[
-        Path, typer.Option("--run", help="What it leaves goes here; what is there is forgotten.")
+        Path, typer.Option("--run", help="Output folder; an earlier demo there is deleted.")
     ] = Path("runs/demo"),
     models: Annotated[Path | None, typer.Option("--models", help="The folder of models.")] = None,
     alone: Annotated[
-        int, typer.Option(min=2, help="Iterations of each job alone, to compare with.")
+        int, typer.Option(min=2, help="Iterations of each job alone, for comparison.")
     ] = 6,
     iterations: Annotated[
-        int | None, typer.Option(min=3, help="Of each job, instead of what its file says.")
+        int | None, typer.Option(min=3, help="Iterations of each job, instead of its file's.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:

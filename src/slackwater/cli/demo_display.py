@@ -83,9 +83,9 @@ def demo_table(result: dict[str, Any]) -> RenderableType:
         f"together {took_s:.0f} s on one fleet; the same jobs one after the other, alone, "
         f"{alone_s:.0f} s ({alone_s / took_s:.2f}x), or at once on {len(result['jobs'])} fleets",
     ]
-    guest = result["instance"]
-    if guest["came"]:
-        lines.append(f"instance {guest['came']} came and was killed; both jobs went on")
+    visit = result["instance"]
+    if visit["came"]:
+        lines.append(f"instance {visit['came']} came and was killed; both jobs went on")
     if result["permits"] is not None:
         permits = result["permits"]
         lines.append(

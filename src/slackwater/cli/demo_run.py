@@ -15,6 +15,7 @@ from slackwater.cli.demo_figures import (
     WatchedJob,
     sharing_figures,
 )
+from slackwater.cli.running_service import ServiceClient
 from slackwater.model.errors import RefusedError, UnavailableError
 
 _PATIENCE_S = 1800.0
@@ -33,9 +34,7 @@ class DemoRun:
     """`url` and `key` are a service's of its own; `quiet` shows nothing."""
 
     def __init__(self, url: str, key: str, folder: Path, *, quiet: bool) -> None:
-        import httpx
-
-        self._client = httpx.Client(base_url=url, headers={"x-api-key": key}, timeout=30)
+        self._client = ServiceClient(url, key)
         self._folder = folder
         self._display = DemoDisplay(quiet=quiet)
 
@@ -50,7 +49,11 @@ class DemoRun:
     def _alone(self, file: dict[str, Any], iterations: int) -> Alone:
         name = f"{file['name']}-alone"
         self._display.say(f"{file['name']} alone, {iterations} iterations, to compare with")
-        self._submit({**file, "name": name, "iterations": iterations, "slo": 10.0})
+        self._client.ask(
+            "POST",
+            "/slackwater/jobs",
+            {**file, "name": name, "iterations": iterations, "slo": 10.0},
+        )
         (watched,) = self._follow([name], lambda _: None)
         curves = _curves(watched.last)[1:]
         # the shortest: what else the machine does only adds to it; sync is in the rollout
@@ -68,9 +71,11 @@ class DemoRun:
         names = [file["name"] for file in files]
         self._display.say(f"{' and '.join(names)} together")
         for file in files:
-            self._submit({**file, "profile": dict(solo[file["name"]].profile)})
-        guest = self._guest(sum(file["iterations"] for file in files))
-        jobs = self._follow(names, guest.send)
+            self._client.ask(
+                "POST", "/slackwater/jobs", {**file, "profile": dict(solo[file["name"]].profile)}
+            )
+        visit = self._visit(sum(file["iterations"] for file in files))
+        jobs = self._follow(names, visit.send)
         shared = self._shared()
         figures = sharing_figures(
             jobs,
@@ -104,7 +109,7 @@ class DemoRun:
             "bound": file.get("slo", 2.0),
         }
 
-    def _guest(self, total: int) -> Life:
+    def _visit(self, total: int) -> Life:
         """Add an instance at 25 % of the iterations and kill it at 66 %."""
         self._instance: dict[str, Any] = {"came": None}
 
@@ -112,15 +117,15 @@ class DemoRun:
             rows = yield
             while _done(rows) < total * 0.25:
                 rows = yield
-            (name,) = self._ask("POST", "/slackwater/instances", {"kind": "spot"})["added"]
+            (name,) = self._client.ask("POST", "/slackwater/instances", {"kind": "spot"})["added"]
             self._display.say(f"instance {name} comes")
             self._instance["came"] = name
             while _done(rows) < total * 0.66:
                 rows = yield
-            listed = self._ask("GET", "/slackwater/instances")["instances"]
+            listed = self._client.ask("GET", "/slackwater/instances")["instances"]
             mine: dict[str, Any] = next((row for row in listed if row["instance"] == name), {})
             self._instance["was"] = mine.get("state", "gone")
-            self._ask("POST", f"/slackwater/instances/{name}/kill", {})
+            self._client.ask("POST", f"/slackwater/instances/{name}/kill", {})
             self._display.say(f"instance {name} is killed")
             while True:
                 yield
@@ -137,7 +142,9 @@ class DemoRun:
         while not all(job.over for job in jobs):
             if time.monotonic() > deadline_s:
                 raise UnavailableError(f"{', '.join(names)}: not done after {_PATIENCE_S:.0f} s")
-            rows = {row.get("name"): row for row in self._ask("GET", "/slackwater/jobs")["jobs"]}
+            rows = {
+                row.get("name"): row for row in self._client.ask("GET", "/slackwater/jobs")["jobs"]
+            }
             slow = {row["job"]: row["slowdown"] for row in (self._shared() or {"jobs": []})["jobs"]}
             for job in jobs:
                 job.look(rows[job.name], time.monotonic())
@@ -147,7 +154,7 @@ class DemoRun:
             look([job.last for job in jobs])
             time.sleep(LOOK_S)
         for job in jobs:
-            job.last = self._ask("GET", f"/slackwater/jobs/{job.name}")
+            job.last = self._client.ask("GET", f"/slackwater/jobs/{job.name}")
             if job.last["stage"] != "finished":
                 raise RefusedError(f"{job.name} has {job.last['stage']}: {job.last['reason']}")
         return jobs
@@ -155,35 +162,25 @@ class DemoRun:
     def _wait_for_workers(self) -> None:
         deadline_s = time.monotonic() + 120
         while time.monotonic() < deadline_s:
-            gauges = self._ask("GET", "/slackwater/status")["gauges"]
+            gauges = self._client.ask("GET", "/slackwater/status")["gauges"]
             if gauges["engines"] and gauges["trainers"]:
                 return
             time.sleep(LOOK_S)
         raise UnavailableError("no engine and no trainer came up within 120 s")
 
-    def _submit(self, file: dict[str, Any]) -> None:
-        self._ask("POST", "/slackwater/jobs", file)
-
     def _shared(self) -> dict[str, Any] | None:
         """What the co-scheduler says, if the service has one."""
-        answer = self._client.get("/slackwater/coschedule")
+        answer = self._client.send("GET", "/slackwater/coschedule")
         found: dict[str, Any] | None = None if answer.is_error else answer.json()
         return found
 
     def _timeline(self) -> str | None:
-        answer = self._client.get("/slackwater/coschedule/timeline")
+        answer = self._client.send("GET", "/slackwater/coschedule/timeline")
         if answer.is_error:
             return None
         path = self._folder / "timeline.json"
         path.write_bytes(answer.content)
         return str(path)
-
-    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        answer = self._client.request(method, path, json=body)
-        if answer.is_error:
-            raise RefusedError(f"{path}: {answer.text}")
-        found: dict[str, Any] = answer.json()
-        return found
 
 
 def _curves(row: dict[str, Any]) -> list[dict[str, float]]:

@@ -4,11 +4,11 @@ import contextlib
 import os
 import signal
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from slackwater.cli.running_service import State
 from slackwater.cli.up_options import DEFAULT_STATE
 from slackwater.model.errors import UnavailableError
 
@@ -17,10 +17,10 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def down(
-    state: Annotated[Path, typer.Option(help="The service's folder.")] = DEFAULT_STATE,
+    state: State = DEFAULT_STATE,
     timeout_s: Annotated[float, typer.Option(help="How long to wait.")] = 30.0,
 ) -> int:
-    """Stop the service and wait until it has left; what it was asked for is kept."""
+    """Stop the service and wait; its state and requests are kept."""
     from slackwater.runtime.store.state_directory import StateDirectory
 
     folder = StateDirectory(state)

@@ -6,16 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
-from slackwater.cli.running_service import ask_service
+from slackwater.cli.running_service import AsJson, State, ask_service
 from slackwater.cli.up_options import DEFAULT_STATE
 from slackwater.model.errors import ConfigError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
-State = Annotated[Path, typer.Option(help="The service's folder.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Instance = Annotated[str, typer.Argument(help="Its name in `slackwater instance list`.")]
-Model = Annotated[str | None, typer.Option(help="Which model; needed if there are several.")]
+Model = Annotated[str | None, typer.Option(help="The model; required if there are several.")]
 Kind = Annotated[str, typer.Option(help="dedicated, spot or borrowed.")]
 Vllm = Annotated[bool, typer.Option("--vllm", help="A vLLM server, not an embedded engine.")]
 VllmUrl = Annotated[str | None, typer.Option(help="The vLLM server; default: start one.")]
@@ -74,14 +72,14 @@ def drain(
     ] = False,
     state: State = DEFAULT_STATE,
 ) -> None:
-    """Give an instance no more turns, and let it go when it has none."""
+    """Give an instance no new turns, and release it when it has none."""
     _ask(state, "POST", f"/{instance}/drain", {"move_turns": move_turns})
     print(f"draining {instance}")
 
 
 @app.command()
 def kill(instance: Instance, state: State = DEFAULT_STATE) -> None:
-    """End an instance's process at once; its turns go on elsewhere."""
+    """Kill an instance; its turns resume elsewhere."""
     _ask(state, "POST", f"/{instance}/kill", {})
     print(f"killed {instance}")
 
@@ -89,14 +87,14 @@ def kill(instance: Instance, state: State = DEFAULT_STATE) -> None:
 @app.command()
 def replay(
     trace: Annotated[Path, typer.Argument(help="Spot trace: t_s,event,instance_id (.csv, .gz).")],
-    speed: Annotated[float, typer.Option(help="Seconds of the trace in one second.")] = 1.0,
+    speed: Annotated[float, typer.Option(help="Speed-up factor of the trace.")] = 1.0,
     notice_s: Annotated[float, typer.Option(help="Notice before a removal; 0: none.")] = 0.0,
     model: Model = None,
     vllm: Vllm = False,
     vllm_url: VllmUrl = None,
     state: State = DEFAULT_STATE,
 ) -> None:
-    """Let a spot trace give and take instances from now on."""
+    """Replay a spot trace: add and remove instances from now on."""
     from slackwater.runtime.launch.spot_replay import read_spot_trace
 
     lines = [f"{e.t_s!r},{e.event},{e.instance_id}" for e in read_spot_trace(trace)]
@@ -124,7 +122,7 @@ def verify(
     from slackwater.runtime.settings import ServiceSettings
 
     if not record.is_file():
-        raise ConfigError.of("RECORD", str(record), "is no file")
+        raise ConfigError.of("RECORD", str(record), "is not a file")
     table = {"state": ".", "models": {}} | settings_table(config, {}, [])
     controller = new_fleet_controller(decode(ServiceSettings, table))
     with record.open("rb") as lines:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import typer
 
-from slackwater.cli.running_service import ask_service
+from slackwater.cli.running_service import AsJson, State, ask_service
 from slackwater.cli.up_options import DEFAULT_STATE
 from slackwater.model.config import decode, plain
 from slackwater.model.errors import ConfigError, UnavailableError
@@ -22,10 +22,10 @@ app = typer.Typer(
     help="The jobs of a running service.",
 )
 
-State = Annotated[Path, typer.Option(help="The service's folder.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Name = Annotated[str, typer.Argument(help="The job's name.")]
-Wait = Annotated[bool, typer.Option("--wait", help="Return when the job is over; 1 if it failed.")]
+Wait = Annotated[
+    bool, typer.Option("--wait", help="Return when the job has ended; 1 if it failed.")
+]
 
 _OVER = ("finished", "failed", "stopped", "refused")
 _STOP_S = 30.0
@@ -36,16 +36,16 @@ _LOOK_S = 0.3
 def submit(
     file: Annotated[Path, typer.Argument(help="TOML: name, model, a recipe or a command, an SLO.")],
     replace: Annotated[
-        bool, typer.Option("--replace", help="Forget a job of that name that is over.")
+        bool, typer.Option("--replace", help="Replace an ended job of that name.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the file, print what it means, and stop.")
+        bool, typer.Option("--dry-run", help="Check the file, print it resolved, and stop.")
     ] = False,
     wait: Wait = False,
     state: State = DEFAULT_STATE,
     as_json: AsJson = False,
 ) -> int:
-    """Have the service run a job: it starts the driver, restarts it, and keeps what it prints."""
+    """Submit a job: the service starts and restarts its driver and keeps its output."""
     from slackwater.cli.job import read_job_file
 
     table = read_job_file(file)
@@ -66,7 +66,7 @@ def submit(
 
 @app.command("list")
 def list_jobs(state: State = DEFAULT_STATE, as_json: AsJson = False) -> None:
-    """Every job, where it stands, and its account: device seconds, tokens, waiting."""
+    """List jobs with stage, device seconds, tokens and waits."""
     found = _ask(state, "GET", "")
     if as_json:
         print(json.dumps(found))
@@ -80,7 +80,7 @@ def list_jobs(state: State = DEFAULT_STATE, as_json: AsJson = False) -> None:
 
 @app.command()
 def show(name: Name, state: State = DEFAULT_STATE, as_json: AsJson = False) -> None:
-    """Everything that is known of a job."""
+    """Show a job in detail."""
     found = _ask(state, "GET", f"/{quote(name, safe='')}")
     if as_json:
         print(json.dumps(found))
@@ -96,12 +96,12 @@ def show(name: Name, state: State = DEFAULT_STATE, as_json: AsJson = False) -> N
 def logs(
     name: Name,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the job is over, or Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Continue until the job ends, or Ctrl-C.")
     ] = False,
-    last: Annotated[int, typer.Option("--bytes", help="How much of its end to begin with.")] = 8192,
+    last: Annotated[int, typer.Option("--bytes", help="Start with this much of its end.")] = 8192,
     state: State = DEFAULT_STATE,
 ) -> None:
-    """What the job's drivers print, restarts included."""
+    """Print the output of the job's drivers, including restarts."""
     place = -max(last, 1)
     while True:
         found = _ask(state, "GET", f"/{quote(name, safe='')}/logs?place={place}&most=65536")
@@ -131,7 +131,7 @@ def stop(name: Name, state: State = DEFAULT_STATE, as_json: AsJson = False) -> N
 def resume(
     name: Name, wait: Wait = False, state: State = DEFAULT_STATE, as_json: AsJson = False
 ) -> int:
-    """Go on with a job that is over, from its last complete iteration."""
+    """Resume an ended job from its last complete iteration."""
     found = _ask(state, "POST", f"/{quote(name, safe='')}/resume")
     if wait:
         found = _until_over(state, name)

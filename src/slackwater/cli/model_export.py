@@ -4,11 +4,9 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import httpx
-
-from slackwater.model.errors import ConfigError, NotFoundError, UnavailableError
+from slackwater.cli.running_service import ServiceClient
+from slackwater.model.errors import ConfigError
 
 Progress = Callable[[str, float], None]
 _TEMPORARY_S = 3600
@@ -19,7 +17,7 @@ class WeightSource:
 
     def __init__(self, url: str, key: str) -> None:
         self._url, self._key = url, key
-        self._http = httpx.Client(headers={"x-api-key": key}, timeout=60)
+        self._client = ServiceClient(url, key, timeout_s=60)
 
     def export(
         self, path: str, out: Path, *, merge: bool, base: Path | None, progress: Progress
@@ -27,7 +25,9 @@ class WeightSource:
         """Write a `tinker://` path's weights to `out`, which must not be there yet."""
         if out.exists():
             raise ConfigError.of("DIR", str(out), "is there already; name one that is not")
-        base_model = self._info(path)["base_model"]
+        base_model = self._client.ask("POST", "/api/v1/weights_info", {"tinker_path": path})[
+            "base_model"
+        ]
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
             folder = Path(scratch) / "weights"
@@ -62,46 +62,24 @@ class WeightSource:
     def _fetch(self, path: str, folder: Path, progress: Progress) -> None:
         run, kind, name = path.removeprefix("tinker://").split("/", 2)
         where = f"/api/v1/training_runs/{run}/checkpoints/{kind}/{name}/external_weights_urls"
-        urls: dict[str, str] = self._get(where)["urls"]
+        urls: dict[str, str] = self._client.ask("GET", where)["urls"]
         for done, (file, url) in enumerate(urls.items()):
             progress(file, 0.1 + 0.75 * done / len(urls))
-            with self._http.stream("GET", url) as answer, (folder / file).open("wb") as target:
+            with (
+                self._client.http.stream("GET", url) as answer,
+                (folder / file).open("wb") as target,
+            ):
                 answer.raise_for_status()
                 for part in answer.iter_bytes(1 << 20):
                     target.write(part)
-
-    def _info(self, path: str) -> dict[str, Any]:
-        return self._checked(self._post("/api/v1/weights_info", {"tinker_path": path}))
 
     def _base_directory(self, name: str) -> Path:
         """The base model's folder, where the service runs on this machine and says so."""
         from slackwater.zoo.directory import is_model, models_directory
 
-        models = self._get("/slackwater/status").get("models", {})
+        models = self._client.ask("GET", "/slackwater/status").get("models", {})
         places = [Path(str(models[name]))] if isinstance(models, dict) and name in models else []
         for place in (*places, models_directory() / name):
             if is_model(place):
                 return place
         raise ConfigError.of("--base", None, f"is needed: the folder of {name}, to merge into")
-
-    def _get(self, path: str) -> dict[str, Any]:
-        try:
-            return self._checked(self._http.get(self._url + path))
-        except httpx.TransportError as error:
-            raise UnavailableError(f"{self._url} does not answer: {error}") from None
-
-    def _post(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        try:
-            return self._http.post(self._url + path, json=body)
-        except httpx.TransportError as error:
-            raise UnavailableError(f"{self._url} does not answer: {error}") from None
-
-    @staticmethod
-    def _checked(answer: httpx.Response) -> dict[str, Any]:
-        if answer.is_success:
-            found: dict[str, Any] = answer.json()
-            return found
-        said = answer.json().get("error", answer.text) if answer.content else answer.reason_phrase
-        if answer.status_code == 404:
-            raise NotFoundError(str(said))
-        raise ConfigError(str(said))

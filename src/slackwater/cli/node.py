@@ -7,13 +7,12 @@ from typing import Annotated
 import typer
 
 from slackwater.cli.agent import write_token
-from slackwater.cli.running_service import ask_service
+from slackwater.cli.running_service import AsJson, State, ask_service
 from slackwater.cli.up_options import DEFAULT_STATE
 from slackwater.model.errors import UnavailableError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
-State = Annotated[Path, typer.Option(help="The service's folder.")]
 
 _COLUMNS = ("node", "pool", "state", "host", "cores", "memory_mb", "here_s", "workers")
 
@@ -21,7 +20,7 @@ _COLUMNS = ("node", "pool", "state", "host", "cores", "memory_mb", "here_s", "wo
 @app.command("list")
 def list_nodes(
     state: State = DEFAULT_STATE,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show every node, whether it is here, and what runs on it."""
     found = ask_service(state, "GET", "/slackwater/nodes")
@@ -42,7 +41,7 @@ def list_nodes(
 
 @app.command()
 def token(
-    node: Annotated[str, typer.Argument(help="Name that the machine gets in the fleet.")],
+    node: Annotated[str, typer.Argument(help="The machine's name in the fleet.")],
     pool: Annotated[
         str | None, typer.Option(help="Its pool, unless the fleet file lists the node.")
     ] = None,
@@ -73,7 +72,7 @@ def node_token(state: Path, node: str, pool: str | None) -> str:
 def revoke(
     node: Annotated[str, typer.Argument(help="Name of a node.")], state: State = DEFAULT_STATE
 ) -> None:
-    """Let no token of NODE work any more, and end its connection; a new token lets it in again."""
+    """Revoke NODE's tokens and disconnect it; a new token lets it join again."""
     from slackwater.runtime.launch.fleet_file import check_name
     from slackwater.runtime.launch.node_keys import NodeKeys
     from slackwater.runtime.store.state_directory import StateDirectory
@@ -84,4 +83,4 @@ def revoke(
         ask_service(state, "POST", f"/slackwater/nodes/{node}/revoke")
     else:
         NodeKeys(folder).revoke(node)
-    print(f"node {node}: its tokens are of no use any more")
+    print(f"node {node}: its tokens are revoked")

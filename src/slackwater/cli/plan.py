@@ -24,9 +24,7 @@ def plan(
         typer.Option("--set", metavar="A.B=C", help="Change the fleet; repeatable."),
     ] = None,
     policy: Annotated[str, typer.Option(help="Placement policy.")] = "ours",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what was read and stop.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the input and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw some cycles: .png, .svg or .pdf.")
@@ -35,7 +33,7 @@ def plan(
         Path | None, typer.Option(metavar="FILE", help="Write a trace that opens in Perfetto.")
     ] = None,
 ) -> None:
-    """Say which jobs should share which nodes, what slows each down, and what that saves."""
+    """Plan which jobs share which nodes, their slowdowns, and the savings."""
     from slackwater.cli.atomic_file import check_place, unwind_on_terminate
     from slackwater.cli.pictures import write_pictures
     from slackwater.cli.progress import progress_bar

@@ -15,7 +15,7 @@ def rollout(
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Run SOURCE under each of its rules and print what they came to."""
+    """Run SOURCE under each of its rules and print the results."""
     import dataclasses
     import json
 

@@ -2,9 +2,25 @@
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, UnavailableError
+import typer
+
+from slackwater.model.errors import (
+    ConfigError,
+    NotFoundError,
+    RefusedError,
+    SlackwaterError,
+    UnavailableError,
+)
+
+if TYPE_CHECKING:
+    import httpx
+
+State = Annotated[Path, typer.Option(help="The service's folder.")]
+Url = Annotated[str | None, typer.Option(envvar="TINKER_BASE_URL", help="The service's address.")]
+Key = Annotated[str | None, typer.Option(envvar="TINKER_API_KEY", help="The key it printed.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 KEY_VARIABLE = "TINKER_API_KEY"
 _ANSWER_S = 10.0
@@ -54,38 +70,52 @@ def find_service(
     return str(server["url"]), str(key or server["key"])
 
 
+class ServiceClient:
+    """Requests to one service as one tenant; its errors are raised as ours."""
+
+    def __init__(self, url: str, key: str, timeout_s: float = 30.0) -> None:
+        import httpx
+
+        self.url = url
+        try:
+            self.http = httpx.Client(base_url=url, headers={"x-api-key": key}, timeout=timeout_s)
+        except httpx.InvalidURL as error:
+            raise UnavailableError(f"{url} does not answer: {error}") from None
+
+    def send(self, method: str, path: str, body: dict[str, Any] | None = None) -> "httpx.Response":
+        """The raw response; UnavailableError if nobody answers."""
+        import httpx
+
+        try:
+            return self.http.request(method, path, json=body)
+        except httpx.HTTPError as error:
+            raise UnavailableError(f"{self.url} does not answer: {error}") from None
+
+    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The JSON object of the response."""
+        answer = self.send(method, path, body)
+        if answer.is_success:
+            found: dict[str, Any] = answer.json()
+            return found
+        is_json = answer.headers.get("content-type", "").startswith("application/json")
+        said = str(answer.json()["error"]) if is_json else f"{path}: {answer.text[:500]}"
+        kinds = {404: NotFoundError, 422: ConfigError, 429: UnavailableError, 503: UnavailableError}
+        raise kinds.get(answer.status_code, RefusedError)(said)
+
+
 def ask_service(
     state: Path, method: str, path: str, body: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """One request of the operator to the service that runs on the state folder."""
-    import httpx
-
-    url, key = find_service(None, None, state, or_by_url=False)
-    try:
-        answer = httpx.request(
-            method, f"{url}{path}", json=body, headers={"x-api-key": key}, timeout=30
-        )
-    except httpx.HTTPError as error:
-        raise UnavailableError(f"{url} does not answer: {error}") from None
-    said: dict[str, Any] = answer.json()
-    if answer.is_error:
-        kinds = {404: NotFoundError, 422: ConfigError}
-        raise kinds.get(answer.status_code, RefusedError)(said["detail"])
-    return said
+    return ServiceClient(*find_service(None, None, state, or_by_url=False)).ask(method, path, body)
 
 
 def check_service(url: str, key: str, model: str) -> None:
     """Fail within seconds if the service is away, rejects the key, or lacks the model."""
-    import httpx
-
     try:
-        answer = httpx.get(
-            f"{url}/api/v1/get_server_capabilities", headers={"x-api-key": key}, timeout=_ANSWER_S
-        )
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise UnavailableError(
-            f"--url: {url} does not answer ({error}); is `slackwater up` running there?"
-        ) from None
+        answer = ServiceClient(url, key, _ANSWER_S).send("GET", "/api/v1/get_server_capabilities")
+    except UnavailableError as error:
+        raise UnavailableError(f"--url: {error}; is `slackwater up` running there?") from None
     if answer.status_code == 401:
         raise ConfigError(f"--key: it is not known at {url}; give the one `slackwater up` printed")
     try:
@@ -102,13 +132,10 @@ def check_service(url: str, key: str, model: str) -> None:
 
 def service_problems(url: str, key: str) -> list[str]:
     """The service's problems as the key's tenant may see them, or that it is unreachable."""
-    import httpx
-
     try:
-        answer = httpx.get(
-            f"{url}/slackwater/status", headers={"x-api-key": key}, timeout=_ANSWER_S
-        )
-        found = answer.json().get("problems", []) if answer.is_success else []
-    except (httpx.HTTPError, ValueError) as error:
-        return [f"{url} does not answer ({type(error).__name__})"]
-    return [str(problem) for problem in found]
+        found = ServiceClient(url, key, _ANSWER_S).ask("GET", "/slackwater/status")
+    except UnavailableError as error:
+        return [str(error)]
+    except SlackwaterError:
+        return []
+    return [str(problem) for problem in found.get("problems", [])]

@@ -152,7 +152,7 @@ def replay(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Feed a recorded run to a fresh co-scheduler and see whether it decides the same."""
+    """Replay a recorded run and check that the co-scheduler decides the same."""
     agreed, divergence = _replayed(record)
     if as_json:
         from slackwater.model.config import plain
@@ -170,7 +170,7 @@ def replay(
 
 @app.command("list")
 def list_shipped(as_json: AsJson = False) -> None:
-    """The scenarios that come with the package."""
+    """List the shipped scenarios."""
     from rich import box
     from rich.table import Table
 
@@ -206,7 +206,7 @@ def results(
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
 ) -> None:
-    """Write the page with the papers' figures beside ours."""
+    """Write the page that compares the papers' figures with ours."""
     from slackwater.cli.atomic_file import check_place, unwind_on_terminate, write_atomically
     from slackwater.cli.checkout import load_benchmarks
     from slackwater.cli.progress import progress_bar
@@ -270,8 +270,8 @@ def _replayed(record: Path) -> "tuple[int, Divergence | None]":
         raise ConfigError.of("RECORD", str(record), f"cannot be read: {error.strerror}") from None
     except (msgspec.MsgspecError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{record.name} line {number}: is no line of a record ({error}); use what --record "
-            "wrote"
+            f"{record.name} line {number}: is not a line of a record ({error}); use a file of "
+            "--record"
         ) from None
 
 

@@ -1,23 +1,19 @@
 """`slackwater status`: what the service of a state directory is doing."""
 
 import json
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
+from slackwater.cli.running_service import AsJson, ServiceClient, State
 from slackwater.cli.up_options import DEFAULT_STATE
-from slackwater.model.errors import UnavailableError
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command()
-def status(
-    state: Annotated[Path, typer.Option(help="The service's folder.")] = DEFAULT_STATE,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> int:
-    """What is wrong, then models, workers, nodes, jobs, queues. Exit 0 if it runs, 1 if not."""
+def status(state: State = DEFAULT_STATE, as_json: AsJson = False) -> int:
+    """Show problems, models, workers, nodes, jobs and queues. Exit 0 if it runs, else 1."""
     from slackwater.runtime.store.state_directory import StateDirectory
 
     folder = StateDirectory(state)
@@ -39,15 +35,6 @@ def status(
 
 
 def ask_status(server: dict[str, Any]) -> dict[str, Any]:
-    """What a running service says of itself to the operator."""
-    import httpx
-
-    try:
-        answer = httpx.get(
-            f"{server['url']}/slackwater/status", headers={"x-api-key": server["key"]}, timeout=10
-        )
-        answer.raise_for_status()
-    except httpx.HTTPError as error:
-        raise UnavailableError(f"{server['url']} does not answer: {error}") from None
-    said: dict[str, Any] = answer.json()
-    return said
+    """The operator's view of a running service."""
+    client = ServiceClient(server["url"], server["key"], timeout_s=10)
+    return client.ask("GET", "/slackwater/status")

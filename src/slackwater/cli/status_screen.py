@@ -113,8 +113,8 @@ def _serving(serving: dict[str, Any] | None) -> Iterable[tuple[str, Sequence[str
     if serving is None:
         return
     slo = serving["slo"]
-    promise = f"TTFT {slo['ttft_s']:g} s, TPOT {slo['tpot_s']:g} s for {slo['share']:.0%}"
-    yield "serves", [f"{serving['model']}   {promise}"]
+    target = f"TTFT {slo['ttft_s']:g} s, TPOT {slo['tpot_s']:g} s for {slo['share']:.0%}"
+    yield "serves", [f"{serving['model']}   {target}"]
     yield "loans", [f"{worker}   to {job}" for worker, job in serving["lent"].items()] or ["none"]
     yield "not lent", [f"{worker}   {why}" for worker, why in serving["not_lent"].items()]
     for minute in serving["minutes"][-_MINUTES_SHOWN:]:

@@ -3,14 +3,13 @@
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from slackwater.cli.running_service import find_service
+from slackwater.cli.running_service import ServiceClient, State, find_service
 from slackwater.cli.up_options import DEFAULT_STATE
-from slackwater.model.errors import RefusedError, UnavailableError
+from slackwater.model.errors import RefusedError
 
 app = typer.Typer(add_completion=False)
 
@@ -26,7 +25,7 @@ _SHARED = "/slackwater/coschedule"
 
 @app.command()
 def top(
-    state: Annotated[Path, typer.Option(help="The service's folder.")] = DEFAULT_STATE,
+    state: State = DEFAULT_STATE,
     every_s: Annotated[float, typer.Option("--every", min=0.2, help="Seconds per frame.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one frame and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one frame as JSON.")] = False,
@@ -61,20 +60,17 @@ class FrameSource:
     """Asks the service, and remembers the frame before to tell rates from."""
 
     def __init__(self, url: str, key: str) -> None:
-        import httpx
-
-        self._url = url
-        self._client = httpx.Client(base_url=url, headers={"x-api-key": key}, timeout=10)
+        self._client = ServiceClient(url, key, timeout_s=10)
         self._before: tuple[float, float] | None = None
 
     def take(self) -> dict[str, Any]:
         """One frame, as plain data."""
-        frame: dict[str, Any] = {"url": self._url, "at_s": time.time()}
+        frame: dict[str, Any] = {"url": self._client.url, "at_s": time.time()}
         for name, path in _PARTS.items():
-            found = self._get(path)
+            found = self._client.ask("GET", path)
             frame[name] = found if name == "status" else found[name]
         try:
-            frame["shared"] = self._get(_SHARED)
+            frame["shared"] = self._client.ask("GET", _SHARED)
         except RefusedError:
             frame["shared"] = None  # this service has no co-scheduler
         tokens, now_s = float(sum(row["tokens"] for row in frame["jobs"])), time.monotonic()
@@ -82,17 +78,3 @@ class FrameSource:
             frame["tokens_per_s"] = max(tokens - self._before[1], 0) / (now_s - self._before[0])
         self._before = (now_s, tokens)
         return frame
-
-    def _get(self, path: str) -> dict[str, Any]:
-        import httpx
-
-        try:
-            answer = self._client.get(path)
-        except httpx.HTTPError as error:
-            raise UnavailableError(f"{self._url} does not answer: {error}") from None
-        if answer.status_code in (400, 404):
-            raise RefusedError(f"{self._url}{path}: {answer.text}")
-        if answer.is_error:
-            raise UnavailableError(f"{self._url}{path}: {answer.status_code}")
-        found: dict[str, Any] = answer.json()
-        return found

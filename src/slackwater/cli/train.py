@@ -38,7 +38,9 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the settings and stop.")
     ] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what the folder holds.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over, deleting the run's folder.")
+    ] = False,
     url: Annotated[
         str | None, typer.Option(envvar="TINKER_BASE_URL", help="The service's address.")
     ] = None,
@@ -55,7 +57,7 @@ def train(
         Path, typer.Option(help="Without --url: the folder of a running service.")
     ] = DEFAULT_STATE,
 ) -> None:
-    """Train by GRPO; the same command again goes on from the last checkpoint."""
+    """Train with GRPO; repeat the command to resume from the last checkpoint."""
     from slackwater.cli.atomic_file import unwind_on_terminate
     from slackwater.cli.train import command_of, saying_how_to_resume
     from slackwater.model.config import plain
@@ -113,7 +115,7 @@ def _service(
             raise ConfigError.of(
                 "model.base",
                 base,
-                f"is not in {directory.parent}; bring it with `slackwater model get`",
+                f"is not in {directory.parent}; get it with `slackwater model get`",
             )
         make_model(base, directory)
     options = ("--sandboxes", "1") if needs_sandboxes(settings.environment) else ()
@@ -136,7 +138,7 @@ def _train(settings: "Recipe", url: str, key: str, folder: Path) -> None:
     files = RunDirectory(folder, settings)
     begun = files.checkpoint.steps_done if files.checkpoint else 0
     if begun:
-        console.print(f"{folder}: going on from step {begun}")
+        console.print(f"{folder}: resuming from step {begun}")
     with (
         contextlib.closing(files),
         _actions(settings, url, key) as actions,
@@ -152,7 +154,7 @@ def _train(settings: "Recipe", url: str, key: str, folder: Path) -> None:
     # Plain lines: what is to be copied into a shell must not be wrapped.
     print(f"reward      {reward_summary(rewards)}")
     print(f"weights     {weights}")
-    print(f"take out    slackwater model export {weights} DIR --merge")
+    print(f"export      slackwater model export {weights} DIR --merge")
     print(f"curves      {folder / 'metrics.jsonl'}")
     print(f"tensorboard --logdir {folder / 'tensorboard'}")
 

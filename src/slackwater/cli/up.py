@@ -107,10 +107,10 @@ def _serving_tables(table: dict[str, Any], options: UpOptions) -> dict[str, Any]
             raise ConfigError.of("--lend", True, "needs a served model: --serve NAME=DIRECTORY")
         return {}
     served = parse_models([options.serve], "--serve")
-    promise = plain(ServingSlo.parse(options.slo))
+    slo = plain(ServingSlo.parse(options.slo))
     return {
         "models": {**table.get("models", {}), **plain(served)},
-        "serving": {"model": next(iter(served)), "slo": promise, "lend": options.lend},
+        "serving": {"model": next(iter(served)), "slo": slo, "lend": options.lend},
     }
 
 

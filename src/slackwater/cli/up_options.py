@@ -26,36 +26,36 @@ class UpOptions:
 
     model: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=DIRECTORY of a base model; repeat for more. Default: a tiny one."),
+        typer.Option(help="NAME=DIRECTORY of a base model; repeatable. Default: a tiny one."),
     ] = None
     engines: Annotated[
         int, typer.Option(help="Engine processes per model."), Setting("engines")
     ] = 1
     serve: Annotated[
-        str | None, typer.Option(help="NAME=DIRECTORY of a model to serve with a promise (--slo).")
+        str | None, typer.Option(help="NAME=DIRECTORY of a model to serve with an SLO (--slo).")
     ] = None
-    slo: Annotated[str, typer.Option(help="The promise, seconds at p99: ttft=0.5,tpot=0.15.")] = (
+    slo: Annotated[str, typer.Option(help="The SLO, seconds at p99: ttft=0.5,tpot=0.15.")] = (
         "ttft=0.5,tpot=0.15"
     )
     lend: Annotated[
-        bool, typer.Option("--lend", help="The served model's devices roll out for the others.")
+        bool, typer.Option("--lend", help="Lend the served model's devices for rollouts.")
     ] = False
     instances: Annotated[
-        Path | None, typer.Option(help="TOML list of further instances, also vLLM servers.")
+        Path | None, typer.Option(help="TOML list of more instances, for example vLLM servers.")
     ] = None
     fleet: Annotated[
         Path | None,
-        typer.Option(help="TOML of pools and nodes; --engines and --trainers do not count then."),
+        typer.Option(help="TOML of pools and nodes; replaces --engines and --trainers."),
     ] = None
     local_engines: Annotated[
         int,
-        typer.Option(help="Engines per model that work while the trainers have nothing to do."),
+        typer.Option(help="Engines per model that run while the trainers are idle."),
         Setting("local_engines"),
     ] = 0
     trainers: Annotated[int, typer.Option(help="Trainer processes."), Setting("trainers")] = 1
     sandboxes: Annotated[
         int,
-        typer.Option(help="Sandbox processes that run actions; they share the cores."),
+        typer.Option(help="Sandbox processes for actions; they share the cores."),
         Setting("sandboxes"),
     ] = 0
     sandbox_backend: Annotated[
@@ -65,7 +65,9 @@ class UpOptions:
     ] = "auto"
     sandbox_folder: Annotated[
         Path | None,
-        typer.Option(help="Folder for environments. Root's must be open to others."),
+        typer.Option(
+            help="Folder for environments; as root, other users must be able to enter it."
+        ),
         Setting("sandbox_folder"),
     ] = None
     sandbox_image: Annotated[
@@ -75,30 +77,30 @@ class UpOptions:
     ] = None
     sandbox_allow: Annotated[
         list[str] | None,
-        typer.Option(help="HOST:PORT that actions with a network may reach; repeat for more."),
+        typer.Option(help="HOST:PORT that actions with a network may reach; repeatable."),
         Setting("sandbox_allow"),
     ] = None
     trust_tenants: Annotated[
         bool,
-        typer.Option(
-            "--trust-tenants", help="Run several tenants' actions without isolation, if need be."
-        ),
+        typer.Option("--trust-tenants", help="Allow several tenants' actions without isolation."),
         Setting("trust_tenants"),
     ] = False
     max_waiting_actions: Annotated[
         int,
-        typer.Option(help="Actions that may wait; what comes beyond them is refused (429)."),
+        typer.Option(help="Limit of waiting actions; more are refused (429)."),
         Setting("max_waiting_actions"),
     ] = 20_000
-    state: Annotated[Path, typer.Option(help="Folder for everything it keeps.")] = DEFAULT_STATE
+    state: Annotated[Path, typer.Option(help="Folder for all of the service's state.")] = (
+        DEFAULT_STATE
+    )
     host: Annotated[str, typer.Option(help="Address to listen on."), Setting("host")] = "127.0.0.1"
     port: Annotated[int, typer.Option(help="Port to listen on."), Setting("port")] = 8123
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option(help="A further name by which clients call it; repeat for more; * is any."),
+        typer.Option(help="Another host name of the service; repeatable; * is any."),
     ] = None
     tenant: Annotated[
-        list[str] | None, typer.Option(help="Tenants, each with a key of its own.")
+        list[str] | None, typer.Option(help="A tenant, who gets a key; repeatable.")
     ] = None
     database: Annotated[
         str | None,
@@ -120,32 +122,33 @@ class UpOptions:
         int, typer.Option(help="KV cache of each engine, in MiB."), Setting("kv_mb")
     ] = 1024
     max_running: Annotated[
-        int, typer.Option(help="Turns that an engine runs at once."), Setting("max_running")
+        int, typer.Option(help="Concurrent turns per engine."), Setting("max_running")
     ] = 64
     session_timeout: Annotated[
         float,
-        typer.Option(help="Seconds of silence after which a client's session ends."),
+        typer.Option(help="End a client's session after this many silent seconds."),
         Setting("session_silent_after_s"),
     ] = 300.0
     record: Annotated[
         Path | None,
-        typer.Option(help="Record the controllers' events to this file."),
+        typer.Option(help="Record the controllers' events in this file."),
         Setting("record"),
     ] = None
     background: Annotated[
         bool,
         typer.Option(
-            "--background", help="Return once its workers are up; `slackwater down` stops it."
+            "--background", help="Return once the workers are up; `slackwater down` stops it."
         ),
     ] = False
     config: Annotated[
-        Path | None, typer.Option(help="TOML of all that is said here; options on the line win.")
+        Path | None,
+        typer.Option(help="TOML file with these settings; the command line takes precedence."),
     ] = None
     changes: Annotated[
-        list[str] | None, typer.Option("--set", help="a.b=value: change one setting; repeat.")
+        list[str] | None, typer.Option("--set", help="a.b=value: change one setting; repeatable.")
     ] = None
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved configuration, start nothing.")
+        bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")
     ] = False
 
 

@@ -196,7 +196,7 @@ def warm_up_broker(device: LentDevice, model: str, version: str) -> None:
     try:
         device.warm_up_broker(model, version)
     except (SlackwaterError, OSError, torch.OutOfMemoryError) as error:
-        logger.warning("%s could not be rehearsed: %s", model, error)
+        logger.warning("%s could not be warmed up: %s", model, error)
 
 
 def main() -> None:

@@ -254,7 +254,7 @@ class LentDevice:
         executor = self.executor
         tokens = lent_tokens(executor, rollout)
         if executor.arbiter.stopped:
-            raise RefusedError("the service does not keep its promise now")
+            raise RefusedError("the service misses its SLO now")
         if tokens < 2:
             raise RefusedError("the service leaves no KV memory to lend; raise --kv-mb")
         self.loans += 1

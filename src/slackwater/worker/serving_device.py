@@ -27,7 +27,7 @@ _FEASIBLE_PROMPT = 64  # tokens that a service must be able to answer in time ev
 
 
 def feasible(cost: StepCost, slo: ServingSlo, step_tokens: int) -> str | None:
-    """Why the service cannot keep its promise even alone, if it cannot."""
+    """Why the service cannot meet its SLO even alone, or None."""
     step_s = cost.decode.at(1)
     prompt_s = cost.prompt_s(_FEASIBLE_PROMPT, 0, step_tokens)
     if step_s > slo.tpot_s:

@@ -38,7 +38,7 @@ def test_help_names_every_command_and_imports_none_of_them() -> None:
 def test_an_unknown_bench_ends_with_one_line_and_status_2() -> None:
     ended = call("bench", "no-such-bench")
     assert ended.returncode == 2
-    assert ended.stderr.startswith("slackwater: NAME: 'no-such-bench' is no bench")
+    assert ended.stderr.startswith("slackwater: NAME: 'no-such-bench' is not a benchmark")
     assert len(ended.stderr.strip().splitlines()) == 1
 
 
