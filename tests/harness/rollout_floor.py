@@ -5,13 +5,12 @@ manager.
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from types import TracebackType
 
 from slackwater.control.controller import Controller
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.fleet.messages import FleetCommand, FleetEvent
-from slackwater.control.lending.controller import LendingController
+from slackwater.control.lending.lender import LendingController
 from slackwater.control.rollout.commands import AppendTokens, CompleteTurn
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.errors import UnavailableError
@@ -19,7 +18,6 @@ from slackwater.model.ids import WorkerId
 from slackwater.model.turn import TurnSpec
 from slackwater.runtime.executors.engines import EngineExecutor, EngineHooks
 from slackwater.runtime.executors.serving import Offer, ServingExecutor
-from slackwater.runtime.fleet_runtime import FleetRuntime
 from slackwater.runtime.live_driver import live_driver
 from slackwater.runtime.net.credentials import OneKey
 from slackwater.runtime.net.hub import WorkerHub
@@ -50,9 +48,9 @@ class RolloutFloor:
         self.controller = FleetController(settings, lending=lending)
         self.manager = self.controller.rollout
         controller: Before = self.controller if before is None else before(self.controller)
-        self.hub = WorkerHub(self, OneKey(self.secret), heartbeat_every_s=0.5)
+        self.hub = WorkerHub(OneKey(self.secret), heartbeat_every_s=0.5)
         self._released = released
-        self.runtime = FleetRuntime(controller, partial(live_driver, record=record))
+        self.runtime = live_driver(controller, record=record)
         self.lending = ServingExecutor(self.runtime, self.hub.send, offers or {})
         self.rollout = EngineExecutor(
             self.runtime,
@@ -64,7 +62,7 @@ class RolloutFloor:
         self.lost: list[tuple[WorkerId, str]] = []
 
     async def __aenter__(self) -> "RolloutFloor":
-        await self.hub.start()
+        await self.hub.start(self)
         return self
 
     async def __aexit__(

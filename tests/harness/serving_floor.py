@@ -12,8 +12,7 @@ from harness.direct_worker import offer_models, spawn_directly
 from harness.live_fleet import BASE, BASE_VERSION
 from harness.rollout_floor import RolloutFloor
 from slackwater.control.jobs.events import JobTrained
-from slackwater.control.lending.controller import LendingController
-from slackwater.control.lending.lender import LenderSettings
+from slackwater.control.lending.lender import LenderSettings, LendingController
 from slackwater.control.rollout.facts import TurnOpened
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.errors import UnavailableError

@@ -37,12 +37,13 @@ async def _serve(settings: ServiceSettings, folder: StateDirectory) -> int:
     folder.logs.mkdir(parents=True, exist_ok=True)
     _log_to(folder.logs / "service.log")
     listening = bind(settings.host, settings.port)
-    plane = ControlPlane(settings, folder, VersionCatalog(folder.weights))
+    reached_at = _reached_at(settings.host, listening.getsockname()[1])
+    plane = ControlPlane(settings, folder, VersionCatalog(folder.weights), reached_at)
     check_isolation(settings, len(plane.tenants.names()))
     url = f"http://{settings.host}:{listening.getsockname()[1]}"
     key = plane.tenants.key_of(settings.tenants[0])
     server = http_server(create_app(plane), several_tenants=plane.loop_shares.several)
-    await plane.start(_reached_at(settings.host, listening.getsockname()[1]))
+    await plane.start()
     try:
         join = plane.join_address()
         told = {"hub": join.hub, "depot": join.depot, "pin": join.pin}

@@ -1,4 +1,5 @@
-"""The driver of one controller, the same live and simulated: an inbox, named timers and a record.
+"""The driver of one controller, the same live and simulated: an inbox, named timers, a record, and
+who executes which command.
 
 An event that comes while another is handled waits in the inbox, so that a controller never sees
 an event before the commands of the one before it were executed. The clock, and what calls back at
@@ -6,7 +7,7 @@ a time, are given: an event loop's live, an event queue's simulated.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 
@@ -36,14 +37,16 @@ class Driver(Generic[E, C]):
         deliver: Callable[[TimerFired], None] | None = None,
         handled: Callable[[], None] | None = None,
     ) -> None:
-        """`record` gets one line per event. `failed` hears of an event at which the controller
-        raised. `around` holds while an event is handled, `handled` is called after it. `deliver`
-        is given due timers in place of `feed`.
+        """`execute` takes the commands for which nobody registered. `record` gets one line per
+        event. `failed` hears of an event at which the controller raised. `around` holds while an
+        event is handled, `handled` is called after it. `deliver` is given due timers in place of
+        `feed`.
         """
         self.controller = controller
         self.current: E | None = None
         self.events = 0
         self._execute = execute
+        self._executors: dict[type, Callable[[Any], None]] = {}
         self._clock = clock
         self._schedule = schedule
         self._record = record
@@ -67,6 +70,14 @@ class Driver(Generic[E, C]):
                     self._handle(self._inbox.popleft())
         finally:
             self._handling = False
+
+    def register(self, execute: Callable[[Any], None], kinds: Iterable[type]) -> None:
+        """From now on `execute` is called with commands of these types."""
+        self._executors |= dict.fromkeys(kinds, execute)
+
+    def execute(self, command: C) -> None:
+        """Hand a command to the executor of its type."""
+        self._executors.get(type(command), self._execute)(command)
 
     @property
     def idle(self) -> bool:
@@ -92,7 +103,7 @@ class Driver(Generic[E, C]):
             if isinstance(command, SetTimer):
                 self._set(command.name, command.at_s)
             else:
-                self._execute(command)
+                self.execute(command)
         if self._handled is not None:
             self._handled()
 

@@ -3,7 +3,7 @@ replayed.
 """
 
 from slackwater.control.fleet.controller import FleetController
-from slackwater.control.lending.controller import LendingController
+from slackwater.control.lending.lender import LendingController
 from slackwater.runtime.settings import ServiceSettings
 
 

@@ -5,15 +5,18 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol, TypeVar
+from typing import TypeAlias, TypeVar
 
 from slackwater.control.controller import Controller, Timed
 from slackwater.control.driver import Driver
+from slackwater.control.fleet.messages import FleetCommand, FleetEvent
 
 logger = logging.getLogger(__name__)
 
 E = TypeVar("E", bound=Timed)
 C = TypeVar("C")
+
+FleetDriver: TypeAlias = Driver[FleetEvent, FleetCommand]
 
 _HELD_UP_S = 1.0
 _HEARING_S = 0.2
@@ -37,31 +40,21 @@ def _call(at_s: float, due: Callable[[], None]) -> None:
         due()
 
 
-class NewDriver(Protocol):
-    """Makes the driver of a controller, as `live_driver` does."""
-
-    def __call__(
-        self,
-        controller: Controller[E, C],
-        execute: Callable[[C], None],
-        *,
-        around: Callable[[], AbstractContextManager[object]] = nullcontext,
-    ) -> Driver[E, C]: ...
-
-
 def live_driver(
     controller: Controller[E, C],
-    execute: Callable[[C], None],
     *,
     around: Callable[[], AbstractContextManager[object]] = nullcontext,
     record: Callable[[bytes], None] | None = None,
     died: Callable[[], None] = lambda: None,
 ) -> Driver[E, C]:
-    """The driver of a live controller.
+    """The driver of a live controller; each executor registers the commands that it executes.
 
     One that raises may have wrong state: `died` is called, and the next start takes over from the
     durable log.
     """
+
+    def unexecuted(command: C) -> None:
+        logger.error("a command that nobody executes: %s", type(command).__name__)
 
     def failed(event: E) -> None:
         logger.exception("a controller raised event=%s", type(event).__name__)
@@ -69,7 +62,7 @@ def live_driver(
 
     return Driver(
         controller,
-        execute,
+        unexecuted,
         clock=loop_time,
         schedule=call_at,
         record=record,

@@ -13,23 +13,24 @@ from slackwater.control.actions.settings import BrokerSettings
 from slackwater.control.coschedule.events import NodeLost
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import InstanceId, JobId, NodeId, RequestId, SessionId, TenantId, WorkerId
+from slackwater.model.operation import Operation
+from slackwater.model.session import TrainedModel
 from slackwater.runtime.executors.actions import ActionExecutor
-from slackwater.runtime.executors.drivers import DriverDependencies, DriverExecutor
+from slackwater.runtime.executors.drivers import DriverExecutor
 from slackwater.runtime.executors.engines import EngineExecutor, EngineHooks
 from slackwater.runtime.executors.permits import DecisionClock, PermitExecutor, PhaseCallbacks
 from slackwater.runtime.executors.serving import Offer, ServingExecutor
 from slackwater.runtime.executors.state_moves import StateMoves
-from slackwater.runtime.executors.trainers import TrainerDependencies, TrainerExecutor
+from slackwater.runtime.executors.trainers import TrainerExecutor
 from slackwater.runtime.executors.warm_up import warm_up_broker, warm_up_coscheduler
 from slackwater.runtime.fleet_controller import new_fleet_controller
-from slackwater.runtime.fleet_runtime import FleetRuntime
 from slackwater.runtime.launch.agents import JoinAddress
 from slackwater.runtime.launch.fleet import LaunchedFleet
 from slackwater.runtime.launch.launch_plan import LaunchPlan
 from slackwater.runtime.launch.node_keys import NodeKeys
 from slackwater.runtime.launch.nodes import agent_name
 from slackwater.runtime.launch.worker_plans import WorkerPlans, reward_models
-from slackwater.runtime.live_driver import NewDriver, live_driver, loop_time
+from slackwater.runtime.live_driver import live_driver, loop_time
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.recording import Recording
@@ -38,8 +39,8 @@ from slackwater.runtime.services.breakdowns import Breakdowns
 from slackwater.runtime.services.fair_work import FairWork
 from slackwater.runtime.services.finishing import RequestFinisher
 from slackwater.runtime.services.helper_processes import HelperProcesses
-from slackwater.runtime.services.housekeeping import Housekeeping, HousekeepingDependencies
-from slackwater.runtime.services.instances import InstanceDependencies, InstanceService
+from slackwater.runtime.services.housekeeping import Housekeeping
+from slackwater.runtime.services.instances import InstanceService
 from slackwater.runtime.services.jobs import Jobs
 from slackwater.runtime.services.loop_shares import LoopShares
 from slackwater.runtime.services.loop_watch import LoopWatch
@@ -53,7 +54,7 @@ from slackwater.runtime.services.slo_tracker import SloTracker
 from slackwater.runtime.services.submissions import Submissions
 from slackwater.runtime.services.tenants import Tenants
 from slackwater.runtime.services.turn_shares import TurnShares
-from slackwater.runtime.services.workers import WorkerHandlers, Workers
+from slackwater.runtime.services.workers import Workers
 from slackwater.runtime.settings import SILENT_AFTER_S, ServiceSettings
 from slackwater.runtime.store.base_models import BaseModel, BaseModels
 from slackwater.runtime.store.database import Store
@@ -71,8 +72,13 @@ class ControlPlane:
     """Everything behind the HTTP face. `failed` is set when something died that must not."""
 
     def __init__(
-        self, settings: ServiceSettings, state: StateDirectory, shelf: VersionShelf
+        self,
+        settings: ServiceSettings,
+        state: StateDirectory,
+        shelf: VersionShelf,
+        url: str | None = None,
     ) -> None:
+        """At `url` the drivers of jobs find the service."""
         self.settings = settings
         self.brokers_actions = settings.brokers_actions
         self.state = state
@@ -94,20 +100,28 @@ class ControlPlane:
         self._open_fleet()
         self.controller = new_fleet_controller(settings)
         clock = DecisionClock()
-        around = nullcontext if settings.coschedule is None else clock
-        self.runtime = FleetRuntime(self.controller, self._driver_of("fleet"), around)
+        self.runtime = live_driver(
+            self.controller,
+            around=nullcontext if settings.coschedule is None else clock,
+            record=self._recording.of("fleet"),
+            died=self.failed.set,
+        )
         self._open_engines()
-        self._open_jobs(clock)
+        self._open_jobs(clock, url)
         self._open_sampling()
         self._open_training()
         self._open_actions()
         self.outcomes = RequestOutcomes(self.store, self.board)
-        self.workers.hearers = WorkerHandlers(
-            *(self.fleet, self.rollout, self.training, self._action_body, self.instances),
+        self.workers = Workers(
+            self.fleet,
+            self.rollout,
+            self.training,
+            self._action_body,
+            self.instances,
             self._node_lost,
         )
         self._breakdowns = Breakdowns(
-            *(self.fleet, self.bases, self.controller.rollout, self.instances, self.workers)
+            self.fleet, self.bases, self.controller.rollout, self.instances, self.workers
         )
 
     # ---- the parts, in the order in which they need each other ----
@@ -117,10 +131,8 @@ class ControlPlane:
         keys, file = NodeKeys(state), settings.whole_fleet
         launch_plan = LaunchPlan(keys)
         self._certificate = Certificate.kept_in(state.root) if file.encrypted else None
-        self.workers = Workers()
         self.loop_shares = LoopShares(len(self.tenants.names()))
         self.hub = WorkerHub(
-            self.workers,
             launch_plan,
             told=launch_plan.told,
             silent_after_s=SILENT_AFTER_S,
@@ -154,32 +166,42 @@ class ControlPlane:
             self._release, self._drop_version, partial(self._coscheduled_node, "rollout")
         )
         self.rollout = EngineExecutor(
-            *(self.runtime, self.hub, hooks),
+            self.runtime,
+            self.hub,
+            hooks,
             meters=self.meters,
             lending=lending,
             promise=promise,
         )
         self.instances = InstanceService(
-            InstanceDependencies(self.fleet.spawn, self._plans.engine_arguments, self.state.logs),
             self.controller,
             self.rollout,
             self.fleet.supervisor,
+            spawn=self.fleet.spawn,
+            engine_arguments=self._plans.engine_arguments,
+            logs=self.state.logs,
         )
 
-    def _open_jobs(self, clock: DecisionClock) -> None:
+    def _open_jobs(self, clock: DecisionClock, url: str | None) -> None:
         """Jobs, their drivers, and the permits of those that share nodes."""
         feed, shared = self.runtime.feed, self.settings.coschedule
         self.jobs = Jobs(
-            *(self.store, self.sessions, self.controller.jobs, feed), self.settings.tenants[0]
+            self.store, self.sessions, self.controller.jobs, feed, self.settings.tenants[0]
         )
         self.drivers = DriverExecutor(
-            DriverDependencies(
-                *(self.store, self.state.root / "jobs", self.runtime, self.background.spawn),
-                *(self._key_of_job, self._end_sessions),
-            )
+            store=self.store,
+            folder=self.state.root / "jobs",
+            driver=self.runtime,
+            spawn=self.background.spawn,
+            key=self._key_of_job,
+            end_sessions=self._end_sessions,
+            url=url,
         )
         self.submissions = Submissions(
-            *(self.store, self.controller, feed, self.drivers),
+            self.store,
+            self.controller,
+            feed,
+            self.drivers,
             lambda: [base.name for base in self.bases],
         )
         self.phases: PhaseService | None = None
@@ -196,7 +218,11 @@ class ControlPlane:
         self.loop_watch = LoopWatch()
         self.helpers = HelperProcesses("slackwater.serve.http.helper")
         self.sampling = SamplingService(
-            *(self.store, self.board, self.background, self.rollout, self.shares),
+            self.store,
+            self.board,
+            self.background,
+            self.rollout,
+            self.shares,
             (self.loop_shares, self.fair_work),
             self.sessions.job_of,
         )
@@ -204,29 +230,41 @@ class ControlPlane:
     def _open_training(self) -> None:
         """Operations, the weights that they publish, and what is tidied up after them."""
         settings, state, shelf = self.settings, self.state, self.shelf
-        self._publications = Publications(
-            self.rollout, self.sampling, self.sessions, self.background
-        )
         self.training = TrainerExecutor(
-            TrainerDependencies(
-                *(self.store, self.board, self.hub, state, self.bases, self.background),
-                self._state_moves,
-                self.sessions.job_of,
-                partial(self._coscheduled_node, "train"),
-                lambda: self.controller.weights.routes.lead_elsewhere,
-            ),
-            *(self.runtime, self.controller.operations),
-            RequestFinisher(state, shelf),
-            self._publications.finished,
-            settings.max_waiting_bytes // len(self.tenants.names()),
+            self.runtime,
+            self.controller.operations,
+            store=self.store,
+            board=self.board,
+            hub=self.hub,
+            state=state,
+            bases=self.bases,
+            background=self.background,
+            moves=self._state_moves,
+            job_of=self.sessions.job_of,
+            node_of=partial(self._coscheduled_node, "train"),
+            stock=lambda: self.controller.weights.routes.lead_elsewhere,
+            finisher=RequestFinisher(state, shelf),
+            finished=self._finished,
+            max_payload_bytes=settings.max_waiting_bytes // len(self.tenants.names()),
         )
         self.housekeeping = Housekeeping(
-            HousekeepingDependencies(
-                *(settings, self.store, state, shelf, self.sessions),
-                *(self.sampling, self.training, self.rollout, self.jobs, self.end_session),
-            )
+            settings=settings,
+            store=self.store,
+            state=state,
+            shelf=shelf,
+            sessions=self.sessions,
+            sampling=self.sampling,
+            operations=self.training,
+            rollout=self.rollout,
+            jobs=self.jobs,
+            end_session=self.end_session,
         )
-        self._publications.housekeeping = self.housekeeping
+        self._publications = Publications(
+            self.rollout, self.sampling, self.sessions, self.background, self.housekeeping
+        )
+
+    def _finished(self, model: TrainedModel, operation: Operation, payload: bytes) -> None:
+        self._publications.finished(model, operation, payload)
 
     def _open_actions(self) -> None:
         settings, names = self.settings, self.tenants.names()
@@ -237,18 +275,18 @@ class ControlPlane:
         self._action_body = ActionExecutor(
             self.hub,
             ahead,
-            broker,
-            self._driver_of("actions"),
+            live_driver(broker, record=self._recording.of("actions"), died=self.failed.set),
             needs_isolation=len(names) > 1 and not settings.trust_tenants,
         )
         self.actions = ActionService(
-            *(self.store, ahead, self.background, self._action_body),
-            *(broker, settings.results_kept_s, names),
+            self.store,
+            ahead,
+            self.background,
+            self._action_body,
+            broker,
+            settings.results_kept_s,
+            names,
         )
-
-    def _driver_of(self, name: str) -> NewDriver:
-        """Drives a controller that is recorded if anybody asked; the service stops if it raises."""
-        return partial(live_driver, record=self._recording.of(name), died=self.failed.set)
 
     def _key_of_job(self, job: JobId) -> str:
         tenant, _, name = job.partition("/")
@@ -274,12 +312,10 @@ class ControlPlane:
         if self.phases is not None:
             self.phases.save_soon(self.store, self.background)
 
-    async def start(self, url: str | None = None) -> None:
-        """Open the store, take over what it has, and start the workers; at `url` drivers of jobs
-        find the service.
-        """
+    async def start(self) -> None:
+        """Open the store, take over what it has, and start the workers."""
         await self.store.open()
-        await self.hub.start()
+        await self.hub.start(self.workers)
         self.rollout.name_owners(self.tenants.names())
         if self.phases is not None and self.settings.coschedule is not None:
             await asyncio.to_thread(warm_up_coscheduler, self.settings.coschedule)
@@ -297,8 +333,8 @@ class ControlPlane:
         models = [base.name for base in self.bases]
         listed = self.settings.instances
         self.instances.keep({InstanceId(entry.name): entry.wish(models) for entry in listed})
-        if url is not None:
-            await self.submissions.go_on(url)
+        if self.drivers.url is not None:
+            await self.submissions.adopt_drivers()
 
     def _prefetch(self, training: list[JobId], rolling: list[JobId]) -> None:
         """Have agents load the states of jobs that train now, then of jobs that train next."""

@@ -15,6 +15,7 @@ from slackwater.control.actions.settings import BrokerSettings
 from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.model.ids import WorkerId
 from slackwater.runtime.executors.actions import ActionExecutor
+from slackwater.runtime.live_driver import live_driver
 from slackwater.runtime.settings import ServiceSettings
 from slackwater.wire.sandbox import SandboxFacts
 
@@ -81,7 +82,8 @@ def test_plain_processes_for_several_tenants_are_refused_unless_they_are_trusted
 @pytest.mark.parametrize("needed", [True, False])
 def test_a_worker_that_does_not_isolate_gets_no_action_where_tenants_need_it(needed: bool) -> None:
     broker = ActionBroker(BrokerSettings())
-    body = ActionExecutor(None, None, broker, needs_isolation=needed)  # type: ignore[arg-type]
+    driver = live_driver(broker)
+    body = ActionExecutor(None, None, driver, needs_isolation=needed)  # type: ignore[arg-type]
     body.worker_joined(WorkerId("w"), SandboxFacts("n", [[0, 1]], 1024, "process"))
     assert bool(body.facts) is not needed
     assert bool(broker.books.nodes) is not needed

@@ -8,17 +8,15 @@ from msgspec.structs import replace
 
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.jobs.events import JobTrained
-from slackwater.control.lending.controller import LendingController
 from slackwater.control.lending.demand import QUIET_S
 from slackwater.control.lending.events import ServingNodeReported
-from slackwater.control.lending.lender import LenderSettings
+from slackwater.control.lending.lender import LenderSettings, LendingController
 from slackwater.control.rollout.facts import TurnClosed, TurnOpened
 from slackwater.control.steps.events import DevicesGranted
 from slackwater.model.ids import JobId, NodeId, WorkerId
 from slackwater.policy.serving.lender_choice import LenderRule
 from slackwater.runtime.executors.serving import Offer, ServingExecutor
-from slackwater.runtime.fleet_runtime import FleetRuntime
-from slackwater.runtime.live_driver import loop_time
+from slackwater.runtime.live_driver import live_driver, loop_time
 from slackwater.wire import lending, messages
 
 ONE, TWO = JobId("one"), JobId("two")
@@ -33,7 +31,7 @@ class Stage:
         self.told: list[tuple[WorkerId, messages.Message]] = []
         settings = LenderSettings(LenderRule(rest_s=0.1), review_every_s=0.1)
         self.controller = FleetController(lending=LendingController(["policy"], settings))
-        self.runtime = FleetRuntime(self.controller)
+        self.runtime = live_driver(self.controller)
         self.body = ServingExecutor(
             self.runtime,
             lambda worker, message: self.told.append((worker, message)),

@@ -45,8 +45,8 @@ async def connect(hub: WorkerHub) -> tuple[asyncio.StreamReader, asyncio.StreamW
 def test_what_came_while_the_loop_was_held_up_counts_before_the_clock_does() -> None:
     async def body() -> None:
         heard = Heard()
-        hub = WorkerHub(heard, OneKey("s"), silent_after_s=0.3)
-        await hub.start()
+        hub = WorkerHub(OneKey("s"), silent_after_s=0.3)
+        await hub.start(heard)
         _, writer = await connect(hub)
         writer.write(messages.encode(messages.Heartbeat()))
         await writer.drain()
@@ -66,8 +66,8 @@ def test_what_came_while_the_loop_was_held_up_counts_before_the_clock_does() -> 
 def test_a_worker_that_does_not_read_is_cut_off_before_it_fills_the_memory() -> None:
     async def body() -> None:
         heard = Heard()
-        hub = WorkerHub(heard, OneKey("s"), most_unread_bytes=1 << 20)
-        await hub.start()
+        hub = WorkerHub(OneKey("s"), most_unread_bytes=1 << 20)
+        await hub.start(heard)
         reader, writer = await connect(hub)
         reader._transport.pause_reading()  # type: ignore[attr-defined]  # deaf from now on
         big = messages.RunPass(1, "m", bytes(1 << 19))
@@ -100,8 +100,8 @@ def test_a_late_timer_lets_others_speak_first() -> None:
 def test_what_a_worker_said_while_nobody_listened_is_passed_on_with_others_in_between() -> None:
     async def body() -> None:
         heard = Heard()
-        hub = WorkerHub(heard, OneKey("s"), crowded=lambda: True)
-        await hub.start()
+        hub = WorkerHub(OneKey("s"), crowded=lambda: True)
+        await hub.start(heard)
         _, writer = await connect(hub)
         writer.write(messages.encode(messages.Heartbeat()) * 2000)
         await writer.drain()

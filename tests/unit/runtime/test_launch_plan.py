@@ -68,7 +68,7 @@ class Stage:
         self.nodes = NodeKeys(StateDirectory(folder))
         self.plan = LaunchPlan(self.nodes)
         self.heard = Heard()
-        self.hub = WorkerHub(self.heard, self.plan, told=self.plan.told)
+        self.hub = WorkerHub(self.plan, told=self.plan.told)
         self.plan.node_joined(NodeFacts("a", cores=2, memory_mb=1000))
         plans = (ENGINE, SERVING, TRAINER, SANDBOX, REWARDS)
         self.keys = {
@@ -114,7 +114,7 @@ def run(folder: Path, hello: messages.Hello, of: str, name: str | None = None) -
 
     async def scenario() -> str:
         stage = Stage(folder)
-        await stage.hub.start()
+        await stage.hub.start(stage.heard)
         try:
             async with asyncio.timeout(DEADLINE_S):
                 return await stage.says(hello, stage.keys[of], name)
@@ -185,7 +185,7 @@ def test_an_engine_cannot_take_another_workers_name_after_its_proof(tmp_path: Pa
 def test_a_key_holds_once_and_not_after_its_process_ended(tmp_path: Path) -> None:
     async def scenario() -> None:
         stage = Stage(tmp_path)
-        await stage.hub.start()
+        await stage.hub.start(stage.heard)
         try:
             async with asyncio.timeout(DEADLINE_S):
                 key = stage.keys["engine-0"]
@@ -204,7 +204,7 @@ def test_a_key_holds_once_and_not_after_its_process_ended(tmp_path: Path) -> Non
 def test_a_worker_that_was_told_to_lend_joins_for_that_job_alone(tmp_path: Path) -> None:
     async def scenario() -> None:
         stage = Stage(tmp_path)
-        await stage.hub.start()
+        await stage.hub.start(stage.heard)
         try:
             async with asyncio.timeout(DEADLINE_S):
                 key = stage.keys["serving-0"]
@@ -226,7 +226,7 @@ def test_the_sandboxes_of_a_node_share_what_the_node_has(tmp_path: Path) -> None
         stage = Stage(tmp_path)
         second = WorkerPlan("sandbox-1", SANDBOX.module, ("--node", "sandbox-1"))
         keys = stage.keys | {"sandbox-1": stage.plan.expect(A, second, WorkerId("sandbox-1.1"))}
-        await stage.hub.start()
+        await stage.hub.start(stage.heard)
         try:
             async with asyncio.timeout(DEADLINE_S):
                 first = sandbox(cores=[[0]], memory_mib=500)
@@ -249,7 +249,7 @@ def test_a_node_key_is_for_one_node_of_one_pool(tmp_path: Path) -> None:
 
     async def scenario() -> list[str]:
         stage = Stage(tmp_path / "plane")
-        await stage.hub.start()
+        await stage.hub.start(stage.heard)
         try:
             async with asyncio.timeout(DEADLINE_S):
                 key = stage.nodes.key("a", "gpu")

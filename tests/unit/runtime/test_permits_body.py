@@ -7,7 +7,7 @@ from slackwater.control.fleet.controller import FleetController
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import Phase
 from slackwater.runtime.executors.permits import DecisionClock, PermitExecutor, PhaseCallbacks
-from slackwater.runtime.fleet_runtime import FleetRuntime
+from slackwater.runtime.live_driver import live_driver
 
 A, B = JobId("a"), JobId("b")
 
@@ -23,7 +23,7 @@ def _hands(
 
 
 def _body(callbacks: PhaseCallbacks) -> PermitExecutor:
-    runtime = FleetRuntime(FleetController())
+    runtime = live_driver(FleetController())
     return PermitExecutor(runtime, (NodeId("n"),), callbacks, DecisionClock())
 
 

@@ -262,8 +262,8 @@ async def talk(
 ) -> tuple[Heard, messages.ToWorker]:
     """Send bytes to a hub, or join with a key; `then` more after its answer, and hang up."""
     heard = Heard()
-    hub = WorkerHub(heard, OneKey("secret"), hello_timeout_s=hello_timeout_s)
-    await hub.start()
+    hub = WorkerHub(OneKey("secret"), hello_timeout_s=hello_timeout_s)
+    await hub.start(heard)
     async with asyncio.timeout(60):
         if key is not None:
             _, writer, answer = await dial(hub, HELLO, key)
@@ -322,8 +322,8 @@ def test_a_peer_that_says_nothing_is_not_waited_for() -> None:
 def test_a_worker_that_falls_silent_or_sends_garbage_is_lost() -> None:
     async def silent() -> list[str]:
         heard = Heard()
-        hub = WorkerHub(heard, OneKey("secret"), silent_after_s=0.05)
-        await hub.start()
+        hub = WorkerHub(OneKey("secret"), silent_after_s=0.05)
+        await hub.start(heard)
         _, writer, _ = await dial(hub, HELLO, "secret")
         async with asyncio.timeout(60):
             await heard.loss.wait()
@@ -430,7 +430,7 @@ def test_checkpoint_paths_are_what_the_sdk_accepts() -> None:
 
 def test_a_controller_that_raises_stops_the_service_and_is_not_hidden() -> None:
     died: list[str] = []
-    driver = live_driver(RolloutManager(), lambda command: None, died=lambda: died.append("died"))
+    driver = live_driver(RolloutManager(), died=lambda: died.append("died"))
     driver.feed(TimerFired(0.0, "rollout-watch"))
     assert not died
     nonsense: Any = ToldNothing(0.0)

@@ -15,7 +15,7 @@ from slackwater.model.errors import NotFoundError, RefusedError, UnavailableErro
 from slackwater.model.ids import JobId, SamplingSessionId, SessionId, TenantId
 from slackwater.model.session import SamplingSession
 from slackwater.runtime.executors.engines import EngineExecutor, EngineHooks
-from slackwater.runtime.fleet_runtime import FleetRuntime
+from slackwater.runtime.live_driver import live_driver
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.net.credentials import OneKey
 from slackwater.runtime.net.hub import WorkerHub
@@ -69,8 +69,8 @@ def with_desk(
         await store.call(lambda c: add_sampling_session(c, SESSION, 0, 1.0))
         board, died = FutureBoard(), list[BaseException]()
         background = Background(died.append)
-        hub = WorkerHub(Nobody(), OneKey("secret"))
-        runtime = FleetRuntime(FleetController())
+        hub = WorkerHub(OneKey("secret"))
+        runtime = live_driver(FleetController())
         rollout = EngineExecutor(runtime, hub, EngineHooks(lambda worker: None))
         shares = TurnShares(8, ["mine", "other"])
         desk = SamplingService(

@@ -53,8 +53,8 @@ def with_hub(scenario: Callable[[WorkerHub], Awaitable[None]], **options: int) -
     heard = Nobody()
 
     async def run() -> None:
-        hub = WorkerHub(heard, OneKey(KEY), **options)  # type: ignore[arg-type]
-        await hub.start()
+        hub = WorkerHub(OneKey(KEY), **options)  # type: ignore[arg-type]
+        await hub.start(heard)
         try:
             async with asyncio.timeout(DEADLINE_S):
                 await scenario(hub)

@@ -17,8 +17,7 @@ from slackwater.model.ids import JobId, TrajectoryId, TurnId, WorkerId
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import TurnSpec
 from slackwater.runtime.executors.engines import EngineExecutor, EngineHooks, TurnResult
-from slackwater.runtime.fleet_runtime import FleetRuntime
-from slackwater.runtime.live_driver import loop_time
+from slackwater.runtime.live_driver import live_driver, loop_time
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame, FrameDecoder
 
@@ -32,7 +31,7 @@ class Floor:
     def __init__(self) -> None:
         settings = RolloutSettings(trainer_patience_s=0.2, watch_every_s=0.02)
         self.controller = FleetController(settings)
-        self.runtime = FleetRuntime(self.controller)
+        self.runtime = live_driver(self.controller)
         hooks = EngineHooks(lambda worker: None)
         self.rollout = EngineExecutor(self.runtime, self, hooks)  # type: ignore[arg-type]  # only send() is used
         self.runtime.register(self._granted, (GrantDevices,))

@@ -34,8 +34,8 @@ class Heard:
 def test_a_heartbeat_tells_the_resident_memory_beside_the_workers_own_gauges() -> None:
     async def body() -> None:
         heard = Heard()
-        hub = WorkerHub(heard, OneKey("s"), heartbeat_every_s=0.05)
-        await hub.start()
+        hub = WorkerHub(OneKey("s"), heartbeat_every_s=0.05)
+        await hub.start(heard)
         hello = messages.Hello("w", "trainer")
         worker = await asyncio.to_thread(Connection, hub.address, hello, "s", orphaned=lambda: None)
         worker.report_gauges(lambda: {"running": 3.0})

@@ -23,9 +23,8 @@ from slackwater.control.jobs import driver_events as of_driver
 from slackwater.control.jobs import events as of_job
 from slackwater.control.jobs.drivers import DRIVER, DriverRegistry
 from slackwater.control.jobs.registry import JobRegistry
-from slackwater.control.lending import messages as of_lending
-from slackwater.control.lending.controller import LendingController
-from slackwater.control.lending.lender import REVIEW
+from slackwater.control.lending import demand as of_lending
+from slackwater.control.lending.lender import REVIEW, LendingController
 from slackwater.control.operations import events as of_operation
 from slackwater.control.operations.controller import OPERATIONS, OperationsController
 from slackwater.control.operations.settings import OperationsConfig

@@ -11,7 +11,7 @@ from slackwater.control.jobs import driver_events as of_driver
 from slackwater.control.jobs import events as of_job
 from slackwater.control.jobs.commands import JobCommand
 from slackwater.control.jobs.driver_commands import DriverCommand
-from slackwater.control.lending import messages as of_lending
+from slackwater.control.lending import demand as of_lending
 from slackwater.control.lending.commands import LendingCommand
 from slackwater.control.operations import commands as operations_do
 from slackwater.control.operations import events as of_operation

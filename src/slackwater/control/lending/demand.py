@@ -7,13 +7,16 @@ that come after its optimizer has stepped belong to its next RL step.
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from slackwater.control.jobs.events import JobTrained
 from slackwater.control.lending import events as on
-from slackwater.control.lending.messages import LoanEvent
 from slackwater.control.rollout.facts import TurnClosed, TurnOpened
 from slackwater.control.steps.events import DevicesGranted
 from slackwater.model.ids import JobId, NodeId
+
+LoanEvent: TypeAlias = on.LendingEvent | TurnOpened | TurnClosed | DevicesGranted | JobTrained
+EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in LoanEvent.__args__}
 
 QUIET_S = 2.0  # a job without a live turn for so long has ended its rollout
 

@@ -9,12 +9,13 @@ the arbiter's (`policy/serving/arbiter.py`).
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
 from slackwater.control.lending import commands as do
 from slackwater.control.lending import events as on
+from slackwater.control.lending.demand import LoanDemand, LoanEvent
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import JobId, NodeId, ServiceName
 from slackwater.policy.serving.lender_choice import LendableNode, LenderRule
@@ -218,3 +219,23 @@ class Lender:
         if short and self._nodes and not self._watching:
             self._watching = True
             self._out.append(SetTimer(REVIEW, now_s + self._settings.review_every_s))
+
+
+class LendingController:
+    """Rollouts of the `lendable` base models borrow the nodes of services."""
+
+    def __init__(self, lendable: Collection[str], settings: LenderSettings | None = None) -> None:
+        self.lender = Lender(settings)
+        self._demand = LoanDemand(lendable)
+
+    def handle(self, event: LoanEvent) -> Sequence[do.LendingCommand]:
+        """Take one event; return what is to be done, in order."""
+        out: list[do.LendingCommand] = []
+        for each in self._demand.translate(event):
+            out += self.lender.handle(each)
+        return out
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if an invariant does not hold."""
+        self.lender.check_integrity()
+        self._demand.check_integrity()

@@ -10,11 +10,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Protocol, get_args
 
 from slackwater.control.actions import commands as do
 from slackwater.control.actions import events as on
-from slackwater.control.controller import Controller
+from slackwater.control.driver import Driver
 from slackwater.model.action import EnvironmentSpec, GpuService, OutcomeKind, WorkerCapacity
 from slackwater.model.ids import (
     ActionId,
@@ -24,7 +24,7 @@ from slackwater.model.ids import (
     ServiceName,
     WorkerId,
 )
-from slackwater.runtime.live_driver import NewDriver, live_driver, loop_time
+from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.store import action_log as log
 from slackwater.runtime.store.write_ahead import WriteAhead
@@ -71,8 +71,7 @@ class ActionExecutor:
         self,
         hub: WorkerHub,
         ahead: WriteAhead,
-        broker: Controller[on.Event, do.Command],
-        new_driver: NewDriver = live_driver,
+        driver: Driver[on.Event, do.Command],
         *,
         needs_isolation: bool,
     ) -> None:
@@ -80,8 +79,8 @@ class ActionExecutor:
         self._ahead = ahead
         self._needs_isolation = needs_isolation
         self._owner: ActionOwner | None = None
-        self._driver = new_driver(broker, self._apply)
-        self.feed = self._driver.feed
+        driver.register(self._execute, get_args(do.Command))
+        self.feed, self.close = driver.feed, driver.close
         self._attempts: dict[int, _Attempt] = {}
         self._latest: dict[ActionId, int] = {}
         self._workers: dict[NodeId, WorkerId] = {}
@@ -95,9 +94,6 @@ class ActionExecutor:
 
     def belongs_to(self, owner: ActionOwner) -> None:
         self._owner = owner
-
-    def close(self) -> None:
-        self._driver.close()
 
     # ---- for the hub ----
     def worker_joined(self, worker: WorkerId, facts: sandbox.SandboxFacts) -> None:
@@ -207,7 +203,7 @@ class ActionExecutor:
         self._attempts.pop(attempt, None)
 
     # ---- the broker ----
-    def _apply(self, command: do.Command) -> None:
+    def _execute(self, command: do.Command) -> None:
         match command:
             case do.StartAction():
                 self._start(command)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,8 +23,7 @@ from slackwater.control.jobs import driver_commands as do
 from slackwater.control.jobs import driver_events as on
 from slackwater.model.ids import JobId
 from slackwater.model.job_file import JobFile
-from slackwater.runtime.fleet_runtime import FleetRuntime
-from slackwater.runtime.live_driver import loop_time
+from slackwater.runtime.live_driver import FleetDriver, loop_time
 from slackwater.runtime.store.database import Store
 from slackwater.runtime.store.submitted_jobs import SubmittedJob, keep_driver
 from slackwater.wire.driver_files import DriverFiles
@@ -40,35 +39,32 @@ _WRONG_INPUT = 2  # the status of our own commands whose input is wrong
 ProcessCommand: TypeAlias = do.KeepDriver | do.StartDriver | do.EndDriver
 
 
-@dataclass(frozen=True, slots=True)
-class DriverDependencies:
-    """`key` is what a job's driver shows the service; `end_sessions` ends what a driver that is
-    gone had open.
+@dataclass(slots=True)
+class DriverExecutor:
+    """Executes the driver registry's commands, those of one job in order.
+
+    `key` is what a job's driver shows the service at `url`; `end_sessions` ends what a driver that
+    is gone had open. Without a `url` no job can be submitted.
     """
 
     store: Store
     folder: Path
-    runtime: FleetRuntime
+    driver: FleetDriver
     spawn: Callable[[Coroutine[Any, Any, None]], Any]
     key: Callable[[JobId], str]
     end_sessions: Callable[[JobId, str], Awaitable[None]]
+    url: str | None
+    _turns: defaultdict[JobId, asyncio.Lock] = field(
+        default_factory=lambda: defaultdict(asyncio.Lock), init=False
+    )
+    _jobs: dict[JobId, JobFile] = field(default_factory=dict, init=False)
+    _closing: bool = field(default=False, init=False)
 
-
-class DriverExecutor:
-    """Carries out the driver book's commands, those of one job in order. Drivers are told `url`,
-    which must be set before the first.
-    """
-
-    def __init__(self, parts: DriverDependencies) -> None:
-        self._parts = parts
-        parts.runtime.register(self._execute, ProcessCommand.__args__)
-        self._turns: defaultdict[JobId, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._jobs: dict[JobId, JobFile] = {}
-        self._closing = False
-        self.url: str | None = None
+    def __post_init__(self) -> None:
+        self.driver.register(self._execute, ProcessCommand.__args__)
 
     def files(self, job: JobId) -> DriverFiles:
-        return DriverFiles(self._parts.folder / job)
+        return DriverFiles(self.folder / job)
 
     def know(self, job: JobId, file: JobFile) -> None:
         """What is to be run for a job, before it is submitted."""
@@ -89,8 +85,8 @@ class DriverExecutor:
         seen = not lives and ended is not None and ended.attempt == held.attempt
         seen = seen and held.over is None
         if not lives:
-            await self._parts.end_sessions(held.job, "its driver is gone")
-        self._parts.runtime.feed(
+            await self.end_sessions(held.job, "its driver is gone")
+        self.driver.feed(
             on.DriverAdopted(
                 *(loop_time(), held.job, held.tenant, held.file.terms, held.file.known_profile),
                 *(held.attempt, held.crashes),
@@ -101,7 +97,7 @@ class DriverExecutor:
         if seen and ended is not None:
             self._tell_end(held.job, held.attempt, ended.status)
         elif lives:
-            self._parts.spawn(self._follow(held.job, held.attempt, None))
+            self.spawn(self._follow(held.job, held.attempt, None))
 
     async def close(self) -> None:
         """The service stops: drivers leave, and are started again by the next one."""
@@ -121,16 +117,16 @@ class DriverExecutor:
 
     # ---- commands ----
     def _execute(self, command: ProcessCommand) -> None:
-        self._parts.spawn(self._in_turn(command))
+        self.spawn(self._in_turn(command))
 
     async def _in_turn(self, command: ProcessCommand) -> None:
         async with self._turns[command.job]:
             if isinstance(command, do.KeepDriver):
-                await self._parts.store.call(lambda c: keep_driver(c, command))
+                await self.store.call(lambda c: keep_driver(c, command))
             elif isinstance(command, do.StartDriver):
                 await self._start(command.job, command.attempt)
             else:
-                self._parts.spawn(self._make_leave(command.job, command.attempt))
+                self.spawn(self._make_leave(command.job, command.attempt))
 
     async def _start(self, job: JobId, attempt: int) -> None:
         files = self.files(job)
@@ -154,7 +150,7 @@ class DriverExecutor:
         finally:
             os.close(lock)
         logger.info("driver started job=%s attempt=%d keeper=%d", job, attempt, process.pid)
-        self._parts.spawn(self._follow(job, attempt, process))
+        self.spawn(self._follow(job, attempt, process))
 
     def _spawn(
         self, job: JobId, files: DriverFiles, attempt: int, lock: int
@@ -176,7 +172,7 @@ class DriverExecutor:
 
     def _environment(self, job: JobId, file: JobFile, files: DriverFiles) -> dict[str, str]:
         """Requests of any client in the driver belong to its job. Only the owner can read it."""
-        url, key = self.url or "", self._parts.key(job)
+        url, key = self.url or "", self.key(job)
         given = {name: value for name, value in os.environ.items() if not name.endswith("_SECRET")}
         return {
             "PYTHONUNBUFFERED": "1",
@@ -213,7 +209,7 @@ class DriverExecutor:
         ended = files.exit()
         seen = ended is not None and ended.attempt == attempt
         status = ended.status if seen and ended is not None else -signal.SIGKILL
-        await self._parts.end_sessions(job, f"its driver ended with {status}")
+        await self.end_sessions(job, f"its driver ended with {status}")
         self._tell_end(job, attempt, status)
 
     def _tell_end(self, job: JobId, attempt: int, status: int, said: str | None = None) -> None:
@@ -221,7 +217,7 @@ class DriverExecutor:
         words = self.files(job).last_lines() if said is None else said
         hopeless = status == _WRONG_INPUT and self._jobs[job].recipe is not None
         told = "" if status == 0 else words
-        self._parts.runtime.feed(on.DriverEnded(loop_time(), job, attempt, status, told, hopeless))
+        self.driver.feed(on.DriverEnded(loop_time(), job, attempt, status, told, hopeless))
 
     async def _make_leave(self, job: JobId, attempt: int) -> None:
         """Ask the keeper, which asks the driver and then kills it; if it does not, kill both."""

@@ -18,14 +18,13 @@ from slackwater.control.weights import events as of_weight
 from slackwater.model.ids import InstanceId, JobId, NodeId, TenantId, TurnId, WorkerId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.model.turn import AttemptId, FinishReason, TurnSpec
-from slackwater.runtime.executors.relays import RelayExecutor
 from slackwater.runtime.executors.serving import ServingExecutor
 from slackwater.runtime.executors.trajectory_index import TrajectoryIndex
-from slackwater.runtime.fleet_runtime import FleetRuntime
-from slackwater.runtime.live_driver import loop_time
+from slackwater.runtime.live_driver import FleetDriver, loop_time
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.services.meters import Meters
 from slackwater.runtime.services.slo_tracker import SloTracker
+from slackwater.wire import agent as says
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame, FrameKind
 from slackwater.wire.lending import BudgetReport, LoanOver
@@ -78,12 +77,66 @@ class EngineHooks:
     place_of: Callable[[WorkerId], NodeId | None] = lambda worker: None
 
 
+class RelayExecutor:
+    """Weight relays: reports on payloads become events, the director's commands messages."""
+
+    def __init__(self, hub: WorkerHub, driver: FleetDriver) -> None:
+        self._hub, self._feed = hub, driver.feed
+        driver.register(self._execute, (weight_do.FetchPayload, weight_do.DropPayload))
+        self._relays: dict[NodeId, tuple[str, str]] = {}
+
+    def joined(self, facts: says.NodeFacts) -> None:
+        """A node's agent has dialled in."""
+        if facts.relay:
+            node = NodeId(facts.node)
+            self._relays[node] = (facts.relay, facts.certificate)
+            self._feed(of_weight.RelayJoined(loop_time(), node, facts.site))
+
+    def lost(self, node: NodeId) -> None:
+        """It has gone."""
+        if self._relays.pop(node, None) is not None:
+            self._feed(of_weight.RelayLeft(loop_time(), node))
+
+    def said(self, node: NodeId, message: says.PayloadArrived | says.PayloadFailed) -> None:
+        """How an agent fared that was told to bring a payload."""
+        match message:
+            case says.PayloadArrived(version, base):
+                self._feed(of_weight.PayloadArrived(loop_time(), node, version, base))
+            case says.PayloadFailed(version, base, source, error):
+                logger.warning("payload broke off node=%s source=%s: %s", node, source, error)
+                broke = of_weight.PayloadFailed(
+                    loop_time(), node, version, base, NodeId(source), error
+                )
+                self._feed(broke)
+
+    def stocked(self, message: messages.VersionStocked) -> None:
+        """A trainer put a version on its node's relay."""
+        sizes = tuple(sorted(message.sizes.items()))
+        self._feed(
+            of_weight.PayloadsStocked(loop_time(), NodeId(message.node), message.version, sizes)
+        )
+
+    def _execute(self, command: weight_do.FetchPayload | weight_do.DropPayload) -> None:
+        """Tell the node's agent."""
+        match command:
+            case weight_do.FetchPayload(node, version, base, source):
+                address, certificate = self._relays[source]
+                offered = says.OfferPayload(version, base, self._relays[node][1])
+                self._hub.send(WorkerId(f"agent:{source}"), offered)
+                told: messages.Message = says.FetchPayload(
+                    version, base, source, address, certificate
+                )
+            case weight_do.DropPayload(node, version, base):
+                told = says.DropPayload(version, base)
+        self._hub.send(WorkerId(f"agent:{node}"), told)
+
+
 class EngineExecutor:
     """All engines: the controller's commands become messages, what engines say becomes events."""
 
     def __init__(
         self,
-        runtime: FleetRuntime,
+        driver: FleetDriver,
         hub: WorkerHub,
         hooks: EngineHooks,
         *,
@@ -96,16 +149,16 @@ class EngineExecutor:
         self._streaming: set[TurnId] = set()
         self._hub = hub
         self._hooks = hooks
-        self.feed = runtime.feed
+        self.feed = driver.feed
         self._listeners: dict[TurnId, TurnListener] = {}
         self._specs: dict[TurnId, TurnSpec] = {}
         self._trajectories = TrajectoryIndex()
-        self.relays = RelayExecutor(hub, runtime)
+        self.relays = RelayExecutor(hub, driver)
         self.gauges: dict[WorkerId, dict[str, float]] = {}
         self._topk: dict[WorkerId, list[list[tuple[int, float]]]] = {}
         self.lending = lending
         self.promise = promise
-        runtime.register(self._execute, EngineCommand.__args__)
+        driver.register(self._execute, EngineCommand.__args__)
 
     # ---- for the service ----
     def submit(

@@ -13,8 +13,7 @@ from slackwater.control.coschedule import phase_commands as phase_do
 from slackwater.control.jobs.events import JobCrashed
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import Phase
-from slackwater.runtime.fleet_runtime import FleetRuntime
-from slackwater.runtime.live_driver import loop_time
+from slackwater.runtime.live_driver import FleetDriver, loop_time
 from slackwater.runtime.priority import UninterruptedSection
 from slackwater.timeline.spans import PermitSpans
 
@@ -83,12 +82,12 @@ class PermitExecutor:
 
     def __init__(
         self,
-        runtime: FleetRuntime,
+        driver: FleetDriver,
         nodes: tuple[NodeId, ...],
         callbacks: PhaseCallbacks,
         clock: DecisionClock,
     ) -> None:
-        self._feed, self._callbacks, self._clock = runtime.feed, callbacks, clock
+        self._feed, self._callbacks, self._clock = driver.feed, callbacks, clock
         self._waiters: dict[JobId, set[asyncio.Future[None]]] = {}
         self.spans = PermitSpans(nodes, loop_time())
         self._live: dict[int, tuple[JobId, Phase]] = {}
@@ -97,7 +96,7 @@ class PermitExecutor:
         self.given = self.switches = self.tails = 0
         self.lost: dict[JobId, tuple[int, str]] = {}
         self._grants: deque[GrantTime] = deque(maxlen=_LATENCIES)
-        runtime.register(self.execute, PermitCommand.__args__)
+        driver.register(self.execute, PermitCommand.__args__)
 
     def close(self) -> None:
         """Nobody waits any more."""

@@ -9,8 +9,7 @@ from slackwater.control.lending import commands as do
 from slackwater.control.lending import events as on
 from slackwater.control.lending.lender import NO_LONGER_NEEDED
 from slackwater.model.ids import JobId, NodeId, ServiceName, WorkerId
-from slackwater.runtime.fleet_runtime import FleetRuntime
-from slackwater.runtime.live_driver import loop_time
+from slackwater.runtime.live_driver import FleetDriver, loop_time
 from slackwater.wire import lending, messages
 
 logger = logging.getLogger(__name__)
@@ -49,17 +48,17 @@ class ServingExecutor:
 
     def __init__(
         self,
-        runtime: FleetRuntime,
+        driver: FleetDriver,
         send: Callable[[WorkerId, messages.Message], None],
         offers: Mapping[str, Offer],
     ) -> None:
-        self._send, self._offers, self._feed = send, offers, runtime.feed
+        self._send, self._offers, self._feed = send, offers, driver.feed
         self._minutes: dict[WorkerId, _Minute] = {}
         self._needed_s: dict[WorkerId, tuple[float, float]] = {}
         self._nodes: set[WorkerId] = set()
         self._lent: dict[WorkerId, JobId] = {}
         self.refusals: dict[WorkerId, str] = {}
-        runtime.register(self._execute, (do.LendNode, do.BeginStep, do.TakeBack))
+        driver.register(self._execute, (do.LendNode, do.BeginStep, do.TakeBack))
 
     # ---- what workers say ----
     def joined(self, worker: WorkerId, facts: messages.EngineFacts) -> None:

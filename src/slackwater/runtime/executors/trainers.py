@@ -10,7 +10,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -32,8 +32,7 @@ from slackwater.model.ids import JobId, ModelId, NodeId, RequestId, SessionId, T
 from slackwater.model.operation import FaultOwner, Operation, OpKind
 from slackwater.model.session import TrainedModel
 from slackwater.runtime.executors.state_moves import StateMoves
-from slackwater.runtime.fleet_runtime import FleetRuntime
-from slackwater.runtime.live_driver import loop_time
+from slackwater.runtime.live_driver import FleetDriver, loop_time
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.store import operation_log as log
@@ -69,40 +68,36 @@ OperationCommand: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerDependencies:
-    """What the body of operations works with."""
-
-    store: Store
-    board: FutureBoard
-    hub: WorkerHub
-    state: StateDirectory
-    bases: BaseModels
-    background: Background
-    moves: StateMoves
-    job_of: Callable[[SessionId], JobId]
-    node_of: Callable[[WorkerId], NodeId | None] = lambda worker: None
-    stock: Callable[[], bool] = lambda: False  # whether versions are wanted on relays
-
-
 class TrainerExecutor:
-    """All trainers; `controller` is asked what it knows, and told through the runtime alone."""
+    """All trainers; `controller` is only asked what it knows, and told through the driver."""
 
     def __init__(
         self,
-        parts: TrainerDependencies,
-        runtime: FleetRuntime,
+        driver: FleetDriver,
         controller: OperationsController,
+        *,
+        store: Store,
+        board: FutureBoard,
+        hub: WorkerHub,
+        state: StateDirectory,
+        bases: BaseModels,
+        background: Background,
+        moves: StateMoves,
+        job_of: Callable[[SessionId], JobId],
+        node_of: Callable[[WorkerId], NodeId | None],
+        stock: Callable[[], bool],
         finisher: Finisher,
         finished: Callable[[TrainedModel, Operation, bytes], None],
         max_payload_bytes: int,
     ) -> None:
-        """`max_payload_bytes` is what one tenant's waiting operations may hold."""
-        self._parts = parts
-        self._controller = controller
-        self._finisher = finisher
-        self._finished = finished
-        self._feed = runtime.feed
+        """`stock` says whether versions are wanted on relays; `max_payload_bytes` is what one
+        tenant's waiting operations may hold.
+        """
+        self._controller, self._feed = controller, driver.feed
+        self._store, self._board, self._hub = store, board, hub
+        self._state, self._bases, self._background = state, bases, background
+        self._moves, self._job_of, self._node_of, self._stock = moves, job_of, node_of, stock
+        self._finisher, self._finished = finisher, finished
         self._results: dict[int, bytes] = {}  # by ticket, while the controller hears of it
         self._models: dict[ModelId, TrainedModel] = {}
         self._payloads: dict[RequestId, bytes] = {}
@@ -110,7 +105,7 @@ class TrainerExecutor:
         self._max_payload_bytes = max_payload_bytes
         self._operations: dict[RequestId, Operation] = {}
         self._ordered: dict[WorkerId, int] = {}  # the ticket of a trainer's last order
-        runtime.register(self._execute, OperationCommand.__args__)
+        driver.register(self._execute, OperationCommand.__args__)
 
     # ---- for the service ----
     async def adopt(self) -> None:
@@ -125,9 +120,9 @@ class TrainerExecutor:
                 found.append((model, event))
             return found
 
-        for model, event in await self._parts.store.call(read):
+        for model, event in await self._store.call(read):
             self._models[model.model] = model
-            job = self._parts.job_of(model.session)
+            job = self._job_of(model.session)
             records = tuple(
                 replace(record, operation=replace(record.operation, job=job))
                 for record in event.records
@@ -135,7 +130,7 @@ class TrainerExecutor:
             for record in records:
                 if record.status == "waiting":
                     self._operations[record.operation.request] = record.operation
-                    self._parts.board.expect(record.operation.request, model.tenant)
+                    self._board.expect(record.operation.request, model.tenant)
             self._feed(structs.replace(event, now_s=loop_time(), records=records))
 
     def model(self, tenant: TenantId, model: ModelId) -> TrainedModel:
@@ -168,9 +163,9 @@ class TrainerExecutor:
         found = set()
         for operation in self._operations.values():
             if operation.kind is OpKind.SAVE:
-                held = self._parts.state.checkpoints_of(operation.model)
+                held = self._state.checkpoints_of(operation.model)
                 written = [path for path in held if path.name.endswith(f"@{operation.seq}")]
-                found |= {self._parts.state.uri(path) for path in written}
+                found |= {self._state.uri(path) for path in written}
         return found
 
     async def create(self, model: TrainedModel, user_metadata: Any) -> RequestId:
@@ -183,7 +178,7 @@ class TrainerExecutor:
             log.add_model(connection, model, user_metadata)
             return log.add_operation(connection, new)
 
-        request, added = await self._parts.store.call(write)
+        request, added = await self._store.call(write)
         if added:
             self._models[model.model] = model
             self._accepted(operation, payload, model.tenant)
@@ -198,7 +193,7 @@ class TrainerExecutor:
         self._controller.check_number(model.model, seq)
         self._controller.check_room(model.model)
         self._check_bytes(model.tenant, len(payload))
-        request, added = await self._parts.store.call_sized(
+        request, added = await self._store.call_sized(
             len(payload), lambda c: log.add_operation(c, new)
         )
         if added:
@@ -220,7 +215,7 @@ class TrainerExecutor:
         new = log.Submission(operation, model.tenant, b"", time.time(), strict=False)
         try:
             self._controller.check_number(model.model, seq)
-            added = await self._parts.store.call(lambda c: log.add_rejection(c, new, reason))
+            added = await self._store.call(lambda c: log.add_rejection(c, new, reason))
         except (ConfigError, RefusedError):
             return  # the number is out of reach, or belongs to another operation
         if added:
@@ -232,18 +227,18 @@ class TrainerExecutor:
             return
         self._feed(on.ModelClosed(loop_time(), model, reason))
         closing = models.update().where(models.c.model == model).values(closed=reason)
-        await self._parts.store.call(lambda c: c.execute(closing) and None)
-        await asyncio.to_thread(remove_folder, self._parts.state.snapshots(model))
+        await self._store.call(lambda c: c.execute(closing) and None)
+        await asyncio.to_thread(remove_folder, self._state.snapshots(model))
 
     def _operation(self, model: TrainedModel, seq: int, kind: OpKind) -> Operation:
         request = RequestId(f"op-{secrets.token_hex(12)}")
-        return Operation(request, model.model, seq, kind, self._parts.job_of(model.session))
+        return Operation(request, model.model, seq, kind, self._job_of(model.session))
 
     def _accepted(self, operation: Operation, payload: bytes, tenant: TenantId) -> None:
         self._payloads[operation.request] = payload
         self._payload_bytes[tenant] += len(payload)
         self._operations[operation.request] = operation
-        self._parts.board.expect(operation.request, tenant)
+        self._board.expect(operation.request, tenant)
         self._feed(on.OpSubmitted(loop_time(), operation, tenant))
 
     def job_of(self, request: RequestId) -> JobId | None:
@@ -256,16 +251,16 @@ class TrainerExecutor:
         found: dict[WorkerId, list[str]] = {}
         for name, worker in self._controller.holders().items():
             model = self._models.get(name)
-            if model is not None and self._parts.job_of(model.session) == job:
+            if model is not None and self._job_of(model.session) == job:
                 found.setdefault(worker, []).append(name)
         return found
 
     # ---- for the hub ----
     def agent_joined(self, facts: NodeFacts) -> None:
-        self._parts.moves.joined(facts)
+        self._moves.joined(facts)
 
     def agent_lost(self, node: NodeId) -> None:
-        self._parts.moves.lost(node)
+        self._moves.lost(node)
 
     def state_sent(self, said: StateSent) -> None:
         """How a move of a state between nodes went."""
@@ -274,7 +269,7 @@ class TrainerExecutor:
         self._feed(on.StateMoved(loop_time(), ModelId(said.model), said.move, said.error))
 
     def trainer_joined(self, worker: WorkerId) -> None:
-        self._feed(on.TrainerJoined(loop_time(), worker, self._parts.node_of(worker)))
+        self._feed(on.TrainerJoined(loop_time(), worker, self._node_of(worker)))
 
     def trainer_lost(self, worker: WorkerId, reason: str) -> None:
         self._ordered.pop(worker, None)
@@ -295,23 +290,23 @@ class TrainerExecutor:
 
     # ---- commands ----
     def _execute(self, command: OperationCommand) -> None:
-        spawn = self._parts.background.spawn
+        spawn = self._background.spawn
         match command:
             case do.RunOp():
                 self._ordered[command.worker] = command.ticket
                 spawn(self._run(command))
             case do.RestoreState(worker, ticket, model, seq, at_most):
                 named = (ticket, model, self._snapshot(model, seq), self._source(model))
-                self._parts.hub.send(worker, messages.RestoreModel(*named, seq, at_most))
+                self._hub.send(worker, messages.RestoreModel(*named, seq, at_most))
             case do.DropGradients(worker, ticket, model, seq):
-                self._parts.hub.send(worker, messages.DiscardGradients(ticket, model, seq))
+                self._hub.send(worker, messages.DiscardGradients(ticket, model, seq))
             case do.TakeSnapshot(worker, ticket, model, seq):
                 saved = self._snapshot(model, seq)
-                self._parts.hub.send(worker, messages.SaveState(ticket, model, saved))
+                self._hub.send(worker, messages.SaveState(ticket, model, saved))
             case do.CommitSnapshot(model, seq):
                 spawn(self._commit_snapshot(model, seq))
             case do.ForgetModel(worker, model):
-                self._parts.hub.send(worker, messages.DropModel(model))
+                self._hub.send(worker, messages.DropModel(model))
             case do.MoveState() | do.ForgetStrays():
                 spawn(self._tell_agents(command))
             case do.CompleteOp(request, ticket):
@@ -321,15 +316,15 @@ class TrainerExecutor:
 
     async def _tell_agents(self, order: do.MoveState | do.ForgetStrays) -> None:
         if isinstance(order, do.ForgetStrays):
-            self._parts.moves.forget_strays(order.model)
-        elif refused := self._parts.moves.begin(order):
+            self._moves.forget_strays(order.model)
+        elif refused := self._moves.begin(order):
             self.state_sent(StateSent(order.ticket, order.model, refused))
 
     async def _run(self, command: do.RunOp) -> None:
         op = command.operation
         payload = self._payloads.get(op.request)
         if payload is None:
-            payload = await self._parts.store.call(lambda c: log.payload_of(c, op.request))
+            payload = await self._store.call(lambda c: log.payload_of(c, op.request))
         try:
             message = self._message(command.ticket, op, payload, command.at_most)
         except SlackwaterError as error:  # the model was closed, or its base is no longer served
@@ -338,15 +333,15 @@ class TrainerExecutor:
             return
         # The trainer may be gone by now, and another under its name.
         if self._ordered.get(command.worker) == command.ticket:
-            self._parts.hub.send(command.worker, message)
+            self._hub.send(command.worker, message)
 
     def _source(self, model: ModelId) -> str:
         """The base of a model whose state is restored; empty if the model was closed meanwhile."""
         found = self._models.get(model)
-        return "" if found is None else self._parts.bases.get(found.base_model).uri
+        return "" if found is None else self._bases.get(found.base_model).uri
 
     def _snapshot(self, model: ModelId, seq: int) -> str:
-        return self._parts.state.uri(self._parts.state.snapshot(model, seq))
+        return self._state.uri(self._state.snapshot(model, seq))
 
     def _message(
         self, ticket: int, op: Operation, payload: bytes, at_most: int
@@ -356,7 +351,7 @@ class TrainerExecutor:
                 model = self._models.get(op.model)
                 if model is None:
                     raise NotFoundError(f"model {op.model} has ended")
-                source = self._parts.bases.get(model.base_model).uri
+                source = self._bases.get(model.base_model).uri
                 made = (model.lora, model.seed, op.seq, at_most)
                 return messages.CreateModel(ticket, op.model, source, *made)
             case OpKind.FORWARD | OpKind.FORWARD_BACKWARD:
@@ -364,14 +359,14 @@ class TrainerExecutor:
             case OpKind.OPTIM_STEP:
                 return messages.StepOptimizer(ticket, op.model, decode_optim(payload), op.seq)
             case OpKind.SAVE:
-                folder = self._parts.state.checkpoint(op.model, decode_save(payload).name, op.seq)
-                return messages.SaveState(ticket, op.model, self._parts.state.uri(folder))
+                folder = self._state.checkpoint(op.model, decode_save(payload).name, op.seq)
+                return messages.SaveState(ticket, op.model, self._state.uri(folder))
             case OpKind.LOAD:
                 load = decode_load(payload)
                 return messages.LoadState(ticket, op.model, load.saved, load.optimizer, op.seq)
             case OpKind.PUBLISH:
                 publish = decode_publish(payload)
-                named, stock = publish.sampling_session is None, self._parts.stock()
+                named, stock = publish.sampling_session is None, self._stock()
                 return messages.PublishWeights(ticket, op.model, publish.version, named, stock)
 
     async def _complete(self, request: RequestId, result: bytes) -> None:
@@ -388,15 +383,15 @@ class TrainerExecutor:
             log.finish_operation(connection, request, outcome, time.time())
             return outcome, sent
 
-        outcome, sent = await self._parts.store.call_sized(len(result), write)
+        outcome, sent = await self._store.call_sized(len(result), write)
         if model is not None:
             self._finished(model, operation, sent)
         del self._operations[request]
-        self._parts.board.settle(request, outcome)
+        self._board.settle(request, outcome)
 
     def _drop_payload(self, request: RequestId) -> bytes | None:
         payload = self._payloads.pop(request, None)
-        tenant = self._parts.board.tenant_of(request)
+        tenant = self._board.tenant_of(request)
         if payload is not None and tenant is not None:
             self._payload_bytes[tenant] -= len(payload)
         return payload
@@ -406,14 +401,12 @@ class TrainerExecutor:
         self._drop_payload(request)
         logger.info("operation failed request=%s kind=%s error=%s", request, operation.kind, error)
         outcome = RequestOutcome(operation.kind, None, error, owner)
-        await self._parts.store.call(
-            lambda c: log.finish_operation(c, request, outcome, time.time())
-        )
-        self._parts.board.settle(request, outcome)
+        await self._store.call(lambda c: log.finish_operation(c, request, outcome, time.time()))
+        self._board.settle(request, outcome)
 
     async def _commit_snapshot(self, model: ModelId, seq: int) -> None:
-        await self._parts.store.call(lambda c: log.forget_replayed(c, model, seq))
-        await asyncio.to_thread(_remove_older, self._parts.state.snapshots(model), seq)
+        await self._store.call(lambda c: log.forget_replayed(c, model, seq))
+        await asyncio.to_thread(_remove_older, self._state.snapshots(model), seq)
 
 
 def version_of(model: ModelId, seq: int) -> str:

@@ -65,7 +65,6 @@ class WorkerHub:
 
     def __init__(
         self,
-        listener: WorkerListener,
         credentials: Credentials,
         *,
         heartbeat_every_s: float = 1.0,
@@ -80,7 +79,7 @@ class WorkerHub:
     ) -> None:
         self._crowded = crowded
         self._told = told
-        self._listener = listener
+        self._listener: WorkerListener | None = None
         self._credentials = credentials
         self._heartbeat_every_s = heartbeat_every_s
         self._silent_after_s = silent_after_s
@@ -95,7 +94,9 @@ class WorkerHub:
         self._tasks: set[asyncio.Task[None]] = set()
         self.address = ("127.0.0.1", 0)
 
-    async def start(self) -> None:
+    async def start(self, listener: WorkerListener) -> None:
+        """Listen; `listener` is told about workers from now on."""
+        self._listener = listener
         listening = bound_socket(*self._listen_on)
         self.address = listening.getsockname()[:2]
         self._accepting = asyncio.create_task(self._accept(listening))
@@ -215,21 +216,23 @@ class WorkerHub:
         rest: Sequence[Frame],
     ) -> None:
         """Hear a worker until its connection ends."""
+        listener = self._listener
+        assert listener is not None
         worker = WorkerId(hello.worker)
         self._writers[worker] = writer
         try:
-            self._listener.worker_joined(hello)
+            listener.worker_joined(hello)
         except SlackwaterError as error:
             del self._writers[worker]
             self._refuse(writer, str(error))
             return
         reason = "the control plane is stopping"
         try:
-            reason = await self._listen(worker, reader, decoder, rest)
+            reason = await self._listen(worker, reader, decoder, rest, listener)
         finally:
             del self._writers[worker]
             writer.close()
-            self._listener.worker_lost(worker, reason)
+            listener.worker_lost(worker, reason)
 
     async def _prove(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, decoder: FrameDecoder
@@ -311,13 +314,14 @@ class WorkerHub:
         reader: asyncio.StreamReader,
         decoder: FrameDecoder,
         frames: Sequence[Frame],
+        listener: WorkerListener,
     ) -> str:
         """Pass frames on until the connection ends; returns why it did."""
         try:
             while True:
                 while frames:
                     some = _FRAMES_AT_ONCE if self._crowded() else len(frames)
-                    self._listener.worker_said(worker, frames[:some])
+                    listener.worker_said(worker, frames[:some])
                     frames = frames[some:]
                     if frames:
                         await asyncio.sleep(0)

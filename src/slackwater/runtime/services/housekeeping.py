@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,8 @@ _EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class HousekeepingDependencies:
-    """What is kept in order. `end_session` ends a session with its status and the reason."""
+class Housekeeping:
+    """Runs until it is stopped. `end_session` ends a session with its status and the reason."""
 
     settings: ServiceSettings
     store: Store
@@ -53,14 +53,7 @@ class HousekeepingDependencies:
     rollout: EngineExecutor
     jobs: Jobs
     end_session: Callable[[SessionId, dict[str, Any], str], Awaitable[None]]
-
-
-class Housekeeping:
-    """Runs until it is stopped."""
-
-    def __init__(self, household: HousekeepingDependencies) -> None:
-        self._house = household
-        self._stopping = asyncio.Event()
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     def stop(self) -> None:
         self._stopping.set()
@@ -68,15 +61,15 @@ class Housekeeping:
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         while not self._stopping.is_set():
-            for session in self._house.sessions.silent(loop.time()):
+            for session in self.sessions.silent(loop.time()):
                 reason = f"session {session} ended: no heartbeat came for too long"
                 logger.info("session reaped session=%s", session)
-                await self._house.end_session(
+                await self.end_session(
                     session, {"type": "cancelled", "detail": "no heartbeat"}, reason
                 )
             await self._expire()
-            self._house.jobs.end_idle()
-            await self._house.jobs.save()
+            self.jobs.end_idle()
+            await self.jobs.save()
             try:
                 async with asyncio.timeout(_EVERY_S):
                     await self._stopping.wait()
@@ -85,7 +78,7 @@ class Housekeeping:
 
     async def _expire(self) -> None:
         now_s = time.time()
-        oldest_s = now_s - self._house.settings.results_kept_s
+        oldest_s = now_s - self.settings.results_kept_s
 
         def write(connection: Connection) -> list[Checkpoint]:
             for table in (operations, samples):
@@ -101,7 +94,7 @@ class Housekeeping:
                 drop_checkpoint(connection, checkpoint.path)
             return gone
 
-        for checkpoint in await self._house.store.call(write):
+        for checkpoint in await self.store.call(write):
             await self.remove_files(checkpoint)
 
     async def remove_files(self, checkpoint: Checkpoint) -> None:
@@ -110,8 +103,8 @@ class Housekeeping:
             await self.drop_unused_versions()
             return
         copies = sa.select(checkpoints.c.path).where(checkpoints.c.held_as == checkpoint.held_as)
-        if await self._house.store.call(lambda c: c.execute(copies).first()) is None:
-            await asyncio.to_thread(remove_folder, self._house.state.path(checkpoint.held_as))
+        if await self.store.call(lambda c: c.execute(copies).first()) is None:
+            await asyncio.to_thread(remove_folder, self.state.path(checkpoint.held_as))
 
     async def drop_unlisted_states(self, model: TrainedModel) -> None:
         """Folders of a model's saves that no checkpoint names: they were overwritten.
@@ -119,28 +112,26 @@ class Housekeeping:
         Hazard: the order. A save that begins after the first line is not looked at, one that runs
         is named by the second, and one that ended before is named by the third.
         """
-        folders = await asyncio.to_thread(self._house.state.checkpoints_of, model.model)
-        under_way = self._house.operations.states_under_way()
+        folders = await asyncio.to_thread(self.state.checkpoints_of, model.model)
+        under_way = self.operations.states_under_way()
         listed = sa.select(checkpoints.c.held_as).where(checkpoints.c.kind == STATE)
-        named = await self._house.store.call(lambda c: set(c.execute(listed).scalars()))
+        named = await self.store.call(lambda c: set(c.execute(listed).scalars()))
         for folder in folders:
-            if self._house.state.uri(folder) not in named | under_way:
+            if self.state.uri(folder) not in named | under_way:
                 await asyncio.to_thread(remove_folder, folder)
 
     async def drop_sampling_sessions(self, session: SessionId) -> None:
         """The session has ended: nobody samples from its snapshots any more."""
-        gone = [s for s in self._house.sampling.sessions() if s.session == session]
+        gone = [s for s in self.sampling.sessions() if s.session == session]
         await self._drop(gone)
 
     async def trim_versions(self, model: TrainedModel) -> None:
         """Keep the newest snapshots of a model within its share of the disk."""
-        settings = self._house.settings
-        own = [
-            session for session in self._house.sampling.sessions() if session.model == model.model
-        ]
+        settings = self.settings
+        own = [session for session in self.sampling.sessions() if session.model == model.model]
         kept_bytes, gone = 0, []
         for place, session in enumerate(reversed(own)):
-            file = self._house.shelf.path(session.version)
+            file = self.shelf.path(session.version)
             kept_bytes += await asyncio.to_thread(_size_or_0, file)
             if place >= settings.ephemeral_versions_kept and (
                 kept_bytes > settings.ephemeral_bytes_per_model
@@ -155,8 +146,8 @@ class Housekeeping:
         def write(connection: Connection) -> None:
             sample_log.drop_sampling_sessions(connection, names)
 
-        await self._house.store.call(write)
-        self._house.sampling.drop_sessions([SamplingSessionId(name) for name in names])
+        await self.store.call(write)
+        self.sampling.drop_sessions([SamplingSessionId(name) for name in names])
         await self.drop_unused_versions()
 
     async def drop_unused_versions(self) -> None:
@@ -168,13 +159,13 @@ class Housekeeping:
             )
             return set(held.scalars())
 
-        held = await asyncio.to_thread(self._house.shelf.versions)
-        named = await self._house.store.call(read)
-        named |= {session.version for session in self._house.sampling.sessions()}
-        named |= self._house.operations.versions_under_way()
+        held = await asyncio.to_thread(self.shelf.versions)
+        named = await self.store.call(read)
+        named |= {session.version for session in self.sampling.sessions()}
+        named |= self.operations.versions_under_way()
         for version in held:
             if version not in named:
-                self._house.rollout.retired(version)
+                self.rollout.retired(version)
 
 
 def _size_or_0(path: Path) -> int:

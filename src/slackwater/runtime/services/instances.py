@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,28 +43,21 @@ _FAULTS_SHOWN = 20
 _LISTED_AGAIN_S = 3.0  # an instance of the list that is gone is started again after so long
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceDependencies:
-    """Where instances run: how one is spawned, what every engine of a model is told, and where
-    nodes keep logs.
-    """
-
-    spawn: Callable[[WorkerPlan, WorkerId], Awaitable[WorkerProcess]]
-    engine_arguments: Callable[[str], tuple[str, ...]]
-    logs: Path
-
-
 class InstanceService:
     """Carries out what an operator or a trace says; the rollout manager decides about turns."""
 
     def __init__(
         self,
-        premises: InstanceDependencies,
         controller: FleetController,
         rollout: EngineExecutor,
         supervisor: WorkerSupervisor,
+        *,
+        spawn: Callable[[WorkerPlan, WorkerId], Awaitable[WorkerProcess]],
+        engine_arguments: Callable[[str], tuple[str, ...]],
+        logs: Path,
     ) -> None:
-        self._premises = premises
+        """`spawn` starts a worker, `engine_arguments` are a model's; nodes log to `logs`."""
+        self._spawn_worker, self._engine_arguments, self._logs = spawn, engine_arguments, logs
         self._controller = controller
         self._fleet = controller.rollout.books.instances
         self._rollout = rollout
@@ -186,15 +178,15 @@ class InstanceService:
     async def _spawn(self, instance: InstanceId) -> WorkerProcess:
         wish = self._wishes[instance]
         module, arguments = wish.worker()
-        common = self._premises.engine_arguments(wish.model)
+        common = self._engine_arguments(wish.model)
         plan = WorkerPlan(instance, module, (*common, *arguments))
-        return await self._premises.spawn(plan, WorkerId(instance))
+        return await self._spawn_worker(plan, WorkerId(instance))
 
     def _heard(self, event: ProviderEvent) -> None:
         if isinstance(event, InstanceNoticed):
             self._rollout.notice(event.instance, event.leaves_in_s)
         elif isinstance(event, StartFailed):
-            log = self._premises.logs / f"{event.instance}.log"
+            log = self._logs / f"{event.instance}.log"
             self._faults.append(f"{event.instance}: did not start: {event.error}; see {log}")
         elif isinstance(event, InstanceEnded) and event.instance in self._list:
             self._start_again()
@@ -209,7 +201,7 @@ class InstanceService:
 
     def _check(self, wish: InstanceRequest) -> None:
         """Refuse what cannot be started, before anything is begun."""
-        self._premises.engine_arguments(wish.model)
+        self._engine_arguments(wish.model)
         wish.worker()
 
     def _known(self, instance: InstanceId) -> None:

@@ -1,5 +1,7 @@
 """Weights that become known: what finished publishes and saves leave, and earlier versions."""
 
+from dataclasses import dataclass
+
 from slackwater.model.ids import SessionId
 from slackwater.model.operation import Operation, OpKind
 from slackwater.model.session import TrainedModel
@@ -15,36 +17,28 @@ from slackwater.runtime.store.known_versions import known_versions
 from slackwater.runtime.store.op_payloads import decode_publish
 
 
+@dataclass(frozen=True, slots=True)
 class Publications:
-    """Tells the weight director of versions; `housekeeping` is set before the first
-    operation ends.
-    """
+    """Tells the weight director of versions, and has housekeeping remove what they replace."""
 
-    def __init__(
-        self,
-        rollout: EngineExecutor,
-        sampling: SamplingService,
-        sessions: Sessions,
-        background: Background,
-    ) -> None:
-        self.housekeeping: Housekeeping
-        self._rollout = rollout
-        self._sampling = sampling
-        self._sessions = sessions
-        self._background = background
+    rollout: EngineExecutor
+    sampling: SamplingService
+    sessions: Sessions
+    background: Background
+    housekeeping: Housekeeping
 
     def finished(self, model: TrainedModel, operation: Operation, payload: bytes) -> None:
         """Weights that were published can be sampled from; old ones may go."""
         if operation.kind is OpKind.SAVE:
-            self._background.spawn(self.housekeeping.drop_unlisted_states(model))
+            self.background.spawn(self.housekeeping.drop_unlisted_states(model))
         if operation.kind is not OpKind.PUBLISH:
             return
         publish = decode_publish(payload)
         if publish.sampling_session is not None:
-            self._sampling.add_session(sampling_session_of(model, operation, publish))
-            self._background.spawn(self.housekeeping.trim_versions(model))
-        self._rollout.published(
-            *(publish.version, model.base_model, self._sessions.job_of(model.session)),
+            self.sampling.add_session(sampling_session_of(model, operation, publish))
+            self.background.spawn(self.housekeeping.trim_versions(model))
+        self.rollout.published(
+            *(publish.version, model.base_model, self.sessions.job_of(model.session)),
             line=model.model,
             adapter=model.lora.rank > 0,
             sampled=publish.sampling_session is not None,
@@ -53,10 +47,10 @@ class Publications:
     async def adopt(self, store: Store, bases: BaseModels) -> None:
         """The base models' own weights, and the versions that were named before this start."""
         for base in bases:
-            self._rollout.published(base.version, base.name)
+            self.rollout.published(base.version, base.name)
         for held in await store.call(known_versions):
-            job = self._sessions.job_of(SessionId(held.session))
-            self._rollout.published(
+            job = self.sessions.job_of(SessionId(held.session))
+            self.rollout.published(
                 *(held.version, held.base_model, job),
                 line=held.line,
                 adapter=held.adapter,

@@ -57,9 +57,8 @@ class Submissions:
         self._held = {held.job: held for held in await self._store.call(submitted_jobs)}
         return dict(self._held)
 
-    async def go_on(self, url: str) -> None:
-        """Take over the drivers of earlier starts; drivers find the service at `url`."""
-        self._body.url = url
+    async def adopt_drivers(self) -> None:
+        """Take over the drivers of earlier starts."""
         await asyncio.gather(*(self._body.adopt(held) for held in self._held.values()))
 
     # ---- what a person asks ----

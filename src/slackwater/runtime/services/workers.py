@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from slackwater.model.ids import NodeId, WorkerId
 from slackwater.runtime.executors.actions import ActionExecutor
@@ -18,54 +17,50 @@ from slackwater.wire.memory import MEMORY_GAUGE
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerHandlers:
-    """Who is told of workers; `node_lost` when the agent of a node is gone."""
-
-    fleet: LaunchedFleet
-    rollout: EngineExecutor
-    training: TrainerExecutor
-    actions: ActionExecutor
-    instances: InstanceService
-    node_lost: Callable[[NodeId], None]
-
-
 class Workers:
-    """What the hub says of connections, passed on; `hearers` are set before the hub listens."""
+    """Passes on what the hub says of connections; `node_lost` is called when an agent is gone."""
 
-    def __init__(self) -> None:
-        self.hearers: WorkerHandlers
+    def __init__(
+        self,
+        fleet: LaunchedFleet,
+        rollout: EngineExecutor,
+        training: TrainerExecutor,
+        actions: ActionExecutor,
+        instances: InstanceService,
+        node_lost: Callable[[NodeId], None],
+    ) -> None:
+        self._fleet, self._rollout, self._training = fleet, rollout, training
+        self._actions, self._instances, self._node_lost = actions, instances, node_lost
         self.stopping = False
         self._roles: dict[WorkerId, str] = {}
         self._memory: dict[WorkerId, float] = {}
 
     def worker_joined(self, hello: messages.Hello) -> None:
-        to, worker = self.hearers, WorkerId(hello.worker)
+        worker = WorkerId(hello.worker)
         if hello.role == "agent":
             assert hello.node is not None  # as the launch plan has checked
-            to.fleet.agent_joined(hello.node)
-            to.rollout.relays.joined(hello.node)
-            to.training.agent_joined(hello.node)
+            self._fleet.agent_joined(hello.node)
+            self._rollout.relays.joined(hello.node)
+            self._training.agent_joined(hello.node)
         self._roles[worker] = hello.role
-        to.fleet.supervisor.joined(worker)
+        self._fleet.supervisor.joined(worker)
         logger.info("worker joined worker=%s role=%s", worker, hello.role)
         if hello.role == "trainer":
-            to.training.trainer_joined(worker)
+            self._training.trainer_joined(worker)
         elif hello.sandbox is not None:
-            to.actions.worker_joined(worker, hello.sandbox)
+            self._actions.worker_joined(worker, hello.sandbox)
         elif hello.rewards is not None:
-            to.actions.rewards_joined(worker, hello.rewards)
+            self._actions.rewards_joined(worker, hello.rewards)
         elif hello.engine is not None:
-            to.rollout.engine_joined(worker, hello.engine)
+            self._rollout.engine_joined(worker, hello.engine)
 
     def worker_said(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
-        to = self.hearers
         for frame in frames:
             role = self._roles[worker]
             if role == "engine":
-                to.rollout.engine_said(worker, frame)
+                self._rollout.engine_said(worker, frame)
             elif role in ("sandbox", "rewards"):
-                to.actions.worker_said(worker, frame)
+                self._actions.worker_said(worker, frame)
             elif frame.kind is FrameKind.CONTROL:
                 message = messages.decode_from_worker(frame.body)
                 if isinstance(message, messages.Heartbeat):
@@ -75,49 +70,47 @@ class Workers:
                 elif isinstance(message, messages.VersionStocked):
                     self._stocked(worker, message)
                 else:
-                    to.training.trainer_said(worker, message)
+                    self._training.trainer_said(worker, message)
 
     def _agent_said(self, node: NodeId, message: messages.FromWorker) -> None:
-        to = self.hearers
         if isinstance(message, PayloadArrived | PayloadFailed):
-            to.rollout.relays.said(node, message)
+            self._rollout.relays.said(node, message)
         elif isinstance(message, StateSent):
-            to.training.state_sent(message)
+            self._training.state_sent(message)
         else:
-            to.fleet.agent_said(node, message)
+            self._fleet.agent_said(node, message)
 
     def _stocked(self, trainer: WorkerId, message: messages.VersionStocked) -> None:
         """A trainer speaks for the relay of its own node alone."""
-        if message.node == self.hearers.fleet.nodes.node_of(trainer):
-            self.hearers.rollout.relays.stocked(message)
+        if message.node == self._fleet.nodes.node_of(trainer):
+            self._rollout.relays.stocked(message)
         else:
             logger.warning("worker=%s stocks for another node=%s", trainer, message.node)
 
     def worker_lost(self, worker: WorkerId, reason: str) -> None:
-        to = self.hearers
         role = self._roles.pop(worker)
         self._memory.pop(worker, None)
         logger.warning("worker lost worker=%s reason=%s", worker, reason)
         if role == "agent":
             node = _node_of(worker)
-            to.rollout.relays.lost(node)
-            to.training.agent_lost(node)
-            to.fleet.agent_lost(node)
-            to.node_lost(node)
+            self._rollout.relays.lost(node)
+            self._training.agent_lost(node)
+            self._fleet.agent_lost(node)
+            self._node_lost(node)
             return
         if not (self.stopping and role == "sandbox"):  # which cleans up after itself
-            to.fleet.supervisor.kill(worker)
-        to.instances.lost(worker)
+            self._fleet.supervisor.kill(worker)
+        self._instances.lost(worker)
         if role == "trainer":
-            to.training.trainer_lost(worker, reason)
+            self._training.trainer_lost(worker, reason)
         elif role in ("sandbox", "rewards"):
-            to.actions.worker_lost(worker, reason)
+            self._actions.worker_lost(worker, reason)
         else:
-            to.rollout.engine_lost(worker, reason)
+            self._rollout.engine_lost(worker, reason)
 
     def memory(self) -> dict[WorkerId, float]:
         """The resident bytes that each told of last."""
-        told = {**self.hearers.rollout.gauges, **self.hearers.actions.gauges}
+        told = {**self._rollout.gauges, **self._actions.gauges}
         found = {worker: gauges.get(MEMORY_GAUGE, 0.0) for worker, gauges in told.items()}
         return found | self._memory
 

@@ -17,7 +17,7 @@ from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.control.driver import Driver
 from slackwater.control.fleet.messages import FleetCommand, FleetEvent
-from slackwater.control.lending.controller import LendingController
+from slackwater.control.lending.lender import LendingController
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.control.weights.events import WeightsPublished
 from slackwater.model.ids import JobId, NodeId

@@ -43,7 +43,7 @@ class Plane:
         context = self.certificate.context() if self.certificate is not None else None
         self.keys = NodeKeys(StateDirectory(folder))
         self.plan = LaunchPlan(self.keys)
-        self.hub = WorkerHub(self, self.plan, silent_after_s=20.0, context=context)
+        self.hub = WorkerHub(self.plan, silent_after_s=20.0, context=context)
         self.nodes = Nodes(self.hub, self.plan)
         self.folder = folder
         self.refuses = ""
@@ -109,7 +109,7 @@ async def plane_with_agent(
     folder: Path, encrypted: bool, *options: str
 ) -> AsyncIterator[tuple[Plane, asyncio.subprocess.Process]]:
     plane = Plane(folder, encrypted)
-    await plane.hub.start()
+    await plane.hub.start(plane)
     process, _ = await started(plane, plane.join(), *options)
     try:
         await until(lambda: plane.nodes.names() == (NODE,))
@@ -162,7 +162,7 @@ def test_an_agent_that_lost_its_connection_dials_again(tmp_path: Path) -> None:
 def test_a_wrong_secret_and_a_wrong_certificate_are_refused_in_one_line(tmp_path: Path) -> None:
     async def scenario() -> None:
         plane = Plane(tmp_path, encrypted=True)
-        await plane.hub.start()
+        await plane.hub.start(plane)
         try:
             for join, said in (
                 (plane.join(key="guessed"), "the key of 'agent:a' is wrong"),
@@ -186,7 +186,7 @@ def test_an_agent_that_the_fleet_has_no_place_for_says_why_and_does_not_dial_aga
     async def scenario() -> None:
         plane = Plane(tmp_path, encrypted=False)
         plane.refuses = "node a: pool: 'gpu' is not a pool of the fleet; there are: mixed"
-        await plane.hub.start()
+        await plane.hub.start(plane)
         try:
             process, log = await started(plane, plane.join(), "--redial")
             async with asyncio.timeout(DEADLINE_S):

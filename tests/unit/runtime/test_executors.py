@@ -16,7 +16,7 @@ from slackwater.runtime.executors.drivers import ProcessCommand
 from slackwater.runtime.executors.engines import EngineCommand
 from slackwater.runtime.executors.permits import PermitCommand
 from slackwater.runtime.executors.trainers import OperationCommand
-from slackwater.runtime.fleet_runtime import FleetRuntime
+from slackwater.runtime.live_driver import live_driver
 
 # Said by the co-scheduler to the phase keeper, to jobs where phases are kept, or to a trainer
 # without an order, which only simulators have.
@@ -40,10 +40,10 @@ def test_every_command_that_leaves_has_an_executor() -> None:
 
 
 def test_a_command_goes_to_the_executor_of_its_type() -> None:
-    runtime = FleetRuntime(FleetController())
+    runtime = live_driver(FleetController())
     faults: list[ReportFault] = []
     runtime.register(faults.append, (ReportFault,))
     runtime.register(lambda command: faults.clear(), (CompleteTurn,))
     fault = ReportFault(InstanceId("i"), "it lies")
-    runtime._execute(fault)
+    runtime.execute(fault)
     assert faults == [fault]
