@@ -17,7 +17,6 @@ from slackwater.control.coschedule.phases import COSCHEDULE, PhaseKeeper
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.control.devices import messages as of_device
 from slackwater.control.devices.allocator import DeviceAllocator
-from slackwater.control.devices.ownership import DeviceOwnership
 from slackwater.control.fleet.messages import EVENT_TYPES, FleetCommand, FleetEvent
 from slackwater.control.jobs import driver_events as of_driver
 from slackwater.control.jobs import events as of_job
@@ -36,7 +35,7 @@ from slackwater.control.rollout.manager import RolloutManager
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.control.steps import events as of_step
 from slackwater.control.steps.commands import RestEngine
-from slackwater.control.steps.tracker import STEP, StepTracker
+from slackwater.control.steps.tracker import STEP, DeviceOwnership, StepTracker
 from slackwater.control.timer import TimerFired
 from slackwater.control.weights import events as of_weight
 from slackwater.control.weights.director import WeightDirector

@@ -3,10 +3,8 @@ one at a time).
 
 Invariants: an operation runs only when all before it are over; a trainer does one thing at a time;
 a model's state is never used unless it is the saved state plus the whole log, applied in order; a
-request ends exactly once. When a trainer is lost, its models come back elsewhere from the last
-saved state by replaying the log, and the operation that was running runs again. A model whose
-permit is for another node moves there with its state; where that fails, it comes there in the same
-way as from a trainer that was lost.
+request ends exactly once. `state_recovery.py` brings a model's state to a trainer, also after the
+loss of another.
 """
 
 from collections.abc import Sequence
@@ -14,19 +12,11 @@ from typing import assert_never
 
 from slackwater.control.operations import commands as do
 from slackwater.control.operations import events as on
-from slackwater.control.operations.facts import OpOver, PublishDetached
-from slackwater.control.operations.flights import (
-    DetachedPublish,
-    Flight,
-    Replay,
-    Restore,
-    RunHead,
-    SnapshotFlight,
-    runs_head,
-)
-from slackwater.control.operations.integrity import check_lines
-from slackwater.control.operations.model_queue import ModelQueue, Residency, StateTransfer
+from slackwater.control.operations.flights import Flight, Replay, Restore, RunHead, SnapshotFlight
+from slackwater.control.operations.model_queue import ModelQueue, Residency
+from slackwater.control.operations.operations_state import OperationsState
 from slackwater.control.operations.settings import OperationsConfig
+from slackwater.control.operations.state_recovery import StateRecovery
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.errors import ConfigError, UnavailableError
 from slackwater.model.ids import JobId, ModelId, NodeId, TenantId, WorkerId
@@ -40,20 +30,16 @@ class OperationsController:
 
     def __init__(self, config: OperationsConfig | None = None) -> None:
         self._config = config or OperationsConfig()
-        self._lines: dict[ModelId, ModelQueue] = {}
-        self._flights: dict[WorkerId, Flight | None] = {}
-        self._aside: dict[int, DetachedPublish] = {}
+        self._state = OperationsState(self._config)
+        self._lines, self._flights = self._state.lines, self._state.flights
+        self._recovery = StateRecovery(self._state)
         self._last_served: dict[ModelId, int] = {}
         self._last_owned: dict[TenantId, int] = {}
-        self._nodes: dict[WorkerId, NodeId | None] = {}
-        self._gates: dict[JobId, tuple[NodeId, ...]] = {}
-        self._tickets = 0
-        self._now_s = 0.0
-        self._out: list[do.Command] = []
 
     def handle(self, event: on.Event) -> Sequence[do.Command]:
         """Take one event, return what is to be done about it, in order."""
-        self._out, self._now_s = [], event.now_s
+        state = self._state
+        state.out, state.now_s = [], event.now_s
         match event:
             case on.ModelAdopted(_, model, saved_seq, records, owner):
                 line = self._lines[model] = ModelQueue(model, owner)
@@ -64,27 +50,42 @@ class OperationsController:
                 self._rejected(operation, reason)
             case on.ModelClosed(_, model, reason):
                 self._close(model, reason)
-            case on.TrainerJoined(_, worker, node):
-                self._flights.setdefault(worker, None)
-                self._nodes[worker] = node
-            case on.OpsGated(_, job, nodes):
-                self._gate(job, nodes)
-            case on.StateMoved(_, model, ticket, error):
-                self._moved(model, ticket, error)
-            case on.TrainerLost(_, worker, reason):
-                self._lost(worker, reason)
-            case on.TicketDetached(_, worker, ticket):
-                self._set_aside(worker, ticket)
             case on.TicketDone() | on.TicketFailed():
                 self._reported(event)
             case TimerFired(_, name):
                 self._timer(name)
             case _:
-                assert_never(event)
-        self._move_away(event.now_s)
+                self._of_trainers(event)
+        self._recovery.move_away(event.now_s)
         self._dispatch()
         self._watch_gaps(event.now_s)
-        return self._out
+        return state.out
+
+    def _of_trainers(
+        self,
+        event: on.TrainerJoined | on.TrainerLost | on.OpsGated | on.StateMoved | on.TicketDetached,
+    ) -> None:
+        state = self._state
+        match event:
+            case on.TrainerJoined(_, worker, node):
+                self._flights.setdefault(worker, None)
+                state.nodes[worker] = node
+            case on.TrainerLost(_, worker, reason):
+                self._recovery.trainer_lost(worker, reason)
+            case on.OpsGated(_, job, nodes):
+                self._gate(job, nodes)
+            case on.StateMoved(_, model, ticket, error):
+                self._recovery.moved(model, ticket, error)
+            case on.TicketDetached(_, worker, ticket):
+                self._recovery.detach(worker, ticket)
+            case _:
+                assert_never(event)
+
+    def _gate(self, job: JobId, nodes: tuple[NodeId, ...] | None) -> None:
+        if nodes is None:
+            self._state.gates.pop(job, None)
+        else:
+            self._state.gates[job] = nodes
 
     # ---- questions the body may ask ----
     def check_number(self, model: ModelId, seq: int) -> None:
@@ -108,7 +109,7 @@ class OperationsController:
 
     def gates(self) -> dict[JobId, tuple[NodeId, ...]]:
         """Where jobs that share nodes may train now."""
-        return dict(self._gates)
+        return dict(self._state.gates)
 
     def holders(self) -> dict[ModelId, WorkerId]:
         """Which trainer has the state of which model."""
@@ -119,7 +120,8 @@ class OperationsController:
     def _submitted(self, operation: Operation, owner: TenantId) -> None:
         line = self._lines.setdefault(operation.model, ModelQueue(operation.model, owner))
         if line.knows(operation.seq):
-            self._fail(operation, f"seq_id {operation.seq} was used up before", FaultOwner.USER)
+            error = f"seq_id {operation.seq} was used up before"
+            self._state.fail(operation, error, FaultOwner.USER)
             return
         line.waiting[operation.seq] = operation
         line.job = operation.job or line.job
@@ -138,7 +140,7 @@ class OperationsController:
             if line.has_gap() and line.watched_seq != line.next_seq:
                 line.watched_seq = line.next_seq
                 at_s = now_s + self._config.give_up_gap_after_s
-                self._out.append(SetTimer(f"gap:{line.next_seq}:{line.model}", at_s))
+                self._state.out.append(SetTimer(f"gap:{line.next_seq}:{line.model}", at_s))
 
     def _timer(self, name: str) -> None:
         kind, seq, model = name.split(":", 2)
@@ -146,7 +148,7 @@ class OperationsController:
         if kind == "gap" and line is not None and line.next_seq == int(seq) and line.has_gap():
             line.give_up_gap()
         if kind == "move" and line is not None and line.move and line.move.ticket == int(seq):
-            self._moved(line.model, int(seq), "nothing was heard of it")
+            self._recovery.moved(line.model, int(seq), "no report came")
 
     def _close(self, model: ModelId, reason: str) -> None:
         line = self._lines.pop(model, None)
@@ -155,134 +157,11 @@ class OperationsController:
         self._last_served.pop(model, None)
         over = {**line.aside, **line.waiting}
         for _, operation in sorted(over.items()):
-            self._fail(operation, reason, FaultOwner.USER)
+            self._state.fail(operation, reason, FaultOwner.USER)
         line.waiting.clear()
         line.aside.clear()
-        self._forget(line)
-        self._out.append(do.ForgetStrays(model))
-
-    def _forget(self, line: ModelQueue) -> None:
-        """Let the trainer drop a state that is no longer wanted or trusted."""
-        if line.worker is not None:
-            self._out.append(do.ForgetModel(line.worker, line.model))
-        line.lose_state()
-
-    # ---- trainers ----
-    def _lost(self, worker: WorkerId, reason: str) -> None:
-        flight = self._flights.pop(worker, None)
-        self._nodes.pop(worker, None)
-        for line in self._lines.values():
-            if line.worker == worker:
-                line.lose_state()
-        for ticket in [t for t, aside in self._aside.items() if aside.worker == worker]:
-            unwritten = self._aside.pop(ticket).line
-            if unwritten.model in self._lines:
-                self._restore_failed(unwritten, f"trainer lost: {reason}")
-        if flight is None or flight.line.model not in self._lines:
-            return
-        line = flight.line
-        if isinstance(flight, Restore | Replay):
-            self._restore_failed(line, f"trainer lost: {reason}")
-        if not runs_head(flight):
-            return
-        line.attempts += 1
-        if line.attempts >= self._config.max_attempts:
-            why = f"the trainer was lost {line.attempts} times while running it: {reason}"
-            self._fail(line.fail_head(why), why, FaultOwner.SERVER)
-
-    def _reported(self, event: on.TicketDone | on.TicketFailed) -> None:
-        """A trainer says how something ended: what it was doing, or what it wrote beside."""
-        flight = self._land(event.worker, event.ticket)
-        over = None if flight is not None else self._over_aside(event.worker, event.ticket)
-        match event:
-            case on.TicketDone() if flight is not None:
-                self._done(flight, event)
-            case on.TicketFailed() if flight is not None:
-                self._failed(flight, event)
-            case on.TicketDone() if over is not None:
-                self._complete(over, event.ticket)
-            case on.TicketFailed() if over is not None:
-                self._fail(over, event.error, event.owner)
-            case _:
-                pass  # about a trainer or a model that is gone
-
-    def _set_aside(self, worker: WorkerId, ticket: int) -> None:
-        """The trainer is free for what comes next; the publish is over when its writing is."""
-        flight = self._flights.get(worker)
-        if flight is None or flight.ticket != ticket or flight.line.model not in self._lines:
-            if flight is not None and flight.ticket == ticket:
-                self._flights[worker] = None
-            return
-        line = flight.line
-        if runs_head(flight):
-            head = line.head()
-            if head is None or head.kind is not OpKind.PUBLISH:
-                return  # only a publish leaves the state alone
-            operation: Operation | None = line.set_head_aside()
-            line.skip_refused()
-        else:
-            operation = flight.entry.operation if isinstance(flight, Replay) else None
-            entry = line.log[line.applied] if line.applied < len(line.log) else None
-            if entry is None or entry.operation is not operation:
-                self._flights[worker] = None  # written meanwhile, by the trainer that had it before
-                return
-            if operation.seq not in line.aside:
-                return
-            line.applied += 1
-        assert operation is not None
-        self._flights[worker] = None
-        self._aside[ticket] = DetachedPublish(worker, line, operation)
-        self._out.append(PublishDetached(self._now_s, operation.job, operation.request))
-
-    def _over_aside(self, worker: WorkerId, ticket: int) -> Operation | None:
-        """The publish that a report is about, which is over now."""
-        aside = self._aside.get(ticket)
-        if aside is None or aside.worker != worker:
-            return None
-        del self._aside[ticket]
-        line = aside.line
-        if self._lines.get(line.model) is not line or aside.operation.seq not in line.aside:
-            return None
-        aside.line.finish_aside(aside.operation)
-        return aside.operation
-
-    def _land(self, worker: WorkerId, ticket: int) -> Flight | None:
-        """The flight that a report is about; stale reports are about none."""
-        flight = self._flights.get(worker)
-        if flight is None or flight.ticket != ticket:
-            return None
-        self._flights[worker] = None
-        return flight if flight.line.model in self._lines else None
-
-    def _restore_failed(self, line: ModelQueue, why: str) -> None:
-        """Try again; after too many failures at the same place, fail what waits and say why."""
-        line.failed_restores += 1
-        if line.failed_restores < self._config.max_attempts:
-            return
-        line.failed_restores = 0
-        for unwritten in list(line.aside.values()):
-            error = f"version of seq {unwritten.seq} cannot be written: {why}"
-            self._fail(unwritten, error, FaultOwner.SERVER)
-            line.finish_aside(unwritten)
-        while (operation := line.head()) is not None:
-            error = f"model {line.model} cannot be brought back: {why}"
-            self._fail(operation, error, FaultOwner.SERVER)
-            line.fail_head(why)
-            line.skip_refused()
-
-    def _fail(self, operation: Operation, error: str, owner: FaultOwner) -> None:
-        self._out.append(do.FailOp(operation.request, error, owner))
-        over = (operation.job, operation.request, operation.kind)
-        self._out.append(OpOver(self._now_s, *over, done=False))
-
-    def _complete(self, operation: Operation, ticket: int) -> None:
-        self._out.append(do.CompleteOp(operation.request, ticket))
-        over = (operation.job, operation.request, operation.kind)
-        self._out.append(OpOver(self._now_s, *over, done=True))
-
-    def _order(self, line: ModelQueue, order: do.TrainerOrder) -> None:
-        """Send it to the trainer once that has its devices, on the account of the model's job."""
-        self._out.append(do.StartWork(self._now_s, order.worker, line.job, order))
+        self._state.forget(line)
+        self._state.out.append(do.ForgetStrays(model))
 
     # ---- dispatch ----
     def _dispatch(self) -> None:
@@ -291,64 +170,14 @@ class OperationsController:
             while self._flights[worker] is None and (line := self._pick(worker)) is not None:
                 self._next(worker, line)
 
-    # ---- moves ----
-    def _move_away(self, now_s: float) -> None:
-        """A state that waits where its permit is not goes to a trainer that has it."""
-        if not self._gates:
-            return
-        busy = {id(flight.line) for flight in self._flights.values() if flight is not None}
-        for line in self._lines.values():
-            if line.worker is None or line.move or id(line) in busy or self._may(line, line.worker):
-                continue
-            able = [worker for worker in sorted(self._flights) if self._may(line, worker)]
-            if not able:
-                continue  # a closed gate, or nobody there yet
-            if line.usable_state() < 0 or line.residency is Residency.ABSENT:
-                self._forget(line)  # it must be made from the log anyhow
-                continue
-            loads = self._loads()
-            self._tickets += 1
-            line.move = StateTransfer(
-                self._tickets, min(able, key=lambda worker: (loads[worker], worker))
-            )
-            named = (line.worker, line.move.ticket, line.model, line.move.to)
-            self._out.append(do.MoveState(*named))
-            at_s = now_s + self._config.give_up_move_after_s
-            self._out.append(SetTimer(f"move:{line.move.ticket}:{line.model}", at_s))
-
-    def _moved(self, model: ModelId, ticket: int, error: str) -> None:
-        """The trainer there finds the state when it restores the model; after an error, none."""
-        line = self._lines.get(model)
-        move = None if line is None else line.move
-        if line is None or move is None or move.ticket != ticket:
-            self._out.append(do.ForgetStrays(model))  # it came too late
-            return
-        self._forget(line)
-        if not error and move.to in self._flights:
-            line.worker = move.to
-
-    def _gate(self, job: JobId, nodes: tuple[NodeId, ...] | None) -> None:
-        if nodes is None:
-            self._gates.pop(job, None)
-        else:
-            self._gates[job] = nodes
-
-    def _may(self, line: ModelQueue, worker: WorkerId) -> bool:
-        """Whether the head may run there: passes and steps of a gated job need its permit."""
-        head = line.head()
-        if not self._gates or head is None or not head.kind.needs_permit:
-            return True
-        nodes = self._gates.get(head.job)
-        return nodes is None or self._nodes.get(worker) in nodes
-
     def _pick(self, worker: WorkerId) -> ModelQueue | None:
-        loads = self._loads()
+        state, loads = self._state, self._state.loads()
         able = [
             line
             for line in self._lines.values()
             if line.has_work()
             and line.move is None
-            and self._may(line, worker)
+            and state.may(line, worker)
             and (
                 line.worker == worker or (line.worker is None and self._least(line, worker, loads))
             )
@@ -363,86 +192,69 @@ class OperationsController:
             default=None,
         )
 
-    def _loads(self) -> dict[WorkerId, int]:
-        """How many models each trainer has."""
-        loads = dict.fromkeys(self._flights, 0)
-        for line in self._lines.values():
-            if line.worker is not None:
-                loads[line.worker] += 1
-        return loads
-
     def _least(self, line: ModelQueue, worker: WorkerId, loads: dict[WorkerId, int]) -> bool:
         """Whether no trainer that may have the model has fewer."""
-        return loads[worker] == min(load for one, load in loads.items() if self._may(line, one))
+        able = (load for one, load in loads.items() if self._state.may(line, one))
+        return loads[worker] == min(able)
 
     def _next(self, worker: WorkerId, line: ModelQueue) -> None:
         """Bring the state there, bring it up to date, or run the head."""
-        self._tickets += 1
-        ticket = self._tickets
+        ticket = self._state.ticket()
         self._last_served[line.model] = self._last_owned[line.owner] = ticket
         line.worker = worker
         if line.residency is Residency.ABSENT:
             if line.saved_seq is not None:
-                self._restore(worker, ticket, line, line.saved_seq)
+                self._recovery.restore(worker, ticket, line, line.saved_seq)
                 return
             line.residency = Residency.READY  # nothing saved: the log, or the head, creates it
         if line.applied < len(line.log):
-            self._replay(worker, ticket, line)
+            self._recovery.replay(worker, ticket, line)
             return
         operation = line.head()
         if operation is None or not line.has_work():
             return  # all that it lacked was what is set aside
         if operation.kind is OpKind.OPTIM_STEP and line.poison is not None:
             why = f"{line.poison}; its gradients were dropped, the next optim_step will work again"
-            self._fail(
-                operation, f"optim_step seq {operation.seq} was not run: {why}", FaultOwner.USER
-            )
+            error = f"optim_step seq {operation.seq} was not run: {why}"
+            self._state.fail(operation, error, FaultOwner.USER)
             line.fail_head(why)
             line.skip_refused()
             return
-        self._run_head(worker, ticket, line, operation)
-
-    # ---- flights ----
-    def _restore(self, worker: WorkerId, ticket: int, line: ModelQueue, seq: int) -> None:
-        self._fly(worker, Restore(ticket, line))
-        order = do.RestoreState(worker, ticket, line.model, seq, line.usable_state())
-        self._order(line, order)
-
-    def _replay(self, worker: WorkerId, ticket: int, line: ModelQueue) -> None:
-        entry = line.log[line.applied]
-        replayed = entry.operation
-        self._fly(worker, Replay(ticket, line, entry))
-        if entry.ran:
-            usable = line.usable_state() if replayed.kind is OpKind.CREATE else -1
-            self._order(line, do.RunOp(worker, ticket, replayed, replay=True, at_most=usable))
-        else:
-            self._order(line, do.DropGradients(worker, ticket, line.model, replayed.seq))
-
-    def _run_head(self, worker: WorkerId, ticket: int, line: ModelQueue, op: Operation) -> None:
-        self._fly(worker, RunHead(ticket, line, op))
-        self._order(line, do.RunOp(worker, ticket, op, replay=False))
+        order = do.RunOp(worker, ticket, operation, replay=False)
+        self._state.fly(RunHead(ticket, line, operation), order)
 
     def _snapshot(
         self, worker: WorkerId, line: ModelQueue, op: Operation, *, finishes: bool
     ) -> None:
         """Save the state after `op`; with `finishes` the operation is over only then."""
-        self._tickets += 1
-        self._fly(worker, SnapshotFlight(self._tickets, line, op, finishes))
-        self._order(line, do.TakeSnapshot(worker, self._tickets, line.model, op.seq))
+        ticket = self._state.ticket()
+        order = do.TakeSnapshot(worker, ticket, line.model, op.seq)
+        self._state.fly(SnapshotFlight(ticket, line, op, finishes), order)
 
-    def _fly(self, worker: WorkerId, flight: Flight) -> None:
-        assert self._flights[worker] is None
-        self._flights[worker] = flight
+    # ---- reports ----
+    def _reported(self, event: on.TicketDone | on.TicketFailed) -> None:
+        """A trainer says how something ended: what it was doing, or a publish that it detached."""
+        flight = self._state.land(event.worker, event.ticket)
+        if flight is not None:
+            if isinstance(event, on.TicketDone):
+                self._done(flight, event)
+            else:
+                self._failed(flight, event)
+            return
+        published = self._recovery.written(event.worker, event.ticket)
+        if published is None:
+            return  # about a trainer or a model that is gone
+        if isinstance(event, on.TicketDone):
+            self._state.complete(published, event.ticket)
+        else:
+            self._state.fail(published, event.error, event.owner)
 
     def _done(self, flight: Flight, event: on.TicketDone) -> None:
         match flight:
-            case Restore(_, line):
-                line.residency = Residency.READY
-                if event.reached is not None:
-                    line.caught_up(event.reached)
-                self._out.append(do.ForgetStrays(line.model))
+            case Restore():
+                self._recovery.restored(flight, event)
             case Replay():
-                self._replayed(flight, event)
+                self._recovery.replayed(flight, event)
             case RunHead():
                 self._ran(flight, event)
             case SnapshotFlight(ticket, line, op, finishes):
@@ -450,24 +262,9 @@ class OperationsController:
                 if finishes:
                     line.finish_head()
                     line.skip_refused()
-                    self._complete(op, ticket)
+                    self._state.complete(op, ticket)
                 line.saved(op.seq)
-                self._out.append(do.CommitSnapshot(line.model, op.seq))
-
-    def _replayed(self, flight: Replay, event: on.TicketDone) -> None:
-        line, entry = flight.line, flight.entry
-        if entry not in line.log:
-            return  # written meanwhile, by the trainer that had it before
-        line.applied += 1
-        if event.reached is not None:
-            line.caught_up(event.reached)
-        if entry.operation.kind is OpKind.CREATE:
-            self._out.append(do.ForgetStrays(line.model))
-        if entry.operation.seq in line.aside:  # written at last
-            line.finish_aside(entry.operation)
-            self._complete(entry.operation, event.ticket)
-        if line.applied > line.furthest_applied:
-            line.furthest_applied, line.failed_restores = line.applied, 0
+                self._state.out.append(do.CommitSnapshot(line.model, op.seq))
 
     def _ran(self, flight: RunHead, event: on.TicketDone) -> None:
         line, op = flight.line, flight.operation
@@ -476,31 +273,31 @@ class OperationsController:
             return
         line.finish_head()
         line.skip_refused()
-        self._complete(op, flight.ticket)
+        self._state.complete(op, flight.ticket)
         if op.kind.changes_state:
             line.log_cost_s += event.elapsed_s
         if op.kind is OpKind.OPTIM_STEP and self._snapshot_due(line):
             self._snapshot(event.worker, line, op, finishes=False)
 
     def _failed(self, flight: Flight, event: on.TicketFailed) -> None:
-        line = flight.line
+        state, line = self._state, flight.line
         match flight:
             case Restore() | Replay():
-                self._forget(line)
-                self._restore_failed(line, event.error)
+                state.forget(line)
+                self._recovery.failed(line, event.error)
             case RunHead(_, _, op):
                 line.fail_head(event.error)
                 line.skip_refused()
-                self._fail(op, event.error, event.owner)
+                state.fail(op, event.error, event.owner)
                 if event.state_lost:
-                    self._forget(line)
+                    state.forget(line)
             case SnapshotFlight(finishes=finishes):
                 line.log_cost_s = 0.0  # try again after as much work as before
                 if finishes:
-                    self._fail(line.fail_head(event.error), event.error, event.owner)
+                    state.fail(line.fail_head(event.error), event.error, event.owner)
                     line.skip_refused()
                 if event.state_lost or finishes:
-                    self._forget(line)
+                    state.forget(line)
 
     def _snapshot_due(self, line: ModelQueue) -> bool:
         """Only right after an optim_step, when no gradients are pending.
@@ -509,13 +306,10 @@ class OperationsController:
         """
         if line.aside:
             return False
-        limit_s = max(
-            self._config.save_log_after_s, line.snapshot_cost_s / self._config.snapshot_share
-        )
+        config = self._config
+        limit_s = max(config.save_log_after_s, line.snapshot_cost_s / config.snapshot_share)
         return line.log_cost_s >= limit_s
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
-        check_lines(self._lines, self._flights)
-        tickets = [flight.ticket for flight in self._flights.values() if flight is not None]
-        assert len(tickets) == len(set(tickets))
+        self._state.check_integrity()

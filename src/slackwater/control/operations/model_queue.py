@@ -208,3 +208,18 @@ class ModelQueue:
                 done = record.status is OpStatus.DONE
                 self._over(operation, ran=done, why="failed before the service was restarted")
         self.applied = 0
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if the queue is inconsistent."""
+        assert all(seq >= self.next_seq for seq in self.waiting), "an operation was passed over"
+        assert not set(self.waiting) & set(self.refused)
+        assert self.applied <= len(self.log)
+        seqs = [entry.operation.seq for entry in self.log]
+        assert seqs == sorted(set(seqs)), "the log is out of order"
+        assert self.saved_seq is None or all(seq > self.saved_seq for seq in seqs)
+        assert self.move is None or self.worker is not None, "a state moves from nowhere"
+        assert self.worker is not None or self.applied == 0
+        assert self.aside.keys() <= set(seqs), "a publish that no replay would make again"
+        assert self.next_seq not in self.refused, "a refused number blocks the line"
+        watched = not self.has_gap() or self.watched_seq == self.next_seq
+        assert watched, "nobody watches for a missing number"

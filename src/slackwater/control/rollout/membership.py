@@ -1,17 +1,7 @@
 """Instances that join, work, drain and leave; leases, stalls and faults."""
 
+from slackwater.control.rollout import events as on
 from slackwater.control.rollout.commands import ReleaseInstance
-from slackwater.control.rollout.events import (
-    BudgetChanged,
-    DrainAsked,
-    InstanceFaulted,
-    InstanceHeartbeat,
-    InstanceJoined,
-    InstanceLost,
-    InstanceNotice,
-    VersionOffered,
-    VersionRecalled,
-)
 from slackwater.control.rollout.instances import InstanceRecord
 from slackwater.control.rollout.manager_state import ManagerState, Out
 from slackwater.control.weights.events import VersionFreed
@@ -24,14 +14,14 @@ class Membership:
     def __init__(self, books: ManagerState) -> None:
         self._books = books
 
-    def joined(self, event: InstanceJoined, out: Out) -> None:
+    def joined(self, event: on.InstanceJoined, out: Out) -> None:
         """Take it in; it works once it is offered with a version."""
         books, spec = self._books, event.spec
         if spec.instance in books.instances.records:
             self.gone(books.instances.records[spec.instance], "joined again", event.now_s, out)
         books.instances.add(InstanceRecord(spec, event.now_s))
 
-    def offered(self, event: VersionOffered, out: Out) -> None:
+    def offered(self, event: on.VersionOffered, out: Out) -> None:
         """Turns may run with the version there from now on."""
         record = self._heard(event, out)
         if record is None:
@@ -41,7 +31,7 @@ class Membership:
         record.progress_s = event.now_s
         self._books.room_changed(record, event.now_s, out)
 
-    def recalled(self, event: VersionRecalled, out: Out) -> None:
+    def recalled(self, event: on.VersionRecalled, out: Out) -> None:
         """No turn starts with the version there; `settle` reports when the last has ended."""
         record = self._books.instances.records.get(event.instance)
         if record is None or event.version not in record.versions:
@@ -64,13 +54,13 @@ class Membership:
             if not record.recalled:
                 fleet.recalling.discard(instance)
 
-    def blamed(self, event: InstanceFaulted, out: Out) -> None:
+    def blamed(self, event: on.InstanceFaulted, out: Out) -> None:
         """The weight director found it at fault."""
         record = self._heard(event, out)
         if record is not None:
             self.fault(record, event.what, event.now_s, out)
 
-    def heartbeat(self, event: InstanceHeartbeat, out: Out) -> None:
+    def heartbeat(self, event: on.InstanceHeartbeat, out: Out) -> None:
         """Renew the lease and learn the load."""
         record = self._heard(event, out)
         if record is None:
@@ -94,7 +84,7 @@ class Membership:
         else:
             self._books.dispatcher.fill(record, event.now_s, out)
 
-    def _learn_rate(self, record: InstanceRecord, event: InstanceHeartbeat) -> None:
+    def _learn_rate(self, record: InstanceRecord, event: on.InstanceHeartbeat) -> None:
         """Between two reports with about the same batch and no prefill, the decode rate is plain.
 
         What a step takes can be told from any two reports between which it was busy: it is fitted
@@ -123,14 +113,14 @@ class Membership:
             alike_s = step_s / record.load.slowness
             self._books.step_time.observe(batch, context, alike_s, beside)
 
-    def notice(self, event: InstanceNotice, out: Out) -> None:
+    def notice(self, event: on.InstanceNotice, out: Out) -> None:
         """It will be taken away: move its turns while both ends still live."""
         record = self._heard(event, out)
         if record is not None:
             record.leaves_at_s = event.leaves_at_s
             self.hand_over(record, "notice of removal", event.now_s, out)
 
-    def drain_asked(self, event: DrainAsked, out: Out) -> None:
+    def drain_asked(self, event: on.DrainAsked, out: Out) -> None:
         """An operator's wish."""
         record = self._books.instances.records.get(event.instance)
         if record is not None:
@@ -163,7 +153,7 @@ class Membership:
             self._books.instances.remove(record.spec.instance)
             out.append(ReleaseInstance(record.spec.instance, why))
 
-    def lost(self, event: InstanceLost, out: Out) -> None:
+    def lost(self, event: on.InstanceLost, out: Out) -> None:
         """The process or its connection is gone."""
         record = self._books.instances.records.get(event.instance)
         if record is not None:
@@ -192,7 +182,7 @@ class Membership:
             self._books.dispatcher.line.remove(turn)
             self._books.dispatcher.place(turn, now_s, out)
 
-    def budget_changed(self, event: BudgetChanged, out: Out) -> None:
+    def budget_changed(self, event: on.BudgetChanged, out: Out) -> None:
         """A serving node lends another amount: what no longer fits moves, youngest first."""
         record = self._heard(event, out)
         if record is None:
@@ -250,11 +240,11 @@ class Membership:
 
     def _heard(
         self,
-        event: VersionOffered
-        | InstanceFaulted
-        | InstanceHeartbeat
-        | InstanceNotice
-        | BudgetChanged,
+        event: on.VersionOffered
+        | on.InstanceFaulted
+        | on.InstanceHeartbeat
+        | on.InstanceNotice
+        | on.BudgetChanged,
         out: Out,
     ) -> InstanceRecord | None:
         """The record, with its lease renewed; one that is not in the books is told to go."""

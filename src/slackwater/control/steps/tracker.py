@@ -11,11 +11,20 @@ share one set of devices, as in a service with a few trainers.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import assert_never
 
-from slackwater.control.jobs.events import JobEnded
-from slackwater.control.operations.commands import StartWork
-from slackwater.control.operations.events import TrainerLost
+from slackwater.control.devices.messages import DeviceCommand, DeviceEvent, GrantDevices
+from slackwater.control.jobs.events import JobEnded, JobTrained
+from slackwater.control.operations.commands import RunOp, StartWork
+from slackwater.control.operations.events import (
+    OpSubmitted,
+    TicketDetached,
+    TicketDone,
+    TicketFailed,
+    TrainerLost,
+)
+from slackwater.control.operations.facts import OpOver
 from slackwater.control.rollout.events import (
     InstanceLost,
     StepBegan,
@@ -29,8 +38,9 @@ from slackwater.control.steps import commands as do
 from slackwater.control.steps import events as on
 from slackwater.control.steps.step import RolloutStep, users
 from slackwater.control.timer import SetTimer, TimerFired
-from slackwater.model.ids import InstanceId, JobId, WorkerId
+from slackwater.model.ids import InstanceId, JobId, RequestId, WorkerId
 from slackwater.model.instance import InstanceSpec
+from slackwater.model.operation import OpKind
 
 NAG_S = 5.0
 RESTART_S = 1.0
@@ -306,3 +316,80 @@ class StepTracker:
             assert step.running or not step.seeding, f"{job} seeds without a step"
             assert not (step.seeding and self._busy), f"{job} seeds where {self._busy} train"
             assert not step.forgettable(), f"{job} should have been forgotten"
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a trainer does with its devices; an optimizer's step `ends_step`."""
+
+    ticket: int
+    job: JobId | None
+    waited_s: float
+    ends_step: bool
+
+
+class DeviceOwnership:
+    """A trainer's order leaves once the step tracker has granted its devices; what the trainer
+    did with them is then on its job's account.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[WorkerId, StartWork] = {}
+        self._busy: dict[WorkerId, _Work] = {}
+        self._submitted_s: dict[RequestId, float] = {}
+
+    def handle(self, event: DeviceEvent) -> Sequence[DeviceCommand]:
+        """Take one event; return what follows, in order."""
+        match event:
+            case OpSubmitted(now_s, operation):
+                self._submitted_s[operation.request] = now_s
+            case OpOver(_, _, request):
+                self._submitted_s.pop(request, None)
+            case StartWork(now_s, worker, job):
+                self._waiting[worker] = event
+                return (on.DevicesAsked(now_s, worker, job),)
+            case on.DevicesGranted(now_s, trainer):
+                return (self._granted(trainer, now_s),)
+            case TrainerLost(_, worker):
+                self._waiting.pop(worker, None)
+                self._busy.pop(worker, None)
+            case _:
+                return self._returned(event)
+        return ()
+
+    def holders(self) -> dict[WorkerId, JobId | None]:
+        """Trainers that were given an order, and for which job."""
+        return {worker: work.job for worker, work in self._busy.items()}
+
+    def _granted(self, trainer: WorkerId, now_s: float) -> DeviceCommand:
+        work = self._waiting.pop(trainer, None)
+        if work is None:
+            return GrantDevices(trainer)
+        order = work.order
+        since_s, ends_step = now_s, False
+        if isinstance(order, RunOp):
+            since_s = self._submitted_s.pop(order.operation.request, now_s)
+            ends_step = order.operation.kind is OpKind.OPTIM_STEP and not order.replay
+        self._busy[trainer] = _Work(order.ticket, work.job, now_s - since_s, ends_step)
+        return order
+
+    def _returned(
+        self, event: TicketDetached | TicketDone | TicketFailed
+    ) -> Sequence[DeviceCommand]:
+        """The trainer has done what it held the devices for; ignore reports on anything else."""
+        work = self._busy.get(event.worker)
+        if work is None or work.ticket != event.ticket:
+            return ()
+        del self._busy[event.worker]
+        took_s = 0.0 if isinstance(event, TicketFailed) else event.elapsed_s
+        ends_step = work.ends_step and isinstance(event, TicketDone)
+        returned = on.DevicesReturned(event.now_s, event.worker, took_s, ends_step)
+        if work.job is None:
+            return (returned,)
+        done = (work.job, took_s, work.waited_s, ends_step)
+        return JobTrained(event.now_s, *done), returned
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if an invariant does not hold."""
+        both = self._waiting.keys() & self._busy.keys()
+        assert not both, f"{both} have an order and wait for another"

@@ -1,0 +1,91 @@
+"""What the parts of the operations controller share: models' lines, trainers, and what they do."""
+
+from dataclasses import dataclass, field
+
+from slackwater.control.operations import commands as do
+from slackwater.control.operations.facts import OpOver
+from slackwater.control.operations.flights import Flight
+from slackwater.control.operations.model_queue import ModelQueue
+from slackwater.control.operations.settings import OperationsConfig
+from slackwater.model.ids import JobId, ModelId, NodeId, WorkerId
+from slackwater.model.operation import FaultOwner, Operation
+
+
+@dataclass(slots=True)
+class OperationsState:
+    """The controller's state, and the commands of the event in hand."""
+
+    config: OperationsConfig
+    lines: dict[ModelId, ModelQueue] = field(default_factory=dict)
+    flights: dict[WorkerId, Flight | None] = field(default_factory=dict)  # of every trainer
+    nodes: dict[WorkerId, NodeId | None] = field(default_factory=dict)
+    gates: dict[JobId, tuple[NodeId, ...]] = field(default_factory=dict)
+    tickets: int = 0
+    now_s: float = 0.0
+    out: list[do.Command] = field(default_factory=list)
+
+    def ticket(self) -> int:
+        """A new one."""
+        self.tickets += 1
+        return self.tickets
+
+    # ---- trainers ----
+    def fly(self, flight: Flight, order: do.TrainerOrder) -> None:
+        """Send an order once the trainer has its devices, on the account of the model's job."""
+        assert self.flights[order.worker] is None
+        self.flights[order.worker] = flight
+        self.out.append(do.StartWork(self.now_s, order.worker, flight.line.job, order))
+
+    def land(self, worker: WorkerId, ticket: int) -> Flight | None:
+        """The flight that a report is about; stale reports are about none."""
+        flight = self.flights.get(worker)
+        if flight is None or flight.ticket != ticket:
+            return None
+        self.flights[worker] = None
+        return flight if flight.line.model in self.lines else None
+
+    def may(self, line: ModelQueue, worker: WorkerId) -> bool:
+        """Whether the head may run there: passes and steps of a gated job need its permit."""
+        head = line.head()
+        if not self.gates or head is None or not head.kind.needs_permit:
+            return True
+        nodes = self.gates.get(head.job)
+        return nodes is None or self.nodes.get(worker) in nodes
+
+    def loads(self) -> dict[WorkerId, int]:
+        """How many models each trainer has."""
+        loads = dict.fromkeys(self.flights, 0)
+        for line in self.lines.values():
+            if line.worker is not None:
+                loads[line.worker] += 1
+        return loads
+
+    def forget(self, line: ModelQueue) -> None:
+        """Let the trainer drop a state that is no longer wanted or trusted."""
+        if line.worker is not None:
+            self.out.append(do.ForgetModel(line.worker, line.model))
+        line.lose_state()
+
+    # ---- ends ----
+    def fail(self, operation: Operation, error: str, owner: FaultOwner) -> None:
+        """The operation has no result."""
+        self.out.append(do.FailOp(operation.request, error, owner))
+        self._over(operation, done=False)
+
+    def complete(self, operation: Operation, ticket: int) -> None:
+        """The result that came with the ticket is the operation's."""
+        self.out.append(do.CompleteOp(operation.request, ticket))
+        self._over(operation, done=True)
+
+    def _over(self, operation: Operation, *, done: bool) -> None:
+        over = OpOver(self.now_s, operation.job, operation.request, operation.kind, done)
+        self.out.append(over)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if an invariant does not hold."""
+        tickets = [flight.ticket for flight in self.flights.values() if flight is not None]
+        assert len(tickets) == len(set(tickets))
+        for model, line in self.lines.items():
+            assert line.model == model
+            line.check_integrity()
+            assert line.worker is None or line.worker in self.flights, "state on a lost trainer"
