@@ -30,7 +30,7 @@ import httpx
 from benchmarks.fleet import replay_record
 from benchmarks.fleet.workload import Answers, datum, generate
 from benchmarks.options import BenchOptions
-from slackwater.cli.two_nodes import two_nodes
+from slackwater.cli.demo import two_nodes
 from slackwater.model.errors import UnavailableError
 from slackwater.zoo.tiny import make_model
 

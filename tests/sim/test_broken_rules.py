@@ -10,19 +10,20 @@ from slackwater.control.coschedule.permits import Permits
 from slackwater.control.coschedule.phase_commands import PermitEnded
 from slackwater.control.coschedule.phases import PhaseKeeper
 from slackwater.control.devices.messages import GrantDevices
-from slackwater.control.devices.ownership import DeviceOwnership
 from slackwater.control.jobs.events import JobEnded
 from slackwater.control.jobs.registry import JobRegistry
 from slackwater.control.lending.lender import Lender
 from slackwater.control.operations.controller import OperationsController
 from slackwater.control.operations.events import TrainerLost
 from slackwater.control.operations.model_queue import ModelQueue
+from slackwater.control.operations.operations_state import OperationsState
 from slackwater.control.rollout.commands import CompleteTurn
 from slackwater.control.rollout.demand import Demand
 from slackwater.control.rollout.events import VersionOffered
 from slackwater.control.rollout.gates import Gates
 from slackwater.control.rollout.manager_state import ManagerState
 from slackwater.control.steps.events import DevicesGranted
+from slackwater.control.steps.tracker import DeviceOwnership
 from slackwater.control.weights.commands import DeleteVersion, DropVersion
 from slackwater.control.weights.director import WeightDirector
 from slackwater.control.weights.pulls import PullScheduler
@@ -190,7 +191,7 @@ BROKEN: dict[str, tuple[type, str, Break, str]] = {
     "turn lost": (ManagerState, "complete", tells_nobody, "turns were lost"),
     "version mixed": (ManagerState, "complete", names_another_version, "made with other"),
     "turn gate": (Gates, "admits allows takes", always, r"runs turns on \S+ without a permit"),
-    "training gate": (OperationsController, "_may", always, r"trains on \S+ without a permit"),
+    "training gate": (OperationsState, "may", always, r"trains on \S+ without a permit"),
     "gate of a permit": (OperationsController, "_gate", gates_fewer_nodes, "gated to"),
     "operation lost": (ModelQueue, "lose_state", forgets_the_log, "lost, doubled or out of order"),
     "two orders": (DeviceOwnership, "handle", orders_twice, "two orders at once"),

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from slackwater.cli import instance
-from slackwater.cli.two_nodes import two_nodes
+from slackwater.cli.demo import two_nodes
 from slackwater.control.jobs.events import JobSubmitted
 from slackwater.control.lending.events import ServingNodeJoined, ServingNodeReported
 from slackwater.control.record import record_line
