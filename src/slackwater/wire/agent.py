@@ -4,11 +4,18 @@ else's disk.
 
 import msgspec
 
+from slackwater.model.device import Device
 from slackwater.wire.message import Message
 
 # In the environment of a process that must not outlive the one that started it: the starter's
 # number.
 PARENT = "SLACKWATER_PARENT"
+
+# In the environment of each rank of a deployment that has several; rank 0 alone dials in.
+RANK = "SLACKWATER_RANK"
+WORLD_SIZE = "SLACKWATER_WORLD_SIZE"
+RENDEZVOUS = "SLACKWATER_RENDEZVOUS"
+LAYOUT = "SLACKWATER_LAYOUT"
 
 
 class StatePlace(msgspec.Struct, frozen=True):
@@ -24,7 +31,7 @@ class NodeFacts(msgspec.Struct, frozen=True):
 
     `relay` is HOST:PORT of its weight relay and `certificate` what that shows (PEM), `site` the
     name of the fast network that it is on, `states` where it takes states, if it has a state
-    manager.
+    manager, `devices` all that it lends.
     """
 
     node: str
@@ -37,6 +44,7 @@ class NodeFacts(msgspec.Struct, frozen=True):
     certificate: str = ""
     site: str = ""
     states: StatePlace | None = None
+    devices: tuple[Device, ...] = ()
 
 
 class FetchPayload(Message, frozen=True):
@@ -123,7 +131,9 @@ class StartWorker(Message, frozen=True):
     """Run `python -m module arguments` under a worker's name; its output goes to the log called
     `log`.
 
-    `key` is what the worker proves to the control plane; it goes into its environment.
+    `key` is what the worker proves to the control plane; it goes into its environment. A process is
+    started for each of the `devices` and sees that one alone; all end when one ends. Without
+    devices one process is started, which sees what the agent sees.
     """
 
     worker: str
@@ -131,6 +141,8 @@ class StartWorker(Message, frozen=True):
     module: str
     arguments: list[str]
     key: str
+    devices: tuple[Device, ...] = ()
+    layout: str = ""
 
 
 class SignalWorker(Message, frozen=True):

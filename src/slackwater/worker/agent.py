@@ -18,15 +18,19 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from slackwater.model.device import CPU, CUDA, Device
 from slackwater.model.errors import ConfigError, UnavailableError
+from slackwater.model.ids import NodeId
 from slackwater.model.payload import Payload
 from slackwater.weights.relay.node_relay import FetchOutcome, NodeRelay
 from slackwater.wire import agent as says
 from slackwater.wire import messages
 from slackwater.worker.connection import Connection, DisconnectedError, RefusedByPlaneError
+from slackwater.worker.node_devices import node_devices, parse_gpu_ids
 from slackwater.worker.process import (
     NODE_SECRET_VARIABLE,
     SECRET_VARIABLE,
@@ -35,6 +39,7 @@ from slackwater.worker.process import (
     run_worker,
     secret,
 )
+from slackwater.worker.rank_group import RankGroup
 from slackwater.worker.state_service import NodeStates, state_service
 
 logger = logging.getLogger(__name__)
@@ -68,7 +73,7 @@ class NodeAgent:
         self._files = files
         self._logs = logs
         self._states = states or NodeStates()
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._groups: dict[str, RankGroup] = {}
         self._lock = threading.Lock()
 
     def run(self) -> None:
@@ -114,10 +119,10 @@ class NodeAgent:
     def end_workers(self) -> None:
         """Ask every worker to leave, then make it."""
         with self._lock:
-            left = list(self._processes.values())
-        for process in left:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
+            groups = list(self._groups.values())
+        for group in groups:
+            group.signal_all(subprocess.Popen.terminate)
+        left = [process for group in groups for process in group.processes]
         deadline_s = time.monotonic() + _LEAVE_S
         for process in left:
             try:
@@ -136,38 +141,24 @@ class NodeAgent:
         environment = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ | {"OMP_NUM_THREADS": "1"}
         environment |= {**self._states.environment, says.PARENT: str(os.getpid())}
         environment |= {SECRET_VARIABLE: order.key, NODE_SECRET_VARIABLE: self._node_secret}
+        command = [sys.executable, "-m", order.module, *arguments, *order.arguments]
         try:
             self._logs.mkdir(parents=True, exist_ok=True)
-            path = self._logs / f"{order.log}.log"
-            with path.open("ab") as log:
-                before = log.tell()
-                # Hazard: workers are killed when the *thread* that started them ends, so only the
-                # main thread starts any.
-                process = subprocess.Popen(
-                    [sys.executable, "-m", order.module, *arguments, *order.arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=environment,
-                )
+            group = RankGroup(order, command, environment, self._logs)
         except OSError as error:
             self._tell(says.WorkerNotStarted(order.worker, str(error)))
             return
         with self._lock:
-            self._processes[order.worker] = process
-        self._tell(says.WorkerStarted(order.worker, process.pid))
-        told = (order.worker, process, path, before)
-        waiting = threading.Thread(target=self._wait, args=told, daemon=True)
-        waiting.start()
+            self._groups[order.worker] = group
+        self._tell(says.WorkerStarted(order.worker, group.pid))
+        threading.Thread(target=self._wait, args=(order.worker, group), daemon=True).start()
 
-    def _wait(
-        self, worker: str, process: "subprocess.Popen[bytes]", log: Path, before: int
-    ) -> None:
-        status = process.wait()
+    def _wait(self, worker: str, group: RankGroup) -> None:
+        status, log, began = group.wait()
         with self._lock:
-            self._processes.pop(worker, None)
+            self._groups.pop(worker, None)
         with contextlib.suppress(DisconnectedError):
-            said = last_words(log, before) if status > 0 else ""
+            said = last_words(log, began) if status > 0 else ""
             self._tell(says.WorkerEnded(worker, status, said))
 
     def _about_states(
@@ -189,10 +180,9 @@ class NodeAgent:
 
     def _signal(self, worker: str, number: int) -> None:
         with self._lock:
-            process = self._processes.get(worker)
-        if process is not None and process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(number)
+            group = self._groups.get(worker)
+        if group is not None:
+            group.signal_all(lambda process: process.send_signal(number))
 
     def _tell(self, message: messages.Message) -> None:
         self._connection.send(messages.encode(message))
@@ -255,7 +245,22 @@ def _facts(
         certificate="" if relay is None else relay.certificate,
         site=options.site,
         states=states,
+        devices=_devices(options),
     )
+
+
+def _devices(options: argparse.Namespace) -> tuple[Device, ...]:
+    gpu_ids = None if options.gpu_ids is None else parse_gpu_ids(options.gpu_ids)
+    found = node_devices(
+        NodeId(options.node),
+        slices=options.devices,
+        gpu_ids=gpu_ids,
+        look=options.device != CPU,
+    )
+    gpus = [device for device in found if device.kind == CUDA]
+    if options.share_gpu and len(gpus) == 1:  # nodes of one machine use its only GPU together
+        found = [replace(device, hardware="") for device in found]
+    return tuple(found)
 
 
 def serve_once(options: argparse.Namespace, states: NodeStates, node_secret: str) -> None:
@@ -301,6 +306,12 @@ def main() -> None:
         type=float,
         default=-1.0,
         help="most memory of the weight relay; 0: none; below 0: a quarter of the node's",
+    )
+    parser.add_argument("--device", default="", help="cpu: do not look for GPUs")
+    parser.add_argument("--devices", type=int, default=1, help="slices of the node's cores")
+    parser.add_argument("--gpu-ids", help="the GPUs that the node lends, such as 0,1; default: all")
+    parser.add_argument(
+        "--share-gpu", action="store_true", help="other nodes may report the machine's only GPU"
     )
     parser.add_argument("--redial", action="store_true", help="try again when the plane has gone")
     parser.add_argument(_BY_HAND, action="store_true", help="outlive whoever started it")

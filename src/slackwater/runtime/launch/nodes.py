@@ -144,7 +144,17 @@ class Nodes:
         here.processes[worker] = process
         starting = self._starting[worker] = asyncio.get_running_loop().create_future()
         key = self._plan.expect(node, plan, worker)
-        send(says.StartWorker(worker, plan.name, plan.module, list(plan.arguments), key))
+        send(
+            says.StartWorker(
+                worker=worker,
+                log=plan.name,
+                module=plan.module,
+                arguments=list(plan.arguments),
+                key=key,
+                devices=plan.devices,
+                layout=plan.layout or "",
+            )
+        )
         process.pid = await starting
         return process
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from slackwater.model.device import Device
 from slackwater.model.ids import InstanceId
 
 
@@ -17,11 +18,19 @@ from slackwater.model.ids import InstanceId
 class WorkerPlan:
     """One worker: `python -m module arguments`. The node's agent adds how to connect and where
     files are.
+
+    It is a deployment if it has a `layout`: it needs a device for each rank of that, with
+    `memory_mb` each, and may have devices of deployments of its `group`. `devices` are those that
+    it was given.
     """
 
     name: str
     module: str
     arguments: tuple[str, ...]
+    layout: str | None = None
+    memory_mb: int = 0
+    group: str = ""
+    devices: tuple[Device, ...] = ()
 
 
 class WorkerProcess(Protocol):

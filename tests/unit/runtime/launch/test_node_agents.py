@@ -234,3 +234,56 @@ def test_a_revoked_node_is_refused_and_a_new_token_lets_it_in_again(tmp_path: Pa
                 await again.wait()
 
     asyncio.run(scenario())
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    whole = Path(f"/proc/{pid}/environ").read_bytes().decode()
+    return dict(line.partition("=")[::2] for line in whole.split("\0") if line)
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_an_agent_starts_a_rank_on_each_device_and_ends_all_when_one_ends(tmp_path: Path) -> None:
+    ids = [f"{number}" for number in range(8)]
+
+    async def scenario() -> None:
+        options = ("--gpu-ids", ",".join(ids))
+        async with plane_with_agent(tmp_path, False, *options) as (plane, agent):
+            (facts,) = [node.facts for node in plane.nodes._nodes.values()]
+            gpus = [device for device in facts.devices if device.kind == "cuda"]
+            assert [gpu.device for gpu in gpus] == [f"a/cuda:{number}" for number in ids]
+            before = set(children_of(agent.pid))
+            plan = WorkerPlan(
+                "lasting", "lasting_worker", (), layout="tp=2,dp=2", devices=tuple(gpus[4:])
+            )
+            process = await plane.nodes.spawn(NODE, plan, WorkerId("lasting.1"))
+            ranks = set(children_of(agent.pid)) - before
+            told = sorted(map(environment_of, ranks), key=lambda one: one["SLACKWATER_RANK"])
+            assert [one["CUDA_VISIBLE_DEVICES"] for one in told] == ids[4:]
+            assert [one["SLACKWATER_RANK"] for one in told] == ["0", "1", "2", "3"]
+            assert {one["SLACKWATER_WORLD_SIZE"] for one in told} == {"4"}
+            assert {one["SLACKWATER_LAYOUT"] for one in told} == {"tp=2,dp=2"}
+            (meeting,) = {one["SLACKWATER_RENDEZVOUS"] for one in told}
+            assert meeting == f"file://{tmp_path}/logs/lasting.1.rendezvous"
+            os.kill(max(ranks), signal.SIGKILL)
+            async with asyncio.timeout(DEADLINE_S):
+                assert await process.wait() == -signal.SIGKILL
+            assert not any(is_alive(rank) for rank in ranks)
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_of_a_slice_of_cores_runs_on_those_alone(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with plane_with_agent(tmp_path, False, "--devices", "2") as (plane, _):
+            (facts,) = [node.facts for node in plane.nodes._nodes.values()]
+            first, second = (device for device in facts.devices if device.kind == "cpu")
+            assert first.cores and second.cores
+            plan = WorkerPlan("lasting", "lasting_worker", (), layout="", devices=(second,))
+            process = await plane.nodes.spawn(NODE, plan, WorkerId("lasting.1"))
+            assert os.sched_getaffinity(process.pid) == set(second.cores)
+            assert "SLACKWATER_RANK" not in environment_of(process.pid)
+
+    asyncio.run(scenario())

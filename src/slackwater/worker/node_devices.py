@@ -1,0 +1,163 @@
+"""The devices of this machine, as its node agent reports them.
+
+GPUs are found through `nvidia-smi`, or /proc/driver/nvidia where that is missing, within
+CUDA_VISIBLE_DEVICES. A CPU machine offers its cores as one device, or as several equal slices.
+Nothing here loads PyTorch or touches a GPU.
+"""
+
+import os
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from slackwater.model.device import CUDA, Device, core_slices
+from slackwater.model.errors import ConfigError
+from slackwater.model.ids import NodeId
+
+VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
+_PROC = Path("/proc/driver/nvidia/gpus")
+_NUMA = Path("/sys/devices/system/node")
+_ANSWERS_WITHIN_S = 30.0  # without persistence mode the driver initializes every GPU first
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU as the driver tells of it."""
+
+    index: int
+    uuid: str
+    memory_mb: int = 0
+    domain: str = ""
+
+
+def parse_gpu_ids(text: str) -> tuple[str, ...]:
+    """`0,1,2`: indices or UUIDs, as in CUDA_VISIBLE_DEVICES."""
+    ids = tuple(part.strip() for part in text.split(","))
+    if not all(ids) or len(set(ids)) != len(ids):
+        raise ConfigError.of("--gpu-ids", text, "must be different ids, such as 0,1,2")
+    return ids
+
+
+def node_devices(
+    node: NodeId, *, slices: int = 1, gpu_ids: Sequence[str] | None = None, look: bool = True
+) -> list[Device]:
+    """GPUs, then `slices` of the cores. With `gpu_ids` the GPUs are those, whether the driver knows
+    them or not; otherwise the driver is asked, unless it is not to `look`.
+    """
+    gpus = find_gpus() if look else []
+    visible = os.environ.get(VISIBLE_VARIABLE)
+    if look and gpu_ids is None and visible is not None:
+        gpu_ids = [part.strip() for part in visible.split(",") if part.strip()]
+    if gpu_ids is None:
+        found = [_gpu_device(node, gpu.index, gpu) for gpu in gpus]
+    else:
+        known: Mapping[str, Gpu] = {
+            **{str(gpu.index): gpu for gpu in gpus},
+            **{gpu.uuid: gpu for gpu in gpus},
+        }
+        found = [
+            _gpu_device(node, number, known.get(name), name) for number, name in enumerate(gpu_ids)
+        ]
+    return [*found, *_cpu_devices(node, slices)]
+
+
+def _gpu_device(node: NodeId, index: int, gpu: Gpu | None, name: str = "") -> Device:
+    """Named by its UUID where that is known: CUDA numbers GPUs otherwise than the driver does."""
+    if gpu is None:
+        hardware = f"{socket.gethostname()}/gpu:{name}"
+        return Device(node, index, CUDA, visible=name, hardware=hardware)
+    return Device(
+        *(node, index, CUDA, gpu.memory_mb, gpu.domain),
+        visible=gpu.uuid,
+        hardware=gpu.uuid,
+    )
+
+
+def _cpu_devices(node: NodeId, slices: int) -> list[Device]:
+    if slices < 1:
+        raise ConfigError.of("--devices", slices, "must be at least 1")
+    memory_mb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+    if slices == 1:  # all cores, wherever the node's processes may run
+        return [Device(node, 0, memory_mb=memory_mb)]
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
+    domains = _numa_nodes()
+    return [
+        Device(
+            node,
+            index,
+            memory_mb=memory_mb // slices,
+            domain=domains.get(mine[0], ""),
+            cores=mine,
+        )
+        for index, mine in enumerate(core_slices(cores, slices))
+    ]
+
+
+def _numa_nodes() -> dict[int, str]:
+    """The NUMA node of each core."""
+    found: dict[int, str] = {}
+    for path in sorted(_NUMA.glob("node[0-9]*/cpulist")):
+        for part in filter(None, path.read_text().strip().split(",")):
+            first, _, last = part.partition("-")
+            found |= dict.fromkeys(range(int(first), int(last or first) + 1), path.parent.name)
+    return found
+
+
+def find_gpus() -> list[Gpu]:
+    """All GPUs of the machine, whatever CUDA_VISIBLE_DEVICES says."""
+    query = "--query-gpu=index,uuid,memory.total"
+    listed = _ask("nvidia-smi", query, "--format=csv,noheader,nounits")
+    gpus = _listed_gpus(listed) if listed else _proc_gpus()
+    if len(gpus) < 2:
+        return gpus
+    domains = link_domains(_ask("nvidia-smi", "topo", "-m"))
+    return [replace(gpu, domain=domains.get(gpu.index, "")) for gpu in gpus]
+
+
+def _listed_gpus(text: str) -> list[Gpu]:
+    gpus = []
+    for line in text.splitlines():
+        index, uuid, memory = (part.strip() for part in line.split(","))
+        gpus.append(Gpu(int(index), uuid, int(memory) if memory.isdecimal() else 0))
+    return gpus
+
+
+def _proc_gpus() -> list[Gpu]:
+    """Of a machine, or a container, without `nvidia-smi`."""
+    gpus: list[Gpu] = []
+    for path in sorted(_PROC.glob("*/information")):
+        pairs = (line.partition(":")[::2] for line in path.read_text().splitlines())
+        facts = {name.strip(): value.strip() for name, value in pairs}
+        if uuid := facts.get("GPU UUID"):
+            gpus.append(Gpu(len(gpus), uuid))
+    return gpus
+
+
+def link_domains(matrix: str) -> dict[int, str]:
+    """`nvidia-smi topo -m` as the domain of each GPU: those joined by NVLink, or, on a machine
+    without, those that need not cross sockets (SYS).
+    """
+    rows = [line.split() for line in matrix.splitlines() if line.startswith("GPU")]
+    links = [row[1 : 1 + len(rows)] for row in rows]
+    has_nvlink = any(link.startswith("NV") for row in links for link in row)
+    domains: dict[int, str] = {}
+    for first, row in enumerate(links):
+        domain = domains.setdefault(first, str(first))
+        for other, link in enumerate(row):
+            near = link.startswith("NV") if has_nvlink else link not in ("SYS", "X")
+            if near:
+                domains.setdefault(other, domain)
+    return domains
+
+
+def _ask(*command: str) -> str:
+    """What a program prints; nothing if it is missing, fails or hangs."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_ANSWERS_WITHIN_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout

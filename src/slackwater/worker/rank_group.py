@@ -1,0 +1,106 @@
+"""The processes of one worker: one for each device of its deployment. They begin together, and all
+end when one does.
+"""
+
+import contextlib
+import os
+import queue
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from slackwater.model.device import CUDA
+from slackwater.wire import agent as says
+from slackwater.worker.node_devices import VISIBLE_VARIABLE
+
+
+def _rank_environment(order: says.StartWorker, rank: int, meeting: Path) -> dict[str, str]:
+    """What a rank has in its environment beside what every worker has."""
+    found: dict[str, str] = {}
+    devices = order.devices
+    if devices and devices[rank].kind == CUDA:
+        found[VISIBLE_VARIABLE] = devices[rank].visible
+    if len(devices) > 1:
+        found |= {
+            says.RANK: str(rank),
+            says.WORLD_SIZE: str(len(devices)),
+            says.RENDEZVOUS: f"file://{meeting}",
+            says.LAYOUT: order.layout,
+        }
+    return found
+
+
+class RankGroup:
+    """`OSError` if a process cannot be started; then none is left."""
+
+    def __init__(
+        self,
+        order: says.StartWorker,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        logs: Path,
+    ) -> None:
+        self._meeting = (logs / f"{order.worker}.rendezvous").absolute()
+        self._meeting.unlink(missing_ok=True)  # of a worker of that name before
+        self._logs: list[tuple[Path, int]] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in range(max(len(order.devices), 1)):
+                own = _rank_environment(order, rank, self._meeting)
+                name = order.log if rank == 0 else f"{order.log}.rank{rank}"
+                self._start(command, {**environment, **own}, logs / f"{name}.log")
+                if order.devices and (cores := order.devices[rank].cores):
+                    os.sched_setaffinity(self.processes[rank].pid, cores)
+        except OSError:
+            self.signal_all(subprocess.Popen.kill)
+            raise
+
+    def _start(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        with log.open("ab") as output:
+            self._logs.append((log, output.tell()))
+            # Hazard: workers are killed when the *thread* that started them ends, so only the
+            # main thread starts any.
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+            )
+        self.processes.append(process)
+
+    @property
+    def pid(self) -> int:
+        """Of rank 0."""
+        return self.processes[0].pid
+
+    def signal_all(self, send: Callable[[subprocess.Popen[bytes]], None]) -> None:
+        """To every rank that lives."""
+        for process in self.processes:
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    send(process)
+
+    def wait(self) -> tuple[int, Path, int]:
+        """Until one has ended, whereupon all do: its status, its log, and where that began."""
+        first, status = 0, 0
+        if len(self.processes) == 1:
+            status = self.processes[0].wait()
+        else:
+            first, status = self._wait_for_any()
+            self.signal_all(subprocess.Popen.kill)
+            for process in self.processes:
+                process.wait()
+            self._meeting.unlink(missing_ok=True)
+        return (status, *self._logs[first])
+
+    def _wait_for_any(self) -> tuple[int, int]:
+        ended: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+
+        def wait(rank: int) -> None:
+            ended.put((rank, self.processes[rank].wait()))
+
+        for rank in range(len(self.processes)):
+            threading.Thread(target=wait, args=(rank,), daemon=True).start()
+        return ended.get()
