@@ -1,9 +1,14 @@
 """Jobs: one RL post-training run each, as the co-scheduler sees it."""
 
+import math
 from dataclasses import dataclass
+from typing import Literal
 
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import JobId
+
+# What an SLO bounds: every iteration, or the job's whole time.
+SloScope = Literal["iteration", "job"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ class JobProfile:
 @dataclass(frozen=True, slots=True)
 class JobTerms:
     """What the owner of a submitted job asks for: how many iterations, and how much slower than
-    alone they may be.
+    alone they may be: each of them, or all together (`slo_scope`).
 
     `duty_ratio` is the largest share of its time that the job may wait for others (PlexRL 7.2); it
     bounds the slowdown as the SLO does. Of two jobs that wait for a place, that of higher
@@ -63,6 +68,7 @@ class JobTerms:
     rollout_state_gb: float = 0.0
     train_state_gb: float = 0.0
     model_billions: float = 0.001
+    slo_scope: SloScope = "job"
 
     def __post_init__(self) -> None:
         for field in ("iterations", "rollout_nodes", "train_nodes", "model_billions"):
@@ -71,6 +77,7 @@ class JobTerms:
         if not 1 <= self.slo < float("inf"):
             fix = "must be at least 1 (1.2 allows 20 % slowdown)"
             raise ConfigError.of("job: slo", self.slo, fix)
+        _check_scope("job: slo_scope", self.slo_scope)
         if self.duty_ratio is not None and not 0 <= self.duty_ratio < 1:
             fix = "must be at least 0 and below 1 (0.3 lets it wait 30 % of its time)"
             raise ConfigError.of("job: duty_ratio", self.duty_ratio, fix)
@@ -98,7 +105,9 @@ class JobTerms:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """One run: when it comes, how many iterations it makes, and the slowdown it tolerates."""
+    """One run: when it comes, how many iterations it makes, and the slowdown it tolerates, in each
+    iteration or over its life.
+    """
 
     job: JobId
     arrival_s: float
@@ -106,8 +115,10 @@ class JobSpec:
     slo: float
     profile: JobProfile
     priority: int = 0
+    slo_scope: SloScope = "job"
 
     def __post_init__(self) -> None:
+        _check_scope(f"job {self.job}: slo_scope", self.slo_scope)
         if self.arrival_s < 0:
             raise ConfigError.of(
                 f"job {self.job}: arrival_s", self.arrival_s, "must not be negative"
@@ -118,3 +129,13 @@ class JobSpec:
             raise ConfigError.of(
                 f"job {self.job}: slo", self.slo, "must be at least 1 (1.2 allows 20 % slowdown)"
             )
+
+    @property
+    def iteration_bound_s(self) -> float:
+        """What one iteration may take by its SLO; infinite where that bounds the whole job only."""
+        return self.slo * self.profile.solo_s if self.slo_scope == "iteration" else math.inf
+
+
+def _check_scope(field: str, scope: str) -> None:
+    if scope not in ("iteration", "job"):
+        raise ConfigError.of(field, scope, 'must be "iteration" or "job"')

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from slackwater.model.errors import ConfigError
-from slackwater.model.job import JobProfile, JobTerms
+from slackwater.model.job import JobProfile, JobTerms, SloScope
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -45,6 +45,7 @@ class OwnJob:
     priority: int = 0
     duty_ratio: float | None = None
     profile: KnownProfile | None = None
+    slo_scope: SloScope = "job"
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -58,11 +59,11 @@ class OwnJob:
         asked = (self.iterations, self.slo, self.priority, self.duty_ratio)
         try:
             if self.profile is None:
-                return JobTerms(*asked)
+                return JobTerms(*asked, slo_scope=self.slo_scope)
             known = asdict(self.profile)
             for length in ("rollout_s", "train_s", "sync_s"):
                 del known[length]
-            return JobTerms(*asked, **known)
+            return JobTerms(*asked, **known, slo_scope=self.slo_scope)
         except ConfigError as error:
             raise ConfigError(str(error).removeprefix("job: ")) from None
 

@@ -10,7 +10,7 @@ MAX_MEMBERS = 16
 MAX_ROLLOUT_NODES = 48
 
 # Rows of a group's `work`, one column per member: phase lengths on the nodes that it has, the bound
-# on one iteration, the time left for its iterations left, and how many iterations it makes in the
-# group's cycle.
-ROLL_S, TRAIN_S, SYNC_S, BOUND_S, BUDGET_S, LEFT, ROUNDS = range(7)
-WORK_ROWS = 7
+# on one iteration, the time left for its iterations left, how many iterations it makes in the
+# group's cycle, and the bound on each of them where its SLO is one on iterations (else infinite).
+ROLL_S, TRAIN_S, SYNC_S, BOUND_S, BUDGET_S, LEFT, ROUNDS, CAP_S = range(8)
+WORK_ROWS = 8

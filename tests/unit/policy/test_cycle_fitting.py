@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from slackwater.policy.columns import (
     BUDGET_S,
+    CAP_S,
     LEFT,
     ROLL_S,
     ROUNDS,
@@ -24,6 +25,7 @@ jobs = st.lists(
         st.integers(0, 3),
         st.floats(1.0, 2.5),
         st.integers(3, 400),
+        st.booleans(),
     ),
     min_size=2,
     max_size=4,
@@ -43,14 +45,15 @@ def overlaps(windows: list[tuple[float, float]], period_s: float) -> bool:
 @settings(max_examples=250, deadline=None)
 @given(jobs)
 def test_every_fitted_cycle_is_a_valid_schedule(
-    drawn: list[tuple[float, float, float, int, float, int]],
+    drawn: list[tuple[float, float, float, int, float, int, bool]],
 ) -> None:
     count = len(drawn)
     work: Floats = np.zeros((WORK_ROWS, count))
     pins = np.array([job[3] for job in drawn], np.int64)
-    for index, (roll, train, sync, _, slo, left) in enumerate(drawn):
+    for index, (roll, train, sync, _, slo, left, capped) in enumerate(drawn):
         work[ROLL_S, index], work[TRAIN_S, index], work[SYNC_S, index] = roll, train, sync
         work[LEFT, index], work[BUDGET_S, index] = left, slo * left * (roll + train + sync)
+        work[CAP_S, index] = slo * (roll + train + sync) if capped else np.inf
     starts = np.zeros((count, 2, MAX_ROUNDS))
     period_s = fit_cycle(work, pins, count, starts)
     if period_s == 0:
@@ -61,22 +64,26 @@ def test_every_fitted_cycle_is_a_valid_schedule(
         # Within its budget, even if a whole cycle and a phase are lost before the first iteration.
         lost_s = period_s + max(work[ROLL_S].max(), work[TRAIN_S].max())
         assert lost_s + work[LEFT, index] * period_s / rounds <= work[BUDGET_S, index] + 1e-3
-        ready = starts[index, 0, 0]
+        ready, ends = starts[index, 0, 0], []
         for turn in range(rounds):
             roll_at, train_at = starts[index, :, turn]
             assert roll_at >= ready - 1e-3
             assert train_at >= roll_at + work[ROLL_S, index] - 1e-3
             ready = train_at + work[TRAIN_S, index] + work[SYNC_S, index]
+            ends.append(ready)
             for node in [n for n in range(8) if pins[index] >> n & 1] or [-1]:
                 on_node.setdefault(node, []).append((roll_at, work[ROLL_S, index]))
             on_node.setdefault(-1, []).append((train_at, work[TRAIN_S, index]))
         assert ready <= starts[index, 0, 0] + period_s + 1e-3
+        iterations_s = np.diff([ends[-1] - period_s, *ends])
+        assert iterations_s.max() <= work[CAP_S, index] + 1e-3
     for windows in on_node.values():
         assert not overlaps(windows, period_s)
 
 
 def test_a_short_job_runs_several_times_inside_a_long_ones_cycle() -> None:
     work = np.zeros((WORK_ROWS, 2))
+    work[CAP_S] = np.inf
     work[ROLL_S], work[TRAIN_S] = [500, 30], [100, 30]
     work[LEFT] = 1000
     work[BUDGET_S] = [1.1 * 600 * 1000, 1.5 * 60 * 1000]
@@ -89,6 +96,7 @@ def test_a_short_job_runs_several_times_inside_a_long_ones_cycle() -> None:
 
 def test_a_job_without_time_to_spare_shares_with_nobody_who_would_delay_it() -> None:
     work = np.zeros((WORK_ROWS, 2))
+    work[CAP_S] = np.inf
     work[ROLL_S], work[TRAIN_S] = [100, 100], [100, 300]
     work[LEFT] = 1000
     work[BUDGET_S] = [1.0 * 200 * 1000, 2.0 * 400 * 1000]

@@ -1,20 +1,22 @@
 """How the co-scheduler is set up."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from slackwater.model.errors import ConfigError
 from slackwater.model.switching import SwitchCosts
-from slackwater.policy.ordering.planned_order import PlannedOrder, RoundRobinOrder
+from slackwater.policy.ordering.planned_order import RoundRobinOrder
 from slackwater.policy.ordering.priority import FirstComeFirstServed, HighestResponseRatio, Ordering
+from slackwater.policy.ordering.work_conserving import Standing, WorkConservingOrder
 
 OrderingName = Literal["round_robin", "plan", "hrrs", "fcfs"]
 
-_ORDERINGS: dict[str, type] = {
-    "round_robin": RoundRobinOrder,
-    "plan": PlannedOrder,
-    "hrrs": HighestResponseRatio,
-    "fcfs": FirstComeFirstServed,
+_ORDERINGS: dict[str, Callable[[Standing], Ordering]] = {
+    "round_robin": lambda _: RoundRobinOrder(),
+    "plan": WorkConservingOrder,
+    "hrrs": lambda _: HighestResponseRatio(),
+    "fcfs": lambda _: FirstComeFirstServed(),
 }
 
 # The order of phases that belongs to a placement; the others keep round robin.
@@ -59,7 +61,6 @@ class CoScheduleConfig:
                 "ordering", self.ordering, f"is not known; write one of {', '.join(_ORDERINGS)}"
             )
 
-    def new_ordering(self) -> Ordering:
-        """One per group."""
-        made: Ordering = _ORDERINGS[self.ordering]()
-        return made
+    def new_ordering(self, standing: Standing) -> Ordering:
+        """One per group; `standing` tells how its members stand at a moment."""
+        return _ORDERINGS[self.ordering](standing)

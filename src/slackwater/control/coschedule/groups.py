@@ -3,6 +3,7 @@ which order they keep.
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from slackwater.control.coschedule.commands import Command
 from slackwater.control.coschedule.config import CoScheduleConfig
@@ -48,7 +49,8 @@ class Groups:
         assert placement is not None
         group = self._groups.get(placement.group)
         if group is None:
-            group = self._groups[placement.group] = _Group(self._config.new_ordering())
+            group = _Group(self._config.new_ordering(partial(self._standing, placement.group)))
+            self._groups[placement.group] = group
         group.jobs[state.spec.job] = state
         group.worst_iteration_s = {}
         for node in {*placement.rollout_nodes, *placement.train_nodes}:
@@ -263,6 +265,9 @@ class Groups:
     def _adopt(self, group: _Group, now_s: float) -> None:
         group.ordering.adopt(self._members(group, now_s), group.plan)
 
+    def _standing(self, group_id: GroupId, now_s: float) -> list[LoadedJob]:
+        return self._members(self._groups[group_id], now_s)
+
     def _members(self, group: _Group, now_s: float) -> list[LoadedJob]:
         return [self._member(state, now_s) for state in group.jobs.values() if state.joined]
 
@@ -290,6 +295,8 @@ class Groups:
             budget_s,
             state.iterations_left,
             state.clock_s is not None,
+            bound_s=state.iteration_bound_s,
+            iteration_s=state.iteration_s(now_s),
         )
 
     def phase_end_s(self, state: JobState, phase: Phase, started_s: float) -> float:

@@ -1,5 +1,6 @@
 """What the co-scheduler knows of one job."""
 
+import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -95,7 +96,26 @@ class JobState:
         """
         spec = self.spec
         alone_s = self.seen_s + self.iterations_left * spec.profile.solo_s
-        return min(self.budget_s(now_s), spec.slo * alone_s - self.elapsed_s(now_s))
+        budget_s = min(self.budget_s(now_s), spec.slo * alone_s - self.elapsed_s(now_s))
+        if spec.slo_scope == "job":
+            return budget_s
+        return min(
+            budget_s,
+            self.iterations_left * self.iteration_bound_s - max(self.iteration_s(now_s), 0.0),
+        )
+
+    @property
+    def iteration_bound_s(self) -> float:
+        """What one iteration may take, as long as it is; infinite where its SLO bounds the whole
+        job only.
+        """
+        scope = self.spec.slo_scope
+        return self.spec.slo * self.profile.solo_s if scope == "iteration" else math.inf
+
+    def iteration_s(self, now_s: float) -> float:
+        """How long the running iteration takes so far; below 0 in the sync before it."""
+        sync_s = self.sync_s if self.iterations_done else 0.0
+        return self.elapsed_s(now_s) - self.iteration_began_s - sync_s
 
     @property
     def recent_solo_s(self) -> float:

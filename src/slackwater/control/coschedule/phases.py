@@ -185,7 +185,15 @@ class PhaseKeeper:
             self._answer(command.job, "held", reason)
             return
         crashes = command.crashes if state is None else state.crashes
-        spec = JobSpec(command.job, now_s, terms.iterations, terms.bound, profile, terms.priority)
+        spec = JobSpec(
+            job=command.job,
+            arrival_s=now_s,
+            iterations=terms.iterations,
+            slo=terms.bound,
+            profile=profile,
+            priority=terms.priority,
+            slo_scope=terms.slo_scope,
+        )
         one.iteration = command.iterations_done
         self._tell(on.JobArrived(now_s, spec, command.iterations_done, crashes))
         if state is not None and state.status is JobStatus.HELD:

@@ -1,4 +1,4 @@
-"""Where in its cycle a group takes up a new plan: at the cut after which the members lose least.
+"""Where in its cycle a group takes up a plan: at the cut after which the members lose least.
 
 Members are caught at any point of their iterations. From every cut of the cycle the plan is run
 forward at worst-case lengths, with each member's first slot passed over if it is for the phase that
@@ -9,11 +9,33 @@ least.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import GroupPlan, Phase, PhaseSlot
+from slackwater.policy.columns import Floats, Ints
+from slackwater.policy.compiled import compiled
 from slackwater.policy.ordering.priority import LoadedJob
 
 _ROUNDS = 3
+# Rows of the members' array; one column per member.
+(
+    READY_S,
+    SYNC_S,
+    STARTED,
+    MADE,
+    PACE_S,
+    BUDGET_S,
+    LEFT,
+    AFTER_S,  # what it needs after the running iteration if it leaves then
+    BOUND_S,
+    ITERATION_S,
+    FIRST,
+    ROLL_S,
+    TRAIN_S,
+) = range(13)
+_MEMBER_ROWS = 13
+_ROLLOUT, _TRAIN = 0.0, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +50,92 @@ class Alignment:
     worst_loss_s: float
 
 
-def align(plan: GroupPlan, members: Sequence[LoadedJob]) -> Alignment:
-    """The best cut of the plan for members that stand as they do; slots of absent jobs are left
-    out.
+class PlanForecast:
+    """A plan of these members run forward at their worst-case lengths.
+
+    Slots of absent jobs are left out. `period_s` is how long a cycle takes in the long run.
     """
-    present = {member.job for member in members}
-    slots = sorted(
-        (slot for slot in plan.slots if slot.job in present),
-        key=lambda slot: (slot.start_s % plan.period_s, slot.job, slot.phase),
-    )
-    forward = _Forward(slots, plan, members)
-    best_cut, best_score = 0, (float("inf"), float("inf"))
-    for cut in range(max(len(slots), 1)):
-        score = forward.score(cut)
-        if score < best_score:
-            best_cut, best_score = cut, score
-    order = (*slots[best_cut:], *slots[:best_cut])
-    return Alignment(order, _unusable_first(order, members), best_score[0])
+
+    def __init__(self, plan: GroupPlan, members: Sequence[LoadedJob]) -> None:
+        self._number = {member.job: number for number, member in enumerate(members)}
+        self.slots = sorted(
+            (slot for slot in plan.slots if slot.job in self._number),
+            key=lambda slot: (slot.start_s % plan.period_s, slot.job, slot.phase),
+        )
+        nodes: dict[NodeId, int] = {}
+        self._jobs: Ints = np.array([self._number[slot.job] for slot in self.slots], np.int64)
+        self._trains: Ints = np.array([slot.phase is Phase.TRAIN for slot in self.slots], np.int64)
+        width = max((len(slot.nodes) for slot in self.slots), default=1)
+        self._nodes: Ints = np.full((len(self.slots), width), -1, np.int64)
+        for row, slot in enumerate(self.slots):
+            self._nodes[row, : len(slot.nodes)] = [
+                nodes.setdefault(node, len(nodes)) for node in slot.nodes
+            ]
+        self._node_numbers = nodes
+        lengths_s = {
+            (member.job, phase): length_s
+            for member in members
+            for phase, length_s in (
+                (Phase.ROLLOUT, member.rollout_s),
+                (Phase.TRAIN, member.train_s),
+            )
+        }
+        self.period_s = worst_period_s(plan, lengths_s, {m.job: m.sync_s for m in members})
+        self.pace_s = {m.job: self.period_s / max(plan.rounds(m.job), 1) for m in members}
+        self.longest_s = max((max(m.rollout_s, m.train_s) for m in members), default=0.0)
+
+    def spare_s(self, member: LoadedJob) -> float:
+        """How much later than at the plan's pace it may be: it needs what its iterations take at
+        that pace, or what they take on nodes of its own after one more of them here.
+        """
+        pace_s = self.pace_s[member.job]
+        return member.budget_s - min(member.iterations_left * pace_s, member.leave_s + pace_s)
+
+    def align(self, members: Sequence[LoadedJob]) -> Alignment:
+        """The best cut of the plan for members that stand as they do."""
+        cut, beyond_s = self._best_cut(members)
+        order = (*self.slots[cut:], *self.slots[:cut])
+        return Alignment(order, _unusable_first(order, members), beyond_s)
+
+    def loss_s(self, members: Sequence[LoadedJob]) -> float:
+        """By how much a member may at worst fall behind beyond what it can bear, at the best
+        cut.
+        """
+        return self._best_cut(members)[1]
+
+    def _best_cut(self, members: Sequence[LoadedJob]) -> tuple[int, float]:
+        standing = np.zeros((_MEMBER_ROWS, len(members)))
+        free: Floats = np.zeros(len(self._node_numbers))
+        for member in members:
+            trains = member.next_phase is Phase.TRAIN
+            standing[:, self._number[member.job]] = (
+                member.running_s,
+                member.sync_s,
+                float(member.clock_runs),
+                # Who trains now is about to end an iteration that counts as one of those left.
+                float(not trains and member.running_s > member.sync_s),
+                self.pace_s[member.job],
+                member.budget_s,
+                float(member.iterations_left),
+                member.leave_s * (1 - 1 / max(member.iterations_left, 1)),
+                member.bound_s,
+                member.iteration_s,
+                _TRAIN if trains else _ROLLOUT,
+                member.rollout_s,
+                member.train_s,
+            )
+            held_s = member.running_s - (0.0 if trains else member.sync_s)
+            for node in member.rollout_nodes if trains else member.train_nodes:
+                if node in self._node_numbers:
+                    at = self._node_numbers[node]
+                    free[at] = max(free[at], held_s)
+        cut, beyond_s = _run_all_cuts(self._jobs, self._trains, self._nodes, standing, free)
+        return int(cut), float(beyond_s)
+
+
+def align(plan: GroupPlan, members: Sequence[LoadedJob]) -> Alignment:
+    """The best cut of the plan for members that stand as they do."""
+    return PlanForecast(plan, members).align(members)
 
 
 def _unusable_first(order: Sequence[PhaseSlot], members: Sequence[LoadedJob]) -> tuple[bool, ...]:
@@ -57,72 +148,94 @@ def _unusable_first(order: Sequence[PhaseSlot], members: Sequence[LoadedJob]) ->
     return tuple(skip)
 
 
-class _Forward:
-    """The plan run forward from a cut. Members and nodes are numbers here: a group that changes is
-    tried at every cut, while permits wait.
-    """
+@compiled
+def _run_all_cuts(
+    jobs: Ints, trains: Ints, nodes: Ints, standing: Floats, free_s: Floats
+) -> tuple[int, float]:
+    """The cut after which the worst loss beyond what a member can bear is least, then the sum."""
+    best_cut, best_beyond, best_together = 0, np.inf, np.inf
+    for cut in range(max(jobs.shape[0], 1)):
+        beyond, together = _run_from(cut, jobs, trains, nodes, standing, free_s)
+        if beyond < best_beyond or (beyond == best_beyond and together < best_together):
+            best_cut, best_beyond, best_together = cut, beyond, together
+    return best_cut, best_beyond
 
-    def __init__(
-        self, slots: Sequence[PhaseSlot], plan: GroupPlan, members: Sequence[LoadedJob]
-    ) -> None:
-        self._members = members
-        numbers = {member.job: number for number, member in enumerate(members)}
-        nodes: dict[NodeId, int] = {}
-        self._slots = [
-            (
-                numbers[slot.job],
-                slot.phase,
-                [nodes.setdefault(node, len(nodes)) for node in slot.nodes],
-                slot.length_s,
-            )
-            for slot in slots
-        ]
-        self._free = [0.0] * len(nodes)
-        for member in members:
-            trains = member.next_phase is Phase.TRAIN
-            held_s = member.running_s - (0.0 if trains else member.sync_s)
-            for node in member.rollout_nodes if trains else member.train_nodes:
-                if node in nodes:
-                    self._free[nodes[node]] = max(self._free[nodes[node]], held_s)
-        # Who trains now is about to end an iteration that counts as one of those left.
-        self._made = [
-            int(m.next_phase is Phase.ROLLOUT and m.running_s > m.sync_s) for m in members
-        ]
-        self._paces = [plan.period_s / max(plan.rounds(member.job), 1) for member in members]
 
-    def score(self, cut: int) -> tuple[float, float]:
-        """The worst loss of a member beyond what it can bear, and what all lose together."""
-        ready = [member.running_s for member in self._members]
-        begun = [0.0 if member.clock_runs else None for member in self._members]
-        free, made = self._free.copy(), self._made.copy()
-        first: list[Phase | None] = [member.next_phase for member in self._members]
-        order = self._slots[cut:] + self._slots[:cut]
-        for number in range(_ROUNDS):
-            for job, phase, nodes, length_s in order:
-                if number == 0 and (wanted := first[job]) is not None:
-                    first[job] = None
-                    if wanted is not phase:
-                        continue
-                start = ready[job]
-                for node in nodes:
-                    if free[node] > start:
-                        start = free[node]
-                if begun[job] is None:
-                    begun[job] = start
-                end = start + length_s
-                for node in nodes:
-                    free[node] = end
-                if phase is Phase.TRAIN:
-                    end += self._members[job].sync_s
-                    made[job] += 1
-                ready[job] = end
-        beyond = together = 0.0
-        for job, member in enumerate(self._members):
-            pace = self._paces[job]
-            loss = ready[job] - (begun[job] or 0.0) - made[job] * pace
-            beyond = max(beyond, loss - (member.budget_s - member.iterations_left * pace))
-            together += loss
-        return beyond, together
+@compiled
+def _free_from_s(nodes: Ints, free: Floats, ready_s: float) -> float:
+    """When all of a slot's nodes are free."""
+    start = ready_s
+    for node in nodes:
+        if node >= 0 and free[node] > start:
+            start = free[node]
+    return start
+
+
+@compiled
+def _sum_up(
+    standing: Floats,
+    ready: Floats,
+    begun: Floats,
+    made: Floats,
+    late: Floats,
+    late_if_leaving: Floats,
+) -> tuple[float, float]:
+    """The worst of all lags beyond what members can bear, and what they lose together."""
+    beyond = together = 0.0
+    for j in range(standing.shape[1]):
+        if standing[LEFT, j] > standing[MADE, j]:
+            beyond = max(beyond, min(late[j], late_if_leaving[j]))
+        together += ready[j] - max(begun[j], 0.0) - made[j] * standing[PACE_S, j]
+    return beyond, together
+
+
+@compiled
+def _run_from(
+    cut: int, jobs: Ints, trains: Ints, nodes: Ints, standing: Floats, free_s: Floats
+) -> tuple[float, float]:
+    """The worst loss of a member beyond what it can bear, and what all lose together."""
+    slots = jobs.shape[0]
+    ready, made, free = standing[READY_S].copy(), standing[MADE].copy(), free_s.copy()
+    begun = np.where(standing[STARTED] > 0.0, 0.0, -1.0)
+    iteration_at = np.where(made > 0.0, ready, -standing[ITERATION_S])
+    fresh = np.ones(ready.shape[0], np.bool_)
+    late = np.full(ready.shape[0], -np.inf)  # if it stays
+    late_if_leaving = np.where(
+        made > 0.0, ready + standing[AFTER_S] - standing[BUDGET_S], np.full(ready.shape[0], np.inf)
+    )
+    beyond = 0.0
+    for step in range(_ROUNDS * slots):
+        at = (cut + step) % slots
+        j = jobs[at]
+        if fresh[j]:
+            fresh[j] = False
+            if standing[FIRST, j] != trains[at]:
+                continue
+        start = _free_from_s(nodes[at], free, ready[j])
+        if begun[j] < 0.0:
+            begun[j] = iteration_at[j] = start
+        end = start + (standing[TRAIN_S, j] if trains[at] else standing[ROLL_S, j])
+        for node in nodes[at]:
+            if node >= 0:
+                free[node] = end
+        ready[j] = end
+        if not trains[at]:
+            continue
+        ready[j] = end = end + standing[SYNC_S, j]
+        made[j] += 1.0
+        left = standing[LEFT, j] - made[j]
+        after = end - begun[j] - standing[BUDGET_S, j]
+        if made[j] == 1.0:
+            late_if_leaving[j] = after + standing[AFTER_S, j]
+        # The last round repeats for ever; iterations of one cycle need not be evenly spaced.
+        if left == 0.0:
+            late[j] = after
+        elif left > 0.0 and step >= (_ROUNDS - 1) * slots:
+            late[j] = max(late[j], after + left * standing[PACE_S, j])
+        beyond = max(beyond, end - iteration_at[j] - standing[BOUND_S, j])
+        iteration_at[j] = end
+    worst, together = _sum_up(standing, ready, begun, made, late, late_if_leaving)
+    return max(beyond, worst), together
 
 
 def worst_period_s(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import GroupPlan, Phase
-from slackwater.policy.ordering.plan_alignment import align
+from slackwater.policy.ordering.plan_alignment import Alignment, align
 from slackwater.policy.ordering.priority import LoadedJob, WaitingPhase
 from slackwater.policy.ordering.round_robin_plan import round_robin_plan
 
@@ -68,7 +68,10 @@ class PlannedOrder:
         plan = _of_members(plan or round_robin_plan(members), self._nodes)
         unplanned = self._nodes.keys() - {slot.job for slot in plan.slots}
         assert not unplanned, f"the plan leaves out {sorted(unplanned)}"
-        alignment = align(plan, members)
+        self._take_up(align(plan, members))
+
+    def _take_up(self, alignment: Alignment) -> None:
+        self._cycles = {}
         for slot, skip in zip(alignment.slots, alignment.skip_first, strict=True):
             for node in slot.nodes:
                 turns = self._cycles.setdefault(node, _Cycle()).turns

@@ -2,7 +2,8 @@
 served.
 
 An ordering is a deterministic state machine beside a group. It is told who joined and who left, and
-picks among the requests that wait. Orders that fix every node's sequence are in `turn_order.py`.
+picks among the requests that wait. Orders that follow a plan are in `planned_order.py` and
+`work_conserving.py`.
 """
 
 import math
@@ -35,7 +36,9 @@ class LoadedJob:
 
     Lengths are worst-case ones on the nodes that it has. `running_s` is how much longer, at worst,
     what it runs now will take (its sync with it). In `budget_s` it must make the iterations that
-    are left, the running one with them; its clock may not run yet.
+    are left, the running one with them; its clock may not run yet. `leave_s` is what they take on
+    nodes of its own, a move there included; infinite if it cannot count on any. `bound_s` bounds
+    each iteration, of which `iteration_s` have passed in the running one.
     """
 
     job: JobId
@@ -49,6 +52,9 @@ class LoadedJob:
     budget_s: float = math.inf
     iterations_left: int = 0
     clock_runs: bool = True
+    leave_s: float = math.inf
+    bound_s: float = math.inf
+    iteration_s: float = 0.0
 
 
 class Ordering(Protocol):

@@ -1,5 +1,6 @@
 """What compiled scans are told of one arriving job and of the room there is for it, by name."""
 
+import math
 from typing import NamedTuple
 
 from slackwater.model.job import JobProfile
@@ -11,7 +12,7 @@ class ArrivingJob(NamedTuple):
     on one train node.
 
     `bound_s` bounds one iteration; in `budget_s` the job must make the iterations that are `left`,
-    which take `life_h` alone.
+    which take `life_h` alone. `cap_s` bounds each iteration in a cycle of several, if its SLO does.
     """
 
     rollout_s: float
@@ -25,9 +26,12 @@ class ArrivingJob(NamedTuple):
     train_gb: float
     rollout_nodes: int
     life_h: float
+    cap_s: float
 
 
-def arriving(profile: JobProfile, fleet: FleetView, left: int, budget_s: float) -> ArrivingJob:
+def arriving(
+    profile: JobProfile, fleet: FleetView, left: int, budget_s: float, cap_s: float = math.inf
+) -> ArrivingJob:
     """A job that has `budget_s` for the iterations that are left."""
     return ArrivingJob(
         rollout_s=float(profile.rollout_s),
@@ -41,6 +45,7 @@ def arriving(profile: JobProfile, fleet: FleetView, left: int, budget_s: float) 
         train_gb=float(profile.train_state_gb),
         rollout_nodes=profile.rollout_nodes,
         life_h=left * profile.solo_s / 3600,
+        cap_s=cap_s,
     )
 
 

@@ -6,13 +6,14 @@ nodes beyond its restarts; forecasts are not good to a dollar. And a job that wa
 `LEAST_GAP_S`, so that none is thrown to and fro while others come and go.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from slackwater.model.ids import JobId
-from slackwater.model.job import JobProfile
+from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.node import Role
 from slackwater.policy.columns import MAX_MEMBERS, ROUNDS, WORK_ROWS, Floats, Ints
 from slackwater.policy.placement.cycle_fitting import MAX_ROUNDS, busiest_s, drain_cost
@@ -35,6 +36,7 @@ class ConsolidationCandidate:
     budget_s: float
     here: float
     pins: int = 0
+    cap_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,7 @@ class Consolidation:
                 profile.rollout_nodes,
                 restart_s(fleet, profile),
                 candidate.here,
+                candidate.cap_s,
             )
         current: Ints = np.array([candidate.pins for candidate in candidates], np.int64)
         room = book.room(MAX_MEMBERS, to_beat)
@@ -145,7 +148,12 @@ class Consolidation:
         member = self._book.members[job]
         pins = member.pins if here else 0
         return ConsolidationCandidate(
-            member.spec.profile, member.left, member.budget_s, float(here), pins
+            profile=member.spec.profile,
+            left=member.left,
+            budget_s=member.budget_s,
+            here=float(here),
+            pins=pins,
+            cap_s=member.spec.iteration_bound_s,
         )
 
     def merge(
@@ -181,8 +189,14 @@ class Consolidation:
         return Merger(row, jobs, layout, gain) if gain > max(to_beat, least) else None
 
     def _rests(self, job: JobId, now_s: float) -> bool:
-        """Moved lately. Several mergers of one look may move the same job: it restarts once."""
-        return 0.0 < now_s - self._book.members[job].moved_s < LEAST_GAP_S
+        """Moved lately (several mergers of one look may move the same job: it restarts once), or
+        bound in every iteration, which a restart would break.
+        """
+        member = self._book.members[job]
+        return 0.0 < now_s - member.moved_s < LEAST_GAP_S or self._is_fixed(job)
+
+    def _is_fixed(self, job: JobId) -> bool:
+        return self._book.members[job].spec.slo_scope == "iteration"
 
     def _moved(self, jobs: Sequence[JobId], layout: GroupLayout, row: int) -> list[JobId]:
         """The jobs that change nodes."""
@@ -224,7 +238,7 @@ class Consolidation:
         """
         book = self._book
         jobs = book.groups[row].jobs
-        if len(jobs) + 1 > self._most:
+        if len(jobs) + 1 > self._most or any(self._is_fixed(job) for job in jobs):
             return None
         candidates = [newcomer, *(self.candidate(job, here=False) for job in jobs)]
         before = self.group_cost(row)
@@ -232,9 +246,15 @@ class Consolidation:
         return None if layout is None else replace(layout, cost=layout.cost - before)
 
 
-def newcomer(profile: JobProfile, iterations: int, budget_s: float) -> ConsolidationCandidate:
+def newcomer(job: JobSpec, budget_s: float) -> ConsolidationCandidate:
     """An arriving job: it takes any nodes without a restart."""
-    return ConsolidationCandidate(profile, iterations, budget_s, MOVED_FREE)
+    return ConsolidationCandidate(
+        profile=job.profile,
+        left=job.iterations,
+        budget_s=budget_s,
+        here=MOVED_FREE,
+        cap_s=job.iteration_bound_s,
+    )
 
 
 def restart_s(fleet: FleetView, profile: JobProfile) -> float:

@@ -15,6 +15,7 @@ from slackwater.model.placement import GroupPlan, Placement, Strategy
 from slackwater.policy.columns import (
     BOUND_S,
     BUDGET_S,
+    CAP_S,
     LEFT,
     MAX_MEMBERS,
     MAX_ROLLOUT_NODES,
@@ -168,6 +169,7 @@ class GroupBook:
         work[SYNC_S] = profile.sync_s if member.pins else 0.0
         work[BOUND_S] = member.spec.slo * profile.solo_s
         work[BUDGET_S], work[LEFT], work[ROUNDS] = member.budget_s, member.left, 1
+        work[CAP_S] = member.spec.iteration_bound_s
         return work
 
     def _leave(self, member: Member, *, keep_group: bool = False) -> None:

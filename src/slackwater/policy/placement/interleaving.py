@@ -104,12 +104,12 @@ class Interleaving(GroupedPlacement):
                 return unshared
         budget_s = self._budget_s(job)
         alone, alone_cost = self._alone(profile, left, budget_s)
-        shared, shared_cost = self._cheapest_shared(profile, left, budget_s, alone_cost)
+        shared, shared_cost = self._cheapest_shared(job, budget_s, alone_cost)
         best, best_cost = (alone, alone_cost) if shared is None else (shared, shared_cost)
         if self._may_open(profile):
-            arriving = newcomer(profile, left, budget_s)
+            candidate = newcomer(job, budget_s)
             for row in self._thin_rows(most_members=1):
-                layout = self._consolidation.with_newcomer(arriving, row, best_cost)
+                layout = self._consolidation.with_newcomer(candidate, row, best_cost)
                 if layout is not None:
                     best_cost = layout.cost
                     best = self._opened_for(profile, layout.pins[0], row)
@@ -129,7 +129,7 @@ class Interleaving(GroupedPlacement):
         return GroupChoice(None, 0, rollout_nodes, profile.train_nodes, strategy, reason)
 
     def _cheapest_shared(
-        self, profile: JobProfile, left: int, budget_s: float, to_beat: float
+        self, job: JobSpec, budget_s: float, to_beat: float
     ) -> tuple[GroupChoice | None, float]:
         """The group that it joins at the least added cost, if that is below `to_beat`."""
         table, fleet = self.book.table, self.fleet
@@ -143,7 +143,7 @@ class Interleaving(GroupedPlacement):
             table.work,
             table.pins,
             table.cycle_s,
-            arriving(profile, fleet, left, budget_s),
+            arriving(job.profile, fleet, job.iterations, budget_s, job.iteration_bound_s),
             self.book.room(self.max_group_size, to_beat),
         )
         if row < 0:

@@ -6,6 +6,7 @@ import numpy as np
 
 from slackwater.policy.columns import (
     BUDGET_S,
+    CAP_S,
     LEFT,
     MAX_MEMBERS,
     ROLL_S,
@@ -233,7 +234,7 @@ def scan_cycles(
         pinned[:count] = pins[row, :count]
         trial[ROLL_S, count], trial[TRAIN_S, count] = job.rollout_s, job.train_s / nodes
         trial[SYNC_S, count], trial[BUDGET_S, count] = job.sync_s, job.budget_s
-        trial[LEFT, count] = job.left
+        trial[LEFT, count], trial[CAP_S, count] = job.left, job.cap_s
         before = drain_cost(
             trial,
             pinned,

@@ -10,11 +10,13 @@ import numpy as np
 
 from slackwater.policy.columns import (
     BUDGET_S,
+    CAP_S,
     LEFT,
     ROLL_S,
     ROUNDS,
     SYNC_S,
     TRAIN_S,
+    WORK_ROWS,
     Floats,
     Ints,
 )
@@ -37,8 +39,9 @@ from slackwater.policy.placement.group_scan import count_bits, free_slots
     WANTED,
     MOVE_S,
     HERE,
-) = range(11)
-JOB_ROWS = 11
+    OWN_CAP_S,
+) = range(12)
+JOB_ROWS = 12
 MOVED_FREE = 2.0  # HERE of a job that runs nowhere yet: it takes any nodes without a restart.
 
 
@@ -135,6 +138,7 @@ def _fill(
         work[SYNC_S, j] = 0.0 if local else jobs[OWN_SYNC_S, j]
         work[BUDGET_S, j] = jobs[OWN_BUDGET_S, j] - delay_s[j]
         work[LEFT, j] = jobs[OWN_LEFT, j]
+        work[CAP_S, j] = jobs[OWN_CAP_S, j]
 
 
 @compiled
@@ -192,7 +196,7 @@ def best_layout(
     """
     count = jobs.shape[1]
     block, pins = np.zeros(count, np.int64), np.zeros(count, np.int64)
-    work, delay_s = np.zeros((ROUNDS + 1, count)), np.zeros(count)
+    work, delay_s = np.zeros((WORK_ROWS, count)), np.zeros(count)
     starts = np.zeros((count, 2, MAX_ROUNDS))
     best = room.to_beat
     found = False

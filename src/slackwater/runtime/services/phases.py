@@ -297,6 +297,7 @@ class PhaseService:
             "iterations_done": entry.iterations_done,
             "iterations": entry.terms.iterations,
             "slo": entry.terms.slo,
+            "slo_scope": entry.terms.slo_scope,
             "bound": round(entry.terms.bound, 4),
             "slowdown": None if one is None or one.slowdown is None else round(one.slowdown, 4),
             "phase": None if hold is None else hold.phase.value,

@@ -226,6 +226,7 @@ def _asked(held: SubmittedJob) -> dict[str, Any]:
         "recipe": file.recipe,
         "iterations": file.iterations,
         "slo": file.slo,
+        "slo_scope": file.slo_scope,
         "priority": file.priority,
         "duty_ratio": file.duty_ratio,
         "submitted_s": held.created_s,

@@ -106,7 +106,14 @@ def _production(
         iterations = max(round(float(durations_s[number]) / realised_s), 5)
         slo = float(generator.uniform(workload.slo_low, workload.slo_high))
         jobs.append(
-            JobSpec(JobId(f"job-{number:03d}"), float(arrivals_s[number]), iterations, slo, profile)
+            JobSpec(
+                job=JobId(f"job-{number:03d}"),
+                arrival_s=float(arrivals_s[number]),
+                iterations=iterations,
+                slo=slo,
+                profile=profile,
+                slo_scope=workload.slo_scope,
+            )
         )
     return tuple(jobs)
 

@@ -82,7 +82,8 @@ class SimulatedAccount:
             elapsed_s=elapsed_s,
             bound_s=bound_s,
             solo_realised_s=self.solo_realised_s,
-            kept_slo=elapsed_s <= bound_s * (1 + _TOLERANCE),
+            kept_slo=elapsed_s <= bound_s * (1 + _TOLERANCE)
+            and (spec.slo_scope == "job" or self.iterations_in_bound == self.iterations_done),
             kept_slo_realised=elapsed_s <= realised_s * (1 + _TOLERANCE),
             iterations_in_bound=self.iterations_in_bound,
             strategy=self.strategy,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from slackwater.model.errors import ConfigError
+from slackwater.model.job import SloScope
 
 Mix = Literal["balanced", "rollout_heavy", "train_heavy", "mixed"]
 
@@ -38,6 +39,7 @@ class ProductionWorkload:
     multi_turn_share: float = 0.5
     slo_low: float = 1.0
     slo_high: float = 2.0
+    slo_scope: SloScope = "job"
 
     def __post_init__(self) -> None:
         _check(

@@ -6,7 +6,7 @@ from pathlib import Path
 from slackwater.model.errors import ConfigError
 from slackwater.model.host_state import rollout_state_gb, train_state_gb
 from slackwater.model.ids import JobId
-from slackwater.model.job import JobProfile, JobSpec
+from slackwater.model.job import JobProfile, JobSpec, SloScope
 from slackwater.sim.inputs.csv_rows import read_rows
 
 
@@ -28,6 +28,7 @@ class JobTable:
     model_billions: float = 7.0
     rollout_state_gb: float | None = None
     train_state_gb: float | None = None
+    slo_scope: SloScope = "job"
 
     def __post_init__(self) -> None:
         if not self.job.strip():
@@ -48,7 +49,14 @@ class JobTable:
             train_state_gb=train_state_gb(billions) if train_gb is None else train_gb,
             model_billions=billions,
         )
-        return JobSpec(JobId(self.job), self.arrival_s, self.iterations, self.slo, profile)
+        return JobSpec(
+            job=JobId(self.job),
+            arrival_s=self.arrival_s,
+            iterations=self.iterations,
+            slo=self.slo,
+            profile=profile,
+            slo_scope=self.slo_scope,
+        )
 
 
 def read_jobs(path: Path) -> tuple[JobSpec, ...]:

@@ -1,0 +1,131 @@
+"""The work-conserving order: whoever is ready runs, highest response ratio first, as long as every
+member keeps its budget even if all phases from then on take their worst and follow the plan.
+
+The invariant: from the state of the group there is a cut of the plan after which, at worst-case
+lengths, every member keeps its budget. A phase is let in out of turn only if that still holds with
+it running; where it does not, the plan's turns bind. Time that passes keeps the invariant, since
+phases are never longer than their worst and a fixed order only ever starts earlier (see
+`planned_order`).
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from slackwater.model.ids import JobId, NodeId
+from slackwater.model.placement import GroupPlan, Phase
+from slackwater.policy.ordering.plan_alignment import PlanForecast
+from slackwater.policy.ordering.planned_order import PlannedOrder
+from slackwater.policy.ordering.priority import (
+    HighestResponseRatio,
+    LoadedJob,
+    WaitingPhase,
+    response_ratio,
+)
+from slackwater.policy.ordering.round_robin_plan import round_robin_plan
+
+# Taking up a plan in any state costs a member at most a cycle and the phase that runs; another
+# phase may end before the next look.
+_PHASES_LOST = 2.0
+_NO_LOSS_S = 1e-6
+
+Standing = Callable[[float], Sequence[LoadedJob]]
+
+
+class WorkConservingOrder(PlannedOrder):
+    """`standing(now_s)` tells how the members stand at that moment."""
+
+    def __init__(self, standing: Standing) -> None:
+        super().__init__()
+        self._standing = standing
+        self._by_ratio = HighestResponseRatio()
+        self._plan: GroupPlan | None = None
+        self._forecast: PlanForecast | None = None
+        self._forecast_of: float = 0.0  # the lengths that it was made with
+        self._off_plan = True  # the cycles are not where the members are
+
+    def adopt(self, members: Sequence[LoadedJob], plan: GroupPlan | None) -> None:
+        self._nodes = {m.job: (*m.rollout_nodes, *m.train_nodes) for m in members}
+        self._cycles = {}
+        self._plan = plan
+        self._forecast = None
+        self._off_plan = True
+
+    def joining_loss_s(
+        self, members: Sequence[LoadedJob], plan: GroupPlan | None
+    ) -> tuple[float, float]:
+        forecast = _forecast(plan, members)
+        loss_s = 0.0 if _all_have_time(forecast, members) else forecast.loss_s(members)
+        return loss_s, forecast.period_s
+
+    def leave(self, job: JobId) -> None:
+        super().leave(job)
+        self._forecast = None
+        self._off_plan = True
+
+    def pick(
+        self, waiting: Iterable[WaitingPhase], free: Callable[[WaitingPhase], bool], now_s: float
+    ) -> WaitingPhase | None:
+        waiting = tuple(waiting)
+        ready = [request for request in waiting if free(request)]
+        if not ready:
+            return None
+        if len(self._nodes) == 1:
+            return ready[0]
+        members = self._standing(now_s)
+        forecast = self._forecast_for(members)
+        if _all_have_time(forecast, members):
+            self._off_plan = True
+            return self._by_ratio.pick(waiting, free, now_s)
+        if self._off_plan:
+            self._take_up(forecast.align(members))
+            self._off_plan = False
+        ready.sort(key=lambda request: (-response_ratio(request, now_s), request.job))
+        for request in ready:
+            if self._has_turn(request):
+                return request
+            if forecast.loss_s(_with_running(members, request)) <= _NO_LOSS_S:
+                self._off_plan = True
+                return request
+        return None
+
+    def _forecast_for(self, members: Sequence[LoadedJob]) -> PlanForecast:
+        """Made anew when members left or their lengths changed."""
+        lengths_s = sum(member.rollout_s + member.train_s for member in members)
+        if self._forecast is None or lengths_s != self._forecast_of:
+            self._forecast = _forecast(self._plan, members)
+            self._forecast_of = lengths_s
+        return self._forecast
+
+    def started(self, job: JobId, phase: Phase, nodes: Sequence[NodeId]) -> None:
+        if not self._off_plan:
+            super().started(job, phase, nodes)
+
+
+def _forecast(plan: GroupPlan | None, members: Sequence[LoadedJob]) -> PlanForecast:
+    return PlanForecast(plan or round_robin_plan(members), members)
+
+
+def _all_have_time(forecast: PlanForecast, members: Sequence[LoadedJob]) -> bool:
+    """Whether the plan can be taken up in any state, so that no forward run is needed."""
+    lost_s = forecast.period_s + _PHASES_LOST * forecast.longest_s
+    for member in members:
+        if member.bound_s < math.inf or forecast.spare_s(member) < lost_s:
+            return False
+    return True
+
+
+def _with_running(members: Sequence[LoadedJob], request: WaitingPhase) -> list[LoadedJob]:
+    """How the members would stand with this phase let in."""
+    return [
+        _running(member, request.phase) if member.job == request.job else member
+        for member in members
+    ]
+
+
+def _running(member: LoadedJob, phase: Phase) -> LoadedJob:
+    if phase is Phase.ROLLOUT:
+        running_s, then = member.rollout_s, Phase.TRAIN
+    else:
+        running_s, then = member.train_s + member.sync_s, Phase.ROLLOUT
+    return replace(member, next_phase=then, running_s=running_s, clock_runs=True)
