@@ -15,19 +15,35 @@ from slackwater.nets.config import NetConfig
 from slackwater.nets.lora import RowAdapters
 from slackwater.nets.ops import AdaptedWeight, HeadNorms, NetOps, PlainOps, Rotation
 from slackwater.nets.rotary import RotaryTable
+from slackwater.nets.tensor_parallel import TensorParallel
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What one pass through the layers shares: rotation of every row, attention, arithmetic."""
+    """What one pass through the layers shares: rotation of every row, attention, arithmetic, and
+    the ranks that each hold a part of every layer.
+    """
 
     rotation: Rotation
     attention: Attention
     ops: NetOps
     adapters: RowAdapters | None
+    parallel: TensorParallel | None = None
 
     def linear(self, x: Tensor, layer: nn.Linear, name: str) -> Tensor:
         return self.linears(x, ((layer, name),))[0]
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Before the products that the ranks share by rows."""
+        return x if self.parallel is None else self.parallel.enter(x)
+
+    def leave(self, x: Tensor, layer: nn.Linear, name: str) -> Tensor:
+        """The product that the ranks share by columns; its bias counts once."""
+        if self.parallel is None:
+            return self.linear(x, layer, name)
+        named = ((layer.weight, None, name),)
+        out = self.parallel.sum(adapted_linears(x, named, self.adapters, self.ops)[0])
+        return out if layer.bias is None else out + layer.bias
 
     def linears(self, x: Tensor, layers: Sequence[tuple[nn.Linear, str]]) -> tuple[Tensor, ...]:
         """Layers of one input, side by side, each with its adapter's update."""
@@ -67,11 +83,12 @@ class RmsNorm(nn.Module):
 class SelfAttention(nn.Module):
     """Queries, keys and values, the attention passed in, and the way back."""
 
-    def __init__(self, config: NetConfig, layer: int) -> None:
+    def __init__(self, config: NetConfig, layer: int, ranks: int) -> None:
         super().__init__()
         self._layer, self._name = layer, f"model.layers.{layer}.self_attn."
         self._head_dim, self._eps = config.head_dim, config.norm_eps
-        heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        heads = config.num_heads // ranks * config.head_dim
+        kv_heads = config.num_kv_heads // ranks * config.head_dim
         self.q_proj = nn.Linear(config.hidden_size, heads, bias=config.qkv_bias)
         self.k_proj = nn.Linear(config.hidden_size, kv_heads, bias=config.qkv_bias)
         self.v_proj = nn.Linear(config.hidden_size, kv_heads, bias=config.qkv_bias)
@@ -84,37 +101,37 @@ class SelfAttention(nn.Module):
         k_norm = None if self.k_norm is None else self.k_norm.weight
         norms = HeadNorms(self._head_dim, q_norm, k_norm, self._eps)
         layers = ((self.q_proj, "q_proj"), (self.k_proj, "k_proj"), (self.v_proj, "v_proj"))
-        q, k, v = run.linears(x, [(layer, self._name + name) for layer, name in layers])
+        q, k, v = run.linears(run.enter(x), [(layer, self._name + name) for layer, name in layers])
         q, k, v = run.ops.rotate((q, k, v), run.rotation, norms)
         seen = run.attention(self._layer, q, k, v).reshape(x.shape[0], -1)
-        return run.linear(seen, self.o_proj, f"{self._name}o_proj")
+        return run.leave(seen, self.o_proj, f"{self._name}o_proj")
 
 
 class Mlp(nn.Module):
     """Gate and up, multiplied, then down."""
 
-    def __init__(self, config: NetConfig, layer: int) -> None:
+    def __init__(self, config: NetConfig, layer: int, ranks: int) -> None:
         super().__init__()
         self._name = f"model.layers.{layer}.mlp."
-        size, ffn, bias = config.hidden_size, config.ffn_size, config.mlp_bias
+        size, ffn, bias = config.hidden_size, config.ffn_size // ranks, config.mlp_bias
         self.gate_proj = nn.Linear(size, ffn, bias=bias)
         self.up_proj = nn.Linear(size, ffn, bias=bias)
         self.down_proj = nn.Linear(ffn, size, bias=bias)
 
     def forward(self, x: Tensor, run: Pass) -> Tensor:
         layers = ((self.gate_proj, "gate_proj"), (self.up_proj, "up_proj"))
-        gate, up = run.linears(x, [(layer, self._name + name) for layer, name in layers])
-        return run.linear(run.ops.silu_mul(gate, up), self.down_proj, f"{self._name}down_proj")
+        gate, up = run.linears(run.enter(x), [(layer, self._name + name) for layer, name in layers])
+        return run.leave(run.ops.silu_mul(gate, up), self.down_proj, f"{self._name}down_proj")
 
 
 class Layer(nn.Module):
     """Attention and MLP, each after a norm; the residual travels beside."""
 
-    def __init__(self, config: NetConfig, layer: int) -> None:
+    def __init__(self, config: NetConfig, layer: int, ranks: int) -> None:
         super().__init__()
         self._eps = config.norm_eps
-        self.self_attn = SelfAttention(config, layer)
-        self.mlp = Mlp(config, layer)
+        self.self_attn = SelfAttention(config, layer, ranks)
+        self.mlp = Mlp(config, layer, ranks)
         self.input_layernorm = RmsNorm(config.hidden_size)
         self.post_attention_layernorm = RmsNorm(config.hidden_size)
 
@@ -133,25 +150,32 @@ class Layer(nn.Module):
 class Decoder(nn.Module):
     """Embedding, layers and the last norm: what Hugging Face calls `model`."""
 
-    def __init__(self, config: NetConfig) -> None:
+    def __init__(self, config: NetConfig, vocab_size: int, ranks: int) -> None:
         super().__init__()
         # Its own initialisation would import torch's compiler on the meta device: 2 s at every
         # worker's start.
-        unset = torch.empty(config.vocab_size, config.hidden_size)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, _weight=unset)
-        self.layers = nn.ModuleList(Layer(config, i) for i in range(config.num_layers))
+        unset = torch.empty(vocab_size, config.hidden_size)
+        self.embed_tokens = nn.Embedding(vocab_size, config.hidden_size, _weight=unset)
+        self.layers = nn.ModuleList(Layer(config, i, ranks) for i in range(config.num_layers))
         self.norm = RmsNorm(config.hidden_size)
 
 
 class CausalLM(nn.Module):
-    """Tokens in, hidden states and logits out; rows are tokens of any number of sequences."""
+    """Tokens in, hidden states and logits out; rows are tokens of any number of sequences.
 
-    def __init__(self, config: NetConfig) -> None:
+    With `parallel` it is one rank's part: `config` is the whole model's, the parameters are slices.
+    """
+
+    def __init__(self, config: NetConfig, parallel: TensorParallel | None = None) -> None:
         super().__init__()
-        self.config = config
-        self.model = Decoder(config)
+        self.config, self.parallel = config, parallel
+        ranks, first, stop = 1, 0, config.vocab_size
+        if parallel is not None:
+            parallel.check(config)
+            ranks, (first, stop) = parallel.size, parallel.vocabulary(config.vocab_size)
+        self.model = Decoder(config, stop - first, ranks)
         self.lm_head = (
-            None if config.tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            None if config.tied else nn.Linear(config.hidden_size, stop - first, bias=False)
         )
         self.rotary = RotaryTable(config)
         self.plain_ops: NetOps = PlainOps()
@@ -185,8 +209,9 @@ class CausalLM(nn.Module):
         the backward pass, and computes the rest again.
         """
         ops = ops or self.plain_ops
-        run = Pass(Rotation(*self.rotary.at(positions)), attention, ops, adapters)
-        x, residual = self.model.embed_tokens(tokens), None
+        rotation = Rotation(*self.rotary.at(positions))
+        run = Pass(rotation, attention, ops, adapters, self.parallel)
+        x, residual = self._embed(tokens), None
         for layer in self.model.layers:
             if recompute:
                 x, residual = checkpoint(layer, x, residual, run, use_reentrant=False)
@@ -199,6 +224,15 @@ class CausalLM(nn.Module):
     def logits(
         self, hidden: Tensor, *, adapters: RowAdapters | None = None, ops: NetOps | None = None
     ) -> Tensor:
-        """Scores over the vocabulary for each row."""
+        """Scores over the vocabulary, or over this rank's part of it, for each row."""
+        if self.parallel is not None:
+            hidden = self.parallel.enter(hidden)
         head = (self.unembedding, None, "lm_head")
         return adapted_linears(hidden, (head,), adapters, ops or self.plain_ops)[0]
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        if self.parallel is None:
+            rows: Tensor = self.model.embed_tokens(tokens)
+            return rows
+        weight = self.model.embed_tokens.weight
+        return self.parallel.embed(tokens, weight, self.config.vocab_size)

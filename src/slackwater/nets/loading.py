@@ -3,7 +3,7 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -24,18 +24,56 @@ def load_net(
     seed: int = 0,
 ) -> CausalLM:
     """The model of a directory; or, of a configuration, one with random weights from `seed`."""
-    if isinstance(source, NetConfig):
-        net = empty_net(source, dtype, torch.device(device))
-        _initialise(net, seed)
-        return net
-    net = empty_net(NetConfig.from_directory(source), dtype, torch.device(device))
-    _fill(net, source)
+    net = empty_net(net_config(source), dtype, torch.device(device))
+    parameters = net_tensors(net)
+    shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+    for name, tensor in whole_tensors(source, shapes, seed=seed, dtype=dtype, device=device):
+        parameters[name].copy_(tensor)
     return net
+
+
+def net_config(source: Path | NetConfig) -> NetConfig:
+    """The shape of a model directory, or the one given."""
+    return source if isinstance(source, NetConfig) else NetConfig.from_directory(source)
+
+
+def whole_tensors(
+    source: Path | NetConfig,
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    seed: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter of a model by its name, whole, one at a time: as stored, or random from
+    `seed`.
+
+    A tensor that is missing, extra or of another shape than in `shapes` is refused.
+    """
+    if not isinstance(source, NetConfig):
+        yield from _checked(source, shapes)
+        return
+    generator = torch.Generator(device=device).manual_seed(seed)
+    for name, shape in shapes.items():
+        tensor = torch.empty(shape, dtype=dtype, device=device)
+        if name.endswith(".bias"):
+            yield name, tensor.zero_()
+        elif "norm" in name:
+            yield name, tensor.fill_(1.0)
+        else:
+            yield name, tensor.normal_(0.0, source.init_std, generator=generator)
 
 
 def net_tensors(net: CausalLM) -> dict[str, Tensor]:
     """Every parameter by its Hugging Face name; no copies."""
     return {name: parameter.data for name, parameter in net.named_parameters()}
+
+
+def net_shapes(config: NetConfig) -> dict[str, tuple[int, ...]]:
+    """Every parameter's shape by its Hugging Face name; no memory."""
+    with torch.device("meta"):
+        net = CausalLM(config)
+    return {name: tuple(parameter.shape) for name, parameter in net.named_parameters()}
 
 
 def save_net(net: CausalLM, directory: Path) -> None:
@@ -88,33 +126,21 @@ def _materialise(net: CausalLM, dtype: torch.dtype, device: torch.device) -> Non
             module.register_parameter(name, nn.Parameter(memory))
 
 
-def _initialise(net: CausalLM, seed: int) -> None:
-    generator = torch.Generator(device=net.device).manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in net.named_parameters():
-            if name.endswith(".bias"):
-                parameter.zero_()
-            elif "norm" in name:
-                parameter.fill_(1.0)
-            else:
-                parameter.normal_(0.0, net.config.init_std, generator=generator)
-
-
-def _fill(net: CausalLM, directory: Path) -> None:
-    parameters = dict(net.named_parameters())
-    missing = set(parameters)
+def _checked(
+    directory: Path, shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[str, Tensor]]:
+    missing = set(shapes)
     for name, tensor in _stored(directory):
-        if name == "lm_head.weight" and net.lm_head is None:
+        if name == "lm_head.weight" and name not in shapes:
             continue
         if name.endswith("rotary_emb.inv_freq"):
             continue
-        if name not in parameters:
+        if name not in shapes:
             raise ConfigError.of(f"tensor in {directory}", name, "is not part of this model")
-        if tensor.shape != parameters[name].shape:
-            wanted = tuple(parameters[name].shape)
+        if tuple(tensor.shape) != shapes[name]:
+            wanted = shapes[name]
             raise ConfigError.of(f"tensor {name}", tuple(tensor.shape), f"must be {wanted}")
-        with torch.no_grad():
-            parameters[name].copy_(tensor)
+        yield name, tensor
         missing.discard(name)
     if missing:
         raise ConfigError.of(f"weights in {directory}", sorted(missing)[:3], "are missing")

@@ -15,6 +15,7 @@ from slackwater.model.adapter_config import adapter_config
 from slackwater.model.errors import ConfigError
 from slackwater.nets.config import NetConfig
 from slackwater.nets.ops import NetOps
+from slackwater.nets.tensor_parallel import TensorParallel
 
 _PREFIX = "base_model.model."
 
@@ -60,6 +61,14 @@ class LoraSpec:
             shapes["lm_head"] = (config.vocab_size, d)
         return shapes
 
+    def tensor_shapes(self, config: NetConfig) -> dict[str, tuple[int, ...]]:
+        """Both factors of every adapted layer, by peft's names."""
+        return {
+            f"{_PREFIX}{layer}.lora_{factor}.weight": shape
+            for layer, (rows, columns) in self.shapes(config).items()
+            for factor, shape in (("A", (self.rank, columns)), ("B", (rows, self.rank)))
+        }
+
     def peft_config(self, base_model: str | None = None) -> dict[str, Any]:
         """The fields of a peft `adapter_config.json`."""
         return adapter_config(
@@ -72,10 +81,31 @@ class LoraSpec:
         )
 
 
+def _slices(
+    layer: str, shape: tuple[int, int], parallel: TensorParallel | None
+) -> tuple[slice, slice]:
+    """The rows and columns of a layer that a rank computes."""
+    rows, columns = (slice(0, size) for size in shape)
+    if parallel is None:
+        return rows, columns
+    if layer == "lm_head":
+        return slice(*parallel.vocabulary(shape[0])), columns
+    cut_by_columns = layer.endswith(("o_proj", "down_proj"))
+    each = shape[1 if cut_by_columns else 0] // parallel.size
+    mine = slice(parallel.rank * each, (parallel.rank + 1) * each)
+    return (rows, mine) if cut_by_columns else (mine, columns)
+
+
 class LoraAdapter:
     """The two factors of every adapted layer."""
 
-    def __init__(self, spec: LoraSpec, config: NetConfig, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        spec: LoraSpec,
+        config: NetConfig,
+        tensors: Mapping[str, Tensor],
+        parallel: TensorParallel | None = None,
+    ) -> None:
         self.spec = spec
         self.tensors = dict(tensors)
         self._pairs: dict[str, tuple[Tensor, Tensor]] = {}
@@ -83,7 +113,8 @@ class LoraAdapter:
         for layer, (rows, columns) in spec.shapes(config).items():
             names = (f"{_PREFIX}{layer}.lora_A.weight", f"{_PREFIX}{layer}.lora_B.weight")
             expected.update(names)
-            wanted = ((spec.rank, columns), (rows, spec.rank))
+            out, into = _slices(layer, (rows, columns), parallel)
+            wanted = ((spec.rank, into.stop - into.start), (out.stop - out.start, spec.rank))
             for name, shape in zip(names, wanted, strict=True):
                 if name not in tensors or tuple(tensors[name].shape) != shape:
                     seen = tuple(tensors[name].shape) if name in tensors else "missing"
@@ -101,17 +132,22 @@ class LoraAdapter:
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        parallel: TensorParallel | None = None,
     ) -> "LoraAdapter":
-        """An adapter that changes nothing yet: A random from the seed, B zero."""
+        """An adapter that changes nothing yet: A random from the seed, B zero; or a rank's slices
+        of it.
+        """
         generator = torch.Generator().manual_seed(spec.seed)
         tensors = {}
         for layer, (rows, columns) in spec.shapes(config).items():
             bound = 1 / math.sqrt(columns)
             first = torch.empty(spec.rank, columns).uniform_(-bound, bound, generator=generator)
+            out, into = _slices(layer, (rows, columns), parallel)
+            first = first[:, into].contiguous()
             tensors[f"{_PREFIX}{layer}.lora_A.weight"] = first.to(device=device, dtype=dtype)
-            second = torch.zeros(rows, spec.rank, dtype=dtype, device=device)
+            second = torch.zeros(out.stop - out.start, spec.rank, dtype=dtype, device=device)
             tensors[f"{_PREFIX}{layer}.lora_B.weight"] = second
-        return cls(spec, config, tensors)
+        return cls(spec, config, tensors, parallel)
 
     def parameters(self) -> Iterator[Tensor]:
         """In a fixed order: that of the layers, A before B."""

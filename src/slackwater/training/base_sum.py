@@ -5,7 +5,7 @@ same sum, and a state may move from one to the other. The arithmetic is on integ
 same on every device.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -15,15 +15,25 @@ _STEP = 0x9E3779B97F4A7C15 - (1 << 64)  # odd, so that a change of any single wo
 _MODULUS = 1 << 64
 
 
-@torch.no_grad()
 def base_sum(tensors: Mapping[str, Tensor]) -> int:
     """A 64-bit number that depends on every weight, on its place, and on the order of the
     tensors.
     """
+    return joined_sum(tensor_sum(tensor) for tensor in tensors.values())
+
+
+@torch.no_grad()
+def tensor_sum(tensor: Tensor) -> int:
+    """What one tensor adds to the sum of a base."""
+    flat = tensor.detach().reshape(-1).to(torch.bfloat16)
+    return flat.numel() + _words_sum(flat)
+
+
+def joined_sum(sums: Iterable[int]) -> int:
+    """The sum of a base, from those of its tensors in the net's order."""
     total = 0
-    for tensor in tensors.values():
-        flat = tensor.detach().reshape(-1).to(torch.bfloat16)
-        total = (total * 0x100000001B3 + flat.numel() + _words_sum(flat)) % _MODULUS
+    for each in sums:
+        total = (total * 0x100000001B3 + each) % _MODULUS
     return total
 
 

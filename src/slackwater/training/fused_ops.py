@@ -94,7 +94,7 @@ class _AddNorm(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         total = x.clone() if residual is None else x + residual
         out, scales = torch.empty_like(total), torch.empty(total.shape[0])
-        norm_forward(_array(total), _array(weight), np.float32(eps), _array(out), _array(scales))
+        norm_forward(_array(total), _weight(weight), np.float32(eps), _array(out), _array(scales))
         ctx.save_for_backward(total, weight, scales)
         ctx.adds = residual is not None
         return out, total
@@ -104,7 +104,7 @@ class _AddNorm(torch.autograd.Function):
         total, weight, scales = ctx.saved_tensors
         dx, dweight = g_total.clone(memory_format=torch.contiguous_format), torch.zeros_like(weight)
         norm_backward(
-            _array(g), _array(total), _array(weight), _array(scales), _array(dx), _array(dweight)
+            _array(g), _array(total), _weight(weight), _array(scales), _array(dx), _array(dweight)
         )
         return dx, dx if ctx.adds else None, dweight, None
 
@@ -125,7 +125,7 @@ class _Turn(torch.autograd.Function):
         else:
             normed, scales = torch.empty_like(rows), torch.empty(rows.shape[0])
             norm_forward(
-                _array(rows), _array(weight), np.float32(eps), _array(normed), _array(scales)
+                _array(rows), _weight(weight), np.float32(eps), _array(normed), _array(scales)
             )
             turn(_array(normed), _array(cos), _array(sin), heads, np.float32(1), _array(out))
             ctx.save_for_backward(cos, sin, rows, weight, scales)
@@ -144,7 +144,7 @@ class _Turn(torch.autograd.Function):
         rows, weight, scales = normed
         dx, dweight = torch.zeros_like(rows), torch.zeros_like(weight)
         norm_backward(
-            _array(back), _array(rows), _array(weight), _array(scales), _array(dx), _array(dweight)
+            _array(back), _array(rows), _weight(weight), _array(scales), _array(dx), _array(dweight)
         )
         return dx.view(flat), dweight, None, None, None, None
 
@@ -177,6 +177,13 @@ class FusedOps(KernelOps):
 
 def _array(tensor: Tensor) -> Any:
     return tensor.detach().contiguous().numpy()
+
+
+def _weight(weight: Tensor) -> Any:
+    """A copy of a norm's few numbers: memory that NumPy has seen cannot be resized any more, and
+    that is how FSDP frees a gathered parameter.
+    """
+    return weight.detach().clone().numpy()
 
 
 def _flat(tensor: Tensor) -> Any:

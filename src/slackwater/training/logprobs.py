@@ -7,21 +7,34 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from slackwater.nets.tensor_parallel import TensorParallel
+
 LOGITS_BUDGET = {"cpu": 1 << 26, "cuda": 1 << 32}  # bytes of logits alive at a time
 Logits = Callable[[Tensor], Tensor]
+Gather = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def target_logprobs(
-    hidden: Tensor, rows: Tensor, targets: Tensor, logits: Logits, vocab_size: int
+    hidden: Tensor,
+    rows: Tensor,
+    targets: Tensor,
+    logits: Logits,
+    vocab_size: int,
+    parallel: TensorParallel | None = None,
 ) -> Tensor:
     """`[M, K]` in fp32: log p(targets[m, k] | hidden[rows[m]]). Several m may look at one row.
 
-    Rows go in chunks, whose logits are computed again for backward if there is more than one.
+    Rows go in chunks, whose logits are computed again for backward if there is more than one. With
+    `parallel` each rank has the logits of its part of the vocabulary.
     """
+    gather: Gather = _gather
+    if parallel is not None:
+        gather = _SharedVocabulary(parallel, vocab_size)
+        vocab_size = -(-vocab_size // parallel.size)
     wide = 4 if hidden.device.type == "cpu" else hidden.dtype.itemsize
     chunk = max(LOGITS_BUDGET[hidden.device.type] // (wide * vocab_size), 1)
     if hidden.shape[0] <= chunk:
-        return _of_rows(hidden, rows, targets, logits)
+        return gather(logits(hidden), rows, targets)
     order = torch.argsort(rows, stable=True)
     rows, targets = rows[order], targets[order]
     starts = torch.arange(0, hidden.shape[0] + chunk, chunk, device=rows.device)
@@ -29,7 +42,7 @@ def target_logprobs(
     parts = []
     for number, part in enumerate(torch.split(hidden, chunk)):
         asked = slice(edges[number], edges[number + 1])
-        arguments = (part, rows[asked] - number * chunk, targets[asked], logits)
+        arguments = (part, rows[asked] - number * chunk, targets[asked], logits, gather)
         if torch.is_grad_enabled():
             parts.append(
                 checkpoint(_of_rows, *arguments, use_reentrant=False, preserve_rng_state=False)
@@ -41,8 +54,13 @@ def target_logprobs(
     return torch.cat(parts).index_select(0, inverse)
 
 
-def _of_rows(hidden: Tensor, rows: Tensor, targets: Tensor, logits: Logits) -> Tensor:
-    scores = logits(hidden)
+def _of_rows(
+    hidden: Tensor, rows: Tensor, targets: Tensor, logits: Logits, gather: Gather
+) -> Tensor:
+    return gather(logits(hidden), rows, targets)
+
+
+def _gather(scores: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
     if scores.is_cuda and scores.dtype != torch.float32:
         from slackwater.training.cuda.logprobs import gathered_logprobs  # late: needs Triton
 
@@ -72,3 +90,20 @@ class _GatheredLogprobs(torch.autograd.Function):
 
 
 _gathered: Any = _GatheredLogprobs.apply
+
+
+class _SharedVocabulary:
+    """Log-probs where each rank has the logits of its own part of the vocabulary."""
+
+    def __init__(self, parallel: TensorParallel, vocab_size: int) -> None:
+        self._parallel = parallel
+        self._first, self._stop = parallel.vocabulary(vocab_size)
+
+    def __call__(self, scores: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
+        scores, parallel = scores.float(), self._parallel
+        peak = parallel.largest(scores.detach().amax(dim=1))
+        total = parallel.sum(torch.exp(scores - peak[:, None]).sum(dim=1))
+        here = (targets >= self._first) & (targets < self._stop)
+        places = torch.where(here, targets - self._first, 0)
+        own = scores[rows[:, None], places] * here
+        return parallel.sum(own) - (peak + torch.log(total))[rows][:, None]

@@ -2,6 +2,7 @@
 backward.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.config import NetConfig
 from slackwater.nets.lora import LoraAdapter, RowAdapters
 from slackwater.nets.ops import NetOps
+from slackwater.nets.ranks import Ranks
+from slackwater.training.data_parallel import gather_outputs, share_out
 from slackwater.training.datum import Datum, PassOutput
 from slackwater.training.fused_ops import FusedOps
 from slackwater.training.logprobs import target_logprobs
@@ -71,22 +74,30 @@ class MicroBatch:
         return cls(max(256, min(16384, room // kept_bytes)), 1 << 30, recompute)
 
     def plan(self, sequences: Sequence[npt.NDArray[np.int64]]) -> list[list[int]]:
-        """Which sequences go together: what counts is the rows a sequence adds, and the keys it
-        looks at.
+        """Which sequences go together."""
+        return pack(*self.costs(sequences), self.tokens)
+
+    def costs(self, sequences: Sequence[npt.NDArray[np.int64]]) -> tuple[list[int], list[int]]:
+        """Of each sequence alone, and behind the one before it: what counts is the rows that it
+        adds, and the keys it looks at.
         """
         keys = [-(-len(sequence) // self.keys_per_token) for sequence in sequences]
         alone = [len(sequence) + copied for sequence, copied in zip(sequences, keys, strict=True)]
         shared = common_with_previous(sequences)
-        further = [whole - common for whole, common in zip(alone, shared, strict=True)]
-        return pack(alone, further, self.tokens)
+        return alone, [whole - common for whole, common in zip(alone, shared, strict=True)]
 
 
 class PackedPass:
-    """Runs data through a net, and an adapter where there is one."""
+    """Runs data through a net, and an adapter where there is one; with `ranks`, this rank's share
+    of the data.
+    """
 
-    def __init__(self, net: CausalLM, adapter: LoraAdapter | None) -> None:
+    def __init__(
+        self, net: CausalLM, adapter: LoraAdapter | None, ranks: Ranks | None = None
+    ) -> None:
         self._net = net
         self._adapter = adapter
+        self._ranks = ranks
         fused = net.device.type == "cpu" and net.dtype == torch.float32
         self._ops: NetOps = FusedOps() if fused else net.plain_ops
         self._attention: Callable[[SharedRows, torch.device], Attention] = SharedPrefixAttention
@@ -113,39 +124,63 @@ class PackedPass:
         """Checked data in, log-probs and metrics out; `collect` is called after each backward."""
         logprobs: list[npt.NDArray[np.float32] | None] = [None] * len(data)
         total = 0.0
-        for indices in self._micro_batches(data, loss):
-            batch = [data[index] for index in indices]
+        for indices, batch in self._micro_batches(data, loss):
             with torch.set_grad_enabled(torch.is_grad_enabled() and _teaches(batch[0], loss)):
-                values, lp = self._forward(batch, loss, config)
-            value = values.sum()
-            if not torch.isfinite(value):
-                raise RefusedError("loss is not finite: logprobs and the model are too far apart")
+                lp = self._logprobs(batch)
+                value = self._loss(batch, lp, loss, config) if indices else 0 * lp.sum()
+            if self._ranks is None and not torch.isfinite(value):
+                raise _not_finite()
             if value.requires_grad:
                 torch.autograd.backward(value)
                 collect()
             total += value.item()
-            for index, part in zip(indices, _split(lp, batch), strict=True):
-                logprobs[index] = part
+            if indices:
+                for index, part in zip(indices, _split(lp, batch), strict=True):
+                    logprobs[index] = part
+        if self._ranks is not None:
+            shapes = [datum.inputs["target_tokens"].shape for datum in data]
+            logprobs[:], total = gather_outputs(self._ranks, shapes, logprobs, total)
+            if not math.isfinite(total):  # not sooner: the others would wait for this rank
+                raise _not_finite()
         done = tuple(part for part in logprobs if part is not None)
         tokens = float(sum(datum.num_tokens for datum in data))
         return PassOutput(done, {"loss:sum": total, "num_tokens:sum": tokens})
 
-    def _micro_batches(self, data: Sequence[Datum], loss: Loss) -> list[list[int]]:
+    def _micro_batches(
+        self, data: Sequence[Datum], loss: Loss
+    ) -> list[tuple[list[int], list[Datum]]]:
         """Micro-batches of one target width each, few callers mix them; data without a gradient go
-        by themselves.
+        by themselves. One without indices is there for the collectives in it only.
         """
         by_kind: dict[tuple[int, bool], list[int]] = {}
         for index, datum in enumerate(data):
             by_kind.setdefault((_width(datum), _teaches(datum, loss)), []).append(index)
-        return [
-            [members[slot] for slot in batch]
-            for _, members in sorted(by_kind.items())
-            for batch in self._micro_batch.plan([data[index].tokens for index in members])
-        ]
+        found: list[tuple[list[int], list[Datum]]] = []
+        for _, members in sorted(by_kind.items()):
+            slots, fillers = self._own_share([data[index].tokens for index in members])
+            planned = [[members[slot] for slot in batch] for batch in slots]
+            found += [(indices, [data[index] for index in indices]) for indices in planned]
+            found += [([], [_first_token(data[members[0]])])] * fillers
+        return found
 
-    def _forward(
-        self, batch: Sequence[Datum], loss: Loss, config: Mapping[str, float]
-    ) -> tuple[Tensor, Tensor]:
+    def _own_share(self, sequences: Sequence[npt.NDArray[np.int64]]) -> tuple[list[list[int]], int]:
+        """This rank's micro-batches, and how many fewer they are than the most of any rank: in each
+        the data ranks gather parameters together.
+        """
+        if self._ranks is None or self._ranks.layout.dp == 1:
+            return self._micro_batch.plan(sequences), 0
+        shares = share_out(*self._micro_batch.costs(sequences), self._ranks.layout.dp)
+        plans = [
+            [
+                [share.start + slot for slot in batch]
+                for batch in self._micro_batch.plan(sequences[share.start : share.stop])
+            ]
+            for share in shares
+        ]
+        own = plans[self._ranks.dp_rank]
+        return own, max(map(len, plans)) - len(own)
+
+    def _logprobs(self, batch: Sequence[Datum]) -> Tensor:
         shared, device = share_prefixes([datum.tokens for datum in batch]), self._net.device
         adapters = None
         if self._adapter is not None:
@@ -160,16 +195,25 @@ class PackedPass:
         )
         rows = self._gather(shared.rows)
         targets = self._gather([datum.inputs["target_tokens"] for datum in batch])
-        lp = target_logprobs(
-            hidden, rows, targets.view(len(rows), -1), self._logits, self._net.config.vocab_size
+        return target_logprobs(
+            hidden,
+            rows,
+            targets.view(len(rows), -1),
+            self._logits,
+            self._net.config.vocab_size,
+            self._net.parallel,
         ).view(targets.shape)
+
+    def _loss(
+        self, batch: Sequence[Datum], lp: Tensor, loss: Loss, config: Mapping[str, float]
+    ) -> Tensor:
         inputs = {
             name: self._gather([datum.inputs[name] for datum in batch]) for name in loss.inputs
         }
         if loss.by_sequence:
             lengths = [datum.num_tokens for datum in batch]
             inputs["sequence"] = self._gather([np.repeat(np.arange(len(batch)), lengths)])
-        return loss.value(lp, inputs, config), lp
+        return loss.value(lp, inputs, config).sum()
 
     def _logits(self, hidden: Tensor) -> Tensor:
         adapter = self._adapter
@@ -179,6 +223,14 @@ class PackedPass:
 
     def _gather(self, parts: Sequence[npt.NDArray[np.generic]]) -> Tensor:
         return torch.from_numpy(np.concatenate(parts)).to(self._net.device)
+
+
+def _not_finite() -> RefusedError:
+    return RefusedError("loss is not finite: logprobs and the model are too far apart")
+
+
+def _first_token(datum: Datum) -> Datum:
+    return Datum(datum.tokens[:1], {name: values[:1] for name, values in datum.inputs.items()})
 
 
 def _width(datum: Datum) -> int:

@@ -80,6 +80,13 @@ class FlatParameters:
             self.gradient += self._live_gradient
             self._live_gradient.zero_()
 
+    def add_over_ranks(self) -> None:
+        """Make a pass's gradient whole, where several ranks share the pass."""
+
+    def finite(self) -> bool:
+        """Whether every number of the gradient is one."""
+        return bool(torch.isfinite(self.gradient.sum()))
+
     def set_gradient(self, value: Tensor | None) -> None:
         """Make the accumulated gradient `value`, or nothing."""
         self._live_gradient.zero_()
@@ -92,7 +99,7 @@ class FlatParameters:
         """One AdamW update with the accumulated gradient, clipped by its norm; returns the norm
         before.
         """
-        norm = float(torch.linalg.vector_norm(self.gradient))
+        norm = self._norm()
         if adam.grad_clip_norm and norm > adam.grad_clip_norm:
             self.gradient *= adam.grad_clip_norm / norm
         self.steps += 1
@@ -106,6 +113,9 @@ class FlatParameters:
         self.master.addcdiv_(self.moment1, scale, value=-adam.learning_rate / correction1)
         self._refresh()
         return norm
+
+    def _norm(self) -> float:
+        return float(torch.linalg.vector_norm(self.gradient))
 
     @property
     def slices(self) -> Mapping[str, tuple[slice, torch.Size]]:

@@ -2,6 +2,10 @@
 
 Tensors: `weight.*`, `moment1.*`, `moment2.*`, and `gradient.*` where a pass has been accumulated
 and not yet stepped. `meta`: the net, where its frozen part comes from, and the counters.
+
+A trainer on several ranks writes one such file per rank, with the slices of the whole tensors that
+are this rank's to write (`weight.model.norm.weight[0:64]`): no element is written twice, and any
+layout reads them again.
 """
 
 from collections.abc import Mapping
@@ -9,14 +13,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from slackwater.model.errors import ConfigError, NotFoundError
 from slackwater.nets.config import NetConfig
 from slackwater.nets.lora import LoraSpec
 from slackwater.tensors.checked_file import read_tensors, write_tensors
+from slackwater.tensors.header import read_header
+from slackwater.weights.plan.box import Box
+from slackwater.weights.plan.layout import Layout
+from slackwater.weights.plan.shard_map import RankShards
+from slackwater.weights.plan.transfer import PublishedSlice, fetches
 
 FILE_NAME = "trainer.safetensors"
+_SHARD_FILE = "trainer-{:05d}-of-{:05d}.safetensors"
 _KIND = "slackwater trainer state 2"
 _FIRST_KIND = (
     "slackwater trainer state 1"  # its sum of the base was another one, and is not looked at
@@ -69,21 +80,89 @@ def write_state(directory: Path, state: TrainerState) -> None:
     write_tensors(directory / FILE_NAME, flat, state.meta.to_json())
 
 
-def read_state(directory: Path) -> TrainerState:
-    """The folder's state; refused if a byte of it is not as written."""
-    flat, header = read_tensors(_file(directory))
+def write_shard(
+    directory: Path, meta: TrainerMeta, tensors: Mapping[str, Tensor], ranks: Layout, rank: int
+) -> None:
+    """Replace one rank's file of the folder's state; the tensors are named slices."""
+    shard = {"layout": str(ranks), "rank": rank, "ranks": ranks.ranks}
+    path = directory / _SHARD_FILE.format(rank + 1, ranks.ranks)
+    write_tensors(path, tensors, {**meta.to_json(), "shard": shard})
+
+
+def drop_other_layouts(directory: Path, ranks: int) -> None:
+    """Leave the files of a state that several ranks have just written, and no older ones."""
+    keep = {_SHARD_FILE.format(rank + 1, ranks) for rank in range(ranks)}
+    for path in directory.glob("trainer*.safetensors"):
+        if path.name not in keep:
+            path.unlink()
+
+
+def read_meta(directory: Path) -> TrainerMeta:
+    """All of the folder's state that is not a tensor."""
+    return _meta(directory, read_header(_files(directory)[0]).meta)
+
+
+def read_state(directory: Path, receiver: RankShards | None = None) -> TrainerState:
+    """The folder's state, or what a rank holds of it; refused if a byte of it is not as written.
+
+    The files of a state are read one after the other: a rank never has more than one of them in
+    memory beside its own part.
+    """
+    files = _files(directory)
     tensors: dict[str, dict[str, Tensor]] = {}
-    for full_name, tensor in flat.items():
-        part, name = full_name.split(".", 1)
-        tensors.setdefault(part, {})[name] = tensor
-    return TrainerState(_meta(directory, header.meta), tensors)
+    metas: list[TrainerMeta] = []
+    missing: dict[str, int] = {}
+    for path in files:
+        flat, header = read_tensors(path)
+        metas.append(_meta(directory, header.meta))
+        for full_name, tensor in flat.items():
+            part, name = full_name.split(".", 1)
+            if receiver is None:
+                tensors.setdefault(part, {})[name] = tensor
+                continue
+            if part not in tensors:
+                tensors[part] = {name: torch.empty(s) for name, s in receiver.shapes.items()}
+                missing[part] = sum(piece.box.elements for piece in receiver.pieces)
+            missing[part] -= _copy(tensors[part], name, tensor, receiver)
+    if any(meta != metas[0] for meta in metas):
+        raise ConfigError.of("trainer state", str(directory), "has files of different saves")
+    for part, elements in missing.items():
+        if elements:
+            raise ConfigError.of(f"state's {part}", str(directory), f"lacks {elements} elements")
+    return TrainerState(metas[0], tensors)
 
 
-def _file(directory: Path) -> Path:
+def is_sharded(directory: Path) -> bool:
+    """Whether several ranks wrote the folder's state."""
+    return len(_files(directory)) > 1
+
+
+def _copy(held: dict[str, Tensor], name: str, tensor: Tensor, receiver: RankShards) -> int:
+    """Copy what a rank holds out of a whole tensor or a slice of one; how many elements."""
+    source = PublishedSlice(0, name, Box.whole(tensor.shape))
+    if name.endswith("]"):
+        source = PublishedSlice.named(name, 0)
+    copied = 0
+    for fetch in fetches([source], receiver):
+        held[fetch.local][fetch.place] = tensor[fetch.box.within(source.box)]
+        copied += fetch.box.elements
+    return copied
+
+
+def _files(directory: Path) -> list[Path]:
+    """The one file of a state, or those of its ranks."""
     path = directory / FILE_NAME
-    if not path.is_file():
+    if path.is_file():
+        return [path]
+    found = sorted(directory.glob("trainer-*-of-*.safetensors"))
+    if not found:
         raise NotFoundError(f"trainer state: {str(directory)!r} holds no {FILE_NAME}")
-    return path
+    ranks = int(found[0].stem.rpartition("-")[2])
+    expected = [directory / _SHARD_FILE.format(rank + 1, ranks) for rank in range(ranks)]
+    for path in expected:
+        if path not in found:
+            raise NotFoundError(f"trainer state: {str(directory)!r} holds no {path.name}")
+    return expected
 
 
 def _meta(directory: Path, found: Mapping[str, Any]) -> TrainerMeta:
@@ -91,7 +170,7 @@ def _meta(directory: Path, found: Mapping[str, Any]) -> TrainerMeta:
     if kind not in (_KIND, _FIRST_KIND):
         raise ConfigError.of("trainer state", str(directory), f"must be of kind {_KIND!r}")
     lora = found["lora"]
-    apart = ("kind", "lora", "base_crc32")
+    apart = ("kind", "lora", "base_crc32", "shard")
     fields = {key: value for key, value in found.items() if key not in apart}
     if kind == _FIRST_KIND:
         fields["base_sum"] = None

@@ -18,36 +18,59 @@ from slackwater.model.adam import Adam
 from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.config import NetConfig
-from slackwater.nets.loading import load_net, net_tensors
+from slackwater.nets.loading import load_net, net_shapes, net_tensors
 from slackwater.nets.lora import LoraAdapter, LoraSpec
+from slackwater.nets.ranks import Ranks
 from slackwater.training.base_sum import base_sum
 from slackwater.training.checks import check_config, check_data
 from slackwater.training.datum import Datum, PassOutput
 from slackwater.training.losses import loss_named
 from slackwater.training.packed_pass import PackedPass
 from slackwater.training.parameters import FlatParameters
-from slackwater.training.state_file import TrainerMeta, TrainerState, read_state, write_state
+from slackwater.training.state_file import (
+    TrainerMeta,
+    TrainerState,
+    drop_other_layouts,
+    is_sharded,
+    read_meta,
+    read_state,
+    write_shard,
+    write_state,
+)
+from slackwater.weights.plan.layout import Layout
+from slackwater.weights.plan.shard_map import ShardMap
+from slackwater.weights.plan.transfer import publishing
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Trainer:
-    """Full-parameter where `lora` is None, else an adapter over a frozen base."""
+    """Full-parameter where `lora` is None, else an adapter over a frozen base.
 
-    def __init__(self, net: CausalLM, meta: TrainerMeta) -> None:
+    With `ranks` it is one rank's part of a trainer: every rank is told the same operations in the
+    same order, and answers the same.
+    """
+
+    def __init__(self, net: CausalLM, meta: TrainerMeta, ranks: Ranks | None = None) -> None:
         self._net = net
         self._meta = meta
+        self._ranks = ranks
         self._adapter: LoraAdapter | None = None
         if meta.lora is None:
             trainable: dict[str, Tensor] = dict(net.named_parameters())
         else:
             net.requires_grad_(False)
             self._adapter = LoraAdapter.create(
-                meta.lora, net.config, dtype=net.dtype, device=net.device
+                meta.lora, net.config, dtype=net.dtype, device=net.device, parallel=net.parallel
             ).require_grad()
             trainable = self._adapter.tensors
-        self._flat = FlatParameters(trainable)
-        self._pass = PackedPass(net, self._adapter)
+        if ranks is None:
+            self._flat = FlatParameters(trainable)
+        else:
+            from slackwater.training.sharding import ShardedParameters  # late: 1 s for DTensor
+
+            self._flat = ShardedParameters(trainable, ranks)
+        self._pass = PackedPass(net, self._adapter, ranks)
 
     @classmethod
     def create(
@@ -57,20 +80,31 @@ class Trainer:
         seed: int = 0,
         dtype: str = "float32",
         device: str = "cpu",
+        ranks: Ranks | None = None,
     ) -> "Trainer":
         """A trainer of a model directory, or of a configuration with random weights from `seed`."""
         if dtype not in DTYPES:
             raise ConfigError.of("dtype", dtype, f"must be one of {', '.join(DTYPES)}")
-        net = load_net(source, dtype=DTYPES[dtype], device=device, seed=seed)
+        sum_of_base: int | None = None
+        if ranks is None:
+            net = load_net(source, dtype=DTYPES[dtype], device=device, seed=seed)
+            sum_of_base = base_sum(net_tensors(net)) if lora else None
+        else:
+            from slackwater.training.sharding import load_sharded_net  # late: 1 s for DTensor
+
+            kind = DTYPES[dtype]
+            net, sum_of_base = load_sharded_net(
+                source, ranks, frozen=lora is not None, dtype=kind, device=device, seed=seed
+            )
         meta = TrainerMeta(
             net=net.config.to_hf(),
             source=None if isinstance(source, NetConfig) else str(source),
             seed=seed,
             dtype=dtype,
             lora=lora,
-            base_sum=base_sum(net_tensors(net)) if lora else None,
+            base_sum=sum_of_base if lora else None,
         )
-        return cls(net, meta)
+        return cls(net, meta, ranks)
 
     @classmethod
     def load(
@@ -80,25 +114,26 @@ class Trainer:
         source: Path | None = None,
         dtype: str | None = None,
         device: str = "cpu",
+        ranks: Ranks | None = None,
     ) -> "Trainer":
         """The trainer that was saved there; `source` says where an adapter's base has moved to.
 
         With a `dtype` other than the saved one the trainer computes in that from now on: what is
         saved are the fp32 masters and moments, so nothing is lost on the way.
         """
-        state = read_state(directory)
-        meta = state.meta
+        meta = read_meta(directory)
         base: Path | NetConfig = meta.net_config
         if meta.lora is not None and (source or meta.source):
             base = source or Path(str(meta.source))
-        trainer = cls.create(base, meta.lora, meta.seed, dtype or meta.dtype, device)
+        how = (dtype or meta.dtype, device, ranks)
+        trainer = cls.create(base, meta.lora, meta.seed, *how)
         if not _same_base(meta, trainer._meta):
             raise ConfigError.of(
                 "base model", str(base), "is not the one this state was trained on"
             )
         own = trainer._meta
         trainer._meta = dataclasses.replace(meta, dtype=own.dtype, base_sum=own.base_sum)
-        trainer._restore(state, optimizer=True)
+        trainer._restore(trainer._read(directory), optimizer=True)
         return trainer
 
     @property
@@ -146,13 +181,20 @@ class Trainer:
         if forward_only:
             with torch.no_grad():
                 return self._pass.run(data, loss, settings, self._flat.collect)
-        before = self._flat.gradient.clone() if self._meta.accumulated_passes else None
+        flat = self._flat
+        before = flat.gradient.clone() if self._meta.accumulated_passes else None
         try:
-            output = self._pass.run(data, loss, settings, self._flat.collect)
-            if not torch.isfinite(self._flat.gradient.sum()):
+            if self._ranks is not None:
+                flat.set_gradient(None)
+            output = self._pass.run(data, loss, settings, flat.collect)
+            if self._ranks is not None:
+                flat.add_over_ranks()
+                if before is not None:
+                    flat.gradient += before
+            if not flat.finite():
                 raise RefusedError(f"gradient of {loss_fn} is not finite; nothing was accumulated")
         except BaseException:
-            self._flat.set_gradient(before)
+            flat.set_gradient(before)
             raise
         self._count(accumulated_passes=1, trained_tokens=sum(datum.num_tokens for datum in data))
         return output
@@ -197,7 +239,39 @@ class Trainer:
         if self._meta.accumulated_passes:
             parts["gradient"] = flat.gradient
         tensors = {part: flat.named(vector) for part, vector in parts.items()}
-        write_state(directory, TrainerState(self._meta, tensors))
+        if self._ranks is None:
+            write_state(directory, TrainerState(self._meta, tensors))
+            return
+        rank, shards = self._ranks.rank, self.shard_map()
+        sliced: dict[str, Tensor] = {}
+        for each in publishing(shards):
+            if each.rank == rank:
+                name, place = shards.rank(rank).find(each.tensor, each.box)
+                sliced |= {
+                    f"{part}.{each.name}": held[name][place] for part, held in tensors.items()
+                }
+        write_shard(directory, self._meta, sliced, shards.layout, rank)
+        self._ranks.largest(0)  # every rank has written
+        if self._ranks.leads:
+            drop_other_layouts(directory, shards.layout.ranks)
+
+    def shard_map(self) -> ShardMap:
+        """Which slices of the trained tensors each rank holds; an adapter is the same on every data
+        rank.
+        """
+        config, lora = self._net.config, self._meta.lora
+        layout = Layout(vocab_multiple=0) if self._ranks is None else self._ranks.layout
+        if lora is not None:
+            layout = dataclasses.replace(layout, fsdp=False)
+            return ShardMap(lora.tensor_shapes(config), config.head_dim, layout)
+        return ShardMap(net_shapes(config), config.head_dim, layout)
+
+    def _read(self, directory: Path) -> TrainerState:
+        """What this rank holds of the state saved there."""
+        if self._ranks is None and not is_sharded(directory):
+            return read_state(directory)
+        rank = 0 if self._ranks is None else self._ranks.rank
+        return read_state(directory, self.shard_map().rank(rank))
 
     def load_into(self, directory: Path, optimizer: bool) -> None:
         """Take the weights saved there and, if `optimizer`, moments, step count and gradient; else
@@ -206,7 +280,7 @@ class Trainer:
         A state of another dtype is taken as it is, since all its numbers are fp32; this trainer's
         dtype stays.
         """
-        state = read_state(directory)
+        state = self._read(directory)
         if state.meta.lora != self._meta.lora and _shape(state.meta.lora) != _shape(
             self._meta.lora
         ):

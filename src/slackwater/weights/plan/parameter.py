@@ -58,6 +58,12 @@ _IN_LAYER: tuple[tuple[str, TensorSplit, str | None, int], ...] = (
     (r"(.*)\bw3\.weight", TensorSplit.ROWS, r"\1w13.weight", 1),
     (r".*\bw2\.weight", TensorSplit.COLUMNS, None, 0),
     (r".*\b(o_proj|down_proj)\.bias", TensorSplit.NOT, None, 0),
+    # An adapter's factor is cut where its layer is; the other factor is whole on every rank.
+    (r".*\bq_proj\.lora_B\.weight", TensorSplit.HEADS, None, 0),
+    (r".*\b[kv]_proj\.lora_B\.weight", TensorSplit.KV_HEADS, None, 0),
+    (r".*\b(gate|up)_proj\.lora_B\.weight", TensorSplit.ROWS, None, 0),
+    (r".*\b(o|down)_proj\.lora_A\.weight", TensorSplit.COLUMNS, None, 0),
+    (r".*_proj\.lora_[AB]\.weight", TensorSplit.NOT, None, 0),
     (r".*norm\d*\.(weight|bias)", TensorSplit.NOT, None, 0),
     (r".*\b(gate|router|shared_expert_gate)\.(weight|bias)", TensorSplit.NOT, None, 0),
 )
@@ -71,9 +77,9 @@ def parameters_of(shapes: Shapes) -> tuple[Parameter, ...]:
 def _parameter(name: str, shape: tuple[int, ...]) -> Parameter:
     in_layer = _LAYER.match(name)
     if in_layer is None:
-        if re.search(r"\b(embed_tokens|lm_head)\.weight$", name):
+        if re.search(r"\b(embed_tokens|lm_head|lm_head\.lora_B)\.weight$", name):
             return Parameter(name, shape, TensorSplit.VOCABULARY, None)
-        if re.search(r"norm\.(weight|bias)$", name):
+        if re.search(r"(norm\.(weight|bias)|lm_head\.lora_A\.weight)$", name):
             return Parameter(name, shape, TensorSplit.NOT, None)
         raise _unknown(name)
     layer, rest, before = int(in_layer["layer"]), in_layer["rest"], in_layer["before"]

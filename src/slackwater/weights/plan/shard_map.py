@@ -38,6 +38,16 @@ class RankShards:
     shapes: Shapes
     pieces: tuple[ShardPiece, ...]
 
+    def find(self, tensor: str, box: Box) -> tuple[str, tuple[slice, ...]]:
+        """The local tensor that holds a slice of the model, and where in it (not among stacked
+        experts).
+        """
+        for piece in self.pieces:
+            if piece.tensor == tensor and piece.box.common(box) == box:
+                inner = zip(piece.at, box.within(piece.box), strict=True)
+                return piece.local, tuple(slice(a + s.start, a + s.stop) for a, s in inner)
+        raise KeyError(f"{tensor} {box}")
+
 
 class ShardMap:
     """The slices of every rank of one model under one layout. `head_dim` says how wide an attention
@@ -63,6 +73,8 @@ class ShardMap:
         parts: defaultdict[str, list[tuple[Parameter, Box, int]]] = defaultdict(list)
         for parameter, local in self._held(place):
             box, rows = self._cut(parameter, place)
+            if self.layout.fsdp and self.layout.dp > 1:
+                box, rows = self._share_rows(box, place.dp)
             parts[local].append((parameter, box, rows))
         shapes: dict[str, tuple[int, ...]] = {}
         pieces: list[ShardPiece] = []
@@ -75,7 +87,7 @@ class ShardMap:
         tensor.
         """
         layout = self.layout
-        mine = layout.stage_layers(self._layers, place.pp)
+        mine = layout.stage_layers(self._layers, place.pp) if self._layers else range(0)
         for parameter in self._parameters:
             if parameter.layer is not None:
                 here = parameter.layer in mine
@@ -102,10 +114,11 @@ class ShardMap:
         ):
             return whole, rows
         if parameter.cut is TensorSplit.VOCABULARY:
-            step = self.layout.vocab_multiple * tp
-            each = -(-rows // step) * self.layout.vocab_multiple
+            multiple = self.layout.vocab_multiple or 1
+            each = -(-rows // (multiple * tp)) * multiple
             first = min(place.tp * each, rows)
-            return whole.along(0, first, min(first + each, rows)), each
+            part = whole.along(0, first, min(first + each, rows))
+            return part, each if self.layout.vocab_multiple else part.shape[0]
         dim = 1 if parameter.cut is TensorSplit.COLUMNS else 0
         units, width = parameter.shape[dim], 1
         if parameter.cut in (TensorSplit.HEADS, TensorSplit.KV_HEADS):
@@ -122,6 +135,13 @@ class ShardMap:
             first, last = place.tp * units // tp, (place.tp + 1) * units // tp
         box = whole.along(dim, first * width, last * width)
         return box, box.shape[0]
+
+    def _share_rows(self, box: Box, dp: int) -> tuple[Box, int]:
+        """One data rank's part of a slice, as `torch.chunk` divides it: the last may be empty."""
+        each = -(-box.shape[0] // self.layout.dp)
+        first = box.start[0] + dp * each
+        part = box.along(0, min(first, box.stop[0]), min(first + each, box.stop[0]))
+        return part, part.shape[0]
 
     def _laid_out(
         self, local: str, members: list[tuple[Parameter, Box, int]], pieces: list[ShardPiece]

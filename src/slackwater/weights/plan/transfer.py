@@ -22,6 +22,20 @@ class PublishedSlice:
     tensor: str
     box: Box
 
+    @property
+    def name(self) -> str:
+        """`model.norm.weight[0:64]`: how it is called where slices are stored."""
+        ranges = zip(self.box.start, self.box.stop, strict=True)
+        return f"{self.tensor}[{','.join(f'{a}:{b}' for a, b in ranges)}]"
+
+    @classmethod
+    def named(cls, name: str, rank: int) -> "PublishedSlice":
+        """The slice of that name."""
+        tensor, _, ranges = name.removesuffix("]").rpartition("[")
+        pairs = [part.partition(":") for part in ranges.split(",")]
+        start, stop = (tuple(int(pair[i]) for pair in pairs) for i in (0, 2))
+        return cls(rank, tensor, Box(start, stop))
+
 
 @dataclass(frozen=True, slots=True)
 class SliceFetch:
@@ -31,6 +45,13 @@ class SliceFetch:
     box: Box
     local: str
     at: tuple[int, ...]
+
+    @property
+    def place(self) -> tuple[int | slice, ...]:
+        """Where `box` goes, as an index into the local tensor."""
+        lead = len(self.at) - len(self.box.start)
+        inner = zip(self.at[lead:], self.box.shape, strict=True)
+        return (*self.at[:lead], *(slice(at, at + size) for at, size in inner))
 
 
 def publishing(shard_map: ShardMap, small: int = _SMALL) -> tuple[PublishedSlice, ...]:

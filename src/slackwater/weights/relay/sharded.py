@@ -42,8 +42,8 @@ def publish_part(
     bucket_bytes: int = BUCKET_BYTES,
 ) -> Manifest:
     """Send what one rank publishes; `dtype` as safetensors writes it."""
-    mine = sorted(slices, key=_name)
-    entries = tuple(TensorEntry(_name(each), dtype, each.box.shape) for each in mine)
+    mine = sorted(slices, key=lambda each: each.name)
+    entries = tuple(TensorEntry(each.name, dtype, each.box.shape) for each in mine)
     arrays = tuple(np.ascontiguousarray(slices[each]).reshape(-1).view(np.uint8) for each in mine)
     part = HostVersion(part_of(version, rank, ranks), entries, arrays, {"ranks": ranks})
     return publish(target, part, None, bucket_bytes)
@@ -71,16 +71,11 @@ def pull_slices(
     for (source, box), places in wanted.items():
         values = np.empty(box.shape, dtype)
         runs = list(_runs(source.box, box, item))
-        _take(client, parts[source.rank], _name(source), runs, values.reshape(-1).view(np.uint8))
+        _take(client, parts[source.rank], source.name, runs, values.reshape(-1).view(np.uint8))
         came += values.nbytes
         for place in places:
-            _lay(local[place.local], place.at, values)
+            local[place.local][place.place] = values
     return local, came
-
-
-def _name(published: PublishedSlice) -> str:
-    ranges = zip(published.box.start, published.box.stop, strict=True)
-    return f"{published.tensor}[{','.join(f'{a}:{b}' for a, b in ranges)}]"
 
 
 def _runs(whole: Box, part: Box, item: int) -> Iterator[tuple[int, int]]:
@@ -126,10 +121,3 @@ def _take(
                     client.get_ranges(key, asked, memory[at : at + size].data)
                     at += size
             before += part.stop - part.start
-
-
-def _lay(local: Array, at: tuple[int, ...], values: Array) -> None:
-    lead = len(at) - values.ndim
-    inner = tuple(slice(a, a + n) for a, n in zip(at[lead:], values.shape, strict=True))
-    index: tuple[int | slice, ...] = (*at[:lead], *inner)
-    local[index] = values

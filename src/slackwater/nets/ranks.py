@@ -1,0 +1,179 @@
+"""The ranks of a deployment: one process each, joined by PyTorch's process groups.
+
+An agent starts every rank with the same layout and rendezvous. Every collective has a deadline; a
+rank that fails, or waits beyond it, ends its process, which closes its connections and so ends the
+others: a deployment fails as a unit.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib.metadata import version
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from slackwater.model.errors import ConfigError, UnavailableError
+from slackwater.nets.tensor_parallel import TensorParallel
+from slackwater.weights.plan.layout import Layout
+
+RANK_VARIABLE = "SLACKWATER_RANK"
+WORLD_SIZE_VARIABLE = "SLACKWATER_WORLD_SIZE"
+RENDEZVOUS_VARIABLE = "SLACKWATER_RENDEZVOUS"
+LAYOUT_VARIABLE = "SLACKWATER_LAYOUT"
+DEADLINE_VARIABLE = "SLACKWATER_RANK_DEADLINE_S"
+EXIT_RANK_LOST = 4
+_DEADLINE_S = 120.0
+_LOOPBACK = ("127.0.0.1", "localhost", "::1", "")
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlan:
+    """What an agent tells a rank through its environment."""
+
+    rank: int
+    layout: Layout
+    rendezvous: str
+    deadline_s: float = _DEADLINE_S
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> "RankPlan | None":
+        """None for a process that is its whole deployment."""
+        size = _whole_number(environment, WORLD_SIZE_VARIABLE, "1")
+        if size == 1:
+            return None
+        layout = Layout.parse(environment.get(LAYOUT_VARIABLE, ""))
+        if layout.ranks != size:
+            raise ConfigError.of(
+                LAYOUT_VARIABLE, str(layout), f"must have {size} ranks ({WORLD_SIZE_VARIABLE})"
+            )
+        if layout.pp > 1 or layout.ep > 1:
+            raise ConfigError.of(LAYOUT_VARIABLE, str(layout), "must have tp and dp only")
+        rank = _whole_number(environment, RANK_VARIABLE, "")
+        if rank >= size:
+            raise ConfigError.of(RANK_VARIABLE, rank, f"must be below {size}")
+        rendezvous = environment.get(RENDEZVOUS_VARIABLE, "")
+        if urlsplit(rendezvous).scheme not in ("tcp", "file"):
+            raise ConfigError.of(
+                RENDEZVOUS_VARIABLE, rendezvous, "must be tcp://HOST:PORT or file://PATH"
+            )
+        deadline_s = float(environment.get(DEADLINE_VARIABLE, _DEADLINE_S))
+        return cls(rank, layout, rendezvous, deadline_s)
+
+    def to_environment(self) -> dict[str, str]:
+        """The variables that `from_environment` reads."""
+        return {
+            RANK_VARIABLE: str(self.rank),
+            WORLD_SIZE_VARIABLE: str(self.layout.ranks),
+            RENDEZVOUS_VARIABLE: self.rendezvous,
+            LAYOUT_VARIABLE: str(self.layout),
+            DEADLINE_VARIABLE: str(self.deadline_s),
+        }
+
+
+class Ranks:
+    """This rank's groups: `tp` shares its layers, `dp` shares its data and its optimizer."""
+
+    def __init__(self, plan: RankPlan, mesh: DeviceMesh) -> None:
+        self.rank, self.layout, self.deadline_s = plan.rank, plan.layout, plan.deadline_s
+        self.mesh = mesh
+        place = plan.layout.place(plan.rank)
+        self.dp_rank = place.dp
+        self.dp_group: Any = mesh.get_group("dp")
+        self.tp: TensorParallel | None = None
+        if plan.layout.tp > 1:
+            self.tp = TensorParallel(place.tp, plan.layout.tp, mesh.get_group("tp"))
+
+    @classmethod
+    def join(cls, plan: RankPlan, device: str = "cpu") -> "Ranks":
+        """Wait for the other ranks, and make sure that they run the same code."""
+        address = urlsplit(plan.rendezvous)
+        if (address.hostname or "") in _LOOPBACK:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # reachable from this machine only
+        kind = torch.device(device).type
+        try:
+            dist.init_process_group(
+                "gloo" if kind == "cpu" else "cpu:gloo,cuda:nccl",
+                init_method=plan.rendezvous,
+                rank=plan.rank,
+                world_size=plan.layout.ranks,
+                timeout=timedelta(seconds=plan.deadline_s),
+            )
+        except (RuntimeError, ValueError) as error:  # a DistStoreError is a RuntimeError
+            raise UnavailableError(
+                f"rank {plan.rank}: the other ranks of {plan.layout} did not come to"
+                f" {plan.rendezvous} within {plan.deadline_s:g} s: {error}"
+            ) from None
+        sizes = (plan.layout.dp, plan.layout.tp)
+        ranks = cls(plan, init_device_mesh(kind, sizes, mesh_dim_names=("dp", "tp")))
+        own = {"slackwater": version("slackwater"), "torch": str(torch.__version__)}
+        own["layout"] = str(plan.layout)
+        for rank, other in enumerate(ranks.exchange(json.dumps(own).encode())):
+            if json.loads(other) != own:
+                raise ConfigError.of(
+                    f"version of rank {rank}",
+                    json.loads(other),
+                    f"must be rank {plan.rank}'s: {own}",
+                )
+        return ranks
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank is the deployment's interface."""
+        return self.rank == 0
+
+    def broadcast(self, data: bytes | None) -> bytes:
+        """What rank 0 says, on every rank; the others give None."""
+        size = torch.tensor([len(data or b"")])
+        dist.broadcast(size, 0)
+        held = bytearray(data) if data else bytearray(int(size))
+        if not held:
+            return b""
+        dist.broadcast(torch.frombuffer(held, dtype=torch.uint8), 0)
+        return bytes(held)
+
+    def exchange(self, data: bytes) -> list[bytes]:
+        """What every rank says, on every rank."""
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.layout.ranks)]
+        dist.all_gather(sizes, torch.tensor([len(data)]))
+        room = max(1, *(int(size) for size in sizes))
+        found = [torch.empty(room, dtype=torch.uint8) for _ in sizes]
+        dist.all_gather(found, torch.frombuffer(bytearray(data.ljust(room)), dtype=torch.uint8))
+        return [
+            held[: int(size)].numpy().tobytes() for held, size in zip(found, sizes, strict=True)
+        ]
+
+    def largest(self, number: int) -> int:
+        """The largest of every rank's numbers."""
+        found = torch.tensor([number])
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return int(found)
+
+    def sum_over_data(self, tensor: Tensor) -> Tensor:
+        """Add up, in place, what the data ranks have."""
+        dist.all_reduce(tensor, group=self.dp_group)
+        return tensor
+
+    def sum_over_model(self, tensor: Tensor) -> Tensor:
+        """Add up, in place, what the ranks that share the layers have."""
+        if self.tp is not None:
+            dist.all_reduce(tensor, group=self.tp.group)
+        return tensor
+
+
+def leave_at_once() -> NoReturn:
+    """End this rank without waiting for anything: its closed connections end the others."""
+    os._exit(EXIT_RANK_LOST)
+
+
+def _whole_number(environment: Mapping[str, str], name: str, default: str) -> int:
+    value = environment.get(name, default)
+    if not value.isdecimal():
+        raise ConfigError.of(name, value, "must be a whole number")
+    return int(value)

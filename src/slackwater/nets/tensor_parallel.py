@@ -1,0 +1,93 @@
+"""Tensor parallelism: what a rank computes of every layer, and where the ranks add up.
+
+Query, key, value, gate and up are cut by rows, output and down by columns, the embeddings by
+vocabulary. Parameters stay plain tensors, because our kernels take nothing else; `weights/plan`
+says which slice of the model a rank holds.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+from slackwater.model.errors import ConfigError
+from slackwater.nets.config import NetConfig
+
+
+class _Enter(torch.autograd.Function):
+    """The same on every rank; each rank's gradient is a part of the whole one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        total = g.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class _Sum(torch.autograd.Function):
+    """The sum of every rank's part; its gradient is the same on every rank."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return g, None
+
+
+_enter: Any = _Enter.apply
+_sum: Any = _Sum.apply
+
+
+class TensorParallel:
+    """This rank among those that hold the slices of one model."""
+
+    def __init__(self, rank: int, size: int, group: Any) -> None:
+        self.rank, self.size, self.group = rank, size, group
+
+    def check(self, config: NetConfig) -> None:
+        """Refuse a model whose heads or hidden units these ranks cannot share evenly."""
+        for field, count in (
+            ("num_key_value_heads", config.num_kv_heads),
+            ("intermediate_size", config.ffn_size),
+        ):
+            if count % self.size:
+                raise ConfigError.of("layout tp", self.size, f"must divide {count} {field}")
+
+    def vocabulary(self, size: int) -> tuple[int, int]:
+        """This rank's tokens, from and to: the last rank may have fewer."""
+        each = -(-size // self.size)
+        return min(self.rank * each, size), min((self.rank + 1) * each, size)
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Before a product that is cut by rows."""
+        entered: Tensor = _enter(x, self.group)
+        return entered
+
+    def sum(self, x: Tensor) -> Tensor:
+        """After a product that is cut by columns."""
+        total: Tensor = _sum(x, self.group)
+        return total
+
+    def largest(self, x: Tensor) -> Tensor:
+        """The largest of every rank's numbers; no gradient."""
+        found = x.detach().clone()
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
+        return found
+
+    def embed(self, tokens: Tensor, weight: Tensor, vocab_size: int) -> Tensor:
+        """Rows of an embedding that is cut by vocabulary."""
+        first, stop = self.vocabulary(vocab_size)
+        here = (tokens >= first) & (tokens < stop)
+        rows = functional.embedding(torch.where(here, tokens - first, 0), weight)
+        return self.sum(rows * here[:, None])
