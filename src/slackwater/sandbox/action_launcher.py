@@ -36,6 +36,7 @@ from slackwater.sandbox.launch import (
     LaunchedProcess,
     ProcessExit,
     close_all_but,
+    fork_helper,
     have_own_network,
     make_pipes,
     readable,
@@ -63,16 +64,11 @@ class ActionLauncher:
     """The supervisor's end. With `own_network` its actions have a network with no way out."""
 
     def __init__(self, join_files: Sequence[str], *, own_network: bool) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket = ours
-        self.pid = os.fork()
-        if self.pid == 0:
-            ours.close()
-            _Life(theirs, join_files, own_network).live()
-        theirs.close()
-        ours.settimeout(_ANSWER_WITHIN_S)
+        self.pid, self._socket = fork_helper(
+            lambda theirs: _Life(theirs, join_files, own_network).live(), _ANSWER_WITHIN_S
+        )
         try:
-            joined = ours.recv(1) == b"+"
+            joined = self._socket.recv(1) == b"+"
         except OSError:
             joined = False
         if not joined:
@@ -114,7 +110,7 @@ class ActionLauncher:
             return ProcessExit.reaped(pid)
 
     def prepare(self) -> None:
-        """Between actions: what the next one needs anew is made, while nobody waits for it."""
+        """Prepare what the next action needs, between actions."""
         try:
             self._socket.sendall(_ORDER.pack(_PREPARE, 0))
         except OSError as error:
@@ -181,7 +177,7 @@ class _Life:
         sys.path.clear()  # in an environment's folder and mounts, nothing may be imported
 
     def _serve(self) -> bool:
-        """One order, or the end of what was started; whether there may be another."""
+        """Handle one order or exit; False when the supervisor is gone."""
         if self._running is not None:
             _, ended = self._running
             orders = self._ends.fileno()
@@ -201,7 +197,7 @@ class _Life:
         return True
 
     def _begin(self, body: bytes, descriptors: Sequence[int]) -> None:
-        """Start what is ordered, and say so with a descriptor of it, or why not."""
+        """Start what is ordered and answer with its descriptor, or with the reason of failure."""
         try:
             pid = self._start(_Order(*marshal.loads(body)), descriptors)
         except OSError as error:
@@ -283,7 +279,7 @@ class _Life:
             os.pwrite(self._oom_score, score.encode(), 0)
 
     def _end_everybody(self) -> None:
-        """Repeat until nobody is left: a process may fork while we look for it."""
+        """Repeat until the group is empty: a process may fork while we look for it."""
         deadline_s = time.monotonic() + _KILL_WITHIN_S
         while time.monotonic() < deadline_s:
             left = self._inside() - {os.getpid()}

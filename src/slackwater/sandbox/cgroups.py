@@ -122,7 +122,7 @@ class CgroupFence:
         self._keeper: ActionLauncher | None = None
 
     def own(self) -> set[int]:
-        """Processes inside that are no action's."""
+        """Processes inside that belong to no action."""
         return set() if self._keeper is None else {self._keeper.pid}
 
     def is_on(self, cores: frozenset[int]) -> bool:
@@ -135,7 +135,7 @@ class CgroupFence:
             self._turned[file] = value
 
     def rlimits(self, limits: Limits) -> Mapping[int, int]:
-        """A user of its own is counted by the kernel too."""
+        """The kernel also counts processes per user."""
         return {resource.RLIMIT_NPROC: limits.processes} if os.getuid() == 0 else {}
 
     def start(self, launch: Launch, limits: Limits) -> LaunchedProcess:
@@ -166,7 +166,7 @@ class CgroupFence:
         return sorted(found - self.own())
 
     def kill_all(self) -> None:
-        """Repeat until nobody is left: a process may fork while we look for it."""
+        """Repeat until the group is empty: a process may fork while we look for it."""
         inside = self._inside()
         deadline_s = time.monotonic() + _KILL_WITHIN_S
         while inside and time.monotonic() < deadline_s:
@@ -215,7 +215,7 @@ def _written(cores: frozenset[int]) -> str:
 
 
 def _remove(folder: Path) -> None:
-    """Those who were killed may not be quite gone."""
+    """Remove a group, waiting for killed processes to disappear."""
     deadline_s = time.monotonic() + _KILL_WITHIN_S
     while folder.exists() and time.monotonic() < deadline_s:
         try:
@@ -225,7 +225,7 @@ def _remove(folder: Path) -> None:
 
 
 class CgroupFences:
-    """All fences of one supervisor, under one group of its own; as many as actions ran at once."""
+    """All fences of one supervisor in one group; as many as concurrent actions."""
 
     pins_for_good = True
 
@@ -247,7 +247,7 @@ class CgroupFences:
                 _write(cpuset / name, (cpuset.parent / name).read_text().strip())
 
     def _sweep(self) -> None:
-        """End what a supervisor of this name left when it was killed."""
+        """Kill what a killed supervisor of this name left."""
         for folder in {child for at in self._at.values() for child in at.glob("*/")}:
             deadline_s = time.monotonic() + _KILL_WITHIN_S
             while time.monotonic() < deadline_s:
@@ -293,7 +293,7 @@ def _v1_folders(root: Path, name: str) -> dict[str, Path]:
 
 
 def _v2_parents(root: Path) -> list[Path]:
-    """Groups under which ours may be made: the one that we are in, and the top."""
+    """Candidate parents of our group: our own group, and the top."""
     with contextlib.suppress(OSError, StopIteration):
         own = next(
             line[3:] for line in Path("/proc/self/cgroup").read_text().split() if line[:3] == "0::"
@@ -330,7 +330,7 @@ def choose_fences(name: str, root: Path = ROOT) -> tuple[Fences, str]:
 
 
 def _tried(knobs: CgroupLayout, folders: Mapping[str, Path], why: list[str]) -> CgroupFences | None:
-    """Make a fence and take it down again: the one way to know."""
+    """Try it by making a fence and removing it."""
     try:
         fences = CgroupFences(knobs, folders)
         cores = frozenset(os.sched_getaffinity(0))

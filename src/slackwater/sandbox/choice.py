@@ -56,14 +56,14 @@ def choose(
     users = users_here()
     has_namespaces = users is not None and can_have_namespaces()
     endpoints = tuple(Endpoint.parse("--sandbox-allow", text) for text in allowed)
-    networks = Networks(endpoints, as_root=has_namespaces) if endpoints else None
+    networks = Networks(endpoints, as_root=has_namespaces)
     if backend == "docker":
         chosen, backend_said = _docker(image, root, networks, has_namespaces=has_namespaces)
     elif backend == "gvisor":
         chosen, backend_said = _gvisor(root)
     else:
         chosen, backend_said = _backend(backend, users, networks, has_namespaces=has_namespaces)
-    if networks is not None and "network" not in chosen.guarantees:
+    if allowed and "network" not in chosen.guarantees:
         fix = "cannot be kept by plain processes without root: install bubblewrap, or leave it out"
         raise ConfigError.of("--sandbox-allow", " ".join(allowed), fix)
     fences, fences_said = choose_fences(name)
@@ -105,7 +105,7 @@ def _gvisor(root: Path) -> tuple[Backend, str]:
 
 
 def _docker(
-    image: str, root: Path, networks: Networks | None, *, has_namespaces: bool
+    image: str, root: Path, networks: Networks, *, has_namespaces: bool
 ) -> tuple[Backend, str]:
     refused = "--sandbox-backend: 'docker' cannot be used"
     if not has_namespaces:
@@ -117,7 +117,7 @@ def _docker(
 
 
 def _backend(
-    name: BackendName, users: Users | None, networks: Networks | None, *, has_namespaces: bool
+    name: BackendName, users: Users | None, networks: Networks, *, has_namespaces: bool
 ) -> tuple[Backend, str]:
     plain = PlainBackend(users is not None, has_namespaces, networks=networks)
     if name == "process":

@@ -32,13 +32,13 @@ class _Request(NamedTuple):
 
 
 class EgressProxy:
-    """Serves connections, each on a thread of its own."""
+    """Serves each connection in its own thread."""
 
     def __init__(self, allowed: Iterable[Endpoint]) -> None:
         self._allowed = frozenset(allowed)
 
     def serve(self, listener: socket.socket) -> None:
-        """Take connections until the listener is closed, so many at once."""
+        """Accept connections, up to a limit at once, until the listener is closed."""
         room = threading.BoundedSemaphore(CONNECTIONS_MOST)
         while True:
             room.acquire()
@@ -82,7 +82,7 @@ class EgressProxy:
 
 
 def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
-    """The head of a request, and what came behind it."""
+    """The head of a request and the bytes after it."""
     came = b""
     while b"\r\n\r\n" not in came:
         if len(came) > _HEAD_MOST:
@@ -148,7 +148,7 @@ def _may_lead_to(host: str, address: str) -> bool:
 
 
 def _relay(client: socket.socket, server: socket.socket) -> None:
-    """Both ways, until both have said all or nobody says anything."""
+    """Relay both ways until both are closed or idle."""
     other = {client: server, server: client}
     for end in other:
         end.settimeout(_IDLE_MOST_S)

@@ -23,7 +23,7 @@ class DiskUse:
     last_limit: int = 1 << 30
 
     def record(self, outcome: TaskOutcome) -> None:
-        """Take what a measurement came to; one that failed for want of something is made again."""
+        """Record a measurement; transient failures are repeated."""
         self.measuring = False
         if outcome.error is None:
             self.measured, self.fault = int(outcome.value), ""
@@ -68,5 +68,5 @@ class Environment:
 
     @property
     def own(self) -> tuple[Path, ...]:
-        """The folders whose size is the environment's own."""
+        """The folders that count as the environment's size."""
         return (self.root / "upper" if self.mounted else self.view, self.tmp)

@@ -36,7 +36,7 @@ Note = Mapping[str, str | int]
 
 
 class Environments:
-    """`report` hears what becomes of them; `changed` that one is open or has failed."""
+    """`report` gets outcomes; `changed` is called when one opens or fails."""
 
     def __init__(
         self,
@@ -258,7 +258,7 @@ class Environments:
             self._users.give_back(environment.user)
 
     def let_go(self, environment: Environment) -> None:
-        """Release what is held for an environment; its files stay."""
+        """Release an environment's resources; its files stay."""
         try:
             self._backend.closed(environment)
         except Exception:

@@ -19,7 +19,7 @@ class Fence(Protocol):
     """Round one action."""
 
     def rlimits(self, limits: Limits) -> Mapping[int, int]:
-        """What its processes must be limited to besides."""
+        """Additional rlimits of its processes."""
         ...
 
     def start(self, launch: Launch, limits: Limits) -> LaunchedProcess:
@@ -27,11 +27,11 @@ class Fence(Protocol):
         ...
 
     def kill_all(self) -> None:
-        """End everybody inside."""
+        """Kill all processes inside."""
         ...
 
     def cpu_s(self) -> float:
-        """Processor time used inside so far, where it is counted."""
+        """CPU time used inside so far, if counted."""
         ...
 
     def memory_kills(self) -> int:
@@ -50,11 +50,11 @@ class Fences(Protocol):
         ...
 
     def give_back(self, fence: Fence) -> None:
-        """Nobody is inside any more."""
+        """Return an empty fence."""
         ...
 
     def others(self) -> set[int]:
-        """Children of this process that are no actions."""
+        """Children of this process that are not actions."""
         ...
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class PinnedFence:
         )
 
     def _kill_strays(self) -> None:
-        """Orphans come to this process if somebody killed the reaper above them."""
+        """Kill orphans that came to this process because their reaper was killed."""
         known = process_tree.helpers | {
             fence._child.pid for fence in (*self._live, self) if fence._child is not None
         }

@@ -1,4 +1,4 @@
-"""What a file worker does: each task is one environment's, and may be killed at any point."""
+"""The tasks of file workers; each may be killed at any point."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence

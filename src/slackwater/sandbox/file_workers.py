@@ -22,7 +22,7 @@ from typing import Any, NoReturn, Protocol
 from slackwater.model.errors import UnavailableError
 from slackwater.sandbox import linux, process_tree
 from slackwater.sandbox.file_tasks import TASKS, Arguments
-from slackwater.sandbox.launch import close_all_but, whole
+from slackwater.sandbox.launch import close_all_but, fork_helper, whole
 from slackwater.sandbox.trees import TooDeepError
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class FileTask:
 
 
 class Watcher(Protocol):
-    """Whoever waits for descriptors, and calls back when one can be read."""
+    """An event loop that calls back when a descriptor is readable."""
 
     def watch_reads(self, descriptor: int, came: Callable[[], None]) -> None: ...
 
@@ -89,7 +89,7 @@ class FileWorkers:
         return task
 
     def cancel(self, task: FileTask) -> None:
-        """Nobody wants it any more; what it has begun stays half done."""
+        """Cancel a task; partial work stays."""
         self._unsent = [each for each in self._unsent if each[0] is not task]
         with contextlib.suppress(ValueError):
             self._waiting.remove(task)
@@ -111,7 +111,7 @@ class FileWorkers:
         return not self._waiting and all(worker.task is None for worker in self._workers)
 
     def check_deadlines(self) -> None:
-        """Kill whoever takes too long."""
+        """Kill workers past their deadlines."""
         unsent, self._unsent = self._unsent, []
         for task, outcome in unsent:
             self._tell(task, outcome)
@@ -184,18 +184,7 @@ class FileWorkers:
             logger.exception("the outcome of a file task was not taken kind=%s", task.kind)
 
     def _fork(self) -> _Worker:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            pid = os.fork()
-        except OSError:
-            ours.close()
-            theirs.close()
-            raise
-        if pid == 0:
-            ours.close()
-            _live(theirs)
-        theirs.close()
-        ours.settimeout(_SEND_WITHIN_S)
+        pid, ours = fork_helper(_live, _SEND_WITHIN_S)
         process_tree.helpers.add(pid)
         worker = _Worker(pid, ours)
         self._workers.append(worker)

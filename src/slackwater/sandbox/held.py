@@ -35,7 +35,7 @@ def _opened(pid: int, kinds: Sequence[int]) -> dict[int, int]:
 
 
 def _heard(descriptor: int) -> bytes:
-    """The next that comes; empty at its end, or if nothing comes in time."""
+    """The next bytes; empty at EOF or on a timeout."""
     if not select.select([descriptor], [], [], _READY_WITHIN_S)[0]:
         return b""
     return os.read(descriptor, 4096)

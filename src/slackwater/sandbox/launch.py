@@ -27,6 +27,15 @@ from slackwater.sandbox.system_calls import filter_program
 _MOST = 16
 _BEYOND_FIXED = 64  # below this, descriptors of a program that is started have fixed numbers
 _BYTES = array.array("i").itemsize
+_SECOND = struct.Struct("<7si")
+_SECOND_MARK = b"second\0"
+_SAID_WITHIN_S = 20.0
+_ANY_DESCRIPTOR = 1 << 30
+FIRST_INPUT = 3  # after input, output and errors
+# All that a launcher outside a sandbox is told: with an action's own variables and folder it would
+# load libraries of the action's.
+LAUNCHER_VARIABLES = {"PATH": "/usr/bin:/bin"}
+LAUNCHER_FOLDER = Path("/")
 
 
 def received(ends: socket.socket, length: int) -> tuple[bytes, list[int]]:
@@ -41,7 +50,7 @@ def received(ends: socket.socket, length: int) -> tuple[bytes, list[int]]:
 
 
 def whole(ends: socket.socket, length: int) -> bytes:
-    """So many bytes; UnavailableError if the other process has gone before."""
+    """Receive exactly `length` bytes; UnavailableError if the peer exits before."""
     body = bytearray(length)
     left = memoryview(body)
     while left:
@@ -69,18 +78,6 @@ def readable(content: bytes) -> int:
     return moved_up(made)
 
 
-_SECOND = struct.Struct("<7si")
-_SECOND_MARK = b"second\0"
-_SAID_WITHIN_S = 20.0
-_ANY_DESCRIPTOR = 1 << 30
-FIRST_INPUT = 3  # after input, output and errors
-
-# All that a launcher outside a sandbox is told: with an action's own variables and folder it would
-# load libraries of the action's.
-LAUNCHER_VARIABLES = {"PATH": "/usr/bin:/bin"}
-LAUNCHER_FOLDER = Path("/")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """What to run and how to confine it.
@@ -104,7 +101,7 @@ class Launch:
 
 
 class ProcessExit(NamedTuple):
-    """How a process ended, and what it used."""
+    """How a process ended, and its usage."""
 
     status: int
     user_s: float
@@ -139,18 +136,18 @@ class LaunchedProcess:
         return self.reaped(self.pid)
 
     def kill(self) -> None:
-        """SIGKILL, if it is still there; whoever has its number by then is left alone."""
+        """SIGKILL by pidfd, so that a reused pid is safe."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def close_stdin(self) -> None:
-        """Its input is over. Once only: the number may be somebody else's by then."""
+        """Close its input, once only: the number may be reused."""
         if self.stdin >= 0:
             os.close(self.stdin)
             self.stdin = -1
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close its descriptors."""
         self.close_stdin()
         for descriptor in (self.pidfd, self.stdout, self.stderr):
             os.close(descriptor)
@@ -158,7 +155,7 @@ class LaunchedProcess:
 
 @dataclass(frozen=True, slots=True)
 class ChildPipes:
-    """What the child has of the pipes."""
+    """The child's ends of the pipes."""
 
     stdin: int
     stdout: int
@@ -169,17 +166,8 @@ class ChildPipes:
             os.close(descriptor)
 
 
-@dataclass(frozen=True, slots=True)
-class ParentPipes:
-    """What the starter has of the pipes; none of them blocks."""
-
-    stdin: int
-    stdout: int
-    stderr: int
-
-    def close(self) -> None:
-        for descriptor in (self.stdin, self.stdout, self.stderr):
-            os.close(descriptor)
+class ParentPipes(ChildPipes):
+    """The starter's ends of the pipes; none of them blocks."""
 
     def child(
         self, pid: int, reaped: Callable[[int], ProcessExit], began_s: float, pidfd: int
@@ -283,8 +271,27 @@ def become(launch: Launch, ends: ChildPipes, said: int) -> NoReturn:
         os._exit(127)
 
 
+def fork_helper(
+    live: Callable[[socket.socket], NoReturn], within_s: float
+) -> tuple[int, socket.socket]:
+    """Fork a process that runs `live`; its pid and our end of the socket pair between us."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        pid = os.fork()
+    except OSError:
+        ours.close()
+        theirs.close()
+        raise
+    if pid == 0:
+        ours.close()
+        live(theirs)
+    theirs.close()
+    ours.settimeout(within_s)
+    return pid, ours
+
+
 def close_all_but(descriptor: int, first: int = FIRST_INPUT) -> None:
-    """Whatever else this process has from before it was made, besides what is below `first`."""
+    """Close all inherited descriptors from `first` on, except this one."""
     os.closerange(first, descriptor)
     os.closerange(descriptor + 1, _ANY_DESCRIPTOR)
 

@@ -1,5 +1,6 @@
-"""What one action, and one copy of an environment, may use at most."""
+"""Limits of an action and of a copy of an environment."""
 
+import resource
 from dataclasses import dataclass
 
 from slackwater.model.errors import ConfigError
@@ -22,6 +23,10 @@ class Limits:
     processes: int = 256
     disk_bytes: int = 1 << 30
     network: bool = False
+
+    def rlimits(self) -> dict[int, int]:
+        """What the kernel enforces for each process of the action."""
+        return {resource.RLIMIT_FSIZE: self.disk_bytes, resource.RLIMIT_CORE: 0}
 
     def __post_init__(self) -> None:
         for name in ("wall_s", "output_bytes", "memory_bytes", "processes", "disk_bytes"):

@@ -53,12 +53,12 @@ def _checked(result: int, what: str) -> None:
 
 
 def unshare(flags: int) -> None:
-    """Give this process namespaces of its own."""
+    """Move this process into new namespaces."""
     _checked(_libc.unshare(flags), "unshare")
 
 
 def enter(descriptor: int, kind: int) -> None:
-    """Join the namespace that a descriptor of /proc/*/ns/* stands for."""
+    """Join the namespace of a /proc/*/ns/* descriptor."""
     _checked(_libc.setns(descriptor, kind), "setns")
 
 
@@ -80,7 +80,7 @@ def die_with_parent(number: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent has ended."""
+    """Become a subreaper: adopt orphaned descendants."""
     _checked(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1), "prctl")
 
 
@@ -103,7 +103,7 @@ class _FilterProgram(ctypes.Structure):
 
 
 def filter_calls(program: bytes) -> None:
-    """From now on this thread, and what it starts, makes only the system calls that it allows."""
+    """Install a seccomp filter for this thread and its children."""
     told = _FilterProgram(len(program) // 8, program)
     mode = _SECCOMP_MODE_FILTER
     _checked(_libc.prctl(_PR_SET_SECCOMP, mode, ctypes.byref(told), 0, 0), "prctl")
@@ -152,7 +152,7 @@ def _schedule(pid: int, policy: int, niceness: int, slice_ns: int, flags: int = 
 
 
 def fork_sibling() -> int:
-    """Fork a process whose parent is this one's parent; this process must have one thread."""
+    """Fork a sibling: its parent is our parent. Hazard: requires a single thread."""
     arguments = (ctypes.c_uint64 * 8)(CLONE_PARENT)
     pid: int = _libc_with_lock.syscall(
         _SYS_CLONE3, ctypes.byref(arguments), ctypes.sizeof(arguments)

@@ -16,13 +16,17 @@ from typing import NoReturn
 
 from slackwater.model.errors import UnavailableError
 from slackwater.sandbox import linux, process_tree
-from slackwater.sandbox.launch import close_all_but, received, whole
+from slackwater.sandbox.launch import close_all_but, fork_helper, received, whole
 
 SHARED_TMP = ("/tmp", "/var/tmp", "/dev/shm")
 # What is written to a cover stays in memory, on the account of some action, for as long as the
 # environment lives.
 COVER_BYTES = 65536
 _COVER = f"size={COVER_BYTES}"
+_ORDER = struct.Struct("<cii")  # what, of which number, length of the rest
+_ANSWER = struct.Struct("<ii")  # of which number, length of why not
+_MAKE, _FORGET = b"m", b"f"
+_ANSWER_WITHIN_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +108,6 @@ def barrier_of(folder: Path) -> Path | None:
     return None
 
 
-_ORDER = struct.Struct("<cii")  # what, of which number, length of the rest
-_ANSWER = struct.Struct("<ii")  # of which number, length of why not
-_MAKE, _FORGET = b"m", b"f"
-_ANSWER_WITHIN_S = 20.0
-
-
 class MountMaker:
     """The supervisor's end; the process starts on first use, and again if it was killed."""
 
@@ -148,7 +146,7 @@ class MountMaker:
         raise UnavailableError(f"no mounts can be made: {why}")
 
     def forget(self, number: int) -> None:
-        """Nobody needs them any more; who has a descriptor of them closes it first."""
+        """Drop mounts; holders of a descriptor close it first."""
         self._asked.discard(number)
         self._failed.pop(number, None)
         if number in self._made:
@@ -158,7 +156,7 @@ class MountMaker:
                 self._socket.sendall(_ORDER.pack(_FORGET, number, 0))
 
     def close(self) -> None:
-        """End the process; mounts live on as long as somebody has them open."""
+        """End the process; mounts live while open elsewhere."""
         self._asked.clear()
         if self._socket is None:
             return
@@ -171,19 +169,12 @@ class MountMaker:
 
     def _running(self) -> socket.socket:
         if self._socket is None:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-            pid = os.fork()
-            if pid == 0:
-                ours.close()
-                _live(theirs)
-            theirs.close()
-            ours.settimeout(_ANSWER_WITHIN_S)
-            self._socket, self._pid = ours, pid
-            process_tree.helpers.add(pid)
+            self._pid, self._socket = fork_helper(_live, _ANSWER_WITHIN_S)
+            process_tree.helpers.add(self._pid)
         return self._socket
 
     def _hear(self) -> None:
-        """The next answer, whoever it is for."""
+        """Process the next answer."""
         ends = self._running()
         try:
             head, descriptors = received(ends, _ANSWER.size)

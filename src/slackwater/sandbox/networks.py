@@ -20,7 +20,7 @@ from slackwater.model.endpoint import Endpoint
 from slackwater.model.errors import RefusedError, UnavailableError
 from slackwater.sandbox import linux, process_tree
 from slackwater.sandbox.egress_proxy import EgressProxy
-from slackwater.sandbox.launch import close_all_but, received
+from slackwater.sandbox.launch import close_all_but, fork_helper, received
 from slackwater.sandbox.system_calls import filter_program
 
 PROXY_PORT = 3128
@@ -31,7 +31,7 @@ _SERVE, _FORGET = b"s", b"f"
 
 
 def proxy_variables() -> dict[str, str]:
-    """What tells programs of the proxy; in both cases, since they differ in what they read."""
+    """Proxy variables in both cases, since programs differ in which they read."""
     url = f"http://127.0.0.1:{PROXY_PORT}"
     near = "localhost,127.0.0.1"
     told = {"http_proxy": url, "https_proxy": url, "no_proxy": near}
@@ -52,14 +52,20 @@ class _Network:
 class Networks:
     """A supervisor's networks, made on first use; `as_root`, or each in its own user namespace."""
 
-    def __init__(self, allowed: tuple[Endpoint, ...], *, as_root: bool) -> None:
-        self._as_root = as_root
+    def __init__(self, allowed: tuple[Endpoint, ...] = (), *, as_root: bool = False) -> None:
+        self._allowed, self._as_root = allowed, as_root
         self._proxy = _ProxyProcess(allowed)
         self._made: dict[str, _Network] = {}
         self._count = 0
 
     def of(self, environment: str) -> Mapping[int, int]:
-        """The namespaces to enter, by kind; their proxy listens."""
+        """The namespaces to enter, by kind; RefusedError if the operator allows no address."""
+        if not self._allowed:
+            raise RefusedError(
+                "limits.network: True is not granted here: the operator names the addresses that "
+                "actions may reach with --sandbox-allow HOST:PORT (sandbox_allow in the "
+                "configuration)"
+            )
         self._proxy.ensure(self._made.values())
         if environment not in self._made:
             self._count += 1
@@ -80,25 +86,10 @@ class Networks:
         self._proxy.close()
 
 
-def granted(networks: Networks | None, environment: str) -> Mapping[int, int]:
-    """The network of an environment; RefusedError says which setting there is none without."""
-    if networks is None:
-        raise RefusedError(
-            "limits.network: True is not granted here: the operator names the addresses that "
-            "actions may reach with --sandbox-allow HOST:PORT (sandbox_allow in the configuration)"
-        )
-    return networks.of(environment)
-
-
 def _make(number: int, *, as_root: bool) -> _Network:
-    """By a process that goes at once: whoever makes a network is in it from then on."""
+    """Make a network in a short-lived process, since its maker is inside it."""
     kinds = (linux.CLONE_NEWNET,) if as_root else (linux.CLONE_NEWUSER, linux.CLONE_NEWNET)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    pid = os.fork()
-    if pid == 0:
-        _make_here(theirs, kinds)
-    theirs.close()
-    ours.settimeout(_WITHIN_S)
+    pid, ours = fork_helper(lambda theirs: _make_here(theirs, kinds), _WITHIN_S)
     try:
         said, descriptors = received(ours, 4096)
     except OSError as error:
@@ -133,7 +124,7 @@ def _make_here(theirs: socket.socket, kinds: tuple[int, ...]) -> NoReturn:
 
 
 class _ProxyProcess:
-    """The supervisor's end of it. It is started when it is first needed, and if it has gone."""
+    """The supervisor's end; starts the process on first use or after its death."""
 
     def __init__(self, allowed: tuple[Endpoint, ...]) -> None:
         self._allowed = allowed
@@ -145,14 +136,11 @@ class _ProxyProcess:
         if self._socket is not None and not select.select([self._pidfd], [], [], 0)[0]:
             return
         self.close()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        pid = os.fork()
-        if pid == 0:
-            _live(theirs, self._allowed)
-        theirs.close()
-        ours.settimeout(_WITHIN_S)
-        self._socket, self._pid, self._pidfd = ours, pid, os.pidfd_open(pid)
-        process_tree.helpers.add(pid)
+        self._pid, self._socket = fork_helper(
+            lambda theirs: _live(theirs, self._allowed), _WITHIN_S
+        )
+        self._pidfd = os.pidfd_open(self._pid)
+        process_tree.helpers.add(self._pid)
         for network in networks:
             self.serve(network)
 

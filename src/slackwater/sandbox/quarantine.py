@@ -34,7 +34,7 @@ class QuarantineRecord:
 
 
 class Quarantine:
-    """`folder` is on the file system of whatever is moved here, and closed to everybody else."""
+    """`folder` is on the same file system as what moves here, and private."""
 
     def __init__(self, folder: Path, workers: FileWorkers, *, delete_within_s: float) -> None:
         self._folder = folder
@@ -47,11 +47,11 @@ class Quarantine:
 
     @property
     def count(self) -> int:
-        """How many folders are here because something was wrong with them."""
+        """The number of folders that had a problem."""
         return len(self._failures)
 
     def resume(self) -> None:
-        """Go on with what an earlier supervisor left here."""
+        """Continue with what an earlier supervisor left."""
         names = set(os.listdir(self._folder))  # noqa: PTH208
         for name in sorted(names):
             if name.endswith(_REASON):
@@ -81,7 +81,7 @@ class Quarantine:
         return min(self._again_s.values(), default=None)
 
     def retry(self) -> None:
-        """Try again what is due."""
+        """Retry what is due."""
         now_s = time.monotonic()
         for name in [each for each, at_s in self._again_s.items() if at_s <= now_s]:
             del self._again_s[name]

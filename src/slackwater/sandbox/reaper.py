@@ -71,7 +71,7 @@ def start_below_reaper(launch: Launch) -> LaunchedProcess:
 
 
 def end_below(reaper: int) -> None:
-    """SIGKILL for everybody below, until nobody is left: one may fork while it is looked for."""
+    """SIGKILL everything below until nothing is left: a process may fork meanwhile."""
     deadline_s = time.monotonic() + _KILL_WITHIN_S
     while time.monotonic() < deadline_s:
         below = [pid for pid in process_tree.below(reaper) if pid != reaper]

@@ -19,7 +19,7 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What it took: `launch_s` to confine and start it, `run_s` until its first process ended."""
+    """Usage: `launch_s` to confine and start, `run_s` until the first process ended."""
 
     launch_s: float = 0.0
     run_s: float = 0.0
@@ -35,7 +35,7 @@ class ActionBegan:
 
 @dataclass(frozen=True, slots=True)
 class OutputPrinted:
-    """A piece of what it wrote."""
+    """A piece of output."""
 
     action: str
     stream: Literal["stdout", "stderr"]
@@ -44,7 +44,7 @@ class OutputPrinted:
 
 @dataclass(frozen=True, slots=True)
 class ActionEnded:
-    """Its processes are gone. `status` is its exit status, or minus the signal that ended it."""
+    """Its processes are gone; `status` is the exit status, or minus the signal."""
 
     action: str
     end: End
@@ -62,7 +62,7 @@ class EnvironmentFurnished:
 
 @dataclass(frozen=True, slots=True)
 class FurnishingFailed:
-    """It could not be made, and is gone."""
+    """It could not be created."""
 
     environment: str
     reason: str

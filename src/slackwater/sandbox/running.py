@@ -1,4 +1,4 @@
-"""One action under way: its process, its pipes, and what it has used so far."""
+"""One running action: its process, pipes and usage."""
 
 import os
 import time
@@ -68,7 +68,7 @@ class RunningAction:
         return self._printed_bytes > self.order.limits.output_bytes
 
     def over(self) -> ActionEnded:
-        """Reap the process; what it came to."""
+        """Reap the process and build the report."""
         ended_s = time.monotonic()
         found = self.child.reap()
         code = os.waitstatus_to_exitcode(found.status)

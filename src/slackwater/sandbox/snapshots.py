@@ -27,7 +27,7 @@ class Snapshots:
         return sorted(entry.name for entry in self._folder.iterdir() if entry.name[0] != ".")
 
     def left_partial(self) -> list[Path]:
-        """Copies that somebody began and did not end."""
+        """Unfinished copies."""
         return [entry for entry in self._folder.iterdir() if entry.name[0] == "."]
 
     def partial(self, name: str) -> Path:

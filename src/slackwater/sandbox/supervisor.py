@@ -43,7 +43,7 @@ _READY_WITHIN_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class SandboxMeans:
-    """What a supervisor works with, as it was chosen for this machine."""
+    """The backend, fences, snapshots and users chosen for this machine."""
 
     backend: Backend
     fences: Fences
@@ -99,7 +99,7 @@ class SandboxSupervisor:
 
     @property
     def quarantined(self) -> int:
-        """How many folders could not be deleted so far, or had something wrong with them."""
+        """The number of folders that could not be deleted or had problems."""
         return self._quarantine.count
 
     def open(
@@ -174,7 +174,7 @@ class SandboxSupervisor:
         self._admit(environment, waiting)
 
     def _admit(self, environment: Environment, waiting: WaitingOrder) -> None:
-        """Launch an order, as soon as nothing stands in its way."""
+        """Launch an order once nothing blocks it."""
         order = waiting.order
         if environment.furnishing is not None:
             self._waiting[order.action] = waiting
@@ -252,7 +252,7 @@ class SandboxSupervisor:
         self._selector.register(descriptor, selectors.EVENT_READ, None)
 
     def watch_reads(self, descriptor: int, came: Callable[[], None]) -> None:
-        """Have `came` called when something can be read."""
+        """Call `came` when the descriptor is readable."""
         self._selector.register(descriptor, selectors.EVENT_READ, came)
 
     def unwatch(self, descriptor: int) -> None:
@@ -270,7 +270,7 @@ class SandboxSupervisor:
         return reports
 
     def _turn(self, patience_s: float | None) -> None:
-        """Hear of whoever has something to say."""
+        """Handle ready descriptors, deadlines and retries."""
         for key, _ in self._selector.select(patience_s):
             if key.data is not None:
                 key.data()
@@ -278,7 +278,7 @@ class SandboxSupervisor:
         self._quarantine.retry()
 
     def _wait_until(self, is_so: Callable[[], bool], within_s: float) -> None:
-        """Let file workers go on, for a while."""
+        """Run file workers until a condition holds, for a while."""
         deadline_s = time.monotonic() + within_s
         while not is_so() and (left_s := deadline_s - time.monotonic()) > 0:
             self._turn(min(left_s, 0.1))
@@ -364,7 +364,7 @@ class SandboxSupervisor:
         self._take(running, "stderr")
 
     def _take(self, running: RunningAction, stream: Literal["stdout", "stderr"]) -> bool:
-        """Pass on what was printed; whether there may be more."""
+        """Report output; whether more may follow."""
         data = running.read(stream)
         if data is None:
             return False
@@ -385,9 +385,8 @@ class SandboxSupervisor:
         running.fence.kill_all()
 
     def _finish(self, running: RunningAction) -> None:
-        """Its first process is gone: end the others, read what is in the pipes, report."""
+        """Its first process ended: kill the others, drain the pipes, report."""
         running.fence.kill_all()
-        self._means.backend.ended(running.environment)
         for stream in ("stdout", "stderr"):
             for _ in range(_DRAIN_READS):
                 if not self._take(running, stream):
@@ -403,7 +402,7 @@ class SandboxSupervisor:
         self._leaving.append(running.fence)
 
     def _tidy(self) -> None:
-        """What nobody waits for, after a report: the fence is made ready for the next action."""
+        """Prepare fences of ended actions for the next ones."""
         leaving, self._leaving = self._leaving, []
         for fence in leaving:
             try:
@@ -414,7 +413,7 @@ class SandboxSupervisor:
             self._reap_orphans()
 
     def _reap_orphans(self) -> None:
-        """Whoever was left without a parent, and has ended; most often there is nobody."""
+        """Reap orphans that have ended."""
         try:
             if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 return
@@ -447,7 +446,7 @@ class SandboxSupervisor:
 
     # ---- disks ----
     def _measure(self, environment: Environment) -> None:
-        """Have an environment's size taken, if nobody does so already."""
+        """Start a measurement of an environment's size, unless one is running."""
         if environment.disk.measuring:
             return
         inside = [each for each in self._running.values() if each.environment is environment]

@@ -83,7 +83,7 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One architecture: its mark in the kernel, its column, calls whose arguments matter."""
+    """One architecture: its audit number, table column, and calls with checked arguments."""
 
     mark: int
     column: int
@@ -132,7 +132,7 @@ def filter_program(machine: str | None = None, *, enters: bool = False) -> bytes
 
 
 def _refuse_bits(number: int, bits: int) -> list[bytes]:
-    """A call whose first argument has any of these."""
+    """Refuse a call whose first argument has any of these bits."""
     return [
         _jump(_EQUAL, number, 0, 4),
         _load(_ARGUMENTS),
@@ -147,7 +147,7 @@ def _load(offset: int) -> bytes:
 
 
 def _jump(test: int, value: int, over_if: int, over_else: int) -> bytes:
-    """How many of the next instructions to pass over."""
+    """A conditional jump over the next instructions."""
     return struct.pack("=HBBI", test, over_if, over_else, value)
 
 

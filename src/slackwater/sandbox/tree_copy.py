@@ -16,7 +16,7 @@ _NO_COPY_RANGE = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, err
 
 @dataclass(slots=True)
 class CopyBudget:
-    """What a copy has used of its limits."""
+    """A copy's usage against its limits."""
 
     limits: CopyLimits
     names: int = 0
@@ -79,7 +79,7 @@ class TreeCopier:
         return budget.disk_bytes
 
     def _finish_folder(self, pair: _Pair) -> None:
-        """Permissions come last: a folder may be closed to those who write to it."""
+        """Set permissions last: a folder may be closed to its writers."""
         os.fchmod(pair.target, pair.mode & 0o777 | (0o777 if self.for_all else 0o700))
         if self.user is not None:
             os.chown(pair.target, self.user, self.user)
@@ -89,7 +89,7 @@ class TreeCopier:
     def _copy_entry(
         self, pair: _Pair, entry: "os.DirEntry[str]", budget: CopyBudget
     ) -> _Pair | None:
-        """One name; for a folder, the pair to go on with."""
+        """Copy one name; returns the pair of a folder to descend into."""
         name, into = entry.name, pair.target
         try:
             found = entry.stat(follow_symlinks=False)

@@ -18,6 +18,11 @@ from slackwater.model.errors import RefusedError
 DEPTH_MOST = 512  # of what is walked; deleting has no bound
 NAME_BYTES = 4096  # what a name is charged at least, so that empty files are not free
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MAPPED = re.compile(
+    r"(?P<begin>\w+)-(?P<end>\w+) \S+ \w+ (?P<major>\w+):(?P<minor>\w+) (?P<number>\d+)"
+    r" +(?P<path>/.*) \(deleted\)$"
+)
+_IN_MEMORY = ("/memfd:", "/dev/zero", "/SYSV", "/dev/shm/", "/anon_hugepage")
 
 
 class TooDeepError(RefusedError):
@@ -25,7 +30,7 @@ class TooDeepError(RefusedError):
 
 
 def open_folder(name: str, *, dir_fd: int | None = None) -> int:
-    """A folder that is no link; the caller closes it."""
+    """Open a folder without following links; the caller closes it."""
     return os.open(name, _FOLDER, dir_fd=dir_fd)
 
 
@@ -64,7 +69,7 @@ def walk(top: int) -> "Iterator[tuple[int, os.DirEntry[str]]]":
 
 
 def delete_tree(parent: int, name: str) -> None:
-    """Remove a folder; subfolders move to the top before they are emptied, so depth is no issue."""
+    """Remove a folder; subfolders move to the top before they are emptied, so depth is harmless."""
     try:
         top = open_folder(name, dir_fd=parent)
     except NotADirectoryError:
@@ -91,7 +96,7 @@ def delete_tree(parent: int, name: str) -> None:
 
 
 def _unlink_files(folder: int) -> list[str]:
-    """Remove what is no folder; the names of the folders."""
+    """Remove everything but folders; returns their names."""
     folders = []
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -108,7 +113,7 @@ def _open_writable(name: str, parent: int) -> int:
 
 
 def _make_writable(name: str, parent: int) -> None:
-    """Its owner may have closed it; whoever is not root must open it again to empty or move it."""
+    """Make a folder writable for its owner, to empty or move it; root needs nothing."""
     mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
     if os.geteuid() == 0 or mode & 0o700 == 0o700:
         return
@@ -145,20 +150,8 @@ def tree_bytes(top: int, enough: int) -> int:
     return total
 
 
-_MAPPED = re.compile(
-    r"(?P<begin>\w+)-(?P<end>\w+) \S+ \w+ (?P<major>\w+):(?P<minor>\w+) (?P<number>\d+)"
-    r" +(?P<path>/.*) \(deleted\)$"
-)
-_IN_MEMORY = ("/memfd:", "/dev/zero", "/SYSV", "/dev/shm/", "/anon_hugepage")
-
-
 def disk_bytes(
-    folders: Sequence[str],
-    *,
-    view: str,
-    user: int | None,
-    first: Sequence[int],
-    enough: int,
+    folders: Sequence[str], *, view: str, user: int | None, first: Sequence[int], enough: int
 ) -> int:
     """Bytes on disk of `folders`; stops counting past `enough`.
 

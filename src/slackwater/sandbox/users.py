@@ -40,7 +40,7 @@ class Users:
         self._end_left()
 
     def _end_left(self) -> None:
-        """End what a killed supervisor has left: whoever has the lock has all of the block."""
+        """Kill what a killed supervisor left: the lock's holder owns the whole block."""
         block = range(self._first, self._first + BLOCK)
         deadline_s = time.monotonic() + _END_WITHIN_S
         while left := [pid for pid in process_tree.owned_by(block) if process_tree.is_alive(pid)]:

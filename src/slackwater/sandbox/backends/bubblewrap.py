@@ -5,7 +5,6 @@ The machine's programs and libraries are readable under their own paths; the env
 """
 
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -13,17 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from slackwater.sandbox.backends.port import Guarantee, Order, variables
+from slackwater.sandbox.backends.port import ALL_GUARANTEES, Order, variables
 from slackwater.sandbox.environment import Environment
 from slackwater.sandbox.held import HeldSandbox
-from slackwater.sandbox.launch import (
-    FIRST_INPUT,
-    LAUNCHER_FOLDER,
-    LAUNCHER_VARIABLES,
-    Launch,
-)
+from slackwater.sandbox.launch import FIRST_INPUT, LAUNCHER_FOLDER, LAUNCHER_VARIABLES, Launch
 from slackwater.sandbox.mounts import COVER_BYTES, SHARED_TMP, has_any, tmp_beside
-from slackwater.sandbox.networks import Networks, granted
+from slackwater.sandbox.networks import Networks
 from slackwater.sandbox.system_calls import filter_program
 
 HOME = "/sandbox"
@@ -41,9 +35,6 @@ ETC = (
     "group",
     "nsswitch.conf",
     "services",
-)
-_GUARANTEES: frozenset[Guarantee] = frozenset(
-    ("foreign files", "neighbours' files", "network", "signals", "leftovers")
 )
 
 
@@ -95,7 +86,7 @@ class BubblewrapBackend:
 
     name = "bubblewrap"
     isolates = True
-    guarantees = _GUARANTEES
+    guarantees = ALL_GUARANTEES
 
     def __init__(
         self,
@@ -106,7 +97,7 @@ class BubblewrapBackend:
         networks: Networks | None = None,
     ) -> None:
         self._holds = has_namespaces
-        self._networks = networks
+        self._networks = networks or Networks()
         self._held: dict[str, HeldSandbox] = {}
         self._ending: list[HeldSandbox] = []
         self._shown = tuple(dict.fromkeys((*shown, Path(sys.prefix), Path(sys.base_prefix))))
@@ -157,13 +148,9 @@ class BubblewrapBackend:
             folder=Path(HOME),
             user=environment.user,
             cores=order.cores,
-            rlimits={
-                **rlimits,
-                resource.RLIMIT_FSIZE: limits.disk_bytes,
-                resource.RLIMIT_CORE: 0,
-            },
+            rlimits={**rlimits, **order.limits.rlimits()},
         )
-        network = granted(self._networks, environment.name) if limits.network else {}
+        network = self._networks.of(environment.name) if limits.network else {}
         if self._holds:
             enter = {**network, **self._hold(environment).enter()}
             return replace(limited, own_network=not network, enter=enter, filtered=True)
@@ -182,18 +169,14 @@ class BubblewrapBackend:
             enter=network,
         )
 
-    def ended(self, environment: Environment) -> None:
-        """Without root an action's pid namespace ends with it; else its fence ends the rest."""
-
     def closed(self, environment: Environment) -> None:
         held = self._held.pop(environment.name, None)
         if held is not None:
             self._end(held)
-        if self._networks is not None:
-            self._networks.forget(environment.name)
+        self._networks.forget(environment.name)
 
     def _end(self, held: HeldSandbox) -> None:
-        """Have it end, without waiting: others' actions go on meanwhile."""
+        """End it without waiting, so that others' actions continue."""
         held.close()
         self._ending.append(held)
         self._reap([each for each in self._ending if each.has_ended])
@@ -205,8 +188,7 @@ class BubblewrapBackend:
 
     def close(self) -> None:
         self._reap(tuple(self._ending))
-        if self._networks is not None:
-            self._networks.close()
+        self._networks.close()
 
 
 def _system() -> list[str]:

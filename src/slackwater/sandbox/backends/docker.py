@@ -8,7 +8,6 @@ limits. That takes root and a local engine with Docker's API on a Unix socket (P
 import http.client
 import json
 import os
-import resource
 import select
 import socket
 from collections.abc import Mapping
@@ -18,10 +17,10 @@ from urllib.parse import urlencode
 
 from slackwater.model.errors import UnavailableError
 from slackwater.sandbox import linux
-from slackwater.sandbox.backends.port import Guarantee, Order, variables
+from slackwater.sandbox.backends.port import ALL_GUARANTEES, Guarantee, Order, variables
 from slackwater.sandbox.environment import Environment
 from slackwater.sandbox.launch import Launch
-from slackwater.sandbox.networks import Networks, granted
+from slackwater.sandbox.networks import Networks
 
 HOME = "/sandbox"
 SOCKET = "/var/run/docker.sock"
@@ -30,11 +29,7 @@ _LABEL = "slackwater.folder"
 _API = "/v1.40"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ANSWER_WITHIN_S = 60.0
-_KINDS = {
-    linux.CLONE_NEWPID: "pid",
-    linux.CLONE_NEWUTS: "uts",
-    linux.CLONE_NEWNS: "mnt",
-}
+_KINDS = {linux.CLONE_NEWPID: "pid", linux.CLONE_NEWUTS: "uts", linux.CLONE_NEWNS: "mnt"}
 
 
 def socket_path() -> str:
@@ -65,7 +60,7 @@ def container_body(image: str, environment: Environment, owner: str) -> dict[str
 
 
 class DockerEngine:
-    """The engine at a Unix socket; UnavailableError says in a line what is wrong."""
+    """The engine at a Unix socket; UnavailableError has a one-line reason."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -87,7 +82,7 @@ class DockerEngine:
             raise
 
     def remove(self, container: str) -> None:
-        """One that is gone already is no error."""
+        """Remove a container; a missing one is fine."""
         self._ask("DELETE", f"{_API}/containers/{container}?force=true&v=true", gone_is_fine=True)
 
     def left_by(self, owner: str) -> list[str]:
@@ -169,7 +164,7 @@ class _Container:
 
     @property
     def is_lost(self) -> bool:
-        """Whether somebody stopped it."""
+        """Whether it was stopped."""
         return bool(select.select([self._first], [], [], 0)[0])
 
     def enter(self) -> Mapping[int, int]:
@@ -187,14 +182,12 @@ class DockerBackend:
 
     name = "docker"
     isolates = True
-    guarantees: frozenset[Guarantee] = frozenset(
-        ("foreign files", "neighbours' files", "network", "signals", "leftovers")
-    )
+    guarantees: frozenset[Guarantee] = ALL_GUARANTEES
 
     def __init__(
         self, engine: DockerEngine, image: str, root: Path, *, networks: Networks | None = None
     ) -> None:
-        self._networks = networks
+        self._networks = networks or Networks()
         self._engine = engine
         self._image = image
         self._owner = str(root)
@@ -215,33 +208,24 @@ class DockerBackend:
             self.closed(environment)
             self.opened(environment)
         limits = order.limits
-        network = granted(self._networks, environment.name) if limits.network else {}
+        network = self._networks.of(environment.name) if limits.network else {}
         return Launch(
             argv=order.argv,
             variables={**variables(order, HOME, "/tmp"), "PATH": _PATH, **order.variables},
             folder=Path(HOME),
             user=environment.user,
             cores=order.cores,
-            rlimits={
-                **rlimits,
-                resource.RLIMIT_FSIZE: limits.disk_bytes,
-                resource.RLIMIT_CORE: 0,
-            },
+            rlimits={**rlimits, **order.limits.rlimits()},
             own_network=not network,
             enter={**network, **self._containers[environment.name].enter()},
             filtered=True,
         )
 
-    def ended(self, environment: Environment) -> None:
-        """The fence ends what is left."""
-
     def closed(self, environment: Environment) -> None:
         container = self._containers.pop(environment.name, None)
         if container is not None:
             container.close()
-        if self._networks is not None:
-            self._networks.forget(environment.name)
+        self._networks.forget(environment.name)
 
     def close(self) -> None:
-        if self._networks is not None:
-            self._networks.close()
+        self._networks.close()

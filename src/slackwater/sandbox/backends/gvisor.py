@@ -17,7 +17,7 @@ from typing import Any
 
 from slackwater.model.errors import RefusedError
 from slackwater.sandbox.backends.bubblewrap import ETC, HOME, SYSTEM
-from slackwater.sandbox.backends.port import Guarantee, Order, variables
+from slackwater.sandbox.backends.port import ALL_GUARANTEES, Guarantee, Order, variables
 from slackwater.sandbox.environment import Environment
 from slackwater.sandbox.launch import LAUNCHER_FOLDER, LAUNCHER_VARIABLES, Launch
 from slackwater.sandbox.mounts import SHARED_TMP, has_any, tmp_beside
@@ -49,9 +49,7 @@ class GvisorBackend:
 
     name = "gvisor"
     isolates = True
-    guarantees: frozenset[Guarantee] = frozenset(
-        ("foreign files", "neighbours' files", "network", "signals", "leftovers")
-    )
+    guarantees: frozenset[Guarantee] = ALL_GUARANTEES
 
     def __init__(self, program: str, root: Path) -> None:
         self._program = program
@@ -77,7 +75,7 @@ class GvisorBackend:
             self._make_place(mount)
 
     def _make_place(self, mount: Mapping[str, Any]) -> None:
-        """What is mounted needs something there, of the same kind."""
+        """A mount needs a file or folder of the same kind to cover."""
         place = self._root / "files" / str(mount["destination"])[1:]
         place.parent.mkdir(parents=True, exist_ok=True)
         if Path(mount["source"]).is_file():
@@ -147,9 +145,6 @@ class GvisorBackend:
             },
             "linux": {"namespaces": [{"type": kind} for kind in kinds]},
         }
-
-    def ended(self, environment: Environment) -> None:
-        """The fence ends what is left; a sandbox ends with the runsc that started it."""
 
     def closed(self, environment: Environment) -> None:
         shutil.rmtree(self._root / "bundles" / environment.name, ignore_errors=True)

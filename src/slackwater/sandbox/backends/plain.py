@@ -5,7 +5,6 @@ write and signal nowhere else. Without root it has the worker's rights: for trus
 it says so at start.
 """
 
-import resource
 from collections.abc import Mapping
 
 from slackwater.model.errors import RefusedError
@@ -14,7 +13,7 @@ from slackwater.sandbox.environment import Environment
 from slackwater.sandbox.held import HeldMounts
 from slackwater.sandbox.launch import Launch
 from slackwater.sandbox.mounts import MountMaker, Mounts
-from slackwater.sandbox.networks import Networks, granted
+from slackwater.sandbox.networks import Networks
 
 _WITH_USERS: frozenset[Guarantee] = frozenset(("neighbours' files", "signals", "leftovers"))
 _WITH_NAMESPACES: frozenset[Guarantee] = frozenset(("foreign files", "network"))
@@ -29,7 +28,7 @@ class PlainBackend:
     def __init__(
         self, has_users: bool, has_namespaces: bool, *, networks: Networks | None = None
     ) -> None:
-        self._networks = networks
+        self._networks = networks or Networks()
         self._has_namespaces = has_namespaces
         self._shown = hidden_pythons()
         self._maker = MountMaker()
@@ -60,11 +59,7 @@ class PlainBackend:
             folder=environment.view,
             user=environment.user,
             cores=order.cores,
-            rlimits={
-                **rlimits,
-                resource.RLIMIT_FSIZE: limits.disk_bytes,
-                resource.RLIMIT_CORE: 0,
-            },
+            rlimits={**rlimits, **order.limits.rlimits()},
             own_network=confined and not network,
             enter={**network, **self._held[environment.name].enter()} if confined else {},
             filtered=confined,
@@ -76,19 +71,14 @@ class PlainBackend:
                 "limits.network: True cannot be granted: a plain process without root has this "
                 "machine's network, and cannot be kept to what the operator allows"
             )
-        return granted(self._networks, environment.name)
-
-    def ended(self, environment: Environment) -> None:
-        """The fence ends what is left."""
+        return self._networks.of(environment.name)
 
     def closed(self, environment: Environment) -> None:
         held = self._held.pop(environment.name, None)
         if held is not None:
             held.close()
-        if self._networks is not None:
-            self._networks.forget(environment.name)
+        self._networks.forget(environment.name)
 
     def close(self) -> None:
         self._maker.close()
-        if self._networks is not None:
-            self._networks.close()
+        self._networks.close()

@@ -1,11 +1,11 @@
-"""What a backend is: it turns an order into a process to start, confined in its way."""
+"""The backend interface: turns an order into a confined process to start."""
 
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 from slackwater.model.action_input import check_command
 from slackwater.sandbox.environment import Environment
@@ -17,6 +17,7 @@ from slackwater.sandbox.networks import proxy_variables
 # What a backend keeps an action from: writing files that are not its own, reading other
 # environments' files, the network, other environments' processes, leaving processes behind.
 Guarantee = Literal["foreign files", "neighbours' files", "network", "signals", "leftovers"]
+ALL_GUARANTEES: frozenset[Guarantee] = frozenset(get_args(Guarantee))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,19 +55,15 @@ class Backend(Protocol):
         ...
 
     def launch(self, environment: Environment, order: Order, rlimits: Mapping[int, int]) -> Launch:
-        """The process to start for an order; `rlimits` are what its fence asks for."""
-        ...
-
-    def ended(self, environment: Environment) -> None:
-        """An action in it is over: end what may be left outside the process that was started."""
+        """The process to start for an order; `rlimits` come from its fence."""
         ...
 
     def closed(self, environment: Environment) -> None:
-        """Let go of what is held for the environment."""
+        """Release the environment's resources."""
         ...
 
     def close(self) -> None:
-        """Let go of what is held for all of them together."""
+        """Release shared resources."""
         ...
 
 
