@@ -77,7 +77,7 @@ class NodeAgent:
         self._lock = threading.Lock()
 
     def run(self) -> None:
-        """Until told to stop; DisconnectedError when the control plane has gone."""
+        """Run until stopped; DisconnectedError if the control plane is lost."""
         while True:
             for message in self._connection.receive(None):
                 match message:
@@ -202,7 +202,7 @@ def last_words(log: Path, after: int) -> str:
 
 
 def _told(connection: Connection, brought: FetchOutcome) -> None:
-    """Say how bringing a payload ended; nothing if the control plane has gone."""
+    """Report how a fetch ended, unless the control plane is lost."""
     payload = brought.payload
     said: messages.Message = says.PayloadArrived(payload.version, payload.base)
     if brought.error:
@@ -281,11 +281,7 @@ def serve_once(options: argparse.Namespace, states: NodeStates, node_secret: str
                 relay.tell = partial(_told, connection)
             told = (connection, options.connect, options.files, Path(options.logs))
             agent = NodeAgent(
-                *told,
-                node=options.node,
-                node_secret=node_secret,
-                relay=relay,
-                states=states,
+                *told, node=options.node, node_secret=node_secret, relay=relay, states=states
             )
             try:
                 agent.run()
@@ -323,7 +319,7 @@ def main() -> None:
 
 
 def serve_until_told(options: argparse.Namespace, states: NodeStates, node_secret: str) -> None:
-    """One connection after another, where `--redial` says so."""
+    """Serve connections, reconnecting if `--redial`."""
     pause_s = 0.5
     while True:
         began_s = time.monotonic()

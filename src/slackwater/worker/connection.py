@@ -13,7 +13,6 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Protocol
 
 from slackwater.model.errors import UnavailableError
@@ -37,7 +36,7 @@ class HasFileno(Protocol):
 
 
 class DisconnectedError(UnavailableError):
-    """The control plane has gone."""
+    """The control plane is lost."""
 
 
 class RefusedByPlaneError(UnavailableError):
@@ -49,7 +48,7 @@ class RefusedByPlaneError(UnavailableError):
 
 
 def _leave_at_once() -> None:
-    """The main thread may be hours into an operation that nobody waits for."""
+    """The main thread may be hours into an operation whose result nobody needs."""
     logger.warning("leaving: the control plane has gone")
     os._exit(EXIT_ORPHANED)
 
@@ -77,7 +76,7 @@ def shake_hands(
 
 
 def _answer(peer: socket.socket, decoder: FrameDecoder) -> messages.ToWorker:
-    """The one message that the control plane answers with; more come only after the hello."""
+    """The control plane's next message; before the hello there is one at a time."""
     got: list[messages.ToWorker] = []
     while not got:
         try:
@@ -144,21 +143,16 @@ class Connection:
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closed.set()
         self._socket.close()
 
     def report_gauges(self, gauges: Callable[[], dict[str, float]]) -> None:
-        """What the heartbeat tells; called from its thread, so it must only read."""
+        """Gauges for the heartbeat, read from its thread."""
         self._gauges = gauges
 
     def fileno(self) -> int:
-        """For whoever waits for several things at once."""
+        """For select."""
         return self._socket.fileno()
 
     def send(self, *frames: bytes) -> None:
@@ -170,7 +164,7 @@ class Connection:
             raise DisconnectedError(f"the control plane has gone: {error}") from None
 
     def receive(self, timeout_s: float | None, *wakers: HasFileno) -> Sequence[messages.ToWorker]:
-        """What came; waits up to `timeout_s` (None: forever) for a message or a waker."""
+        """Messages received; waits up to `timeout_s` (None: forever) for one or for a waker."""
         return self._read_once() if self._readable(timeout_s, wakers) else ()
 
     def _readable(self, timeout_s: float | None, wakers: Sequence[HasFileno] = ()) -> bool:

@@ -17,14 +17,16 @@ from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.modes import MODES
 from slackwater.wire import lending, messages
 from slackwater.worker.connection import Connection, DisconnectedError, HasFileno
-from slackwater.worker.engine_worker import (
-    heartbeat_gauges,
-)
+from slackwater.worker.engine_worker import heartbeat_gauges
 from slackwater.worker.files import node_files
 from slackwater.worker.loan import Activation, LentDevice, Loan, SharedDesk
 from slackwater.worker.process import base_parser, dial, pin, run_worker, secret
 from slackwater.worker.serving_device import build
 from slackwater.worker.weight_lane import WeightLane
+
+logger = logging.getLogger(__name__)
+_REST_S = 0.002  # between two looks when somebody has work and nobody may run
+_ACTIVATION_LOOK_S = 0.02
 
 
 class SloCounts:
@@ -43,12 +45,6 @@ class SloCounts:
         return {"slo_requests": float(self._requests), "slo_met": float(self._met)}
 
 
-logger = logging.getLogger(__name__)
-
-_REST_S = 0.002  # between two looks when somebody has work and nobody may run
-_ACTIVATION_LOOK_S = 0.02
-
-
 class ServingFrontend(SharedDesk):
     """The service's requests, which the executor times."""
 
@@ -63,11 +59,7 @@ class CoservingWorker:
     """One loop over both connections and the executor."""
 
     def __init__(
-        self,
-        connection: Connection,
-        desk: ServingFrontend,
-        device: LentDevice,
-        counts: SloCounts,
+        self, connection: Connection, desk: ServingFrontend, device: LentDevice, counts: SloCounts
     ) -> None:
         self._connection, self._desk, self._device = connection, desk, device
         self._executor, self._counts = device.executor, counts
@@ -75,7 +67,7 @@ class CoservingWorker:
         self._coming: Activation | None = None
 
     def run(self) -> None:
-        """Until told to stop."""
+        """Run until stopped."""
         executor = self._executor
         rested = False
         while True:
@@ -124,7 +116,7 @@ class CoservingWorker:
             self._coming = self._device.activate(message)
 
     def _join(self, activation: Activation) -> None:
-        """The rollout is up; what goes wrong is said, and the service goes on."""
+        """Start the loan; a failure is reported and the service continues."""
         self._coming = None
         try:
             self.loan = self._device.lend(activation)
@@ -154,7 +146,7 @@ class CoservingWorker:
         return step.served is None and step.rolled_out is None
 
     def gauges(self) -> dict[str, float]:
-        """Of the service, for the heartbeat's thread."""
+        """The service's gauges, for the heartbeat's thread."""
         executor = self._executor
         return {
             **heartbeat_gauges(executor.service),

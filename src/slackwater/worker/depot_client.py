@@ -31,7 +31,7 @@ class DepotListing:
 
 
 class _PinnedConnection(http.client.HTTPConnection):
-    """HTTP over a connection whose certificate is compared with the fleet's."""
+    """HTTP over a connection with the fleet's pinned certificate."""
 
     def __init__(self, host: str, port: int, pin: str) -> None:
         super().__init__(host, port, timeout=_TIMEOUT_S)
@@ -43,7 +43,7 @@ class _PinnedConnection(http.client.HTTPConnection):
 
 
 class DepotClient:
-    """One depot. Every call uses a connection of its own, so that a broken one costs one try."""
+    """One depot; a connection per call, so that a broken one costs one retry."""
 
     def __init__(self, url: str, secret: str, pin: str | None) -> None:
         parts = urllib.parse.urlsplit(url)
@@ -56,7 +56,7 @@ class DepotClient:
         self._headers = {"Authorization": f"Bearer {secret}"}
 
     def listing(self, uri: Uri) -> DepotListing:
-        """What a kept folder holds."""
+        """The contents of a folder."""
 
         def ask() -> DepotListing:
             with self._answer("GET", _path(uri, query="list=1")) as answer:
@@ -66,7 +66,7 @@ class DepotClient:
         return self._patiently(ask)
 
     def fetch(self, uri: Uri, name: str | None, target: Path) -> None:
-        """One file to `target`, whole or not at all; a broken connection goes on where it broke."""
+        """Fetch one file to `target` atomically, resuming after broken connections."""
         partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
         target.parent.mkdir(parents=True, exist_ok=True)
         digest = hashlib.sha256()

@@ -9,7 +9,6 @@ group gets SIGTERM, and SIGKILL after GRACE_S. If the keeper is killed, the kern
 """
 
 import contextlib
-import ctypes
 import os
 import select
 import signal
@@ -20,9 +19,9 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
+from slackwater.sandbox.linux import die_with_parent
 from slackwater.wire.driver_files import DriverFiles, DriverKeeperRecord, Exit, LogWriter
 
-_PR_SET_PDEATHSIG = 1
 _LOOK_S = 0.1
 _LAST_WORDS_S = 1.0
 NOT_STARTED = 127
@@ -93,7 +92,7 @@ class DriverKeeper:
                 killed = _signal(driver.pid, signal.SIGKILL)
 
     def _hear(self, reading: int) -> bool:
-        """Write down what came; whether more may come."""
+        """Log new output; False at its end."""
         ready, _, _ = select.select([reading], [], [], _LOOK_S)
         if not ready:
             return True
@@ -112,7 +111,7 @@ def _signal(group: int, number: signal.Signals) -> bool:
 
 def _die_with_keeper(keeper: int) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent(signal.SIGKILL)
     if os.getppid() != keeper:  # it died before the call
         os._exit(NOT_STARTED)
 

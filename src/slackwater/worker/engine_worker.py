@@ -39,11 +39,7 @@ class EngineWorker:
     """One engine with one base model and its versions; `least_step_s` is for benchmarks."""
 
     def __init__(
-        self,
-        connection: Connection,
-        engine: Engine,
-        lane: WeightLane,
-        least_step_s: float = 0.0,
+        self, connection: Connection, engine: Engine, lane: WeightLane, least_step_s: float = 0.0
     ) -> None:
         self._connection = connection
         self._engine = engine
@@ -56,7 +52,7 @@ class EngineWorker:
         self._released_s = time.monotonic()
 
     def run(self) -> None:
-        """Until told to stop."""
+        """Run until stopped."""
         while True:
             waiting_s = 0 if self._engine.busy else _RELEASE_EVERY_S
             for message in self._connection.receive(waiting_s, self.puller):
@@ -119,7 +115,7 @@ class EngineWorker:
         self._made[request.request_id] = len(request.generated)
 
     def _drop(self, version: str) -> None:
-        """Free a version; the base stays, since adapters stand on it."""
+        """Free a version; the base stays, since adapters need it."""
         if version == self._engine.config.base_version or self.puller.drop_later(version):
             return
         try:
@@ -194,7 +190,7 @@ def _top(output: StepOutput, request: int) -> list[tuple[int, float]]:
 
 
 def text_decoder(model: Path) -> Callable[[Sequence[int]], str] | None:
-    """Token ids to text, for stop strings; None if the model brings no tokenizer."""
+    """Token ids to text, for stop strings; None without a tokenizer."""
     file = model / "tokenizer.json"
     if not file.is_file():
         return None
@@ -210,7 +206,7 @@ def text_decoder(model: Path) -> Callable[[Sequence[int]], str] | None:
 
 
 def grammar_guides(model: Path, shape: NetConfig) -> GrammarGuides | None:
-    """For answers of a given form; None if the model brings no tokenizer."""
+    """Guides for constrained output; None without a tokenizer."""
     file = model / "tokenizer.json"
     return GrammarGuides(file, shape.vocab_size, shape.eos_token_ids) if file.is_file() else None
 

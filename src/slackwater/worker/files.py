@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class NodeFiles(Protocol):
-    """What a worker asks of its node."""
+    """A node's files, as workers use them."""
 
     def model(self, uri: str) -> Path:
         """The directory of a base model."""
@@ -139,7 +139,7 @@ class DepotFiles:
         return DepotWeightStore(self._depot, self._cache / "weights")
 
     def _fetch_folder(self, uri: Uri, target: Path) -> None:
-        """All files or nothing: they come into a folder beside, which is then renamed."""
+        """Fetch all files into a temporary folder and rename it."""
         partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
         partial.mkdir(parents=True)
         try:
@@ -219,7 +219,7 @@ class DepotWeightStore:
         return found
 
     def _drop_damaged(self, version: str, read: Callable[[], T]) -> T | None:
-        """What `read` finds; None if the kept file was damaged, which is gone then."""
+        """The result of `read`; None if the cached file was damaged and dropped."""
         try:
             return read()
         except ConfigError as error:

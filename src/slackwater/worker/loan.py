@@ -33,14 +33,10 @@ _WARM_CONTEXTS = (200, 400, 900, 1900, 3900, 7900, 15900, 31900)
 
 
 class SharedDesk(EngineWorker):
-    """An engine worker whose requests go through the executor of a shared device."""
+    """An engine worker on a shared device: requests go through its executor."""
 
     def __init__(
-        self,
-        connection: Connection,
-        engine: Engine,
-        lane: WeightLane,
-        executor: CoservingExecutor,
+        self, connection: Connection, engine: Engine, lane: WeightLane, executor: CoservingExecutor
     ) -> None:
         super().__init__(connection, engine, lane)
         self._executor = executor
@@ -95,7 +91,7 @@ class Loan:
         return (self._connection, self._desk.puller)
 
     def attend(self) -> bool:
-        """Do what the control plane said; False if it has let the instance go."""
+        """Handle the control plane's messages; False if it released the instance."""
         try:
             for message in self._connection.receive(0.0):
                 if isinstance(message, messages.Stop):
@@ -107,7 +103,7 @@ class Loan:
         return True
 
     def tell(self, step: CoservingStep) -> None:
-        """The rollout's tokens; and when the budget is another, what had to go and what is left."""
+        """Send the rollout's tokens, evicted requests, and a changed budget."""
         if step.rolled_out is not None:
             self._desk.tell(step.rolled_out)
         if step.given_back:
@@ -121,7 +117,7 @@ class Loan:
         self._tell_budget()
 
     def end(self, given_back: Sequence[int]) -> None:
-        """Say what is left undone, and leave."""
+        """Return unfinished requests and disconnect."""
         try:
             self._desk.give_back(given_back, "the service took the device back")
         except DisconnectedError as error:
@@ -140,7 +136,7 @@ class Loan:
         return lending.BudgetReport(running, tokens)
 
     def gauges(self) -> dict[str, float]:
-        """Of the rollout, for the heartbeat's thread."""
+        """The rollout's gauges, for the heartbeat's thread."""
         rollout = self._executor.rollout
         if rollout is None:
             return {}
@@ -148,7 +144,7 @@ class Loan:
 
 
 def lent_tokens(executor: CoservingExecutor, rollout: Engine) -> int:
-    """How many tokens of the rollout's the budget holds."""
+    """The number of rollout tokens that the budget holds."""
     blocks = executor.arbiter.lent * executor.service.config.page_bytes // rollout.block_bytes
     total = rollout.gauges()["kv_blocks_total"]
     return int(max(blocks - 1, 0) * rollout.capacity_tokens / max(total, 1.0))
@@ -219,7 +215,7 @@ class LentDevice:
             rollout.close()
 
     def activate(self, wanted: lending.LendTo) -> Activation:
-        """Begin to bring a rollout's weights to the device."""
+        """Start loading a rollout's weights onto the device."""
         return Activation(wanted, lambda: self._staged(wanted.model).on_device())
 
     def may_join(self, activation: Activation) -> bool:
@@ -287,4 +283,4 @@ class LentDevice:
 
 
 def _only_the_loan() -> None:
-    """The service's own connection decides whether the process goes on."""
+    """A lost loan must not end the process: the service's own connection decides that."""

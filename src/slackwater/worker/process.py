@@ -3,7 +3,6 @@
 import argparse
 import atexit
 import contextlib
-import ctypes
 import functools
 import logging
 import os
@@ -13,6 +12,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from slackwater.model.errors import ConfigError, SlackwaterError
+from slackwater.sandbox.linux import die_with_parent
 from slackwater.wire import messages
 from slackwater.wire.agent import PARENT
 from slackwater.worker.connection import EXIT_ORPHANED, Connection, DisconnectedError
@@ -22,7 +22,6 @@ NODE_SECRET_VARIABLE = "SLACKWATER_NODE_SECRET"  # among the processes of one no
 PIN_VARIABLE = (
     "SLACKWATER_HUB_PIN"  # SHA-256 of the control plane's certificate; unset on the loopback
 )
-_PR_SET_PDEATHSIG = 1
 
 
 def base_parser(description: str) -> argparse.ArgumentParser:
@@ -38,7 +37,7 @@ def base_parser(description: str) -> argparse.ArgumentParser:
 
 
 def add_relay(parser: argparse.ArgumentParser) -> None:
-    """What an agent says of its node to all its workers."""
+    """Options that an agent passes to all its workers."""
     parser.add_argument("--node", default="", help="the node that the worker runs on")
     parser.add_argument("--relay", default="", metavar="HOST:PORT", help="its weight relay")
 
@@ -52,7 +51,7 @@ def address_of(connect: str) -> tuple[str, int]:
 
 
 def secret() -> str:
-    """This process's own key: what it proves to the control plane."""
+    """This process's key, which it proves to the control plane."""
     return _taken(SECRET_VARIABLE)
 
 
@@ -138,6 +137,6 @@ def _die_with_parent(number: signal.Signals) -> None:
     if sys.platform != "linux":
         return
     parent = int(os.environ.pop(PARENT, os.getppid()))  # not for our own children
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
+    die_with_parent(number)
     if os.getppid() != parent:  # it died before the call, maybe before our first line
         sys.exit(EXIT_ORPHANED)

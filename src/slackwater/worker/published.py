@@ -1,4 +1,4 @@
-"""What a published weight version says of itself, beside its tensors."""
+"""Metadata of a published weight version."""
 
 from collections.abc import Mapping
 from dataclasses import asdict

@@ -78,7 +78,7 @@ class VersionPublisher:
         self._jobs.put(job)
 
     def close(self) -> None:
-        """After what is under way."""
+        """Finish the current work and stop."""
         self._jobs.put(None)
         self._thread.join()
 

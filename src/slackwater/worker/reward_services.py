@@ -38,7 +38,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Staged:
-    """A model in host memory, and how it is declared to the broker."""
+    """A model in host memory and its declaration to the broker."""
 
     net: CausalLM
     declared: GpuService
@@ -94,11 +94,11 @@ class RewardServices:
         return declared
 
     def residents(self) -> list[tuple[ServiceName, int]]:
-        """Which service lies on which device."""
+        """Resident (service, device) pairs."""
         return sorted(self._resident)
 
     def restore(self, service: ServiceName, gpus: Sequence[int]) -> None:
-        """Bring a service from host memory onto a device."""
+        """Copy a service from host memory to a device."""
         staged, (gpu,) = self._find(service), gpus
         if (service, gpu) in self._resident:
             return
@@ -111,20 +111,20 @@ class RewardServices:
         self._resident[service, gpu] = Engine(net, self._config)
 
     def evict(self, service: ServiceName, gpus: Sequence[int]) -> None:
-        """Let go of a service's device memory."""
+        """Free a service's device memory."""
         (gpu,) = gpus
         engine = self._resident.pop((service, gpu), None)
         if engine is not None:
             engine.close()
 
     def score(self, service: ServiceName, gpus: Sequence[int], tokens: Sequence[int]) -> float:
-        """The mean log-prob of a text's tokens: what a teacher or judge says of it."""
+        """The mean log-prob of a text's tokens, as a teacher's or judge's score."""
         return float(np.mean(self.logprobs(service, gpus, tokens)))
 
     def logprobs(
         self, service: ServiceName, gpus: Sequence[int], tokens: Sequence[int]
     ) -> NDArray[np.float32]:
-        """Of every token but the first, under a service that lies on these GPUs."""
+        """Log-probs of all tokens but the first under a resident service."""
         (gpu,) = gpus
         engine = self._resident.get((service, gpu))
         if service in self.failed:

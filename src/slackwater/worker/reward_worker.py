@@ -46,7 +46,7 @@ class RewardWorker:
         self._lock = threading.Lock()
 
     def run(self) -> None:
-        """Until told to stop."""
+        """Run until stopped."""
         for line in self._lines:
             threading.Thread(target=self._work, args=(line,), daemon=True).start()
         while True:
@@ -68,7 +68,7 @@ class RewardWorker:
                         logger.warning("not for a reward worker: %s", type(message).__name__)
 
     def _work(self, line: "queue.SimpleQueue[messages.ToWorker]") -> None:
-        """One device's life; its process leaves by itself when the control plane has gone."""
+        """One device's loop; the process exits when the control plane is lost."""
         while True:
             message = line.get()
             try:

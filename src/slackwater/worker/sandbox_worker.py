@@ -16,6 +16,8 @@ import time
 from collections import deque
 from pathlib import Path
 
+import msgspec
+
 from slackwater.model.errors import ConfigError, RefusedError, SlackwaterError
 from slackwater.sandbox.backends.docker import DEFAULT_IMAGE
 from slackwater.sandbox.backends.port import Order
@@ -41,6 +43,10 @@ from slackwater.worker.process import dial, run_worker
 
 _NODES = Path("/sys/devices/system/node")
 _SHARE_FOR_ENVIRONMENTS = 0.8
+logger = logging.getLogger(__name__)
+_ONE_OFF = "once-"
+_REASON_MOST = 4000
+_FAILURES_MOST = 256
 
 
 def parse_cores(text: str) -> set[int]:
@@ -101,13 +107,6 @@ def folder_for_all(service: str) -> Path:
     return Path(tempfile.gettempdir()) / f"slackwater-{os.getuid()}-{service}"
 
 
-logger = logging.getLogger(__name__)
-
-_ONE_OFF = "once-"
-_REASON_MOST = 4000
-_FAILURES_MOST = 256
-
-
 class SandboxWorker:
     """Between one connection and one supervisor."""
 
@@ -124,13 +123,13 @@ class SandboxWorker:
         self._failed: dict[str, str] = {}
 
     def run(self) -> None:
-        """Until told to stop."""
+        """Run until stopped."""
         self._supervisor.watch(self._connection.fileno())
         while self.step():
             pass
 
     def step(self) -> bool:
-        """Hear from the supervisor and from the control plane; whether to go on."""
+        """Handle the supervisor's reports and the control plane's messages; False to stop."""
         self._beat()
         patience_s = max(self._next_beat_s - time.monotonic(), 0.0)
         for report in self._supervisor.step(0.0 if self._orders else patience_s):
@@ -162,7 +161,7 @@ class SandboxWorker:
 
     # ---- what it is told ----
     def _do(self, message: messages.ToWorker) -> None:
-        """Do one thing; whatever goes wrong is that request's failure, and the worker goes on."""
+        """Handle one message; a failure is that request's alone."""
         try:
             self._execute(message)
         except DisconnectedError:
@@ -211,20 +210,12 @@ class SandboxWorker:
             self._supervisor.open(environment)
         elif environment in self._failed:
             raise RefusedError(self._failed[environment])
-        limits = message.limits
         order = Order(
             action=action,
             environment=environment,
             command=message.command,
             cores=frozenset(message.cores),
-            limits=Limits(
-                wall_s=limits.wall_s,
-                output_bytes=limits.output_bytes,
-                memory_bytes=limits.memory_bytes,
-                processes=limits.processes,
-                disk_bytes=limits.disk_bytes,
-                network=limits.network,
-            ),
+            limits=Limits(**msgspec.structs.asdict(message.limits)),
             variables=message.variables,
             stdin=message.stdin,
         )
@@ -234,7 +225,7 @@ class SandboxWorker:
 
     # ---- what it tells ----
     def _tell(self, report: Report) -> None:
-        """What an action prints goes out at once if somebody listens, else with its end."""
+        """Send output at once if streamed, otherwise with the action's end."""
         match report:
             case ActionBegan():
                 return

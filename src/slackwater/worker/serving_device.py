@@ -56,7 +56,7 @@ def _pool(device: str, kv_mb: int, page_kb: int) -> tuple[PagePool, int]:
 def engine_on(
     pool: PagePool, net: CausalLM, config: EngineConfig, model: Path, device: str
 ) -> Engine:
-    """An engine whose cache lies on a shared pool."""
+    """An engine whose cache is on a shared pool."""
     from slackwater.engine.executor import Executor
 
     executor: Executor

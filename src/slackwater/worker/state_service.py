@@ -47,7 +47,7 @@ class NodeStates:
         return {} if self.manager is None else self.manager.counts()
 
     def forget(self, model: str) -> None:
-        """What no worker has of a model is of no use any more."""
+        """Drop states of a model that no worker holds."""
         if self.manager is not None:
             self.manager.forget_abandoned(f"{model}@")
 

@@ -13,13 +13,7 @@ from slackwater.training.datum import Datum
 from slackwater.training.trainer import Trainer
 from slackwater.weights.relay.publisher import RelayStocker
 from slackwater.wire import messages
-from slackwater.wire.batches import (
-    Array,
-    PassResult,
-    decode_batch,
-    encode_metrics,
-    encode_result,
-)
+from slackwater.wire.batches import Array, PassResult, decode_batch, encode_metrics, encode_result
 from slackwater.worker.connection import Connection
 from slackwater.worker.files import NodeFiles, node_files
 from slackwater.worker.process import (
@@ -72,7 +66,7 @@ class TrainerWorker:
         self._reached: int | None = None  # of a state that was found by the running operation
 
     def run(self) -> None:
-        """Until told to stop."""
+        """Run until stopped."""
         while True:
             for message in self._connection.receive(None):
                 if isinstance(message, messages.Stop):
@@ -190,7 +184,7 @@ class TrainerWorker:
 
 
 def _unwritten(op: int, error: Exception) -> messages.OpFailed:
-    """A version that could not be written; the model's state is as it was."""
+    """A version could not be written; the model's state is unchanged."""
     if isinstance(error, SlackwaterError) and not isinstance(error, UnavailableError):
         return messages.OpFailed(op, str(error), "user", state_lost=False)
     logger.error("version not written: %s", error, exc_info=error)

@@ -66,23 +66,13 @@ class WeightLane:
             self._receiver = PullProcess(relay, secret, worker, node=node, keep=_COPIES)
         elif relay is not None:
             self._agent = Agent(
-                relay,
-                secret,
-                worker,
-                node=node,
-                site="",
-                max_bytes=_MEMORY_BYTES,
-                serve=False,
+                relay, secret, worker, node=node, site="", max_bytes=_MEMORY_BYTES, serve=False
             )
             self._receiver = Receiver(self._agent, keep=_COPIES)
         self.pulled_over_relay = self.pulled_from_store = 0
 
     def take(
-        self,
-        version: str,
-        way: Sequence[Payload] = (),
-        *,
-        keep: bool = False,
+        self, version: str, way: Sequence[Payload] = (), *, keep: bool = False
     ) -> HostVersionCopy:
         """The version, exactly as published."""
         with self._lock:
@@ -110,11 +100,7 @@ class WeightLane:
 
 
 def weight_lane(
-    durable: WeightStore,
-    options: argparse.Namespace,
-    device: str = "cpu",
-    *,
-    beside: bool = False,
+    durable: WeightStore, options: argparse.Namespace, device: str = "cpu", *, beside: bool = False
 ) -> WeightLane:
     """From a worker's options: over the relay of its node, if that has one."""
     relay = address_of(options.relay) if options.relay else None

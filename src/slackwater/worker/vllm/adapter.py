@@ -10,7 +10,6 @@ starts and stops its own.
 import argparse
 import asyncio
 import contextlib
-import ctypes
 import os
 import secrets
 import shlex
@@ -18,12 +17,14 @@ import signal
 import tempfile
 import threading
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import aiohttp
 
 from slackwater.model.errors import ConfigError, UnavailableError
 from slackwater.model.instance import InstanceKind
+from slackwater.sandbox.linux import die_with_parent
 from slackwater.wire import messages
 from slackwater.worker.connection import Connection, DisconnectedError
 from slackwater.worker.files import node_files
@@ -33,12 +34,8 @@ from slackwater.worker.vllm.instance import VllmInstance
 from slackwater.worker.vllm.versions import VersionDirectories, require_own_head
 from slackwater.worker.weight_lane import weight_lane
 
-_PR_SET_PDEATHSIG = 1
 _STARTS_WITHIN_S = 600.0
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+_HEALTH_EVERY_S = 2.0
 
 
 def free_port() -> int:
@@ -66,7 +63,7 @@ async def serving(
         *command,
         stdin=asyncio.subprocess.DEVNULL,
         env=environment,
-        preexec_fn=_die_with_parent,
+        preexec_fn=partial(die_with_parent, signal.SIGTERM),
     )
     try:
         yield process
@@ -93,11 +90,8 @@ async def until_healthy(api: VllmApi, process: asyncio.subprocess.Process | None
         raise UnavailableError(f"vllm serve did not answer in {_STARTS_WITHIN_S:g} s") from None
 
 
-_HEALTH_EVERY_S = 2.0
-
-
 class ConnectionReader:
-    """Reads the connection on a thread of its own and hands what came, or its end, to the loop."""
+    """Reads the connection in a thread and passes messages, or its end, to the loop."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -119,7 +113,7 @@ class ConnectionReader:
 
 
 async def adapt(options: argparse.Namespace) -> None:
-    """Until told to stop, or until either side has gone."""
+    """Run until stopped, or until either side is lost."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
     connector = aiohttp.TCPConnector(limit=0)
     async with contextlib.AsyncExitStack() as stack:
@@ -168,7 +162,7 @@ async def _facts(api: VllmApi, options: argparse.Namespace) -> messages.EngineFa
 
 
 async def _serve(instance: VllmInstance, inbox: ConnectionReader, api: VllmApi) -> None:
-    """Pass messages on; leave when the control plane has gone, or the server."""
+    """Pass messages on until the control plane or the server is lost."""
     watch = asyncio.create_task(_watch(api, inbox))
     try:
         while True:

@@ -55,7 +55,7 @@ class VllmApi:
         self.max_context_tokens = int(model["max_model_len"])
 
     async def cache_tokens(self) -> int | None:
-        """How many tokens its KV cache holds, if it says so."""
+        """The capacity of its KV cache in tokens, if reported."""
         text = (await self._get("/metrics")).decode()
         if (tokens := _CACHE_TOKENS.search(text)) is not None:
             return int(tokens.group(1))

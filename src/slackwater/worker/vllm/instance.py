@@ -21,6 +21,8 @@ from slackwater.worker.connection import Connection
 from slackwater.worker.vllm.api import VllmApi, VllmTokens
 from slackwater.worker.vllm.versions import VersionDirectories
 
+logger = logging.getLogger(__name__)
+
 
 class Outbox:
     """Flushes `every_s` after the first token that waits."""
@@ -75,9 +77,6 @@ class Outbox:
             self._send(*frames)
 
 
-logger = logging.getLogger(__name__)
-
-
 class VllmInstance:
     """Runs on one event loop; `apply` takes what the control plane says."""
 
@@ -98,7 +97,7 @@ class VllmInstance:
         self._prefilled_tokens = 0
 
     def gauges(self) -> dict[str, float]:
-        """For the heartbeat, from its thread: only reads."""
+        """Gauges for the heartbeat's thread."""
         return {
             "running": float(len(self._running)),
             "waiting": float(len(self._waiting)),
