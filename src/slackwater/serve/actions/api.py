@@ -49,7 +49,7 @@ def known_as(tenant: TenantId, name: str) -> ActionId:
 
 
 def shown(name: str, result: ActionResult) -> dict[str, Any]:
-    """An outcome as JSON; what is not text in the output is replaced."""
+    """An outcome as JSON; undecodable output bytes are replaced."""
     return {
         "action": name,
         "state": "ended",
@@ -124,7 +124,7 @@ def action_routes(plane: ControlPlane) -> APIRouter:
 
     @router.get("/{action}", response_model=None, responses=LATER)
     async def result(action: str, tenant: Caller, wait_s: Hold = 0.0) -> Response:
-        """The outcome, or how far it is after `wait_s`."""
+        """The outcome, or the state after `wait_s`."""
         return await _answer(plane, tenant, known_as(tenant, action), wait_s)
 
     @router.get("/{action}/output", response_model=None)
@@ -187,7 +187,7 @@ def environment_routes(plane: ControlPlane) -> APIRouter:
 
     @router.post("/{environment}/snapshot", status_code=201)
     async def snapshot(environment: str, body: SnapshotBody, tenant: Caller) -> dict[str, str]:
-        """Keep what it has now; other environments can begin from it in milliseconds."""
+        """Snapshot it; other environments can start from the snapshot in milliseconds."""
         await actions.snapshot(tenant, EnvironmentId(environment), body.snapshot)
         return {"snapshot": body.snapshot}
 
@@ -204,7 +204,7 @@ def limit_routes(plane: ControlPlane) -> APIRouter:
 
     @router.put("/{resource}")
     async def declare(resource: str, body: LimitBody, tenant: Caller) -> dict[str, str]:
-        """Say how much of an API or a website there is, for all jobs together."""
+        """Declare the capacity of an external resource, such as an API, for all jobs."""
         require_operator(plane, tenant, "limits")
         name = ResourceName(resource)
         await plane.actions.declare(Limit(name, body.concurrency, body.quota, body.window_s))

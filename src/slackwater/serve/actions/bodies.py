@@ -1,4 +1,4 @@
-"""Request bodies of the action API, and what they mean to the broker."""
+"""Request bodies of the action API and their translation for the broker."""
 
 import secrets
 import struct
@@ -9,12 +9,7 @@ from pydantic import Field
 from slackwater.model.action import ActionSpec, EnvironmentSpec
 from slackwater.model.action_input import check_command, check_file_names
 from slackwater.model.amounts import CORES, GPUS, MEMORY_MIB, Amounts, Efficiency, Elastic, Need
-from slackwater.model.ceilings import (
-    check_action,
-    check_ceilings,
-    check_environment,
-    check_network,
-)
+from slackwater.model.ceilings import check_action, check_ceilings, check_environment, check_network
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import ActionId, EnvironmentId, ResourceName, ServiceName, TenantId
 from slackwater.model.owned_ids import owned_id
@@ -181,7 +176,7 @@ class ActionBody(RequestBody):
 
 
 class EnvironmentBody(RequestBody):
-    """`snapshot` names what it begins from; `files` are put into it."""
+    """An environment with `files`, optionally from a `snapshot`."""
 
     environment: Name | None = None
     job: Name | None = None
@@ -214,7 +209,7 @@ class DoneBody(RequestBody):
 
 
 class LimitBody(RequestBody):
-    """An external resource: at most so many at once, so many per window, or both."""
+    """An external resource: a limit of concurrent uses, of uses per window, or both."""
 
     concurrency: Units | None = None
     quota: Units | None = None

@@ -51,7 +51,7 @@ class FastPathMiddleware:
         await response(scope, receive, send)
 
     def _work(self, scope: Scope) -> Work | None:
-        """What is to be done, if it can go the short way."""
+        """The handler, if the request qualifies for the fast path."""
         if scope["type"] != "http" or scope.get(TENANT) is None or BODY not in scope:
             return None
         path, tenant = scope["path"], scope[TENANT]

@@ -1,1 +1,1 @@
-"""The HTTP server, who may call it and how much."""
+"""The HTTP server: authentication, limits, errors."""

@@ -15,7 +15,7 @@ from slackwater.serve.http.errors import UnauthorizedError
 
 
 def find_tenant(tenants: Tenants, headers: Mapping[str, str]) -> TenantId | None:
-    """Whose key a request carries, if anybody's."""
+    """The tenant of the request's key, if any."""
     return tenants.of_key(_key(headers))
 
 
@@ -39,7 +39,7 @@ def find_job(tenants: Tenants, headers: Mapping[str, str]) -> str | None:
 
 
 def find_job_key(tenants: Tenants, headers: Mapping[str, str]) -> str | None:
-    """The job whose key a request carries, if it is a job's."""
+    """The job of the request's key, if it is a job's key."""
     return tenants.job_of_key(_key(headers))
 
 

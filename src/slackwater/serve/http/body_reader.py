@@ -17,6 +17,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 _ESCAPE = re.compile(rb"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
+MAX_VALUES = 20_000
+_LONG = 64
+_MOST_ERRORS = 3
 
 
 def lone_surrogate(body: bytes) -> str | None:
@@ -34,14 +37,9 @@ def lone_surrogate(body: bytes) -> str | None:
     return None if high is None else high[0].decode()
 
 
-MAX_VALUES = 20_000
-_LONG = 64
-_MOST_ERRORS = 3
-
-
 @dataclass(frozen=True, slots=True)
 class ParsedBody:
-    """A body that is what it must be."""
+    """A valid body."""
 
     body: BaseModel
 

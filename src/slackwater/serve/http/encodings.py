@@ -9,7 +9,7 @@ ENCODINGS = ("gzip", "zstd")
 
 
 class RefusedBodyError(Exception):
-    """A body that is not taken, with the status that says so."""
+    """A refused body with its HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -17,7 +17,7 @@ class RefusedBodyError(Exception):
 
 
 def encoding_of(header: str | None) -> str:
-    """The one encoding of a body; "" for none."""
+    """The body's content encoding; "" for none."""
     name = (header or "").strip().lower()
     name = {"identity": "", "x-gzip": "gzip"}.get(name, name)
     if name and name not in ENCODINGS:
@@ -27,7 +27,7 @@ def encoding_of(header: str | None) -> str:
 
 
 def decompress(body: bytes, encoding: str, limit: int) -> bytes:
-    """The body as it was before it was compressed; at most `limit` bytes of it."""
+    """Decompress the body to at most `limit` bytes."""
     try:
         data = _gunzip(body, limit) if encoding == "gzip" else _unzstd(body, limit)
     except (zlib.error, zstandard.ZstdError, EOFError) as error:

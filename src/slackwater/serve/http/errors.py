@@ -50,7 +50,7 @@ class FailedTurnError(UnavailableError):
 
 
 class GoneError(SlackwaterError):
-    """It was there, and is no more."""
+    """It existed and is gone (HTTP 410)."""
 
 
 def status_of(error: SlackwaterError) -> int:
@@ -79,7 +79,7 @@ def answer(request: Request, status: int, message: str) -> JSONResponse:
 
 
 async def send_refusal(scope: Scope, send: Send, status: int, message: str) -> None:
-    """Answer from ASGI middleware and close the connection, whose body was not read."""
+    """Answer from ASGI middleware and close the connection without reading the body."""
     if status == 422 and scope["path"].startswith("/v1/"):
         status = 400
     body = json.dumps(error_body(scope["path"], status, message)).encode()
@@ -104,7 +104,7 @@ def validation_message(error: RequestValidationError) -> str:
 def add_error_handlers(
     app: FastAPI, rejected: Callable[[Request, Any, str], Awaitable[None]]
 ) -> None:
-    """`rejected` is told of bodies that failed validation: an operation's number may be used up."""
+    """`rejected` is called for invalid bodies: they may use up an operation's number."""
 
     async def slackwater_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, SlackwaterError)

@@ -72,7 +72,7 @@ class HostCheck:
         return self._is_everywhere or address.is_loopback or address.is_unspecified
 
     def _is_same(self, origin: str, host: str) -> bool:
-        """Schemes may differ, where a proxy speaks TLS for the service."""
+        """Schemes may differ if a proxy terminates TLS."""
         site = origin.partition("://")[2]
         name = _name(site)
         return name is not None and (site == host or self._is_listed(site, name))
@@ -82,7 +82,7 @@ class HostCheck:
 
 
 def _name(host: str) -> str | None:
-    """The name or address of `name:port`; None where it is neither."""
+    """The host of `host:port`; None if malformed."""
     try:
         found = urlsplit(f"//{host}")
         _ = found.port

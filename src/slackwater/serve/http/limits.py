@@ -106,12 +106,7 @@ class BodyLimits:
         return min(self._json_limits.get(path, self._max_json_bytes), self._max_bytes)
 
     async def _read(
-        self,
-        receive: Receive,
-        headers: Headers,
-        tenant: TenantId | None,
-        held: "_Held",
-        limit: int,
+        self, receive: Receive, headers: Headers, tenant: TenantId | None, held: "_Held", limit: int
     ) -> bytes | None:
         """The whole body; None if the client left."""
         declared = headers.get("content-length", "0")

@@ -94,7 +94,7 @@ class HeadTimeoutProtocol(HttpToolsProtocol):
 
 
 async def _refuse_head(scope: Scope, receive: Receive, send: Send) -> None:
-    """What a request whose head is too large is answered."""
+    """Answer 431 to a request with too large a head."""
     message = f"headers: more than {MAX_HEAD_BYTES} bytes; send fewer or shorter ones"
     await send_refusal(scope, send, 431, message)
 

@@ -17,7 +17,7 @@ _FULL_S = 1.0  # until it is tried again when no more files may be open
 
 
 class ThrottledAcceptor:
-    """Open until `close`. The rest waits in the kernel's line, in which nobody is refused."""
+    """Accepts until `close`; the rest queues in the kernel's backlog."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class ThrottledAcceptor:
         self._open()
 
     def close(self) -> None:
-        """Nobody comes in any more; the socket stays its owner's to close."""
+        """Stop accepting; the owner closes the socket."""
         if self._again is not None:
             self._again.cancel()
         self._loop.remove_reader(self._listening.fileno())
@@ -68,7 +68,7 @@ class ThrottledAcceptor:
 
 
 class LoopThrottle:
-    """In the order in which they came. Use from the event loop's thread alone."""
+    """Runs callbacks in order; use from the event loop's thread only."""
 
     def __init__(self, at_once: int) -> None:
         self._at_once = at_once

@@ -68,7 +68,7 @@ class ResponseWriter(ABC):
         return bool(choice.get("text") or choice.get("delta"))
 
     def last_delta(self, place: int) -> dict[str, Any]:
-        """What a stream's choice ends with."""
+        """The last delta of a streamed choice."""
         return self.delta(place, "", None)
 
     def reason(self, place: int, result: TurnResult) -> str:
@@ -76,7 +76,7 @@ class ResponseWriter(ABC):
         return result.reason.value
 
     def add_ids(self, choice: dict[str, Any], place: int, result: TurnResult) -> dict[str, Any]:
-        """Token ids and the prompt's scores, where they were asked for."""
+        """Add token ids and prompt scores if requested."""
         if self._asked.return_token_ids:
             choice["token_ids"] = list(result.tokens)
             choice["prompt_token_ids"] = list(self.prompts[place])
@@ -137,7 +137,7 @@ class ResponseWriter(ABC):
     def echo(
         self, place: int, scores: Sequence[float | None] | None, tops: Sequence[Top | None]
     ) -> list[dict[str, Any]]:
-        """What a streamed choice begins with, once its prompt is scored."""
+        """The first chunk of a streamed choice, once its prompt is scored."""
         return []
 
     def piece(self, event: ChoiceDelta) -> list[dict[str, Any]]:
@@ -359,7 +359,7 @@ class ChatAnswers(ResponseWriter):
         return self._reason_of_calls(result.reason.value) if called else result.reason.value
 
     def _cut(self, place: int, text: str, logprobs: Any, *, final: bool) -> dict[str, Any]:
-        """A delta with what is said and the calls that are complete."""
+        """A delta with text and complete tool calls."""
         delta: dict[str, Any] = {}
         if self._plan is not None:
             first = self._calls[place].count

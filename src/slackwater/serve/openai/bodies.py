@@ -54,7 +54,7 @@ _INSTEAD = {
 
 
 class StrictBody(BaseModel):
-    """Refuses what it does not know."""
+    """Forbids unknown fields."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), populate_by_name=True)
 
@@ -98,7 +98,7 @@ class ResponseFormat(StrictBody):
 
 
 class StructuredOutputs(StrictBody):
-    """vLLM's way to say what an answer must look like; one of them."""
+    """vLLM's structured outputs; set one field."""
 
     json_: dict[str, Any] | str | None = Field(default=None, alias="json")
     regex: str | None = None
@@ -163,7 +163,7 @@ class GenerationBody(BaseModel):
     request_id: str | None = None
 
     def refuse_unsupported(self) -> None:
-        """Say so rather than answer something else."""
+        """Refuse unsupported options instead of ignoring them."""
         for field, value in (self.model_extra or {}).items():
             if value is not None and value not in _REFUSED.get(field, ()):
                 instead = _INSTEAD.get(field, "; leave it out")
@@ -188,7 +188,7 @@ class GenerationBody(BaseModel):
         return sorted(found)
 
     def grammar(self) -> Grammar | None:
-        """What the answer must look like, however it was said; at most one wish."""
+        """The requested output grammar from any of its fields; at most one."""
         wishes = [] if self.response_format is None else [self.response_format.wish()]
         said = self.structured_outputs or StructuredOutputs()
         pairs = [("json", said.json_), ("regex", said.regex), ("choice", said.choice)]

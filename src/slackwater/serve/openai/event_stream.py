@@ -17,10 +17,12 @@ from slackwater.serve.openai.answers import ResponseWriter
 from slackwater.serve.openai.generation import ChoiceDelta, Generation
 
 _HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+_AT_ONCE = 64
+_DEEP = 6
 
 
 class EventStream(Response):
-    """What a generation says as it comes; it is closed whatever happens."""
+    """Streams a generation as events and always closes it."""
 
     def __init__(self, generation: Generation, answers: ResponseWriter) -> None:
         super().__init__(media_type="text/event-stream")
@@ -66,10 +68,6 @@ def _events(chunks: list[dict[str, Any]]) -> bytes:
     return b"".join(
         b"data: " + json.dumps(chunk, allow_nan=False).encode() + b"\n\n" for chunk in chunks
     )
-
-
-_AT_ONCE = 64
-_DEEP = 6
 
 
 def sliced_json(value: Any) -> bytes:

@@ -98,7 +98,7 @@ class Generation:
         self._plane.rollout.submit(spec, _Choice(place, self), self._arrived_s)
 
     def _refuse_broken(self) -> None:
-        """Say so if no engine of a model can be started, rather than wait for one."""
+        """Fail if no engine of a model can start, instead of waiting for one."""
         for model in {asked.base_model for asked in self._choices}:
             if (why := self._plane.broken_engine(model, self._tenant)) is not None:
                 raise FailedTurnError(why)
@@ -119,13 +119,13 @@ class Generation:
             self._ended(place)
 
     def _ended(self, place: int) -> None:
-        """Give the turn's share back, also when nobody ever listened."""
+        """Return the turn's share, even if nobody listened."""
         if place in self._running:
             self._running.discard(place)
             self._plane.shares.give_back(self._tenant, 1)
 
     def say(self, event: ChoiceDelta | FinishedChoice | str, place: int) -> None:
-        """What the listener of a turn heard."""
+        """Record an event of one turn."""
         if not isinstance(event, ChoiceDelta):
             self._ended(place)
         self._heard.append(event)
@@ -178,7 +178,7 @@ class Generation:
             self._waiting = None
 
     def _next(self) -> ChoiceDelta | FinishedChoice | str:
-        """What was heard first, with the same choice's tokens that follow on it."""
+        """The next event, merged with queued tokens of the same choice."""
         heard = self._heard
         event = heard.popleft()
         if not isinstance(event, ChoiceDelta) or not heard:

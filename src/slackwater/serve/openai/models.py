@@ -12,13 +12,13 @@ from slackwater.runtime.store.checkpoints import Checkpoint
 
 
 class ModelNames:
-    """What a request's `model` may be."""
+    """Resolves a request's `model`."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
 
     async def weights(self, tenant: TenantId, model: str) -> tuple[BaseModel, str]:
-        """The base model and the weight version that a name stands for."""
+        """The base model and the weight version of a name."""
         if model.startswith("tinker://"):
             held = await self._plane.store.call(
                 lambda c: shelf.find_checkpoint(c, tenant, model, time.time())

@@ -11,7 +11,7 @@ from slackwater.serve.openai.tools import Tool, told_by_message, with_read_argum
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages as templates expect them, and how they are laid out."""
+    """Messages, tools and options for the chat template."""
 
     messages: list[dict[str, Any]]
     tools: Sequence[Tool] = ()
@@ -21,7 +21,7 @@ class Conversation:
     special: bool = False
 
     def tokens(self, codec: TextCodec, max_chars: int = 1 << 22) -> list[int]:
-        """As the model was taught to see it, up to where the answer begins or goes on."""
+        """Render with the chat template, up to where the answer starts or continues."""
         messages = with_read_arguments(self.messages)
         variables = dict(self.variables)
         if codec.knows("tools"):
@@ -53,7 +53,7 @@ class Conversation:
 
 
 def _cut(text: str, last: str) -> str:
-    """Up to the end of the last message's own words, so that the answer goes on from there."""
+    """Cut after the last message's text, so that the answer continues it."""
     place = text.rfind(last.rstrip()) if last.strip() else -1
     if place < 0:
         fix = "cannot be continued: it is empty, or the chat template changes it"

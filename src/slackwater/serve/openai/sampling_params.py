@@ -1,4 +1,4 @@
-"""From a body to how its tokens are drawn."""
+"""Translates a request body to sampling parameters."""
 
 from slackwater.model.errors import ConfigError
 from slackwater.model.sampling import Grammar, Sampling
@@ -38,7 +38,7 @@ def sampling_of(
 
 
 def most_tokens(body: GenerationBody, base: BaseModel, prompt: list[int]) -> int:
-    """How many tokens may follow this prompt."""
+    """The maximum number of tokens after this prompt."""
     room = base.room_after(prompt)
     wanted, _, _ = _tokens_and_scores(body)
     # Engines score a prompt on the way to its first token: where none is wanted, one is dropped.

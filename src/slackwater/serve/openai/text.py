@@ -16,13 +16,16 @@ from tokenizers import Tokenizer
 from slackwater.model.errors import ConfigError, RefusedError
 
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_BROKEN = "\ufffd"  # how a decoder shows bytes that are not yet a character
+_LONGEST_CHARACTER = 8  # tokens; more that make no character never will
+_CONTEXT_TOKENS, _LONGEST_CONTEXT = 6, 24  # cut to the first when longer than the second
 
 
 class TokenBytes:
     """The bytes of every token; part of a character has bytes but no text of its own."""
 
     def __init__(self, tokenizer: Tokenizer, description: dict[str, Any]) -> None:
-        """`description` is the tokenizer's own JSON, which names how its tokens are written."""
+        """`description` is the tokenizer's own JSON."""
         self._tokenizer = tokenizer
         self._added = {int(item["id"]) for item in description.get("added_tokens", [])}
         decoder = json.dumps(description.get("decoder"))
@@ -54,7 +57,7 @@ class TokenBytes:
 
 
 class TokenSpeller(Protocol):
-    """Whoever knows the bytes of tokens."""
+    """Anything that knows the bytes of tokens."""
 
     def token_bytes(self, token: int) -> bytes: ...
 
@@ -83,11 +86,6 @@ def _byte_characters() -> dict[str, int]:
 
 
 _BYTES = _byte_characters()
-
-
-_BROKEN = "\ufffd"  # how a decoder shows bytes that are not yet a character
-_LONGEST_CHARACTER = 8  # tokens; more that make no character never will
-_CONTEXT_TOKENS, _LONGEST_CONTEXT = 6, 24  # cut to the first when longer than the second
 
 
 class TextCodec:
@@ -119,7 +117,7 @@ class TextCodec:
         return self.decode([token], special=True)
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that one token stands for, also where they are part of a character only."""
+        """The bytes of one token, which may be part of a character."""
         return self._bytes.of(token)
 
     def token_label(self, token: int) -> str:
@@ -248,7 +246,7 @@ class TextStream:
 
     @property
     def text(self) -> str:
-        """What has been shown."""
+        """The text shown so far."""
         return self._decoded[: self._shown]
 
     def feed(self, tokens: Sequence[int]) -> str:
@@ -261,7 +259,7 @@ class TextStream:
         return self._show(final=False)
 
     def finish(self) -> str:
-        """What is left."""
+        """The remaining text."""
         self._settle(final=True)
         return self._show(final=True)
 

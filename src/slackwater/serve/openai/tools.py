@@ -26,6 +26,8 @@ _INSTRUCTIONS = (
     "{tools}\n</tools>\nTo call one, answer with a JSON object inside tags:\n"
     '<tool_call>\n{{"name": NAME, "arguments": OBJECT}}\n</tool_call>'
 )
+_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
+_PYTHON_TAG = "<|python_tag|>"
 
 
 class Function(BaseModel):
@@ -104,8 +106,7 @@ class ToolPlan:
                 raise RefusedError("tools: can be combined with a JSON response_format only")
             schema = json.loads(answer.source) if answer.source else {"type": "object"}
             return Grammar(
-                "lark",
-                f"%llguidance {{}}\nstart: calls | answer\nanswer: {_json(schema)}\n{calls}",
+                "lark", f"%llguidance {{}}\nstart: calls | answer\nanswer: {_json(schema)}\n{calls}"
             )
         if self.form == "llama":
             raise RefusedError("tools: strict needs tool_choice 'required' with this model's form")
@@ -215,10 +216,6 @@ def _read(function: dict[str, Any]) -> Any:
     return json.loads(arguments) if isinstance(arguments, str) and arguments else arguments or {}
 
 
-_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
-_PYTHON_TAG = "<|python_tag|>"
-
-
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """One call that a model made; `arguments` is JSON text, as clients expect."""
@@ -233,7 +230,7 @@ class ToolCall:
 
 
 def read_calls(text: str, plan: ToolPlan) -> tuple[str, list[ToolCall]]:
-    """The text before the calls, and the calls; anything that is no valid call stays text."""
+    """The text before the calls, and the calls; anything but a valid call stays text."""
     known = {tool.function.name for tool in plan.tools}
     if plan.form == "llama":
         body = text.strip().removeprefix(_PYTHON_TAG).strip()
@@ -267,7 +264,7 @@ def _call(text: str, known: set[str]) -> ToolCall | None:
 
 
 class CallStream:
-    """Text as it streams, cut into what is said and the calls that are complete."""
+    """Splits streamed text into plain text and complete tool calls."""
 
     def __init__(self, plan: ToolPlan) -> None:
         self._plan = plan
@@ -277,7 +274,7 @@ class CallStream:
         self.count = 0
 
     def feed(self, text: str, *, final: bool = False) -> tuple[str, list[ToolCall]]:
-        """What can be said now, and the calls that were completed."""
+        """New plain text and newly completed calls."""
         self._held += text
         if self._plan.form == "llama":
             return self._feed_llama(final)
@@ -328,7 +325,7 @@ class CallStream:
 
 
 def _overlap(text: str, tag: str) -> int:
-    """How much of the end of `text` may be the beginning of `tag`."""
+    """The longest suffix of `text` that is a prefix of `tag`."""
     return next(
         (n for n in range(min(len(text), len(tag) - 1), 0, -1) if tag.startswith(text[-n:])), 0
     )

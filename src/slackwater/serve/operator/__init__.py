@@ -1,1 +1,1 @@
-"""What an operator asks for: status, metrics, instances."""
+"""Operator endpoints: status, metrics, instances, jobs."""

@@ -87,7 +87,7 @@ def coschedule_routes(plane: ControlPlane) -> APIRouter:
 
     @router.get("/coschedule/timeline", response_model=None)
     async def timeline(tenant: Caller, found: service) -> Response:
-        """Who had which node when, as a trace that opens in Perfetto."""
+        """Which job held which node when, as a Perfetto trace."""
         require_operator(plane, tenant, "the fleet's timelines")
         return Response(found.timeline(), media_type="application/json")
 

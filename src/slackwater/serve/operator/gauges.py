@@ -20,7 +20,7 @@ QUEUES = frozenset(
 
 
 def shared_gauges(plane: ControlPlane) -> dict[str, float]:
-    """For a tenant that is not the operator: no figure from which another's use can be read."""
+    """Gauges for tenants other than the operator: nothing that reveals another tenant's usage."""
     return {
         name: value for name, value in gauges_of(plane).items() if name in FLEET or name in QUEUES
     }
@@ -48,7 +48,7 @@ def gauges_of(plane: ControlPlane) -> dict[str, float]:
 
 
 def _serving_gauges(plane: ControlPlane) -> dict[str, float]:
-    """What users of the served model got, what its workers saw of it, and what is lent."""
+    """Gauges of the served model's SLO and of lending."""
     rollout, now_s = plane.rollout, loop_time()
     kept = {} if rollout.promise is None else rollout.promise.gauges(now_s)
     return kept | ({} if rollout.lending is None else rollout.lending.gauges())

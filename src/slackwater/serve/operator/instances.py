@@ -65,7 +65,7 @@ def instance_routes(plane: ControlPlane) -> APIRouter:
 
     @router.get("")
     async def listed(tenant: Caller) -> dict[str, Any]:
-        """Every instance and what it does, and the last starts that failed."""
+        """List instances, and the last failed starts."""
         if plane.is_operator(tenant):
             return {"instances": plane.instances.listed(), "faults": plane.instances.faults()}
         shown = [
@@ -94,7 +94,7 @@ def instance_routes(plane: ControlPlane) -> APIRouter:
 
     @router.post("/{instance}/kill", status_code=202, dependencies=allowed)
     async def kill(instance: str) -> dict[str, str]:
-        """End its process at once; its turns go on elsewhere."""
+        """Kill its process; its turns resume elsewhere."""
         plane.instances.kill(InstanceId(instance))
         return {"killed": instance}
 
@@ -112,7 +112,7 @@ def node_routes(plane: ControlPlane) -> APIRouter:
 
     @router.post("/{node}/revoke")
     async def revoke(node: str, tenant: Caller) -> dict[str, Any]:
-        """Let no token of the node work any more, and end its connection."""
+        """Revoke the node's tokens and end its connection."""
         require_operator(plane, tenant, "nodes")
         check_name("node", node)
         plane.fleet.revoke(node)

@@ -32,7 +32,7 @@ def job_routes(plane: ControlPlane) -> APIRouter:
 
     @router.get("")
     async def jobs(tenant: Caller) -> dict[str, Any]:
-        """The caller's jobs and what they have used; the operator sees everybody's."""
+        """The caller's jobs and their usage; the operator sees all jobs."""
         return {"jobs": plane.submissions.listed(plane.jobs.listed(tenant))}
 
     @router.post("", status_code=201)
@@ -56,17 +56,17 @@ def job_routes(plane: ControlPlane) -> APIRouter:
     async def logs(
         name: str, tenant: Caller, place: Place = -65536, most: Most = 65536
     ) -> dict[str, Any]:
-        """What its drivers printed from `place` on; a place below 0 counts from the end."""
+        """Output of its drivers from `place` on; a negative place counts from the end."""
         return plane.submissions.log(tenant, name, place, most)
 
     @router.post("/{name}/stop", status_code=202)
     async def stop(name: str, tenant: owner) -> dict[str, Any]:
-        """Its driver leaves; what it has made stays."""
+        """Stop its driver; its results stay."""
         return plane.submissions.stop(tenant, name)
 
     @router.post("/{name}/resume", status_code=202)
     async def resume(name: str, tenant: owner) -> dict[str, Any]:
-        """It goes on from its last complete iteration, as a new arrival."""
+        """Resume from its last complete iteration, as a new arrival."""
         return plane.submissions.resume(tenant, name)
 
     return router

@@ -1,4 +1,4 @@
-"""For whoever runs the service: health, metrics, status."""
+"""Operator endpoints: health, metrics, status."""
 
 from typing import Any
 

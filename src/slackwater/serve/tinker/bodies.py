@@ -36,7 +36,7 @@ _TOO_OLD = f"is too old: use tinker {'.'.join(map(str, OLDEST_SDK))} or newer"
 
 
 def _new_enough(version: str) -> str:
-    """What is no version is let through: it is no SDK's."""
+    """Reject old SDKs; a string that is not a version comes from no SDK and passes."""
     found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
     if found and tuple(map(int, found.groups())) < OLDEST_SDK:
         raise ValueError(f"{version!r} {_TOO_OLD}")
@@ -93,7 +93,7 @@ class CreateModelBody(RequestBody):
     @model_validator(mode="before")
     @classmethod
     def _has_session(cls, given: Any) -> Any:
-        """The first SDKs know no sessions, so they cannot be told earlier."""
+        """The first SDKs have no sessions, so this is the first chance to reject them."""
         if isinstance(given, dict) and "session_id" not in given:
             raise ValueError(f"session_id must be given; an SDK that sends none {_TOO_OLD}")
         return given

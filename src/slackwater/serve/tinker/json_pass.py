@@ -23,7 +23,7 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 class _Chunk(msgspec.Struct, frozen=True):
-    """Chunks of other types have fields of their own."""
+    """Chunks of other types have their own fields."""
 
     tokens: list[_Int32] = []
     type: str = "encoded_text"

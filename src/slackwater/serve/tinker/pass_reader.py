@@ -22,7 +22,7 @@ class PassHead:
 
 
 def read_pass(body: bytes, form: str) -> tuple[PassHead, bytes]:
-    """A batch in one of the three forms. Raises if it cannot be told which operation it is."""
+    """Parse a batch in one of three formats; raises if the operation is unknown."""
     given = b""
     if form == PROTOBUF:
         message = tinker_proto.parse_pass_request(body)
@@ -42,7 +42,7 @@ def question(body: bytes, form: str) -> tuple[bytes, bytes]:
 
 
 def answer(form: str, body: bytes) -> tuple[bytes, bytes]:
-    """A pickled head, or the error that it came to; and the batch."""
+    """A pickled head or error, and the batch."""
     try:
         head, batch = read_pass(body, form)
     except SlackwaterError as error:

@@ -38,6 +38,8 @@ from slackwater.serve.tinker.rest import RestFace, moment
 from slackwater.serve.tinker.weight_files import RECIPIENTS, archived, encrypted, weight_files
 
 LINK_LIVES_S = 3600.0
+EventType = Literal["all", "checkpoints", "projects", "teams", "organizations"]
+_GIGABYTE = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class Downloads:
         shutil.rmtree(scratch, ignore_errors=True)
 
     def new_folder(self) -> Path:
-        """A folder for files that one download needs; those whose links have ended are removed."""
+        """A folder for one download's files; removes expired ones."""
         now_s = time.time()
         for folder in [folder for folder, ends_s in self._folders.items() if ends_s <= now_s]:
             shutil.rmtree(folder, ignore_errors=True)
@@ -67,7 +69,7 @@ class Downloads:
         return made
 
     def offer(self, request: Request, content: Path | bytes, name: str) -> tuple[str, float]:
-        """A link to `content` for whoever sent the request, and when it ends."""
+        """A link to `content` for the caller, and its expiry."""
         now_s = time.time()
         self._offers = {key: held for key, held in self._offers.items() if held.ends_s > now_s}
         token = secrets.token_urlsafe(24)
@@ -75,7 +77,7 @@ class Downloads:
         return f"{request.base_url}downloads/{token}/{quote(name)}", now_s + LINK_LIVES_S
 
     def take(self, token: str, name: str) -> _Offer:
-        """What a link stands for; the file name is part of the link."""
+        """The content of a link, whose file name must match."""
         found = self._offers.get(token)
         if found is None or found.name != name or found.ends_s <= time.time():
             raise NotFoundError(
@@ -96,10 +98,6 @@ def download_routes(downloads: Downloads) -> APIRouter:
         return Response(offer.content, media_type="application/json", headers=shown)
 
     return router
-
-
-EventType = Literal["all", "checkpoints", "projects", "teams", "organizations"]
-_GIGABYTE = 1e9
 
 
 def _audit(connection: Connection, tenant: TenantId, event_type: EventType) -> list[dict[str, Any]]:
@@ -233,7 +231,7 @@ def record_routes(face: RestFace, downloads: Downloads) -> APIRouter:
 async def _exported(
     plane: ControlPlane, downloads: Downloads, tenant: TenantId, path: str
 ) -> dict[str, Path | bytes]:
-    """The files of a checkpoint's export, encrypted where its recipients are named."""
+    """The files of a checkpoint's export, encrypted if it has recipients."""
     held = await plane.store.call(lambda c: shelf.find_checkpoint(c, tenant, path, time.time()))
     files = weight_files(held, plane.bases.get(held.base_model), plane.shelf)
     kept = (held.user_metadata or {}).get(RECIPIENTS)

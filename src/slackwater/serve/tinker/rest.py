@@ -1,4 +1,4 @@
-"""Tinker API: what there is. Training runs and checkpoints, listed, described, changed, deleted."""
+"""Tinker API: list, describe, change and delete training runs and checkpoints."""
 
 import datetime
 import json

@@ -33,6 +33,7 @@ from slackwater.serve.tinker.bodies import TensorBody
 from slackwater.wire.batches import decode_metrics, decode_result
 
 _NAME = "target_prompt_logprobs"
+_LARGE_RESULT_BYTES = 64 << 10
 
 
 def target_tokens(given: TensorBody, rows: int, base: BaseModel) -> TargetTokens:
@@ -69,9 +70,6 @@ def _sparse(
         fix = "are no CSR matrix of this shape"
         raise ConfigError.of(f"{_NAME}: sparse indices", [rows, width], fix)
     return TargetTokens([tokens[first:last] for first, last in pairwise(edges)], width, columns)
-
-
-_LARGE_RESULT_BYTES = 64 << 10
 
 
 class SamplingFace:

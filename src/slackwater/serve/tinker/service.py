@@ -29,7 +29,7 @@ def service_routes(plane: ControlPlane) -> APIRouter:
 
     @router.post("/client/config")
     async def client_config(body: bodies.ClientConfigBody, tenant: Caller) -> dict[str, Any]:
-        """Feature flags of the SDK; what is not named keeps its default."""
+        """Feature flags of the SDK; others keep their defaults."""
         return {
             "proto_write_fwdbwd": True,
             "fwd_via_fwdbwd": True,

@@ -35,7 +35,7 @@ def tokenizer_routes(plane: ControlPlane) -> APIRouter:
     router = APIRouter(prefix="/hub", tags=["tokenizers"])
 
     def find(repository: str) -> BaseModel:
-        """By name alone: where a model lies is not for clients."""
+        """By name only: clients do not see paths."""
         named = {base.name: base for base in plane.bases}
         if repository not in named:
             raise NotFoundError(f"repository: {repository!r} is no base model of this service")
@@ -59,7 +59,7 @@ def tokenizer_routes(plane: ControlPlane) -> APIRouter:
 
     @router.api_route("/{repository:path}/resolve/{revision}/{file}", methods=["GET", "HEAD"])
     async def resolve(repository: str, revision: str, file: str, tenant: Caller) -> Response:
-        """One file; HEAD tells its size and what it is."""
+        """One file; HEAD returns its size and ETag."""
         del revision
         base = find(repository)
         path = base.directory / file

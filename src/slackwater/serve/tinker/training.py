@@ -1,8 +1,10 @@
 """Tinker API: models and their operations. Each route parses, calls the plane, and answers."""
 
+import contextlib
 import pickle
 import secrets
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -15,12 +17,7 @@ from slackwater.runtime.executors.trainers import version_of
 from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.store import checkpoints as shelf
-from slackwater.runtime.store.op_payloads import (
-    LoadPayload,
-    PublishPayload,
-    SavePayload,
-    encode,
-)
+from slackwater.runtime.store.op_payloads import LoadPayload, PublishPayload, SavePayload, encode
 from slackwater.serve.http.auth import Caller, read_tenant
 from slackwater.serve.http.errors import FailedTurnError, GoneError
 from slackwater.serve.http.large_bodies import LargeBodyRoute
@@ -64,11 +61,14 @@ class TrainingFace:
         self.plane.sessions.seen(model.session, loop_time())
         return model
 
-    async def reject(
-        self, model: TrainedModel, seq: int, kind: OpKind, error: SlackwaterError
-    ) -> None:
-        """Use up the number of a submission that is refused."""
-        await self.plane.training.reject(model, seq, kind, str(error))
+    @contextlib.asynccontextmanager
+    async def _rejecting(self, model: TrainedModel, seq: int, kind: OpKind) -> AsyncIterator[None]:
+        """A submission that is refused inside uses up its number."""
+        try:
+            yield
+        except SlackwaterError as error:
+            await self.plane.training.reject(model, seq, kind, str(error))
+            raise
 
     async def rejected_body(
         self, request: Request, body: Any
@@ -94,7 +94,7 @@ class TrainingFace:
         if head.seq_id < 1:
             raise ConfigError.of("seq_id", head.seq_id, "must be at least 1")
         if head.error is not None:
-            await self.reject(model, head.seq_id, kind, head.error)
+            await self.plane.training.reject(model, head.seq_id, kind, str(head.error))
             raise head.error
         return model, await self.plane.training.submit(model, head.seq_id, kind, payload)
 
@@ -109,15 +109,13 @@ class TrainingFace:
         self, tenant: TenantId, body: bodies.SaveBody
     ) -> tuple[TrainedModel, str]:
         model = self.model(tenant, body.model_id)
-        try:
+        async with self._rejecting(model, body.seq_id, OpKind.SAVE):
             save = self.save_payload(model, shelf.STATE, body.path or f"{body.seq_id:06d}", body)
             if not body.overwrite:
                 await self._refuse_taken(tenant, save.path, body.seq_id)
-        except SlackwaterError as error:
-            await self.reject(model, body.seq_id, OpKind.SAVE, error)
-            raise
-        submit = self.plane.training.submit
-        return model, await submit(model, body.seq_id, OpKind.SAVE, encode(save))
+        return model, await self.plane.training.submit(
+            model, body.seq_id, OpKind.SAVE, encode(save)
+        )
 
     async def _refuse_taken(self, tenant: TenantId, path: str, seq: int) -> None:
         held = await self.plane.store.call(
@@ -139,16 +137,13 @@ class TrainingFace:
     ) -> tuple[TrainedModel, str]:
         model = self.model(tenant, body.model_id)
         save, session = None, None
-        try:
+        async with self._rejecting(model, body.seq_id, OpKind.PUBLISH):
             if body.path is not None:
                 save = self.save_payload(model, shelf.SAMPLER, body.path, body)
             elif body.sampling_session_seq_id is None:
                 raise ConfigError.of("path", None, "must be given, or sampling_session_seq_id")
             else:
                 session = f"ss-{secrets.token_hex(12)}"
-        except SlackwaterError as error:
-            await self.reject(model, body.seq_id, OpKind.PUBLISH, error)
-            raise
         version = version_of(model.model, body.seq_id)
         payload = encode(PublishPayload(version, save, session, body.sampling_session_seq_id))
         submit = self.plane.training.submit
@@ -161,18 +156,14 @@ class TrainingFace:
     ) -> tuple[TrainedModel, str]:
         """Export weights as safetensors: published like a sampler's, under their own name."""
         model = self.model(tenant, body.model_id)
-        try:
+        async with self._rejecting(model, body.seq_id, OpKind.PUBLISH):
             kept = None
             if body.age_encryption_recipients:
                 kept = {RECIPIENTS: check_recipients(body.age_encryption_recipients)}
             path = shelf.checkpoint_path(model.model, shelf.EXTERNAL, body.path)
-        except SlackwaterError as error:
-            await self.reject(model, body.seq_id, OpKind.PUBLISH, error)
-            raise
         save = SavePayload(path, body.path, body.ttl_seconds, kept)
         payload = encode(PublishPayload(version_of(model.model, body.seq_id), save))
-        submit = self.plane.training.submit
-        return model, await submit(model, body.seq_id, OpKind.PUBLISH, payload)
+        return model, await self.plane.training.submit(model, body.seq_id, OpKind.PUBLISH, payload)
 
     async def submit_load(
         self, tenant: TenantId, body: bodies.LoadBody
@@ -180,7 +171,7 @@ class TrainingFace:
         if body.model_id is None or body.seq_id is None:
             raise ConfigError.of("model_id", body.model_id, "must be given, with seq_id")
         model = self.model(tenant, body.model_id)
-        try:
+        async with self._rejecting(model, body.seq_id, OpKind.LOAD):
             held = await self.plane.store.call(
                 lambda c: shelf.find_checkpoint(c, tenant, body.path, time.time())
             )
@@ -189,12 +180,8 @@ class TrainingFace:
             if (held.base_model, held.lora) != (model.base_model, model.lora):
                 saved = f"{held.base_model} rank {held.lora.rank}"
                 raise ConfigError.of("path", body.path, f"is of another shape: {saved}")
-        except SlackwaterError as error:
-            await self.reject(model, body.seq_id, OpKind.LOAD, error)
-            raise
         payload = encode(LoadPayload(body.path, held.held_as, body.optimizer))
-        submit = self.plane.training.submit
-        return model, await submit(model, body.seq_id, OpKind.LOAD, payload)
+        return model, await self.plane.training.submit(model, body.seq_id, OpKind.LOAD, payload)
 
     async def create(
         self, tenant: TenantId, body: bodies.CreateModelBody
