@@ -1,4 +1,4 @@
-"""`slackwater action`: run something through the action service, and see what it is doing."""
+"""`slackwater action`: run commands through the action service and watch them."""
 
 import json
 import sys
@@ -78,7 +78,7 @@ def run(
 
 
 def _followed(client: ServiceClient, action: str, quiet: bool) -> dict[str, Any]:
-    """Print what it prints until it ends; its outcome. Ctrl-C cancels it."""
+    """Stream its output until it ends and return the outcome; Ctrl-C cancels it."""
     try:
         where = f"/slackwater/actions/{action}/output"
         with client.http.stream("GET", where, timeout=None) as lines:

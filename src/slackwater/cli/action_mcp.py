@@ -25,9 +25,7 @@ def tool_server(tools: Tools) -> Server[dict[str, object]]:
         return types.ListToolsResult(
             tools=[
                 types.Tool(
-                    name=one["name"],
-                    description=one["description"],
-                    input_schema=one["parameters"],
+                    name=one["name"], description=one["description"], input_schema=one["parameters"]
                 )
                 for one in functions
             ]

@@ -1,4 +1,4 @@
-"""`slackwater agent`: bring this machine into a fleet."""
+"""`slackwater agent`: join this machine to a fleet."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""`slackwater up --background`: the same command in a session of its own, until it can be used."""
+"""`slackwater up --background`: start the service detached and wait until it is usable."""
 
 import contextlib
 import os
@@ -18,15 +18,19 @@ from slackwater.cli.status_screen import names_shown
 from slackwater.model.errors import RefusedError, SlackwaterError, UnavailableError
 from slackwater.runtime.store.state_directory import StateDirectory
 
+_START_S = 120.0
+_WORKERS_S = 240.0  # a first start compiles
+_LOOK_S = 0.2
+
 
 def entries(root: Path) -> frozenset[str] | None:
-    """What a folder holds; None if it is not there."""
+    """The names in a folder; None if it does not exist."""
     return frozenset(path.name for path in root.iterdir()) if root.is_dir() else None
 
 
 @contextlib.contextmanager
 def removing_failed_start(root: Path) -> Iterator[StateDirectory]:
-    """The folder, locked. What was made in it is removed unless the service came up."""
+    """The locked folder; new files are removed unless the service came up."""
     before = entries(root)
     folder = StateDirectory(root)
     folder.lock()
@@ -53,13 +57,8 @@ def remove_new(root: Path, before: frozenset[str] | None) -> None:
             root.rmdir()
 
 
-_START_S = 120.0
-_WORKERS_S = 240.0  # a first start compiles
-_LOOK_S = 0.2
-
-
 def start_behind(root: Path) -> int:
-    """Start it, print what it printed, and wait until its workers are up."""
+    """Start the service, print its announcement, and wait for its workers."""
     before = entries(root)
     folder = StateDirectory(root)
     if folder.is_locked():
@@ -110,7 +109,7 @@ def _wait_until_serving(
 
 
 def _remove(folder: StateDirectory, before: frozenset[str] | None) -> None:
-    """What the failed start made, unless somebody else uses the folder by now."""
+    """Remove what the failed start created, unless another process uses the folder."""
     try:
         folder.lock()
     except SlackwaterError:
@@ -120,7 +119,7 @@ def _remove(folder: StateDirectory, before: frozenset[str] | None) -> None:
 
 
 def _wait_for_workers(server: dict[str, Any], process: subprocess.Popen[bytes]) -> None:
-    """Until every worker is up or has failed; says which, and what is still starting."""
+    """Wait until every worker is up or has failed, and report it."""
     console = Console(stderr=True)
     deadline_s = time.monotonic() + _WORKERS_S
     found: dict[str, Any] = {"starting": ["workers"], "problems": []}

@@ -77,8 +77,7 @@ def bench(
         Path | None, typer.Option(help="Folder of public traces, where needed.")
     ] = None,
     before: Annotated[
-        Path | None,
-        typer.Option(help="Source folder of an older version to compare with."),
+        Path | None, typer.Option(help="Source folder of an older version to compare with.")
     ] = None,
     part: Annotated[str | None, typer.Option(help="Run only this part of the benchmark.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Replay: the file of requests.")] = None,
@@ -90,8 +89,7 @@ def bench(
     slo: Annotated[str, typer.Option(help="Replay: the SLO.")] = "ttft=0.5,tpot=0.15",
     speed: Annotated[float, typer.Option(help="Replay: speed-up factor of the trace.")] = 1.0,
     duration: Annotated[
-        float | None,
-        typer.Option(help="Replay, soak: length in seconds; default 60, 3600."),
+        float | None, typer.Option(help="Replay, soak: length in seconds; default 60, 3600.")
     ] = None,
     from_s: Annotated[
         float, typer.Option("--from", help="Replay: start at this second of the trace.")

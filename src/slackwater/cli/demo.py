@@ -22,6 +22,7 @@ name = "train"
 engines = 0
 trainers = 1
 """
+app = typer.Typer(add_completion=False)
 
 
 def two_nodes(rollout: Sequence[int] = (), train: Sequence[int] = ()) -> str:
@@ -32,9 +33,6 @@ def two_nodes(rollout: Sequence[int] = (), train: Sequence[int] = ()) -> str:
         + (f"cores = {list(cores)}\n" if cores else "")
         for name, pool, cores in nodes
     )
-
-
-app = typer.Typer(add_completion=False)
 
 
 @app.command()

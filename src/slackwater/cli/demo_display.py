@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 from rich import box
@@ -37,12 +36,7 @@ class DemoDisplay:
             self._bars.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._console.is_terminal:
             self._bars.stop()
 
@@ -51,7 +45,7 @@ class DemoDisplay:
         self._console.print(f"{at_s:5.0f} s  {what}", highlight=False)
 
     def show(self, rows: Sequence[dict[str, Any]]) -> None:
-        """How far the jobs are."""
+        """Show the jobs' progress."""
         if not self._console.is_terminal:
             self._line(rows)
             return
@@ -81,7 +75,7 @@ def demo_table(result: dict[str, Any]) -> RenderableType:
     took_s, alone_s = result["took_s"], result["alone_s"]
     lines = [
         f"together {took_s:.0f} s on one fleet; the same jobs one after the other, alone, "
-        f"{alone_s:.0f} s ({alone_s / took_s:.2f}x), or at once on {len(result['jobs'])} fleets",
+        f"{alone_s:.0f} s ({alone_s / took_s:.2f}x), or at once on {len(result['jobs'])} fleets"
     ]
     visit = result["instance"]
     if visit["came"]:

@@ -65,7 +65,7 @@ class WatchedJob:
         return found
 
     def used_s(self, what: str, since_s: float, until_s: float) -> float:
-        """How much of its account came between two moments, by the marks inside."""
+        """Usage between two moments, by the marks inside."""
         inside = [row[what] for at_s, row in self.marks.values() if since_s <= at_s <= until_s]
         return float(inside[-1] - inside[0]) if len(inside) > 1 else 0.0
 
@@ -89,9 +89,7 @@ class TypicalIteration:
 
 
 def sharing_figures(
-    jobs: Sequence[WatchedJob],
-    alone: Mapping[str, TypicalIteration],
-    iterations: Mapping[str, int],
+    jobs: Sequence[WatchedJob], alone: Mapping[str, TypicalIteration], iterations: Mapping[str, int]
 ) -> dict[str, Any]:
     """Per job the iteration times alone and shared; total times; pool utilization."""
     both_s = min(job.ended_s for job in jobs)  # until the first was done

@@ -8,13 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from slackwater.cli.demo_display import DemoDisplay
-from slackwater.cli.demo_figures import (
-    LOOK_S,
-    Rows,
-    TypicalIteration,
-    WatchedJob,
-    sharing_figures,
-)
+from slackwater.cli.demo_figures import LOOK_S, Rows, TypicalIteration, WatchedJob, sharing_figures
 from slackwater.cli.running_service import ServiceClient
 from slackwater.model.errors import RefusedError, UnavailableError
 
@@ -31,7 +25,7 @@ class Alone:
 
 
 class DemoRun:
-    """`url` and `key` are a service's of its own; `quiet` shows nothing."""
+    """`url` and `key` are of a service started for the demo; `quiet` shows nothing."""
 
     def __init__(self, url: str, key: str, folder: Path, *, quiet: bool) -> None:
         self._client = ServiceClient(url, key)

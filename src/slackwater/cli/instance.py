@@ -24,7 +24,7 @@ _TITLES = {"tokens_per_s": "tok/s"}
 
 @app.command("list")
 def list_instances(state: State = DEFAULT_STATE, as_json: AsJson = False) -> None:
-    """Show every instance and what it does."""
+    """List instances."""
     found = _ask(state, "GET", "")
     if as_json:
         print(json.dumps(found))

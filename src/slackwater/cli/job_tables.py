@@ -23,7 +23,7 @@ def stage_text(stage: str) -> Text:
 
 
 def iterations(row: dict[str, Any]) -> str:
-    """How far a job is, if anybody knows."""
+    """A job's progress, if known."""
     done, of = row.get("iteration") or row.get("iterations_done") or 0, row.get("iterations")
     return f"{done}/{of}" if of else (str(done) if done else "")
 
@@ -69,7 +69,7 @@ _WAITS = (
 
 
 def job_facts(found: dict[str, Any]) -> Table:
-    """One line a fact; what is not known is left out."""
+    """One line per known fact."""
     table = Table(box=box.SIMPLE, show_header=False, padding=(0, 1, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")

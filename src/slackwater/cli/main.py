@@ -23,10 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "agent": ("slackwater.cli.agent", "Join this machine to a fleet."),
     "node": ("slackwater.cli.node", "The fleet's machines: list them, or make a token to join."),
     "job": ("slackwater.cli.job", "Jobs: submit, list, show, logs, stop, resume."),
-    "demo": (
-        "slackwater.cli.demo",
-        "Run a folder of jobs on one small fleet, and show the cost.",
-    ),
+    "demo": ("slackwater.cli.demo", "Run a folder of jobs on one small fleet, and show the cost."),
     "top": ("slackwater.cli.top", "Watch jobs share the fleet: permits, use, slowdowns."),
     "instance": ("slackwater.cli.instance", "Engines: list, add, drain, kill, replay a trace."),
     "action": ("slackwater.cli.action", "Run commands in sandboxes, and see what runs: run, top."),
@@ -41,7 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 class LateCommands(TyperGroup):
-    """A group whose members are imported when named: `--help` stays instant."""
+    """A group that imports its commands on use, so that `--help` is instant."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)

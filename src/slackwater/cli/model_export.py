@@ -74,7 +74,7 @@ class WeightSource:
                     target.write(part)
 
     def _base_directory(self, name: str) -> Path:
-        """The base model's folder, where the service runs on this machine and says so."""
+        """The base model's folder, if the service runs on this machine."""
         from slackwater.zoo.directory import is_model, models_directory
 
         models = self._client.ask("GET", "/slackwater/status").get("models", {})

@@ -18,10 +18,7 @@ _COLUMNS = ("node", "pool", "state", "host", "cores", "memory_mb", "here_s", "wo
 
 
 @app.command("list")
-def list_nodes(
-    state: State = DEFAULT_STATE,
-    as_json: AsJson = False,
-) -> None:
+def list_nodes(state: State = DEFAULT_STATE, as_json: AsJson = False) -> None:
     """Show every node, whether it is here, and what runs on it."""
     found = ask_service(state, "GET", "/slackwater/nodes")
     if as_json:

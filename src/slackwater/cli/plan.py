@@ -122,7 +122,7 @@ _BY = {
 
 
 def _summary(figures: dict[str, Any]) -> list[str]:
-    """How many jobs have a place, what those save, and why the others have none."""
+    """Numbers of placed jobs, their savings, and why others were not placed."""
     from slackwater.cli.run_tables import share, times
 
     refusals = figures["refusals"]

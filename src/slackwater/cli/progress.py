@@ -1,4 +1,4 @@
-"""What is shown while something takes long."""
+"""Progress bars."""
 
 import contextlib
 import sys
@@ -13,14 +13,14 @@ from rich.progress import Progress as Bar
 
 
 class Progress(Protocol):
-    """Moves to a share of 1, and may say at what it is."""
+    """Reports progress up to 1, with an optional description."""
 
     def __call__(self, share: float, what: str = "") -> None: ...
 
 
 @contextlib.contextmanager
 def progress_bar(name: str) -> Iterator[Progress]:
-    """A bar on the error stream, gone when the block ends."""
+    """A transient progress bar on stderr."""
     console = Console(stderr=True)
     with Bar(console=console, transient=True) as bar, saying_that_it_compiles(console.print):
         task = bar.add_task(name, total=1.0)
@@ -53,7 +53,7 @@ def stage_bar(name: str) -> Iterator[Callable[[str, float], None]]:
 
 @contextlib.contextmanager
 def saying_that_it_compiles(say: Callable[[str], Any]) -> Iterator[None]:
-    """The first run on a machine compiles the policies' hot loops: tell why it takes so long."""
+    """Announce that the first run on a machine compiles the policies' hot loops."""
     listening: Callable[[str, event.Listener], AbstractContextManager[None]] = (
         event.install_listener
     )

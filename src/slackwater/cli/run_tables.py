@@ -16,7 +16,7 @@ _PIPED_WIDTH = 110
 
 
 def show(what: RenderableType) -> None:
-    """Print for people; a file or pipe has no width of its own."""
+    """Print a renderable; files and pipes get a fixed width."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=_PIPED_WIDTH)

@@ -27,7 +27,7 @@ _ANSWER_S = 10.0
 
 
 def is_on_command_line(secret: str) -> bool:
-    """Whether everybody on this machine can read it."""
+    """Whether the command line exposes it to other users."""
     return any(secret in part for part in sys.argv[1:])
 
 
@@ -83,7 +83,7 @@ class ServiceClient:
             raise UnavailableError(f"{url} does not answer: {error}") from None
 
     def send(self, method: str, path: str, body: dict[str, Any] | None = None) -> "httpx.Response":
-        """The raw response; UnavailableError if nobody answers."""
+        """The raw response; UnavailableError if the service does not answer."""
         import httpx
 
         try:

@@ -71,7 +71,7 @@ def _reached_at(host: str, port: int) -> str:
 
 
 def _log_to(file: Path) -> None:
-    """Everything to the file; warnings, such as a worker that died, to the terminal too."""
+    """Log everything to the file, and warnings to the terminal too."""
     whole = logging.FileHandler(file)
     whole.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     warnings = logging.StreamHandler()
@@ -84,7 +84,7 @@ def _log_to(file: Path) -> None:
 
 
 def _is_no_cancellation(record: logging.LogRecord) -> bool:
-    """Requests that are cut off by a stop are no errors."""
+    """Whether a record is anything but a request cancelled by a stop."""
     return record.exc_info is None or record.exc_info[0] is not asyncio.CancelledError
 
 

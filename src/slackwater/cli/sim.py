@@ -78,10 +78,7 @@ def run(
         sink = outputs.enter_context(atomic_file(record, "--record")) if record else None
         with progress_bar(scenario.name) as progress:
             report = simulate(
-                scenario,
-                spans=bool(plot or trace),
-                progress=progress,
-                record=_into(sink),
+                scenario, spans=bool(plot or trace), progress=progress, record=_into(sink)
             )
     write_pictures(report, plot=plot, plot_format=fmt, trace=trace, hours=window)
     if as_json:
@@ -107,7 +104,7 @@ def compare(
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
-    """Run one scenario under several policies and compare what they cost."""
+    """Run one scenario under several policies and compare their costs."""
     from slackwater.cli import scenario_source as source
     from slackwater.cli.atomic_file import write_atomically
     from slackwater.cli.progress import progress_bar

@@ -1,4 +1,4 @@
-"""The service on one screen: what is wrong first, then models, workers, nodes, jobs and queues."""
+"""The service on one screen: problems, models, workers, nodes, jobs and queues."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -68,7 +68,7 @@ def _rows(found: dict[str, Any]) -> Iterable[tuple[str, Sequence[str]]]:
 
 
 def _engines_of(model: str, instances: list[dict[str, Any]]) -> str:
-    """How many engines of a model are in which state."""
+    """A model's engines by state."""
     states = [str(row["state"]) for row in instances if row.get("model") == model]
     if not states:
         return "no engine"
@@ -85,7 +85,7 @@ def _node(row: dict[str, Any]) -> str:
 
 
 def names_shown(names: Sequence[str]) -> str:
-    """A few names, and how many more there are."""
+    """A few names, and the number of others."""
     more = len(names) - _NAMES_SHOWN
     return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 

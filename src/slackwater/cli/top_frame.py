@@ -57,7 +57,7 @@ def _head(frame: dict[str, Any]) -> Text:
 
 
 def bar(share: float, width: int) -> str:
-    """A share of 1 as a bar of so many cells."""
+    """A share of 1 as a bar of `width` cells."""
     eighths = round(min(max(share, 0.0), 1.0) * width * 8)
     whole, rest = divmod(eighths, 8)
     return ("█" * whole + (_BLOCKS[rest - 1] if rest else "")).ljust(width, "·")
@@ -103,7 +103,7 @@ def _nodes(shared: dict[str, Any], width: int) -> Table:
 
 
 def _plain_nodes(nodes: list[dict[str, Any]]) -> Table:
-    """Of a service whose jobs share everything all the time."""
+    """The nodes of a service without a co-scheduler."""
     table = _table("node", "pool", "workers", right=("workers",))
     for row in nodes:
         table.add_row(str(row["node"]), str(row.get("pool", "")), str(len(row["workers"])))

@@ -229,7 +229,7 @@ def _say(folder: Path, again: str) -> None:
 
 
 def _hook(usual: Any) -> Any:
-    """The thread that writes curves meets a full disk too; the run itself says so."""
+    """Ignore a full disk in the metrics thread: the run itself reports it."""
 
     def hook(caught: threading.ExceptHookArgs) -> None:
         error = caught.exc_value

@@ -1,4 +1,4 @@
-"""The live line of a training run: step, what it waits for, reward and its curve, time left."""
+"""The live line of a training run: step, stage, reward with its curve, time left."""
 
 import contextlib
 import threading
@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
+_STALLED_S = 15.0
+Problems = Callable[[], list[str]]
 
 
 def squeezed(values: Sequence[float], width: int) -> list[float]:
@@ -45,10 +47,6 @@ def plot(values: Sequence[float], title: str, width: int = 60, height: int = 8) 
         lines.append(f"{left} │{''.join(_BLOCKS[cell] for cell in cells)}")
     lines.append(f"{'':8} └{'─' * len(shown)} {len(values)} steps")
     return "\n".join(lines)
-
-
-_STALLED_S = 15.0
-Problems = Callable[[], list[str]]
 
 
 class TrainDisplay:
@@ -114,10 +112,7 @@ def display(
 
 
 def watch_stalls(
-    shown: TrainDisplay,
-    problems: Problems,
-    over: threading.Event,
-    stalled_s: float = _STALLED_S,
+    shown: TrainDisplay, problems: Problems, over: threading.Event, stalled_s: float = _STALLED_S
 ) -> None:
     """Say each problem of the service once for every time that the run stands still."""
     told: dict[str, float] = {}

@@ -153,7 +153,7 @@ class UpOptions:
 
 
 def given_settings(ctx: typer.Context) -> dict[str, Any]:
-    """The settings that stand on the command line, by their keys."""
+    """The settings given on the command line, by key."""
     return {
         setting.key: plain(ctx.params[name])
         for name, setting in option_settings().items()
@@ -162,7 +162,7 @@ def given_settings(ctx: typer.Context) -> dict[str, Any]:
 
 
 def is_given(ctx: typer.Context, name: str) -> bool:
-    """Whether an option stands on the command line, rather than having its default."""
+    """Whether an option was given on the command line."""
     return str(ctx.get_parameter_source(name)).endswith("COMMANDLINE")
 
 
@@ -177,9 +177,7 @@ def option_settings() -> dict[str, Setting]:
     }
 
 
-def with_up_options(
-    command: Callable[[typer.Context, UpOptions], int],
-) -> Callable[..., int]:
+def with_up_options(command: Callable[[typer.Context, UpOptions], int]) -> Callable[..., int]:
     """The command as typer reads it: a parameter for every option."""
 
     def called(ctx: typer.Context, **given: Any) -> int:

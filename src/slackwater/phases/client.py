@@ -97,7 +97,7 @@ class PermitClient:
     def progress(
         self, job: str, permit: PhasePermit, finished: int, total: int, tokens: int
     ) -> bool:
-        """Say how far the phase is, and that its holder lives. False: the permit was taken away."""
+        """Report progress and liveness; False if the permit was taken away."""
         body = {"finished": finished, "total": total, "tokens": tokens}
         said = self._call("POST", f"{_of(job)}/permits/{permit.number}/progress", body)
         return said.get("state") != "taken"

@@ -13,7 +13,6 @@ import inspect
 import os
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, TypeVar
 
 from slackwater.model.errors import ConfigError, SlackwaterError
@@ -66,17 +65,12 @@ class phase:  # noqa: N801  (it is used as a decorator)
             self._open.append(stack.pop_all())
         return job
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._open.pop().__exit__(kind, error, trace)
+    def __exit__(self, *raised: Any) -> None:
+        self._open.pop().__exit__(*raised)
 
     @contextlib.contextmanager
     def _run(self, job: Job, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
-        """The permit outside, the state inside: what is not permitted moves nothing."""
+        """The permit outside, the state inside: without a permit nothing moves."""
         held = job.enter(self._name, self._iteration)
         try:
             if self._state is not None:
@@ -133,7 +127,7 @@ class phase:  # noqa: N801  (it is used as a decorator)
 async def _in_thread(
     made: phase, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> AsyncGenerator[None, None]:
-    """Enter and leave on one thread of its own: the loop goes on while the permit is waited for."""
+    """Enter and leave in one thread, so that the loop continues while the permit is awaited."""
     loop, job = asyncio.get_running_loop(), current_job()
     if inside.get() is not None and inside.get() is job.held:  # nothing to wait for
         with made._run(job, args, kwargs):
@@ -177,7 +171,7 @@ def _leave_if_entered(running: Any) -> None:
 
 
 def _leave_after(running: Any, failed: BaseException | None) -> None:
-    """Leave the phase of a body that may have failed; the error goes on where it was raised."""
+    """Leave the phase of a body that may have failed; its error propagates."""
     if failed is None:
         running.__exit__(None, None, None)
         return

@@ -19,6 +19,14 @@ from typing import Any
 from slackwater.model.errors import ConfigError, RefusedError, SlackwaterError
 from slackwater.phases.client import JobAsked, NoService, PermitClient, PermitPort, PhasePermit
 
+logger = logging.getLogger(__name__)
+URL, KEY, JOB, OFFLINE = "SLACKWATER_URL", "SLACKWATER_KEY", "SLACKWATER_JOB", "SLACKWATER_OFFLINE"
+PHASES = ("rollout", "train", "sync")
+_ENDLESS = 1_000_000
+_ALIVE_S = 5.0  # how often the program says that it lives
+_LOOK_S = 0.5  # how often a thread that waits for its turn looks whether it could ever come
+_WARN_S = 60.0
+
 
 def is_awaited(thread: threading.Thread, *, by: threading.Thread) -> bool:
     """Whether `by` joins the thread or awaits a future that it computes.
@@ -51,16 +59,6 @@ def _frames(thread: threading.Thread) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
-
-
-logger = logging.getLogger(__name__)
-
-URL, KEY, JOB, OFFLINE = "SLACKWATER_URL", "SLACKWATER_KEY", "SLACKWATER_JOB", "SLACKWATER_OFFLINE"
-PHASES = ("rollout", "train", "sync")
-_ENDLESS = 1_000_000
-_ALIVE_S = 5.0  # how often the program says that it lives
-_LOOK_S = 0.5  # how often a thread that waits for its turn looks whether it could ever come
-_WARN_S = 60.0
 
 
 @dataclass(slots=True)
@@ -169,7 +167,7 @@ class Job:
                 self._turn.release()
 
     def report(self, finished: int, total: int, tokens: int) -> None:
-        """How far the phase is. A service that does not hear it is not the program's trouble."""
+        """Report progress; an unreachable service is not the program's problem."""
         held = self._held
         if held is None:
             return
@@ -177,14 +175,14 @@ class Job:
         self._tell(held)
 
     def end(self, outcome: str = "finished", reason: str = "") -> None:
-        """The job is over; said once."""
+        """End the job, once."""
         if not self._over.is_set():
             self._over.set()
             with contextlib.suppress(SlackwaterError):
                 self._port.end(self.name, outcome, reason)
 
     def _say_alive(self) -> None:
-        """At once, and then again and again: a program that falls silent is taken to be gone."""
+        """Send heartbeats at once and periodically: a silent program counts as gone."""
         while not self._over.is_set():
             held = self._held
             if held is not None and not held.lost:

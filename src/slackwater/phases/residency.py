@@ -87,7 +87,7 @@ class TensorGroup:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every tensor is still there and, awake, where it was put."""
+        """Whether every tensor exists and, if awake, is where it was put."""
         members = [member() for member in self._members]
         if self.asleep:
             return all(tensor is not None for tensor in members)
@@ -97,7 +97,7 @@ class TensorGroup:
         )
 
     def bind(self, tensors: Mapping[StateKey, Tensor], about: About) -> None:
-        """The tensors' data is here; the first time it is brought along."""
+        """Point the tensors at this data, copying it the first time."""
         fresh = "shapes" not in about
         self._places = [
             place.view(shape) for place, shape in zip(tensors.values(), self._shapes, strict=True)
@@ -116,7 +116,7 @@ class TensorGroup:
         return {"shapes": [list(shape) for shape in self._shapes]}
 
     def let_go(self) -> None:
-        """Its tensors, which are awake, have memory of their own from here on."""
+        """Give awake tensors memory of their own."""
         for tensor in self.tensors:
             tensor.data = tensor.data.clone()
         self._members = []
@@ -143,7 +143,7 @@ class PhaseResidency:
                     self._wake(group)
 
     def sleep(self, things: Iterable[Any]) -> None:
-        """All their tensors are in host memory, and their device memory may be another's."""
+        """Move all tensors to host memory and free device memory."""
         with self._lock:
             wanted = {id(tensor): tensor for tensor in tensors_of(things)}
             loose = [t for t in self._regroup(wanted) if t.numel()]
@@ -192,7 +192,7 @@ class PhaseResidency:
         group.asleep = False
 
     def close(self) -> None:
-        """Every tensor is awake, in memory of its own."""
+        """Wake every tensor in memory of its own."""
         with self._lock:
             for group, _ in self._groups.values():
                 if group.asleep:
@@ -210,7 +210,7 @@ _lock = threading.Lock()
 
 
 def residency() -> PhaseResidency:
-    """The one of this process."""
+    """The process-wide instance."""
     global _residency
     with _lock:
         if _residency is None:

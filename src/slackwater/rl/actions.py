@@ -17,7 +17,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, TypeVar
 
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, UnavailableError
@@ -25,6 +24,7 @@ from slackwater.rl.service_calls import CallError, ServiceCalls, ServiceReply
 
 _HOLD_S = 20.0
 _MOST_CONNECTIONS = 1024
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class ActionOutcome:
 
     @property
     def ok(self) -> bool:
-        """It ran to its end, and said that all was well."""
+        """It ended normally with status 0."""
         return self.outcome == "done" and self.status == 0
 
 
 @dataclass(frozen=True, slots=True)
 class RewardScore:
-    """What a reward model says of a text; `score` is the mean of `logprobs`."""
+    """A reward model's score of a text: the mean of `logprobs`."""
 
     score: float
     logprobs: Sequence[float]
@@ -71,12 +71,7 @@ class ActionClient:
     async def __aenter__(self) -> "ActionClient":
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._calls.close()
 
     async def run(
@@ -124,12 +119,12 @@ class ActionClient:
         return str(answer.said["environment"])
 
     async def close(self, environment: str) -> None:
-        """Take it away; one that is gone already is no error."""
+        """Close it; a missing one is fine."""
         with contextlib.suppress(NotFoundError):
             await self._ask("DELETE", f"/slackwater/environments/{environment}")
 
     async def snapshot(self, environment: str, name: str) -> None:
-        """Keep what it has now, for others to begin from."""
+        """Snapshot it, for others to start from."""
         path = f"/slackwater/environments/{environment}/snapshot"
         await self._ask("POST", path, {"snapshot": name})
 
@@ -207,9 +202,6 @@ def _result(said: dict[str, Any]) -> ActionOutcome:
     )
 
 
-T = TypeVar("T")
-
-
 class ActionThread:
     """`with ActionThread(url, key) as actions: actions.do(lambda c: c.run("true")).result()`"""
 
@@ -222,13 +214,8 @@ class ActionThread:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Give up what is under way."""
+    def __exit__(self, *_: object) -> None:
+        """Cancel running work and stop the thread."""
         asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(30)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(30)
@@ -242,5 +229,5 @@ class ActionThread:
         await self._client.__aexit__(None, None, None)
 
     def do(self, work: Callable[[ActionClient], Coroutine[Any, Any, T]]) -> "Future[T]":
-        """Begin some work with the client; its result comes in a future."""
+        """Run a coroutine with the client; returns a future."""
         return asyncio.run_coroutine_threadsafe(work(self._client), self._loop)

@@ -157,7 +157,7 @@ def _draw(
 
 
 def trained_on(recipe: Recipe) -> int:
-    """How many answers of each group."""
+    """The number of answers to train on per group."""
     return recipe.grpo.train_on or recipe.grpo.group_size
 
 
@@ -181,7 +181,7 @@ class OverlappedUpdate:
             self._send()
 
     def finish(self) -> dict[str, float]:
-        """Train on what is left, then change the weights."""
+        """Train on the rest, then update the weights."""
         if self._pending:
             self._send()
         if not self._passes:
@@ -270,7 +270,7 @@ def policy_data(
 
 
 def _sampler_kl(passed: Any, groups: Sequence[TrajectoryGroup]) -> float:
-    """How far the learner's log-probs of the sampled tokens are from the sampler's, on the mean."""
+    """The mean difference of the learner's and the sampler's log-probs of sampled tokens."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     gaps = [
         np.asarray(trajectory.logprobs[1:]) - np.asarray(output["logprobs"].data)

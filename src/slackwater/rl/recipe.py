@@ -1,4 +1,4 @@
-"""A run's configuration, and the recipes that come with the package."""
+"""A run's configuration, and the shipped recipes."""
 
 import tomllib
 from collections.abc import Sequence
@@ -110,13 +110,13 @@ def load_recipe(name: str, assignments: Sequence[str] = ()) -> Recipe:
 
 
 def recipe_names() -> list[str]:
-    """The recipes that come with the package."""
+    """The shipped recipes."""
     folder = files("slackwater.rl") / "recipes"
     return sorted(item.name[:-5] for item in folder.iterdir() if item.name.endswith(".toml"))
 
 
 def recipe_description(name: str) -> str:
-    """What a recipe of the package trains: the comment on its first line."""
+    """A shipped recipe's first comment line."""
     text = (files("slackwater.rl") / "recipes" / f"{name}.toml").read_text()
     return text.partition("\n")[0].removeprefix("#").strip()
 

@@ -31,12 +31,12 @@ class Trajectory:
         self._mark(len(self.tokens), False)
 
     def observe(self, tokens: list[int]) -> None:
-        """Append what the environment said."""
+        """Append an observation."""
         self.tokens.extend(tokens)
         self._mark(len(tokens), False)
 
     def act(self, tokens: list[int], logprobs: list[float]) -> None:
-        """Append what the model said."""
+        """Append an answer."""
         self.tokens.extend(tokens)
         self.sampled.extend([True] * len(tokens))
         self.logprobs.extend(logprobs)
@@ -94,7 +94,7 @@ class TrajectoryGroup:
 
 @dataclass(slots=True)
 class GroupMember:
-    """One trajectory under way; `ended` if its last answer had its end token."""
+    """One running trajectory; `ended` if its last answer had its end token."""
 
     number: int
     episode: Episode
@@ -129,7 +129,7 @@ class Rollout:
         return [found[use] for use in uses]
 
     def completed(self, uses: Sequence[PromptUse], size: int) -> Iterator[TrajectoryGroup]:
-        """The same groups, each as soon as it is whole; the others go on meanwhile."""
+        """Yield each group as soon as it is complete, while the others continue."""
         open_turns: dict[Future[Any], tuple[int, list[GroupMember]]] = {}
         open_replies: dict[Future[EnvironmentReply], tuple[int, GroupMember]] = {}
         ended: SimpleQueue[Future[Any]] = SimpleQueue()
@@ -181,7 +181,7 @@ class Rollout:
         return member.episode.answer(self._text.answer(tokens))
 
     def heard(self, member: GroupMember, reply: EnvironmentReply) -> bool:
-        """What an answer led to; whether it was the last."""
+        """Process the reply to an answer; whether it was the last."""
         member.trajectory.reward += reply.reward
         if not reply.done:
             member.trajectory.observe(self._text.next(reply.observation, member.ended))

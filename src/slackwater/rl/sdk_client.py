@@ -1,4 +1,4 @@
-"""The SDK's client of a service, for a block whose end nothing holds up."""
+"""The SDK's service client, for a block that always ends."""
 
 import atexit
 import sys

@@ -21,12 +21,12 @@ _SLOWEST_BYTES_PER_S = 1 << 20  # of a body on its way there
 
 
 class CallError(Exception):
-    """No answer came; whether the service heard the call is not known."""
+    """No answer arrived; the service may or may not have received the call."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceReply:
-    """What the service said: JSON if it was that, else text."""
+    """The service's reply, as JSON if possible, else text."""
 
     status: int
     said: Any
@@ -88,7 +88,7 @@ class ServiceCalls:
         return line
 
     def close(self) -> None:
-        """Hang up; calls under way end with CallError."""
+        """Disconnect; running calls fail with CallError."""
         for line in (*self._kept, *self._busy):
             line.close()
         self._kept.clear()
@@ -126,7 +126,7 @@ class _Line(asyncio.Protocol):
         silent_s: float,
         answer: "asyncio.Future[ServiceReply]",
     ) -> None:
-        """Give a call up whose service has long said nothing."""
+        """Fail a call whose service has been silent too long."""
         if answer is not self._waiting or answer.done():
             return
         left_s = self._heard_s + silent_s - loop.time()

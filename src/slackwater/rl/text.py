@@ -7,7 +7,7 @@ _ANSWER = "\x00answer\x00"
 
 
 class TextRenderer(Protocol):
-    """Observations to tokens, answers to text; what a turn adds never changes what was there."""
+    """Observations to tokens, answers to text; a turn only appends."""
 
     stop: tuple[int, ...]
 
@@ -20,7 +20,7 @@ class TextRenderer(Protocol):
         ...
 
     def answer(self, tokens: Sequence[int]) -> str:
-        """What was said, without the end token."""
+        """The answer without its end token."""
         ...
 
     def spoken(self, text: str) -> list[int]:

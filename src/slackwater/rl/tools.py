@@ -68,7 +68,7 @@ class Tools:
         return {"role": "tool", "tool_call_id": tool_call["id"], "content": said}
 
     async def call(self, name: str, arguments: str | Mapping[str, Any]) -> tuple[bool, str]:
-        """Whether it went well, and what the model is told."""
+        """Whether it succeeded, and the text for the model."""
         fields = next(
             (
                 one["function"]["parameters"]["required"]
@@ -108,7 +108,7 @@ class Tools:
 
 
 def _told(ran: ActionOutcome) -> str:
-    """What it printed, the middle left out if that is long, and how it ended if not well."""
+    """Its output, shortened in the middle, and its end if it failed."""
     said = ran.stdout + ran.stderr
     if len(said) > _MOST_SHOWN:
         half = _MOST_SHOWN // 2

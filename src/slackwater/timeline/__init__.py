@@ -1,1 +1,1 @@
-"""Who ran where and when, drawn: pictures and Perfetto traces."""
+"""Timelines of runs: plots and Perfetto traces."""

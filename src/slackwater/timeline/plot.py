@@ -20,6 +20,22 @@ from slackwater.timeline.spans import CostStep, Rental, Span, Timeline
 Floats = NDArray[np.float64]
 
 WHITE = (1.0, 1.0, 1.0)
+_BUBBLE = "#d9d9d9"
+_SWITCH = "#222222"
+_INK = "#333333"
+_LEGEND_JOBS = 14
+_PIXELS = 1500
+_SHORTEST_PIXELS = 3.0
+# Twenty colours that stay apart for most eyes on a grey ground: ten hues, dark and light.
+_COLOURS = tuple(
+    f"#{value:06x}"
+    for value in (
+        0x1F6FB4, 0xE8751A, 0x2C9A4B, 0xC7353A, 0x8458B3, 0x8A5A44, 0xD45FA6, 0x6B7A00, 0x0F9BAE,
+        0x3D4A8A,
+        0x7DB7E8, 0xF9B872, 0x8FD19E, 0xF2918E, 0xBFA3DB, 0xC49C8B, 0xF0A9D2, 0xBBC655, 0x7FD3DD,
+        0x9AA5DE,
+    )
+)  # fmt: skip
 
 
 def node_strips(
@@ -56,7 +72,7 @@ def node_strips(
 def _coloured(
     spans: Sequence[Span], colours: Mapping[JobId, tuple[float, float, float]], edges_s: Floats
 ) -> tuple[Floats, Floats]:
-    """How much of each stretch the spans cover, and their colours times that."""
+    """Each interval's coverage by spans, and their weighted colours."""
     values = np.array([(1.0, *colours[span.job]) for span in spans]).reshape(-1, 4)
     mean = _mean(spans, values, edges_s)
     return mean[:, :1], mean[:, 1:]
@@ -78,24 +94,6 @@ def _mean(parts: Sequence[Span | Rental], values: Floats, edges_s: Floats) -> Fl
     )
     mean: Floats = np.diff(at_edges, axis=0) / np.diff(edges_s)[:, None]
     return mean
-
-
-_BUBBLE = "#d9d9d9"
-_SWITCH = "#222222"
-_INK = "#333333"
-_LEGEND_JOBS = 14
-_PIXELS = 1500
-_SHORTEST_PIXELS = 3.0
-# Twenty colours that stay apart for most eyes on a grey ground: ten hues, dark and light.
-_COLOURS = tuple(
-    f"#{value:06x}"
-    for value in (
-        0x1F6FB4, 0xE8751A, 0x2C9A4B, 0xC7353A, 0x8458B3, 0x8A5A44, 0xD45FA6, 0x6B7A00, 0x0F9BAE,
-        0x3D4A8A,
-        0x7DB7E8, 0xF9B872, 0x8FD19E, 0xF2918E, 0xBFA3DB, 0xC49C8B, 0xF0A9D2, 0xBBC655, 0x7FD3DD,
-        0x9AA5DE,
-    )
-)  # fmt: skip
 
 
 def timeline_image(timeline: Timeline, fmt: str, hours: tuple[float, float] | None = None) -> bytes:
@@ -152,11 +150,7 @@ def _nodes_in(timeline: Timeline, window_s: tuple[float, float]) -> list[NodeId]
 
 
 def _draw_nodes(
-    axes: Any,
-    timeline: Timeline,
-    nodes: list[NodeId],
-    window_s: tuple[float, float],
-    scale: float,
+    axes: Any, timeline: Timeline, nodes: list[NodeId], window_s: tuple[float, float], scale: float
 ) -> None:
     def inside(part: Span | Rental) -> bool:
         return part.end_s > window_s[0] and part.start_s < window_s[1]

@@ -7,6 +7,8 @@ from typing import Literal
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import Phase
 
+_MOST_SPANS = 200_000
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -32,7 +34,7 @@ class Rental:
 
 @dataclass(frozen=True, slots=True)
 class CostStep:
-    """From `at_s` on, the fleet costs so much."""
+    """The fleet's cost from `at_s` on."""
 
     at_s: float
     price_per_h: float
@@ -51,9 +53,6 @@ class Timeline:
     rentals: tuple[Rental, ...] = ()
     cost_steps: tuple[CostStep, ...] = ()
     about: Mapping[str, str | int] = field(default_factory=dict)
-
-
-_MOST_SPANS = 200_000
 
 
 @dataclass(slots=True)

@@ -1,1 +1,1 @@
-"""Weight versions: published whole by a trainer, pulled by whoever samples with them."""
+"""Weight versions: published atomically by a trainer, pulled by samplers."""

@@ -11,7 +11,7 @@ from slackwater.tensors.header import TensorHeader, read_header
 
 
 class VersionCatalog:
-    """Which versions a folder holds, what is in them, and which may go."""
+    """The versions in a folder: list, inspect, drop."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -41,7 +41,7 @@ class VersionCatalog:
         return read_header(self.present(version))
 
     def meta(self, version: str) -> Mapping[str, Any]:
-        """What its publisher said of a version."""
+        """The publisher's metadata of a version."""
         return self.manifest(version).meta
 
     def drop(self, version: str) -> None:

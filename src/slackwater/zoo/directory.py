@@ -33,7 +33,7 @@ class TextSide:
 
 
 def models_directory(given: Path | None = None) -> Path:
-    """Where models are kept: what was given, else SLACKWATER_MODELS, else the user's cache."""
+    """The models' folder: the given one, SLACKWATER_MODELS, or the user's cache."""
     if given is not None:
         return given
     if "SLACKWATER_MODELS" in os.environ:
@@ -48,7 +48,7 @@ def is_model(directory: Path) -> bool:
 
 
 def write_model(directory: Path, net: CausalLM, text: TextSide) -> None:
-    """Write everything beside `directory`, then rename, replacing what was there."""
+    """Write beside `directory`, then rename, replacing an existing model."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     partial = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}.partial")
     try:

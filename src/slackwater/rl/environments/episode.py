@@ -14,7 +14,7 @@ from slackwater.model.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentReply:
-    """What an answer led to: the next observation, or the end; rewards of an episode add up."""
+    """The next observation or the end; an episode's rewards add up."""
 
     observation: str
     reward: float

@@ -1,4 +1,4 @@
-"""From an old part and a frame to the new part, in place; after an error the part is as it was."""
+"""Applies a frame to an old part in place; errors leave the part unchanged."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ def frame_values(frame: DeltaFrame) -> Elements:
 def _write(
     part: Any, part_bytes: Any, places: Any, starts: Any, values: Any, as_steps: Any, keys: Any
 ) -> Any:
-    """Write the new elements and keep the old ones in `values`; how far the checksum moved."""
+    """Write the new elements, keep the old ones in `values`; the checksum's change."""
     item, moved = part.itemsize, np.uint64(0)
     for block in range(starts.size - 1):
         first, stop, start = starts[block], starts[block + 1], block * BLOCK

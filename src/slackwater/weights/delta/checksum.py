@@ -56,7 +56,7 @@ def factor_of(chunk: Any) -> Any:
 
 @compiled
 def term_of(word: Any, key: Any) -> Any:
-    """What a word adds to its chunk."""
+    """A word's contribution to its chunk."""
     return word + ((word + key) & _LOW) * (((word >> _HALF) + (key >> _HALF)) & _LOW)
 
 

@@ -65,7 +65,7 @@ def word_at(typing: Any, address: Any) -> Any:
 
 @generated
 def trailing_zeros(typing: Any, word: Any) -> Any:
-    """How many zero bits a word that is not zero ends with."""
+    """Trailing zero bits of a non-zero word."""
     del typing, word
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -77,7 +77,7 @@ def trailing_zeros(typing: Any, word: Any) -> Any:
 
 @generated
 def ones(typing: Any, word: Any) -> Any:
-    """How many bits of a word are set."""
+    """Set bits of a word."""
     del typing, word
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -149,7 +149,7 @@ def put_word(typing: Any, address: Any, word: Any) -> Any:
 
 @generated
 def fetch_for_write(typing: Any, address: Any) -> Any:
-    """Ask for the memory at an address, which may lie anywhere, soon to be changed."""
+    """Prefetch memory that is about to change; any address is valid."""
     del typing, address
     kind = ir.FunctionType(ir.VoidType(), [_BYTES, _INT, _INT, _INT])
 

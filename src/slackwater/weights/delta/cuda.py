@@ -25,6 +25,13 @@ from slackwater.weights.delta.frame import BLOCK, DeltaFrame, ValueEncoding, ref
 from slackwater.weights.delta.places import block_places
 
 _SOURCE = "device.cu"
+_SLOTS = 64  # changes of a tile that its first reading keeps: 3 % of bf16
+_WARPS = 8  # of a thread block; each reads one tile at a time
+_RESIDENT = 3  # thread blocks of a multiprocessor
+_AHEAD = 4  # of the eight rounds of a tile, whose bytes are on their way together
+_AT_ONCE = 4  # tiles that a warp settles
+_MASK = (1 << 64) - 1
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 
 class DeviceCode:
@@ -80,15 +87,6 @@ def _done(answer: tuple[Any, ...]) -> Any:
     return answer[1] if len(answer) > 1 else None
 
 
-_SLOTS = 64  # changes of a tile that its first reading keeps: 3 % of bf16
-_WARPS = 8  # of a thread block; each reads one tile at a time
-_RESIDENT = 3  # thread blocks of a multiprocessor
-_AHEAD = 4  # of the eight rounds of a tile, whose bytes are on their way together
-_AT_ONCE = 4  # tiles that a warp settles
-_MASK = (1 << 64) - 1
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
-
-
 def difference(old: Tensor, new: Tensor, base_checksum: int | None = None) -> DeltaFrame:
     """The frame from `old` to `new`: flat CUDA tensors of 1-, 2- or 4-byte elements.
 
@@ -120,7 +118,7 @@ def changes(
 
 
 def device_changes(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The part of `changes` that runs on the device, where its results stay."""
+    """The device part of `changes`; results stay on the device."""
     item, elements = _checked(new), new.numel()
     if _checked(old) != item or old.numel() != elements:
         raise ConfigError.of("delta base", tuple(old.shape), f"must be as {tuple(new.shape)}")
@@ -172,7 +170,7 @@ def _dense_from(elements: int, item: int, device: torch.device) -> Tensor:
 
 @cache
 def _tile_sizes(elements: int, item: int, device: torch.device) -> Tensor:
-    """How many elements each tile has, by block."""
+    """The number of elements of each tile, by block."""
     each, blocks = CHUNK_BYTES // item, -(-elements // BLOCK)
     starts = np.arange(blocks * (BLOCK // each)) * each
     sizes = np.clip(elements - starts, 0, each)

@@ -114,7 +114,7 @@ def steps(new: Elements, old: Elements) -> Elements:
 
 
 def entropy_bits(values: Elements) -> float:
-    """The entropy of the bytes of each significance, summed: what an entropy coder could reach."""
+    """The sum of the byte planes' entropies: the bound of an entropy coder."""
     if not len(values):
         return 0.0
     cut = values.view(np.uint8).reshape(len(values), -1)
@@ -212,7 +212,7 @@ def _coded(
 
 @compiled
 def changed_bits(old: Any, new: Any, start: int, size: int, words: Any) -> Any:
-    """A bit for each element of a block that differs; how many."""
+    """Set a bit for each differing element of a block; returns their number."""
     item, count = new.itemsize, 0
     one = np.uintp(old.ctypes.data) + np.uintp(start * item)
     other = np.uintp(new.ctypes.data) + np.uintp(start * item)
@@ -329,7 +329,7 @@ def _gathered(
     at: int,
     keys: Any,
 ) -> Any:
-    """One block's new and old values, and how far the checksum moves, 64-bit word by word."""
+    """Collect a block's new and old values; the checksum's change, word by word."""
     per_word = 8 // new.itemsize
     moved, chunk, in_chunk, seen = np.uint64(0), -1, np.uint64(0), -1
     for i in range(count):

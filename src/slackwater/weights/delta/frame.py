@@ -46,11 +46,11 @@ class ValueEncoding(IntEnum):
 
 
 class DeltaError(ConfigError):
-    """These bytes are no delta of this part; the part is as it was."""
+    """These bytes are not a delta of this part, which is unchanged."""
 
 
 def refused(why: str) -> DeltaError:
-    """The one error of a delta that cannot be used."""
+    """The error of an unusable delta."""
     return DeltaError(f"delta: {why}; pull the version whole or take the delta again")
 
 

@@ -117,7 +117,7 @@ def _runs_size(kind: Any, sizes: Any, sized: Any, bits: Any, at: Any) -> Any:
 
 @compiled
 def _placed(kinds: Any, sizes: Any, bits: Any, elements: Any, starts: Any, places: Any) -> Any:
-    """Fill in the places of every block that is not dense; whether all lie in their blocks."""
+    """Fill in the places of all blocks but dense ones; False if any is outside its block."""
     sized: Any = 0
     at: Any = 0
     gaps, lengths = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)

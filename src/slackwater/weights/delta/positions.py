@@ -8,12 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from slackwater.weights.delta.compiled import (
-    compiled,
-    put_word,
-    trailing_zeros,
-    word_at,
-)
+from slackwater.weights.delta.compiled import compiled, put_word, trailing_zeros, word_at
 
 _MAX_K = 15
 _ONE = np.uint64(1)
@@ -116,7 +111,7 @@ def read_numbers(data: Any, low: Any, unary: Any, end: Any, count: Any, k: Any, 
 
 @compiled
 def set_bits(words: Any, start: Any, stop: Any, out: Any) -> Any:
-    """The places of the ones in `words[start:stop]`; how many."""
+    """The places of the ones in `words[start:stop]`; returns their number."""
     count = 0
     for index in range(start, stop):
         word = words[index]

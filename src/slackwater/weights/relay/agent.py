@@ -9,12 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
-from slackwater.model.errors import (
-    NotFoundError,
-    RefusedError,
-    SlackwaterError,
-    UnavailableError,
-)
+from slackwater.model.errors import NotFoundError, RefusedError, SlackwaterError, UnavailableError
 from slackwater.model.payload import Payload
 from slackwater.weights.relay import protocol as say
 from slackwater.weights.relay.bucket_store import BucketKey, BucketStore
@@ -30,6 +25,7 @@ logger = logging.getLogger(__name__)
 STREAMS = min(4, max(os.cpu_count() or 1, 1))  # more than there are processors take turns
 _AGAIN_S = 0.05
 T = TypeVar("T")
+_LOOK_S = 0.5
 
 
 class Agent:
@@ -66,7 +62,7 @@ class Agent:
         self.received_bytes: dict[str, int] = {}  # by source; "" is the relay itself
 
     def close(self) -> None:
-        """Leave, and stop serving; a pull under way ends with an error."""
+        """Leave and stop serving; a running pull fails."""
         self._closed = True
         if self._server is not None:
             self._server.close()
@@ -194,11 +190,8 @@ def _source(
     return client.source(member, payload, lost)
 
 
-_LOOK_S = 0.5
-
-
 class PayloadReceipt:
-    """Brings one payload beside the caller, who works on each bucket as soon as it is complete."""
+    """Fetches one payload in a thread while the caller works on complete buckets."""
 
     def __init__(
         self,

@@ -51,7 +51,7 @@ def part_checksums(arrays: Sequence[Bytes], bucket: Bucket) -> list[int]:
 
 
 def whole_views(arrays: Sequence[Bytes], bucket: Bucket) -> list[memoryview]:
-    """The bucket's bytes where they lie, in order: to send from, or to receive into."""
+    """Views of the bucket's bytes in order, to send from or receive into."""
     return [arrays[part.tensor][part.start : part.stop].data for part in bucket]
 
 
@@ -68,10 +68,7 @@ def encode_changes(old: Sequence[Bytes], new: Sequence[Bytes], bucket: Bucket) -
 
 
 def apply_changes(
-    arrays: Sequence[Bytes],
-    bucket: Bucket,
-    data: memoryview,
-    known: Sequence[int],
+    arrays: Sequence[Bytes], bucket: Bucket, data: memoryview, known: Sequence[int]
 ) -> list[int]:
     """Apply a delta bucket in place; the parts' new checksums. `known` are the current ones."""
     at, reached = 0, list(known)

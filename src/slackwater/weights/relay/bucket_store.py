@@ -50,7 +50,7 @@ class BucketSlot:
 
     @property
     def path(self) -> str:
-        """Where another process of this user opens the memory; empty if it is not shared."""
+        """The path by which this user's processes open the memory; empty if not shared."""
         return "" if self.descriptor is None else f"/proc/{os.getpid()}/fd/{self.descriptor}"
 
     def pieces(self, start: int, stop: int) -> Iterator[memoryview]:
@@ -131,7 +131,7 @@ class BucketStore:
             return slot
 
     def advance(self, slot: BucketSlot, filled: int) -> None:
-        """More of a slot is there: readers who can use it go on."""
+        """More bytes of a slot are there; wakes readers that can use them."""
         with self._changed:
             slot.filled = filled
             if filled > slot.wake_above or slot.complete:
@@ -139,7 +139,7 @@ class BucketStore:
                 self._changed.notify_all()
 
     def fail(self, slot: BucketSlot) -> None:
-        """The one who filled it has gone; what is there stays, for the next to go on from."""
+        """The writer is gone; its bytes stay for the next one to continue."""
         with self._changed:
             slot.failed = not slot.complete
             self._changed.notify_all()
@@ -164,20 +164,20 @@ class BucketStore:
             self._changed.notify_all()
 
     def release(self, owner: object) -> None:
-        """Who began versions is gone; what it did not seal may be another's."""
+        """A publisher is gone; others may publish what it did not seal."""
         with self._changed:
             for version in [v for v in self._publishers if self._publisher(v) is owner]:
                 del self._publishers[version]
 
     def note(self, manifest: Manifest) -> None:
-        """Know of a version whose buckets are still on their way here."""
+        """Register a version whose buckets are still arriving."""
         with self._changed:
             self._given_up.pop(manifest.version, None)
             self._manifests[manifest.version] = manifest
             self._changed.notify_all()
 
     def give_up(self, version: str) -> None:
-        """A version will not arrive any more: fail those who wait or ask for it."""
+        """A version will not arrive: fail those who wait or ask for it."""
         with self._changed:
             self._given_up[version] = None
             if len(self._given_up) > _GIVEN_UP:
@@ -217,7 +217,7 @@ class BucketStore:
             )
 
     def filled(self, keys: Iterable[BucketKey]) -> list[int]:
-        """How many bytes of each bucket are here."""
+        """The number of bytes present of each bucket."""
         with self._changed:
             return [self._slots[key].filled if key in self._slots else 0 for key in keys]
 
@@ -254,7 +254,7 @@ class BucketStore:
             self._release(slot)
 
     def wait(self, slot: BucketSlot, beyond: int, wait_s: float) -> int:
-        """The filled bytes once more than `beyond`; UnavailableError if nobody fills it."""
+        """The filled bytes once more than `beyond`; UnavailableError if the writer is gone."""
         deadline_s = time.monotonic() + wait_s
         with self._changed:
             while slot.filled <= beyond and not slot.complete:
@@ -290,7 +290,7 @@ class BucketStore:
         return self._used
 
     def close_all(self) -> None:
-        """Give the memory back that nobody reads."""
+        """Free memory without readers."""
         with self._changed:
             for key in list(self._slots):
                 slot = self._slots.pop(key)
@@ -311,7 +311,7 @@ class BucketStore:
         return None
 
     def _publisher(self, version: str) -> object | None:
-        """Who has begun a version and may go on."""
+        """The current publisher of a version."""
         found = self._publishers.get(version)
         return None if found is None else found()
 

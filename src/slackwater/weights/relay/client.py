@@ -6,7 +6,6 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 
@@ -53,12 +52,7 @@ class RelayClient:
     def __enter__(self) -> "RelayClient":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -78,11 +72,11 @@ class RelayClient:
         return manifest
 
     def filled(self, keys: Sequence[BucketKey]) -> list[int]:
-        """How many bytes of each bucket the relay has."""
+        """The number of bytes the relay has of each bucket."""
         return msgspec.convert(self._ask(say.QueryFilled(tuple(keys))), list[int])
 
     def put(self, key: BucketKey, size: int, tag: int, views: Sequence[memoryview]) -> None:
-        """Send a bucket, from where an earlier try broke off; nothing if the relay has it."""
+        """Send a bucket, resuming an earlier try; a no-op if the relay has it."""
         try:
             say.send(self._socket, say.PutBucket(key, size, tag))
             start = say.receive_reply(self._socket)
@@ -101,16 +95,16 @@ class RelayClient:
         self._ask(say.DropRelayVersion(payload))
 
     def join(self, member: say.JoinRelay) -> None:
-        """Be known as one who serves what it has, as long as this connection lasts."""
+        """Register as a serving member for as long as this connection lasts."""
         self._ask(member)
 
     def source(self, member: str, payload: Payload, lost: str = "") -> say.SourceChoice | None:
-        """From whom to take a payload; None means: ask again soon."""
+        """The member to fetch a payload from; None: ask again soon."""
         found = self._ask(say.ChooseSource(member, payload, lost))
         return None if found is None else msgspec.convert(found, say.SourceChoice)
 
     def have(self, member: str, payloads: Sequence[Payload]) -> None:
-        """Say what one has all of."""
+        """Announce complete payloads."""
         self._ask(say.AnnouncePayloads(member, tuple(payloads)))
 
     def get(
@@ -123,7 +117,7 @@ class RelayClient:
         member: str = "",
         arrived: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """Receive a bucket into memory, from `offset` on; `arrived` hears how much is there."""
+        """Receive a bucket into memory from `offset` on; `arrived` gets the bytes so far."""
         size = sum(map(len, views))
         try:
             say.send(self._socket, say.GetBucket(key, offset, node, member))
@@ -181,7 +175,7 @@ class RelayClient:
 
 
 def _copy_shared(path: Path, size: int, views: Sequence[memoryview]) -> bool:
-    """Copy a bucket that lies in this node's memory; False if this process may not open it."""
+    """Copy a bucket from this node's shared memory; False if this process may not open it."""
     try:
         file = path.open("rb")
     except OSError:

@@ -96,7 +96,7 @@ class RelayFetch:
             raise failures[0]
 
     def cancel(self) -> None:
-        """End every connection; what has come stays."""
+        """Close every connection; received bytes stay."""
         with self._lock:
             self._cancelled = True
             clients = list(self._clients)
@@ -136,12 +136,7 @@ class RelayFetch:
 
         try:
             client.get(
-                key,
-                slot.views,
-                offset=start,
-                node=self._node,
-                member=self._member,
-                arrived=arrived,
+                key, slot.views, offset=start, node=self._node, member=self._member, arrived=arrived
             )
         finally:
             self._count(slot, start)

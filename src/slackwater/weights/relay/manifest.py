@@ -55,7 +55,7 @@ Bucket = tuple[ManifestPart, ...]
 def buckets_of(
     tensors: Sequence[TensorEntry], bucket_bytes: int = BUCKET_BYTES
 ) -> tuple[Bucket, ...]:
-    """The tensors' bytes in order, cut where a bucket is full."""
+    """The tensors' bytes in order, cut at full buckets."""
     buckets: list[list[ManifestPart]] = []
     room = 0
     for number, tensor in enumerate(tensors):
@@ -100,7 +100,7 @@ class Manifest(msgspec.Struct, frozen=True):
         return _buckets_of(self.tensors, self.bucket_bytes)
 
     def bytes_of(self, base: str) -> int:
-        """How much there is to fetch of one payload."""
+        """The size of one payload."""
         return sum(self.sizes[base])
 
     def check(self) -> None:

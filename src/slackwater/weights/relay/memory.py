@@ -31,7 +31,7 @@ def anonymous(size: int) -> memoryview:
 
 
 class SharedMap(mmap.mmap):
-    """Memory with a descriptor for other processes; freed when nobody maps it."""
+    """Memory with a descriptor for other processes; freed with its last mapping."""
 
     descriptor: int
 

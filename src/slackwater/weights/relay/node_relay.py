@@ -25,7 +25,7 @@ _PATIENCE_S = 5.0  # a worker may ask for a payload before this relay has heard 
 
 @dataclass(frozen=True, slots=True)
 class FetchOutcome:
-    """How bringing a payload from `source` ended; without an error it is all here."""
+    """The outcome of fetching a payload from `source`; complete if there is no error."""
 
     payload: Payload
     source: str
@@ -78,7 +78,7 @@ class NodeRelay:
         return self._identity.certificate
 
     def offer(self, payload: Payload, certificate: str) -> None:
-        """Let the node whose relay has this certificate take a payload from here."""
+        """Allow the node with this certificate to fetch a payload here."""
         self._offers.offer(payload, certificate)
 
     def bring(self, payload: Payload, source: str, address: Address, certificate: str) -> None:
@@ -102,7 +102,7 @@ class NodeRelay:
         ).start()
 
     def drop(self, payload: Payload) -> None:
-        """Forget a payload; nobody need wait for it here."""
+        """Drop a payload and fail those who wait for it."""
         self._offers.withdraw(payload)
         with self._lock:
             fetch = self._fetches.pop(payload, None)
@@ -115,7 +115,7 @@ class NodeRelay:
             self.shelf.give_up(payload.version)
 
     def close(self) -> None:
-        """Stop serving and bringing, and give the memory back."""
+        """Stop serving and fetching, and free the memory."""
         with self._lock:
             fetches = list(self._fetches.values())
             self._fetches.clear()

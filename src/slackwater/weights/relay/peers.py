@@ -33,7 +33,7 @@ class RelayPeer:
     def dial(
         self, address: tuple[str, int], timeout_s: float, called_off: Callable[[], bool]
     ) -> ssl.SSLSocket:
-        """A connection to it; UnavailableError if it is somebody else, or does not admit us."""
+        """Connect; UnavailableError if it is another relay or does not admit us."""
         deadline_s = time.monotonic() + _OFFERED_WITHIN_S
         while True:
             try:
@@ -66,7 +66,7 @@ class RelayPeer:
 
 
 class RelayOffers:
-    """What a node's relay gives to which other nodes."""
+    """Which payloads a node's relay serves to which nodes."""
 
     def __init__(self, identity: PeerIdentity) -> None:
         self._identity = identity
@@ -75,7 +75,7 @@ class RelayOffers:
         self._payloads: dict[str, set[Payload]] = {}
 
     def offer(self, payload: Payload, certificate: str) -> None:
-        """Whoever shows the certificate may have the payload."""
+        """Allow the holder of the certificate to fetch the payload."""
         found = fingerprint_of(certificate)
         with self._changed:
             self._certificates[found] = certificate
@@ -83,7 +83,7 @@ class RelayOffers:
             self._changed.notify_all()
 
     def withdraw(self, payload: Payload) -> None:
-        """Nobody may have it from here any more; who may have nothing else is a stranger again."""
+        """Withdraw a payload; a node without other offers is no longer admitted."""
         with self._changed:
             for found, payloads in list(self._payloads.items()):
                 payloads.discard(payload)

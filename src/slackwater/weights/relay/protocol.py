@@ -106,7 +106,7 @@ class JoinRelay(msgspec.Struct, frozen=True, tag=True):
 
 
 class ChooseSource(msgspec.Struct, frozen=True, tag=True):
-    """From whom shall I take the payload? `lost` did not answer."""
+    """Which member should I fetch the payload from? `lost` did not answer."""
 
     member: str
     payload: Payload
@@ -152,7 +152,7 @@ class SourceChoice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Success(msgspec.Struct, frozen=True, tag=True):
-    """Done; what was asked for, if anything."""
+    """Success, with the result if any."""
 
     value: Any = None
 
@@ -180,7 +180,7 @@ def send(connection: socket.socket, message: msgspec.Struct) -> None:
 
 
 def receive_request(connection: socket.socket) -> Request | None:
-    """The next request; None if the peer has gone."""
+    """The next request; None if the peer is gone."""
     body = receive_message(connection)
     if body is None:
         return None
@@ -203,7 +203,7 @@ def receive_reply(connection: socket.socket) -> Any:
 
 
 def receive_message(connection: socket.socket) -> bytes | None:
-    """The next message's MessagePack; None if the peer has gone."""
+    """The next message's MessagePack; None if the peer is gone."""
     head = bytearray(_LENGTH.size)
     if not receive_into(connection, memoryview(head), at_edge=True):
         return None
@@ -243,7 +243,7 @@ def receive_into(connection: socket.socket, memory: memoryview, *, at_edge: bool
 
 
 def send_views(connection: socket.socket, views: Sequence[memoryview], offset: int = 0) -> None:
-    """Send memory as it lies, without the first `offset` bytes."""
+    """Send memory without copying, after the first `offset` bytes."""
     for view in views:
         if offset < len(view):
             connection.sendall(view[offset:])

@@ -20,12 +20,14 @@ from slackwater.weights.relay.bucket import (
 from slackwater.weights.relay.bucket_store import BucketKey
 from slackwater.weights.relay.client import Address, RelayClient
 
+_BASES = 4  # models whose last version is kept, to find out what changed
+
 
 class PublishTarget(Protocol):
     """Where buckets go: a relay's client, or in tests a shelf."""
 
     def put(self, key: BucketKey, size: int, tag: int, views: Sequence[memoryview]) -> None:
-        """Hand a bucket over, whose version's bytes have this tag; nothing if it is there."""
+        """Store a bucket of bytes with this tag; a no-op if it is there."""
         ...
 
     def seal(self, manifest: Manifest) -> None:
@@ -82,11 +84,8 @@ def publish(
     return manifest
 
 
-_BASES = 4  # models whose last version is kept, to find out what changed
-
-
 class RelayStocker:
-    """For one thread. What it stocked goes when the weight director says so."""
+    """For one thread; the weight director decides when stocked versions go."""
 
     def __init__(self, relay: Address, secret: bytes, bucket_bytes: int = BUCKET_BYTES) -> None:
         self._relay, self._secret, self._bucket_bytes = relay, secret, bucket_bytes

@@ -102,7 +102,7 @@ class PullProcess:
         raise reply.error()
 
     def close(self) -> None:
-        """End the process; a pull under way ends with an error."""
+        """End the process; a running pull fails."""
         self._closed = True
         self._end()
 
@@ -162,7 +162,7 @@ class PullProcess:
         return self._channel
 
     def _end(self) -> int | None:
-        """Be without a process; how it ended, if there was one."""
+        """End the process, if any; returns its exit status."""
         process, channel = self._process, self._channel
         self._process = self._channel = None
         if channel is not None:
@@ -228,7 +228,7 @@ def _serve(channel: socket.socket, receiver: Receiver) -> None:
 
 
 def _descriptor(found: HostVersion) -> int | None:
-    """Of the one piece of memory that has all its tensors; None if they have no byte."""
+    """The descriptor of the memory that holds all tensors; None if they are empty."""
     for array in found.arrays:
         if len(array):
             return descriptor_of(array)
@@ -241,13 +241,7 @@ def main() -> None:
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     secret = os.environ[SECRET_VARIABLE].encode()
     agent = Agent(
-        (host, int(port)),
-        secret,
-        member,
-        node=node,
-        site="",
-        max_bytes=_MEMORY_BYTES,
-        serve=False,
+        (host, int(port)), secret, member, node=node, site="", max_bytes=_MEMORY_BYTES, serve=False
     )
     with socket.socket(fileno=int(descriptor)) as channel:
         _serve(channel, Receiver(agent, keep=int(keep), memory_of=shared))

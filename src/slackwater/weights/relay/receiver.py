@@ -82,12 +82,7 @@ class Receiver:
             return found
 
     def take(
-        self,
-        version: str,
-        way: Sequence[Payload],
-        *,
-        keep: bool,
-        within_s: float = 600.0,
+        self, version: str, way: Sequence[Payload], *, keep: bool, within_s: float = 600.0
     ) -> tuple[HostVersion, bool]:
         """Pull a version by a given route; whether a copy is kept. Its base copy is consumed."""
         deadline_s = time.monotonic() + within_s
@@ -196,7 +191,7 @@ class Receiver:
         return HostVersion(manifest.version, manifest.tensors, arrays, manifest.meta)
 
     def _to_change(self, version: str) -> tuple[Bytes, ...]:
-        """The version's memory to modify: its own if nobody else reads it, else a copy."""
+        """The version's memory to modify: its own if it has no other reader, else a copy."""
         for payload in [each for each in self._payloads if each.version == version]:
             self._agent.shelf.drop(payload)
             self._payloads.remove(payload)
@@ -263,7 +258,7 @@ def _whole(
     memory: Memory,
     coming: _ComingSums,
 ) -> list[list[int]]:
-    """See a whole version into its tensors; the checksums of what came."""
+    """Receive a whole version into its tensors; returns checksums."""
     sums: list[list[int]] = []
     for number, bucket in enumerate(manifest.buckets()):
         with arrival.bucket(number) as views:
@@ -276,10 +271,7 @@ def _whole(
 
 
 def _applied(
-    arrival: PayloadReceipt,
-    manifest: Manifest,
-    arrays: tuple[Bytes, ...],
-    known: list[list[int]],
+    arrival: PayloadReceipt, manifest: Manifest, arrays: tuple[Bytes, ...], known: list[list[int]]
 ) -> list[list[int]]:
     """Apply a delta in place; the checksums that the parts have now."""
     reached: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""A relay server with a thread per connection, so that a slow receiver delays nobody."""
+"""A relay server with a thread per connection, so that slow receivers delay no others."""
 
 import logging
 import socket
@@ -60,7 +60,7 @@ class RelayServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop serving; what is on the shelf stays there."""
+        """Stop serving; the store keeps its buckets."""
         self._closed = True
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -134,7 +134,7 @@ class RelayServer:
             connection.close()
 
     def _check(self, peer: str, request: say.Request) -> None:
-        """Another node reads what it was offered, and does nothing else."""
+        """Another node may only read what it was offered."""
         assert isinstance(self._secret, RelayOffers)
         match request:
             case say.GetManifest(version):

@@ -1,4 +1,4 @@
-"""Who has which payload and who feeds whom, kept for `policy/weights/source.py` to choose from."""
+"""Tracks which member has and feeds which payload, for `policy/weights/source.py`."""
 
 import threading
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from slackwater.weights.relay.protocol import JoinRelay, SourceChoice
 
 @dataclass(slots=True)
 class _Flow:
-    """One payload's way through the members: who is fed by whom, and who has all of it."""
+    """One payload's distribution: who feeds whom, and who has all of it."""
 
     parents: dict[str, str] = field(default_factory=dict)
     complete: set[str] = field(default_factory=set)
@@ -33,7 +33,7 @@ class RelayTracker:
             self._members[member.member] = member
 
     def leave(self, member: str, joined: JoinRelay) -> None:
-        """A member has gone, unless it has joined again since."""
+        """A member left, unless it has joined again since."""
         with self._lock:
             if self._members.get(member) is joined:
                 self._leave(member)
@@ -70,7 +70,7 @@ class RelayTracker:
             return SourceChoice(there.member, there.host, there.port)
 
     def forget(self, payload: Payload) -> None:
-        """The payload is no longer shown."""
+        """Forget a payload."""
         with self._lock:
             self._flows.pop(payload, None)
 
@@ -93,7 +93,7 @@ class RelayTracker:
 
     @staticmethod
     def _depth(flow: _Flow, member: str, puller: str) -> int | None:
-        """How far a member is from all of the payload; None if it hangs on the puller itself."""
+        """A member's distance from a complete copy; None if it depends on the puller itself."""
         depth = 0
         while member != puller:
             if member in flow.complete or member == "":
