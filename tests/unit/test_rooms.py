@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "timeline": "model",
     "sim": "model policy control timeline",
     "runtime": "model policy control wire timeline",
-    "serve": "model wire runtime grammar",
+    "serve": "model wire runtime timeline grammar",
     "nets": "model weights",
     "tensors": "model",
     "zoo": "model nets tensors",

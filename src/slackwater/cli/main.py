@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "job": ("slackwater.cli.job", "Jobs: submit, list, show, logs, stop, resume."),
     "demo": ("slackwater.cli.demo", "Run a folder of jobs on one small fleet, and show the cost."),
     "top": ("slackwater.cli.top", "Watch jobs share the fleet: permits, use, slowdowns."),
+    "dashboard": ("slackwater.cli.dashboard", "Show the service or a recorded run in a browser."),
     "instance": ("slackwater.cli.instance", "Engines: list, add, drain, kill, replay a trace."),
     "action": ("slackwater.cli.action", "Run commands in sandboxes, and see what runs: run, top."),
     "bench": ("slackwater.cli.bench", "Run benchmarks."),

@@ -42,7 +42,8 @@ async def _serve(settings: ServiceSettings, folder: StateDirectory) -> int:
     check_isolation(settings, len(plane.tenants.names()))
     url = f"http://{settings.host}:{listening.getsockname()[1]}"
     key = plane.tenants.key_of(settings.tenants[0])
-    server = http_server(create_app(plane), several_tenants=plane.loop_shares.several)
+    app = create_app(plane)
+    server = http_server(app, several_tenants=plane.loop_shares.several)
     await plane.start()
     try:
         join = plane.join_address()
@@ -50,7 +51,9 @@ async def _serve(settings: ServiceSettings, folder: StateDirectory) -> int:
         folder.write_server({"pid": os.getpid(), "url": url, "key": key, "join": told})
         _announce(plane, url, settings, folder)
         collecting = collect_when_idle(lambda: plane.rollout.live() == 0)
-        beside = [asyncio.create_task(work) for work in (collecting, plane.loop_watch.run())]
+        sampling = app.state.dashboard.sampler.run()
+        works = (collecting, plane.loop_watch.run(), sampling)
+        beside = [asyncio.create_task(work) for work in works]
         signalled = await serve_until_signalled(server, listening, plane)
         for task in beside:
             task.cancel()
@@ -97,4 +100,5 @@ def _announce(
     for base in plane.bases:
         print(f"model  {base.name}   ({base.directory})")
     print(f"state  {folder.root}")
+    print(f"watch  {url}/dashboard   (log in with a key)")
     print(HOW_TO_STOP, flush=True)

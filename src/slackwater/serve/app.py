@@ -16,6 +16,8 @@ from slackwater.serve.actions.api import (
 )
 from slackwater.serve.actions.fast_path import FastPathMiddleware
 from slackwater.serve.actions.run_code import run_code_routes
+from slackwater.serve.dashboard.live import LiveSource
+from slackwater.serve.dashboard.routes import dashboard_routes
 from slackwater.serve.http.auth import find_tenant
 from slackwater.serve.http.errors import ERROR_RESPONSES, add_error_handlers
 from slackwater.serve.http.host_check import HostCheck
@@ -107,6 +109,8 @@ def create_app(plane: ControlPlane) -> FastAPI:
     app.include_router(download_routes(downloads))
     app.include_router(extra_routes(plane, face))
     app.include_router(refused_routes(plane))
+    app.state.dashboard = LiveSource(plane)
+    app.include_router(dashboard_routes(app.state.dashboard))
     longest = max((base.max_text_chars for base in plane.bases), default=0)
     limited = BodyLimits(
         FastPathMiddleware(app.behind, plane=plane),

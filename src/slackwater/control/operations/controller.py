@@ -111,6 +111,10 @@ class OperationsController:
         """Where jobs that share nodes may train now."""
         return dict(self._state.gates)
 
+    def at_work(self) -> dict[WorkerId, Flight]:
+        """What each busy trainer does."""
+        return {worker: flight for worker, flight in self._flights.items() if flight is not None}
+
     def holders(self) -> dict[ModelId, WorkerId]:
         """Which trainer has the state of which model."""
         held = ((model, line.worker) for model, line in self._lines.items())

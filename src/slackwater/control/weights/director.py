@@ -252,6 +252,16 @@ class WeightDirector:
         """The versions that a job owns, oldest first."""
         return [record.version for record in self._books.versions.values() if record.job == job]
 
+    def newest(self) -> list[tuple[VersionRecord, int, int]]:
+        """The last version of every line, how many instances offer it, and how many pull it."""
+        books, found = self._books, []
+        for version in books.newest.values():
+            able = books.able(books.versions[version])
+            offered = sum(version in holder.offered for holder in able)
+            pulling = sum(version in holder.pulling for holder in able)
+            found.append((books.versions[version], offered, pulling))
+        return found
+
     def gauges(self) -> dict[str, float]:
         """For metrics: the present and the totals."""
         totals, holders = self._books.totals, self._books.holders.values()

@@ -421,6 +421,10 @@ class ActionService:
             "environments": len(books.environments),
         }
 
+    def running_jobs(self) -> set[JobId]:
+        """Jobs that an action runs for."""
+        return {attempt.action.spec.job for attempt in self._broker.books.attempts.values()}
+
     def top(self, most: int = 50) -> dict[str, Any]:
         """What runs, what waits, what ended last."""
         now = loop_time()

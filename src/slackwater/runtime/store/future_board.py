@@ -42,6 +42,11 @@ class FutureBoard:
         self._tenants: dict[RequestId, TenantId] = {}
         self._closed = False
 
+    @property
+    def is_closed(self) -> bool:
+        """The service stops: nobody is kept waiting any more."""
+        return self._closed
+
     def expect(self, request: RequestId, tenant: TenantId) -> None:
         """The request is under way."""
         self._waiting.setdefault(request, asyncio.Event())

@@ -45,6 +45,10 @@ class UnauthorizedError(SlackwaterError):
     """No key, or one that is not known."""
 
 
+class ForbiddenError(SlackwaterError):
+    """The caller is known, but this request is not the caller's own."""
+
+
 class FailedTurnError(UnavailableError):
     """The service could not generate; the same call may work later."""
 
@@ -56,6 +60,8 @@ class GoneError(SlackwaterError):
 def status_of(error: SlackwaterError) -> int:
     if isinstance(error, UnauthorizedError):
         return 401
+    if isinstance(error, ForbiddenError):
+        return 403
     if isinstance(error, GoneError):
         return 410
     if isinstance(error, FailedTurnError):
@@ -101,8 +107,12 @@ def validation_message(error: RequestValidationError) -> str:
     return "; ".join(said)
 
 
+async def _ignore_body(request: Request, body: Any, reason: str) -> None:
+    """No operation's number is in it."""
+
+
 def add_error_handlers(
-    app: FastAPI, rejected: Callable[[Request, Any, str], Awaitable[None]]
+    app: FastAPI, rejected: Callable[[Request, Any, str], Awaitable[None]] = _ignore_body
 ) -> None:
     """`rejected` is called for invalid bodies: they may use up an operation's number."""
 

@@ -95,12 +95,13 @@ def coschedule_routes(plane: ControlPlane) -> APIRouter:
     async def state(tenant: Caller, found: service) -> dict[str, Any]:
         """How the shared fleet stands; others' jobs are the operator's to see by name."""
         whole = found.state()
-        return whole if plane.is_operator(tenant) else _as_seen_by(tenant, whole)
+        return whole if plane.is_operator(tenant) else visible_state(tenant, whole)
 
     return router
 
 
-def _as_seen_by(tenant: TenantId, whole: dict[str, Any]) -> dict[str, Any]:
+def visible_state(tenant: TenantId, whole: dict[str, Any]) -> dict[str, Any]:
+    """The same state without what is others'."""
     jobs = [row for row in whole["jobs"] if row["tenant"] == tenant]
     mine = {None, *(row["job"] for row in jobs)}
     nodes = [

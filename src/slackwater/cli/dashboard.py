@@ -1,0 +1,64 @@
+"""`slackwater dashboard`: look at a recorded run, or at the service that runs, in a browser."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slackwater.cli.up_options import DEFAULT_STATE
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def dashboard(
+    run: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="RUN",
+            help="A trace, or the folder of a demo, a service or a training run. "
+            "Without it: the service that runs.",
+            show_default=False,
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
+    browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
+    state: Annotated[Path, typer.Option(help="The running service's folder.")] = DEFAULT_STATE,
+) -> None:
+    """Show a run in the browser: the fleet's timeline, jobs and curves. Ctrl-C ends it."""
+    if run is None:
+        from slackwater.cli.running_service import find_service
+
+        url, _ = find_service(None, None, state, or_by_url=False)
+        _open(f"{url}/dashboard", browser)
+        return
+    from fastapi import FastAPI
+
+    from slackwater.serve.dashboard.recorded import RecordedSource
+    from slackwater.serve.dashboard.routes import dashboard_routes
+    from slackwater.serve.http.errors import add_error_handlers
+    from slackwater.serve.http.host_check import HostCheck
+    from slackwater.serve.http.server import bind
+
+    source = RecordedSource(run)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    add_error_handlers(app)
+    app.include_router(dashboard_routes(source))
+    listening = bind("127.0.0.1", port)
+    # The key is behind the #, so it is sent nowhere but in the page's login.
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}/dashboard#key={source.key}"
+    _open(url, browser)
+    import uvicorn
+
+    config = uvicorn.Config(
+        HostCheck(app, bound="127.0.0.1"), log_config=None, access_log=False, lifespan="off"
+    )
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def _open(url: str, browser: bool) -> None:
+    import webbrowser
+
+    print(url, flush=True)
+    if browser:
+        webbrowser.open(url)

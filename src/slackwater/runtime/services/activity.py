@@ -1,0 +1,183 @@
+"""What every worker does, sampled: the timeline of a running service, and where its jobs' time
+goes.
+
+Permits are exact and are taken over as they end. What engines and trainers do is looked at a few
+times a second, rarely enough to cost nothing: a shorter operation may be missed.
+"""
+
+import asyncio
+import time
+from collections import defaultdict
+
+from slackwater.control.operations.flights import RunHead
+from slackwater.control.rollout.instances import InstanceRecord
+from slackwater.model.ids import JobId, WorkerId
+from slackwater.model.job_life import JobStage
+from slackwater.model.operation import OpKind
+from slackwater.model.placement import Phase
+from slackwater.runtime.live_driver import loop_time
+from slackwater.runtime.plane import ControlPlane
+from slackwater.timeline.lanes import (
+    FAULT,
+    KINDS,
+    ROLLOUT,
+    SYNC,
+    TAIL,
+    TRAIN,
+    LaneTimeline,
+    TimelineLane,
+)
+
+_EVERY_S = 0.25
+_SHARE = 0.003  # of a core that sampling may take
+_MAX_JOBS = 1000
+PARTS = ("rollout", "train", "sync", "tools", "queued", "other")
+_FIRST = ("train", "rollout", "tools", "sync", "queued", "other")
+_WAITS = (JobStage.SUBMITTED, JobStage.HELD)
+
+
+class ActivitySampler:
+    """Lanes: the co-scheduler's nodes, then engines and trainers by name."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self._plane = plane
+        self.timeline = LaneTimeline()
+        self._taken = 0  # spans of permits
+        self._alive: dict[str, int] = {}  # worker -> faults so far
+        self._spent_s: dict[str, dict[str, float]] = {}
+        self._last_s: float | None = None
+        permits = None if plane.phases is None else plane.phases.body.spans
+        now_s = loop_time()
+        whole = None if permits is None else permits.timeline("", "", now_s)
+        self._start_s = now_s if whole is None else now_s - whole.end_s
+        for rental in () if whole is None else whole.rentals:
+            pool = f"{rental.node.rpartition('-')[0]} nodes"
+            self.timeline.lane(rental.node, pool).rented_s.append((0.0, None))
+
+    def now_s(self) -> float:
+        """Since the service started."""
+        return loop_time() - self._start_s
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            began_s = time.perf_counter()
+            self.sample()
+            took_s = time.perf_counter() - began_s
+            await asyncio.sleep(max(_EVERY_S, took_s / _SHARE))
+
+    def sample(self) -> None:
+        """Look once."""
+        now_s = self.now_s()
+        self._take_permits(now_s)
+        doing: dict[str, set[str]] = defaultdict(set)
+        present: set[str] = set()
+        for record in self._plane.controller.rollout.books.instances:
+            present.add(record.spec.instance)
+            self._sample_engine(record, now_s, doing)
+        self._sample_trainers(now_s, present, doing)
+        self._note_losses(present, now_s)
+        self._account(doing, now_s)
+
+    def _take_permits(self, now_s: float) -> None:
+        keeper = self._plane.controller.phases
+        if self._plane.phases is None or keeper is None:
+            return
+        spans = self._plane.phases.body.spans.spans
+        for span in spans[self._taken :]:
+            lane = self.timeline.lane(span.node, "nodes")
+            kind = TAIL if span.kind == "tail" else KINDS.index(span.phase.value)
+            self.timeline.add(lane, span.job, kind, span.start_s, span.end_s)
+        self._taken = len(spans)
+        held = {
+            node: (permit.job, permit.phase, permit.started_s - self._start_s)
+            for permit in keeper.scheduler.permits.held()
+            for node in permit.nodes
+            if not permit.shrunk
+        }
+        for name in [name for name in self.timeline.open if name not in self._alive]:
+            del self.timeline.open[name]
+        for node, (job, phase, since_s) in held.items():
+            kind = ROLLOUT if phase is Phase.ROLLOUT else TRAIN
+            self.timeline.open[node] = (self.timeline.job_number(job), kind, since_s)
+
+    def _sample_engine(
+        self, record: InstanceRecord, now_s: float, doing: dict[str, set[str]]
+    ) -> None:
+        name = record.spec.instance
+        lane = self._join(name, f"{record.spec.kind.value} engines", record.faults, now_s)
+        pulled = self._plane.controller.weights.pulling(name)
+        turn = next(iter(record.attempts.values()), None)
+        if turn is not None:
+            self.timeline.begin(lane, turn.spec.job, ROLLOUT, now_s)
+            doing[turn.spec.job].add("rollout")
+        elif pulled:
+            version = next(iter(pulled))
+            self.timeline.begin(lane, f"version {version}", SYNC, now_s)
+        else:
+            self.timeline.end(lane, now_s)
+
+    def _sample_trainers(self, now_s: float, present: set[str], doing: dict[str, set[str]]) -> None:
+        busy = self._plane.controller.operations.at_work()
+        for worker in self._plane.workers.by_role()["trainer"]:
+            present.add(worker)
+            lane, flight = self._join(worker, "trainers", 0, now_s), busy.get(WorkerId(worker))
+            if flight is None:
+                self.timeline.end(lane, now_s)
+                continue
+            job = str(flight.line.job or flight.line.model)
+            publishes = isinstance(flight, RunHead) and flight.operation.kind is OpKind.PUBLISH
+            self.timeline.begin(lane, job, SYNC if publishes else TRAIN, now_s)
+            doing[job].add("sync" if publishes else "train")
+
+    def _join(self, name: str, pool: str, faults: int, now_s: float) -> TimelineLane:
+        lane = self.timeline.lane(name, pool)
+        before = self._alive.get(name)
+        if before is None:
+            lane.rented_s.append((now_s, None))
+        elif faults > before:
+            self.timeline.add(lane, "fault", FAULT, now_s, now_s)
+        self._alive[name] = faults
+        return lane
+
+    def _note_losses(self, present: set[str], now_s: float) -> None:
+        for name in [name for name in self._alive if name not in present]:
+            del self._alive[name]
+            lane = self.timeline.lane(name, "")
+            self.timeline.end(lane, now_s)
+            self.timeline.add(lane, "lost", FAULT, now_s, now_s)
+            lane.rented_s[-1] = (lane.rented_s[-1][0], now_s)
+
+    # ---- where a job's time goes ----
+    def _account(self, doing: dict[str, set[str]], now_s: float) -> None:
+        """Each moment of a live job counts once: for the first of the parts that it is in."""
+        passed_s = 0.0 if self._last_s is None else now_s - self._last_s
+        self._last_s = now_s
+        books = self._plane.controller.rollout.books
+        waiting = {model for model, count in self._plane.training.waiting().items() if count}
+        queued = {
+            self._plane.sessions.job_of(model.session)
+            for model in self._plane.training.models()
+            if model.model in waiting
+        }
+        tools = self._plane.actions.running_jobs()
+        for entry in self._plane.controller.jobs.entries():
+            if entry.stage.over:
+                continue
+            parts = doing.get(entry.job, set())
+            work = books.work.get(entry.job)
+            if entry.job in tools:
+                parts.add("tools")
+            if entry.job in queued or (work is not None and work.live_turns):
+                parts.add("queued")
+            if entry.stage in _WAITS:
+                parts.add("queued")
+            part = next(name for name in _FIRST if name in parts or name == "other")
+            spent = self._spent_s.setdefault(entry.job, dict.fromkeys(PARTS, 0.0))
+            spent[part] += passed_s
+        while len(self._spent_s) > _MAX_JOBS:
+            del self._spent_s[next(iter(self._spent_s))]
+
+    def breakdown(self, job: JobId) -> dict[str, float]:
+        """Seconds of the job's life by what it did, as far as this process has seen it."""
+        return {part: round(s, 1) for part, s in self._spent_s.get(job, {}).items()}

@@ -1,0 +1,1 @@
+"""The dashboard: the fleet, its jobs and the planner in a browser, live or from a recorded run."""

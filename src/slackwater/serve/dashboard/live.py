@@ -1,0 +1,291 @@
+"""A running service as the dashboard's source: its figures as far as a viewer may see them."""
+
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
+from slackwater.model.ids import JobId, ModelId, TenantId
+from slackwater.model.instance import InstanceKind, InstanceState
+from slackwater.runtime.live_driver import loop_time
+from slackwater.runtime.plane import ControlPlane
+from slackwater.runtime.services.activity import ActivitySampler
+from slackwater.runtime.store.checkpoints import list_checkpoints, parse_path
+from slackwater.runtime.store.job_accounts import shown
+from slackwater.serve.dashboard.browser_sessions import Viewer
+from slackwater.serve.dashboard.curves import read_curves, read_json
+from slackwater.serve.dashboard.source import PlannedFleet, PlannedJob
+from slackwater.serve.operator.coschedule import visible_state
+from slackwater.serve.operator.gauges import gauges_of, serving_of, shared_gauges
+from slackwater.serve.operator.status import problems_of, starting_workers
+
+_OVER_SHOWN = 100
+_INSTANCES_SHOWN = 200
+_ACTIONS_SHOWN = 20
+_TURNS_SHOWN = 10
+_TOKENS_SHOWN = 64
+_CHECKPOINTS_SHOWN = 50
+_LOG_BYTES = 1 << 16
+
+
+class LiveSource:
+    """Reads the control plane; nothing is kept but the sampled timeline."""
+
+    mode: Literal["live", "recording"] = "live"
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self._plane = plane
+        self.sampler = ActivitySampler(plane)
+        self.timeline = self.sampler.timeline
+
+    def viewer(self, key: str) -> Viewer | None:
+        """A job's own key opens nothing here: its driver must not see what the operator sees."""
+        tenant = self._plane.tenants.of_key(key)
+        if tenant is None or self._plane.tenants.job_of_key(key) is not None:
+            return None
+        return Viewer(tenant, self._plane.is_operator(tenant))
+
+    def now_s(self) -> float:
+        return self.sampler.now_s()
+
+    def is_closing(self) -> bool:
+        return self._plane.board.is_closed
+
+    # ---- the fleet ----
+    def snapshot(self, viewer: Viewer) -> dict[str, Any]:
+        plane, operator = self._plane, viewer.is_operator
+        shared = None if plane.phases is None else plane.phases.state()
+        if shared is not None and not operator:
+            shared = visible_state(viewer.tenant, shared)
+        rows = self._jobs(viewer, shared)
+        found: dict[str, Any] = {
+            "now_s": round(self.now_s(), 3),
+            "models": [base.name for base in plane.bases],
+            "problems": problems_of(plane, viewer.tenant),
+            "gauges": gauges_of(plane) if operator else shared_gauges(plane),
+            "jobs": rows,
+            "pools": {} if shared is None else shared["pools"],
+            "permits": None if shared is None or not operator else shared["permits"],
+            "nodes": [] if shared is None else shared["nodes"],
+            "weights": self._weights(viewer),
+            "plans": self._can_plan(viewer),
+        }
+        if operator:
+            instances = plane.instances.listed()
+            found |= {
+                "starting": starting_workers(plane),
+                "serving": serving_of(plane),
+                "instances": instances[:_INSTANCES_SHOWN],
+                "capacity": _capacity(instances),
+                "actions": plane.actions.top(_ACTIONS_SHOWN),
+            }
+        return found
+
+    def _jobs(self, viewer: Viewer, shared: dict[str, Any] | None) -> list[dict[str, Any]]:
+        entries = [
+            entry
+            for entry in self._plane.controller.jobs.entries()
+            if viewer.is_operator or entry.tenant == viewer.tenant
+        ]
+        live = [entry for entry in entries if not entry.stage.over]
+        over = [entry for entry in entries if entry.stage.over][-_OVER_SHOWN:]
+        now_s = loop_time()
+        rows = self._plane.submissions.listed([shown(entry, now_s) for entry in live + over])
+        more = {} if shared is None else {row["job"]: row for row in shared["jobs"]}
+        rows = [more.get(row["job"], {}) | row for row in rows]
+        for row in rows:
+            row["why"] = _why_it_waits(row, rows)
+        return rows
+
+    def _weights(self, viewer: Viewer) -> list[dict[str, Any]]:
+        return [
+            {
+                "version": record.version,
+                "number": record.number,
+                "job": record.job,
+                "model": record.base_model,
+                "offered": offered,
+                "pulling": pulling,
+                "turns": record.turns,
+            }
+            for record, offered, pulling in self._plane.controller.weights.newest()
+            if self._sees(viewer, record.job)
+        ]
+
+    def _sees(self, viewer: Viewer, job: JobId | None) -> bool:
+        if viewer.is_operator or job is None:
+            return viewer.is_operator
+        entry = self._plane.controller.jobs.find(job)
+        return entry is not None and entry.tenant == viewer.tenant
+
+    def sees(self, viewer: Viewer, job: str) -> bool:
+        """Whether a span of the timeline is the viewer's to see."""
+        return self._sees(viewer, JobId(job))
+
+    # ---- one job ----
+    def _owner(self, viewer: Viewer, job: str) -> TenantId:
+        """Whose the job is; only those whose it is, and the operator, learn that there is one."""
+        entry = self._plane.controller.jobs.find(JobId(job))
+        if entry is None or not self._sees(viewer, entry.job):
+            raise NotFoundError(f"job: {job[:200]!r} is not a job of yours")
+        return entry.tenant
+
+    async def job(self, viewer: Viewer, job: str) -> dict[str, Any]:
+        owner = self._owner(viewer, job)
+        facts = self._plane.submissions.described(owner, job)
+        folder = Path(facts["run"]) if "run" in facts else None
+        facts |= {
+            "turns_live": self._slowest_turns(JobId(job)),
+            "breakdown": self.sampler.breakdown(JobId(job)),
+            "curves": {},
+        }
+        if folder is not None:
+            facts["curves"] = await asyncio.to_thread(read_curves, folder / "metrics.jsonl")
+        facts["checkpoints"] = await self._checkpoints(owner, JobId(job), folder)
+        return facts
+
+    def _slowest_turns(self, job: JobId) -> list[dict[str, Any]]:
+        now_s = loop_time()
+        turns = [
+            turn
+            for turn in self._plane.controller.rollout.books.turns.values()
+            if turn.spec.job == job
+        ]
+        rows: list[dict[str, Any]] = [
+            {
+                "trajectory": str(turn.spec.trajectory),
+                "age_s": round(
+                    turn.waited_s(now_s) + (now_s - turn.sent_s if turn.instance else 0.0), 2
+                ),
+                "waited_s": round(turn.waited_s(now_s), 2),
+                "instance": turn.instance,
+                "moves": turn.moves,
+                "prompt_tokens": len(turn.spec.prompt),
+                "tokens": len(turn.tokens),
+                "limit": turn.limit,
+                "last_tokens": list(turn.tokens[-_TOKENS_SHOWN:]),
+                "last_logprobs": [round(value, 3) for value in turn.logprobs[-_TOKENS_SHOWN:]],
+            }
+            for turn in turns
+        ]
+        return sorted(rows, key=lambda row: -row["age_s"])[:_TURNS_SHOWN]
+
+    async def _checkpoints(
+        self, owner: TenantId, job: JobId, folder: Path | None
+    ) -> list[dict[str, Any]]:
+        """Of the models that the job has open, and of the one that its driver's folder names."""
+        plane = self._plane
+        models: set[ModelId] = {
+            model.model
+            for model in plane.training.models()
+            if plane.sessions.job_of(model.session) == job
+        }
+        kept = {} if folder is None else await asyncio.to_thread(read_json, folder, "checkpoint")
+        with contextlib.suppress(ConfigError):  # none yet
+            models.add(parse_path(str(kept.get("state_path")))[0])
+        now_s = time.time()
+        found = await plane.store.call(lambda c: list_checkpoints(c, owner, now_s))
+        mine = [checkpoint for checkpoint in found if checkpoint.model in models]
+        return [
+            {
+                "path": checkpoint.path,
+                "kind": checkpoint.kind,
+                "bytes": checkpoint.size_bytes,
+                "created_s": checkpoint.created_s,
+            }
+            for checkpoint in mine[:_CHECKPOINTS_SHOWN]
+        ]
+
+    def logs(self, viewer: Viewer, job: str, place: int) -> dict[str, Any]:
+        return self._plane.submissions.log(self._owner(viewer, job), job, place, _LOG_BYTES)
+
+    def stop(self, viewer: Viewer, job: str) -> dict[str, Any]:
+        return self._plane.submissions.stop(self._owner(viewer, job), job)
+
+    def resume(self, viewer: Viewer, job: str) -> dict[str, Any]:
+        return self._plane.submissions.resume(self._owner(viewer, job), job)
+
+    # ---- what-if ----
+    def _can_plan(self, viewer: Viewer) -> bool:
+        return viewer.is_operator and any(
+            self._planned_job(entry.job) is not None
+            for entry in self._plane.controller.jobs.entries()
+        )
+
+    def planned(self, viewer: Viewer) -> PlannedFleet:
+        if not viewer.is_operator:
+            raise RefusedError(f"key: of {viewer.tenant}; planning is the operator's")
+        plane = self._plane
+        jobs = [self._planned_job(entry.job) for entry in plane.controller.jobs.entries()]
+        known = tuple(job for job in jobs if job is not None)
+        if not known:
+            raise RefusedError("no job has finished an iteration yet, so no length is known")
+        spot = _count(plane, InstanceKind.SPOT)
+        rollout, train = plane.settings.coscheduled_nodes
+        shared = plane.settings.coschedule
+        if shared is None:
+            return PlannedFleet(max(len(rollout), 1) + spot, max(len(train), 1), spot, jobs=known)
+        nodes = (len(rollout) + spot, len(train))
+        return PlannedFleet(*nodes, spot, shared.host_memory_gb, known)
+
+    def _planned_job(self, job: JobId) -> PlannedJob | None:
+        """Lengths of the co-scheduler's profile; without one, device seconds per iteration."""
+        entry = self._plane.controller.jobs.find(job)
+        if entry is None or entry.stage.over:
+            return None
+        phases = self._plane.controller.phases
+        state = None if phases is None else phases.scheduler.find(entry.job)
+        profile = entry.profile if state is None else state.profile
+        slo = 2.0 if entry.terms is None else entry.terms.slo
+        if profile is not None:
+            return PlannedJob(
+                job=entry.job,
+                rollout_s=profile.rollout_s,
+                train_s=profile.train_s,
+                sync_s=profile.sync_s,
+                slo=slo,
+                rollout_nodes=profile.rollout_nodes,
+                train_nodes=profile.train_nodes,
+                rollout_state_gb=profile.rollout_state_gb,
+                train_state_gb=profile.train_state_gb,
+                model_billions=profile.model_billions,
+            )
+        account = entry.account
+        done = entry.iterations_done or account.operations // 2  # a pass and a step each
+        if not done or account.engine_s <= 0 or account.trainer_s <= 0:
+            return None
+        lengths = (account.engine_s / done, account.trainer_s / done)
+        return PlannedJob(entry.job, *lengths, sync_s=0.0, slo=slo)
+
+
+def _why_it_waits(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """Who holds what a waiting job needs, or why it has no place."""
+    if row["stage"] in ("held", "refused", "failed"):
+        return str(row["reason"])
+    if row.get("waits_s") is None:
+        return ""
+    holders = [
+        f"{other['job'].partition('/')[2] or other['job']} ({other['phase']})"
+        for other in rows
+        if other.get("phase") and other.get("group") == row.get("group")
+    ]
+    whom = f" while {', '.join(holders)} holds its nodes" if holders else ""
+    return f"waits {row['waits_s']:.1f} s for its turn{whom}"
+
+
+def _capacity(instances: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Instances by kind and state."""
+    found: dict[str, dict[str, int]] = {}
+    for row in instances:
+        states = found.setdefault(str(row.get("kind", "not joined")), {})
+        states[str(row["state"])] = states.get(str(row["state"]), 0) + 1
+    return found
+
+
+def _count(plane: ControlPlane, kind: InstanceKind) -> int:
+    return sum(
+        record.spec.kind is kind and record.state is InstanceState.READY
+        for record in plane.controller.rollout.books.instances
+    )

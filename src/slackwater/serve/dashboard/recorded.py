@@ -1,0 +1,255 @@
+"""A recorded run as the dashboard's source: a trace that opens in Perfetto, or the folder that a
+run left.
+
+Traces are written by `slackwater sim run --trace`, `plan --trace`, `demo` and every service with a
+co-scheduler when it stops. A folder is that of a demo, of a service, or of `slackwater train`.
+"""
+
+import secrets
+import statistics
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
+from slackwater.model.ids import TenantId
+from slackwater.serve.dashboard.browser_sessions import Viewer
+from slackwater.serve.dashboard.curves import read_curves, read_json
+from slackwater.serve.dashboard.source import PlannedFleet, PlannedJob
+from slackwater.timeline.lanes import KINDS, ROLLOUT, SWITCH, TAIL, TRAIN, LaneTimeline
+from slackwater.wire.driver_files import DriverFiles
+
+_LOG_BYTES = 1 << 16
+_DEFAULT_SLO = 2.0
+
+
+class _Event(msgspec.Struct):
+    ph: str
+    name: str
+    pid: int = 0
+    tid: int = 0
+    cat: str = ""
+    ts: float = 0.0
+    dur: float = 0.0
+    args: dict[str, Any] = {}
+
+
+class _Trace(msgspec.Struct):
+    events: list[_Event] = msgspec.field(name="traceEvents", default_factory=list)
+
+
+class RecordedSource:
+    """Everything is read once; nothing can be changed. `key` opens it, and is made anew."""
+
+    mode: Literal["live", "recording"] = "recording"
+
+    def __init__(self, run: Path) -> None:
+        self.key = secrets.token_urlsafe(24)
+        self.timeline = LaneTimeline()
+        self._name = run.name
+        self._end_s = 0.0
+        trace, self._folders = _find(run)
+        if trace is not None:
+            self._read_trace(trace)
+        self._jobs = self._job_rows()
+        self._curves: dict[str, Any] = {}
+
+    def viewer(self, key: str) -> Viewer | None:
+        return Viewer(TenantId(""), True) if secrets.compare_digest(key, self.key) else None
+
+    def now_s(self) -> float:
+        return self._end_s
+
+    def is_closing(self) -> bool:
+        return False
+
+    def sees(self, viewer: Viewer, job: str) -> bool:
+        return True
+
+    # ---- reading ----
+    def _read_trace(self, path: Path) -> None:
+        try:
+            events = msgspec.json.decode(path.read_bytes(), type=_Trace).events
+        except (OSError, msgspec.MsgspecError) as error:
+            fix = f"is no trace of ours: {error}"
+            raise ConfigError.of("RUN", str(path), fix) from None
+        pools = {e.pid: str(e.args["name"]) for e in events if e.name == "process_name"}
+        named = [e for e in events if e.name == "thread_name"]
+        lanes = {
+            (e.pid, e.tid): self.timeline.lane(str(e.args["name"]), pools.get(e.pid, "nodes"))
+            for e in sorted(named, key=lambda e: (e.pid, e.tid))
+        }
+        for event in sorted((e for e in events if e.ph == "X"), key=lambda e: e.ts):
+            lane = lanes.get((event.pid, event.tid))
+            start_s, end_s = event.ts / 1e6, (event.ts + event.dur) / 1e6
+            self._end_s = max(self._end_s, end_s)
+            if lane is None:
+                continue
+            if event.cat == "rental":
+                lane.rented_s.append((start_s, end_s))
+                continue
+            phase, _, what = event.cat.partition(",")
+            kind = {"switch": SWITCH, "tail": TAIL}.get(what)
+            kind = kind if kind is not None else KINDS.index(phase)
+            job = self.timeline.job_number(str(event.args.get("job", event.name)))
+            self.timeline.append(lane, job, kind, start_s, end_s)
+
+    def _job_rows(self) -> dict[str, dict[str, Any]]:
+        lengths_s: dict[str, dict[int, dict[str, list[float]]]] = defaultdict(
+            lambda: defaultdict(lambda: defaultdict(list))
+        )
+        first_s: dict[str, float] = {}
+        last_s: dict[str, float] = {}
+        for lane in self.timeline.lanes():
+            for place, number in enumerate(lane.jobs):
+                job = self.timeline.jobs[number]
+                start_s, end_s = lane.starts_s[place], lane.ends_s[place]
+                lengths_s[job][lane.kinds[place]][lane.name].append(end_s - start_s)
+                first_s[job] = min(first_s.get(job, start_s), start_s)
+                last_s[job] = max(last_s.get(job, end_s), end_s)
+        rows = {
+            job: _job_row(job, by_kind, first_s[job], last_s[job])
+            for job, by_kind in lengths_s.items()
+        }
+        for name, folder in self._folders.items():
+            curves = read_curves(_run_folder(folder) / "metrics.jsonl")
+            job = next((job for job in rows if job.rpartition("/")[2] == name), name)
+            row = rows.setdefault(job, _empty_row(job))
+            row["folder"] = folder
+            if curves:
+                row |= {"iteration": len(curves["step"]), "reward": curves.get("reward", [])[-1:]}
+                row["reward"] = row["reward"][0] if row["reward"] else None
+        return rows
+
+    # ---- what is shown ----
+    def snapshot(self, viewer: Viewer) -> dict[str, Any]:
+        lanes = self.timeline.lanes()
+        return {
+            "now_s": round(self._end_s, 3),
+            "title": self._name,
+            "jobs": [_public(row) for row in self._jobs.values()],
+            "problems": [],
+            "models": [],
+            "pools": {},
+            "nodes": [],
+            "weights": [],
+            "gauges": {"lanes": len(lanes)},
+            "plans": any(_planned_job(row) is not None for row in self._jobs.values()),
+        }
+
+    def _row(self, job: str) -> dict[str, Any]:
+        if job not in self._jobs:
+            raise NotFoundError(f"job: {job[:200]!r} is not in this recording")
+        return self._jobs[job]
+
+    async def job(self, viewer: Viewer, job: str) -> dict[str, Any]:
+        row = self._row(job)
+        facts = _public(row) | {"turns_live": [], "checkpoints": [], "curves": {}}
+        if (folder := row.get("folder")) is not None:
+            run = _run_folder(folder)
+            facts["curves"] = read_curves(run / "metrics.jsonl")
+            kept = read_json(run, "checkpoint")
+            if kept:
+                path = str(kept.get("state_path"))
+                facts["checkpoints"] = [{"path": path, "kind": "state", "step": kept["steps_done"]}]
+        return facts
+
+    def logs(self, viewer: Viewer, job: str, place: int) -> dict[str, Any]:
+        folder = self._row(job).get("folder")
+        if folder is None:
+            return {"text": "", "place": 0, "over": True}
+        place, said = DriverFiles(folder).read_log(place, _LOG_BYTES)
+        return {"text": said.decode(errors="replace"), "place": place, "over": True}
+
+    def stop(self, viewer: Viewer, job: str) -> dict[str, Any]:
+        raise RefusedError("this is a recording: nothing runs that could be stopped or resumed")
+
+    resume = stop
+
+    def planned(self, viewer: Viewer) -> PlannedFleet:
+        jobs = [_planned_job(row) for row in self._jobs.values()]
+        known = tuple(job for job in jobs if job is not None)
+        if not known:
+            raise RefusedError("this recording has no job that both rolls out and trains")
+        names = [lane.pool for lane in self.timeline.lanes()]
+        train = sum(name.startswith("train") for name in names)
+        return PlannedFleet(max(len(names) - train, 1), max(train, 1), jobs=known)
+
+
+def _find(run: Path) -> tuple[Path | None, dict[str, Path]]:
+    """The trace of a run, if it has one, and its jobs' folders by name."""
+    if run.is_file():
+        return run, {}
+    if not run.is_dir():
+        fix = "must be a trace, or the folder of a demo, a service or a training run"
+        raise ConfigError.of("RUN", str(run), fix)
+    traces = [path for path in (run / "timeline.json", run / "service" / "timeline.json")
+              if path.is_file()] or sorted((run / "timelines").glob("*.json"))[-1:]  # fmt: skip
+    folders = {
+        folder.name: folder
+        for place in (run / "jobs", run / "service" / "jobs")
+        for folder in _driver_folders(place)
+    }
+    if (run / "metrics.jsonl").is_file():
+        folders[run.name] = run
+    if not traces and not folders:
+        fix = "holds no timeline.json, no jobs and no metrics.jsonl"
+        raise ConfigError.of("RUN", str(run), fix)
+    return (traces[0] if traces else None), folders
+
+
+def _driver_folders(place: Path) -> list[Path]:
+    """Folders of drivers, wherever below: a job's name may have its tenant before it."""
+    found = [path.parent for path in (*place.glob("*/run"), *place.glob("*/*/run"))]
+    return sorted(found)
+
+
+def _run_folder(folder: Path) -> Path:
+    return folder / "run" if (folder / "run").is_dir() else folder
+
+
+def _empty_row(job: str) -> dict[str, Any]:
+    return {"job": job, "stage": "recorded", "reason": "", "iterations_done": 0, "device_s": 0.0}
+
+
+def _job_row(
+    job: str, by_kind: dict[int, dict[str, list[float]]], first_s: float, last_s: float
+) -> dict[str, Any]:
+    def wall_s(kind: int) -> float:
+        """On the lane that did most of it: the others did the same at the same time."""
+        return max((sum(one) for one in by_kind.get(kind, {}).values()), default=0.0)
+
+    def typical(kind: int) -> tuple[float, int]:
+        lanes = by_kind.get(kind, {})
+        every = [length for one in lanes.values() for length in one]
+        return (statistics.median(every) if every else 0.0), len(lanes)
+
+    parts = {name: wall_s(kind) for kind, name in enumerate(KINDS) if name != "fault"}
+    spent_s = sum(parts.values())
+    rollout_s, rollout_lanes = typical(ROLLOUT)
+    train_s, train_lanes = typical(TRAIN)
+    trained = by_kind.get(TRAIN, {})
+    done = max((len(one) for one in trained.values()), default=0)
+    used_s = sum(sum(one) for lanes in by_kind.values() for one in lanes.values())
+    breakdown = {name: round(s, 1) for name, s in parts.items() if s}
+    return _empty_row(job) | {
+        "iterations_done": done,
+        "device_s": round(used_s, 1),
+        "began_s": round(first_s, 1),
+        "age_s": round(last_s - first_s, 1),
+        "breakdown": breakdown | {"queued": round(max(last_s - first_s - spent_s, 0.0), 1)},
+        "lengths": (rollout_s, train_s, rollout_lanes, train_lanes),
+    }
+
+
+def _public(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in ("folder", "lengths")}
+
+
+def _planned_job(row: dict[str, Any]) -> PlannedJob | None:
+    rollout_s, train_s, *_ = row.get("lengths", (0.0, 0.0))
+    if rollout_s <= 0 or train_s <= 0:
+        return None
+    return PlannedJob(row["job"], rollout_s, train_s, sync_s=0.0, slo=_DEFAULT_SLO)

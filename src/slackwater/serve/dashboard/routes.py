@@ -1,0 +1,299 @@
+"""The dashboard over HTTP: its pages, logins, figures once a second, and what a person may change.
+
+A login trades a key for a cookie that no script can read and that no other site's request carries
+(`HttpOnly`, `SameSite=Strict`). What changes something is a POST from the same origin with the
+session's token. Pages load nothing from elsewhere and run no inline script, so a job's name is text
+whatever it holds.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from importlib import resources
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import RedirectResponse, Response, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from slackwater.model.errors import NotFoundError
+from slackwater.model.ids import TenantId
+from slackwater.serve.dashboard.browser_sessions import BrowserSession, BrowserSessions, Viewer
+from slackwater.serve.dashboard.source import DashboardSource
+from slackwater.serve.dashboard.what_if import Change, Planner
+from slackwater.serve.http.errors import ForbiddenError, UnauthorizedError
+from slackwater.timeline.lanes import TimelineWindow
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "x-frame-options": "DENY",
+}
+TYPES = {
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+_EVERY_S = 1.0
+_COST_SHARE = 0.01  # of a core that one audience's figures may take, however large the fleet
+_OVERVIEW_EVERY_S = 5.0
+
+Job = Annotated[str, Query(max_length=200)]
+Place = Annotated[int, Query(ge=-(1 << 53), le=1 << 53)]
+Seconds = Annotated[float, Query(ge=-1e9, le=1e9, allow_inf_nan=False)]
+
+
+class LoginBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    key: Annotated[str, Field(max_length=500)]
+
+
+class ChangeBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    rollout_nodes: Annotated[int, Field(ge=-4096, le=4096)] = 0
+    train_nodes: Annotated[int, Field(ge=-4096, le=4096)] = 0
+    without_spot: bool = False
+    slo: Annotated[float, Field(ge=1, le=100)] | None = None
+
+
+class FigureCache:
+    """Encoded figures for all viewers alike, made again once a second, or less often where that
+    would take more than a hundredth of a core.
+    """
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._kept: dict[Any, tuple[float, bytes]] = {}
+
+    def get(self, key: Any, make: Callable[[], Any]) -> bytes:
+        now_s = time.monotonic()
+        kept = self._kept.get(key)
+        if kept is None or now_s >= kept[0]:
+            began_s = time.thread_time()
+            encoded = msgspec.json.encode(make())
+            cost_s = time.thread_time() - began_s
+            kept = (now_s + max(self._every_s, cost_s / _COST_SHARE), encoded)
+            self._kept[key] = kept
+        return kept[1]
+
+
+class Dashboard:
+    """What the routes share: the source, logins, and figures made for all viewers of a kind."""
+
+    def __init__(self, source: DashboardSource) -> None:
+        self.source = source
+        self.sessions = BrowserSessions(time.monotonic)
+        self.figures = FigureCache(0.9 * _EVERY_S)
+        self.overviews = FigureCache(_OVERVIEW_EVERY_S)
+        self.planner = Planner()
+
+    # Async, so that they need no thread.
+    async def session(self, request: Request) -> BrowserSession:
+        _refuse_other_sites(request)
+        found = self.sessions.find(_token(request))
+        if found is None:
+            raise UnauthorizedError("session: none, or it has expired; log in with an API key")
+        return found
+
+    async def viewer(self, request: Request) -> Viewer:
+        return (await self.session(request)).viewer
+
+    async def changer(self, request: Request) -> Viewer:
+        """Who may change something: the token shows that our page asks, not another site's."""
+        session = await self.session(request)
+        if not secrets.compare_digest(request.headers.get("x-csrf-token", ""), session.csrf):
+            raise ForbiddenError("x-csrf-token: is not this session's; reload the dashboard")
+        return session.viewer
+
+    def seen_by(self, viewer: Viewer) -> Callable[[str], bool] | None:
+        """Which jobs' spans are drawn; None: all."""
+        return None if viewer.is_operator else lambda job: self.source.sees(viewer, job)
+
+    async def stream(self, token: str, session: BrowserSession) -> AsyncIterator[bytes]:
+        """Figures once a second until the session ends, or the service."""
+        viewer, sent = session.viewer, b""
+        while not self.source.is_closing() and self.sessions.find(token) is session:
+            made = self.figures.get(_audience(viewer), lambda: self.source.snapshot(viewer))
+            yield b": same\n\n" if made is sent else b"event: snapshot\ndata: %b\n\n" % made
+            sent = made
+            await asyncio.sleep(_EVERY_S)
+        yield b"event: end\ndata: {}\n\n"
+
+
+def dashboard_routes(source: DashboardSource) -> APIRouter:
+    """All of it below `/dashboard`; none of it is in the API's document, which clients read."""
+    router, dashboard = APIRouter(prefix="/dashboard", include_in_schema=False), Dashboard(source)
+    for routes in (_add_pages, _add_logins, _add_figures, _add_changes):
+        routes(router, dashboard)
+    return router
+
+
+def _add_pages(router: APIRouter, dashboard: Dashboard) -> None:
+    pages = resources.files("slackwater.serve.dashboard") / "static"
+
+    def file(name: str) -> Response:
+        if name not in _NAMES:
+            raise NotFoundError(f"no such file: {name[:100]!r}")
+        kind = TYPES[name.rpartition(".")[2]]
+        headers = HEADERS | {"cache-control": "no-cache"}
+        return Response((pages / name).read_bytes(), media_type=kind, headers=headers)
+
+    @router.get("/")
+    async def slash() -> Response:
+        return RedirectResponse("/dashboard")
+
+    @router.get("")
+    async def page() -> Response:
+        return file("index.html")
+
+    @router.get("/static/{name}")
+    async def static(name: str) -> Response:
+        return file(name)
+
+
+def _add_logins(router: APIRouter, dashboard: Dashboard) -> None:
+    @router.post("/api/login")
+    async def login(request: Request, body: LoginBody) -> Response:
+        _refuse_other_sites(request)
+        viewer = dashboard.source.viewer(body.key.strip())
+        if viewer is None:
+            raise UnauthorizedError(
+                "key: not known here; take one that `slackwater up` printed, not a job's"
+            )
+        token, session = dashboard.sessions.begin(viewer)
+        response = _json(_session_facts(dashboard.source, session))
+        response.set_cookie(
+            _cookie_name(request),
+            token,
+            path="/dashboard",
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+        return response
+
+    @router.get("/api/session")
+    async def session(found: Annotated[BrowserSession, Depends(dashboard.session)]) -> Response:
+        return _json(_session_facts(dashboard.source, found))
+
+    @router.post("/api/logout", dependencies=[Depends(dashboard.changer)])
+    async def logout(request: Request) -> Response:
+        dashboard.sessions.end(_token(request))
+        response = _json({})
+        response.delete_cookie(_cookie_name(request), path="/dashboard")
+        return response
+
+
+def _add_figures(router: APIRouter, dashboard: Dashboard) -> None:
+    source = dashboard.source
+    viewing = Annotated[Viewer, Depends(dashboard.viewer)]
+
+    @router.get("/api/events")
+    async def events(
+        request: Request, found: Annotated[BrowserSession, Depends(dashboard.session)]
+    ) -> Response:
+        headers = HEADERS | {"cache-control": "no-store", "x-accel-buffering": "no"}
+        stream = dashboard.stream(_token(request), found)
+        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+
+    @router.get("/api/timeline")
+    async def timeline(
+        viewer: viewing,
+        start: Seconds,
+        end: Seconds,
+        width: Annotated[int, Query(ge=10, le=8000)] = 1200,
+        first: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
+        count: Annotated[int, Query(ge=0, le=400)] = 60,
+    ) -> Response:
+        window = TimelineWindow(start, max(end, start + 1e-3), width, first, count)
+        return _json(source.timeline.window(window, source.now_s(), dashboard.seen_by(viewer)))
+
+    @router.get("/api/overview")
+    async def overview(viewer: viewing) -> Response:
+        def make() -> Any:
+            return source.timeline.overview(source.now_s(), dashboard.seen_by(viewer))
+
+        return _encoded(dashboard.overviews.get(_audience(viewer), make))
+
+    @router.get("/api/job")
+    async def job(viewer: viewing, job: Job) -> Response:
+        return _json(await source.job(viewer, job))
+
+    @router.get("/api/logs")
+    async def logs(viewer: viewing, job: Job, place: Place = -65536) -> Response:
+        return _json(source.logs(viewer, job, place))
+
+
+def _add_changes(router: APIRouter, dashboard: Dashboard) -> None:
+    source = dashboard.source
+    changing = Annotated[Viewer, Depends(dashboard.changer)]
+
+    @router.post("/api/stop")
+    async def stop(viewer: changing, job: Job) -> Response:
+        return _json(source.stop(viewer, job))
+
+    @router.post("/api/resume")
+    async def resume(viewer: changing, job: Job) -> Response:
+        return _json(source.resume(viewer, job))
+
+    @router.post("/api/what-if")
+    async def what_if(viewer: changing, body: ChangeBody) -> Response:
+        fleet = source.planned(viewer)
+        return _json(await dashboard.planner.compare(fleet, Change(**body.model_dump())))
+
+
+_NAMES = frozenset(
+    {
+        *("index.html", "style.css", "icon.svg", "uPlot.esm.js", "uPlot.min.css"),
+        *("main.js", "dom.js", "fleet.js", "timeline.js", "job.js", "what_if.js"),
+    }
+)
+
+
+def _session_facts(source: DashboardSource, session: BrowserSession) -> dict[str, Any]:
+    viewer = session.viewer
+    return {
+        "mode": source.mode,
+        "tenant": viewer.tenant,
+        "operator": viewer.is_operator,
+        "csrf": session.csrf,
+    }
+
+
+def _cookie_name(request: Request) -> str:
+    """Browsers send a host's cookies to all of its ports: two services must not share a name."""
+    return f"slackwater_{request.url.port or 0}"
+
+
+def _token(request: Request) -> str:
+    return request.cookies.get(_cookie_name(request), "")
+
+
+def _audience(viewer: Viewer) -> TenantId | None:
+    """Viewers who see the same; None: operators."""
+    return None if viewer.is_operator else viewer.tenant
+
+
+def _refuse_other_sites(request: Request) -> None:
+    """`HostCheck` refuses other origins' POSTs; this also keeps their pages from embedding us."""
+    if request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+        raise ForbiddenError("sec-fetch-site: another site's page may not call the dashboard")
+
+
+def _json(found: Any) -> Response:
+    return _encoded(msgspec.json.encode(found))
+
+
+def _encoded(body: bytes) -> Response:
+    headers = HEADERS | {"cache-control": "no-store"}
+    return Response(body, media_type="application/json", headers=headers)

@@ -1,0 +1,136 @@
+// The fleet: what runs where, who waits and why, how much of every SLO is left.
+
+import { bar, card, count, fill, h, jobColor, panel, percent, pill, seconds, shortJob, table } from "./dom.js";
+import { Timeline } from "./timeline.js";
+
+const OVER = ["finished", "failed", "stopped", "refused"];
+
+export class FleetView {
+  constructor(place, context) {
+    this.context = context;
+    this.cards = h("div", { class: "cards" });
+    this.filter = h("input", { type: "search", placeholder: "Find a job", "aria-label": "Find a job", oninput: () => this.update(this.snapshot) });
+    this.jobs = h("div", {});
+    this.side = h("div", { class: "side" });
+    const lanes = h("div", {});
+    this.jobsTitle = h("span", { class: "note" });
+    fill(place, this.cards,
+      h("section", { class: "panel wide" }, h("header", {}, h("h2", {}, "Timeline")), lanes),
+      h("div", { class: "columns" },
+        h("section", { class: "panel" }, h("header", {}, h("h2", {}, "Jobs"), this.jobsTitle, h("span", { class: "grow" }), this.filter), this.jobs), this.side));
+    this.timeline = new Timeline(lanes, { live: context.session.mode === "live", open: (job) => context.go("job", job) });
+  }
+
+  close() { this.timeline.close(); }
+
+  update(snapshot) {
+    this.snapshot = snapshot;
+    this.timeline.setNow(snapshot.now_s);
+    fill(this.cards, cards(snapshot, this.before, this.context.session.mode));
+    this.before ??= snapshot;
+    if (snapshot.now_s - this.before.now_s > 5) this.before = snapshot;
+    const wanted = this.filter.value.toLowerCase();
+    const shown = snapshot.jobs.filter((row) => row.job.toLowerCase().includes(wanted)).sort((a, b) => OVER.includes(a.stage) - OVER.includes(b.stage));
+    this.jobsTitle.textContent = `${snapshot.jobs.length}`;
+    if (!shown.some((row) => row.job === this.pointed)) this.pointed = null;
+    if (!this.pointed) fill(this.jobs, this.jobTable(shown));
+    fill(this.side, sidePanels(snapshot));
+  }
+
+  jobTable(rows) {
+    const live = this.context.session.mode === "live";
+    const colors = new Map((this.timeline.data?.jobs ?? []).map((job, at) => [job, at]));
+    const columns = live ? ["job", "stage", "iteration", ">reward", "slowdown / bound", ">device time", "now"] : ["job", ">iterations", ">reward", "time", ">device time", ">began"];
+    const cells = (row) => live
+      ? [name(row, colors), pill(row.stage), iterations(row), row.reward?.toFixed(3), budget(row), seconds(row.device_s), now(row)]
+      : [name(row, colors), row.iterations_done || row.iteration, row.reward?.toFixed(3), split(row.breakdown), seconds(row.device_s), seconds(row.began_s)];
+    return table(columns, rows.slice(0, 200).map((row) => ({
+      cells: cells(row),
+      props: { class: "link", tabindex: "0", "data-job": row.job, onclick: () => this.context.go("job", row.job), onkeydown: (event) => { if (event.key === "Enter") this.context.go("job", row.job); } },
+    })), "No job yet: submit one with slackwater job submit, or train with any client.");
+  }
+}
+
+const name = (row, colors) => h("span", { class: "job" }, h("i", { color: colors.has(row.job) ? jobColor(colors.get(row.job), "train") : "transparent" }), row.name ?? shortJob(row.job));
+
+function iterations(row) {
+  const done = row.iteration ?? row.iterations_done ?? 0;
+  return row.iterations ? h("span", { class: "progress" }, bar(done / row.iterations, "train"), `${done}/${row.iterations}`) : String(done);
+}
+
+// How much of the tolerated slowdown is used up.
+export function budget(row) {
+  if (!row.bound) return h("span", { class: "faint" }, "no SLO");
+  if (row.slowdown === null || row.slowdown === undefined) return h("span", { class: "faint" }, `– / ${row.bound.toFixed(2)}`);
+  const used = (row.slowdown - 1) / Math.max(row.bound - 1, 1e-9);
+  return h("span", { class: "progress" }, bar(used, used > 1 ? "bad" : used > 0.8 ? "warn" : "good"), `${row.slowdown.toFixed(2)} / ${row.bound.toFixed(2)}`);
+}
+
+function now(row) {
+  if (row.why) return h("span", { class: "why" }, row.why);
+  if (row.phase) return h("span", { class: `phase ${row.phase}` }, `${row.phase} for ${seconds(row.holds_s)}`);
+  return OVER.includes(row.stage) || row.stage === "profiling" ? h("span", { class: "faint" }, row.reason) : "";
+}
+
+export function split(parts) {
+  const total = Object.values(parts ?? {}).reduce((sum, value) => sum + value, 0);
+  if (!total) return h("span", { class: "faint" }, "–");
+  return h("span", { class: "split" }, Object.entries(parts).map(([part, value]) => h("i", { class: part, width: `${100 * value / total}%`, title: `${part}: ${seconds(value)} (${percent(value / total)})` })));
+}
+
+function cards(snapshot, before, mode) {
+  const { jobs, gauges } = snapshot;
+  if (mode !== "live") {
+    const used = jobs.reduce((sum, row) => sum + (row.device_s ?? 0), 0);
+    return [card("recording", snapshot.title, seconds(snapshot.now_s)), card("jobs", String(jobs.length)), card("lanes", String(gauges.lanes)),
+      card("busy", percent(used / Math.max(gauges.lanes * snapshot.now_s, 1e-9)), "of all lanes' time")];
+  }
+  const waits = jobs.filter((row) => row.waits_s !== undefined && row.waits_s !== null || row.stage === "held").length;
+  const running = jobs.filter((row) => !OVER.includes(row.stage)).length;
+  const atRisk = jobs.filter((row) => row.bound && row.slowdown > row.bound && !OVER.includes(row.stage)).length;
+  const made = [card("jobs", String(running), `${waits} wait`)];
+  const pools = Object.entries(snapshot.pools ?? {});
+  for (const [pool, use] of pools) made.push(card(`${pool} nodes`, percent(use.utilisation), `${use.busy} of ${use.nodes} busy now`));
+  if (!pools.length) made.push(card("engines", String(gauges.engines ?? 0), `${gauges.trainers ?? 0} trainers`));
+  made.push(card("turns", count((gauges.rollout_live_turns ?? 0) - (gauges.rollout_waiting_turns ?? 0)), `${count(gauges.rollout_waiting_turns ?? 0)} wait`));
+  const tokens = (of) => of.jobs.reduce((sum, row) => sum + (row.tokens ?? 0), 0);
+  const passed = before ? snapshot.now_s - before.now_s : 0;
+  if (passed > 0.5) made.push(card("tokens / s", count(Math.round(Math.max(tokens(snapshot) - tokens(before), 0) / passed))));
+  made.push(card("training ops", count(gauges.waiting_operations ?? 0), "wait"));
+  made.push(card("past their SLO", String(atRisk), "jobs", atRisk ? "bad" : "good"));
+  return made;
+}
+
+function sidePanels(snapshot) {
+  const found = [];
+  if (snapshot.nodes.length) {
+    const rows = snapshot.nodes.slice(0, 60).map((row) => [row.node, row.job ? h("span", {}, shortJob(row.job), " ", h("span", { class: `phase ${row.phase}` }, row.phase)) : h("span", { class: "faint" }, row.tail ? `tail of ${shortJob(row.tail)}` : "idle"), seconds(row.since_s), h("span", { class: "progress" }, bar(row.utilisation, "train"), percent(row.utilisation))]);
+    found.push(panel("Who holds what", `${snapshot.permits ? `${count(snapshot.permits.switches)} switches` : ""}`, table(["node", "held by", ">for", "used"], rows, "")));
+  }
+  const waiting = snapshot.jobs.filter((row) => row.why && !OVER.includes(row.stage));
+  if (waiting.length) found.push(panel("Why others wait", "", h("ul", { class: "waits" }, waiting.slice(0, 20).map((row) => h("li", {}, h("b", {}, row.name ?? shortJob(row.job)), " ", row.why)))));
+  if (snapshot.capacity) found.push(capacity(snapshot));
+  if (snapshot.serving) found.push(serving(snapshot.serving));
+  if (snapshot.weights.length) {
+    const rows = snapshot.weights.slice(0, 20).map((row) => [h("span", { title: row.version }, row.job ? shortJob(row.job) : row.model), `#${row.number}`, row.offered, row.pulling || "", row.turns || ""]);
+    found.push(panel("Weight versions", "newest of each model", table(["job", "version", ">held by", ">pulling", ">turns"], rows, "")));
+  }
+  if (snapshot.actions && (snapshot.actions.live.length || snapshot.gauges.sandboxes)) {
+    const rows = snapshot.actions.live.map((row) => [shortJob(row.job), row.command, pill(row.state), seconds(row.age_s)]);
+    found.push(panel("Actions", `${snapshot.gauges.actions_running} run, ${snapshot.gauges.actions_waiting} wait`, table(["job", "command", "state", ">age"], rows, "No action runs.")));
+  }
+  return found;
+}
+
+function capacity(snapshot) {
+  const rows = Object.entries(snapshot.capacity).map(([kind, states]) => [h("span", { class: `kind ${kind}` }, kind), Object.entries(states).map(([state, many]) => h("span", { class: `pill ${state}` }, `${many} ${state}`))]);
+  const lent = Object.entries(snapshot.serving?.lent ?? {}).map(([worker, job]) => h("li", {}, `${worker} is lent to ${shortJob(job)}`));
+  return panel("Capacity", "dedicated, spot and borrowed engines", table(["kind", "engines"], rows, "No engine has joined."), lent.length ? h("ul", { class: "waits" }, lent) : null);
+}
+
+function serving(served) {
+  const minutes = served.minutes.slice(-60);
+  const met = minutes.length ? minutes.reduce((sum, one) => sum + (one.attainment ?? one.met ?? 1), 0) / minutes.length : 1;
+  const left = Math.max(1 - (1 - met) / Math.max(1 - served.slo.share, 1e-9), 0);
+  return panel("Serving SLO", served.model, h("div", { class: "cards small" }, card("met", percent(met), `wanted: ${percent(served.slo.share)}`), card("error budget", percent(left), "left of the last hour", left < 0.2 ? "bad" : "good")));
+}

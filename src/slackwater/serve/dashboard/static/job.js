@@ -1,0 +1,145 @@
+// One job: its curves, where its time goes, its slowest trajectories, checkpoints and logs.
+
+import { ask, card, count, fill, h, panel, percent, pill, seconds, shortJob, table } from "./dom.js";
+import { budget, split } from "./fleet.js";
+import { Timeline } from "./timeline.js";
+import uPlot from "./uPlot.esm.js";
+
+const OVER = ["finished", "failed", "stopped", "refused"];
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+export class JobView {
+  constructor(place, job, context) {
+    Object.assign(this, { job, context, charts: new Map(), logPlace: -65536 });
+    this.head = h("div", { class: "jobhead" });
+    this.buttons = h("span", { class: "buttons" });
+    this.said = h("p", { class: "error", role: "alert", hidden: true });
+    this.cards = h("div", { class: "cards" });
+    this.curves = h("div", { class: "curves" });
+    this.parts = h("div", {});
+    this.turns = h("div", {});
+    this.checkpoints = h("div", {});
+    this.log = h("pre", { class: "log", tabindex: "0", "aria-label": "Log" });
+    const lanes = h("div", {});
+    fill(place, this.head, this.said, this.cards, this.curves,
+      panel("Where its time goes", null, this.parts), h("section", { class: "panel wide" }, h("header", {}, h("h2", {}, "On the timeline")), lanes),
+      panel("Log", null, this.log),
+      h("div", { class: "columns even" }, panel("Slowest trajectories", "under way now", this.turns), panel("Checkpoints", null, this.checkpoints)));
+    this.timeline = new Timeline(lanes, { live: context.session.mode === "live", only: job, open: (other) => context.go("job", other) });
+    this.timer = setInterval(() => this.load(), context.session.mode === "live" ? 2000 : 3_600_000);
+    this.load();
+  }
+
+  close() { clearInterval(this.timer); this.timeline.close(); for (const chart of this.charts.values()) chart.destroy(); }
+
+  update(snapshot) {
+    this.timeline.setNow(snapshot.now_s);
+    const row = snapshot.jobs.find((one) => one.job === this.job);
+    if (row) { this.row = row; this.showHead(); }
+  }
+
+  async load() {
+    try {
+      this.facts = await ask(`job?job=${encodeURIComponent(this.job)}`);
+    } catch (error) { this.say(error.message); return; }
+    this.showHead(); this.showCurves(); this.showParts(); this.showTurns(); this.showCheckpoints();
+    this.loadLog();
+  }
+
+  say(text) { this.said.textContent = text; this.said.hidden = !text; }
+
+  showHead() {
+    const row = { ...this.row, ...this.facts, ...this.row };
+    const live = this.context.session.mode === "live", over = OVER.includes(row.stage);
+    fill(this.head, h("a", { href: "#fleet", class: "back" }, "← Fleet"), h("h1", {}, row.name ?? shortJob(this.job)), row.stage ? pill(row.stage) : null,
+      h("span", { class: "note" }, row.why || row.reason || ""), h("span", { class: "grow" }), this.buttons);
+    if (live && row.stage !== this.stage) {
+      this.stage = row.stage;
+      const act = (what, text, kind) => h("button", { class: kind, onclick: (event) => this.act(what, event.target) }, text);
+      fill(this.buttons, over ? (row.stage === "finished" ? null : act("resume", "Resume", "good")) : act("stop", "Stop", "bad"));
+    }
+    const done = row.iteration ?? row.iterations_done ?? 0;
+    fill(this.cards, card("iteration", row.iterations ? `${done} / ${row.iterations}` : String(done), row.recipe ?? ""),
+      row.reward === undefined || row.reward === null ? null : card("reward", row.reward.toFixed(3)),
+      live ? h("div", { class: "card" }, h("span", { class: "name" }, "slowdown / bound"), budget(row), h("span", { class: "detail" }, row.slo ? `SLO ${row.slo}` : "")) : null,
+      card("device time", seconds(row.device_s), row.engine_s === undefined ? "" : `${seconds(row.engine_s)} engines, ${seconds(row.trainer_s)} trainers`),
+      row.tokens === undefined ? null : card("tokens", count(row.tokens), `${count(row.turns)} turns`),
+      row.switches === undefined ? null : card("switches", String(row.switches)),
+      row.crashes ? card("crashes", String(row.crashes), "", "bad") : null, card("age", seconds(row.age_s)));
+  }
+
+  async act(what, button) {
+    button.disabled = true;
+    this.say("");
+    try {
+      await ask(`${what}?job=${encodeURIComponent(this.job)}`, { post: true });
+    } catch (error) { this.say(error.message); }
+    this.stage = null;
+    await this.load();
+  }
+
+  showCurves() {
+    const curves = this.facts.curves ?? {}, steps = curves.step;
+    if (!steps?.length) { if (!this.charts.size) fill(this.curves, h("p", { class: "empty" }, "No curves: this job's driver is not the service's, or has not finished a step.")); return; }
+    if (!this.charts.size) fill(this.curves);
+    const wanted = [["reward", ["reward", "reward/best"]], ["loss", ["optim/loss"]], ["seconds per iteration", ["time/sample_s", "time/train_s"]], ["tokens per answer", ["answer/tokens"]]];
+    for (const [title, names] of wanted) {
+      const shown = names.filter((name) => curves[name]?.some((value) => value !== null));
+      if (!shown.length) continue;
+      const data = [steps, ...shown.map((name) => curves[name])];
+      const chart = this.charts.get(title);
+      if (chart) chart.setData(data);
+      else this.charts.set(title, this.chart(title, shown, data));
+    }
+  }
+
+  chart(title, names, data) {
+    const place = h("figure", {}, h("figcaption", {}, title));
+    this.curves.append(place);
+    const axis = { stroke: css("--muted"), grid: { stroke: css("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
+    const colors = [css("--accent"), css("--train"), css("--rollout")];
+    return new uPlot({
+      width: Math.max(place.clientWidth - 12, 200), height: 170, legend: { live: true }, cursor: { y: false },
+      scales: { x: { time: false } }, axes: [{ ...axis, size: 24 }, { ...axis, size: 46 }],
+      series: [{ label: "step" }, ...names.map((name, at) => ({ label: name, stroke: colors[at], width: 1.6, points: { show: data[0].length < 12 }, fill: names.length === 1 ? css("--area") : undefined }))],
+    }, data, place);
+  }
+
+  showParts() {
+    const parts = this.facts.breakdown ?? {}, total = Object.values(parts).reduce((sum, value) => sum + value, 0);
+    fill(this.parts, total ? [h("div", { class: "large" }, split(parts)), h("div", { class: "legend" }, Object.entries(parts).filter(([, value]) => value).map(([part, value]) => h("span", { class: `key ${part}` }, h("i", {}), `${part} ${seconds(value)} (${percent(value / total)})`)))] : h("p", { class: "empty" }, "Nothing was seen of it since the service started."));
+  }
+
+  showTurns() {
+    const rows = (this.facts.turns_live ?? []).map((turn) => [h("span", { title: turn.trajectory }, turn.trajectory.slice(0, 10)), seconds(turn.age_s), seconds(turn.waited_s), `${turn.tokens}/${turn.limit}`, turn.moves || "", turn.instance ?? "waits", tokens(turn)]);
+    fill(this.turns, table(["trajectory", ">age", ">waited", ">tokens", ">moves", "engine", "last tokens"], rows, "No trajectory is under way."));
+  }
+
+  showCheckpoints() {
+    const rows = (this.facts.checkpoints ?? []).map((one) => [h("code", {}, one.path), one.kind, one.bytes === undefined ? `step ${one.step}` : count(one.bytes)]);
+    fill(this.checkpoints, table(["path", "kind", ">bytes"], rows, "No checkpoint yet."));
+  }
+
+  async loadLog() {
+    if (this.facts.run === undefined && this.context.session.mode === "live") { this.log.textContent = "Its driver runs elsewhere, so its output is there too."; return; }
+    try {
+      const found = await ask(`logs?job=${encodeURIComponent(this.job)}&place=${this.logPlace}`);
+      this.logPlace = found.place;
+      if (!found.text && !this.log.textContent) this.log.textContent = "";
+      if (found.text) {
+        const atEnd = this.log.scrollTop + this.log.clientHeight >= this.log.scrollHeight - 8;
+        this.log.append(found.text);
+        while (this.log.childNodes.length > 200) this.log.firstChild.remove();
+        if (atEnd) this.log.scrollTop = this.log.scrollHeight;
+      }
+    } catch (error) { if (!this.log.textContent) this.log.textContent = error.message; }
+  }
+}
+
+// Tokens shaded by their log-probability: what surprised the model stands out.
+function tokens(turn) {
+  return h("span", { class: "tokens" }, turn.last_tokens.map((token, at) => {
+    const likely = Math.exp(turn.last_logprobs[at] ?? 0);
+    return h("i", { class: likely > 0.5 ? "likely" : likely > 0.1 ? "unsure" : "unlikely", title: `token ${token}, log-prob ${turn.last_logprobs[at]}` });
+  }));
+}
